@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-_ABSENT = "not given"
 _SHORT = 40  # characters of a value in a message
 
 
@@ -43,37 +42,34 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if len({json.dumps(config.get(name)) for config in configs}) > 1]
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], growing: Collection[str] = ()) -> list[str]:
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], growing: Collection[str] = ()) -> list[str]:
     """How two configs differ, one text per setting: `--lr: 4e-3 -> 2e-3`.
 
     Settings in `growing` may increase: a larger number, or a list with more values at its end.
     """
-    flat = [flatten(before), flatten(now)]
-    absent = dict.fromkeys(itertools.chain(*flat), _ABSENT)
+    flat = [flatten(old), flatten(new)]
+    absent = dict.fromkeys(itertools.chain(*flat), "not given")
     old, new = (absent | config for config in flat)
-    return [
-        _change(name, old[name], new[name])
-        for name in sorted(differing([old, new]))
-        if old[name] != new[name]  # 1 and 1.0 are equal
-        and not (name in growing and _increased(old[name], new[name]))
-    ]
-
-
-def _increased(before: Any, now: Any) -> bool:
-    if isinstance(before, list):
-        return isinstance(now, list) and now[: len(before)] == before
-    return isinstance(before, int) and isinstance(now, int) and now > before
-
-
-def _change(name: str, before: Any, now: Any) -> str:
-    """`name: before -> now`; for long lists, the first position that differs."""
-    if isinstance(before, list) and isinstance(now, list) and max(map(len, map(str, (before, now)))) > _SHORT:
-        place = next((i for i, pair in enumerate(zip(before, now, strict=False)) if pair[0] != pair[1]), None)
-        if place is None:
-            return f"{name}: {len(before)} values -> {len(now)}"
-        name, before, now = f"{name}[{place}]", before[place], now[place]
-    texts = []
-    for value in (before, now):
-        text = (value or "given") if isinstance(value, str) else json.dumps(value)  # "": a flag alone
-        texts.append(text if len(text) <= _SHORT else f"{text[:12]}…")
-    return f"{name}: {' -> '.join(texts)}"
+    found = []
+    for name in sorted(differing([old, new])):
+        before, now = old[name], new[name]
+        lists = isinstance(before, list) and isinstance(now, list)
+        if lists:
+            increased = now[: len(before)] == before
+        else:
+            increased = isinstance(before, int) and isinstance(now, int) and now > before
+        if before == now or (name in growing and increased):  # 1 and 1.0 are equal
+            continue
+        if lists and max(len(str(before)), len(str(now))) > _SHORT:  # the first position that differs
+            pairs = enumerate(zip(before, now, strict=False))
+            place = next((i for i, pair in pairs if pair[0] != pair[1]), None)
+            if place is None:
+                found.append(f"{name}: {len(before)} values -> {len(now)}")
+                continue
+            name, before, now = f"{name}[{place}]", before[place], now[place]
+        texts = []
+        for value in (before, now):
+            text = (value or "given") if isinstance(value, str) else json.dumps(value)  # "": a flag alone
+            texts.append(text if len(text) <= _SHORT else f"{text[:12]}…")
+        found.append(f"{name}: {' -> '.join(texts)}")
+    return found

@@ -117,7 +117,14 @@ def locked(directory: Path, name: str = LOCK, patience: float = 0.0) -> Iterator
     descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     deadline = time.monotonic() + patience
     try:
-        while not _acquire(descriptor, directory):
+        while True:
+            try:
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
+                break
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    print(f"warning: {directory}: no locks here, run one process at a time", file=sys.stderr)
+                    break
             if time.monotonic() >= deadline:
                 who = f"another process is at work here ({_holder_of(descriptor)})"
                 raise UserError(f"{directory}: {who}; wait for it or choose another --out")
@@ -131,17 +138,6 @@ def locked(directory: Path, name: str = LOCK, patience: float = 0.0) -> Iterator
                 fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_UNLCK))
     finally:
         os.close(descriptor)
-
-
-def _acquire(descriptor: int, directory: Path) -> bool:
-    """Take the lock, unless another process has it. A file system without locks: only a warning."""
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        print(f"warning: {directory}: no locks here, run one process at a time", file=sys.stderr)
-    return True
 
 
 def patiently_locked(directory: Path, name: str = LOCK) -> AbstractContextManager[None]:

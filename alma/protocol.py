@@ -111,16 +111,10 @@ class TextOptions(StreamOptions):
         record=CHANGED,
     )
     update_multiplier: int = option(
-        1,
-        "train for X times --max-update updates in each stage",
-        at_least=1,
-        metavar="X",
-        record=CHANGED,
+        1, "train for X times --max-update updates in each stage", at_least=1, metavar="X", record=CHANGED
     )
     context_window: int = option(
-        0,
-        "evaluate each token with at least N tokens of context, where the text has them",
-        record=CHANGED,
+        0, "evaluate each token with at least N tokens of context, where the text has them", record=CHANGED
     )
     name: str | None = option(None, "label of the run in reports", metavar="TEXT", record=CHANGED)
 
@@ -138,11 +132,8 @@ def of_preset(preset: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(ANYTIME) if preset == "anytime" else {}
     if chosen.get("replay"):
         options.pop("replay_share", None)
-    if (
-        chosen.get("from_scratch")
-        or LEARNERS[chosen["learner"]].fresh
-        or chosen.get("grow_optimizer") == "reset"
-    ):
+    anew = chosen.get("from_scratch") or LEARNERS[chosen["learner"]].fresh
+    if anew or chosen.get("grow_optimizer") == "reset":
         options.pop("schedule", None)
     if {**options, **chosen}.get("schedule", SCHEDULES[0]) == SCHEDULES[0]:
         options.pop("average", None)

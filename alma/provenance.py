@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 from contextlib import suppress
 from pathlib import Path
@@ -34,21 +35,17 @@ def commit() -> str | None:
 def machine() -> dict[str, Any]:
     """Host name, CPU model, cores available to this process, memory in bytes, GPU names."""
     gpus = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    cpu = platform.machine()
+    with suppress(OSError):
+        models = re.findall(r"^model name.*?:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        cpu = models[0].strip() if models else cpu
     return {
         "hostname": platform.node(),
-        "cpu": _cpu_model(),
+        "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": gpus.splitlines() if gpus else [],
     }
-
-
-def _cpu_model() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def _output(*command: str) -> str | None:

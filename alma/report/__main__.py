@@ -1,13 +1,11 @@
 """Compare runs: a table, and on request an interactive page, Markdown, CSV and figures: `alma report`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from alma.configs import canonical
 from alma.errors import Parser, UserError, command
 from alma.files import make_directory
 from alma.help_texts import RUNS
-from alma.records import Run
 from alma.report import age_table, compare, differences
 from alma.report.files import write_report
 from alma.report.html.page import write_page
@@ -63,18 +61,6 @@ def parser() -> Parser:
     return made
 
 
-def _remarks(runs: Sequence[Run]) -> list[str]:
-    """Runs that the tables leave out, and copies that they count as repeats."""
-    same: dict[str, list[str]] = {}
-    for run in (run for run in runs if run.rows):
-        same.setdefault(canonical(run.config), []).append(str(run.directory))
-    copies = [places for places in same.values() if len(places) > 1]
-    return [
-        *(f"no rows yet: {run.directory}" for run in runs if not run.rows),
-        *(f"same settings and seed, but counted as repeats: {', '.join(places)}" for places in copies),
-    ]
-
-
 @command
 def main() -> None:
     """Entry point of `python -m alma.report`."""
@@ -107,7 +93,12 @@ def main() -> None:
         texts += [differences.titled(baseline, results).as_text()] if baseline else []
     for text in texts:
         print(text, end="\n\n")
-    remarks = [*choices, *_remarks(runs)]
+    remarks = [*choices, *(f"no rows yet: {run.directory}" for run in runs if not run.rows)]
+    same: dict[str, list[str]] = {}
+    for run in (run for run in runs if run.rows):
+        same.setdefault(canonical(run.config), []).append(str(run.directory))
+    for places in (places for places in same.values() if len(places) > 1):
+        remarks.append(f"same settings and seed, but counted as repeats: {', '.join(places)}")
     for remark in [*remarks, *lm_remarks, *missing]:
         print(remark)
     if options.html:

@@ -16,9 +16,6 @@ from typing import NamedTuple
 from alma.report.results import Result, matrix
 from alma.stages import stages
 
-Cells = tuple[tuple[float, ...], ...]
-"""Losses by row and column; NaN where there is none."""
-
 
 @dataclass(frozen=True)
 class Losses:
@@ -27,7 +24,7 @@ class Losses:
     label: str
     until: tuple[float, ...]  # per row: the newest period that the model was trained on, ascending
     periods: tuple[float, ...]  # per column, ascending, on the same axis
-    seeds: tuple[Cells, ...]
+    seeds: tuple[tuple[tuple[float, ...], ...], ...]  # losses by row and column; NaN where there is none
 
     @functools.cached_property
     def by_age(self) -> dict[float, list[tuple[int, int]]]:

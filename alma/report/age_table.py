@@ -21,7 +21,6 @@ what less training costs. Effect of age: the mean of the slopes to data to come 
 the amount of training cancels; where the past is kept, as little as half the effect on data to come. \
 Regret: {loss} above the best model of these configurations on that part: newest (age 0), next (age 1), past \
 (ages below 0)."""
-SEVERAL = " In brackets: 90% intervals over seeds."
 
 AGES: dict[str, Callable[[float], bool]] = {
     "newest": lambda age: age == 0,
@@ -93,7 +92,9 @@ def titled(rows: Sequence[Aged]) -> TitledTable:
             cells.append(interval(row.columns[name], digits))
         columns |= {name: cells} if any(cells) else {}
     loss = "loss (nats a token)" if first.metric == "perplexity" else "error (percentage points)"
-    note = NOTE.format(loss=loss) + SEVERAL * any(len(row.result.repeats) > 1 for row in rows)
+    note = NOTE.format(loss=loss)
+    if any(len(row.result.repeats) > 1 for row in rows):
+        note += " In brackets: 90% intervals over seeds."
     cells_by_row = [list(columns), *map(list, zip(*columns.values(), strict=True))]
     return TitledTable(f"Loss against age ({unit(first)}), {first.stream}", cells_by_row, note)
 
@@ -108,18 +109,6 @@ def interval(values: Sequence[float], digits: int, level: float = 0.9, sign: str
         return ""
     shown, low, high = (f"{number:{sign}.{digits}f}" for number in (mean, *ends))
     return shown if math.isnan(ends[0]) else f"{shown} [{low}, {high}]"
-
-
-def per_run(rows: Sequence[Aged]) -> dict[int, dict[str, float | None]]:
-    """The numbers of the table of each run, by its id, as columns of report.csv; errors are fractions."""
-    found = {}
-    for row in rows:
-        for i, run in enumerate(row.result.runs):
-            found[id(run)] = {
-                name.replace(", ", "_").replace("effect of age", "age_effect"): row.plain(values[i])
-                for name, values in row.columns.items()
-            }
-    return found
 
 
 def records(rows: Sequence[Aged]) -> list[dict[str, Any]]:

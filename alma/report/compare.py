@@ -67,18 +67,11 @@ TOTALS: dict[str, Measure] = {
 """Columns of unscaled sums, where {total} is CER or cumulative PPL."""
 
 
-def heading(results: Sequence[Result]) -> str:
-    """Title of the table."""
-    return f"Test {results[0].display.name} after mega-batch t, {results[0].stream}"
-
-
 def table(results: Sequence[Result]) -> Table:
     """The table of results of one metric, B and data; columns without any number are left out."""
     total, last = results[0].display.total, results[0].megabatches
-    times: Sequence[int] = range(
-        1, last + 1
-    )  # all of a short stream, else the first, the quarters and the last
-    if last > 8:
+    times: Sequence[int] = range(1, last + 1)
+    if last > 8:  # the first, the quarters and the last
         times = sorted({1, *(round(last * quarter / 4) for quarter in (1, 2, 3)), last})
     rows = []
     for result in results:
@@ -94,9 +87,8 @@ def table(results: Sequence[Result]) -> Table:
             "untrained": spread(lambda rows: rows[0]["value"], result) if 0 in result.times else "",
         }
         for t in times:
-            if t not in result.times:
-                cells[f"t={t}"] = ""
-            else:
+            cells[f"t={t}"] = ""
+            if t in result.times:
                 value = partial(lambda t, rows: rows[t]["value"], t)
                 cells[f"t={t}"] = "*" if result.waiting(t) else spread(value, result)
         for name, measure in AVERAGES.items():
@@ -122,8 +114,9 @@ def titled(results: Sequence[Result]) -> TitledTable:
         note += VALIDATED + ONE_SOURCE * (of_text and not drifts)
     if drifts:
         note += TRANSFERRED + GEOMETRIC * of_text
-    note = note.format(total=results[0].display.total, metric=results[0].metric)
-    return TitledTable(heading(results), table(results), note)
+    first = results[0]
+    title = f"Test {first.display.name} after mega-batch t, {first.stream}"
+    return TitledTable(title, table(results), note.format(total=first.display.total, metric=first.metric))
 
 
 def _waiting(results: Sequence[Result]) -> bool:

@@ -87,7 +87,16 @@ def titled(baseline: Result, results: Sequence[Result]) -> TitledTable:
 
 def _paired(one: Result, other: Result) -> tuple[Result, Result]:
     """Both with the seeds that both have, and the t up to which all these runs have all rows."""
-    runs = [_by_seed(each) for each in (one, other)]
+    runs: list[dict[int, Run]] = [{}, {}]
+    for by_seed, result in zip(runs, (one, other), strict=True):
+        for run in result.runs:
+            seed = run.config["seed"]
+            if seed in by_seed:
+                raise UserError(
+                    f"--baseline pairs runs by seed, but {by_seed[seed].directory} and {run.directory} are "
+                    f"both seed {seed} of {result.label}: leave one out"
+                )
+            by_seed[seed] = run
     common = sorted(runs[0].keys() & runs[1].keys())
     rows = [[{row["t"]: row for row in of[seed].rows} for seed in common] for of in runs]
     shared = set.intersection(*map(set, itertools.chain(*rows))) if common else set()
@@ -97,19 +106,6 @@ def _paired(one: Result, other: Result) -> tuple[Result, Result]:
         replace(one, repeats=cut[0], runs=tuple(map(runs[0].__getitem__, common))),
         replace(other, repeats=cut[1], runs=tuple(map(runs[1].__getitem__, common))),
     )
-
-
-def _by_seed(result: Result) -> dict[int, Run]:
-    runs: dict[int, Run] = {}
-    for run in result.runs:
-        seed = run.config["seed"]
-        if seed in runs:
-            raise UserError(
-                f"--baseline pairs runs by seed, but {runs[seed].directory} and {run.directory} are both "
-                f"seed {seed} of {result.label}: leave one out"
-            )
-        runs[seed] = run
-    return runs
 
 
 def _differences(one: Result, other: Result) -> dict[str, list[float]]:

@@ -38,13 +38,28 @@ def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
 
     Draw and save them in the context `style.drawing`.
     """
+    from matplotlib.patches import Rectangle
+
     ranked = sorted(results, key=lambda result: result.rank)
     shown = [(result, cells) for result in ranked if (cells := mean_matrix(result))]
     if shown:
-        waits = any(math.isnan(row[0]) for _, cells in shown for row in cells)
-        yield "matrix", _matrices(shown), _MATRIX.format(metric=results[0].metric, waiting=_WAITING * waits)
-    if parts := [(result, *layer) for result in ranked for layer in experts_by_part(result).items()]:
-        yield "matrix_experts", _experts(parts), _EXPERTS
+        display = results[0].display
+        values = [value for _, cells in shown for row in cells for value in row if math.isfinite(value)]
+        drawn = [(result, result.label, cells) for result, cells in shown]
+        bar, logarithmic = f"test {display.name}", not display.untrained
+        figure, panels = _heat_maps(drawn, values, "after mega-batch t", bar, logarithmic)
+        for axes, (_, cells) in zip(panels, shown, strict=True):
+            look: Any = {"fill": False, "edgecolor": "black", "clip_on": False, "zorder": 3}
+            look["linewidth"] = max(0.3, min(1.1, 12 / len(cells)))
+            for i in range(len(cells)):
+                axes.add_patch(Rectangle((i + 0.5, i + 0.5), 1, 1, **look))
+        waiting = _WAITING * any(math.isnan(row[0]) for _, cells in shown for row in cells)
+        yield "matrix", figure, _MATRIX.format(metric=results[0].metric, waiting=waiting)
+    shares = [(result, *layer) for result in ranked for layer in experts_by_part(result).items()]
+    if shares:
+        values = [0, *(value for _, _, cells in shares for row in cells for value in row)]
+        drawn = [(result, f"{result.label}, layer {layer}", cells) for result, layer, cells in shares]
+        yield "matrix_experts", _heat_maps(drawn, values, "expert", "share of tokens (%)")[0], _EXPERTS
     if aged := age_table.aged(results):
         yield "staleness", _staleness(aged), _STALENESS.format(unit=age_table.unit(aged[0].result))
 
@@ -82,30 +97,6 @@ def periods(result: Result) -> list[str]:
     """The periods of the held-out parts of a dated stream; else []. 2004-2005..2006-2007 is 2004-2007."""
     found = result.repeats[0][result.times[-1]]["extra"].get("matrix_periods", [])
     return [_MERGED.sub(r"\1-\2", period) for period in found]
-
-
-def _matrices(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
-    """A panel per result; frames mark the diagonal."""
-    from matplotlib.patches import Rectangle
-
-    display = shown[0][0].display
-    values = [value for _, cells in shown for row in cells for value in row if math.isfinite(value)]
-    drawn = [(result, result.label, cells) for result, cells in shown]
-    bar = f"test {display.name}"
-    figure, panels = _heat_maps(drawn, values, "after mega-batch t", bar, logarithmic=not display.untrained)
-    for axes, (_, cells) in zip(panels, shown, strict=True):
-        look: Any = {"fill": False, "edgecolor": "black", "clip_on": False, "zorder": 3}
-        look["linewidth"] = max(0.3, min(1.1, 12 / len(cells)))
-        for i in range(len(cells)):
-            axes.add_patch(Rectangle((i + 0.5, i + 0.5), 1, 1, **look))
-    return figure
-
-
-def _experts(shown: Sequence[tuple[Result, str, list[list[float]]]]) -> Any:
-    """A panel per result and layer."""
-    values = [0, *(value for _, _, cells in shown for row in cells for value in row)]
-    drawn = [(result, f"{result.label}, layer {layer}", cells) for result, layer, cells in shown]
-    return _heat_maps(drawn, values, "expert", "share of tokens (%)")[0]
 
 
 def _heat_maps(

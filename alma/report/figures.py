@@ -84,11 +84,8 @@ def over_time(result: Result) -> Curve:
 
 def average_against(result: Result, cost: MeasureAt) -> Curve:
     """A point per t since the first stage: the average over 1..t against the cost up to t."""
-
-    def average(rows: Rows, until: int) -> float:
-        return metrics.average(column(rows, "value", until))
-
-    return curve(result, trained(result.repeats[0]), cost, average)
+    times = trained(result.repeats[0])
+    return curve(result, times, cost, lambda rows, t: metrics.average(column(rows, "value", t)))
 
 
 def curve(result: Result, times: Sequence[int], x: MeasureAt, y: MeasureAt) -> Curve:
@@ -164,11 +161,9 @@ def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
     Of several learners, each has its colour, and its variants are ever lighter. The waiting times of a single
     learner have a ramp of colours instead.
     """
-    kinds: list[tuple[str, int]] = [(result.learner, 0) for result in results]
     ramp = style.wait_colours(result.waiting_time for result in results)
     of_waits = len({result.learner for result in results}) == 1 and len(ramp) > 1
-    if of_waits:
-        kinds = [(result.learner, result.waiting_time) for result in results]
+    kinds = [(result.learner, result.waiting_time if of_waits else 0) for result in results]
     found = []
     for i, (learner, wait) in enumerate(kinds):
         colour = ramp[wait] if of_waits else colour_of(learner)

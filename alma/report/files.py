@@ -1,7 +1,7 @@
 """The files of a report: report.md, report.csv, age.csv, figures, and the paper's tables."""
 
 import csv
-import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,13 @@ def write_csv(runs: Sequence[Run], path: Path, aged: Sequence[Sequence[Aged]]) -
     A run with an average has a second line per t, without `config.average`, for its raw weights. The means
     over an evaluation matrix are on each line of the run, and so is its loss against age.
     """
-    of_age = {run: record for of_group in aged for run, record in age_table.per_run(of_group).items()}
+    of_age = {}  # by the id of the run
+    for row in itertools.chain(*aged):
+        for i, run in enumerate(row.result.runs):
+            of_age[id(run)] = {
+                name.replace(", ", "_").replace("effect of age", "age_effect"): row.plain(values[i])
+                for name, values in row.columns.items()
+            }
     records: list[dict[str, Any]] = []
     for run in runs:
         rows = {row["t"]: row for row in run.rows}
@@ -87,21 +93,19 @@ def write_csv(runs: Sequence[Run], path: Path, aged: Sequence[Sequence[Aged]]) -
         same |= {f"config.{key}": value for key, value in flatten(run.config).items()}
         same |= compare.transfer(rows)._asdict() if matrix(rows) else {}
         same |= of_age.get(id(run), {})
-        for row in run.rows:
-            extra = row["extra"].copy()
+        for measured in run.rows:
+            extra = measured["extra"].copy()
             for name in extra.keys() & {"matrix", "matrix_experts"}:  # a column for each held-out part
                 extra[name] = dict(enumerate(extra[name], 1))
-            trained_on = " ".join(map(str, row["trained_on"]))
-            records.append({**same, **flatten(row | {"extra": extra}), "trained_on": trained_on})
+            trained_on = " ".join(map(str, measured["trained_on"]))
+            records.append({**same, **flatten(measured | {"extra": extra}), "trained_on": trained_on})
     _write_records(records, path)
 
 
 def _write_records(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write CSV, with the fields of all records as columns."""
     fields = dict.fromkeys(key for record in records for key in record)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    with atomic_write(path, "wb") as file:  # a learner's own text may hold halves of surrogate pairs
-        file.write(text.getvalue().encode("utf-8", "backslashreplace"))
+    with atomic_write(path) as file:
+        writer = csv.DictWriter(file, fields, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)

@@ -11,9 +11,6 @@ from alma.report.style import LegendEntries, dot, mark, number_axis
 
 TFLOPS = "training compute (TFLOPs)"
 
-Kind = tuple[str, bool]
-"""Variant, and whether with replay."""
-
 
 class Point(NamedTuple):
     """A result, its training compute (TFLOPs), and its mean metric with the deviation over seeds."""
@@ -26,7 +23,7 @@ class Point(NamedTuple):
     size: str = ""  # of the model; larger ones have larger markers
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> tuple[str, bool]:
         """Variant and replay, which the marker shows."""
         return self.result.variant, self.result.config["replay"]
 
@@ -79,18 +76,16 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
     if len(scale) > 1:
         groups["size"] = [(name, mark() | {"markersize": points}) for name, points in scale.items()]
     if varied:
-        groups["variant"] = [(_name(kind), mark(shapes[kind], hollow=not kind[0])) for kind in kinds]
+        groups["variant"] = []
+        for variant, replay in kinds:  # such as "continuous schedule, averaged weights, last:8"
+            name = variant.replace("continuous", "continuous schedule")
+            name = name.replace("average ", "average, ").replace("average", "averaged weights")
+            name = (name or "the paper's learner") + ", replay" * replay
+            groups["variant"].append((name, mark(shapes[variant, replay], hollow=not variant)))
     else:
         lines += [("with replay", mark(hollow=True))] * any(replay for _, replay in kinds)
     style.add_legend(figure, groups | {"front": lines})
     return figure
-
-
-def _name(kind: Kind) -> str:
-    """Such as "continuous schedule, averaged weights, last:8"."""
-    variant = kind[0].replace("continuous", "continuous schedule")
-    variant = variant.replace("average ", "average, ").replace("average", "averaged weights")
-    return (variant or "the paper's learner") + ", replay" * kind[1]
 
 
 def _join(axes: Any, points: Sequence[Point], look: dict[str, Any]) -> list[Point]:

@@ -6,7 +6,7 @@ import os
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,13 +148,9 @@ def average_trained(rows: Rows, until: int) -> float:
 
 def validation(rows: Rows) -> dict[int, float]:
     """The metric on the learner's validation data by t since the first stage; {} if rows lack it."""
-    scores: dict[int, float] = {}
-    for t in trained(rows):
-        score = (rows[t]["extra"].get("valid") or {}).get(rows[t]["metric"])
-        if score is None:
-            return {}
-        scores[t] = score
-    return scores
+    extras = {t: rows[t]["extra"].get("valid") or {} for t in trained(rows)}
+    scores: dict[int, Any] = {t: valid.get(rows[t]["metric"]) for t, valid in extras.items()}
+    return {} if None in scores.values() else scores
 
 
 def matrix(rows: Rows) -> dict[int, list[float]]:
@@ -221,7 +217,17 @@ def group(runs: Sequence[Run]) -> list[list[Result]]:
         name, checksum = data_of(config)
         data = result.config.get("dataset"), result.config.get("scenario"), checksum or name
         tables.setdefault((result.metric, result.megabatches, *data), []).append(result)
-    return [labelled(table) for table in _named(tables.values())]
+    keys = [(table[0].metric, table[0].megabatches, data_of(table[0].config)[0]) for table in tables.values()]
+    named = {}  # with names that distinguish each table from the others
+    for table, key in zip(tables.values(), keys, strict=True):
+        metric, megabatches, name = key
+        checksum = data_of(table[0].config)[1][:8]
+        if keys.count(key) > 1 and checksum:
+            name = f"{name} ({checksum})".strip()
+        alone = [other[:2] for other in keys].count(key[:2]) == 1
+        stem = "_".join(filter(None, [metric, "" if alone else slug(name), f"B{megabatches}"]))
+        named[name, metric, megabatches] = [replace(result, data=name, stem=stem) for result in table]
+    return [labelled(named[key]) for key in sorted(named)]
 
 
 def data_of(config: dict[str, Any]) -> tuple[str, str]:
@@ -229,21 +235,6 @@ def data_of(config: dict[str, Any]) -> tuple[str, str]:
     name = config.get("dataset") or config.get("stream") or ""
     checksum = config.get("data") or config.get("stream_sha256") or ""
     return f"{name} {config.get('scenario', '')}".strip(), str(checksum)
-
-
-def _named(tables: Collection[list[Result]]) -> list[list[Result]]:
-    """The results with names that distinguish their table from the others, tables by data, metric and B."""
-    keys = [(table[0].metric, table[0].megabatches, data_of(table[0].config)[0]) for table in tables]
-    found = {}
-    for table, key in zip(tables, keys, strict=True):
-        metric, megabatches, data = key
-        checksum = data_of(table[0].config)[1][:8]
-        if keys.count(key) > 1 and checksum:
-            data = f"{data} ({checksum})".strip()
-        alone = [other[:2] for other in keys].count(key[:2]) == 1
-        stem = "_".join(filter(None, [metric, "" if alone else slug(data), f"B{megabatches}"]))
-        found[data, metric, megabatches] = [replace(result, data=data, stem=stem) for result in table]
-    return [found[key] for key in sorted(found)]
 
 
 def slug(name: str) -> str:

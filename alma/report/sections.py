@@ -10,8 +10,6 @@ from alma.report.labels import as_setting
 from alma.report.lm.entries import size_of
 from alma.report.results import Result, group
 
-_DIGITS = 6  # significant digits of the numbers on the page
-
 
 class Section(NamedTuple):
     """Results of one data set, metric and B."""
@@ -43,5 +41,5 @@ def rounded(value: float | None) -> float | int | None:
     """A number for JSON with few digits; None for NaN and infinity, which JSON lacks."""
     if value is None or not math.isfinite(value):
         return None
-    short = float(f"{value:.{_DIGITS}g}")
+    short = float(f"{value:.6g}")
     return int(short) if short == int(short) and abs(short) < 1e15 else short

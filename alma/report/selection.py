@@ -19,8 +19,6 @@ _FIXED = (
     *("megabatch_sha256", "context_window"),
 )
 """Settings that are never chosen: learner, waiting, data, evaluation."""
-
-
 SELECTIONS = {"valid": "", "valid-first": " after the first stage"}
 """Values of --select, and what they add to the name of the score."""
 

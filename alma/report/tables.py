@@ -139,11 +139,8 @@ class PaperTable(NamedTuple):
         for i, name in enumerate(header[names:]):
             cells = [line.cells[i] for line in self.lines]
             columns.append([name, *(cell.number for cell in cells)])
-            for what, more in (
-                ("sd", [cell.deviation for cell in cells]),
-                ("paper", [cell.paper for cell in cells]),
-            ):
-                columns += [[f"{name} {what}", *more]] if any(more) else []
+            further = {"sd": [cell.deviation for cell in cells], "paper": [cell.paper for cell in cells]}
+            columns += [[f"{name} {what}", *more] for what, more in further.items() if any(more)]
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
         return text.getvalue()

@@ -12,6 +12,7 @@ import numpy as np
 from alma.records import Run, check_row
 from alma.report import compare, style
 from alma.report.__main__ import main as report_main
+from alma.report.age import Losses
 from alma.report.lm.entries import find_entries
 from alma.report.results import find_runs, group
 from alma.report.vision import select
@@ -28,6 +29,13 @@ def law(level, exponent, offset, noise=0.0, seed=0, count=B):
     t = np.arange(1.0, count + 1)
     steps = np.random.default_rng(seed).normal(0, noise, count)
     return ((level * t**-exponent + offset) * np.exp(steps)).tolist()
+
+
+def losses(law, seeds=1, count=8, models=None):
+    """Losses of the models of some periods, or all: law(u, p, seed) is that of the model of u on period p."""
+    at, models = range(1, count + 1), models or range(1, count + 1)
+    made = tuple(tuple(tuple(law(u, p, s) for p in at) for u in models) for s in range(seeds))
+    return Losses("made up", tuple(models), tuple(at), made)
 
 
 def write_run(directory, values, config, rows, metric, parameters, flops, extra=None):
@@ -247,6 +255,14 @@ def run_here(main, arguments, cwd=ROOT):
         except SystemExit as end:
             code = end.code
     return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+class Terminal(io.StringIO):
+    """Standard output that is a terminal."""
+
+    def isatty(self):
+        """Whether it is one."""
+        return True
 
 
 def legend_of(figure):

@@ -11,20 +11,11 @@ from alma.report.advice.__main__ import main
 from alma.report.advice.cadence import NO_EVIDENCE, Compute, retraining
 from alma.report.advice.staleness import StalenessFit, effect_of_age, known_at
 from alma.report.advice.staleness_backtest import look_back_on, summarize
-from alma.report.age import Losses
 from benchmarks import cadence_calibration as calibration
 
-from .synthetic import error_of, run_here
+from .synthetic import error_of, losses, run_here
 
-B = 8
 HEADER = "model,trained_until,domain,tested_on,loss,lower_95,upper_95"
-
-
-def losses(law, seeds=1, count=B, models=None):
-    """law(u, p, seed) is the loss of the model of period u on period p."""
-    at, models = range(1, count + 1), models or range(1, count + 1)
-    made = tuple(tuple(tuple(law(u, p, s) for p in at) for u in models) for s in range(seeds))
-    return Losses("made up", tuple(models), tuple(at), made)
 
 
 def noisy(law, deviation=0.003, *, seed=0, **settings):

@@ -8,18 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alma.report import age
-from alma.report.age import Losses
 
-B = 6
+from .synthetic import losses
 
-
-def losses(law, seeds=1, until=range(1, B + 1)):
-    """law(t, j, seed) is the loss of the model of t on period j."""
-    periods = tuple(range(1, B + 1))
-    cells = tuple(tuple(tuple(law(t, j, s) for j in periods) for t in until) for s in range(seeds))
-    return Losses("made up", tuple(until), periods, cells)
-
-
+B = 8
 difficulty = st.lists(st.floats(1, 5), min_size=B, max_size=B)
 
 
@@ -51,8 +43,8 @@ def test_a_model_that_keeps_the_past_has_half_the_effect():
 
 
 def test_a_learner_that_waits_has_ages_with_a_model_of_that_period_only():
-    made = losses(lambda t, j, _: abs(j - t), until=(2, 4, 6))
-    assert list(age.staleness_curve(made)) == [-4, -2, 0, 2, 4]
+    made = losses(lambda t, j, _: abs(j - t), models=(2, 4, 6, 8))
+    assert list(age.staleness_curve(made)) == [-6, -4, -2, 0, 2, 4, 6]
 
 
 def test_a_missing_cell_does_not_count():

@@ -10,7 +10,7 @@ from alma.report import compare, tables
 from alma.report.labels import describe
 from alma.report.results import column, find_runs, group
 
-from .synthetic import by_learner, image_run, make_run, report, table_rows, with_info
+from .synthetic import Terminal, by_learner, image_run, make_run, report, table_rows, with_info
 
 
 def names(place):
@@ -99,10 +99,12 @@ def test_each_data_has_a_table_and_a_checksum_only_if_nothing_else_tells_it_apar
     for digest in ("1", "2"):
         run = tmp_path / "wiki" / digest
         make_run(run, [90.0, 20.0], stream="wiki", stream_sha256=digest * 64, seed=int(digest))
-    titles = [compare.heading(table) for table in group(find_runs([tmp_path]))]
+    titles = [compare.titled(table).title for table in group(find_runs([tmp_path]))]
     assert [title.split(", ")[1] for title in titles] == ["wiki (11111111)", "wiki (22222222)"]
     make_run(tmp_path / "books", [90.0, 20.0], stream="books", stream_sha256="3" * 64)
-    titles = [compare.heading(table) for table in group(find_runs([tmp_path / "wiki/1", tmp_path / "books"]))]
+    titles = [
+        compare.titled(table).title for table in group(find_runs([tmp_path / "wiki/1", tmp_path / "books"]))
+    ]
     assert [title.split(", ")[1] for title in titles] == ["books", "wiki"]
 
 
@@ -160,26 +162,15 @@ def test_long_streams_show_first_quarters_and_last_and_each_metric_has_a_table(t
     make_run(tmp_path / "long", [0.9] + [0.5] * 40, metric="error")
     make_run(tmp_path / "lm", [90.0, 20.0])
     errors, perplexities = group(find_runs([tmp_path]))
-    assert compare.heading(errors).startswith("Test error (%) after")
-    assert compare.heading(perplexities).startswith("Test perplexity after")
+    assert compare.titled(errors).title.startswith("Test error (%) after")
+    assert compare.titled(perplexities).title.startswith("Test perplexity after")
     shown = [name for name in compare.table(errors)[0] if name.startswith("t=")]
     assert shown == ["t=1", "t=10", "t=20", "t=30", "t=40"]
 
 
-@pytest.mark.parametrize(
-    ("count", "shown"),
-    [
-        (0, "0"),
-        (999, "999"),
-        (1000, "1k"),
-        (436e6, "436M"),
-        (999.4e6, "999M"),
-        (999.9e6, "1G"),
-        (6.57e9, "6.57G"),
-    ],
-)
-def test_parameters_have_three_digits_and_a_suffix(count, shown):
-    assert compare.abbreviated(count) == shown
+def test_parameters_have_three_digits_and_a_suffix():
+    counts = (0, 999, 1000, 436e6, 999.4e6, 999.9e6, 6.57e9)
+    assert list(map(compare.abbreviated, counts)) == ["0", "999", "1k", "436M", "999M", "1G", "6.57G"]
 
 
 def test_a_new_measure_is_one_entry(tmp_path, monkeypatch):
@@ -189,11 +180,6 @@ def test_a_new_measure_is_one_entry(tmp_path, monkeypatch):
     monkeypatch.setitem(compare.AVERAGES, "median", median)
     make_run(tmp_path, [0.9, 0.5, 0.1], metric="error")
     assert table_rows(tmp_path)[0]["median"] == "50.00"
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.mark.parametrize("width", [60, 120])

@@ -88,14 +88,18 @@ def test_rows_that_lack_a_matrix_are_no_matrix(tmp_path):
     assert "in-distribution" not in table_rows(tmp_path)[0]
 
 
+def drawn(results, name="matrix"):
+    """One of the figures of the results."""
+    return next(figure for kind, figure, _ in drift.figures(results) if kind == name)
+
+
 def test_heat_maps_have_the_mean_over_seeds(drifts):
     results = sorted(group(find_runs([drifts]))[0], key=lambda result: result.rank)
     shown = [(result, drift.mean_matrix(result)) for result in results]
     assert [result.label for result, _ in shown] == ["sm w=1", "ens, replay 0.5 w=1", "gmoe w=2"]
     assert shown[0][1] == [pytest.approx(row) for row in ([11, 61, 61], [21, 11, 61], [21, 21, 11])]
     assert shown[2][1][0] == pytest.approx([90] * 3)  # untrained errors are shown
-    figure = drift._matrices(shown)
-    *panels, bar = figure.axes
+    *panels, bar = drawn(results).axes
     written = [text.get_text() for text in panels[0].texts]
     assert written == ["11.0", "61.0", "61.0", "21.0", "11.0", "61.0", "21.0", "21.0", "11.0"]
     places = {text.get_position(): text.get_text() for text in panels[0].texts}
@@ -114,11 +118,7 @@ def test_periods_name_the_held_out_parts(tmp_path):
     merged = ["2018-2019..2020-2021", *names[1:]]
     edited(run, lambda row: row["extra"].update(matrix_periods=merged))
     result = result_of(tmp_path)
-    layer = next(iter(drift.experts_by_part(result).items()))
-    for figure in (
-        drift._matrices([(result, drift.mean_matrix(result))]),
-        drift._experts([(result, *layer)]),
-    ):
+    for figure in (drawn([result]), drawn([result], "matrix_experts")):
         figure.canvas.draw()
         assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == names
 
@@ -127,7 +127,7 @@ def test_panels_share_the_periods_below_the_lowest_of_each_column(tmp_path):
     run = drifting(image_run(tmp_path, [0.5, 0.4, 0.3]), cells, shares)
     edited(run, lambda row: row["extra"].update(matrix_periods=["2020", "2021", "2022"]))
     result = result_of(tmp_path)
-    figure = drift._matrices([(result, drift.mean_matrix(result))] * 5)
+    figure = drawn([result] * 5)
     figure.canvas.draw()
     shown = [axes.xaxis.get_tick_params()["labelbottom"] for axes in figure.axes[:5]]
     assert shown == [False, False, True, True, True]
@@ -138,7 +138,7 @@ def test_large_matrices_have_no_numbers_and_untrained_perplexities_no_cells(tmp_
     result = result_of(drifting(run, lambda t, j: 20.0 + t + j if t else 5e4).directory)
     found = drift.mean_matrix(result)
     assert [math.isnan(row[0]) for row in found] == [True] + [False] * 12
-    axes, _ = drift._matrices([(result, found)]).axes
+    axes, _ = drawn([result]).axes
     assert not axes.texts
     assert axes.images[0].get_clim() == (23, 46)
 
@@ -146,10 +146,9 @@ def test_large_matrices_have_no_numbers_and_untrained_perplexities_no_cells(tmp_
 def test_an_unfinished_run_has_the_rows_so_far_in_a_panel_of_the_same_shape(tmp_path):
     drifting(image_run(tmp_path / "a", [0.5, 0.4, 0.3], rows=3), cells)
     drifting(image_run(tmp_path / "b", [0.5, 0.4, 0.3], learner="ens"), cells)
-    shown = [(result, drift.mean_matrix(result)) for result in group(find_runs([tmp_path]))[0]]
-    assert [(r.learner, len(found), len(found[0])) for r, found in shown] == [("ens", 3, 3), ("sm", 2, 3)]
-    *panels, _ = drift._matrices(shown).axes
-    assert [(len(axes.texts), axes.get_ylim()) for axes in panels] == [(9, (3.5, 0.5)), (6, (3.5, 0.5))]
+    *panels, _ = drawn(group(find_runs([tmp_path]))[0]).axes
+    assert [axes.get_title() for axes in panels] == ["sm w=1", "ens w=1"]
+    assert [(len(axes.texts), axes.get_ylim()) for axes in panels] == [(6, (3.5, 0.5)), (9, (3.5, 0.5))]
 
 
 def test_experts_by_part_are_those_of_the_last_row(drifts):
@@ -157,7 +156,7 @@ def test_experts_by_part_are_those_of_the_last_row(drifts):
     found = drift.experts_by_part(result)
     assert found["1"] == [pytest.approx([10, 20, 30]), pytest.approx([90, 80, 70])]
     assert list(found) == ["1", "3"]
-    figure = drift._experts([(result, *layer) for layer in found.items()])
+    figure = drawn([result], "matrix_experts")
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == ["gmoe w=2, layer 1", "gmoe w=2, layer 3", ""]
     assert [text.get_text() for text in figure.axes[0].texts] == [f"{n}.0" for n in (10, 20, 30, 90, 80, 70)]
@@ -208,7 +207,4 @@ def test_shares_of_replay_are_no_learner_of_the_paper(tmp_path):
     for share in ({}, {"replay_share": 0.5}):
         lm_run(tmp_path / f"t/{len(share)}", [28.57, 27.45, 26.91, 26.53], **share)
     rows = lm_tables.tables({"": entries_of(tmp_path / "t")}, False)[0]["table2"].rows[1:]
-    assert [(row[0], row[-1]) for row in rows] == [
-        ("SM_w1", "26.53 [26.53]"),
-        ("SM_w1, replay 0.5", "26.53"),
-    ]
+    assert [(row[0], row[-1]) for row in rows] == [("SM_w1", "26.53 [26.53]"), ("SM_w1, replay 0.5", "26.53")]

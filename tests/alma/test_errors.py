@@ -22,14 +22,8 @@ def parser(**settings) -> Parser:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            "a --out b --mega-batchs 4",
-            "unrecognized arguments: --mega-batchs 4 (did you mean --mega-batches?)",
-        ),
-        (
-            "a --out b --mega-batchs=4",
-            "unrecognized arguments: --mega-batchs=4 (did you mean --mega-batches?)",
-        ),
+        ("a --out b --wrokers 4", "unrecognized arguments: --wrokers 4 (did you mean --workers?)"),
+        ("a --out b --wrokers=4", "unrecognized arguments: --wrokers=4 (did you mean --workers?)"),
         ("a --ot b --worker 3", "the following arguments are required: --out (did you mean --out?)"),
         ("a --out b --nothing-like-it", "unrecognized arguments: --nothing-like-it"),
         ("a -- --ot", "the following arguments are required: --out"),

@@ -1,6 +1,5 @@
 """The report page without a browser: numbers and sections of its figures, and text that no page expects."""
 
-import math
 import shutil
 import sys
 
@@ -111,18 +110,6 @@ def test_text_from_records_is_no_markup(tmp_path):
     assert figures.plain(EVIL) == "&lt;/script&gt;&lt;b onload=alert(1)&gt;&amp;amp;%&#123;x}"
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_values_that_are_not_numbers(tmp_path, bad):
-    for seed in (0, 1):
-        make_run(tmp_path / f"bad{seed}", [90.0, bad, 20.0], seed=seed)
-    make_run(tmp_path / "good", [90.0, 25.0, 21.0], learner="ens")
-    (results,) = results_in(tmp_path)
-    (front,) = named(figures.front(results), "sm w=1")
-    assert front["y"] == [None, None, None]
-    assert named(figures.curves(results), "sm w=1")[0]["y"] == [None, 20]
-    assert "Lowest average perplexity: ens w=1, 23.00" in page.body(find_runs([tmp_path]))
-
-
 def test_runs_with_few_rows_and_unknown_learners(tmp_path):
     make_run(tmp_path / "untrained", [90.0, 20.0], rows=1)
     make_run(tmp_path / "none", [90.0, 20.0], rows=0, learner="ens")
@@ -149,7 +136,6 @@ def test_the_command_writes_the_page(tmp_path, monkeypatch):
     done = report(tmp_path, "--html", out)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, str(out))
     assert f"no rows yet: {tmp_path / 'b'}" in out.read_text()
-    assert "is a folder" in report(tmp_path, "--html", tmp_path).stderr
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(UserError, match="pip install plotly"):
         page.write_page(find_runs([tmp_path]), tmp_path / "sub/report.html")

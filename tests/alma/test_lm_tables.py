@@ -13,7 +13,7 @@ from alma.report.lm.entries import find_entries
 from alma.report.lm.reference import reference
 from alma.report.results import find_runs
 
-from .synthetic import ROOT, error_of, lm_run, rename_metric, replaced, report
+from .synthetic import ROOT, Terminal, lm_run, rename_metric, replaced, report
 
 BASE, LARGE = (38.6, 6.3), (95.7, 28.34)  # millions of shared parameters, and of each expert
 PAPER = reference()
@@ -295,23 +295,7 @@ def test_command_prints_and_writes_the_tables(paper_runs, tmp_path):
     assert markdown.strip() in (tmp_path / "out/report.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        (["--table", "lm"], "no perplexity"),
-        (["--figures", "lm"], "no perplexity"),
-        (["--per-word"], "--per-word needs --table lm"),
-    ],
-)
-def test_errors_are_one_line(tmp_path, flags, complaint):
-    rename_metric(make_run(tmp_path, [0.3, 0.2]), "error")
-    assert complaint in error_of(report(tmp_path, *flags))
-
-
 def test_in_a_terminal_the_groups_stand_one_below_the_other(paper_runs, monkeypatch):
-    class Terminal(io.StringIO):
-        isatty = lambda self: True  # noqa: E731
-
     table = tables_of(paper_runs)[0]["table2"]
     body = table._replace(title="", notes=[])
     monkeypatch.setenv("COLUMNS", "110")

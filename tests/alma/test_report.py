@@ -14,7 +14,7 @@ from alma.records import Run
 from alma.report import compare, figures, style
 from alma.report.results import Result, compute, group, memory
 
-from .synthetic import PARAMETERS, ROOT, error_of, make_run, report
+from .synthetic import PARAMETERS, ROOT, error_of, image_run, make_run, report
 
 
 def test_out_writes_markdown_csv_and_figures(tmp_path):
@@ -58,39 +58,92 @@ def test_runs_without_rows_and_copies_have_remarks(tmp_path):
     assert copies.endswith(f"counted as repeats: {tmp_path / 'a'}, {tmp_path / 'b'}")
 
 
-def test_repeats_without_a_common_t_are_an_error(tmp_path):
-    make_run(tmp_path / "a", [90.0, 20.0], rows=1)
-    late = make_run(tmp_path / "b", [90.0, 20.0], seed=1)
-    late.results.write_text(late.results.read_text().splitlines()[1] + "\n")
-    assert "share no t" in error_of(report(tmp_path))
+def text(place):
+    return make_run(place / "a", [90.0, 20.0])
 
 
-def test_out_that_is_a_file_is_an_error(tmp_path):
-    make_run(tmp_path / "a", [90.0, 20.0])
-    (tmp_path / "file").touch()
-    done = report(tmp_path, "--out", tmp_path / "file")
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "another --out" in done.stderr
+def images(place):
+    return image_run(place / "a", [0.5, 0.4])
+
+
+def empty(place):
+    return make_run(place / "a", [90.0, 20.0], rows=0)
+
+
+def corrupt(place):
+    empty(place).results.write_text("{}\n")
+
+
+def no_common_t(place):
+    make_run(place / "first", [90.0, 20.0], rows=1, seed=1)
+    run = text(place)
+    run.results.write_text(run.results.read_text().splitlines()[1] + "\n")
+
+
+def two_waits(place):
+    images(place)
+    image_run(place / "b", [0.4, 0.3], 2)
+
+
+def other_data(place):
+    images(place)
+    image_run(place / "b", [0.2, 0.1], learner="ens", dataset="mnist", data="11")
+
+
+def repeated_seed(place):
+    images(place)
+    for name in "bc":
+        image_run(place / name, [0.2, 0.1], learner="ens")
+
+
+def unscored(place):
+    make_run(place / "a", [0.9, 0.5], metric="error", valid=[None, 0.4], hidden=8)
+    make_run(place / "b", [0.9, 0.5], metric="error", hidden=16)
 
 
 @pytest.mark.parametrize(
-    ("case", "told"),
+    ("make", "words", "told"),
     [
-        ("missing", "not a folder"),
-        ("empty", "no runs"),
-        ("no rows", "no rows yet"),
-        ("corrupt", "jsonl:1:"),
+        (lambda place: None, "", "not a folder"),
+        (Path.mkdir, "", "no runs"),
+        (empty, "", "no rows yet"),
+        (corrupt, "", "jsonl:1:"),
+        (no_common_t, "", "share no t"),
+        (images, "--table lm", "no perplexity"),
+        (images, "--figures lm", "no perplexity"),
+        (images, "--per-word", "--per-word needs --table lm"),
+        (text, "--figures vision", "no image run"),
+        (text, "--hold lr", "--hold needs --select"),
+        (text, "--choose replay", "--choose needs --select"),
+        (text, "--select valid --choose lr", "--choose lr: choose from replay_share, replay_from"),
+        (text, "--select valid --hold learne", "learne: no run has this setting; did you mean learner?"),
+        (unscored, "--select valid", "sm hidden=16 w=1 has no validation score"),
+        (
+            two_waits,
+            "--baseline sn",
+            "'sn' is no configuration of these runs: give one of 'sm w=1', 'sm w=2'",
+        ),
+        (two_waits, "--baseline sm", "'sm' fits several configurations: give one of 'sm w=1', 'sm w=2'"),
+        (other_data, "--baseline sm", "'sm': no other configuration of these runs is on its data"),
     ],
 )
-def test_errors_are_one_line_and_exit_code_2(tmp_path, case, told):
-    place = tmp_path / "runs"
-    if case != "missing":
-        place.mkdir()
-    if case in ("no rows", "corrupt"):
-        make_run(place / "a", [90.0, 20.0], rows=0)
-    if case == "corrupt":
-        (place / "a/results.jsonl").write_text("{}\n")
-    assert told in error_of(report(place))
+def test_errors_are_one_line_and_exit_code_2_and_nothing_is_written(tmp_path, make, words, told):
+    make(tmp_path / "runs")
+    assert told in error_of(report(tmp_path / "runs", *words.split(), "--out", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_errors_after_the_tables(tmp_path):
+    repeated_seed(tmp_path / "runs")
+    said = error_of(report(tmp_path / "runs", "--baseline", "sm"))
+    assert f"{tmp_path}/runs/b and {tmp_path}/runs/c are both seed 0 of ens" in said
+    (tmp_path / "file").touch()
+    for words, told in (
+        (("--out", tmp_path / "file"), "another --out"),
+        (("--html", tmp_path), "is a folder"),
+    ):
+        done = report(tmp_path / "runs", *words)
+        assert (done.returncode, len(done.stderr.splitlines()), told in done.stderr) == (2, 1, True)
 
 
 def test_averages_of_figures_and_tables_agree(tmp_path):

@@ -11,7 +11,7 @@ from alma.report.style import WAIT_RAMP, wait_colours
 from alma.report.vision import costs, over_time, parts, select
 from alma.report.vision.select import Missing
 
-from .synthetic import averaged, error_of, image_run, legend_of, rename_metric, report, results_of
+from .synthetic import averaged, image_run, legend_of, rename_metric, report, results_of
 
 
 def panels(figure):
@@ -272,10 +272,3 @@ def test_missing_figures_have_remarks_and_out_has_a_default(tmp_path):
         "report/report.csv",
         "report/digits_B2_over_time.png",
     ]
-
-
-def test_without_image_runs_it_is_an_error_and_nothing_is_written(tmp_path):
-    rename_metric(image_run(tmp_path / "a", [0.5, 0.4]), "perplexity")
-    done = report(tmp_path / "a", "--figures", "vision", "--out", tmp_path / "out")
-    assert "no image run" in error_of(done)
-    assert not (tmp_path / "out").exists()

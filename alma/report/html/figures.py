@@ -178,13 +178,8 @@ def _axes(x_name: str, y_name: str, x: Sequence[float], y: Sequence[float]) -> d
 
 def _figure(traces: list[Figure], choices: Sequence[Choice]) -> Figure:
     """The traces with a menu; the first choice is made."""
-    axis = {
-        "gridcolor": "#e6eaee",
-        "linecolor": "#d5dce2",
-        "zeroline": False,
-        "automargin": True,
-        "exponentformat": "e",
-    }
+    axis: Figure = {"gridcolor": "#e6eaee", "linecolor": "#d5dce2", "zeroline": False}
+    axis |= {"automargin": True, "exponentformat": "e"}
     layout: Figure = {"hovermode": "closest", "showlegend": True, "hoverlabel": {"align": "left"}}
     layout |= {"margin": {"l": 64, "r": 16, "t": 48, "b": 48}, "font": {"color": "#1b2229", "size": 13}}
     layout |= {"plot_bgcolor": "white", "xaxis": axis, "yaxis": axis}

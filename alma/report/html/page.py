@@ -75,7 +75,14 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
         parts.append(_listed(map(escape, summarize(section))))
         parts.append(_plotted("Front", _FRONT + _LEGEND, figures.front(section.results)))
         parts.append(_plotted("Over the stream", _CURVES + _LEGEND, figures.curves(section.results)))
-        parts += _drawn(section.results)
+        with style.drawing():
+            for j, (_, figure, caption) in enumerate(drift.figures(section.results)):
+                file = io.BytesIO()
+                figure.savefig(file, format="svg", bbox_inches="tight", metadata=style.METADATA["svg"])
+                source = f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+                parts.append(
+                    "<h3>Drift</h3>" * (j == 0) + f'<img alt="" src="{source}"><p>{escape(caption)}</p>'
+                )
         parts.append("<h3>Tables</h3>")
         parts += map(_table, tables(section, baseline_result))
     return "\n".join(parts)
@@ -99,27 +106,15 @@ def tables(section: Section, baseline: Result | None) -> Iterator[TitledTable]:
         yield TitledTable("Advice", decision_table(advice), note)
 
 
-def _drawn(results: Sequence[Result]) -> Iterator[str]:
-    """The figures of `alma.report.drift`, as pictures."""
-    with style.drawing():
-        for i, (_, figure, caption) in enumerate(drift.figures(results)):
-            file = io.BytesIO()
-            figure.savefig(file, format="svg", bbox_inches="tight", metadata=style.METADATA["svg"])
-            source = f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
-            yield "<h3>Drift</h3>" * (i == 0) + f'<img alt="" src="{source}"><p>{escape(caption)}</p>'
-
-
 def _plotted(title: str, caption: str, figure: Any) -> str:
+    text = json.dumps(figure, allow_nan=False, separators=(",", ":"))  # in ASCII
+    text = (
+        text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    )  # cannot end the script
     return (
         f'<h3>{title}</h3>\n<p>{caption}</p>\n<div class="plot" role="img" aria-label="{title}"></div>'
-        f'<script type="application/json">{embedded(figure)}</script>'
+        f'<script type="application/json">{text}</script>'
     )
-
-
-def embedded(data: Any) -> str:
-    """JSON text that cannot end the <script> element around it. ValueError: NaN or infinity."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII, so that no character is special
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _table(table: TitledTable) -> str:

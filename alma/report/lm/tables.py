@@ -4,7 +4,7 @@ The paper's numbers stand beside ours for the same settings and sizes; its t_0..
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from alma.configs import flatten
 from alma.report.labels import distinguishing
@@ -125,7 +125,15 @@ def table1(
             for i, entry in enumerate((iid, sequential)):
                 cells[2 * column + i] = _value(entry.result, k, theirs[i] if theirs else None)
     if not lines:
-        return _why_no_table1(entries)
+        pairs = [(entry, k) for entry in entries for k in KS]
+        ks = " or ".join(map(str, KS))
+        missing = "no i.i.d. and sequential run have the same learner, size and number of experts"
+        if not any(_is_iid(*pair) for pair in pairs):
+            missing = f"no run trains on k = {ks} mega-batches at once with k times the updates"
+            missing += " (waiting_time = update_multiplier = k)"
+        elif not any(_is_sequential(*pair) for pair in pairs):
+            missing = f"no run with w = 1 has reached t = {ks}"
+        return f"Table 1 left out: {missing}"
     body = [lines[key] for key in sorted(lines)]
     title = f"Table 1: test {metric} of i.i.d. against sequential training on k mega-batches, same updates"
     matched = sum(any(cell.paper for cell in line.cells) for line in body)
@@ -157,17 +165,3 @@ def _sequential(iid: Entry, k: int, entries: Sequence[Entry]) -> Entry | None:
     configs = [flatten(entry.result.config) for entry in partners]
     distances = [len(distinguishing([own, config], SHOWN)) for config in configs]
     return partners[distances.index(min(distances))] if partners else None
-
-
-def _why_no_table1(entries: Sequence[Entry]) -> str:
-    def any_of(kind: Callable[[Entry, int], bool]) -> bool:
-        return any(kind(entry, k) for entry in entries for k in KS)
-
-    ks = " or ".join(map(str, KS))
-    missing = "no i.i.d. and sequential run have the same learner, size and number of experts"
-    if not any_of(_is_iid):
-        missing = f"no run trains on k = {ks} mega-batches at once with k times the updates"
-        missing += " (waiting_time = update_multiplier = k)"
-    elif not any_of(_is_sequential):
-        missing = f"no run with w = 1 has reached t = {ks}"
-    return f"Table 1 left out: {missing}"

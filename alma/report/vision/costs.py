@@ -11,7 +11,7 @@ from alma.report.front import TFLOPS, Point, draw_front
 from alma.report.results import Result, compute, memory
 from alma.report.style import LegendEntries, dot, mark, number_axis
 from alma.report.vision import parts, select
-from alma.report.vision.select import Missing, Pair, Spoke, cer, distinct, methods, size, wait
+from alma.report.vision.select import Missing, Pair, cer, distinct, methods, size, wait
 
 CER = "cumulative error rate, CER\n(untrained errors while waiting included)"
 
@@ -125,46 +125,41 @@ def _label_cer_axes(panels: Sequence[Any], values: Sequence[float], shown: Seque
 
 def radars(results: Sequence[Result]) -> dict[str, Any]:
     """The first draft's radar plots, one per size; a panel per learner, a polygon per waiting time."""
-    shown = select.without_replay(results)
-    sizes = {hidden: [r for r in shown if size(r) == hidden] for hidden in distinct(size, shown)}
-    figures = {
-        f"_h{hidden}": _radar(members, results) for hidden, members in sizes.items() if len(members) > 1
-    }
-    if not figures:
-        raise Missing("no two configurations of one size without --replay")
-    return figures
-
-
-def _radar(members: Sequence[Result], results: Sequence[Result]) -> Any:
-    measured, colours = select.spokes(members), style.wait_colours(map(wait, results))
-    angles = [2 * math.pi * i / len(measured) for i in range(len(measured))]
-    figure, panels = style.named_panels(methods(members), (2.3, 2.3), subplot_kw={"projection": "polar"})
-    figure.get_layout_engine().set(wspace=0.14)
-    for i, result in enumerate(members):
-        radii = [spoke.radii[i] for spoke in measured.values()]
-        wider = len([other for other in members[i:] if other.method == result.method])  # where lines coincide
-        look = {"color": colours[wait(result)], "marker": ".", "linewidth": 1.2 * wider, "clip_on": False}
-        panels[result.method].plot([*angles, 0], [*radii, radii[0]], **look)
-    for axes in panels.values():
-        axes.set_theta_zero_location("N")
-        axes.set(rlim=(0, 1), rticks=(0.25, 0.5, 0.75, 1), yticklabels=[], xticks=angles, xticklabels=[])
-        axes.spines["polar"].set_visible(False)
-        axes.set_title(textwrap.fill(axes.get_title(), 26), pad=16)
-        for name, angle, rotation in zip(measured, angles, (0, 90, 0, -90), strict=True):
-            axes.text(angle, 1.13, name, ha="center", va="center", rotation=rotation, fontsize=7)
-    parts.colour_titles(panels, members, results)
-    ranges: LegendEntries = [
-        (f"{name}: {_extent(spoke)}", {"linestyle": ""}) for name, spoke in measured.items()
-    ]
-    heading = f"{results[0].stream}, {parts.size_label(members[0])}"
-    waits = parts.wait_entries(members, results)
-    style.add_legend(figure, {heading: [], "waiting time": waits, "axes (smaller is better)": ranges})
-    return figure
-
-
-def _extent(spoke: Spoke) -> str:
     from matplotlib.ticker import EngFormatter
 
     short = EngFormatter(places=1, sep="")
-    start = short(min(spoke.values)) if spoke.logarithmic else "0"
-    return f"{start} to {short(max(spoke.values))}" + (", log" if spoke.logarithmic else "")
+    shown = select.without_replay(results)
+    sizes = {hidden: [r for r in shown if size(r) == hidden] for hidden in distinct(size, shown)}
+    figures = {}
+    for hidden, members in sizes.items():
+        if len(members) < 2:
+            continue
+        measured, colours = select.spokes(members), style.wait_colours(map(wait, results))
+        angles = [2 * math.pi * i / len(measured) for i in range(len(measured))]
+        figure, panels = style.named_panels(methods(members), (2.3, 2.3), subplot_kw={"projection": "polar"})
+        figure.get_layout_engine().set(wspace=0.14)
+        for i, result in enumerate(members):
+            radii = [spoke.radii[i] for spoke in measured.values()]
+            wider = [other.method for other in members[i:]].count(result.method)  # where lines coincide
+            look = {"color": colours[wait(result)], "marker": ".", "linewidth": 1.2 * wider, "clip_on": False}
+            panels[result.method].plot([*angles, 0], [*radii, radii[0]], **look)
+        for axes in panels.values():
+            axes.set_theta_zero_location("N")
+            axes.set(rlim=(0, 1), rticks=(0.25, 0.5, 0.75, 1), yticklabels=[], xticks=angles, xticklabels=[])
+            axes.spines["polar"].set_visible(False)
+            axes.set_title(textwrap.fill(axes.get_title(), 26), pad=16)
+            for name, angle, rotation in zip(measured, angles, (0, 90, 0, -90), strict=True):
+                axes.text(angle, 1.13, name, ha="center", va="center", rotation=rotation, fontsize=7)
+        parts.colour_titles(panels, members, results)
+        ranges: LegendEntries = []
+        for name, spoke in measured.items():
+            start = short(min(spoke.values)) if spoke.logarithmic else "0"
+            text = f"{name}: {start} to {short(max(spoke.values))}" + ", log" * spoke.logarithmic
+            ranges.append((text, {"linestyle": ""}))
+        heading = f"{results[0].stream}, {parts.size_label(members[0])}"
+        waits = parts.wait_entries(members, results)
+        style.add_legend(figure, {heading: [], "waiting time": waits, "axes (smaller is better)": ranges})
+        figures[f"_h{hidden}"] = figure
+    if not figures:
+        raise Missing("no two configurations of one size without --replay")
+    return figures

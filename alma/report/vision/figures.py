@@ -71,10 +71,7 @@ FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
         "learner, shows where a longer waiting time than the shortest has the lowest error, in the colour of "
         f"that waiting time. {_DOTTED}",
     ),
-    "replay": (
-        costs.replay_at_one_wait,
-        f"Figure 4: CER and compute, from without to with replay. {_CER}",
-    ),
+    "replay": (costs.replay_at_one_wait, f"Figure 4: CER and compute, from without to with replay. {_CER}"),
     "replay_waits": (
         costs.replay_at_all_waits,
         f"Figure 8: CER and compute, from without to with replay. {_CER}",

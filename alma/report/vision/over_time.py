@@ -96,9 +96,8 @@ def two_learners(results: Sequence[Result]) -> dict[str, Any]:
     curves = []
     for hidden, axes in zip(sizes, row, strict=True):
         axes.set_title(parts.size_label(next(r for r in shown if size(r) == hidden)), pad=20)
-        for (learner, line), height in zip(
-            _OVERLAID.items(), (1.09, 1.04), strict=True
-        ):  # the panel ends at 1
+        heights = (1.09, 1.04)  # the panel ends at 1
+        for (learner, line), height in zip(_OVERLAID.items(), heights, strict=True):
             members = [r for r in shown if (r.learner, size(r)) == (learner, hidden)]
             curves += [draw_over_time(axes, r, color=colours[wait(r)], linestyle=line) for r in members]
             look: Any = {"transform": axes.get_xaxis_transform(), "solid_capstyle": "butt", "linewidth": 3}

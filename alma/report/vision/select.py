@@ -55,33 +55,29 @@ def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
 
     Their `settings` are those that differ from the most frequent ones of their learner.
     """
-    return {f"{slug(results[0].data)}_B{results[0].megabatches}": _named(results) for results in group(runs)}
-
-
-def _named(results: Sequence[Result]) -> list[Result]:
-    configs = [{k: v for k, v in flatten(r.config).items() if k not in _NOT_METHOD} for r in results]
-    for result, config in zip(results, configs, strict=True):
-        if _same_growth([each for each in results if each.learner == result.learner]):
-            config.pop("grow_every", None)
-    usual: dict[str, dict[str, Any]] = {}
-    for learner in {result.learner for result in results}:
-        pairs = zip(results, configs, strict=True)
-        count = Counter(json.dumps(config) for result, config in pairs if result.learner == learner)
-        usual[learner] = json.loads(count.most_common(1)[0][0])
-    found = variants([result.config for result in results], within=("learner", "waiting_time"))
-    named = []
-    for result, config, variant in zip(results, configs, found, strict=True):
-        names = differing([usual[result.learner], config])
-        text = " ".join(f"{name}={as_setting(config.get(name, 'none'))}" for name in names)
-        named.append(replace(result, settings=text, variant=variant))
-    return sorted(named, key=lambda r: (r.rank, r.method, size(r), r.waiting_time, r.config["replay"]))
-
-
-def _same_growth(results: Sequence[Result]) -> bool:
-    """Whether all grow after the same number of mega-batches, in stages of any length (rounded up)."""
-    stages = [(r.waiting_time, r.config.get("grow_every", 0)) for r in results]
-    longest = max(waited * every for waited, every in stages)
-    return any(all(every == -(-k // waited) for waited, every in stages) for k in range(1, longest + 1))
+    found = {}
+    for results in group(runs):
+        configs = [{k: v for k, v in flatten(r.config).items() if k not in _NOT_METHOD} for r in results]
+        usual: dict[str, dict[str, Any]] = {}
+        for learner in {result.learner for result in results}:
+            members = [pair for pair in zip(results, configs, strict=True) if pair[0].learner == learner]
+            growth = [(result.waiting_time, result.config.get("grow_every", 0)) for result, _ in members]
+            longest = max(waited * every for waited, every in growth)
+            # Whether all grow after the same k mega-batches, in stages of any length (rounded up).
+            if any(all(every == -(-k // waited) for waited, every in growth) for k in range(1, longest + 1)):
+                for _, config in members:
+                    config.pop("grow_every", None)
+            count = Counter(json.dumps(config) for _, config in members)
+            usual[learner] = json.loads(count.most_common(1)[0][0])
+        named = []
+        names_of = variants([result.config for result in results], within=("learner", "waiting_time"))
+        for result, config, variant in zip(results, configs, names_of, strict=True):
+            names = differing([usual[result.learner], config])
+            text = " ".join(f"{name}={as_setting(config.get(name, 'none'))}" for name in names)
+            named.append(replace(result, settings=text, variant=variant))
+        named.sort(key=lambda r: (r.rank, r.method, size(r), r.waiting_time, r.config["replay"]))
+        found[f"{slug(results[0].data)}_B{results[0].megabatches}"] = named
+    return found
 
 
 def at_most(most: int, results: Sequence[Result]) -> tuple[list[Result], list[int]]:
