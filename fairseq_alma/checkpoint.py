@@ -1,11 +1,12 @@
 """Read fairseq checkpoints safely (weights_only=True), with a one-line diagnosis of damaged files."""
 
 import errno
+import os
 import pickle
 import re
 import struct
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,11 @@ from alma.schema import require, whole
 
 PREFIX = "decoder."
 """Prefix of every parameter name of a decoder-only language model."""
-_AT_UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
-"""Name of a checkpoint of --save-interval-updates: epoch and update."""
 _FOREIGN = (
     *(RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError),
     *(EOFError, MemoryError, struct.error, pickle.UnpicklingError),
 )
 """What torch, fairseq and the plug-in raise for a file with other content than theirs."""
-_DELETE = "delete it, copy an earlier checkpoint (if any) to checkpoint_last.pt, and run again"
 
 
 @contextmanager
@@ -61,34 +59,29 @@ def reading(path: str) -> Iterator[None]:
         raise UserError(f"{path}: {what}") from error
 
 
-def memory_map(path: str) -> dict[str, Any]:
-    """Memory-map a checkpoint and check its content."""
+def checked(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
+    """Load a checkpoint by `load(path, ...)`. UserError: as `reading`; wrong check sums or content."""
     with reading(path):
-        check_sums(path)
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        check_content(state)
+        empty = os.path.isfile(path) and not os.path.getsize(path)
+        if wrong := "empty" if empty else damage(path):
+            advice = "delete it, copy an earlier checkpoint (if any) to checkpoint_last.pt, and run again"
+            raise UserError(f"{path}: {wrong}; {advice}")
+        state = load(path, *args, **kwargs)
+        if not isinstance(state, dict):
+            raise TypeError(f"it holds {type(state).__name__}")
+        extra = state.get("extra_state") or {}
+        require(extra, {})
+        for name, value in (*state["model"].items(), *(extra.get("ema") or {}).items()):
+            if not torch.is_tensor(value):
+                raise TypeError(f"{name!r} of its model is no tensor")
+        for past in state.get("optimizer_history") or []:
+            require(past, {"num_updates": whole(0)}, ["num_updates"])
         return state
 
 
-def check_sums(path: str) -> None:
-    """UserError: the checkpoint is empty or damaged, by its check sums. Reads it once for each process."""
-    if Path(path).is_file() and not Path(path).stat().st_size:
-        raise UserError(f"{path}: empty; {_DELETE}")
-    if wrong := damage(path):
-        raise UserError(f"{path}: {wrong}; {_DELETE}")
-
-
-def check_content(state: Any) -> None:
-    """KeyError, TypeError or ValueError: `state` lacks what the plug-in reads of every checkpoint."""
-    if not isinstance(state, dict):
-        raise TypeError(f"it holds {type(state).__name__}")
-    extra = state.get("extra_state") or {}
-    require(extra, {})
-    for name, value in (*state["model"].items(), *(extra.get("ema") or {}).items()):
-        if not torch.is_tensor(value):
-            raise TypeError(f"{name!r} of its model is no tensor")
-    for past in state.get("optimizer_history") or []:
-        require(past, {"num_updates": whole(0)}, ["num_updates"])
+def memory_map(path: str) -> dict[str, Any]:
+    """Memory-map a checkpoint and check its content."""
+    return checked(torch.load, path, map_location="cpu", mmap=True, weights_only=True)
 
 
 def memory_map_last(path: str) -> dict[str, Any]:
@@ -108,25 +101,20 @@ def updates_so_far(path: str) -> int:
 def with_weights(path: str, state: dict[str, Any], weights: str) -> dict[str, Any]:
     """`state`, read from `path`, with the weights that `--weights` names as its model.
 
-    UserError: it has no average, or its folder fewer than K checkpoints.
+    last:K is the mean of the last K checkpoints in the folder of `path` (LAWA, Kaddour 2022), or of fewer:
+    fairseq writes none at an interval that ends with an epoch. UserError: no average; a single checkpoint.
     """
     if weights == "trained":
         return state
-    if count := averages.last_of(weights):
-        return state | {"model": _mean_of_last(path, count)}
-    average = (state.get("extra_state") or {}).get("ema")
-    if average is None:
-        raise UserError(f"{path} has no weight average: train with --store-ema, or leave --weights out")
-    return state | {"model": average}
-
-
-def _mean_of_last(path: str, count: int) -> dict[str, Any]:
-    """The mean of the `count` last checkpoints in the folder of `path` (LAWA, Kaddour 2022).
-
-    They may be fewer: fairseq writes none at an interval that ends with an epoch. UserError: only one.
-    """
+    count = averages.last_of(weights)
+    if not count:
+        average = (state.get("extra_state") or {}).get("ema")
+        if average is None:
+            raise UserError(f"{path} has no weight average: train with --store-ema, or leave --weights out")
+        return state | {"model": average}
     folder = Path(path).parent
-    named = ((_AT_UPDATE.fullmatch(file.name), file) for file in folder.glob("checkpoint_*_*.pt"))
+    pattern = re.compile(r"checkpoint_\d+_(\d+)\.pt")  # of --save-interval-updates: epoch and update
+    named = ((pattern.fullmatch(file.name), file) for file in folder.glob("checkpoint_*_*.pt"))
     by_updates = {int(match[1]): file for match, file in named if match}
     last = folder / "checkpoint_last.pt"
     if last.exists():
@@ -145,13 +133,10 @@ def _mean_of_last(path: str, count: int) -> dict[str, Any]:
             first = by_updates[newest[0]]
             raise UserError(f"{by_updates[updates]} and {first} are of different models: leave out --weights")
         for name, value in model.items():
-            if not value.is_floating_point():
-                mean[name] = value
-            elif k == 1:
-                mean[name] = value.float()
-            else:
-                mean[name] = torch.lerp(mean[name], value.float(), 1 / k)
-    return mean
+            if value.is_floating_point():
+                value = value.float() if k == 1 else torch.lerp(mean[name], value.float(), 1 / k)
+            mean[name] = value
+    return state | {"model": mean}
 
 
 def memory_map_members(paths: Sequence[str], weights: str = "trained") -> list[dict[str, Any]]:

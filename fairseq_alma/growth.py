@@ -124,26 +124,22 @@ def prepare(cfg, trainer) -> None:
     built the model and loaded nothing yet. UserError: no previous stage, or counts that do not match.
     """
     task, experts = trainer.task.args, getattr(trainer.cfg.model, "moe_expert_count", None)
-    path = os.path.join(cfg.save_dir, cfg.restore_file)
-    if cfg.restore_file != "checkpoint_last.pt":
-        path = cfg.restore_file
+    path = cfg.restore_file
+    if path == "checkpoint_last.pt":
+        path = os.path.join(cfg.save_dir, path)
     fresh = not os.path.exists(path)
-    if fresh and cfg.finetune_from_model:
+    if fresh:
         path = cfg.finetune_from_model
-        if not os.path.exists(path):
+        if path and not os.path.exists(path):
             raise UserError(
                 f"--finetune-from-model {path}: no such checkpoint; train the previous stage first"
             )
-    elif fresh:
+    if not path or experts is None:
         if task.grow_experts:
             raise UserError(
-                f"--grow-experts {task.grow_experts} needs the previous stage: give its checkpoint as "
-                "--finetune-from-model, or drop the flag in stage 0"
+                f"--grow-experts {task.grow_experts} needs --arch switch_gmoe*, and the previous stage's "
+                "checkpoint as --finetune-from-model; drop the flag in stage 0"
             )
-        return
-    if experts is None:
-        if task.grow_experts:
-            raise UserError("--grow-experts needs an arch with experts: --arch switch_gmoe")
         return
     weights = memory_map(path)["model"].items()
     before = next((len(value) for name, value in weights if name.endswith(".fc1.router.weight")), None)
@@ -152,13 +148,9 @@ def prepare(cfg, trainer) -> None:
         raise UserError(f"{path} has no Switch layers: --arch switch_gmoe cannot load it")
     if before + grow_by != experts:
         fit = f"use --moe-expert-count {before + grow_by}"
-        if before > experts:
-            fit = f"--moe-expert-count is {experts}: experts are never taken away"
-        elif grow_by:
-            fit = f"with --grow-experts {grow_by} {fit}"
-        else:
+        if before < experts:
             fit += f", or --grow-experts {experts - before} to split its losing experts"
-        raise UserError(f"{path} has {before} experts{',' if before > experts else ':'} {fit}")
+        raise UserError(f"{path} has {before} experts, --moe-expert-count is {experts}: {fit}")
     if grow_by:
         grown = os.path.join(cfg.save_dir, GROWN)
         _write_grown(path, grown, trainer)
@@ -187,19 +179,26 @@ def _write_grown(path: str, grown: str, trainer) -> None:
             num_workers=0,
         )
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SwitchFFN)}
-    token_sums = {name: _sum_tokens(layer.router) for name, layer in layers.items()}
+    # Only the direction of the mean tokens matters, so sums (E, D) suffice.
+    sums = {layer.router: torch.zeros_like(layer.router.weight).float() for layer in layers.values()}
+
+    def add_tokens(router: Router, inputs: tuple[Tensor, ...], routing: Routing) -> None:
+        real_S = routing.expert_S < len(sums[router])
+        sums[router].index_add_(0, routing.expert_S[real_S], inputs[0][real_S].float())
+
+    for router in sums:
+        router.register_forward_hook(add_tokens)
     result = evaluate(model, batches, task.dictionary.pad())
     task.growth_tokens = int(_over_processes(torch.tensor(result.tokens), trainer))
     losses = {}
     for (name, layer), number in zip(layers.items(), switch_layers(model), strict=True):
         no_batch = torch.zeros(layer.experts, dtype=torch.float64)  # with more processes than batches
         losses[name] = _over_processes(result.expert_loss.get(number, no_batch), trainer)
-    # Only the direction of the mean tokens matters, so sums suffice.
-    means = {name: _over_processes(total, trainer) for name, total in token_sums.items()}
+    means = {name: _over_processes(sums[layer.router], trainer) for name, layer in layers.items()}
     refused: list[UserError | None] = [None]
     if distributed_utils.get_global_rank() == 0:
         try:
-            parents = {prefix: losing_experts(sums, args.grow_experts) for prefix, sums in losses.items()}
+            parents = {prefix: losing_experts(loss, args.grow_experts) for prefix, loss in losses.items()}
             for prefix, split in parents.items():
                 logger.info(
                     f"growing {prefix}: splitting experts {split}, which have the largest validation loss"
@@ -210,9 +209,8 @@ def _write_grown(path: str, grown: str, trainer) -> None:
             optimizer = state.pop("last_optimizer_state", None)
             if schedule.keeps_optimizer(args):
                 schedule.check_optimizer(path, optimizer)
-                shapes = {
-                    name: param.shape for name, param in model.named_parameters() if param.requires_grad
-                }
+                trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+                shapes = {name: param.shape for name, param in trained}
                 state["last_optimizer_state"] = grow_optimizer_state(optimizer, shapes, parents)
             if args.schedule == "stage":
                 state["optimizer_history"][-1]["num_updates"] = 0
@@ -227,18 +225,6 @@ def _write_grown(path: str, grown: str, trainer) -> None:
         torch.distributed.broadcast_object_list(refused, src=0, device=trainer.device)
     if refused[0]:
         raise refused[0]
-
-
-def _sum_tokens(router: Router) -> Tensor:
-    """A tensor (E, D) to which every forward pass of the router adds the tokens of each expert."""
-    sums = torch.zeros_like(router.weight, dtype=torch.float32)
-
-    def add(module: Router, inputs: tuple[Tensor, ...], routing: Routing) -> None:
-        real_S = routing.expert_S < len(sums)
-        sums.index_add_(0, routing.expert_S[real_S], inputs[0][real_S].float())
-
-    router.register_forward_hook(add)
-    return sums
 
 
 def _over_processes(value: Tensor, trainer) -> Tensor:

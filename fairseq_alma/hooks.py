@@ -50,13 +50,13 @@ def install() -> None:
     replace(options, "parse_args_and_arch", _parse_with_our_defaults)
     replace(distributed_utils, "call_main", _run_with_our_errors)
     replace(checkpoint_utils, "load_checkpoint", _grow_and_load)
-    replace(checkpoint_utils, "load_checkpoint_to_cpu", _diagnose)
+    replace(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint.checked)
     replace(checkpoint_utils, "load_model_ensemble_and_task", _check_members)
     replace(Trainer, "load_checkpoint", _load_into)
     replace(Trainer, "_build_optimizer", _build_optimizer)
     replace(Trainer, "state_dict", _state_of_plain_data)
     Trainer.always_call_state_dict_during_save_checkpoint = property(_saving_is_collective)
-    replace(utils, "clip_grad_norm_", _clip_with_experts)
+    replace(utils, "clip_grad_norm_", expert_parallel.clip_grad_norm_)
     replace(distributed_fairseq_model, "DistributedDataParallel", _ignore_experts)
 
 
@@ -133,8 +133,12 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     growth.prepare(cfg, trainer)
     if new_stage := schedule.starts_stage(cfg):
         schedule.prepare(cfg, trainer)
-    with weight_average.postponed(trainer):
+    average = trainer.cfg.ema
+    wanted, average.store_ema = average.store_ema, False  # `weight_average.begin` restores it
+    try:
         loaded = original(cfg, trainer, **kwargs)
+    finally:
+        average.store_ema = wanted
     if new_stage:
         schedule.begin(trainer, loaded[0])
     weight_average.begin(trainer, loaded[0])
@@ -143,15 +147,6 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     if max_update and trainer.get_num_updates() >= max_update:
         raise TrainingComplete
     return loaded
-
-
-def _diagnose(original, path, *args, **kwargs):
-    """Report a damaged or foreign checkpoint in one line (see `checkpoint.reading`)."""
-    with checkpoint.reading(path):
-        checkpoint.check_sums(path)
-        state = original(path, *args, **kwargs)
-        checkpoint.check_content(state)
-        return state
 
 
 def _load_into(original, trainer, filename, *args, **kwargs):
@@ -200,12 +195,11 @@ def _build_optimizer(original, trainer) -> None:
     with open_dict(trainer.cfg):
         trainer.cfg.common.fp16_no_flatten_grads = True
     original(trainer)
-    group = _ep_group(trainer)
     precision.replace_optimizer(trainer)
     optimizer = trainer.optimizer.optimizer
     if type(optimizer) is Adam and not trainer.cfg.optimizer.use_old_adam:
         optimizer.__class__ = FusedAdam  # it has no state of its own; fairseq offers no choice of class
-    if group:
+    if group := _ep_group(trainer):
         expert_parallel.whole_states(optimizer, group)
     return None
 
@@ -219,17 +213,6 @@ def _saving_is_collective(trainer) -> bool:
     """Whether all processes take part in saving a checkpoint; fairseq's own condition is FSDP's."""
     fsdp = trainer.is_fsdp and not trainer.cfg.distributed_training.use_sharded_state
     return fsdp or _ep_group(trainer) is not None
-
-
-def _clip_with_experts(original, params, max_norm, aggregate_norm_fn=None):
-    """Include all processes' experts in the gradient norm; fairseq only scales their gradients.
-
-    fairseq marks a parameter that differs between processes by an attribute `expert`.
-    """
-    params = [params] if torch.is_tensor(params) else list(params)
-    if any(hasattr(param, "expert") for param in params):
-        return expert_parallel.clip_grad_norm_(original, params, max_norm)
-    return original(params, max_norm, aggregate_norm_fn)
 
 
 def _ignore_experts(original, module, **kwargs):

@@ -45,7 +45,22 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
     (state,) = memory_map_members([path], weights)
     with reading(path):  # a KeyError: the config or the weights are incomplete
         options, saved = state["cfg"]["model"], state["model"]
-        _check_options(path, options)
+        # What names and shapes of weights do not show, and modeling_alma.py does not compute:
+        kind = options["_name"]
+        arch = ARCH_MODEL_REGISTRY.get(kind, MODEL_REGISTRY.get(kind))
+        if arch not in (TransformerLanguageModel, SwitchLanguageModel):
+            raise UserError(f"{path} is a {kind}: export supports switch_gmoe* and transformer_lm")
+        flags = ("decoder_xformers_att_config", "quant_noise_pq", "quant_noise_scalar")
+        problems = [f"with --{flag}" for flag in flags if options.get(flag)]
+        if options["activation_fn"] not in _ACTIVATIONS:
+            problems.append(f"with --activation-fn {options['activation_fn']}")
+        if 0 <= options.get("moe_eval_capacity_token_fraction", -1) < 1:
+            problems.append("with --moe-eval-capacity-token-fraction (drops tokens depending on the batch)")
+        if options.get("members", 1) > 1:
+            problems.append("as a UMix of several models")
+        if problems:
+            problem = problems[0].replace("_", "-")
+            raise UserError(f"{path} was trained {problem}, which export does not support")
         # Text starts as in training: with bos if --add-bos-token was given, else with eos, as a stream does.
         begin = BOS if state["cfg"]["task"].get("add_bos_token") else EOS
         special: dict[str, Any] = {"bos_token_id": begin, "eos_token_id": EOS, "pad_token_id": PAD}
@@ -87,24 +102,6 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
             ) from error
     model.tie_weights()
     return model
-
-
-def _check_options(path: str, options: dict[str, Any]) -> None:
-    """UserError: what the names and shapes of weights do not show, and modeling_alma.py does not compute."""
-    name = options["_name"]
-    known = ARCH_MODEL_REGISTRY.get(name, MODEL_REGISTRY.get(name))
-    if known not in (TransformerLanguageModel, SwitchLanguageModel):
-        raise UserError(f"{path} is a {name}: export supports switch_gmoe* and transformer_lm")
-    flags = ("decoder_xformers_att_config", "quant_noise_pq", "quant_noise_scalar")
-    problems = [f"with --{flag}" for flag in flags if options.get(flag)]
-    if options["activation_fn"] not in _ACTIVATIONS:
-        problems.append(f"with --activation-fn {options['activation_fn']}")
-    if 0 <= options.get("moe_eval_capacity_token_fraction", -1) < 1:
-        problems.append("with --moe-eval-capacity-token-fraction (drops tokens depending on the batch)")
-    if options.get("members", 1) > 1:
-        problems.append("as a UMix of several models")
-    if problems:
-        raise UserError(f"{path} was trained {problems[0].replace('_', '-')}, which export does not support")
 
 
 def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:

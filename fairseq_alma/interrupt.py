@@ -70,14 +70,14 @@ def is_train(main) -> bool:
 
 
 def watch(main, flag: ctypes.c_bool) -> None:
-    """Check `flag` after every update of `main`, if that trains."""
+    """Check `flag` after every update of `main`, if that trains.
+
+    Training stops after any validation and saving that is due; a stage that is complete ends as usual.
+    """
     _use(flag)
-    if is_train(main) and not hasattr(main.__globals__["validate_and_save"], "__wrapped__"):
-        main.__globals__["validate_and_save"] = _stop_on_signal(main.__globals__["validate_and_save"])
-
-
-def _stop_on_signal(original):
-    """Stop after any validation and saving that is due; a stage that is complete ends as usual."""
+    original = main.__globals__["validate_and_save"] if is_train(main) else None
+    if original is None or hasattr(original, "__wrapped__"):
+        return
 
     @functools.wraps(original)
     def validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
@@ -116,4 +116,4 @@ def _stop_on_signal(original):
             torch.distributed.barrier(distributed_utils.get_global_group())
         sys.exit(EXIT_CODE)
 
-    return validate_and_save
+    main.__globals__["validate_and_save"] = validate_and_save

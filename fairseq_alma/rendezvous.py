@@ -74,14 +74,19 @@ def _join(file: Path, attempt: str, rank: int, processes: int) -> TCPStore:
     """Wait for the file and connect. UserError: it does not appear, or its port does not answer."""
     who = f"process {rank} on {socket.gethostname()}"
     deadline = time.monotonic() + WAIT_SECONDS
-    while not (address := _read(file, attempt)):
+    while True:
+        with contextlib.suppress(OSError, ValueError):
+            os.listdir(file.parent)  # else NFS remembers for up to a minute that there is no such file
+            written = json.loads(file.read_bytes())
+            if written["attempt"] == attempt:
+                break
         if time.monotonic() > deadline:
             raise UserError(
                 f"{who}: no {file} of this start in {WAIT_SECONDS} s: every node must see this folder, and "
                 "the first process must run, see its log"
             )
         time.sleep(_POLL_SECONDS)
-    host, port = address
+    host, port = written["host"], written["port"]
     try:
         store = TCPStore(host, port, processes, timeout=timedelta(seconds=_CONNECT_SECONDS))
     except RuntimeError as error:
@@ -91,16 +96,6 @@ def _join(file: Path, attempt: str, rank: int, processes: int) -> TCPStore:
         ) from error
     store.set(f"joined {rank}", "")
     return store
-
-
-def _read(file: Path, attempt: str) -> tuple[str, int] | None:
-    """Host and port; None: the file of this attempt is not there yet."""
-    with contextlib.suppress(OSError, ValueError):
-        os.listdir(file.parent)  # else NFS remembers for up to a minute that there is no such file
-        written = json.loads(file.read_bytes())
-        if written["attempt"] == attempt:
-            return written["host"], written["port"]
-    return None
 
 
 def _node() -> str:

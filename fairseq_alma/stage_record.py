@@ -19,7 +19,7 @@ from alma.metrics import bits_per_byte, perplexity
 from alma.schema import LARGEST
 from fairseq_alma.checkpoint import memory_map_last, memory_map_members, with_weights
 from fairseq_alma.ensemble import EnsembleDecoder, ensemble_of
-from fairseq_alma.moe.metrics import Evaluation, evaluate
+from fairseq_alma.moe.metrics import evaluate
 
 
 @dataclass
@@ -49,7 +49,7 @@ def build_untrained(arguments: list[str], seeds: Sequence[int], context_window: 
         models.append(task.build_model(cfg.model))
     shapes = [_shape(cfg.model, models[0].decoder)] * len(models)
     task.args.tokens_per_sample -= context_window  # only now: the models have them all
-    return Loaded(cfg, task, _deployed(models), shapes, [], context_window)
+    return Loaded(cfg, task, ensemble_of(models), shapes, [], context_window)
 
 
 def load_trained(arguments: list[str], weights: str, context_window: int) -> Loaded:
@@ -68,11 +68,7 @@ def load_trained(arguments: list[str], weights: str, context_window: int) -> Loa
         (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
         models.append(model)
         shapes.append(_shape(Namespace(**config), model.decoder))
-    return Loaded(cfg, task, _deployed(models), shapes, paths, context_window)
-
-
-def _deployed(models: list[torch.nn.Module]) -> torch.nn.Module:
-    return models[0] if len(models) == 1 else ensemble_of(models)
+    return Loaded(cfg, task, ensemble_of(models), shapes, paths, context_window)
 
 
 def _shape(args, decoder) -> Shape | Weights:
@@ -108,10 +104,30 @@ def training_record(checkpoint: str, shape: Shape | Weights) -> dict[str, Any]:
     }
 
 
-def describe(task, result: Evaluation, split: str) -> dict[str, Any]:
-    """Perplexity per token, and per word and byte if the stream says how many `split` has."""
-    part = {"valid": task.stream.valid, "test": task.stream.test}.get(split) if task.stream else None
+def describe(split: str, loaded: Loaded) -> dict[str, Any]:
+    """Perplexity on a split per token, and per word and byte if the stream says how many it has.
+
+    UserError: the loss is not finite.
+    """
+    cfg, task, model = loaded.cfg, loaded.task, loaded.model
+    if torch.cuda.is_available() and not cfg.common.cpu:
+        model = model.cuda()
+    task.load_dataset(split)
+    batches = task.eval_lm_dataloader(
+        dataset=task.dataset(split),
+        max_tokens=cfg.dataset.max_tokens,
+        batch_size=cfg.dataset.batch_size,
+        max_positions=model.max_positions(),  # type: ignore[operator]
+        num_workers=0,
+        context_window=loaded.context_window,
+    )
+    if sys.stderr.isatty():
+        batches = progress_bar.progress_bar(batches, log_format="tqdm", prefix=f"evaluating on {split}")
+    result = evaluate(model, batches, task.dictionary.pad())
     nll = result.nll / result.tokens
+    if not perplexity(nll) <= LARGEST:
+        raise UserError(f"the loss on {split} is {nll:.4g}: training has diverged; try a lower --lr")
+    part = {"valid": task.stream.valid, "test": task.stream.test}.get(split) if task.stream else None
     return {
         "nll": nll,
         "perplexity": perplexity(nll),
@@ -130,29 +146,6 @@ def describe(task, result: Evaluation, split: str) -> dict[str, Any]:
     }
 
 
-def evaluate_on(split: str, loaded: Loaded) -> Evaluation:
-    """Evaluate the model on a split. UserError: the loss is not finite."""
-    cfg, task, model = loaded.cfg, loaded.task, loaded.model
-    if torch.cuda.is_available() and not cfg.common.cpu:
-        model = model.cuda()
-    task.load_dataset(split)
-    batches = task.eval_lm_dataloader(
-        dataset=task.dataset(split),
-        max_tokens=cfg.dataset.max_tokens,
-        batch_size=cfg.dataset.batch_size,
-        max_positions=model.max_positions(),  # type: ignore[operator]
-        num_workers=0,
-        context_window=loaded.context_window,
-    )
-    if sys.stderr.isatty():
-        batches = progress_bar.progress_bar(batches, log_format="tqdm", prefix=f"evaluating on {split}")
-    result = evaluate(model, batches, task.dictionary.pad())
-    loss = result.nll / result.tokens
-    if not perplexity(loss) <= LARGEST:
-        raise UserError(f"the loss on {split} is {loss:.4g}: training has diverged; try a lower --lr")
-    return result
-
-
 def drift(loaded: Loaded) -> dict[str, Any]:
     """On an ordered stream, `matrix`: the perplexity on the held-out part of each mega-batch, and
     `matrix_experts`: each expert's share of its tokens, by Switch layer; on a dated stream
@@ -160,7 +153,7 @@ def drift(loaded: Loaded) -> dict[str, Any]:
     stream = loaded.task.stream
     if not (stream and stream.ordered):
         return {}
-    records = [describe(loaded.task, evaluate_on(part.name, loaded), part.name) for part in stream.held_out]
+    records = [describe(part.name, loaded) for part in stream.held_out]
     periods = [part.period for part in stream.held_out]
     shares = [{layer: experts["share"] for layer, experts in row["experts"].items()} for row in records]
     return {
@@ -176,14 +169,13 @@ def measure(loaded: Loaded, valid: bool) -> dict[str, Any]:
     `valid`: measure the loss on the validation split too. `training` has the cost of training each
     checkpoint; it is empty for untrained models.
     """
-    shapes, split = loaded.shapes, loaded.cfg.dataset.gen_subset
-    record = describe(loaded.task, evaluate_on(split, loaded), split)
+    shapes = loaded.shapes
+    record = describe(loaded.cfg.dataset.gen_subset, loaded)
     experts = {shape.experts for shape in shapes if shape.switch_layers}
     record |= drift(loaded) | {"valid": None}
     if valid:
-        result = evaluate_on("valid", loaded)
-        loss = result.nll / result.tokens
-        record["valid"] = {"loss": loss, "perplexity": perplexity(loss)}
+        on_valid = describe("valid", loaded)
+        record["valid"] = {"loss": on_valid["nll"], "perplexity": on_valid["perplexity"]}
     return record | {
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
         "eval_flops_per_example": sum(s.forward_flops(s.positions) for s in shapes),

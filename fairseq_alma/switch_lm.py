@@ -3,8 +3,6 @@
 fairseq's pre-LN decoder with a Switch layer in every `--moe-freq`-th block (paper, section 5).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -192,6 +190,7 @@ class SwitchDecoder(TransformerDecoder):
             x_BTD = self.layernorm_embedding(x_BTD)
         padding_BT = tokens_BT.eq(self.padding_idx)
         padded = bool(padding_BT.any()) if self.padded is None else self.padded
+        self.padded = None
         x_TBD = self.dropout_module(x_BTD).transpose(0, 1)
         del x_BTD  # its memory is that of a layer's input
         causal = incremental_state is None and not full_context_alignment
@@ -215,17 +214,11 @@ class SwitchDecoder(TransformerDecoder):
         return x_BTD, {"attn": [None], "routings": routings}
 
 
-@contextmanager
-def padding_known(model: nn.Module, padded: bool | None) -> Iterator[None]:
-    """Tell a model's decoders whether the next batch has padding."""
-    decoders = [module for module in model.modules() if isinstance(module, SwitchDecoder)]
-    for decoder in decoders:
-        decoder.padded = padded
-    try:
-        yield
-    finally:
-        for decoder in decoders:
-            decoder.padded = None
+def expect_padding(model: nn.Module, padded: bool | None) -> None:
+    """Set `padded` of the model's decoders for their next forward pass."""
+    for module in model.modules():
+        if isinstance(module, SwitchDecoder):
+            module.padded = padded
 
 
 @register_model("switch_lm", dataclass=SwitchLMConfig)

@@ -30,7 +30,7 @@ from fairseq_alma.defaults import flag
 from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
 from fairseq_alma.moe.layer import routings_of, switch_layers
 from fairseq_alma.moe.metrics import layer_stats, log_layers, token_nll
-from fairseq_alma.switch_lm import padding_known
+from fairseq_alma.switch_lm import expect_padding
 from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion
 
 logger = logging.getLogger(__name__)
@@ -119,8 +119,6 @@ class AlmaLMTask(LanguageModelingTask):
     @classmethod
     def setup_dictionary(cls, args, **kwargs):
         """As fairseq's. UserError: data or dict.txt missing, or dict.txt not a dictionary."""
-        if not args.data:
-            raise UserError("no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`")
         first = Path(args.data.split(":")[0])
         if not first.is_dir():
             raise UserError(f"{first}: no such directory; make a stream with `alma data`")
@@ -156,11 +154,23 @@ class AlmaLMTask(LanguageModelingTask):
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         """Load `train` (the mega-batches of --stage), `valid` or `test` as blocks of --tokens-per-sample.
 
-        UserError: stage out of range, files missing, truncated, changed or empty.
+        UserError: no such stage or split; files missing, truncated, changed or empty.
         """
         directories, items = self.args.data.split(":"), None
-        if self.stream:
-            prefixes = self._files(self.stream, self._parts(self.stream, split))
+        if stream := self.stream:
+            known = {part.name: part for part in (stream.valid, stream.test, *stream.held_out)}
+            if split == "train":
+                stage = self._stage()
+                logger.info(f"stage {stage.index}: mega-batches {', '.join(map(str, stage.train_on))}")
+                parts = [stream.megabatches[t - 1] for t in stage.train_on]
+            elif split == "valid" and stream.ordered:
+                stage = self._stage()
+                parts = list(stream.held_out_valid[stage.first - 1 : stage.last])
+            elif split in known:
+                parts = [known[split]]
+            else:
+                raise UserError(f"{split}: this stream has the splits train, {', '.join(known)}")
+            prefixes = self._files(stream, parts)
         elif split != "train":
             prefixes = preprocessed.checked([f"{directories[0]}/{split}"])
         else:
@@ -177,20 +187,6 @@ class AlmaLMTask(LanguageModelingTask):
                 )
         self.sources[split] = prefixes, items
         self.datasets[split] = self._blocks(split, self.args.tokens_per_sample)
-
-    def _parts(self, stream: Stream, split: str) -> list[Part]:
-        """The parts of the stream that make up a split in this stage. UserError: no such split or stage."""
-        if split == "train":
-            stage = self._stage()
-            logger.info(f"stage {stage.index}: mega-batches {', '.join(map(str, stage.train_on))}")
-            return [stream.megabatches[t - 1] for t in stage.train_on]
-        if split == "valid" and stream.ordered:
-            stage = self._stage()
-            return list(stream.held_out_valid[stage.first - 1 : stage.last])
-        known = {part.name: part for part in (stream.valid, stream.test, *stream.held_out)}
-        if split not in known:
-            raise UserError(f"{split}: this stream has the splits train, {', '.join(known)}")
-        return [known[split]]
 
     def _files(self, stream: Stream, parts: list[Part]) -> list[str]:
         """The prefixes of the files of the stream's `parts`, checked."""
@@ -310,12 +306,9 @@ class AlmaLMTask(LanguageModelingTask):
         """
         model.train()
         model.set_num_updates(update_num)
+        expect_padding(model, sample.get("padded"))
         outputs: list[tuple] = []
-        with (
-            torch.autograd.profiler.record_function("forward"),
-            collect_outputs(model, outputs),
-            padding_known(model, sample.get("padded")),
-        ):
+        with torch.autograd.profiler.record_function("forward"), collect_outputs(model, outputs):
             with torch.autocast(sample["target"].device.type, enabled=isinstance(optimizer, AMPOptimizer)):
                 loss, sample_size, logging_output = criterion(model, sample)
             routings = routings_of(outputs[-1]) if outputs else {}
@@ -333,8 +326,9 @@ class AlmaLMTask(LanguageModelingTask):
 
     def valid_step(self, sample, model, criterion):
         """As fairseq's, plus the loss of each expert."""
+        expect_padding(model, sample.get("padded"))
         outputs: list[tuple] = []
-        with collect_outputs(model, outputs), padding_known(model, sample.get("padded")):
+        with collect_outputs(model, outputs):
             loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
         if outputs and (routings := routings_of(outputs[-1])):
             if isinstance(criterion, ChunkedCrossEntropyCriterion):

@@ -79,11 +79,15 @@ class ExpertParallelDispatcher(PaddedDispatcher):
         return super().to_tokens(_AllToAll.apply(self.group.process_group, y_RD), gate_S)
 
 
-def clip_grad_norm_(original, params, max_norm: float) -> Tensor:
+def clip_grad_norm_(original, params, max_norm: float, aggregate_norm_fn=None) -> Tensor:
     """fairseq's `original`, with the local experts of all processes in the norm.
 
-    fairseq leaves parameters marked `expert` out. Returns the norm over all processes, a scalar. Collective.
+    fairseq marks a parameter that differs between processes by an attribute `expert`, and leaves it out.
+    Returns the norm over all processes, a scalar. Collective.
     """
+    params = [params] if torch.is_tensor(params) else list(params)
+    if not any(hasattr(param, "expert") for param in params):
+        return original(params, max_norm, aggregate_norm_fn)
     local = [p.grad for p in params if hasattr(p, "expert") and p.grad is not None]
     norms = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in local]
     squares = torch.stack([*norms, torch.zeros((), device=params[0].device)]).square().sum()

@@ -47,11 +47,10 @@ def begin(trainer) -> None:
     task, previous, done = trainer.task, trainer.cfg.checkpoint.finetune_from_model, trainer.get_num_updates()
     if task.args.stage and previous and not done:  # a resumed stage has it from its checkpoint
         task.earlier_updates = updates_so_far(previous)
-    resumed = done > task.first_update
-    writer = partial(
-        StageWriter, stage=task.args.stage, earlier=task.earlier_updates, done=done, resumed=resumed
+    stage, resumed = task.args.stage, done > task.first_update
+    progress_bar.SummaryWriter = partial(
+        StageWriter, stage=stage, earlier=task.earlier_updates, done=done, resumed=resumed
     )
-    progress_bar.SummaryWriter = writer
 
 
 def add_evaluation(logdir: str, split: str, record: dict[str, Any], path: str | None) -> None:

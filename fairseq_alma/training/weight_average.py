@@ -8,13 +8,10 @@ there is none. No upstream issue known; unnecessary once fairseq averages each p
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from fairseq.models.ema import EMA
-from omegaconf import open_dict
 
 from alma import averages
 from alma.errors import UserError
@@ -44,19 +41,6 @@ class WeightAverage(EMA):
             average.lerp_(weight.to(average.dtype), share)
         for copy, buffer in zip(self.model.buffers(), new_model.buffers(), strict=True):
             copy.copy_(buffer)
-
-
-@contextmanager
-def postponed(trainer) -> Iterator[None]:
-    """Load a checkpoint into `trainer` without its average; `begin` restores that afterwards."""
-    wanted = trainer.cfg.ema.store_ema
-    with open_dict(trainer.cfg):
-        trainer.cfg.ema.store_ema = False
-    try:
-        yield
-    finally:
-        with open_dict(trainer.cfg):
-            trainer.cfg.ema.store_ema = wanted
 
 
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:

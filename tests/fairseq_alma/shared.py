@@ -3,10 +3,25 @@
 import json
 
 import torch
+import torch.nn.functional as F
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from fairseq_alma.moe.layer import SwitchFFN
+
+DIM, HIDDEN = 8, 16
+"""Of `make_layer`."""
+
+
+def make_layer(experts: int, capacity_factor: float = 1.0, eval_capacity: float = -1.0) -> SwitchFFN:
+    """A small Switch layer, the same for the same number of experts."""
+    torch.manual_seed(experts)
+    identity = torch.nn.Identity()
+    layer = SwitchFFN(DIM, HIDDEN, experts, capacity_factor, eval_capacity, F.gelu, identity)
+    torch.nn.init.normal_(layer.router.weight)
+    return layer
 
 
 def config_of(*words):

@@ -1,5 +1,6 @@
 """Exported models compute in transformers what they do in fairseq; unsupported ones are one clear line."""
 
+import functools
 import json
 import os
 import stat
@@ -31,19 +32,16 @@ def transformers(tmp_path_factory):
 @pytest.fixture
 def export():
     """`export(path, out, tokenizer=None)`, as `alma export` calls it."""
-    from fairseq_alma import hugging_face
+    from fairseq_alma.hugging_face import export
 
-    return lambda path, *rest: hugging_face.export(path, *rest)
+    return export
 
 
 @pytest.fixture
 def load(transformers):
     """`load(path, ...)` as users do."""
 
-    def run(path, **settings):
-        return transformers.AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True, **settings)
-
-    return run
+    return functools.partial(transformers.AutoModelForCausalLM.from_pretrained, trust_remote_code=True)
 
 
 @pytest.fixture

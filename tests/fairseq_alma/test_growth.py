@@ -32,17 +32,13 @@ def run(model, sample) -> tuple[torch.Tensor, Routing]:
     return logits, extra["routings"]["1"]
 
 
-def logits(model, sample) -> torch.Tensor:
-    return run(model, sample)[0]
-
-
 def test_preserve_without_noise_keeps_logits_even_twice(build, sample):
     _, model = build("--moe-expert-count", "4")
-    before = logits(model, sample)
+    before, _ = run(model, sample)
     once = grown(build, model, [2, 0], "preserve")
-    torch.testing.assert_close(logits(once, sample), before, atol=1e-5, rtol=0)
+    torch.testing.assert_close(run(once, sample)[0], before, atol=1e-5, rtol=0)
     twice = grown(build, once, [4, 1, 2], "preserve")  # 4 is itself a copy of 2
-    torch.testing.assert_close(logits(twice, sample), before, atol=1e-5, rtol=0)
+    torch.testing.assert_close(run(twice, sample)[0], before, atol=1e-5, rtol=0)
     assert switch_layers(twice)["1"].router.copies.tolist() == [2, 2, 4, 1, 4, 2, 4, 2, 4]
 
 
@@ -66,11 +62,6 @@ def test_copies_are_plain_without_noise_and_evenly_set_apart_with_it(build, size
     assert (new[4:] - new[[2, 0]]).std().item() == pytest.approx(size, rel=0.3)
 
 
-def noise(experts: int, dim: int = 32) -> dict:
-    """Arguments of grow_model_state; any mean tokens will do where growth keeps the function."""
-    return {"noise": 0.5, "mean_tokens": {PREFIX: torch.randn(experts, dim)}}
-
-
 def test_tree_growth_keeps_outputs_with_any_noise_even_twice():
     torch.manual_seed(0)
     layers = {
@@ -80,10 +71,7 @@ def test_tree_growth_keeps_outputs_with_any_noise_even_twice():
     x = torch.randn(50, 4, 8)
     before, routing = layers[3]["fc1"](x)
     routed = [routing.expert_S]
-    for old, new, split in (
-        (3, 5, [0, 2]),
-        (5, 8, [0, 3, 1]),
-    ):  # then 0 has a gate, 3 is a child
+    for old, new, split in ((3, 5, [0, 2]), (5, 8, [0, 3, 1])):  # then 0 has a gate, 3 is a child
         state = dict(layers[old].state_dict())
         means = {"fc1": torch.randn(old, 8)}
         grow_model_state(state, {"fc1": split}, "tree", noise=0.5, mean_tokens=means, seed=new)
@@ -99,11 +87,13 @@ def test_tree_growth_keeps_outputs_with_any_noise_even_twice():
 def test_tree_growth_keeps_the_loss_even_after_preserve(build, sample):
     _, model = build("--moe-expert-count", "4")
     model = grown(build, model, [2, 0], "preserve")
-    before = logits(model, sample)
+    before, _ = run(model, sample)
     loss = F.cross_entropy(before.flatten(0, 1), sample["target"].flatten())
     for split in ([2, 1], [6, 2, 4]):  # 2 was split by preserve, then by tree; 6 is its child
-        model = grown(build, model, split, "tree", **noise(switch_layers(model)["1"].experts))
-        after = logits(model, sample)
+        # Any mean tokens will do where growth keeps the function.
+        means = {PREFIX: torch.randn(switch_layers(model)["1"].experts, 32)}
+        model = grown(build, model, split, "tree", noise=0.5, mean_tokens=means)
+        after, _ = run(model, sample)
         torch.testing.assert_close(after, before, atol=1e-5, rtol=0)
         after_loss = F.cross_entropy(after.flatten(0, 1), sample["target"].flatten())
         assert after_loss.item() == pytest.approx(loss.item(), abs=1e-6)
@@ -151,8 +141,7 @@ def test_noise_divides_the_tokens_of_a_parent_with_its_copy(build, sample, route
     _, routing = run(grown(build, model, [0, 1], router), sample)
     assert routing.counts_E.tolist() == [*before.tolist(), 0, 0]
     for seed in range(5):
-        means = {PREFIX: sums}
-        larger = grown(build, model, [0, 1], router, noise=0.1, mean_tokens=means, seed=seed)
+        larger = grown(build, model, [0, 1], router, noise=0.1, mean_tokens={PREFIX: sums}, seed=seed)
         after = run(larger, sample)[1].counts_E
         assert after.min() >= 0.1 * after.sum(), (before, after)
 

@@ -191,13 +191,8 @@ def test_training_is_that_of_fairseqs_criterion(build, padded, name, sentence_av
 @pytest.mark.parametrize("name", ["switch", "umix"])
 def test_validation_has_the_same_loss_per_expert(build, padded, name):
     task, model = build(*MODELS[name])
-    found = [
-        task.valid_step(padded, model, criterion.eval())
-        for criterion in (
-            CrossEntropyCriterion(task, False),
-            ChunkedCrossEntropyCriterion(task, False, 24),
-        )
-    ]
+    criteria = CrossEntropyCriterion(task, False), ChunkedCrossEntropyCriterion(task, False, 24)
+    found = [task.valid_step(padded, model, criterion.eval()) for criterion in criteria]
     (expected, size, expected_log), (loss, ours, log) = found
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     assert size == ours

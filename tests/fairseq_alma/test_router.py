@@ -4,23 +4,13 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fairseq_alma.moe.layer import SwitchFFN
 from fairseq_alma.moe.metrics import expert_losses, layer_stats
 from fairseq_alma.moe.router import Router
-
-DIM = 8
-
-
-def make(experts: int, capacity_factor: float = 1.0) -> SwitchFFN:
-    torch.manual_seed(experts)
-    layer = SwitchFFN(DIM, 16, experts, capacity_factor, -1.0, F.gelu, nn.Identity())
-    nn.init.normal_(layer.router.weight)
-    return layer
+from tests.fairseq_alma.shared import DIM, make_layer
 
 
 def make_tree(parent: list[int]) -> Router:
@@ -86,7 +76,7 @@ def test_a_tree_routes_as_the_descent_token_by_token_in_values_and_gradients(dat
 
 
 def test_the_output_alone_trains_the_gates_of_the_splits_from_zero_on():
-    layer = make(2, capacity_factor=0.0)
+    layer = make_layer(2, capacity_factor=0.0)
     state = {**layer.router.state_dict(), "parent": torch.tensor([-1, 0])}
     layer.router.load_state_dict(state)
     with torch.no_grad():
@@ -126,7 +116,7 @@ def test_half_precision_rounds_no_count_of_copies(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_router_computes_in_fp32_in_half_precision_models(dtype):
-    layer = make(4).to(dtype)
+    layer = make_layer(4).to(dtype)
     x = torch.randn(16, 2, DIM, dtype=dtype)
     y, routing = layer(x)
     assert y.dtype == dtype
@@ -136,7 +126,7 @@ def test_router_computes_in_fp32_in_half_precision_models(dtype):
 
 
 def test_balance_loss_counts_tokens_before_they_are_dropped():
-    router = make(4).router
+    router = make_layer(4).router
     tokens = torch.randn(64, DIM)
     routing = router(tokens, capacity=2)
     assert routing.kept_E.sum() < routing.counts_E.sum() == 64
@@ -146,7 +136,7 @@ def test_balance_loss_counts_tokens_before_they_are_dropped():
 
 
 def test_the_balance_loss_does_not_see_padding():
-    router = make(4).router
+    router = make_layer(4).router
     real, padding = torch.randn(40, DIM), torch.randn(24, DIM).abs()  # of other experts than the real tokens'
     padded = torch.arange(64) >= 40
     together = router(torch.cat([real, padding]), padded).balance_loss
@@ -157,7 +147,7 @@ def test_the_balance_loss_does_not_see_padding():
 def test_expert_losses_sum_the_loss_of_the_tokens_of_each_expert():
     padding = torch.zeros(2, 7, dtype=torch.bool)
     padding[1, 4:] = True
-    _, routing = make(3)(torch.randn(7, 2, DIM), padding)
+    _, routing = make_layer(3)(torch.randn(7, 2, DIM), padding)
     nll = torch.rand(2, 7)
     sums = expert_losses(routing, nll)
     assert sums.sum().item() == pytest.approx(nll[~padding].sum().item(), rel=1e-6)
@@ -168,7 +158,7 @@ def test_expert_losses_sum_the_loss_of_the_tokens_of_each_expert():
 
 @pytest.mark.parametrize("padded", [0, 5])
 def test_routing_stats_describe_the_tokens_of_a_pass_but_padding(padded):
-    routing = make(3).router(torch.randn(32 + padded, DIM), torch.arange(32 + padded) >= 32, capacity=6)
+    routing = make_layer(3).router(torch.randn(32 + padded, DIM), torch.arange(32 + padded) >= 32, capacity=6)
     stats = {name.removeprefix("moe_l0_"): value for name, value in layer_stats({"0": routing}).items()}
     assert stats["tokens"] == 32
     assert stats["load"].sum() == 32

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -24,16 +23,7 @@ from fairseq_alma.moe.dispatchers import (
     fastest_dispatcher,
 )
 from fairseq_alma.moe.layer import SwitchFFN
-from tests.fairseq_alma.shared import Largest
-
-DIM, HIDDEN = 8, 16
-
-
-def make(experts: int, capacity_factor: float = 1.0, eval_capacity: float = -1.0) -> SwitchFFN:
-    torch.manual_seed(experts)
-    layer = SwitchFFN(DIM, HIDDEN, experts, capacity_factor, eval_capacity, F.gelu, nn.Identity())
-    nn.init.normal_(layer.router.weight)
-    return layer
+from tests.fairseq_alma.shared import DIM, HIDDEN, Largest, make_layer
 
 
 def one_hot_reference(layer: SwitchFFN, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
@@ -83,7 +73,7 @@ def test_equals_the_one_hot_reference_in_outputs_and_gradients(
     monkeypatch, layout, experts, shape, factor, split, seed
 ):
     monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced(layout))
-    layer = make(experts, factor)
+    layer = make_layer(experts, factor)
     torch.manual_seed(seed)
     if split:
         layer.router.copies.random_(1, 5)
@@ -103,7 +93,7 @@ def test_equals_the_one_hot_reference_in_outputs_and_gradients(
 
 
 def test_memory_of_a_gradient_is_reused_once_nothing_refers_to_it():
-    layer = make(4, 0.0)
+    layer = make_layer(4, 0.0)
     x = torch.randn(16, 2, DIM)
 
     def gradient() -> torch.Tensor:
@@ -131,7 +121,7 @@ def test_memory_of_a_gradient_is_reused_once_nothing_refers_to_it():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_tensor_has_shape_s_e_c(layout, monkeypatch):
     monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced(layout))
-    layer, x = make(4), torch.randn(4096, 1, DIM, requires_grad=True)
+    layer, x = make_layer(4), torch.randn(4096, 1, DIM, requires_grad=True)
     with Largest() as largest:
         layer(x)[0].sum().backward()
     assert largest.elements <= 1.1 * HIDDEN * 4096  # a one-hot dispatch has S * S elements
@@ -149,7 +139,7 @@ def test_layouts_of_the_gpu_never_sync_with_the_host(layout, factor, monkeypatch
     """Fake tensors have shapes but no values: reading one raises."""
     monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced(layout))
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):  # the dtype of grouped_mm
-        layer = make(4, factor)
+        layer = make_layer(4, factor)
         x = torch.randn(64, 2, DIM, requires_grad=True)
         padding = torch.zeros(2, 64, dtype=torch.bool)
         y, routing = layer(x, padding)
@@ -167,7 +157,7 @@ def test_layouts_of_the_gpu_never_sync_with_the_host(layout, factor, monkeypatch
 
 
 def test_drops_come_last_in_batch_major_order_and_only_in_training():
-    layer = make(2, capacity_factor=1.0)
+    layer = make_layer(2, capacity_factor=1.0)
     with torch.no_grad():
         layer.router.weight.zero_()
         layer.router.weight[0] = 1.0  # positive tokens all go to expert 0
@@ -181,14 +171,14 @@ def test_drops_come_last_in_batch_major_order_and_only_in_training():
 
 
 def test_evaluation_capacity_limits_when_asked():
-    layer = make(1, eval_capacity=0.25).eval()
+    layer = make_layer(1, eval_capacity=0.25).eval()
     assert layer(torch.randn(4, 4, DIM))[1].kept_E.tolist() == [4]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_with_a_capacity_of_zero_every_token_is_dropped(layout, monkeypatch):
     monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced(layout))
-    layer = make(3, eval_capacity=0.0).eval()
+    layer = make_layer(3, eval_capacity=0.0).eval()
     y, routing = layer(torch.randn(5, 2, DIM))
     y.sum().backward()
     assert (y == 0).all()
@@ -214,13 +204,13 @@ def test_grouped_mm_is_used_where_it_does_not_sync_with_the_host(capability, lay
         torch.cuda, "get_device_capability", lambda device: asked.append(device) or capability
     )
     x = SimpleNamespace(device=torch.device("cuda:1"), dtype=torch.bfloat16)
-    routing = make(3).router(torch.randn(20, DIM))
+    routing = make_layer(3).router(torch.randn(20, DIM))
     assert type(fastest_dispatcher(x, routing, 16)) is layout
     assert asked == [torch.device("cuda:1")]
 
 
 def test_a_batch_of_padding_only_gives_zeros_and_gradients():
-    layer = make(3)
+    layer = make_layer(3)
     y, routing = layer(torch.randn(5, 2, DIM), torch.ones(2, 5, dtype=torch.bool))
     (y.sum() + routing.balance_loss).backward()
     assert (y == 0).all()

@@ -157,11 +157,8 @@ def test_gpt2_ids_without_the_encoder_json_that_made_them(build, numbered, gpt2_
     few = {token: i for token, i in json.loads(gpt2_files[0].read_text()).items() if i < 500}
     (tmp_path / "few.json").write_text(json.dumps(few))
     (tmp_path / "no.json").write_text("[1]")
-    for name, message in (
-        ("few", "of another vocabulary"),
-        ("no", "not GPT-2's"),
-        ("absent", "No such file"),
-    ):
+    problems = {"few": "of another vocabulary", "no": "not GPT-2's", "absent": "No such file"}
+    for name, message in problems.items():
         task, _ = build("--megabatch-words", "9", "--gpt2-encoder-json", f"{tmp_path}/{name}.json", data=data)
         with pytest.raises(UserError, match=f"{name}.json: .*{message}"):
             task.megabatches  # noqa: B018
@@ -188,10 +185,8 @@ def test_equal_blocks_need_no_index_and_batches_no_list(build, preprocessed):
     dataset = task.dataset("train")
     assert isinstance(dataset.dataset, TokenBlocks)
     flags = {"max_tokens": 512, "max_positions": 64, "required_batch_size_multiple": 8, "seed": 3, "epoch": 2}
-    iterators = (
-        task.get_batch_iterator(dataset, **flags),
-        FairseqTask.get_batch_iterator(task, dataset, **flags),
-    )
+    kinds = (type(task), FairseqTask)
+    iterators = [kind.get_batch_iterator(task, dataset, **flags) for kind in kinds]
     assert [type(iterator.frozen_batches) for iterator in iterators] == [Batches, tuple]
     first, second = ([b["id"].tolist() for b in iterator.next_epoch_itr()] for iterator in iterators)
     assert first == second
@@ -265,13 +260,6 @@ def test_documents_cover_the_items_in_order(sizes):
         assert all(1 not in sizes[a : b - 1] for a, b in zip(first, end, strict=True))
 
 
-def damaged(stream, tmp_path, damage) -> str:
-    copy = tmp_path / "damaged"
-    shutil.copytree(stream, copy)
-    damage(copy)
-    return str(copy)
-
-
 def truncate(path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
@@ -292,7 +280,9 @@ def alter(path) -> None:
     ],
 )
 def test_a_damaged_stream_is_refused(build, stream, tmp_path, damage, words):
-    data = damaged(stream, tmp_path, damage)
+    data = tmp_path / "damaged"
+    shutil.copytree(stream, data)
+    damage(data)
     with pytest.raises(UserError, match=words):
         build(data=data)[0].load_dataset("train")
 

@@ -212,10 +212,8 @@ def test_memory_does_not_grow_with_items_nor_pickles_with_tokens(tmp_path):
 
 def test_files_without_items_are_skipped(tmp_path):
     prefixes = write(tmp_path, [[], [3, 2], [], [4]])
-    dataset = ours(prefixes, 4)
-    alone = ours([prefixes[1], prefixes[3]], 4)
-    same_items(dataset, alone)
-    same_items(ours(prefixes, 4, np.array([2, 0])), ours([prefixes[1], prefixes[3]], 4, np.array([2, 0])))
+    for items in (None, np.array([2, 0])):
+        same_items(ours(prefixes, 4, items), ours([prefixes[1], prefixes[3]], 4, items))
 
 
 def test_a_smaller_output_dictionary_leaves_the_input_alone(tmp_path):
@@ -230,10 +228,8 @@ def test_a_smaller_output_dictionary_leaves_the_input_alone(tmp_path):
 
 def test_blocks_too_long_for_a_batch_or_the_model_are_left_to_fairseq():
     dataset = monolingual(TokenBlocks(range(100), 16, EOS))
-    assert equal_blocks(dataset, None, None)
-    assert equal_blocks(dataset, 16, 16)
-    assert not equal_blocks(dataset, 15, 16)
-    assert not equal_blocks(dataset, 16, 15)
+    limits = ((None, None), (16, 16), (15, 16), (16, 15))
+    assert [equal_blocks(dataset, *each) for each in limits] == [True, True, False, False]
     assert not equal_blocks(dataset.dataset, 16, 16)
 
 

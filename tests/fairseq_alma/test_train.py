@@ -223,7 +223,7 @@ def test_bad_input_is_one_line_and_exit_code_2(start, stream, tiny, stage0, tmp_
     assert "--grow-experts 2 to split" in error(*previous, "--moe-expert-count", "6")
     assert "use --moe-expert-count 6" in error(*previous, "--moe-expert-count", "8", "--grow-experts", "2")
     assert "at most once" in error(*previous, "--moe-expert-count", "9", "--grow-experts", "5")
-    assert "experts are never taken away" in error("--moe-expert-count", "2", save="stage_00")
+    assert "has 4 experts, --moe-expert-count is 2: use" in error("--moe-expert-count", "2", save="stage_00")
     truncate(stage0)
     assert "checkpoint_last.pt: truncated; delete it" in error(*previous)
     assert "checkpoint_last.pt: truncated; delete it" in error(save="stage_00")
