@@ -68,10 +68,10 @@ REMARKS: list[tuple[str, Callable[[Any], bool], str]] = [
 """Columns, when to look at one, and why."""
 
 
-def main(words: list[str]) -> None:
-    """`python -m benchmarks gpu`; exits with code 1 if a case failed or has no result."""
-    parser = Parser(prog="python -m benchmarks gpu", description=__doc__)
-    add = parser.add_argument
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(prog="python -m benchmarks gpu", description=__doc__)
+    add = made.add_argument
     add("command", choices=("wheels", "all", "again", "step"), help="see above; step: one, in this process")
     add("steps", nargs="*", metavar="STEP", help=f"steps of again (default: all): {', '.join(STEPS)}")
     add("--out", type=Path, metavar="FOLDER", help="folder of gpu.json and gpu.log")
@@ -80,7 +80,12 @@ def main(words: list[str]) -> None:
     add("--environment", type=Path, default=Path("/tmp/alma-gpu"), metavar="FOLDER", help="made by setup")
     add("--cases", type=json.loads, help="cases of step: a list of labels in JSON (default: all)")
     add("--dry-run", action="store_true", help="tiny sizes (default where there is no GPU)")
-    args = parser.parse_args(words)
+    return made
+
+
+def main(words: list[str]) -> None:
+    """`python -m benchmarks gpu`; exits with code 1 if a case failed or has no result."""
+    args = parser().parse_args(words)
     if unknown := set(args.steps) - set(STEPS):
         raise UserError(f"no step {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
     if args.command == "wheels":
