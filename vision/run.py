@@ -111,7 +111,8 @@ def summarise(places: Sequence[Path], out: Path) -> None:
     from alma.report.tables import for_terminal
 
     for results in group(find_runs(places)):
-        print(compare.heading(results), for_terminal(compare.table(results)), sep="\n", end="\n\n")
+        titled = compare.titled(results)
+        print(titled.title, for_terminal(titled.cells), sep="\n", end="\n\n")
         print(*write_figures(results, out), sep="\n")
 
 

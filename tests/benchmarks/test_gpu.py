@@ -50,6 +50,7 @@ def step(benchmark, server, monkeypatch, tmp_path, capsys):
             files = [nothing.fileno(), writer, writer]
             fork = server.start(words[2:], files, options["env"])
         os.close(writer)
+        fork.send_signal = lambda number: os.kill(fork.pid, number)
         fork.stdout = open(reader, "rb")  # noqa: SIM115 - closed with the test
         return fork
 
