@@ -113,6 +113,8 @@ def shown(value: Any) -> str:
 def started(words: Sequence[str], output: Any) -> Iterator[Popen]:
     """Run a command of this checkout in a process group of its own; the end of the block kills the group."""
     root = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": root, "PYTHONSAFEPATH": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile torch and fairseq anew
     process = Popen(
         words,
         stdin=DEVNULL,
@@ -120,7 +122,7 @@ def started(words: Sequence[str], output: Any) -> Iterator[Popen]:
         stderr=STDOUT,
         process_group=0,
         preexec_fn=dies_with_parent(),
-        env={**os.environ, "PYTHONPATH": root, "PYTHONSAFEPATH": "1"},
+        env=environment,
     )
     try:
         yield process
