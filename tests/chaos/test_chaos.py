@@ -33,9 +33,14 @@ from tests.chaos import __main__ as chaos, faults, workloads
 chaos.REPEATS, faults.GRACE = 1, 3
 workloads.WORKLOADS["images"] = lambda rng: workloads.Workload(("images",), (), workloads.streams)
 runs = chaos.Runs(pathlib.Path(sys.argv[1]), "images", ["SIGKILL to process"])
+
+class Late(Random):  # after all changes of files
+    random = lambda self: 0.0
+    randint = lambda self, first, last: last
+
 for harm in sys.argv[2:]:
     faults.RunningCommand.program = (sys.executable, "-c", "import os, subprocess, time\\n" + harm)
-    print(json.dumps(runs.run(Random(0)).problem))
+    print(json.dumps(runs.run(Late(0)).problem))
 """
 HARM = {
     "open('x', 'w').write('same')": "",
@@ -45,7 +50,9 @@ HARM = {
     "subprocess.Popen(['sleep', '100'])": "left processes: ",
     "time.sleep(.1); raise KeyError('x')": "KeyError: 'x'",
     "time.sleep(.1); raise SystemExit(1)": "exit code 1, 0 lines of errors",
-    "open('results.jsonl', 'w').write(f'{os.getpid()}\\n'); time.sleep(.5)": "was done again or lost",
+    "open('../x', 'w').write(f'{os.getpid()}\\n'); os.rename('../x', 'results.jsonl'); time.sleep(1)": (
+        "was done again or lost"
+    ),
 }
 """What a command does, and what the harness says."""
 
