@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 # more than 2 cores: many tests wait for a SLURM, or for a moment to come
 JOBS ?= 3
+# each process that a test starts would compile this repository again
+unexport PYTHONDONTWRITEBYTECODE
 # threads of each program that a test starts: `make test OMP_NUM_THREADS=2`; `OMP_NUM_THREADS=` leaves it unset
 OMP_NUM_THREADS ?= 1
 UV = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
