@@ -69,7 +69,7 @@ def test_nohup_is_respected(launcher):
         (
             "python",
             1,
-            "error: training of stage 0 (mega-batch 1): exit code 1: RuntimeError: CUDA error: out of luck; "
+            "error: training of stage 0: exit code 1: RuntimeError: CUDA error: out of luck; "
             "log: run/stage_00/train.log",
         ),
     ],
@@ -78,7 +78,7 @@ def test_a_failing_child_is_one_line(launcher, how, code, message):
     launcher.environment["FAKE_CRASH"] = f"0:1:{how}"
     _, err = launcher.run(code=code)
     assert err.splitlines()[-1] == message
-    assert err.splitlines()[ESTIMATE:-1][-1] == "stage 0 (mega-batch 1): training"
+    assert err.splitlines()[ESTIMATE:-1][-1] == "run stage 0: started"
 
 
 def test_a_second_launcher_on_the_same_run_is_refused(launcher):
