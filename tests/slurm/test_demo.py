@@ -77,35 +77,16 @@ def test_the_text_is_dated_where_the_machine_has_enough(started, monkeypatch, tm
         assert corpus_parser().parse_args(shlex.split(line)[2:])
 
 
-def test_commands_of_a_step_run_concurrently_and_a_failure_ends_the_demo(capfd, tmp_path):
-    here, there = tmp_path / "here", tmp_path / "there"
+def test_commands_of_a_step_run_concurrently_and_a_failure_ends_the_demo(monkeypatch, tmp_path):
     (tmp_path / "meet.py").write_text(
         "import pathlib, sys, time\n"
         "mine, other = map(pathlib.Path, sys.argv[1:3]); mine.touch()\n"
         "while not other.exists(): time.sleep(0.01)\n"
-        "print('met')\n"
+        "sys.exit(int(sys.argv[3]))\n"
     )
-    pairs = ((here, there, "one"), (there, here, "two"))
-    demo.run([f"python {tmp_path}/meet.py {a} {b} --out {name}" for a, b, name in pairs])
-    printed = capfd.readouterr().out
-    assert "   one | met" in printed
-    assert "   two | met" in printed
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "OWN_MODULES", {"PYTHONPATH": str(tmp_path)})
+    demo.run(["meet here there 0", "meet there here 0"])
     with pytest.raises(SystemExit) as stop:
-        demo.run(["python -c 'raise SystemExit(3)'"])
+        demo.run(["meet here there 0", "meet there here 3"])
     assert stop.value.code == 3
-
-
-def test_it_says_how_long_the_rest_takes_at_its_own_pace(monkeypatch, tmp_path, capsys):
-    clock = [0.0]
-    monkeypatch.setattr(demo.time, "monotonic", lambda: clock[0])
-    usual = iter(demo.STEPS.values())
-    monkeypatch.setattr(demo, "run", lambda lines: clock.__setitem__(0, clock[0] + 3 * next(usual)))
-    monkeypatch.setattr(demo, "CHANGELOGS", tmp_path)
-    monkeypatch.setattr("sys.argv", ["demo", "--out", str(tmp_path)])
-    demo.main()
-    steps = [line for line in capsys.readouterr().out.splitlines() if line]
-    total = sum(demo.STEPS.values())
-    assert steps[0] == f"[1/5] the corpus (about {total / 60:.0f} min left on two idle cores)"
-    rest = total - demo.STEPS["the corpus"]
-    assert steps[1] == f"[2/5] the stream (about {3 * rest / 60:.0f} min left at this pace)"
-    assert steps[-1].startswith(f"done in {3 * total} s")
