@@ -1,12 +1,10 @@
 """State of runs: a line for each job on a cluster, and for each local run: `alma status`."""
 
-import argparse
 import contextlib
 import json
 import math
 import os
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 
@@ -19,8 +17,6 @@ from alma.tables import as_text
 from slurm.engine import queue
 from slurm.engine.queue import JobStatus
 
-SECONDS = 10.0
-"""Default interval of --watch."""
 HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "ETA", "log"]
 _ABOUT = "Show the state of runs: a line for each job on a cluster, and for each run on this machine."
 _STATES = """\
@@ -32,7 +28,7 @@ Exit code 0: every job is done or active (waiting to running); 1: one is not.
 
 examples:
   alma status runs
-  alma status runs/gmoe --watch 60
+  alma status runs/gmoe runs/digits
 """
 _LINE = re.compile(r".* \| (train_inner|valid) \| (\{.*\})$")
 
@@ -74,52 +70,20 @@ def table(seen: Sequence[JobStatus]) -> str:
 
 
 def parser() -> Parser:
-    usage = "%(prog)s RUN... [--watch [SECONDS]]"
-    made = Parser(prog="python -m slurm.status", usage=usage, description=_ABOUT, epilog=_STATES)
+    made = Parser(prog="python -m slurm.status", usage="%(prog)s RUN...", description=_ABOUT, epilog=_STATES)
     made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
-    watch = (
-        "show the state again and again until everything is done or nothing is active; SECONDS between two "
-        f"looks (default: {SECONDS:g})"
-    )
-    made.add_argument("--watch", nargs="?", type=_seconds, const=SECONDS, metavar="SECONDS", help=watch)
     return made
-
-
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (seconds := float(text)) < math.inf:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text}: give seconds, more than 0, and runs before --watch")
-
-
-def _show(seen: Sequence[JobStatus]) -> str:
-    """The table and the counts; without finished jobs if the terminal is too small for all."""
-    shown = seen
-    if sys.stdout.isatty() and len(seen) > shutil.get_terminal_size().lines - 4:
-        shown = [status for status in seen if status.state != "done"]
-    return f"{table(shown)}\n{queue.count(seen)}"
 
 
 @command
 def main() -> None:
-    options = parser().parse_intermixed_args()
+    options = parser().parse_args()
     from slurm.lm.local import state_of  # imports much, so the options are checked first
 
     runs = queue.find(options.runs)
     launched = [run for run in runs if queue.on_cluster(run)]
-    local = [run for run in runs if run not in launched]
-    looks = queue.watch(launched, options.watch or SECONDS, others=lambda: list(map(state_of, local)))
-    seen = next(looks)
-    before = _show(seen)
-    print(before, flush=True)
-    if options.watch is not None:
-        with contextlib.suppress(KeyboardInterrupt):
-            for seen in looks:
-                if sys.stdout.isatty():
-                    print(f"\x1b[H\x1b[2J{_show(seen)}", flush=True)  # clear the screen first
-                elif (now := _show(seen)) != before:
-                    print(f"\n{now}", flush=True)
-                    before = now
+    seen = [*queue.look(launched), *(state_of(run) for run in runs if run not in launched)]
+    print(f"{table(seen)}\n{queue.count(seen)}")
     sys.exit(1 if any(status.state in queue.BAD for status in seen) else 0)
 
 

@@ -150,6 +150,11 @@ def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path
     assert slurm.calls("sacct") == []
 
 
+def test_watch_ends_when_nothing_moves(slurm, run):
+    slurm.has(squeue="5|NODE_FAIL|n1|0|x|\n7_0|FAILED|n1|0|x|\n")
+    assert len(list(queue.watch([run], 0.01))) == 2  # a failed job may be about to be requeued
+
+
 def test_watch_retries_when_slurm_stops_answering(slurm, run, capsys):
     slurm.has(squeue=RUNNING)
     looks = queue.watch([run], 0.01)

@@ -1,11 +1,10 @@
 """`slurm.status` and `slurm.cancel` over stand-ins for SLURM's programs, and once over a real SLURM."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from launcher import call, make, refused, wait_for
-from stand_ins import RUNNING, entry, finish, finish_all, later, states, write
+from stand_ins import entry, finish, states, write
 
 from alma.files import locked
 from alma.records import Run
@@ -103,17 +102,13 @@ def test_a_local_run_whose_stages_are_complete_is_done(local, monkeypatch, capsy
     assert "not launched on a cluster" in capsys.readouterr().err
 
 
-def test_a_locked_local_run_is_running_and_watched(local, monkeypatch, capsys):
+def test_a_locked_local_run_is_running(local, monkeypatch, capsys):
     train(local, 0, "\n$ fairseq-train\nRuntimeError: of a worker, caught\n")
-    lock = locked(local.directory)
-    lock.__enter__()
-    line = local_state(monkeypatch, capsys, 0)
+    with locked(local.directory):
+        line = local_state(monkeypatch, capsys, 0)
     assert line.startswith("local mega-batch 0 of 4 running 9.50 local/stage_00/train.log: pid ")
     train(local, 0, "\n$ fairseq-train\nRuntimeError: of an earlier start\n\n$ fairseq-train\n")
-    with later(lock.__exit__, None, None, None):
-        assert call(status.main, monkeypatch, "--watch", "0.02", "local") == 1
-    totals = [line for line in capsys.readouterr().out.splitlines() if line.startswith("1 ")]
-    assert totals == ["1 running", "1 stopped"]
+    assert " stopped " in local_state(monkeypatch, capsys, 1)
 
 
 def test_states_of_runs_that_the_launcher_left(tmp_path, monkeypatch, capsys):
@@ -139,38 +134,9 @@ def test_states_of_runs_that_the_launcher_left(tmp_path, monkeypatch, capsys):
     assert total == "2 failed, 1 stopped"
 
 
-def test_watch_ends_when_all_is_done(slurm, run, monkeypatch, capsys):
-    slurm.has(squeue=RUNNING)
-    with later(finish_all, run):
-        assert call(status.main, monkeypatch, "--watch", "0.1", run) == 0
-    out = capsys.readouterr().out
-    assert out.count("7 running") == 1  # printed again only after a change
-    assert out.rstrip().endswith("7 done")
-
-
-def test_watch_ends_when_nothing_moves(slurm, run, monkeypatch, capsys):
-    slurm.has(squeue="5|NODE_FAIL|n1|0|x|\n7_0|FAILED|n1|0|x|\n")
-    monkeypatch.setattr(status, "SECONDS", 0.1)
-    assert call(status.main, monkeypatch, run, "--watch") == 1
-    assert len(slurm.calls("squeue")) == 2  # a failed job may be about to be requeued
-
-
-def test_ctrl_c_ends_watch(slurm, run, monkeypatch, capsys):
-    slurm.has(squeue="5|RUNNING|n1|0|None|\n7_0|FAILED|n1|0|x|\n")
-
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(queue, "time", SimpleNamespace(sleep=interrupt))  # only here: subprocess sleeps too
-    assert call(status.main, monkeypatch, run, "--watch") == 1
-    assert "Traceback" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("command", "words", "message"),
     [
-        (status, "--watch 0 run", "0: give seconds, more than 0, and runs before --watch"),
-        (status, "--watch nan run", "nan: give seconds"),
         (status, "", "required: RUN"),
         (status, "absent", "absent is not a folder: give run directories"),
         (cancel, "jobs", "no runs in jobs: no folder in it has a jobs.json or a run.json"),
