@@ -22,7 +22,7 @@ from slurm.lm.plan import Request
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests/slurm/fake"
 SMALL = ("--arch", "switch_gmoe_tiny")  # small checkpoints
-ESTIMATE = 4  # lines on stderr before a run: "checking the flags", table of 2 lines, settings
+ESTIMATE = 3  # lines on stderr before a run: "checking the flags", table of 2 lines
 
 
 @dataclass

@@ -183,24 +183,17 @@ def test_a_dry_run_shows_a_short_plan_and_makes_nothing(launcher):
         out, err = launcher.run(*options)
         lines = ESTIMATE + len(options) // 2  # what each job asks of SLURM
         assert (len(err.splitlines()), len(out.splitlines())) == (lines, printed)
-        assert "--lr 0.001 --lr-scheduler polynomial_decay" in err.splitlines()[ESTIMATE - 1]
     out, err = launcher.run("--verbose", *on_slurm)
-    assert "\n  --adam-betas (0.9,0.98)\n" in err
     assert "-m fairseq_alma.evaluate stream" in err
     assert "#SBATCH" in out
     assert sorted(path.name for path in launcher.folder.iterdir()) == ["stream"]
 
 
-def test_a_plan_needs_neither_a_stream_nor_room(launcher):
-    """With a disk that is too small; hours by FLOPs, of the base size as in the paper: 58 exaFLOPs a run."""
-    words = ["--megabatches", "4", "--tflops-per-gpu", "40", "--dry-run", "--cluster", "slurm"]
+def test_a_plan_needs_no_stream(launcher):
+    words = ["--megabatches", "4", "--dry-run", "--cluster", "slurm"]
     table = str(ROOT / "experiments/table2.yaml")
     _, err = launcher.run_words(table, "runs=sm12_w1", *words, "--mem-gb", "1", "stream=missing")
     assert "assumed: 4 mega-batches, and a dictionary of 50,260 tokens" in err
-    header, cells = (line.split() for line in err.splitlines()[2:4])
-    flops, hours = (float(cells[header.index(name)].replace(",", "")) for name in ("TFLOPs", "GPU-hours"))
-    assert hours == pytest.approx(flops / 40 / 3600, abs=1)
-    assert hours > 10
     _, err = launcher.run_words(table, "runs=sm4_w1,gmoe_w1", "--dry-run", "--megabatches", "6", code=2)
     assert "gmoe_w1_base: --grow-experts 2,2,4: 3 growths given, but 6 stages grow 5 times" in err
 

@@ -92,7 +92,7 @@ def test_more_jobs_than_gpus_are_refused_before_anything_is_made(gpus, tmp_path,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--jobs", "0"], "--jobs 0: at least 1"),
+        (["--jobs", "0"], "argument --jobs: '0' is not a positive whole number"),
         (["--seeds", "2-0"], "argument --seeds: 2-0: a range goes up: give 0-2"),
         (["--cluster", "slurm", "--jobs", "1"], "--jobs: not with --cluster slurm, only on this machine"),
         (["--partition", "high", "--wait"], "--partition, --wait: only with --cluster slurm"),

@@ -72,7 +72,6 @@ def test_processes_that_cannot_share_the_batch_are_refused_with_what_works():
     for part in (
         "16 processes cannot share the 24 batches",
         "`-- --distributed-world-size 12 --update-freq 2` on 12",
-        "`-- --batch-size 6 --update-freq 2 --distributed-world-size 16`",
     ):
         assert part in str(refused.value)
     fixed = ("--batch-size", "6", "--update-freq", "2", "--distributed-world-size", "16")

@@ -46,7 +46,7 @@ def test_only_what_was_asked_for_is_in_the_input_of_sbatch():
         ({"sbatch": ["no-requeue"]}, "--sbatch no-requeue: alma sets it"),
         ({"sbatch": ["N=2"]}, "--sbatch N=2: give the long name"),
         ({"sbatch": ["x=a\nrm"]}, "give the long name"),
-        ({"sbatch": ["mem-per-cpu=2G"], "mem_gb": 9}, "mem-per-cpu=2G: contradicts --mem-gb"),
+        ({"sbatch": ["mem-per-cpu=2G"]}, "--sbatch mem-per-cpu=2G: alma sets it"),
         ({"sbatch": ["signal=TERM@60"]}, "jobs save on USR2: give the seconds as signal=USR2@300"),
         ({"nodes": 0}, "--nodes 0: at least 1"),
         ({"gpus_per_node": -1}, "--gpus-per-node -1: at least 0"),
@@ -87,11 +87,10 @@ def test_a_dry_run_says_what_each_job_asks_for_and_flags_change_it(tmp_path):
 
 
 def test_an_evaluation_asks_for_its_share():
-    wanted = Resources(cpus_per_task=8, sbatch=["mem-per-gpu=40G", "exclusive", "gres=gpu"])
+    wanted = Resources(cpus_per_task=8, sbatch=["exclusive", "gres=gpu"])
     whole, share = asked(wanted), asked(wanted.alone())
     assert (whole["gres"], share["gres"]) == ("gpu:8", "gpu:1")
     assert (whole["cpus-per-task"], share["cpus-per-task"]) == ("8", "1")
-    assert (whole["mem-per-gpu"], share["mem-per-gpu"]) == ("40G", "40G")
     cpus = Resources(gpus_per_node=0, tasks_per_node=8)
     assert str(cpus) == str(cpus.alone()) == "1 node with the defaults of the cluster"
 

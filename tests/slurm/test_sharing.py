@@ -85,7 +85,6 @@ def test_results_are_those_of_a_launch_alone(tmp_path):
         (together.folder / f"{name}.yaml").write_text(f"learner: {name}\nout: {name}\n")
     _, err = together.run_words("sm.yaml", "ens.yaml", "--stream", "stream", *FLAGS)
     assert "4 of 12 trainings are shared: 8 of 24 updates less" in err
-    assert "stage 0 (mega-batch 1), member 1 of 2: shared with sm/stage_00" in err
     assert len(together.pids.read_text().split()) == len(apart.pids.read_text().split()) - 4
     for name in ("sm", "ens"):
         one, other = (rows_of(each.folder / name) for each in (apart, together))

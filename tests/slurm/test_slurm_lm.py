@@ -106,5 +106,5 @@ def test_a_training_ends_when_its_second_process_dies_and_says_why(cluster, laun
                 os.kill(pid, number)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
-    assert re.search(r"stage 0 \(.*failed: training of stage 0 .*signal 9 \(Killed\)", err.splitlines()[-1])
+    assert re.search(r"stage 0 \(.*failed: training of stage 0: signal 9 \(Killed\)", err.splitlines()[-1])
     assert cluster.state(job_id) == "FAILED"
