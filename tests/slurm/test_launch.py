@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from launcher import ESTIMATE, ROOT, SMALL, make, write_stream
+from launcher import ESTIMATE, ROOT, SMALL, finish, make, write_stream
 from stand_ins import entry
 
 from alma.files import write_json_atomic
@@ -132,7 +132,7 @@ def test_modules_in_the_current_folder_are_the_users(launcher):
     for name in ("slurm", "vision", "alma", "fairseq_alma"):
         (launcher.folder / f"{name}.py").write_text("raise SystemExit('not this one')")
     words = ("stream", "--learner", "sm", "--out", "run", "--", *SMALL, "--max-update", "2")
-    launcher.run_words(*words, program=("-P", "-m", "slurm.launch"))
+    finish(launcher.start_words(*words, program=("-P", "-m", "slurm.launch")))
     assert len(launcher.rows) == 5
 
 
