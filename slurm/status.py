@@ -2,13 +2,10 @@
 
 import contextlib
 import json
-import math
 import os
 import re
 import sys
 from collections.abc import Sequence
-
-from tqdm import tqdm
 
 from alma.errors import Parser, command
 from alma.help_texts import RUNS
@@ -17,7 +14,7 @@ from alma.tables import as_text
 from slurm.engine import queue
 from slurm.engine.queue import JobStatus
 
-HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "ETA", "log"]
+HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "log"]
 _ABOUT = "Show the state of runs: a line for each job on a cluster, and for each run on this machine."
 _STATES = """\
 A job waits (for a job that it needs), is queued (for resources), requeued or running; then it is done, which
@@ -37,22 +34,19 @@ def table(seen: Sequence[JobStatus]) -> str:
     """A line for each job or local run."""
     rows = [HEADER]
     for status in seen:
-        job, log, updates, eta, perplexity = status.job, status.log, "", "", ""
+        job, log, updates, perplexity = status.job, status.log, "", ""
         if job.kind == "train" and job.own_log:
             written = "" if status.state == "waiting" else queue.tail(job.own_log)
-            made, speed, valid = 0, 0.0, ""  # speed: updates a second
+            valid = ""
             for line in filter(None, map(_LINE.match, written.splitlines())):
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # mixed lines of several processes
                     stats = json.loads(line[2])
                     if line[1] == "valid":
                         valid = f"valid {float(stats['valid_ppl']):,.2f}"
                     else:
-                        made, speed = int(stats["num_updates"]), float(stats.get("ups", 0))
-                        updates = f"{made}/{job.updates or '?'}"
+                        updates = f"{int(stats['num_updates'])}/{job.updates or '?'}"
                         perplexity = f"train {float(stats['ppl']):,.2f}"
             perplexity = valid or perplexity
-            if status.state == "running" and updates and job.updates and 0 < speed < math.inf:
-                eta = tqdm.format_interval(max(0, job.updates - made) / speed)
         elif job.kind == "run":
             last = Run.read(job.run).rows[-1:]
             perplexity = f"{last[0]['value']:,.2f}" if last and last[0]["metric"] == "perplexity" else ""
@@ -64,7 +58,7 @@ def table(seen: Sequence[JobStatus]) -> str:
         shown = min(str(log), os.path.relpath(log), key=len) if log else ""
         remark = ": ".join(filter(None, (shown, status.why)))
         cells = [str(job.run), job.name, status.state, job.job_id or "", status.node]
-        rows.append([*cells, updates, perplexity, eta, remark])
+        rows.append([*cells, updates, perplexity, remark])
     text = as_text(rows, left=(*range(HEADER.index("updates")), -1))
     return "\n".join(map(str.rstrip, text.splitlines()))
 

@@ -127,14 +127,6 @@ class Resources:
             few["cpus_per_task"] = max(1, self.cpus_per_task * self.tasks_per_node // gpus)
         return replace(self, **few)
 
-    def __str__(self) -> str:
-        """Such as "2 nodes, each with 8 GPUs, 16 cores, 60 GB"; without what is left to the cluster."""
-        cores = (self.cpus_per_task or 0) * self.tasks_per_node
-        numbers = {"GPU": self.gpus_per_node, "core": cores, "GB": self.mem_gb or 0}
-        amounts = [f"{n} {name}{'s' * (n > 1 and name != 'GB')}" for name, n in numbers.items() if n]
-        nodes = f"{self.nodes} nodes, each" if self.nodes > 1 else "1 node"
-        return f"{nodes} with {', '.join(amounts) or 'the defaults of the cluster'}"
-
 
 _PAPER = Resources()
 WAIT = "with --cluster slurm: wait until all jobs have ended; exit with 1 if one failed"

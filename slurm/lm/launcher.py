@@ -10,7 +10,6 @@ from dataclasses import replace
 from alma.errors import UserError
 from slurm.engine import children, resources, submission, terminal
 from slurm.engine.machine import Machine
-from slurm.engine.terminal import say
 from slurm.lm.announce import announce
 from slurm.lm.checks import check, count_megabatches
 from slurm.lm.cluster import launch_on_slurm, show_jobs
@@ -59,7 +58,6 @@ def start(words: Sequence[str], options: argparse.Namespace) -> None:
         estimates = announce(plans, machine, options)
         if on_slurm:
             wanted = with_hosts(wanted, estimates)
-            say(f"each training: {wanted}; each evaluation: {wanted.alone()}")
         if on_slurm and options.dry_run:
             show_jobs(plans, wanted, options.verbose)
         elif on_slurm:

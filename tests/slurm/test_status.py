@@ -26,12 +26,12 @@ def test_table(slurm, run, monkeypatch, capsys):
     Path("jobs/8_0.out").write_text("error: boom\n")
     assert call(status.main, monkeypatch, run) == 1
     header, *lines, total = capsys.readouterr().out.splitlines()
-    assert header.split() == "run job state job id node updates perplexity ETA log".split()
+    assert header.split() == "run job state job id node updates perplexity log".split()
     words = {" ".join(line.split()) for line in lines}
     assert words == {
         "run untrained done 5 118.57 run/untrained.log",
         "run stage 0, member 1 of 2 done 7_0 400/400 valid 483.00 run/stage_00/member_0/train.log",
-        "run stage 0, member 2 of 2 running 7_1 n3 120/400 train 55.50 01:10 run/stage_00/member_1/train.log",
+        "run stage 0, member 2 of 2 running 7_1 n3 120/400 train 55.50 run/stage_00/member_1/train.log",
         "run evaluation of stage 0 waiting 20 needs stage 0, member 2 of 2",
         "run stage 1, member 1 of 2 failed 8_0 n1 jobs/8_0.out: boom",
         "run stage 1, member 2 of 2 waiting 8_1 needs stage 0, member 2 of 2",
