@@ -24,7 +24,7 @@ def started(monkeypatch) -> list[str]:
 
 
 def write_changelogs(out: Path, words: dict[int, int], documents: int = 1) -> None:
-    """What `alma corpus` would have written: words of each year; from 2020 on in one document."""
+    """What `alma corpus` would write: words of each year; from 2020 on in one document."""
     path = out / "corpus/changelogs.jsonl"
     path.parent.mkdir(parents=True)
     with path.open("w") as file:

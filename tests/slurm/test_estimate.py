@@ -11,7 +11,7 @@ from alma.errors import UserError
 from slurm.engine.machine import Machine
 from slurm.lm.announce import check_fit as check
 from slurm.lm.announce import table
-from slurm.lm.estimate import PROCESS, Estimate, estimate, total, vocabulary_size
+from slurm.lm.estimate import Estimate, estimate, total, vocabulary_size
 from slurm.lm.placement import place
 from slurm.lm.plan import make_plan, tokens_of_batch
 
@@ -156,16 +156,6 @@ def test_expert_parallelism_and_chunked_logits_save_memory():
     assert all_experts - half == 560 * (2 * 12 + 4 * 4)
     whole, chunked = map(memory, ("", "--criterion chunked_cross_entropy --loss-chunk-tokens 24"))
     assert whole - chunked == 64 * 12 * 14 - 24 * 4 * 14 - 8 * 14 * 4
-
-
-def test_activations_by_hand():
-    """64 tokens, 8 wide, on a GPU, half precision; one of the two layers is a Switch layer of 4 experts."""
-    whole, kept = (memory(f"--memory-efficient-fp16 {more}") for more in ("", "--checkpoint-activations"))
-    state = int(PROCESS) + 10 * 3704 + 64 * 10 * 14
-    ends = 64 * (4 * 2 * 8 + 8)
-    layer = (9 * 8 + 32) * 2 + 4 * 32 + 2 * 8 + 4 * 4
-    assert whole == state + ends + 64 * (2 * layer + 6 * 8 + 8 * 4)
-    assert kept == int(PROCESS) + 10 * 3704 + ends + max(64 * (2 * 2 * 8 + 10 * 14), 2 * 3704 + 64 * layer)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from launcher import ROOT, SMALL, read_requests
+from launcher import ROOT, read_requests
 
 from alma.errors import UserError
 from alma.experiments import read_overrides
@@ -271,15 +271,3 @@ def test_a_recorded_command_requests_that_run_alone(folder, words):
         command = shlex.split(request.command)
         assert command[:2] == ["alma", "train"]
         assert read_requests(command[2:]) == [request], request.command
-
-
-def test_a_recorded_command_repeats_the_run(launcher):
-    launcher.learner = "gmoe"
-    launcher.run("--grow-experts", "1", "--seed", "5", flags=(*SMALL, "--max-update", "3"))
-    first, rows = Run.read(launcher.out), launcher.rows
-    words = shlex.split(first.info["command"])[2:]
-    words[words.index("--out") + 1] = launcher.run_name = "again"
-    launcher.run_words(*words)
-    assert launcher.rows == rows
-    assert Run.read(launcher.out).config == first.config
-    assert shlex.split(Run.read(launcher.out).info["command"])[2:] == words

@@ -89,10 +89,13 @@ def test_ensembles_train_all_members_or_a_new_one_in_each_stage(launcher, learne
         assert Run.read(launcher.out).info["seeds"] == {"member_0": 0, "member_1": 1000, "member_2": 2000}
 
 
-def test_a_finished_run_resumes_on_a_longer_stream(launcher, tmp_path):
+def test_a_finished_run_resumes_with_more_stages_and_on_a_longer_stream(launcher, tmp_path, expected):
     launcher.learner = "gmoe"
+    launcher.run("--stages", "2")
+    assert launcher.rows == expected[:3]
     launcher.run()
     before = launcher.rows
+    assert before == expected
     write_stream(launcher.folder / "stream", 5)
     _, err = launcher.run()
     assert (err.count("was complete"), err.count("done in")) == (9, 2)
@@ -119,14 +122,6 @@ def test_a_stage_cut_short_by_the_end_of_a_shorter_stream_is_refused(launcher):
     assert err.count("\n") == ESTIMATE + 1
 
 
-def test_a_run_of_fewer_stages_resumes_with_more(launcher, expected):
-    launcher.learner = "gmoe"
-    launcher.run("--stages", "2")
-    assert launcher.rows == expected[:3]
-    launcher.run()
-    assert launcher.rows == expected
-
-
 def test_modules_in_the_current_folder_are_the_users(launcher):
     """A user's slurm.py beside the stream; `alma` itself does not look there."""
     for name in ("slurm", "vision", "alma", "fairseq_alma"):
@@ -134,18 +129,6 @@ def test_modules_in_the_current_folder_are_the_users(launcher):
     words = ("stream", "--learner", "sm", "--out", "run", "--", *SMALL, "--max-update", "2")
     finish(launcher.start_words(*words, program=("-P", "-m", "slurm.launch")))
     assert len(launcher.rows) == 5
-
-
-def test_experiments_run_one_after_the_other(launcher):
-    size = "{stream: stream, waiting-time: 2, flags: {arch: switch_gmoe_tiny, max-update: 1, cpu: true}}"
-    runs = "{fixed: {learner: sm}, grow: {learner: gmoe}}"
-    (launcher.folder / "set.yaml").write_text(f"runs: {runs}\nsizes:\n  tiny: {size}\n")
-    out, _ = launcher.run_words("set.yaml", "--size", "tiny", "max-update=2")
-    for name in ("fixed_tiny", "grow_tiny"):
-        run = Run.read(launcher.folder / "runs/set" / name)
-        assert len(run.rows) == 5
-        assert "--max-update=2" in run.config["fairseq_flags"]
-    assert out.splitlines()[-1] == "compare runs with: alma report runs/set/fixed_tiny runs/set/grow_tiny"
 
 
 def test_other_settings_are_refused_where_something_was_trained(launcher):
@@ -165,16 +148,6 @@ def test_other_settings_are_refused_where_something_was_trained(launcher):
     write_stream(launcher.folder / "stream", 4)
     launcher.run(flags=("--max-update=2", *SMALL))  # the same flags in another spelling
     assert len(launcher.rows) == 5
-
-
-def test_one_process_checks_all_flags(launcher):
-    """One process checks the flags of all runs, equal ones once."""
-    calls = launcher.folder / "calls"
-    launcher.environment["FAKE_CHECKS"] = str(calls)
-    launcher.run("--seeds", "0-2", "--dry-run")
-    (lines,) = calls.read_text().splitlines()
-    words = ["stream", "--task", "alma_lm", "--schedule", "stage", *SMALL, "--max-update", "2"]
-    assert json.loads(lines) == [words]
 
 
 def test_a_dry_run_shows_a_short_plan_and_makes_nothing(launcher):

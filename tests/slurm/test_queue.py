@@ -133,13 +133,6 @@ def test_a_damaged_jobs_file_is_an_error(run, content, problem):
         queue.read_jobs(run)
 
 
-def test_a_first_look_that_fails_ends_watch(slurm, run, monkeypatch):
-    slurm.fails(squeue="Unable to contact slurm controller")
-    monkeypatch.setattr(queue, "time", None)  # a second look would sleep, and fail
-    with pytest.raises(UserError, match="Unable to contact"):
-        next(queue.watch([run], 0.01))
-
-
 def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path):
     write(tmp_path / "other", entry("stage 0", "stage_00/trained.json", "7_2"))
     finish(run, "untrained.json")
