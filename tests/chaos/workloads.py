@@ -39,21 +39,20 @@ class Workload(NamedTuple):
 
 def data_prep(rng: Random) -> Workload:
     """A stream, shuffled, ordered or dated, and often one more mega-batch."""
-    sizes = f"--valid-words 300 --workers {rng.randint(1, 3)} --seed {rng.randrange(100)}"
+    sizes = f"--valid-words 300 --workers {rng.randint(1, 3)} --seed {rng.randrange(100)} --vocab-size 300"
     corpus = "a=corpus/help.txt b=corpus/notes.md.gz c=corpus/books.txt.zst"
+    texts = "text=corpus/help.txt text=corpus/notes.md.gz text=corpus/AA --mega-batches 2 --words 2000"
     by_date = "e=corpus/dated.jsonl --by year --until 2021 --eval-words 200"
-    shuffled = "text=corpus --mega-batches 2 --words 2000"
-    way = rng.choice([shuffled, f"{corpus} --ordered --eval-words 200", by_date])
-    tokenizer = rng.choice(["--vocab-size 300", "--tokenizer tokenizer.model"])
-    first = f"data {way} {sizes} {tokenizer} --out stream"
-    appended = "data d=corpus/web.jsonl --append --out stream --workers 2"
-    if way == by_date:
-        appended = "data e=corpus/dated.jsonl --append --out stream --workers 2"
-    elif way == shuffled:
-        appended += " --mega-batches 1 --words 500"
-        first = first.replace("text=corpus", "text=corpus/help.txt text=corpus/notes.md.gz text=corpus/AA")
+    way, more = rng.choice(
+        [
+            (texts, "d=corpus/web.jsonl --mega-batches 1 --words 500"),
+            (f"{corpus} --ordered --eval-words 200", "d=corpus/web.jsonl"),
+            (by_date, "e=corpus/dated.jsonl"),
+        ]
+    )
+    first, appended = f"data {way} {sizes} --out stream", f"data {more} --append --out stream --workers 2"
     commands = (first, appended) if rng.random() < 0.6 else (first,)
-    return Workload(commands, ("corpus", "tokenizer.model"), streams)
+    return Workload(commands, ("corpus",), streams)
 
 
 def images(rng: Random) -> Workload:
