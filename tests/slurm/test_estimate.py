@@ -1,12 +1,10 @@
 """Cost estimates counted by hand, and runs that are refused before anything is written."""
 
-import sys
 from pathlib import Path
 
 import pytest
-from launcher import ESTIMATE, call, read_requests, write_stream
+from launcher import ESTIMATE, read_requests
 
-import slurm.launch
 from alma.errors import UserError
 from slurm.engine.machine import Machine
 from slurm.lm.announce import check_fit as check
@@ -210,18 +208,11 @@ def test_a_complete_run_always_fits(tmp_path):
     check([made])
 
 
-def test_the_launcher_refuses_before_it_writes_anything(tmp_path, monkeypatch, capsys):
-    (tmp_path / "stream").mkdir()
-    write_stream(tmp_path / "stream", 2)
-    before = sorted(tmp_path.rglob("*"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
+def test_the_launcher_refuses_before_it_writes_anything(launcher, monkeypatch):
     monkeypatch.setattr(Machine, "here", lambda: Machine((), 10**8))
-    monkeypatch.setattr("slurm.lm.launcher.resolved", lambda requests: read_requests(sys.argv[1:]))
-    words = ("stream", "--learner", "sm", "--out", "run", "--", *TINY)
-    assert call(slurm.launch.main, monkeypatch, *words) == 2
-    out, err = capsys.readouterr()
+    before = sorted(launcher.folder.rglob("*"))
+    out, err = launcher.run(code=2, flags=TINY)
     need = "error: run: training needs about 1.0 GB of memory, and this machine has free 0.1 GB"
     assert err.splitlines()[-1].startswith(need)
-    assert (err.count("\n"), out) == (ESTIMATE, "")  # the stand-in checks no flags
-    assert sorted(tmp_path.rglob("*")) == before
+    assert (err.count("\n"), out) == (ESTIMATE + 1, "")
+    assert sorted(launcher.folder.rglob("*")) == before

@@ -82,14 +82,6 @@ def test_jobs_that_slurm_does_not_know_are_lost(slurm, run, sacct):
     assert seen["evaluation of stage 1"].why == "needs stage 0, member 1 of 2 (lost)"
 
 
-def test_settings_of_the_user_do_not_filter_the_answer(slurm, run, monkeypatch):
-    monkeypatch.setenv("SQUEUE_PARTITION", "other")
-    slurm.has(squeue="")
-    with (slurm.folder / "squeue").open("a") as file:
-        file.write('echo "5|RUNNING|n1${SQUEUE_PARTITION}|0|None|"\n')
-    assert queue.look([run])[0].node == "n1"
-
-
 def test_errors_in_logs(slurm, run):
     """SLURM ends the first process of a job when another fails, which alone says why."""
     slurm.has(squeue="5|FAILED|n1|0|x|\n7_0|FAILED|n1|0|x|\n7_1|COMPLETED|n1|0|x|\n8_0|FAILED|n1|0|x|\n")

@@ -76,14 +76,12 @@ def test_results_are_those_of_a_launch_alone(tmp_path):
     apart, together = make(tmp_path / "apart"), make(tmp_path / "together")
     for name in ("sm", "ens"):
         apart.run_words("stream", "--learner", name, "--out", name, *FLAGS)
-    for name in ("sm", "ens"):
         (together.folder / f"{name}.yaml").write_text(f"learner: {name}\nout: {name}\n")
     _, err = together.run_words("sm.yaml", "ens.yaml", "--stream", "stream", *FLAGS)
     assert "4 of 12 trainings are shared: 8 of 24 updates less" in err
     assert len(together.pids.read_text().split()) == len(apart.pids.read_text().split()) - 4
     for name in ("sm", "ens"):
-        one, other = (rows_of(each.folder / name) for each in (apart, together))
-        assert one == other
+        assert rows_of(apart.folder / name) == rows_of(together.folder / name)
     noted = [row["extra"].get("shared_with") for row in Run.read(together.folder / "ens").rows]
     assert noted == [None, *([f"sm/stage_0{k}"] for k in range(4))]
     shared = together.folder / "ens/stage_00/member_0"

@@ -13,7 +13,6 @@ from alma.records import check_row
 from slurm.engine import children
 from slurm.lm import local
 from slurm.lm.record import measured_fields, waiting_fields
-from slurm.lm.stage import checkpoint
 
 SPENT = {"updates": 9, "tokens": 90, "flops": 100.0, "growth_flops": 5.0, "validation_flops": 3.0}
 RESULT = {
@@ -62,13 +61,6 @@ def test_a_row_counts_the_trainings_of_its_stage_only():
     assert (row["train_flops"], row["seconds"], row["peak_memory_bytes"]) == (210.0, 8.0, 8)
     assert [each["flops"] for each in row["extra"]["training"]] == [100.0, 100.0]
     assert row["extra"]["validation"] == 6.0
-
-
-def test_the_best_checkpoint_is_preferred_to_the_last(tmp_path):
-    assert checkpoint(tmp_path).name == "checkpoint_last.pt"
-    (tmp_path / "checkpoint_best.pt").touch()
-    assert checkpoint(tmp_path).name == "checkpoint_best.pt"
-    assert checkpoint(tmp_path, last=True).name == "checkpoint_last.pt"
 
 
 def test_all_output_is_logged_and_watched_and_logs_are_appended(tmp_path):
