@@ -40,8 +40,10 @@ class RunJob(Job):
         return self.plan.stages[self.index]
 
     def model_of(self, directory: Path) -> Path:
-        """The model of the training in `directory`."""
-        return checkpoint(directory, last=self.plan.request.one_schedule)
+        """The model of the training in `directory`: the best by validation, or the last."""
+        best = directory / "checkpoint_best.pt"
+        last = self.plan.request.one_schedule or not best.exists()
+        return directory / "checkpoint_last.pt" if last else best
 
     @abstractmethod
     def do(self, environment: Environment | None = None, watch: Watch | None = None) -> None:
@@ -178,9 +180,3 @@ def in_submission_order(jobs: Sequence[RunJob]) -> list[RunJob]:
     """Jobs of several runs: untrained models, trainings by stage, evaluations by stage."""
     kinds = ("untrained", "train", "evaluate")
     return sorted(jobs, key=lambda job: (kinds.index(job.kind), job.index))
-
-
-def checkpoint(directory: Path, last: bool = False) -> Path:
-    """The model of a training: the best on the validation set; the `last` one, or without validation."""
-    best = directory / "checkpoint_best.pt"
-    return best if best.exists() and not last else directory / "checkpoint_last.pt"

@@ -1,8 +1,7 @@
 """Command lines with settings drawn at random, and what their results must equal."""
 
-import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -116,36 +115,16 @@ def streams(folder: Path) -> dict[str, object]:
 
 
 def runs(folder: Path) -> dict[str, object]:
-    """Rows, weights and names of a run's files; measurements of the machine left out.
+    """Rows and names of a run's files; measurements of the machine left out.
 
     A complete image run needs no checkpoint.pt: a kill within its last save may have left none.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "checkpoint.pt")
-    return {str(path.relative_to(folder)): _content(path) for path in files}
+    return {str(path.relative_to(folder)): _rows(path) for path in files}
 
 
-def _content(path: Path) -> object:
-    if path.suffix == ".pt":
-        import torch
-
-        return dict(_tensors("", torch.load(path, map_location="cpu", weights_only=True)))
-    if path.name == "results.jsonl":
-        rows = map(json.loads, path.read_bytes().splitlines())
-        return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]
-    return None
-
-
-def _tensors(place: str, value: object) -> Iterator[tuple[str, str]]:
-    """Hashes of all tensors of a checkpoint, but of fairseq's meters, which hold times."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        data = value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        yield place, hashlib.sha256(data).hexdigest()
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key != "metrics":
-                yield from _tensors(f"{place}/{key}", inner)
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            yield from _tensors(f"{place}/{index}", inner)
+def _rows(path: Path) -> list[dict] | None:
+    if path.name != "results.jsonl":
+        return None
+    rows = map(json.loads, path.read_bytes().splitlines())
+    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]

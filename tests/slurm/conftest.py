@@ -24,7 +24,7 @@ def slurm(tmp_path, monkeypatch):
     made = Slurm(tmp_path / "bin")
     made.folder.mkdir()
     made.has(squeue="", scancel="")
-    monkeypatch.setenv("PATH", str(made.folder))  # neither sacct nor a real SLURM
+    monkeypatch.setenv("PATH", str(made.folder))  # no real SLURM
     return made
 
 

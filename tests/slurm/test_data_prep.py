@@ -6,17 +6,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from launcher import ROOT, finish
 
-import data_prep.cluster
-from alma.errors import UserError
 from alma.files import LOCK
 from alma.stream import Stream
-from data_prep.__main__ import USUAL
-from slurm.engine.squeue import NoAnswer
 
 DRIVER = """
 import sys
@@ -111,24 +106,3 @@ def test_a_share_that_fails_or_is_interrupted_leaves_no_jobs(cluster, corpus, tm
         assert "PENDING" not in {job["JobState"] for job in cluster.jobs().values()}
     finally:
         cluster.run("scontrol", "update", "partitionname=main", "state=up")
-
-
-def test_a_failed_cancellation_does_not_hide_the_error(tmp_path, monkeypatch, capsys):
-    class Task(NamedTuple):
-        done: Path
-        weight: int = 1
-        arguments: tuple = ()
-
-    def refuse(jobs):
-        raise NoAnswer("scancel: no answer for 60 s")
-
-    def fail(*_):
-        raise UserError("7: no memory")
-
-    monkeypatch.setattr(data_prep.cluster.submission, "to_slurm", lambda folder: lambda *_: ["7"])
-    monkeypatch.setattr(data_prep.cluster, "scancel", refuse)
-    monkeypatch.setattr(data_prep.cluster, "_follow", fail)
-    work = data_prep.cluster.ClusterWork(1, USUAL)
-    with pytest.raises(UserError, match="7: no memory"):
-        work.run("scan", print, [Task(tmp_path / "done")], "B")
-    assert "scancel: no answer for 60 s; cancel these jobs yourself: scancel 7" in capsys.readouterr().err

@@ -214,16 +214,6 @@ def test_no_run_lies_in_another_one(folder):
     assert [request.out.name for request in read_requests([*single, "--seeds", "0-1"])] == ["in_s0", "in_s1"]
 
 
-@pytest.mark.parametrize("size", ["base", "tiny"])
-def test_the_experiments_that_tune(monkeypatch, size):
-    monkeypatch.chdir(ROOT)
-    found = read_requests(["experiments/tune.yaml", "--size", size, "learner=sm,gmoe"])
-    assert len(found) == 2 * (5 + 4 + 3)
-    assert all(len(make_plan(request, 4).stages) == 1 for request in found)
-    rates = {request.settings["--lr"][0] for request in found if request.out.parent.name == f"lr_{size}"}
-    assert (min(rates), max(rates), len(rates)) == (2e-4, 5e-3, 5)
-
-
 def test_combinations_are_checked_before_the_first_one_starts(launcher):
     """Then they train; a second start trains nothing."""
     (launcher.folder / "tuned.yaml").write_text(TUNED)

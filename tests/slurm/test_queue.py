@@ -7,7 +7,7 @@ import pytest
 from stand_ins import RUNNING, entry, finish, finish_all, later, states, write
 
 from alma.errors import UserError
-from slurm.engine import queue, squeue
+from slurm.engine import queue
 
 
 @pytest.mark.parametrize(
@@ -51,30 +51,9 @@ def test_dependents_of_a_failed_job_are_cancelled_and_say_so(slurm, run):
     assert queue.look([run])[3].why == "needs stage 0, member 2 of 2 (failed)"
 
 
-def test_accounting_has_jobs_that_slurmctld_forgot(slurm, run):
-    slurm.has(
-        squeue="20|PENDING||0|Dependency|\n",
-        sacct="JobID|State|NodeList\n5|RUNNING|n1\n7_0|FAILED|n1\n7_1|TIMEOUT|n2\n7_9|FAILED|n1\n"
-        "8_[0-1%2]|CANCELLED by 0|None assigned\nx\n",
-    )
-    seen = {each.job.job_id: each for each in queue.look([run])}
-    assert seen["5"].state == "lost"  # accounting missed its end
-    assert (seen["7_0"].state, seen["7_1"].state) == ("failed", "failed")
-    assert seen["7_1"].why == "SLURM says TIMEOUT"
-    assert {(seen[job].state, seen[job].node) for job in ("8_0", "8_1")} == {("cancelled", "")}
-    (asked,) = slurm.calls("sacct")
-    assert asked[asked.index("-j") + 1] == "5,7,8,21"  # 20 is known
-    assert squeue.ask(["7_0", "8_1"]).keys() == {"7_0", "8_1"}  # without other jobs of the answer
-
-
-@pytest.mark.parametrize("sacct", ["no table\n7_0|FAILED|n1\n", "", None])
-def test_jobs_that_slurm_does_not_know_are_lost(slurm, run, sacct):
-    """Without accounting, or a table; squeue fails for a single unknown job."""
+def test_jobs_that_slurm_does_not_know_are_lost(slurm, run):
+    """squeue fails for a single unknown job."""
     slurm.fails(squeue="slurm_load_jobs error: Invalid job id specified")
-    if sacct is None:
-        slurm.fails(sacct="Slurm accounting storage is disabled")
-    else:
-        slurm.has(sacct=sacct)
     finish(run, "untrained.json")
     seen = {each.job.name: each for each in queue.look([run])}
     assert seen["stage 0, member 1 of 2"].state == "lost"
@@ -132,7 +111,6 @@ def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path
     queue.look([run, tmp_path / "other"])
     (asked,) = slurm.calls("squeue")
     assert asked[asked.index("-j") + 1] == "7,20,8,21"
-    assert slurm.calls("sacct") == []
 
 
 def test_watch_ends_when_nothing_moves(slurm, run):

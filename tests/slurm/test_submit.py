@@ -56,23 +56,6 @@ def finish(plan, *names: str) -> None:
             job.marker.write_text("{}")
 
 
-@pytest.mark.parametrize("words", ["gens --seeds 0-1", "sm --from-scratch --seeds 0-1"])
-def test_independent_trainings_have_no_dependency(tmp_path, words):
-    made = plans(tmp_path, words)
-    names = [plan.out.name for plan in made]
-    jobs = sent(made)
-    of_gens = [f"aftercorr:{':'.join('234'[: stage + 1])}" for stage in range(3)]
-    of_sm = [f"aftercorr:{stage + 2}" for stage in range(3)]
-    assert jobs == [
-        ("alma-untrained", [f"{name} untrained" for name in names], None),
-        *((f"alma-stage{k}", [f"{name} stage {k}" for name in names], None) for k in range(3)),
-        *(
-            (f"alma-evaluate{k}", [f"{name} evaluation of stage {k}" for name in names], after)
-            for k, after in enumerate(of_gens if words.startswith("gens") else of_sm)
-        ),
-    ]
-
-
 def test_elements_of_a_chain_keep_their_index(tmp_path):
     """Also among runs with fewer stages, and gens: a stage is an array that follows the one before."""
     jobs = sent(plans(tmp_path, "sm --waiting-time 3", "gens", "ens --members 2", "sm"))
