@@ -29,8 +29,6 @@ def announce(plans: Sequence[Plan], machine: Machine, options: argparse.Namespac
         sizes = {stream: size or _VOCABULARY for stream, size in sizes.items()}
     estimates = [estimate(plan, sizes[plan.stream], machine) for plan in plans]
     say(table(estimates))
-    if text := describe(plans):
-        say(text)
     for spec in (spec for plan in plans if options.verbose for spec in plan.stages):
         commands = [*(one.command for one in spec.trainings), spec.evaluate]
         say("\n".join(map(shlex.join, commands)))
@@ -43,15 +41,6 @@ def announce(plans: Sequence[Plan], machine: Machine, options: argparse.Namespac
     for plan in [] if options.megabatches else plans:
         Run.check(plan.out, *run_config(plan))
     return estimates
-
-
-def describe(plans: Sequence[Plan]) -> str:
-    """Such as "3 of 12 trainings are shared: 1,800 of 7,200 updates less"; "" if none is."""
-    trainings = [training for plan in plans for spec in plan.stages for training in spec.trainings]
-    shared = [training for training in trainings if training.source]
-    saved, updates = (sum(one.updates or 0 for one in some) for some in (shared, trainings))
-    less = f": {saved:,} of {updates:,} updates less" if saved else ""
-    return f"{len(shared)} of {len(trainings)} trainings are shared{less}" if shared else ""
 
 
 def table(estimates: Sequence[Estimate]) -> str:

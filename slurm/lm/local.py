@@ -63,7 +63,9 @@ def _run(todo: Sequence[RunJob], runs: Mapping[Path, Run], jobs: int) -> None:
         with appending:  # also after a complete job: a kill may have come before its rows
             collect(job.plan, runs[job.run])
         how = "was complete" if complete else f"done in {time.monotonic() - began:.0f} s"
-        if not isinstance(job, TrainJob):
+        if isinstance(job, TrainJob):
+            how += f", shared with {job.training.source}" if job.training.source else ""
+        else:
             how += f", perplexity {read_measured(job.marker)['perplexity']:,.2f}"
         say(f"{job}: {how}")
 

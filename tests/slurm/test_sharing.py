@@ -11,7 +11,7 @@ from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from slurm.engine.machine import Machine
 from slurm.engine.resources import Resources
-from slurm.lm.announce import describe, table
+from slurm.lm.announce import table
 from slurm.lm.cluster import show_jobs
 from slurm.lm.estimate import estimate
 from slurm.lm.plan import make_plan
@@ -47,8 +47,6 @@ def test_equal_trainings_and_only_these_are_shared():
         **{f"B/stage_0{k}/member_0": f"A/stage_0{k}" for k in range(3)},
         "C/stage_00": "A/stage_00",  # before the first growth
     }
-    assert describe(made) == "4 of 21 trainings are shared: 8 of 42 updates less"
-    assert describe(plans("sm --out A")) == ""
 
 
 def test_a_training_differs_if_the_one_before_does():
@@ -78,7 +76,7 @@ def test_results_are_those_of_a_launch_alone(tmp_path):
         apart.run_words("stream", "--learner", name, "--out", name, *FLAGS)
         (together.folder / f"{name}.yaml").write_text(f"learner: {name}\nout: {name}\n")
     _, err = together.run_words("sm.yaml", "ens.yaml", "--stream", "stream", *FLAGS)
-    assert "4 of 12 trainings are shared: 8 of 24 updates less" in err
+    assert err.count(", shared with sm/stage_0") == 4
     assert len(together.pids.read_text().split()) == len(apart.pids.read_text().split()) - 4
     for name in ("sm", "ens"):
         assert rows_of(apart.folder / name) == rows_of(together.folder / name)
