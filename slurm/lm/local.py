@@ -100,7 +100,7 @@ def _run(todo: Sequence[RunJob], runs: Mapping[Path, Run], jobs: int) -> None:
         raise errors[0]
 
 
-def progress(job: TrainJob) -> Callable[[str], None]:
+def progress(job: RunJob) -> Callable[[str], None]:
     """Takes the lines of fairseq's log; says how far a training is, once in LINE_SECONDS."""
     spoke = time.monotonic()
 

@@ -217,18 +217,3 @@ def test_local_refuses_a_run_with_queued_jobs(launcher):
     answer("COMPLETED")
     launcher.run("--stages", "1", "--jobs", "2")
     assert len(launcher.rows) == 2
-
-
-def test_cool_downs_are_evaluated_and_do_not_reach_the_next_stage(launcher):
-    plain, cooled = "plain", "cooled"
-    for name, words in ((plain, ()), (cooled, ("--cooldown", ".5"))):
-        launcher.run_name = name
-        out = ("--schedule", "continuous", "--stages", "2", *words)
-        flags = ("--", *SMALL, "--max-update", "4")
-        launcher.run_words("stream", "--learner", "sm", "--out", name, *out, *flags)
-    folders = [launcher.folder / name for name in (plain, cooled)]
-    trunks = [(each / "stage_01/checkpoint_last.pt").read_text() for each in folders]
-    assert trunks[0] == trunks[1]
-    result = [Run.read(each).rows[1] for each in folders]
-    assert result[0]["value"] != result[1]["value"]
-    assert [row["extra"]["training"][0]["updates"] for row in result] == [4, 6]
