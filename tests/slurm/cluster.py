@@ -41,12 +41,13 @@ def missing() -> str:
 class Cluster:
     """Nodes of GPUS GPUs and CPUS CPUs; partitions `main`, the default, and `high`, which preempts it.
 
-    A preempted job gets SIGTERM to its steps, and then GRACE seconds.
+    A preempted job gets SIGTERM to its steps or, with `preempt_signal`, its --signal, and then GRACE seconds.
     """
 
-    def __init__(self, nodes: int = 2):
+    def __init__(self, nodes: int = 2, *, preempt_signal: bool = False):
         # Node names are MASTER_ADDR inside jobs: loopback addresses resolve without privileges.
         self.nodes = [f"127.0.0.{10 + index}" for index in range(nodes)]
+        self.preempt_signal = preempt_signal
         self.root = Path()
         self._supervisor: subprocess.Popen[str] | None = None
 
@@ -156,6 +157,8 @@ class Cluster:
         yield "MinJobAge=86400"
         # ids that no other cluster has used: logs and ports depend on them
         yield f"FirstJobId={random.SystemRandom().randrange(1_000, 9_000_000)}"
+        if self.preempt_signal:
+            yield "SlurmctldParameters=preempt_send_user_signal"
         each = f"CPUs={CPUS} Boards=1 SocketsPerBoard=1 CoresPerSocket={CPUS} ThreadsPerCore=1 "
         each += f"RealMemory={CPUS * 4000} Gres=gpu:fake:{GPUS}"
         for node, port in zip(self.nodes, ports, strict=True):

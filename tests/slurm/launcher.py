@@ -1,16 +1,16 @@
 """`python -m slurm.launch` over fake children (tests/slurm/fake), shared by several tests."""
 
 import contextlib
-import importlib.util
 import io
 import os
+import runpy
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
@@ -121,14 +121,9 @@ def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
     Stream(folder, VERSION, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, files).write()
 
 
-def fake_check() -> ModuleType:
+def fake_check() -> SimpleNamespace:
     """The stand-in of fairseq_alma.check."""
-    spec = importlib.util.spec_from_file_location("fake_check", FAKE / "fairseq_alma/check.py")
-    assert spec
-    assert spec.loader
-    fake = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fake)
-    return fake
+    return SimpleNamespace(**runpy.run_path(str(FAKE / "fairseq_alma/check.py")))
 
 
 def read_requests(words: Sequence[str]) -> list[Request]:

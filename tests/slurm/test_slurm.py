@@ -94,15 +94,23 @@ def stages_of_members_are_arrays_of_nodes(cluster, folder, expected):
     assert run.trainings == 9
 
 
-def preempted_by_sigterm(_, folder, expected):
-    with Cluster(nodes=1) as cluster:
+def preempted(folder, expected, by_signal: bool):
+    with Cluster(nodes=1, preempt_signal=by_signal) as cluster:
         run = prepare(cluster, folder, seconds=0.5)
         with run.during(1):
             above = cluster.submit("sleep 2", "--partition=high", "--exclusive")
         assert run.launcher.rows == expected["gmoe"]
         assert cluster.state(above) == "COMPLETED"
         assert run.trainings > 3
-        assert "waiting for SLURM" in run.log("stage 1")
+        assert ("waiting for SLURM" in run.log("stage 1")) != by_signal
+
+
+def preempted_by_sigterm(_, folder, expected):
+    preempted(folder, expected, by_signal=False)
+
+
+def preempted_by_the_signal_asked_for(_, folder, expected):
+    preempted(folder, expected, by_signal=True)
 
 
 def timed_out_saves_and_resumes(cluster, folder, expected):
@@ -222,6 +230,7 @@ SCENARIOS = (  # the longest first
     timed_out_saves_and_resumes,
     sweep_of_images_resumes_and_completes,
     preempted_by_sigterm,
+    preempted_by_the_signal_asked_for,
     node_goes_down,
     slurmstepd_is_killed,
     killed_member_stops_its_dependents_only,
