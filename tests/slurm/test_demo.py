@@ -15,25 +15,6 @@ from vision.run import jobs_of
 from vision.run import parser as vision_parser
 
 
-@pytest.fixture
-def started(monkeypatch) -> list[str]:
-    """Command lines that the demo would run; nothing runs."""
-    found: list[str] = []
-    monkeypatch.setattr(demo, "run", found.extend)
-    return found
-
-
-def write_changelogs(out: Path, words: dict[int, int], documents: int = 1) -> None:
-    """What `alma corpus` would write: words of each year; from 2020 on in one document."""
-    path = out / "corpus/changelogs.jsonl"
-    path.parent.mkdir(parents=True)
-    with path.open("w") as file:
-        for year, size in words.items():
-            for _ in range(documents if year < 2020 else 1):
-                record = {"date": f"{year}-05-01T00:00:00+00:00", "text": "a " * (size // documents)}
-                file.write(json.dumps(record) + "\n")
-
-
 @pytest.mark.parametrize("span", [None, (2016, 2019)])
 def test_the_programs_accept_the_commands(monkeypatch, tmp_path, span):
     monkeypatch.chdir(tmp_path)
@@ -58,21 +39,23 @@ def test_the_programs_accept_the_commands(monkeypatch, tmp_path, span):
     assert report == ["alma", "report", "a b/runs", "--out", "a b/report"]
 
 
-def test_the_text_is_dated_where_the_machine_has_enough(started, monkeypatch, tmp_path):
-    """Without packages' changelogs, or with too few of them, it is documentation."""
-    monkeypatch.setattr(demo, "CHANGELOGS", tmp_path / "doc")
-    out, enough = tmp_path / "a b", demo.LEAST_WORDS
-    pydoc = f"alma corpus pydoc --out '{out}/corpus/pydoc.jsonl'"
-    assert demo.corpus(out) == (f"{out}/corpus/pydoc.jsonl", None)
-    assert started == [pydoc]
-    (tmp_path / "doc/bash").mkdir(parents=True)
-    (tmp_path / "doc/bash/changelog.Debian.gz").touch()
-    write_changelogs(out, {2010: enough, 2011: enough, 2012: enough, 2013: enough - 1, 2014: enough})
-    assert demo.corpus(out) == (f"{out}/corpus/pydoc.jsonl", None)
-    changelogs = f"alma corpus debian-changelogs {tmp_path}/doc --out '{out}/corpus/changelogs.jsonl'"
-    assert started[1:] == [changelogs, pydoc]
-    write_changelogs(tmp_path / "new", dict.fromkeys(range(2015, 2024), 2 * enough), documents=2)
-    assert demo.corpus(tmp_path / "new") == (f"{tmp_path}/new/corpus/changelogs.jsonl", (2015, 2018))
+def test_the_text_is_dated_where_the_machine_has_enough(monkeypatch, tmp_path):
+    """Four years in a row with enough words, those with most documents; else documentation of Python."""
+    started: list[str] = []
+    monkeypatch.setattr(demo, "run", started.extend)
+    monkeypatch.setattr(demo, "CHANGELOGS", tmp_path)
+    changelogs, pydoc = (tmp_path / f"corpus/{name}.jsonl" for name in ("changelogs", "pydoc"))
+    assert demo.corpus(tmp_path) == (str(pydoc), None)
+    (tmp_path / "bash").mkdir()
+    (tmp_path / "bash/changelog.Debian.gz").touch()
+    changelogs.parent.mkdir()
+    half = "a " * (demo.LEAST_WORDS // 2)
+    for last, span in ((2012, None), (2016, (2012, 2015))):  # of one document from 2016 on
+        years = [*range(2010, last), *range(2010, last), *[2016] * (last == 2016)]
+        texts = [{"date": f"{year}-05-01", "text": half * (1 + (year == 2016))} for year in years]
+        texts += [{"date": "2015-05-01", "text": "a"}]
+        changelogs.write_text("".join(json.dumps(text) + "\n" for text in texts))
+        assert demo.corpus(tmp_path) == (str(changelogs if span else pydoc), span)
     for line in started:
         assert corpus_parser().parse_args(shlex.split(line)[2:])
 

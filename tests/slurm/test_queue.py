@@ -119,12 +119,12 @@ def test_watch_ends_when_nothing_moves(slurm, run):
 
 
 def test_watch_retries_when_slurm_stops_answering(slurm, run, capsys):
-    slurm.has(squeue=RUNNING)
-    looks = queue.watch([run], 0.01)
-    next(looks)
+    """A data_prep that waits for its jobs also if the first look fails."""
     slurm.fails(squeue="Socket timed out")
+    with pytest.raises(UserError, match="Socket timed out"):
+        next(queue.watch([run], 0.01))
     with later(finish_all, run):
-        assert {each.state for each in next(looks)} == {"done"}
+        assert {each.state for each in next(queue.watch([run], 0.01, patient=True))} == {"done"}
     assert capsys.readouterr().err.count("Socket timed out; asking again") == 1
 
 
