@@ -7,7 +7,6 @@ from launcher import call, make, refused, wait_for
 from stand_ins import entry, finish, states, write
 
 from alma.files import locked
-from alma.records import Run
 from slurm import cancel, status
 from slurm.engine import queue, squeue
 
@@ -55,58 +54,30 @@ def test_jobs_that_were_complete_at_launch_have_no_job_id(slurm, run, monkeypatc
     assert slurm.calls("squeue") == slurm.calls("scancel") == []
 
 
-@pytest.fixture
-def local(slurm, tmp_path, monkeypatch) -> Run:
-    """A run of 4 stages, with the row of the untrained model."""
-    monkeypatch.chdir(tmp_path)
-    config = {"learner": "sm", "megabatches": 4, "waiting_time": 1, "replay": False, "seed": 0}
-    made = Run.open("local", config)
-    made.append(ROW)
-    (made.directory / "untrained.json").touch()
-    (made.directory / "untrained.log").touch()
-    return made
+def test_states_of_a_local_run(launcher, monkeypatch, capsys):
+    def line(code: int) -> str:
+        assert call(status.main, monkeypatch, "run") == code
+        return " ".join(capsys.readouterr().out.splitlines()[1].split())
 
-
-ROW = {"t": 0, "stage": None, "trained_on": [], "metric": "perplexity", "value": 9.5, "parameters": 1}
-ROW |= {"train_flops": 0, "eval_flops_per_example": 0, "seconds": 0, "peak_memory_bytes": 0, "extra": {}}
-
-
-def local_state(monkeypatch, capsys, code: int) -> str:
-    """The line of the local run, with single blanks."""
-    assert call(status.main, monkeypatch, "local") == code
-    _, line, _ = capsys.readouterr().out.splitlines()
-    return " ".join(line.split())
-
-
-def train(run: Run, stage: int, text: str, *markers: str) -> None:
-    folder = run.directory / f"stage_{stage:02d}"
-    folder.mkdir(exist_ok=True)
-    (folder / "train.log").write_text(text)
-    for marker in markers:
-        (folder / marker).touch()
-
-
-def test_a_local_run_whose_stages_are_complete_is_done(local, monkeypatch, capsys):
-    local.note(stages=2)
-    train(local, 0, "", "trained.json", "result.json")
-    local.append(ROW | {"t": 1, "stage": 0, "trained_on": [1]})
-    assert " stopped " in local_state(monkeypatch, capsys, 1)  # killed between two stages
-    local.append(ROW | {"t": 2, "stage": 1, "trained_on": [2]})
-    assert local_state(monkeypatch, capsys, 0) == "local mega-batch 2 of 4 done 9.50 2 of 4 stages requested"
-    for t in (3, 4):
-        local.append(ROW | {"t": t, "stage": t - 1, "trained_on": [t]})
-    assert local_state(monkeypatch, capsys, 0) == "local mega-batch 4 of 4 done 9.50"
-    assert call(cancel.main, monkeypatch, "local") == 2
+    monkeypatch.chdir(launcher.folder)
+    launcher.run("--stages", "2")
+    value = f"{launcher.rows[2]['value']:,.2f}"
+    assert line(0) == f"run mega-batch 2 of 4 done {value} 2 of 4 stages requested"
+    with locked(launcher.out):
+        assert line(0).startswith(f"run mega-batch 2 of 4 running {value} run/stage_01/eval.log: pid ")
+    results = launcher.out / "results.jsonl"
+    results.write_text("".join(results.read_text().splitlines(keepends=True)[:2]))
+    assert " stopped " in line(1)  # killed between two rows
+    (launcher.out / "stage_01/trained.json").unlink()
+    log = launcher.out / "stage_01/train.log"
+    log.write_text("\n$ fairseq-train\nRuntimeError: of an earlier start\n\n$ fairseq-train\n")
+    assert " stopped " in line(1)
+    log.write_text("\n$ fairseq-train\nRuntimeError: out of luck\n")
+    assert line(1).endswith("run/stage_01/train.log: RuntimeError: out of luck")
+    launcher.run()
+    assert line(0).startswith("run mega-batch 4 of 4 done ")
+    assert call(cancel.main, monkeypatch, "run") == 2
     assert "not launched on a cluster" in capsys.readouterr().err
-
-
-def test_a_locked_local_run_is_running(local, monkeypatch, capsys):
-    train(local, 0, "\n$ fairseq-train\nRuntimeError: of a worker, caught\n")
-    with locked(local.directory):
-        line = local_state(monkeypatch, capsys, 0)
-    assert line.startswith("local mega-batch 0 of 4 running 9.50 local/stage_00/train.log: pid ")
-    train(local, 0, "\n$ fairseq-train\nRuntimeError: of an earlier start\n\n$ fairseq-train\n")
-    assert " stopped " in local_state(monkeypatch, capsys, 1)
 
 
 def test_states_of_runs_that_the_launcher_left(tmp_path, monkeypatch, capsys):
