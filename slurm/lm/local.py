@@ -39,45 +39,40 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
             stack.enter_context(locked(plan.out))
             check_queue(plan)
         runs = {plan.out: open_run(plan) for plan in plans}
-        _run([job for plan in plans for job in jobs_of(plan)], runs, jobs)
+        todo = [job for plan in plans for job in jobs_of(plan)]  # each after those that it needs
+        appending = threading.Lock()
+        free: SimpleQueue[Environment] = SimpleQueue()
+        for names in devices(jobs) if jobs > 1 else [None]:
+            free.put({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
 
+        def do(job: RunJob) -> None:
+            began, complete = time.monotonic(), job.done
+            if isinstance(job, TrainJob):  # the checkpoints of an evaluated stage may have been deleted
+                complete = complete or (job.spec.directory / RESULT).exists()
+            if not complete:
+                say(f"{job}: started")
+                environment = free.get()
+                try:
+                    job.do(environment, progress(job))
+                finally:
+                    free.put(environment)
+            with appending:  # also after a complete job: a kill may have come before its rows
+                collect(job.plan, runs[job.run])
+            how = "was complete" if complete else f"done in {time.monotonic() - began:.0f} s"
+            if isinstance(job, TrainJob):
+                how += f", shared with {job.training.source}" if job.training.source else ""
+            else:
+                how += f", perplexity {read_measured(job.marker)['perplexity']:,.2f}"
+            say(f"{job}: {how}")
 
-def _run(todo: Sequence[RunJob], runs: Mapping[Path, Run], jobs: int) -> None:
-    """Do jobs, each of which comes after those that it needs. `runs`: by directory."""
-    appending = threading.Lock()
-    free: SimpleQueue[Environment] = SimpleQueue()
-    for names in devices(jobs) if jobs > 1 else [None]:
-        free.put({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
-
-    def do(job: RunJob) -> None:
-        began, complete = time.monotonic(), job.done
-        if isinstance(job, TrainJob):  # the checkpoints of an evaluated stage may have been deleted
-            complete = complete or (job.spec.directory / RESULT).exists()
-        if not complete:
-            say(f"{job}: started")
-            environment = free.get()
-            try:
-                job.do(environment, progress(job))
-            finally:
-                free.put(environment)
-        with appending:  # also after a complete job: a kill may have come before its rows
-            collect(job.plan, runs[job.run])
-        how = "was complete" if complete else f"done in {time.monotonic() - began:.0f} s"
-        if isinstance(job, TrainJob):
-            how += f", shared with {job.training.source}" if job.training.source else ""
-        else:
-            how += f", perplexity {read_measured(job.marker)['perplexity']:,.2f}"
-        say(f"{job}: {how}")
-
-    if jobs == 1:  # in this thread, in which Ctrl-C ends the child
-        for job in todo:
-            do(job)
-        return
-    waiting = {job.marker: job for job in todo}
-    needs = {job.marker: set(job.needs) for job in todo}
-    errors: list[Exception] = []
-    started: dict[Future, Path] = {}
-    with ExitStack() as stack:
+        if jobs == 1:  # in this thread, in which Ctrl-C ends the child
+            for job in todo:
+                do(job)
+            return
+        waiting = {job.marker: job for job in todo}
+        needs = {job.marker: set(job.needs) for job in todo}
+        errors: list[Exception] = []
+        started: dict[Future, Path] = {}
         pool = stack.enter_context(ThreadPoolExecutor(jobs))
         stack.callback(children.end_all)  # on Ctrl-C, before the pool waits for its threads
         while waiting or started:
