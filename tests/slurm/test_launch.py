@@ -170,50 +170,53 @@ def test_a_plan_needs_no_stream(launcher):
     assert "gmoe_w1_base: --grow-experts 2,2,4: 3 growths given, but 6 stages grow 5 times" in err
 
 
-def test_bad_command_lines_are_one_line_before_anything_is_made(launcher):
-    checked = "checking the flags of fairseq-train\nerror: "
-    for words, flags, message in (
-        (("--dry-run",), ("--max-tokns", "1"), checked + "unrecognized argument --max-tokns 1"),
-        (
-            ("--cluster", "slurm", "--dry-run"),
-            ("--arch", "switch_gmo"),
-            checked + "--arch/-a: invalid choice",
-        ),
-        (("--grow-experts", "2"), (), checked + "run: --grow-experts needs --learner gmoe"),
-    ):
-        _, err = launcher.run(*words, code=2, flags=flags)
-        assert err.startswith(message)
-        assert err.count("\n") == 2
+CHECKED = "checking the flags of fairseq-train\nerror: "
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--dry-run -- --max-tokns 1", f"{CHECKED}unrecognized argument --max-tokns 1"),
+        ("--cluster slurm --dry-run -- --arch switch_gmo", f"{CHECKED}--arch/-a: invalid choice"),
+        ("--grow-experts 2 --", f"{CHECKED}run: --grow-experts needs --learner gmoe"),
+        ("--jobs 3 --", f"{CHECKED}--jobs 3: GPUs on this machine: 2, and each training needs at least one"),
+        ("--jobs 0", "error: argument --jobs: '0' is not a positive whole number"),
+        ("--seeds 2-0", "error: argument --seeds: 2-0: a range goes up: give 0-2"),
+        ("--cluster slurm --jobs 1", "error: --jobs: not with --cluster slurm, only on this machine"),
+        ("--cluster slurm", "error: no SLURM here"),
+        ("--partition high --wait", "error: --partition, --wait: only with --cluster slurm"),
+        ("--cluster debug --jobs 2", "error: --jobs 2: debug attaches one training to the terminal"),
+        ("--mem-gb 8 --cluster debug", "error: --mem-gb: only with --cluster slurm"),
+        ("--megabatches 4", "error: --megabatches plans without a stream: add --dry-run"),
+    ],
+)
+def test_bad_command_lines_are_one_line_before_anything_is_made(launcher, monkeypatch, words, message):
     launcher.environment["PATH"] = str(launcher.folder)  # no sbatch
-    assert "no SLURM here" in launcher.run("--cluster", "slurm", code=2)[1]
-    launcher.data = "strem"
-    assert launcher.run(code=2)[1] == "error: strem: no such directory; make a stream with `alma data`\n"
+    monkeypatch.setattr("slurm.engine.machine._gpus", lambda: (1, 1))
+    _, err = launcher.run_words("stream", "--learner", "sm", "--out", "run", *words.split(), code=2)
+    assert err.startswith(message)
+    assert err.count("\n") == message.count("\n") + 1
     assert sorted(path.name for path in launcher.folder.iterdir()) == ["stream"]
-    launcher.data = "stream"
+
+
+def test_missing_data_and_a_file_in_the_way_are_refused(launcher):
     launcher.out.touch()
     assert "is not a folder" in launcher.run(code=2)[1]
+    launcher.data = "strem"
+    assert launcher.run(code=2)[1] == "error: strem: no such directory; make a stream with `alma data`\n"
 
 
-def test_local_refuses_a_run_with_queued_jobs(launcher):
+def test_local_refuses_a_run_with_queued_jobs(launcher, slurm):
     """Unless squeue knows none of them."""
-    bin_folder = launcher.folder / "bin"
-    bin_folder.mkdir()
-    squeue = bin_folder / "squeue"
-    launcher.environment["PATH"] = str(bin_folder)
     launcher.out.mkdir()
     entries = [entry("stage 0", "stage_00/trained.json", "77")]
     write_json_atomic(launcher.out / queue.JOBS, {"jobs": entries})
-
-    def answer(state: str) -> None:
-        squeue.write_text(f"#!/bin/sh\necho '77|{state}|node|0|None|'\n")
-        squeue.chmod(0o755)
-
-    answer("RUNNING")
+    slurm.has(squeue="77|RUNNING|node|0|None|\n")
     assert launcher.run(code=2)[1].splitlines()[ESTIMATE:] == [
         "error: run: jobs of this run are in SLURM's queue (job ids 77): give --cluster slurm, or cancel "
         "them with: alma cancel run"
     ]
     assert not (launcher.out / "run.json").exists()
-    answer("COMPLETED")
+    slurm.has(squeue="77|COMPLETED|node|0|None|\n")
     launcher.run("--stages", "1", "--jobs", "2")
     assert len(launcher.rows) == 2

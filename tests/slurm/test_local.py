@@ -70,28 +70,6 @@ def test_trainings_side_by_side_share_the_cores(tmp_path, monkeypatch, jobs, giv
     assert threads == (given or (share if jobs > 1 else "None"))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--jobs", "0"], "argument --jobs: '0' is not a positive whole number"),
-        (["--seeds", "2-0"], "argument --seeds: 2-0: a range goes up: give 0-2"),
-        (["--cluster", "slurm", "--jobs", "1"], "--jobs: not with --cluster slurm, only on this machine"),
-        (["--partition", "high", "--wait"], "--partition, --wait: only with --cluster slurm"),
-        (["--cluster", "debug", "--jobs", "2"], "--jobs 2: debug attaches one training to the terminal"),
-        (["--mem-gb", "8", "--cluster", "debug"], "--mem-gb: only with --cluster slurm"),
-        (
-            ["--jobs", "3"],
-            "--jobs 3: GPUs on this machine: 2, and each training needs at least one",
-        ),
-        (["--megabatches", "4"], "--megabatches plans without a stream: add --dry-run"),
-    ],
-)
-def test_options_that_do_not_apply_are_refused(launcher, gpus, monkeypatch, words, message):
-    monkeypatch.setenv("PATH", gpus(2), prepend=":")
-    assert launcher.run(*words, code=2)[1].splitlines()[-1].startswith(f"error: {message}")
-    assert not launcher.out.exists()
-
-
 def test_jobs_side_by_side_give_the_same_rows(tmp_path, expected):
     """Two seeds at a time; a second launch finds everything done."""
     both = make(tmp_path / "x", learner="gmoe", environment={"FAKE_SLEEP": "0.05"})
