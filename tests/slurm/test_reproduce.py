@@ -1,5 +1,7 @@
 """The commands behind each figure and table of the paper, and what they find."""
 
+import contextlib
+import io
 import itertools
 import shlex
 import sys
@@ -9,10 +11,12 @@ import pytest
 import yaml
 from launcher import call, read_requests, refused
 
+from alma.report.__main__ import main as report
 from alma.report.vision.figures import FIGURES
 from data_prep.__main__ import parser as data_parser
 from slurm import reproduce
 from slurm.reproduce import EXPERIMENTS, MODELS, index, main
+from vision.run import main as images
 from vision.run import parser
 from vision.sweep import jobs_of, read_sections
 
@@ -153,9 +157,19 @@ def small(tmp_path, monkeypatch):
     return folder
 
 
-def test_the_real_tools_run_and_draw(small, monkeypatch, capfd):
+def test_the_real_tools_run_and_draw(small, monkeypatch, capsys):
+    """In this process."""
+    tools = {"vision.run": images, "alma.report": report}
+
+    def listed(words: list[str], _: str) -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            call(images, monkeypatch, *words[3:])
+        return said.getvalue()
+
+    monkeypatch.setattr(reproduce, "run", lambda one: call(tools[one.words[2]], monkeypatch, *one.words[3:]))
+    monkeypatch.setattr(reproduce.children, "ask", listed)
     assert call(main, monkeypatch, "first") == 0
-    said = capfd.readouterr().out.splitlines()
+    said = capsys.readouterr().out.splitlines()
     picture = Path("reproduced/small/first/digits_B2_learning_curves.png")
     assert said[-2].endswith(f" s: {picture}")
     assert said[-1] == "first: paper: waiting helps; at this size: best w 2"
