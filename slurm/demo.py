@@ -8,10 +8,8 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from alma.errors import Parser, command
@@ -27,8 +25,6 @@ PERIODS = 4
 PERIOD = "--words 20k --eval-words 2k --valid-words 2k --vocab-size 2000"
 LEAST_WORDS = 30_000
 """Words of a year of the demo: a quarter more than PERIOD takes, because duplicates are dropped."""
-STEPS = {"the corpus": 4, "the stream": 6, "language models": 80, "image learners": 11, "the report": 8}
-"""Seconds of each step on two idle cores, from which the demo tells how long the rest takes."""
 
 
 def corpus(out: Path) -> tuple[str, tuple[int, int] | None]:
@@ -94,23 +90,10 @@ def run(lines: Sequence[str]) -> None:
     threads = max(1, (os.cpu_count() or 1) // len(lines))
     # Idle OpenMP threads spin: processes that each use all cores would slow each other down.
     environment = {**os.environ, **OWN_MODULES, "OMP_NUM_THREADS": str(threads)}
-    pipe = subprocess.PIPE if len(lines) > 1 else None
-
-    def follow(line: str) -> int:
-        """Run one; with several, each line of output follows the name of its folder."""
-        program, *arguments = shlex.split(line)
-        words = [sys.executable, *(["-m", "alma"] if program == "alma" else []), *arguments]
-        name = Path(words[words.index("--out") + 1]).name if "--out" in words else ""
-        with subprocess.Popen(
-            words, env=environment, text=True, stdout=pipe, stderr=pipe and subprocess.STDOUT
-        ) as process:
-            for text in process.stdout or ():
-                print(f"{name:>6} | {text}", end="", flush=True)
-        return process.returncode
-
     print(*(f"\n$ {line}" for line in lines), sep="\n", flush=True)
-    with ThreadPoolExecutor(len(lines)) as pool:
-        codes = list(pool.map(follow, lines))
+    programs = [[sys.executable, "-m", *shlex.split(line)] for line in lines]
+    started = [subprocess.Popen(program, env=environment) for program in programs]
+    codes = [process.wait() for process in started]
     if code := next(filter(None, codes), 0):
         sys.exit(max(code, 1))
 
@@ -122,7 +105,7 @@ def parser() -> Parser:
         description="Run all of ALMA on small data, without a download: text becomes a stream, three "
         "language models train on it, image learners train on digits, and a report compares the runs. Takes "
         "about 2 minutes on two idle cores, longer beside other work. Prints each command before it "
-        "runs, and how long the rest takes. Rerun the demo to resume after an interruption.",
+        "runs. Rerun the demo to resume after an interruption.",
         epilog="examples:\n  alma demo\n  alma demo --out /tmp/demo",
     )
     out = "directory for the corpus, the stream, the runs and the report (default: demo_out)"
@@ -132,23 +115,10 @@ def parser() -> Parser:
 
 @command
 def main() -> None:
-    started = time.monotonic()
     out = parser().parse_args().out
-    usual = list(STEPS.values())
-    todo: list[list[str]] = []
-    for place, name in enumerate(STEPS):
-        passed = time.monotonic() - started
-        pace, basis = 1.0, "on two idle cores"
-        if place:
-            pace, basis = max(1.0, passed / sum(usual[:place])), "at this pace"
-        left = pace * sum(usual[place:])
-        time_left = f"about {left:.0f} s" if left < 90 else f"about {left / 60:.0f} min"
-        print(f"\n[{place + 1}/{len(STEPS)}] {name} ({time_left} left {basis})", flush=True)
-        if place:
-            run(todo[place - 1])
-        else:
-            todo = steps(out, *corpus(out))
-    print(f"\ndone in {time.monotonic() - started:.0f} s: {out / 'report/report.md'}")
+    for lines in steps(out, *corpus(out)):
+        run(lines)
+    print(f"\ndone: {out / 'report/report.md'}")
 
 
 if __name__ == "__main__":

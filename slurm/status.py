@@ -1,16 +1,11 @@
 """State of runs: a line for each job on a cluster, and for each local run: `alma status`."""
 
-import argparse
 import contextlib
 import json
-import math
 import os
 import re
-import shutil
 import sys
 from collections.abc import Sequence
-
-from tqdm import tqdm
 
 from alma.errors import Parser, command
 from alma.help_texts import RUNS
@@ -19,9 +14,7 @@ from alma.tables import as_text
 from slurm.engine import queue
 from slurm.engine.queue import JobStatus
 
-SECONDS = 10.0
-"""Default interval of --watch."""
-HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "ETA", "log"]
+HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "log"]
 _ABOUT = "Show the state of runs: a line for each job on a cluster, and for each run on this machine."
 _STATES = """\
 A job waits (for a job that it needs), is queued (for resources), requeued or running; then it is done, which
@@ -32,7 +25,7 @@ Exit code 0: every job is done or active (waiting to running); 1: one is not.
 
 examples:
   alma status runs
-  alma status runs/gmoe --watch 60
+  alma status runs/gmoe runs/digits
 """
 _LINE = re.compile(r".* \| (train_inner|valid) \| (\{.*\})$")
 
@@ -41,22 +34,19 @@ def table(seen: Sequence[JobStatus]) -> str:
     """A line for each job or local run."""
     rows = [HEADER]
     for status in seen:
-        job, log, updates, eta, perplexity = status.job, status.log, "", "", ""
+        job, log, updates, perplexity = status.job, status.log, "", ""
         if job.kind == "train" and job.own_log:
             written = "" if status.state == "waiting" else queue.tail(job.own_log)
-            made, speed, valid = 0, 0.0, ""  # speed: updates a second
+            valid = ""
             for line in filter(None, map(_LINE.match, written.splitlines())):
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # mixed lines of several processes
                     stats = json.loads(line[2])
                     if line[1] == "valid":
                         valid = f"valid {float(stats['valid_ppl']):,.2f}"
                     else:
-                        made, speed = int(stats["num_updates"]), float(stats.get("ups", 0))
-                        updates = f"{made}/{job.updates or '?'}"
+                        updates = f"{int(stats['num_updates'])}/{job.updates or '?'}"
                         perplexity = f"train {float(stats['ppl']):,.2f}"
             perplexity = valid or perplexity
-            if status.state == "running" and updates and job.updates and 0 < speed < math.inf:
-                eta = tqdm.format_interval(max(0, job.updates - made) / speed)
         elif job.kind == "run":
             last = Run.read(job.run).rows[-1:]
             perplexity = f"{last[0]['value']:,.2f}" if last and last[0]["metric"] == "perplexity" else ""
@@ -68,58 +58,26 @@ def table(seen: Sequence[JobStatus]) -> str:
         shown = min(str(log), os.path.relpath(log), key=len) if log else ""
         remark = ": ".join(filter(None, (shown, status.why)))
         cells = [str(job.run), job.name, status.state, job.job_id or "", status.node]
-        rows.append([*cells, updates, perplexity, eta, remark])
+        rows.append([*cells, updates, perplexity, remark])
     text = as_text(rows, left=(*range(HEADER.index("updates")), -1))
     return "\n".join(map(str.rstrip, text.splitlines()))
 
 
 def parser() -> Parser:
-    usage = "%(prog)s RUN... [--watch [SECONDS]]"
-    made = Parser(prog="python -m slurm.status", usage=usage, description=_ABOUT, epilog=_STATES)
+    made = Parser(prog="python -m slurm.status", usage="%(prog)s RUN...", description=_ABOUT, epilog=_STATES)
     made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
-    watch = (
-        "show the state again and again until everything is done or nothing is active; SECONDS between two "
-        f"looks (default: {SECONDS:g})"
-    )
-    made.add_argument("--watch", nargs="?", type=_seconds, const=SECONDS, metavar="SECONDS", help=watch)
     return made
-
-
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < (seconds := float(text)) < math.inf:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text}: give seconds, more than 0, and runs before --watch")
-
-
-def _show(seen: Sequence[JobStatus]) -> str:
-    """The table and the counts; without finished jobs if the terminal is too small for all."""
-    shown = seen
-    if sys.stdout.isatty() and len(seen) > shutil.get_terminal_size().lines - 4:
-        shown = [status for status in seen if status.state != "done"]
-    return f"{table(shown)}\n{queue.count(seen)}"
 
 
 @command
 def main() -> None:
-    options = parser().parse_intermixed_args()
+    options = parser().parse_args()
     from slurm.lm.local import state_of  # imports much, so the options are checked first
 
     runs = queue.find(options.runs)
     launched = [run for run in runs if queue.on_cluster(run)]
-    local = [run for run in runs if run not in launched]
-    looks = queue.watch(launched, options.watch or SECONDS, others=lambda: list(map(state_of, local)))
-    seen = next(looks)
-    before = _show(seen)
-    print(before, flush=True)
-    if options.watch is not None:
-        with contextlib.suppress(KeyboardInterrupt):
-            for seen in looks:
-                if sys.stdout.isatty():
-                    print(f"\x1b[H\x1b[2J{_show(seen)}", flush=True)  # clear the screen first
-                elif (now := _show(seen)) != before:
-                    print(f"\n{now}", flush=True)
-                    before = now
+    seen = [*queue.look(launched), *(state_of(run) for run in runs if run not in launched)]
+    print(f"{table(seen)}\n{queue.count(seen)}")
     sys.exit(1 if any(status.state in queue.BAD for status in seen) else 0)
 
 

@@ -121,7 +121,6 @@ def test_the_version_is_that_of_the_package(monkeypatch, capsys):
         ("train s --arch x", "--arch is a flag of fairseq-train: put it after `--`"),
         ("data c --out s --documents a=lines", "did you mean line?"),
         ("report r --figures visoin", "did you mean vision?"),
-        ("status runs --wach", "did you mean --watch?"),
     ],
 )
 def test_a_misspelt_word_has_a_hint(error, line, hint):

@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -151,10 +151,8 @@ def look(runs: Sequence[Path]) -> list[JobStatus]:
     return list(seen.values())
 
 
-def watch(
-    runs: Sequence[Path], seconds: float, patient: bool = False, others: Callable[[], list[JobStatus]] = list
-) -> Iterator[list[JobStatus]]:
-    """Yield `look(runs)` and `others()` every `seconds` until all are done or none is moving.
+def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterator[list[JobStatus]]:
+    """Yield `look(runs)` every `seconds` until all are done or none is moving.
 
     Retries while SLURM does not answer, for example during a restart of its controller. Without `patient`, a
     first look without an answer raises NoAnswer.
@@ -162,7 +160,7 @@ def watch(
     still = silent = False
     while True:
         try:
-            seen = [*look(runs), *others()]
+            seen = look(runs)
         except NoAnswer as error:
             if not patient:
                 raise

@@ -14,12 +14,10 @@ from alma.options import add_options, check_ranges, flag_of, given, option, opti
 from slurm.engine.machine import Machine
 
 _SET_HERE = re.compile(
-    r"partition|nodes|(n?tasks|gpus)(-per-\w+)?|cpus-per-task|mem|time|job-name|output|error|input|open-mode|chdir"
+    r"partition|nodes|(n?tasks|gpus|cpus|mem)(-per-\w+)?|time|job-name|output|error|input|open-mode|chdir"
     r"|dependency|array|(no-)?requeue|kill-on-invalid-dep|wrap|wait|test-only|parsable"
 )
 """Options of sbatch that have a flag here, or that are set for each job."""
-_INSTEAD = {"mem-per-cpu": "mem_gb", "mem-per-gpu": "mem_gb", "cpus-per-gpu": "cpus_per_task"}
-"""Options of sbatch that say the same as an option here in another way."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,6 @@ class Resources:
                 raise UserError(f"{words}: alma sets it, by a flag such as --timeout-min or for each job")
             if key == "signal" and not str(value).startswith("USR2@"):
                 raise UserError(f"{words}: jobs save on USR2: give the seconds as signal=USR2@300")
-            if key in _INSTEAD and getattr(self, _INSTEAD[key]):
-                raise UserError(f"{words}: contradicts {flag_of(_INSTEAD[key])}; leave one of them out")
         if self.gpus_per_node and self.tasks_per_node not in (1, self.gpus_per_node):
             raise UserError(
                 f"--tasks-per-node {self.tasks_per_node}, but --gpus-per-node {self.gpus_per_node}: give as "
@@ -71,10 +67,6 @@ class Resources:
         """The options of --sbatch; True for one without a value."""
         pairs = (words.removeprefix("--").partition("=") for words in self.sbatch or ())
         return {key: value if equals else True for key, equals, value in pairs}
-
-    def leaves_open(self, name: str) -> bool:
-        """Whether the user says nothing about an option, such as mem_gb, nor by --sbatch."""
-        return getattr(self, name) is None and all(_INSTEAD.get(key) != name for key in self.passed)
 
     def parameters(self, name: str, dependency: str | None = None) -> dict[str, Any]:
         """Arguments of submitit's SlurmExecutor.update_parameters for a job called `name`.
@@ -135,14 +127,6 @@ class Resources:
             few["cpus_per_task"] = max(1, self.cpus_per_task * self.tasks_per_node // gpus)
         return replace(self, **few)
 
-    def __str__(self) -> str:
-        """Such as "2 nodes, each with 8 GPUs, 16 cores, 60 GB"; without what is left to the cluster."""
-        cores = (self.cpus_per_task or 0) * self.tasks_per_node
-        numbers = {"GPU": self.gpus_per_node, "core": cores, "GB": self.mem_gb or 0}
-        amounts = [f"{n} {name}{'s' * (n > 1 and name != 'GB')}" for name, n in numbers.items() if n]
-        nodes = f"{self.nodes} nodes, each" if self.nodes > 1 else "1 node"
-        return f"{nodes} with {', '.join(amounts) or 'the defaults of the cluster'}"
-
 
 _PAPER = Resources()
 WAIT = "with --cluster slurm: wait until all jobs have ended; exit with 1 if one failed"
@@ -187,7 +171,4 @@ def check_cluster(
 
 def read(options: argparse.Namespace, usual: Resources = _PAPER) -> Resources:
     """The resources of parsed options; `usual` where an option is missing."""
-    values = given(Resources, options)
-    passed = Resources(gpus_per_node=1, sbatch=values.get("sbatch")).passed
-    unset = {name: None for key, name in _INSTEAD.items() if key in passed}
-    return replace(usual, **unset | values)
+    return replace(usual, **given(Resources, options))

@@ -1,4 +1,4 @@
-"""SLURM's programs: states of jobs from squeue and sacct, scancel, and the nodes from sinfo."""
+"""SLURM's programs: states of jobs from squeue, scancel, and the nodes from sinfo."""
 
 import contextlib
 import os
@@ -37,7 +37,7 @@ class JobState:
 
 
 def ask(ids: Collection[str]) -> dict[str, JobState]:
-    """States of live and ended jobs by id; unknown ids are left out.
+    """States of jobs by id; left out are those that slurmctld forgot, minutes after their end (MinJobAge).
 
     Raises UserError without SLURM on this machine, NoAnswer if it does not answer.
     """
@@ -55,20 +55,6 @@ def ask(ids: Collection[str]) -> dict[str, JobState]:
             job_id, word, node, restarts, reason = (text.strip() for text in line.split("|")[:5])
             if job_id in ids:
                 known[job_id] = JobState(word, node, int(restarts), "" if reason == "None" else reason)
-    # slurmctld forgets jobs some minutes after their end (MinJobAge); accounting, if there is any, does not.
-    if forgotten := [job_id for job_id in ids if job_id not in known]:
-        with contextlib.suppress(UserError, KeyError):  # no sacct, no accounting
-            from submitit.slurm.slurm import SlurmInfoWatcher
-
-            answer = _call(
-                "sacct", "-P", "-X", "-o", "JobID,State,NodeList", "-j", _without_indices(forgotten)
-            )
-            for job_id, info in SlurmInfoWatcher().read_info(answer.stdout).items():
-                word = info["State"].partition(" ")[0]  # of CANCELLED by 1000
-                node = info["NodeList"].removeprefix("None assigned")
-                # RUNNING here and unknown to slurmctld: the job has ended, but accounting missed it.
-                if job_id in forgotten and word and not (state := JobState(word, node)).live:
-                    known[job_id] = state
     return known
 
 
@@ -101,9 +87,10 @@ def _without_indices(ids: Iterable[str]) -> str:
 
 def _call(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program of SLURM. Raises UserError if it is missing, NoAnswer after a timeout."""
-    # The user's own SQUEUE_, SACCT_ and SINFO_ variables would filter or truncate the answer.
-    users = ("SQUEUE_", "SACCT_", "SINFO_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(users)}
+    # The user's own SQUEUE_ and SINFO_ variables would filter or truncate the answer.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SINFO_"))
+    }
     environment["SLURM_BITSTR_LEN"] = "0"
     command, limit = [program, *arguments], _ANSWER_SECONDS
     try:

@@ -72,10 +72,10 @@ def launch(jobs: Sequence[Job], wanted: Resources, folder: Path, busy: Sequence[
 
 
 def follow(runs: Sequence[Path], wait: bool) -> list[JobStatus]:
-    """Wait for the end of all jobs and return those that failed; without `wait`, print how to watch them."""
+    """Wait for the end of all jobs and return those that failed; without `wait`, print how to see them."""
     if wait:
         return queue.wait(runs)
-    print(f"watch them with: alma status {' '.join(map(str, runs))} --watch")
+    print(f"see their state with: alma status {' '.join(map(str, runs))}")
     return []
 
 

@@ -1,30 +1,24 @@
-"""What is printed before a launch, and the checks that the rest of each run fits its machine."""
+"""What is printed before a launch, and the check that the rest of each run fits its machine."""
 
+import argparse
 import shlex
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from alma.errors import UserError
-from alma.options import flag_words
 from alma.records import Run
 from alma.tables import as_text
 from slurm.engine.machine import Machine
 from slurm.engine.terminal import say
 from slurm.lm.estimate import Cost, Estimate, estimate, total, vocabulary_size
-from slurm.lm.options import MAIN_FLAGS, Launch
-from slurm.lm.plan import FlagValues, Plan
+from slurm.lm.plan import Plan
 from slurm.lm.record import run_config
-from slurm.lm.request import OF_THE_LAUNCHER
 
 _VOCABULARY = 50_260  # the paper's
 _GB = 1e9
-_OFF: tuple[Any, ...] = (None, False, 0, "", [])
 
 
-def announce(plans: Sequence[Plan], machine: Machine, options: Launch) -> list[Estimate]:
-    """Print the cost and the settings of all runs, and return the cost; write nothing.
+def announce(plans: Sequence[Plan], machine: Machine, options: argparse.Namespace) -> list[Estimate]:
+    """Print the cost of all runs, and with --verbose their commands; return the cost. Writes nothing.
 
     Raises UserError if a run does not fit `machine` (with --dry-run it only says so), or its directory was
     trained with other settings.
@@ -34,14 +28,7 @@ def announce(plans: Sequence[Plan], machine: Machine, options: Launch) -> list[E
         say(f"assumed: {options.megabatches} mega-batches, and a dictionary of {_VOCABULARY:,} tokens")
         sizes = {stream: size or _VOCABULARY for stream, size in sizes.items()}
     estimates = [estimate(plan, sizes[plan.stream], machine) for plan in plans]
-    say(table(estimates, options.tflops_per_gpu))
-    if text := describe(plans):
-        say(text)
-    first: dict[str, Path] = {}  # runs of equal settings are announced once
-    for plan in plans:
-        first.setdefault(described(plan.stages[0].settings, options.verbose), plan.out)
-    for text, out in first.items():
-        say(f"{out}: {text}" if len(first) > 1 else text)
+    say(table(estimates))
     for spec in (spec for plan in plans if options.verbose for spec in plan.stages):
         commands = [*(one.command for one in spec.trainings), spec.evaluate]
         say("\n".join(map(shlex.join, commands)))
@@ -56,35 +43,15 @@ def announce(plans: Sequence[Plan], machine: Machine, options: Launch) -> list[E
     return estimates
 
 
-def describe(plans: Sequence[Plan]) -> str:
-    """Such as "3 of 12 trainings are shared: 1,800 of 7,200 updates less"; "" if none is."""
-    trainings = [training for plan in plans for spec in plan.stages for training in spec.trainings]
-    shared = [training for training in trainings if training.source]
-    saved, updates = (sum(one.updates or 0 for one in some) for some in (shared, trainings))
-    less = f": {saved:,} of {updates:,} updates less" if saved else ""
-    return f"{len(shared)} of {len(trainings)} trainings are shared{less}" if shared else ""
-
-
-def described(settings: FlagValues, whole: bool) -> str:
-    """A training as a command line: its main flags, or if `whole` all flags, one in each line."""
-    names = [name for name in settings if name not in OF_THE_LAUNCHER] if whole else MAIN_FLAGS
-    one = {"--distributed-world-size": 1}
-    shown = [name for name in names if settings.get(name) not in (*_OFF, one.get(name))]
-    words = [" ".join(flag_words(name, settings[name])) for name in shown]
-    return "\n  ".join(["fairseq-train", *words]) if whole else f"fairseq-train {' '.join(words)}"
-
-
-def table(estimates: Sequence[Estimate], rate: float | None = None) -> str:
-    """A line for each run, and the totals of several runs; GPU-hours at `rate` TFLOPs a second of a GPU."""
+def table(estimates: Sequence[Estimate]) -> str:
+    """A line for each run, and the totals of several runs."""
 
     def work(costs: Sequence[Cost]) -> list[str]:
         updates, flops = total(cost.updates for cost in costs), total(cost.flops for cost in costs)
-        hours = [_text(flops, rate * 1e12 * 3600)] if rate else []
         tokens = _text(total(cost.tokens for cost in costs), 1e6, "M")
-        return ["?" if updates is None else f"{updates:,}", tokens, _text(flops, 1e12), *hours]
+        return ["?" if updates is None else f"{updates:,}", tokens, _text(flops, 1e12)]
 
-    lines = [["run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs"]]
-    lines[0] += [*(["GPU-hours"] if rate else []), "GB/process"]
+    lines = [["run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs", "GB/process"]]
     for run in estimates:
         parameters, memory = _text(run.parameters, 1e6, "M"), _text(run.memory, _GB)
         lines.append([str(run.out), run.learner, run.experts, parameters, *work(run.costs), memory])
@@ -95,36 +62,26 @@ def table(estimates: Sequence[Estimate], rate: float | None = None) -> str:
 
 
 def check_fit(estimates: Sequence[Estimate]) -> None:
-    """Raise UserError if the rest of a run does not fit its machine: GPUs, memory or disk. Writes nothing."""
-    disks: dict[int, int] = {}  # bytes of missing checkpoints of all runs
+    """Raise UserError if the rest of a run does not fit the memory of its machine, or its fp16 a CPU."""
     for run in estimates:
         left = [cost for cost in run.costs if not cost.result.exists()]
-        if left:
-            cost = max(left, key=lambda cost: cost.memory or 0)
-            if cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"] and not cost.on_gpu:
-                why = "this training runs on a CPU" if cost.machine.gpus else "this machine has none"
-                raise UserError(f"{run.out}: --fp16 needs a GPU, and {why}: `-- --fp16=false` turns it off")
-            processes = 1 if cost.on_gpu else cost.processes  # which share a CPU's memory
-            there = min(cost.machine.gpus) if cost.on_gpu else cost.machine.memory
-            need = (cost.memory or 0) * processes
-            if there is not None and need > there:
-                several = f" for {processes} processes" if processes > 1 else ""
-                what = "a GPU here has" if cost.on_gpu else "this machine has free"
-                half = " or --fp16" if cost.on_gpu and not cost.half else ""
-                raise UserError(
-                    f"{run.out}: training needs about {need / _GB:,.1f} GB of memory{several}, and {what} "
-                    f"{there / _GB:,.1f} GB: give a smaller --batch-size with a larger --update-freq, "
-                    f"or --checkpoint-activations{half}, after the `--`"
-                )
-        place = next(path for path in (run.out.absolute(), *run.out.absolute().parents) if path.exists())
-        disk = place.stat().st_dev
-        new = [cost for cost in left if not (cost.shared or any(cost.directory.glob("checkpoint*.pt")))]
-        disks[disk] = disks.get(disk, 0) + sum(cost.checkpoints for cost in new)
-        free = shutil.disk_usage(place).free
-        if disks[disk] > free:
+        if not left:
+            continue
+        cost = max(left, key=lambda cost: cost.memory or 0)
+        if cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"] and not cost.on_gpu:
+            why = "this training runs on a CPU" if cost.machine.gpus else "this machine has none"
+            raise UserError(f"{run.out}: --fp16 needs a GPU, and {why}: `-- --fp16=false` turns it off")
+        processes = 1 if cost.on_gpu else cost.processes  # which share a CPU's memory
+        there = min(cost.machine.gpus) if cost.on_gpu else cost.machine.memory
+        need = (cost.memory or 0) * processes
+        if there is not None and need > there:
+            several = f" for {processes} processes" if processes > 1 else ""
+            what = "a GPU here has" if cost.on_gpu else "this machine has free"
+            half = " or --fp16" if cost.on_gpu and not cost.half else ""
             raise UserError(
-                f"{run.out}: checkpoints need about {disks[disk] / _GB:,.1f} GB of disk, and {place} has "
-                f"{free / _GB:,.1f} GB free: make room, choose another --out, or run fewer --stages"
+                f"{run.out}: training needs about {need / _GB:,.1f} GB of memory{several}, and {what} "
+                f"{there / _GB:,.1f} GB: give a smaller --batch-size with a larger --update-freq, "
+                f"or --checkpoint-activations{half}, after the `--`"
             )
 
 

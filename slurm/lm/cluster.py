@@ -13,12 +13,12 @@ from slurm.engine import children, queue, submission
 from slurm.engine.queue import SubmittedJob
 from slurm.engine.resources import Resources
 from slurm.lm.plan import Plan
-from slurm.lm.record import collect, open_run, run_config, summary
+from slurm.lm.record import collect, open_run, run_config
 from slurm.lm.stage import in_submission_order, jobs_of
 
 
 def launch_on_slurm(plans: Sequence[Plan], wanted: Resources, wait: bool) -> None:
-    """Submit all jobs that are neither complete nor queued; with `wait` print the rows at the end."""
+    """Submit all jobs that are neither complete nor queued; with `wait` raise StageFailed if one fails."""
     folder = submission.log_folder(common_folder(plans))
     jobs = [job for plan in plans for job in jobs_of(plan)]
     outs = [plan.out for plan in plans]
@@ -38,9 +38,7 @@ def launch_on_slurm(plans: Sequence[Plan], wanted: Resources, wait: bool) -> Non
         return
     for plan in plans:
         with patiently_locked(plan.out):  # the last job may not have appended its rows yet
-            run = open_run(plan)
-            collect(plan, run)
-        print(f"\n{plan.out}\n{summary(run)}")
+            collect(plan, open_run(plan))
     if problems:
         raise children.StageFailed("; ".join(map(str, problems)))
 

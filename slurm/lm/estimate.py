@@ -1,4 +1,4 @@
-"""Cost of a run before launch: parameters, updates, tokens, FLOPs, memory, checkpoints.
+"""Cost of a run before launch: parameters, updates, tokens, FLOPs, memory.
 
 Computed from the settings of a plan, without torch and fairseq. None, shown as "?", is unknown: the size of
 an --arch other than the plug-in's and transformer_lm, or a training without --max-update.
@@ -17,7 +17,6 @@ from slurm.engine.machine import Machine
 from slurm.lm.plan import FlagValues, Plan, tokens_of_batch
 
 SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
-CHECKPOINTS = 2  # files of a training, besides those at intervals: best and last, if none is a link
 PROCESS = 1.0e9  # bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context
 HOST_PROCESS = 4.0e9
 """Bytes of host memory of a process on a GPU without a model: torch, CUDA and the buffers of NCCL. A guess on
@@ -101,11 +100,6 @@ class Cost:
     def saved(self) -> int:
         """Bytes of a checkpoint: fp32 weights, twice with FP16Optimizer, and `_state`; 0 if unknown."""
         return (4 * (1 + self._has_master) + self._state) * (self.parameters or 0)
-
-    @property
-    def checkpoints(self) -> int:
-        """Bytes on disk; 0 if unknown."""
-        return (CHECKPOINTS + max(1, self.settings["--keep-interval-updates"])) * self.saved
 
     def host_memory(self, processes: int) -> int | None:
         """Bytes of the memory of a node with so many of its processes; None if unknown.

@@ -8,15 +8,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from alma.errors import UserError
-from alma.options import given
 from slurm.engine import children, resources, submission, terminal
 from slurm.engine.machine import Machine
-from slurm.engine.terminal import say
 from slurm.lm.announce import announce
 from slurm.lm.checks import check, count_megabatches
 from slurm.lm.cluster import launch_on_slurm, show_jobs
 from slurm.lm.local import launch_here
-from slurm.lm.options import Launch
 from slurm.lm.placement import place, with_hosts
 from slurm.lm.plan import make_plan
 from slurm.lm.request import read_requests, resolved
@@ -24,19 +21,18 @@ from slurm.lm.sharing import share
 
 
 @children.failures_in_one_line()
-def start(words: Sequence[str], parsed: argparse.Namespace) -> None:
-    """Run a command line of the launcher, whose options are `parsed`."""
+def start(words: Sequence[str], options: argparse.Namespace) -> None:
+    """Run a command line of the launcher, whose own options are parsed."""
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(ending, signal.default_int_handler)  # end the child and say so, as on Ctrl-C
-    options = Launch(parsed.cluster, **given(Launch, parsed))
-    resources.check_cluster(parsed, slurm=("wait",), local=("jobs",))
-    wanted, jobs, on_slurm = resources.read(parsed), options.jobs or 1, options.cluster == "slurm"
+    resources.check_cluster(options, slurm=("wait",), local=("jobs",))
+    wanted, jobs, on_slurm = resources.read(options), options.jobs or 1, options.cluster == "slurm"
     if options.megabatches and not options.dry_run:
         raise UserError("--megabatches plans without a stream: add --dry-run, or leave it out")
     if options.cluster == "debug" and jobs > 1:
         raise UserError(f"--jobs {jobs}: debug attaches one training to the terminal: leave it out")
-    requests = read_requests(words, parsed)
+    requests = read_requests(words, options)
     for request in requests:
         if not options.megabatches and not any(map(os.path.exists, request.stream.split(":"))):
             raise UserError(f"{request.stream}: no such directory; make a stream with `alma data`")
@@ -47,7 +43,7 @@ def start(words: Sequence[str], parsed: argparse.Namespace) -> None:
     with children.preloaded(["fairseq_alma.preloaded"]) if forks else nullcontext():
         requests = resolved(requests)
         on_cpu = all(request.settings["--cpu"] for request in requests)
-        if on_slurm and on_cpu and parsed.gpus_per_node is None:
+        if on_slurm and on_cpu and options.gpus_per_node is None:
             wanted = replace(wanted, gpus_per_node=0)
         machine = wanted.machine() if on_slurm else Machine.here().slot(jobs, on_cpu)
         plans = []
@@ -62,7 +58,6 @@ def start(words: Sequence[str], parsed: argparse.Namespace) -> None:
         estimates = announce(plans, machine, options)
         if on_slurm:
             wanted = with_hosts(wanted, estimates)
-            say(f"each training: {wanted}; each evaluation: {wanted.alone()}")
         if on_slurm and options.dry_run:
             show_jobs(plans, wanted, options.verbose)
         elif on_slurm:

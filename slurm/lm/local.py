@@ -1,10 +1,11 @@
 """Runs on this machine: stage after stage, or several jobs at a time; and the state of such a run."""
 
+import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -17,91 +18,61 @@ from slurm.engine.queue import JobStatus, SubmittedJob, tail
 from slurm.engine.terminal import say
 from slurm.lm.cluster import check_queue
 from slurm.lm.plan import Plan
-from slurm.lm.progress import ProgressBar
-from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect, open_run, read_measured, summary
+from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect, open_run, read_measured
 from slurm.lm.stage import Environment, RunJob, TrainJob, jobs_of
 
 _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT}
 """The marker that each log's job writes."""
+LINE_SECONDS = 60
+"""Between lines about one training."""
 
 
 def launch_here(plans: Sequence[Plan], jobs: int) -> None:
-    """Run all plans on this machine, `jobs` jobs at a time; print the rows."""
-    for group in [plans] if jobs > 1 else [[plan] for plan in plans]:
-        if len(plans) > 1 and jobs == 1:
-            print(f"\n{group[0].out}", flush=True)
-        with ExitStack() as stack:
-            for plan in group:
-                make_directory(plan.out)
-                stack.enter_context(locked(plan.out))
-                check_queue(plan)
-            runs = [open_run(plan) for plan in group]
-            if jobs > 1:
-                run_side_by_side(plans, runs, jobs)
-            else:
-                run_in_order(group[0], runs[0])
-        for run in runs:
-            print(f"\n{run.directory}\n{summary(run)}" if jobs > 1 else summary(run))
+    """Run all plans on this machine, `jobs` jobs at a time, each with an equal share of the GPUs.
 
-
-def run_in_order(plan: Plan, run: Run) -> None:
-    """Do what is missing of a run, one job after the other, with a progress bar."""
-    trainings = [training for spec in plan.stages for training in spec.trainings]
-    with ProgressBar([training.updates for training in trainings]) as progress:
-        for job in jobs_of(plan):
-            if isinstance(job, TrainJob):
-                training = job.training
-                complete = job.done or (job.spec.directory / RESULT).exists()
-                if not complete and training.source:
-                    job.do()
-                    say(f"{training.title}: shared with {training.source}")
-                elif not complete:
-                    resumed = (job.directory / "checkpoint_last.pt").exists()
-                    progress.start(training.title, resumed=resumed, earlier=training.earlier)
-                    job.do(watch=progress.read)
-                progress.trained(now=not (complete or training.source))
-                continue
-            is_stage = job.kind == "evaluate"
-            title = job.spec.title if is_stage else "untrained model"
-            if not job.done:
-                progress.start(title, "evaluating")
-                job.do()
-                if is_stage:
-                    progress.done(f"perplexity {read_measured(job.marker)['perplexity']:.2f}")
-            elif is_stage:
-                say(f"{title}: was complete")
-            collect(plan, run)
-
-
-def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> None:
-    """Do all jobs of the `plans`, up to `jobs` at a time, each with an equal share of the GPUs.
-
-    A failure stops its dependents only; once all others are done, the first error is raised.
+    A failure ends everything if jobs are done one after the other. Of several at a time it stops its
+    dependents only, and the first error is raised once all others are done.
     """
-    records = {plan.out: run for plan, run in zip(plans, runs, strict=True)}
-    waiting = {job.marker: job for plan in plans for job in jobs_of(plan)}
-    needs = {job.marker: set(job.needs) for job in waiting.values()}
-    errors: list[Exception] = []
-    appending = threading.Lock()
-    free: SimpleQueue[Environment] = SimpleQueue()
-    for names in devices(jobs):
-        free.put({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
-
-    def do(job: RunJob) -> None:
-        began, complete = time.monotonic(), job.done
-        if not complete:
-            say(f"{job}: started")
-            environment = free.get()
-            try:
-                job.do(environment)
-            finally:
-                free.put(environment)
-        with appending:  # also after a complete job: a kill may have come before its rows
-            collect(job.plan, records[job.run])
-        say(f"{job}: was complete" if complete else f"{job}: done in {time.monotonic() - began:.0f} s")
-
-    started: dict[Future, Path] = {}
     with ExitStack() as stack:
+        for plan in plans:
+            make_directory(plan.out)
+            stack.enter_context(locked(plan.out))
+            check_queue(plan)
+        runs = {plan.out: open_run(plan) for plan in plans}
+        todo = [job for plan in plans for job in jobs_of(plan)]  # each after those that it needs
+        appending = threading.Lock()
+        free: SimpleQueue[Environment] = SimpleQueue()
+        for names in devices(jobs) if jobs > 1 else [None]:
+            free.put({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
+
+        def do(job: RunJob) -> None:
+            began, complete = time.monotonic(), job.done
+            if isinstance(job, TrainJob):  # the checkpoints of an evaluated stage may have been deleted
+                complete = complete or (job.spec.directory / RESULT).exists()
+            if not complete:
+                say(f"{job}: started")
+                environment = free.get()
+                try:
+                    job.do(environment, progress(job))
+                finally:
+                    free.put(environment)
+            with appending:  # also after a complete job: a kill may have come before its rows
+                collect(job.plan, runs[job.run])
+            how = "was complete" if complete else f"done in {time.monotonic() - began:.0f} s"
+            if isinstance(job, TrainJob):
+                how += f", shared with {job.training.source}" if job.training.source else ""
+            else:
+                how += f", perplexity {read_measured(job.marker)['perplexity']:,.2f}"
+            say(f"{job}: {how}")
+
+        if jobs == 1:  # in this thread, in which Ctrl-C ends the child
+            for job in todo:
+                do(job)
+            return
+        waiting = {job.marker: job for job in todo}
+        needs = {job.marker: set(job.needs) for job in todo}
+        errors: list[Exception] = []
+        started: dict[Future, Path] = {}
         pool = stack.enter_context(ThreadPoolExecutor(jobs))
         stack.callback(children.end_all)  # on Ctrl-C, before the pool waits for its threads
         while waiting or started:
@@ -122,6 +93,23 @@ def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> N
                     markers.discard(marker)
     if errors:
         raise errors[0]
+
+
+def progress(job: RunJob) -> Callable[[str], None]:
+    """Takes the lines of fairseq's log; says how far a training is, once in LINE_SECONDS."""
+    spoke = time.monotonic()
+
+    def read(line: str) -> None:
+        nonlocal spoke
+        if " | train_inner | " not in line or time.monotonic() - spoke < LINE_SECONDS:
+            return
+        with suppress(ValueError, KeyError, TypeError):  # mixed lines of several processes
+            stats = json.loads(line.partition(" | train_inner | ")[2])
+            shown = ", ".join(f"{name} {stats[name]}" for name in ("loss", "ppl", "wps") if name in stats)
+            say(f"{job}: {int(stats['num_updates'])} of {job.updates or '?'} updates, {shown}")
+            spoke = time.monotonic()
+
+    return read
 
 
 def state_of(directory: Path) -> JobStatus:

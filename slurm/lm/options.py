@@ -3,20 +3,19 @@
 import argparse
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from alma.errors import Parser, number_list
+from alma.errors import Parser, count, number_list
 from alma.help_texts import SEEDS, SIZE
 from alma.learners import text_learners
-from alma.options import add_options, check_ranges, flag_of, option, options_of
+from alma.options import add_options, flag_of, options_of
 from alma.protocol import ANYTIME, TEXT_PRESETS
 from slurm.engine import resources
 from slurm.lm.plan import Request
 
-MAIN_FLAGS: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
-MAIN_FLAGS += ("--tokens-per-sample", "--max-tokens", "--batch-size", "--update-freq", "--max-update")
-MAIN_FLAGS += ("--max-epoch", "--distributed-world-size")
-"""Flags of fairseq-train in hints and in the short description of a training."""
+_MAIN_FLAGS: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
+_MAIN_FLAGS += ("--tokens-per-sample", "--max-tokens", "--batch-size", "--update-freq", "--max-update")
+_MAIN_FLAGS += ("--max-epoch", "--distributed-world-size")
+"""Flags of fairseq-train in hints."""
 _EXAMPLES = """\
 examples:
   # two learners on one stream, with the paper's settings
@@ -34,39 +33,6 @@ examples:
 """
 
 
-@dataclass(frozen=True)
-class Launch:
-    """How to run what is requested. UserError for a value out of range."""
-
-    cluster: str = "local"
-    """See `resources.add_cluster`."""
-    jobs: int | None = option(
-        None,
-        "with --cluster local: trainings or evaluations at a time; the GPUs are divided (default: 1)",
-        at_least=1,
-    )
-    wait: bool = option(False, resources.WAIT)
-    dry_run: bool = option(False, "check everything and print the plan; run and write nothing")
-    tflops_per_gpu: float | None = option(
-        None,
-        "speed of a GPU in this training in TFLOPs a second: print GPU-hours, by FLOPs (without evaluations)",
-        above=0,
-        metavar="X",
-    )
-    megabatches: int | None = option(
-        None,
-        "with --dry-run: plan for a stream of B mega-batches, which need not exist",
-        at_least=1,
-        metavar="B",
-    )
-    verbose: bool = option(
-        False, "print all settings and commands too, and with --dry-run the input of sbatch"
-    )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
-
 def parser() -> Parser:
     made = Parser(
         prog="python -m slurm.launch",
@@ -77,7 +43,7 @@ def parser() -> Parser:
         epilog=_EXAMPLES,
         allow_abbrev=False,
         other="fairseq-train",
-        other_flags=MAIN_FLAGS,
+        other_flags=_MAIN_FLAGS,
     )
     add = made.add_argument
     add(
@@ -109,7 +75,15 @@ def parser() -> Parser:
     add_options(group, growth)
     group = made.add_argument_group("where to run")
     resources.add_cluster(group, "local", "debug", "slurm")
-    add_options(group, options_of(Launch).values(), Launch)
+    jobs = "with --cluster local: trainings or evaluations at a time; the GPUs are divided (default: 1)"
+    group.add_argument("--jobs", type=count, metavar="N", help=jobs)
+    group.add_argument("--wait", action="store_true", help=resources.WAIT)
+    dry_run = "check everything and print the plan; run and write nothing"
+    group.add_argument("--dry-run", action="store_true", help=dry_run)
+    megabatches = "with --dry-run: plan for a stream of B mega-batches, which need not exist"
+    group.add_argument("--megabatches", type=count, metavar="B", help=megabatches)
+    verbose = "print all commands too, and with --dry-run the input of sbatch"
+    group.add_argument("--verbose", action="store_true", help=verbose)
     resources.add_flags(made)
     return made
 

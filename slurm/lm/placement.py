@@ -43,15 +43,9 @@ def place(request: Request, machine: Machine) -> Request:
     fewer = max(n for n in range(1, processes + 1) if not any(passes * wanted % n for passes in freq))
     if fewer < processes:
         if not kept or machine.tasks:
-            passes, size = freq[0] * wanted, settings["--batch-size"] or 1
-            other = (
-                f"`-- --distributed-world-size {fewer} --update-freq {passes // fewer}` on {fewer} of them"
-            )
-            for smaller in range(size - 1, 0, -1):
-                if size * passes % (smaller * processes) == 0:
-                    words = f"--batch-size {smaller} --update-freq {size * passes // (smaller * processes)}"
-                    other += f", or `-- {words} --distributed-world-size {processes}`"
-                    break
+            passes = freq[0] * wanted
+            flags = f"--distributed-world-size {fewer} --update-freq {passes // fewer}"
+            other = f"`-- {flags}` on {fewer} of them"
             if begun:
                 other = f"GPUs for {fewer} processes, or, for a new run, {other}"
             raise UserError(
@@ -76,13 +70,13 @@ def with_hosts(resources: Resources, estimates: Sequence[Estimate]) -> Resources
         return resources
     most_cores, most_memory = largest_node(resources.partition) or (math.inf, math.inf)
     sized, costs = resources, [cost for run in estimates for cost in run.costs]
-    if resources.leaves_open("cpus_per_task"):
+    if resources.cpus_per_task is None:
         workers = max(cost.settings["--num-workers"] for cost in costs)
         processes = resources.gpus_per_node // resources.tasks_per_node
         # 2 for each process that trains and each of its workers that read data, as submitit advises.
         cores = min(2 * (1 + workers) * processes, most_cores // resources.tasks_per_node)
         sized = replace(sized, cpus_per_task=int(cores))
-    if resources.leaves_open("mem_gb"):
+    if resources.mem_gb is None:
         trainings = [cost.host_memory(-(-cost.processes // resources.nodes)) for cost in costs]
         evaluations = [run.evaluation_host_memory for run in estimates]
         if total([*trainings, *evaluations]) is not None:

@@ -131,7 +131,6 @@ class Training:
     """Of fairseq-train but --finetune-from-model: the best checkpoint is unknown until `previous` ends."""
     previous: Path | None
     """Directory of the training whose model it continues; None: a new model."""
-    title: str
     updates: int | None
     """Of this training; None: no limit."""
     earlier: int = 0
@@ -157,7 +156,6 @@ class StageSpec:
     """Directories of the trainings whose models are evaluated, together if there are several."""
     evaluate: tuple[str, ...]
     """Command line without --path: the best checkpoints are unknown until the trainings end."""
-    title: str
     settings: FlagValues
     """Of its trainings: those of the request, with the stage's own experts, members and updates."""
 
@@ -241,8 +239,6 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
     renews, one_schedule, updates = request.renews, request.one_schedule, request.updates
     average = request.average_words
     out = request.out / f"stage_{index:02d}"
-    arrived = f"{stage.first}-{stage.last}" if stage.last > stage.first else str(stage.last)
-    title = f"stage {index} (mega-batch {arrived})"
 
     experts: Any = settings.get("--moe-expert-count")
     grown: list[str] = []
@@ -261,7 +257,7 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
         if options_of(request)[name].metadata["passed"] and name[:5] != "grow_" and (index or not replays):
             shared += flag_words(flag_of(name), value)
     shared += average
-    # A line for every 5% of a stage or more often, as `slurm.lm.progress` reads it.
+    # A line for every 5% of a stage or more often, for `slurm.lm.local.progress`.
     interval = min(100, max(1, (updates or 2000) // 20))
     for name, text in {"--log-format": "json", "--log-interval": str(interval)}.items():
         shared += [] if name in flags else [name, text]
@@ -285,25 +281,23 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
         seed = request.seed + SEED_STEP * (member + (index * count if learner.fresh else 0))
         common = ["--stage", str(index), "--seed", str(seed), "--save-dir"]
         directory = folder(index, member)
-        name = f"{title}, member {member + 1} of {count}" if separate else title
         words = [*here, *grown, *common, str(directory), *shared, *_tensorboard(request, index, member)]
         words += chain(*own.values())
         previous = None if not index or renews else folder(index - 1, member)
         earlier = updates * index if one_schedule else 0
-        trainings.append(Training(directory, tuple(words), previous, name, updates or None, earlier))
+        trainings.append(Training(directory, tuple(words), previous, updates or None, earlier))
         if request.cooldown:  # the next stage does not see it
             place, length = directory / "cooldown", max(1, round(request.cooldown * updates))
             words = [*here, *common, str(place), *shared, *_cooldown_flags(request, flags, index, length)]
             end = updates * (index + 1)
-            name += ", cool-down"
-            cooled.append(Training(place, tuple(words), directory, name, length, end, cools=True))
+            cooled.append(Training(place, tuple(words), directory, length, end, cools=True))
     oldest = 0 if learner.deployed is None else max(0, index + 1 - learner.deployed)
     models = [folder(k, member) for k in range(oldest, index + 1) for member in members]
     models = [training.directory for training in cooled] or models
     evaluate = _evaluation(request, index, out / "result.json")
     values = {"--moe-expert-count": experts, "--members": count if joint else 1, "--max-update": updates}
     trainings += cooled
-    return StageSpec(stage, out, tuple(trainings), tuple(models), evaluate, title, {**settings, **values})
+    return StageSpec(stage, out, tuple(trainings), tuple(models), evaluate, {**settings, **values})
 
 
 def _cooldown_flags(request: Request, flags: Flags, index: int, length: int) -> list[str]:

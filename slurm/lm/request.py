@@ -16,11 +16,11 @@ from alma.protocol import of_preset
 from slurm.engine import children
 from slurm.engine.resources import Resources
 from slurm.engine.terminal import say
-from slurm.lm.options import Launch, parse, parser
+from slurm.lm.options import parse, parser
 from slurm.lm.plan import Flags, FlagValues, Request
 
 _EVERY_STAGE = "leave it out, the launcher sets it for every stage"
-OF_THE_LAUNCHER = {
+_OF_THE_LAUNCHER = {
     "--save-dir": "give --out RUN before the `--`",
     "--task": "leave it out, it is always alma_lm",
     "--stage": _EVERY_STAGE,
@@ -28,7 +28,8 @@ OF_THE_LAUNCHER = {
     "--restore-file": _EVERY_STAGE,
     **{flag_of(name): f"give {flag_of(name)} before the `--`" for name in options_of(Request)},
 }
-_OF_THE_MACHINE = {"--cluster", *map(flag_of, [*options_of(Launch), *options_of(Resources)])}
+_OF_THE_MACHINE = {"--cluster", "--jobs", "--wait", "--dry-run", "--megabatches", "--verbose"}
+_OF_THE_MACHINE |= set(map(flag_of, options_of(Resources)))
 
 
 def read_requests(words: Sequence[str], options: argparse.Namespace | None = None) -> list[Request]:
@@ -113,8 +114,8 @@ def read_flags(words: Sequence[str]) -> Flags:
         if re.match(r"--?[A-Za-z]", word):
             name = word.partition("=")[0]
             name = "--arch" if name == "-a" else name
-            if name in OF_THE_LAUNCHER:
-                raise UserError(f"{name} is not for fairseq-train here: {OF_THE_LAUNCHER[name]}")
+            if name in _OF_THE_LAUNCHER:
+                raise UserError(f"{name} is not for fairseq-train here: {_OF_THE_LAUNCHER[name]}")
             flags.setdefault(name, []).append(word)
         elif flags:
             flags[name].append(word)

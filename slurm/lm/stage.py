@@ -23,6 +23,7 @@ from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect
 from slurm.lm.sharing import take_over
 
 Environment = Mapping[str, str]
+Watch = Callable[[str], None]
 RENDEZVOUS = ".rendezvous.json"
 """File in the folder of a training by which its processes find each other."""
 
@@ -39,12 +40,17 @@ class RunJob(Job):
         return self.plan.stages[self.index]
 
     def model_of(self, directory: Path) -> Path:
-        """The model of the training in `directory`."""
-        return checkpoint(directory, last=self.plan.request.one_schedule)
+        """The model of the training in `directory`: the best by validation, or the last."""
+        best = directory / "checkpoint_best.pt"
+        last = self.plan.request.one_schedule or not best.exists()
+        return directory / "checkpoint_last.pt" if last else best
 
     @abstractmethod
-    def do(self, environment: Environment | None = None) -> None:
-        """Do what is missing on this machine, with additional environment variables."""
+    def do(self, environment: Environment | None = None, watch: Watch | None = None) -> None:
+        """Do what is missing on this machine, with additional environment variables.
+
+        `watch` gets each line of its output.
+        """
 
     def work(self) -> None:
         self.do()
@@ -60,9 +66,9 @@ class TrainJob(RunJob):
     def do(
         self,
         environment: Environment | None = None,
+        watch: Watch | None = None,
         arguments: Sequence[str] | None = None,
         log: str = "train.log",
-        watch: Callable[[str], None] | None = None,
     ) -> None:
         """Train to the end, or take over the same training of another run; `arguments` extend the command.
 
@@ -79,8 +85,7 @@ class TrainJob(RunJob):
         command = [*self.training.command, *arguments]
         if self.training.previous:
             command += ["--finetune-from-model", str(self.model_of(self.training.previous))]
-        what = f"training of {self.training.title}"
-        children.run(command, self.directory / log, what, watch, environment)
+        children.run(command, self.directory / log, f"training of {self.name}", watch, environment)
         if log == "train.log":
             write_json_atomic(self.marker, {"checkpoint": self.model_of(self.directory).name})
 
@@ -122,14 +127,14 @@ class EvaluateJob(RunJob):
 
     alone: bool = True
 
-    def do(self, environment: Environment | None = None) -> None:
+    def do(self, environment: Environment | None = None, watch: Watch | None = None) -> None:
         if self.done:
             return
         command, log, what = self.plan.untrained, "untrained.log", "evaluation of the untrained model"
         if self.kind == "evaluate":
             models = ":".join(str(self.model_of(model)) for model in self.spec.models)
             command, log, what = (*self.spec.evaluate, "--path", models), "eval.log", self.name
-        children.run(command, self.directory / log, what, environment=environment)
+        children.run(command, self.directory / log, what, watch, environment)
 
 
 def jobs_of(plan: Plan) -> list[RunJob]:
@@ -175,9 +180,3 @@ def in_submission_order(jobs: Sequence[RunJob]) -> list[RunJob]:
     """Jobs of several runs: untrained models, trainings by stage, evaluations by stage."""
     kinds = ("untrained", "train", "evaluate")
     return sorted(jobs, key=lambda job: (kinds.index(job.kind), job.index))
-
-
-def checkpoint(directory: Path, last: bool = False) -> Path:
-    """The model of a training: the best on the validation set; the `last` one, or without validation."""
-    best = directory / "checkpoint_best.pt"
-    return best if best.exists() and not last else directory / "checkpoint_last.pt"

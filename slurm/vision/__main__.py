@@ -18,7 +18,7 @@ examples:
   # the plan of 300 runs, in 15 jobs of 20; then the jobs, and their state
   alma images --learner sm,ens,gmoe --seeds 0-99 --out runs/digits --cluster slurm --dry-run
   alma images --learner sm,ens,gmoe --seeds 0-99 --out runs/digits --cluster slurm
-  alma status runs/digits --watch
+  alma status runs/digits
 """
 
 

@@ -1,8 +1,8 @@
 """`python -m tests.chaos TOOL`: commands under random faults give the results of an undisturbed run.
 
 A run draws the settings of a tool and runs its commands undisturbed. Then it runs them again, from the
-start, and disturbs them: signals to the process, its group or a child, a truncated file, the same command
-started a second time. It repeats each command until it succeeds. Right is: the same results, no process and
+start, and disturbs them: signals to the process, its group or a child, the same command started a second
+time. It repeats each command until it succeeds. Right is: the same results, no process and
 no file left over, nothing finished done again, each error one line, an end soon after Ctrl-C.
 """
 
@@ -12,13 +12,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 from tests.broken_input.sound import Sound
-from tests.chaos.faults import FAULTS, SIGNALS, EndOfCommand, RunningCommand, adopt, truncate
+from tests.chaos.faults import FAULTS, SIGNALS, EndOfCommand, RunningCommand, adopt
 from tests.chaos.workloads import WORKLOADS, Difference, Report, check_kept, compare, finished
 
 REPEATS = 3
@@ -43,7 +42,7 @@ class Runs:
     def __init__(self, folder: Path, tool: str, faults: Sequence[str] = FAULTS) -> None:
         self.tool, self.faults = tool, faults
         self.sound = Sound(folder / "sound")
-        self.work, self.inputs, self.temporary = (folder / name for name in ("work", "inputs", "tmp"))
+        self.work, self.temporary = folder / "work", folder / "tmp"
         adopt()
 
     def run(self, rng: Random) -> Report:
@@ -67,12 +66,11 @@ class Runs:
         return report
 
     def _prepare(self, needs: Sequence[str]) -> None:
-        """Empty folders, and the inputs twice."""
-        for folder in (self.work, self.inputs, self.temporary):
+        """Empty folders, and the inputs."""
+        for folder in (self.work, self.temporary):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         self.sound.copy(needs, self.work)
-        self.sound.copy(needs, self.inputs)
 
     def _finish(self, words: str, *codes: int, alone: bool = True) -> EndOfCommand:
         """Run a command undisturbed. Difference: it does not end well, or with one of `codes`."""
@@ -91,8 +89,7 @@ class Runs:
             ended, met = self._meet(fault, words, events, seconds, rng)
             if met:
                 report.faults.append(fault)
-            if fault != "file truncated":
-                check_kept(done)
+            check_kept(done)
             if not ended.code:
                 return
         done = finished(self.work)
@@ -103,24 +100,17 @@ class Runs:
         self, fault: str, words: str, events: int, seconds: float, rng: Random
     ) -> tuple[EndOfCommand, bool]:
         """The end of a command under a fault, and whether the fault came before it."""
-        killed = fault in SIGNALS or fault == "file truncated"
         with RunningCommand(self.work, words) as command:
             met = command.reach(events, seconds)
-            if met and killed:
-                command.send(fault if fault in SIGNALS else "SIGKILL to process", rng)
+            if met and fault in SIGNALS:
+                command.send(fault, rng)
             elif met:  # the same command beside the first one ends well, or refuses in one line
                 self._finish(words, 2, alone=False)
             sent = time.monotonic()
             ended = command.end()
         if met and fault in ("SIGINT to process", "SIGINT to group") and time.monotonic() - sent > SOON:
             raise Difference(f"{fault}: no end within {SOON} s")
-        _judge(ended, None if killed else (2,))  # the second command may be first at the lock
-        cut = truncate(rng, self.work, self.inputs) if fault == "file truncated" and ended.code else None
-        if cut:  # the command succeeds, perhaps without the file, or names the problem
-            path, content = cut
-            self._finish(words, 1, 2)
-            if path.exists() and content.startswith(path.read_bytes()):  # perhaps cut to a whole line
-                path.write_bytes(content)
+        _judge(ended, None if fault in SIGNALS else (2,))  # the second command may be first at the lock
         return ended, met
 
 
@@ -141,27 +131,25 @@ def _judge(ended: EndOfCommand, codes: Sequence[int] | None) -> None:
 
 
 def main() -> None:
-    """Run until the time is over; print differences and faults; exit with 1 if there is a difference."""
+    """Run until the time is over; print differences; exit with 1 if there is one."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     add = parser.add_argument
     add("tool", choices=WORKLOADS, help="what runs")
     add("--minutes", type=float, default=10, metavar="M", help="start runs for so long (default: 10)")
-    add("--seed", type=int, default=0, metavar="S", help="seed of settings and faults (default: 0)")
-    add("--first", type=int, default=0, metavar="K", help="number of the first run (default: 0)")
+    add("--seed", type=int, default=0, metavar="S", help="seed of the first run (default: 0)")
     options = parser.parse_args()
-    began, number, faults, problems = time.monotonic(), options.first, Counter[str](), 0
+    began, reports = time.monotonic(), []
     with tempfile.TemporaryDirectory() as folder:
         runs = Runs(Path(folder), options.tool)
-        while number == options.first or time.monotonic() < began + 60 * options.minutes:
-            report = runs.run(Random(f"{options.seed} {options.tool} {number}"))
-            faults.update(report.faults)
-            if report.problem:
-                problems += 1
-                print(f"run {number} of seed {options.seed}: {report.settings}")
-                print(f"    after {', '.join(report.faults)}:\n    {report.problem}", flush=True)
-            number += 1
-    print("\n".join(f"{count:6} {fault}" for fault, count in sorted(faults.items())))
-    print(f"{faults.total()} faults in {number - options.first} runs, {problems} differences")
+        while not reports or time.monotonic() < began + 60 * options.minutes:
+            seed = options.seed + len(reports)
+            reports.append(runs.run(Random(f"{options.tool} {seed}")))
+            if problem := reports[-1].problem:
+                print(f"seed {seed}: {reports[-1].settings}\n    after {', '.join(reports[-1].faults)}:")
+                print(f"    {problem}", flush=True)
+    problems = sum(bool(report.problem) for report in reports)
+    faults = sum(len(report.faults) for report in reports)
+    print(f"{faults} faults in {len(reports)} runs, {problems} differences")
     sys.exit(bool(problems))
 
 

@@ -20,7 +20,7 @@ GRACE = 15  # seconds from its end to that of its processes
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGUSR2")
 SIGNALS = tuple(f"{name} to {aim}" for name in _SIGNALS for aim in ("process", "group", "child"))
-FAULTS = (*SIGNALS, "file truncated", "second launch")
+FAULTS = (*SIGNALS, "second launch")
 
 
 class EndOfCommand(NamedTuple):
@@ -121,18 +121,6 @@ def sizes(folder: Path) -> dict[str, int]:
         with contextlib.suppress(OSError):
             found[path] = os.lstat(path).st_size
     return found
-
-
-def truncate(rng: Random, work: Path, inputs: Path) -> tuple[Path, bytes] | None:
-    """Cut a file that the command made; its path and what it held."""
-    files = [Path(name) for name, size in sorted(sizes(work).items()) if size]
-    files = [path for path in files if not (inputs / path.relative_to(work)).exists()]
-    if not files:
-        return None
-    path = rng.choice(files)
-    content = path.read_bytes()
-    os.truncate(path, rng.choice([0, len(content) // 2, len(content) - 1]))
-    return path, content
 
 
 def adopt() -> None:

@@ -1,8 +1,7 @@
 """Command lines with settings drawn at random, and what their results must equal."""
 
-import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -39,21 +38,20 @@ class Workload(NamedTuple):
 
 def data_prep(rng: Random) -> Workload:
     """A stream, shuffled, ordered or dated, and often one more mega-batch."""
-    sizes = f"--valid-words 300 --workers {rng.randint(1, 3)} --seed {rng.randrange(100)}"
+    sizes = f"--valid-words 300 --workers {rng.randint(1, 3)} --seed {rng.randrange(100)} --vocab-size 300"
     corpus = "a=corpus/help.txt b=corpus/notes.md.gz c=corpus/books.txt.zst"
+    texts = "text=corpus/help.txt text=corpus/notes.md.gz text=corpus/AA --mega-batches 2 --words 2000"
     by_date = "e=corpus/dated.jsonl --by year --until 2021 --eval-words 200"
-    shuffled = "text=corpus --mega-batches 2 --words 2000"
-    way = rng.choice([shuffled, f"{corpus} --ordered --eval-words 200", by_date])
-    tokenizer = rng.choice(["--vocab-size 300", "--tokenizer tokenizer.model"])
-    first = f"data {way} {sizes} {tokenizer} --out stream"
-    appended = "data d=corpus/web.jsonl --append --out stream --workers 2"
-    if way == by_date:
-        appended = "data e=corpus/dated.jsonl --append --out stream --workers 2"
-    elif way == shuffled:
-        appended += " --mega-batches 1 --words 500"
-        first = first.replace("text=corpus", "text=corpus/help.txt text=corpus/notes.md.gz text=corpus/AA")
+    way, more = rng.choice(
+        [
+            (texts, "d=corpus/web.jsonl --mega-batches 1 --words 500"),
+            (f"{corpus} --ordered --eval-words 200", "d=corpus/web.jsonl"),
+            (by_date, "e=corpus/dated.jsonl"),
+        ]
+    )
+    first, appended = f"data {way} {sizes} --out stream", f"data {more} --append --out stream --workers 2"
     commands = (first, appended) if rng.random() < 0.6 else (first,)
-    return Workload(commands, ("corpus", "tokenizer.model"), streams)
+    return Workload(commands, ("corpus",), streams)
 
 
 def images(rng: Random) -> Workload:
@@ -117,36 +115,16 @@ def streams(folder: Path) -> dict[str, object]:
 
 
 def runs(folder: Path) -> dict[str, object]:
-    """Rows, weights and names of a run's files; measurements of the machine left out.
+    """Rows and names of a run's files; measurements of the machine left out.
 
     A complete image run needs no checkpoint.pt: a kill within its last save may have left none.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "checkpoint.pt")
-    return {str(path.relative_to(folder)): _content(path) for path in files}
+    return {str(path.relative_to(folder)): _rows(path) for path in files}
 
 
-def _content(path: Path) -> object:
-    if path.suffix == ".pt":
-        import torch
-
-        return dict(_tensors("", torch.load(path, map_location="cpu", weights_only=True)))
-    if path.name == "results.jsonl":
-        rows = map(json.loads, path.read_bytes().splitlines())
-        return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]
-    return None
-
-
-def _tensors(place: str, value: object) -> Iterator[tuple[str, str]]:
-    """Hashes of all tensors of a checkpoint, but of fairseq's meters, which hold times."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        data = value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        yield place, hashlib.sha256(data).hexdigest()
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key != "metrics":
-                yield from _tensors(f"{place}/{key}", inner)
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            yield from _tensors(f"{place}/{index}", inner)
+def _rows(path: Path) -> list[dict] | None:
+    if path.name != "results.jsonl":
+        return None
+    rows = map(json.loads, path.read_bytes().splitlines())
+    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]

@@ -24,7 +24,7 @@ def slurm(tmp_path, monkeypatch):
     made = Slurm(tmp_path / "bin")
     made.folder.mkdir()
     made.has(squeue="", scancel="")
-    monkeypatch.setenv("PATH", str(made.folder))  # neither sacct nor a real SLURM
+    monkeypatch.setenv("PATH", str(made.folder))  # no real SLURM
     return made
 
 
@@ -50,7 +50,7 @@ def launcher(tmp_path):
     return make(tmp_path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def expected(tmp_path_factory) -> list[dict]:
     """Rows of an uninterrupted gmoe run, w = 1."""
     uninterrupted = make(tmp_path_factory.mktemp("uninterrupted") / "x", learner="gmoe")

@@ -1,28 +1,31 @@
 """`python -m slurm.launch` over fake children (tests/slurm/fake), shared by several tests."""
 
 import contextlib
-import importlib.util
+import io
 import os
+import runpy
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from alma.stream import VERSION, FileInfo, Part, Stream
+from slurm.launch import main
 from slurm.lm import request
 from slurm.lm.plan import Request
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests/slurm/fake"
 SMALL = ("--arch", "switch_gmoe_tiny")  # small checkpoints
-ESTIMATE = 4  # lines on stderr before a run: "checking the flags", table of 2 lines, settings
+FLAGS = (*SMALL, "--max-update", "2")
+ESTIMATE = 3  # lines on stderr before a run: "checking the flags", table of 2 lines
 
 
 @dataclass
@@ -35,29 +38,48 @@ class Launcher:
     learner: str = "sm"
     run_name: str = "run"
 
-    def start(self, *words: str, flags: tuple[str, ...] = (*SMALL, "--max-update", "2")) -> subprocess.Popen:
+    def start(self, *words: str, flags: tuple[str, ...] = FLAGS) -> subprocess.Popen:
         return self.start_words(self.data, "--learner", self.learner, "--out", "run", *words, "--", *flags)
 
     def start_words(
         self, *words: str, program: Sequence[str] = ("-m", "slurm.launch"), **options
     ) -> subprocess.Popen:
         """`options`: of Popen."""
-        path = os.pathsep.join((str(FAKE), str(ROOT)))
-        added = {**self.environment, "PYTHONPATH": path, "FAKE_PIDS": str(self.pids)}
         return subprocess.Popen(
             [sys.executable, *program, *words],
             cwd=self.folder,
-            env=os.environ | added,
+            env=os.environ | self._added,
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options},
         )
 
-    def run(self, *words: str, code: int = 0, **options) -> tuple[str, str]:
-        """Launch, wait and check the exit code; return stdout and stderr."""
-        return finish(self.start(*words, **options), code)
+    @property
+    def _added(self) -> dict[str, str]:
+        path = os.pathsep.join((str(FAKE), str(ROOT)))
+        return {**self.environment, "PYTHONPATH": path, "FAKE_PIDS": str(self.pids)}
 
-    def run_words(self, *words: str, code: int = 0, **options) -> tuple[str, str]:
+    def run(self, *words: str, code: int = 0, flags: tuple[str, ...] = FLAGS) -> tuple[str, str]:
+        """Launch in this process, and check the exit code; return stdout and stderr."""
+        words = (self.data, "--learner", self.learner, "--out", "run", *words, "--", *flags)
+        return self.run_words(*words, code=code)
+
+    def run_words(self, *words: str, code: int = 0) -> tuple[str, str]:
         """`run` with the whole command line."""
-        return finish(self.start_words(*words, **options), code)
+        out, err, before = io.StringIO(), io.StringIO(), dict(os.environ)
+        os.environ.update(self._added)
+        try:
+            with (
+                contextlib.chdir(self.folder),
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+                pytest.MonkeyPatch.context() as patch,
+            ):
+                patch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
+                found = call(main, patch, *words)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        assert found == code, err.getvalue()
+        return out.getvalue(), err.getvalue()
 
     @property
     def pids(self) -> Path:
@@ -99,14 +121,9 @@ def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
     Stream(folder, VERSION, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, files).write()
 
 
-def fake_check() -> ModuleType:
+def fake_check() -> SimpleNamespace:
     """The stand-in of fairseq_alma.check."""
-    spec = importlib.util.spec_from_file_location("fake_check", FAKE / "fairseq_alma/check.py")
-    assert spec
-    assert spec.loader
-    fake = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fake)
-    return fake
+    return SimpleNamespace(**runpy.run_path(str(FAKE / "fairseq_alma/check.py")))
 
 
 def read_requests(words: Sequence[str]) -> list[Request]:

@@ -15,25 +15,6 @@ from vision.run import jobs_of
 from vision.run import parser as vision_parser
 
 
-@pytest.fixture
-def started(monkeypatch) -> list[str]:
-    """Command lines that the demo would run; nothing runs."""
-    found: list[str] = []
-    monkeypatch.setattr(demo, "run", found.extend)
-    return found
-
-
-def write_changelogs(out: Path, words: dict[int, int], documents: int = 1) -> None:
-    """What `alma corpus` would have written: words of each year; from 2020 on in one document."""
-    path = out / "corpus/changelogs.jsonl"
-    path.parent.mkdir(parents=True)
-    with path.open("w") as file:
-        for year, size in words.items():
-            for _ in range(documents if year < 2020 else 1):
-                record = {"date": f"{year}-05-01T00:00:00+00:00", "text": "a " * (size // documents)}
-                file.write(json.dumps(record) + "\n")
-
-
 @pytest.mark.parametrize("span", [None, (2016, 2019)])
 def test_the_programs_accept_the_commands(monkeypatch, tmp_path, span):
     monkeypatch.chdir(tmp_path)
@@ -58,54 +39,37 @@ def test_the_programs_accept_the_commands(monkeypatch, tmp_path, span):
     assert report == ["alma", "report", "a b/runs", "--out", "a b/report"]
 
 
-def test_the_text_is_dated_where_the_machine_has_enough(started, monkeypatch, tmp_path):
-    """Without packages' changelogs, or with too few of them, it is documentation."""
-    monkeypatch.setattr(demo, "CHANGELOGS", tmp_path / "doc")
-    out, enough = tmp_path / "a b", demo.LEAST_WORDS
-    pydoc = f"alma corpus pydoc --out '{out}/corpus/pydoc.jsonl'"
-    assert demo.corpus(out) == (f"{out}/corpus/pydoc.jsonl", None)
-    assert started == [pydoc]
-    (tmp_path / "doc/bash").mkdir(parents=True)
-    (tmp_path / "doc/bash/changelog.Debian.gz").touch()
-    write_changelogs(out, {2010: enough, 2011: enough, 2012: enough, 2013: enough - 1, 2014: enough})
-    assert demo.corpus(out) == (f"{out}/corpus/pydoc.jsonl", None)
-    changelogs = f"alma corpus debian-changelogs {tmp_path}/doc --out '{out}/corpus/changelogs.jsonl'"
-    assert started[1:] == [changelogs, pydoc]
-    write_changelogs(tmp_path / "new", dict.fromkeys(range(2015, 2024), 2 * enough), documents=2)
-    assert demo.corpus(tmp_path / "new") == (f"{tmp_path}/new/corpus/changelogs.jsonl", (2015, 2018))
+def test_the_text_is_dated_where_the_machine_has_enough(monkeypatch, tmp_path):
+    """Four years in a row with enough words, those with most documents; else documentation of Python."""
+    started: list[str] = []
+    monkeypatch.setattr(demo, "run", started.extend)
+    monkeypatch.setattr(demo, "CHANGELOGS", tmp_path)
+    changelogs, pydoc = (tmp_path / f"corpus/{name}.jsonl" for name in ("changelogs", "pydoc"))
+    assert demo.corpus(tmp_path) == (str(pydoc), None)
+    (tmp_path / "bash").mkdir()
+    (tmp_path / "bash/changelog.Debian.gz").touch()
+    changelogs.parent.mkdir()
+    half = "a " * (demo.LEAST_WORDS // 2)
+    for last, span in ((2012, None), (2016, (2012, 2015))):  # of one document from 2016 on
+        years = [*range(2010, last), *range(2010, last), *[2016] * (last == 2016)]
+        texts = [{"date": f"{year}-05-01", "text": half * (1 + (year == 2016))} for year in years]
+        texts += [{"date": "2015-05-01", "text": "a"}]
+        changelogs.write_text("".join(json.dumps(text) + "\n" for text in texts))
+        assert demo.corpus(tmp_path) == (str(changelogs if span else pydoc), span)
     for line in started:
         assert corpus_parser().parse_args(shlex.split(line)[2:])
 
 
-def test_commands_of_a_step_run_concurrently_and_a_failure_ends_the_demo(capfd, tmp_path):
-    here, there = tmp_path / "here", tmp_path / "there"
+def test_commands_of_a_step_run_concurrently_and_a_failure_ends_the_demo(monkeypatch, tmp_path):
     (tmp_path / "meet.py").write_text(
         "import pathlib, sys, time\n"
         "mine, other = map(pathlib.Path, sys.argv[1:3]); mine.touch()\n"
         "while not other.exists(): time.sleep(0.01)\n"
-        "print('met')\n"
+        "sys.exit(int(sys.argv[3]))\n"
     )
-    pairs = ((here, there, "one"), (there, here, "two"))
-    demo.run([f"python {tmp_path}/meet.py {a} {b} --out {name}" for a, b, name in pairs])
-    printed = capfd.readouterr().out
-    assert "   one | met" in printed
-    assert "   two | met" in printed
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "OWN_MODULES", {"PYTHONPATH": str(tmp_path)})
+    demo.run(["meet here there 0", "meet there here 0"])
     with pytest.raises(SystemExit) as stop:
-        demo.run(["python -c 'raise SystemExit(3)'"])
+        demo.run(["meet here there 0", "meet there here 3"])
     assert stop.value.code == 3
-
-
-def test_it_says_how_long_the_rest_takes_at_its_own_pace(monkeypatch, tmp_path, capsys):
-    clock = [0.0]
-    monkeypatch.setattr(demo.time, "monotonic", lambda: clock[0])
-    usual = iter(demo.STEPS.values())
-    monkeypatch.setattr(demo, "run", lambda lines: clock.__setitem__(0, clock[0] + 3 * next(usual)))
-    monkeypatch.setattr(demo, "CHANGELOGS", tmp_path)
-    monkeypatch.setattr("sys.argv", ["demo", "--out", str(tmp_path)])
-    demo.main()
-    steps = [line for line in capsys.readouterr().out.splitlines() if line]
-    total = sum(demo.STEPS.values())
-    assert steps[0] == f"[1/5] the corpus (about {total / 60:.0f} min left on two idle cores)"
-    rest = total - demo.STEPS["the corpus"]
-    assert steps[1] == f"[2/5] the stream (about {3 * rest / 60:.0f} min left at this pace)"
-    assert steps[-1].startswith(f"done in {3 * total} s")

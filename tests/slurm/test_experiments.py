@@ -4,7 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from launcher import ROOT, SMALL, read_requests
+from launcher import ROOT, read_requests
 
 from alma.errors import UserError
 from alma.experiments import read_overrides
@@ -174,32 +174,23 @@ def test_which_commas_separate_values(folder):
     [
         ("learner: sm", "new.yaml", "give --stream"),
         ("learner: sm\nsize: huge", "in/new.yaml", "in/new.yaml: huge: no such size; there are: big, swept"),
-        ("learner: sm\nsize: x\nsizes: none.yaml", "new.yaml", "none.yaml: no such experiment"),
         ("learnr: sm", "new.yaml", "new.yaml: unrecognized arguments: --learnr=sm"),
-        ("size: big", "in/new.yaml", "give --learner"),
         ("learner: [sm", "new.yaml", "new.yaml: not YAML"),
-        ("learner: &a [*a]", "new.yaml", "new.yaml: give each option a number, a text"),
         ("sm", "new.yaml", "give options as"),
         ("learner: sm\nflags: fast", "in/new.yaml --size big", "give options, flags and runs as"),
         ("learner: sm\nruns: {a: {seed: 1}}", "new.yaml runs=b", "new.yaml: no run b; there are: a"),
-        ("learner: sm\nlr: {high: 1}", "in/new.yaml --size big", "new.yaml: lr: give a value, or a list"),
         ("learner: sm\nflags: {seed: 1}", "in/new.yaml --size big", "give --seed before"),
         ("learner: sm\nout: runs/set/fixed_tiny", "set.yaml in/new.yaml --size tiny", "goes to"),
         ("learner: sm", "stream new.yaml", "not both"),
-        ("learner: sm", "stream stream --learner sm", "give one stream"),
         ("learner: sm", "set.yaml learnr=ens", "learnr=: neither an option nor .*; did you mean learner"),
         ("learner: sm", "set.yaml dropout=.1", "dropout=: neither .*; give other flags of "),
-        ("learner: sm", "set.yaml max-updates=3", "did you mean max-update"),
         ("learner: sm", "set.yaml partition=x", "give --partition on the command line"),
         ("learner: sm", "set.yaml lr=[1", r"lr=\[1: the value is not YAML"),
         ("learner: sm", "stream --out R lr=1", "lr=: key=value overrides experiments"),
         ("", "in/tuned.yaml lr=[]", "key=value: lr: give a value, or a list of values"),
-        ("", "in/tuned.yaml stream=[a,b]", "key=value: stream takes one value, not a list"),
         ("", "in/tuned.yaml seed=[0,1]", "seed takes one value, .*; several seeds are `seeds: 0-2`"),
         ("", "in/tuned.yaml grow-experts=[2,2,4]", "folder grow-experts-2; a value with commas needs quotes"),
-        ("", "in/tuned.yaml jobs=1,2", "--jobs says where to run"),
         ("", "in/tuned.yaml learner=sm,gmo", "in/tuned.yaml: argument --learner: .*did you mean gmoe"),
-        ("", "in/tuned.yaml replay=off,maybe", "argument --replay: ignored explicit argument 'maybe'"),
         ("", "in/tuned.yaml lr=1e-3,2e-3 -- --lr 1", "lr is a list: give lr=VALUE in place of --lr"),
     ],
 )
@@ -221,16 +212,6 @@ def test_no_run_lies_in_another_one(folder):
     with pytest.raises(UserError, match="runs/in has runs in folders .*: give --out runs/in/NAME"):
         read_requests(single)
     assert [request.out.name for request in read_requests([*single, "--seeds", "0-1"])] == ["in_s0", "in_s1"]
-
-
-@pytest.mark.parametrize("size", ["base", "tiny"])
-def test_the_experiments_that_tune(monkeypatch, size):
-    monkeypatch.chdir(ROOT)
-    found = read_requests(["experiments/tune.yaml", "--size", size, "learner=sm,gmoe"])
-    assert len(found) == 2 * (5 + 4 + 3)
-    assert all(len(make_plan(request, 4).stages) == 1 for request in found)
-    rates = {request.settings["--lr"][0] for request in found if request.out.parent.name == f"lr_{size}"}
-    assert (min(rates), max(rates), len(rates)) == (2e-4, 5e-3, 5)
 
 
 def test_combinations_are_checked_before_the_first_one_starts(launcher):
@@ -271,15 +252,3 @@ def test_a_recorded_command_requests_that_run_alone(folder, words):
         command = shlex.split(request.command)
         assert command[:2] == ["alma", "train"]
         assert read_requests(command[2:]) == [request], request.command
-
-
-def test_a_recorded_command_repeats_the_run(launcher):
-    launcher.learner = "gmoe"
-    launcher.run("--grow-experts", "1", "--seed", "5", flags=(*SMALL, "--max-update", "3"))
-    first, rows = Run.read(launcher.out), launcher.rows
-    words = shlex.split(first.info["command"])[2:]
-    words[words.index("--out") + 1] = launcher.run_name = "again"
-    launcher.run_words(*words)
-    assert launcher.rows == rows
-    assert Run.read(launcher.out).config == first.config
-    assert shlex.split(Run.read(launcher.out).info["command"])[2:] == words

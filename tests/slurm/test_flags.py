@@ -5,7 +5,6 @@ import shlex
 import pytest
 from launcher import fake_check
 
-from slurm.lm.announce import described
 from slurm.lm.request import resolve
 
 LINES = [
@@ -31,12 +30,3 @@ def test_the_stand_in_answers_like_fairseq(real):
             name: ours[name] for name in ours.keys() - unused
         }, line
     assert real[-1] == real[0]  # equal command lines
-
-
-def test_trainings_are_described_as_command_lines(real):
-    assert described(real[1], whole=False) == (
-        "fairseq-train --arch switch_gmoe_tiny --optimizer adam --lr 0.002 --lr-scheduler polynomial_decay "
-        "--tokens-per-sample 512 --batch-size 4 --update-freq 2 --max-update 9"
-    )
-    assert "\n  --adam-betas (0.9,0.98)\n" in described(real[0], whole=True)
-    assert "--save-dir" not in described(real[0], whole=True)

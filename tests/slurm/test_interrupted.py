@@ -1,14 +1,12 @@
 """The launcher over fake children that are killed, interrupted or fail: reruns give the same rows."""
 
-import os
 import signal
 import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launcher import ESTIMATE, ROOT, SMALL, ended, finish, make, wait_for
+from launcher import ESTIMATE, ended, wait_for
 
 from alma.records import Run
 
@@ -69,7 +67,7 @@ def test_nohup_is_respected(launcher):
         (
             "python",
             1,
-            "error: training of stage 0 (mega-batch 1): exit code 1: RuntimeError: CUDA error: out of luck; "
+            "error: training of stage 0: exit code 1: RuntimeError: CUDA error: out of luck; "
             "log: run/stage_00/train.log",
         ),
     ],
@@ -78,7 +76,7 @@ def test_a_failing_child_is_one_line(launcher, how, code, message):
     launcher.environment["FAKE_CRASH"] = f"0:1:{how}"
     _, err = launcher.run(code=code)
     assert err.splitlines()[-1] == message
-    assert err.splitlines()[ESTIMATE:-1][-1] == "stage 0 (mega-batch 1): training"
+    assert err.splitlines()[ESTIMATE:-1][-1] == "run stage 0: started"
 
 
 def test_a_second_launcher_on_the_same_run_is_refused(launcher):
@@ -92,52 +90,11 @@ def test_a_second_launcher_on_the_same_run_is_refused(launcher):
     first.communicate(timeout=60)
 
 
-def test_a_corrected_command_starts_anew_if_nothing_was_trained(launcher):
-    rows = []
-    for name, crash in (("first", {"FAKE_UNTRAINED": "user"}), ("second", {"FAKE_CRASH": "0:0:user"})):
-        one = make(launcher.folder / name, environment=crash)
-        one.run(code=2)
-        assert (one.out / "run.json").exists()
-        one.environment.clear()
-        one.run("--seed", "3", "--stages", "2")
-        assert Run.read(one.out).config["seed"] == 3
-        rows.append(one.rows)
-    launcher.run("--seed", "3", "--stages", "2")
-    assert rows == [launcher.rows] * 2
-
-
-def test_a_preempted_evaluation_of_the_untrained_model_deletes_nothing(launcher):
-    """A job that is killed, requeued and done; then other settings are allowed, as in any untrained run."""
-    job = f"""
-import os, sys
-sys.path[:0] = {[str(ROOT / "tests/slurm"), str(ROOT)]!r}
-from launcher import read_requests
-from slurm.lm.record import open_run
-from slurm.lm.plan import make_plan
-from slurm.lm.stage import jobs_of
-(request,) = read_requests(sys.argv[1:])
-plan = make_plan(request, 4)
-plan.out.mkdir(exist_ok=True)
-open_run(plan)
-jobs_of(plan)[0]()
-"""
-    words = ("stream", "--learner", "sm", "--out", "run", "--", *SMALL, "--max-update", "2")
-
-    def start() -> subprocess.Popen:
-        return launcher.start_words(*words, program=["-c", job], start_new_session=True)
-
-    launcher.environment["FAKE_UNTRAINED"] = "60"
-    first = start()
-    log = launcher.out / "untrained.log"
-    wait_for(lambda: log.exists() and "evaluating" in log.read_text().split())
-    os.killpg(first.pid, signal.SIGTERM)
-    assert first.stdout.readline() == "waiting for SLURM to end or to requeue this job\n"
-    first.kill()
-    first.communicate()
-    assert Run.read(launcher.out).rows == []
-    launcher.environment["FAKE_UNTRAINED"] = "0"
-    finish(start())
-    assert [row["t"] for row in launcher.rows] == [0]
-    launcher.run("--seed", "1", "--stages", "1")  # nothing was trained
-    assert "seed: 1 -> 0" in launcher.run(code=2)[1]
+@pytest.mark.parametrize("crash", [{"FAKE_UNTRAINED": "user"}, {"FAKE_CRASH": "0:0:user"}])
+def test_a_corrected_command_starts_anew_if_nothing_was_trained(launcher, crash):
+    launcher.environment.update(crash)
+    launcher.run(code=2)
+    launcher.environment.clear()
+    launcher.run("--seed", "3", "--stages", "1")
+    assert Run.read(launcher.out).config["seed"] == 3
     assert [row["t"] for row in launcher.rows] == [0, 1]

@@ -6,10 +6,9 @@ import signal
 from dataclasses import replace
 
 import pytest
-from launcher import SMALL, ended, make, refused, wait_for
+from launcher import ended, make, wait_for
 
 from slurm.engine.machine import Machine, devices
-from slurm.launch import main
 
 
 @pytest.fixture
@@ -50,11 +49,6 @@ def test_slots_share_the_visible_gpus_evenly(gpus, monkeypatch, count, jobs, vis
     assert Machine.here().slot(jobs, on_cpu=True).gpus == (2**35,) * share
 
 
-def test_a_slot_has_its_share_of_the_memory():
-    assert Machine((), 10**10).slot(4, on_cpu=False) == Machine((), 10**10 // 4)
-    assert Machine((5, 5, 5), None).slot(2, on_cpu=False) == Machine((5,), None)
-
-
 def test_each_training_sees_the_gpus_of_its_slot_alone(gpus, tmp_path, monkeypatch):
     run = make(tmp_path / "x", learner="ens", environment={"FAKE_SLEEP": "0.3"})
     monkeypatch.setenv("PATH", gpus(4), prepend=":")
@@ -74,39 +68,6 @@ def test_trainings_side_by_side_share_the_cores(tmp_path, monkeypatch, jobs, giv
     (threads,) = re.findall("threads: (.*)", (run.out / "stage_00/train.log").read_text())
     share = str(max(1, len(os.sched_getaffinity(0)) // jobs))
     assert threads == (given or (share if jobs > 1 else "None"))
-
-
-def test_more_jobs_than_gpus_are_refused_before_anything_is_made(gpus, tmp_path, monkeypatch):
-    run = make(tmp_path / "x")
-    monkeypatch.setenv("PATH", gpus(2), prepend=":")
-    _, err = run.run("--jobs", "3", code=2)
-    assert err.endswith(
-        "error: --jobs 3: GPUs on this machine: 2, and each training needs at least one of its own: "
-        "give --jobs 2 or fewer, or --cpu after the `--`\n"
-    )
-    assert not run.out.exists()
-    run.run("--jobs", "3", "--stages", "1", flags=(*SMALL, "--max-update", "2", "--cpu"))
-    assert len(run.rows) == 2
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--jobs", "0"], "--jobs 0: at least 1"),
-        (["--seeds", "2-0"], "argument --seeds: 2-0: a range goes up: give 0-2"),
-        (["--cluster", "slurm", "--jobs", "1"], "--jobs: not with --cluster slurm, only on this machine"),
-        (["--partition", "high", "--wait"], "--partition, --wait: only with --cluster slurm"),
-        (["--cluster", "debug", "--jobs", "2"], "--jobs 2: debug attaches one training to the terminal"),
-        (["--mem-gb", "8", "--cluster", "debug"], "--mem-gb: only with --cluster slurm"),
-        (["--megabatches", "4"], "--megabatches plans without a stream: add --dry-run"),
-    ],
-)
-def test_options_that_do_not_apply_are_refused(launcher, monkeypatch, capsys, words, message):
-    monkeypatch.chdir(launcher.folder)
-    monkeypatch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
-    words = ("stream", "--learner", "sm", "--out", "run", *words)
-    assert refused(main, monkeypatch, capsys, *words).startswith(f"error: {message}")
-    assert not launcher.out.exists()
 
 
 def test_jobs_side_by_side_give_the_same_rows(tmp_path, expected):

@@ -15,6 +15,7 @@ from slurm.lm.plan import make_plan
 from slurm.lm.stage import TrainJob, jobs_of
 
 START = "--distributed-init-method"
+SIXTEEN = Resources(nodes=2).machine()
 
 
 def here(gpus: int) -> Machine:
@@ -44,14 +45,8 @@ def words(plan) -> dict[str, str]:
         (here(4), "--batch-size 8 --update-freq 3 --distributed-world-size=8", 4, "6", 192),
         (here(1), "--batch-size 8 --update-freq 1,2 --distributed-world-size 8", 1, "8,16", 64),
         (here(0), "--cpu --batch-size 8 --distributed-world-size 2", 2, "1", 16),
-        (Resources(nodes=2).machine(), "", 16, "3", 384),
-        (
-            Resources(nodes=2).machine(),
-            "--batch-size 4 --update-freq 4 --distributed-world-size 8",
-            16,
-            "2",
-            128,
-        ),
+        (SIXTEEN, "", 16, "3", 384),
+        (SIXTEEN, "--batch-size 4 --update-freq 4 --distributed-world-size 8", 16, "2", 128),
         (Resources(nodes=2, gpus_per_node=1).machine(), "--cpu", 2, "3", 48),
         (Resources(gpus_per_node=0, tasks_per_node=4).machine(), "", 4, "3", 96),
     ],
@@ -67,16 +62,11 @@ def test_the_batch_stays_and_its_division_is_explicit(machine, flags, processes,
 
 def test_processes_that_cannot_share_the_batch_are_refused_with_what_works():
     eight = ("--batch-size", "8", "--update-freq", "3", "--distributed-world-size", "8")
-    with pytest.raises(UserError) as refused:
-        placed(Resources(nodes=2).machine(), *eight)
-    for part in (
-        "16 processes cannot share the 24 batches",
-        "`-- --distributed-world-size 12 --update-freq 2` on 12",
-        "`-- --batch-size 6 --update-freq 2 --distributed-world-size 16`",
-    ):
-        assert part in str(refused.value)
-    fixed = ("--batch-size", "6", "--update-freq", "2", "--distributed-world-size", "16")
-    assert words(placed(Resources(nodes=2).machine(), *fixed))["expect-tokens"] == str(192 * 512)
+    works = (
+        "16 processes cannot share the 24 batches .* `-- --distributed-world-size 12 --update-freq 2` on 12"
+    )
+    with pytest.raises(UserError, match=works):
+        placed(SIXTEEN, *eight)
     with pytest.raises(UserError, match="--tasks-per-node 4, but --gpus-per-node 8"):
         Resources(tasks_per_node=4)
 
@@ -128,19 +118,3 @@ def test_processes_find_each_other(tmp_path, monkeypatch, resources, tasks, rank
     meeting = [START, f"alma://{file}?attempt=7.3{host}", "--distributed-rank", rank]
     alone = ["--distributed-no-spawn"] if here == 1 else []
     assert calls[0][2:] == ([*meeting, *alone] if rank else [])
-
-
-def test_each_start_on_one_machine_meets_anew(tmp_path, monkeypatch):
-    """Also inside an allocation, where fairseq would count its nodes' GPUs and compute the port."""
-    commands: list = []
-    monkeypatch.setattr("slurm.engine.children.run", lambda command, *rest: commands.append(command))
-    made = placed(here(2), out=tmp_path)
-    job = next(job for job in jobs_of(made) if job.kind == "train")
-    for _ in range(2):
-        job.do()
-        job.marker.unlink()
-    texts = [" ".join(command) for command in commands]
-    assert "--distributed-world-size 2" in texts[0]
-    assert f"--expect-gpus 2 --distributed-init-method alma://{tmp_path}/stage_00/" in texts[0]
-    assert "&host=localhost" in texts[0]
-    assert texts[0] != texts[1]

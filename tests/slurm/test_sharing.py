@@ -11,7 +11,7 @@ from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from slurm.engine.machine import Machine
 from slurm.engine.resources import Resources
-from slurm.lm.announce import describe, table
+from slurm.lm.announce import table
 from slurm.lm.cluster import show_jobs
 from slurm.lm.estimate import estimate
 from slurm.lm.plan import make_plan
@@ -41,19 +41,12 @@ def test_equal_trainings_and_only_these_are_shared():
         "sm --average .9 --out E",
     )
     made = share(plans(*lines))
+    *_, last = table([estimate(plan, 10, Machine((), None)) for plan in made]).splitlines()
+    assert last.split()[:2] == ["total", "34"]  # updates of 17 trainings
     assert sources(made) == {
         **{f"B/stage_0{k}/member_0": f"A/stage_0{k}" for k in range(3)},
         "C/stage_00": "A/stage_00",  # before the first growth
     }
-    assert describe(made) == "4 of 21 trainings are shared: 8 of 42 updates less"
-    assert describe(plans("sm --out A")) == ""
-
-
-def test_totals_count_what_is_trained():
-    made = share(plans("sm --out A", "ens --members 2 --out B"))
-    machine = Machine((), None)
-    *_, last = table([estimate(plan, 10, machine) for plan in made]).splitlines()
-    assert last.split()[:2] == ["total", "12"]  # 2 x 3 stages x 2 updates; alone they are 18
 
 
 def test_a_training_differs_if_the_one_before_does():
@@ -81,15 +74,12 @@ def test_results_are_those_of_a_launch_alone(tmp_path):
     apart, together = make(tmp_path / "apart"), make(tmp_path / "together")
     for name in ("sm", "ens"):
         apart.run_words("stream", "--learner", name, "--out", name, *FLAGS)
-    for name in ("sm", "ens"):
         (together.folder / f"{name}.yaml").write_text(f"learner: {name}\nout: {name}\n")
     _, err = together.run_words("sm.yaml", "ens.yaml", "--stream", "stream", *FLAGS)
-    assert "4 of 12 trainings are shared: 8 of 24 updates less" in err
-    assert "stage 0 (mega-batch 1), member 1 of 2: shared with sm/stage_00" in err
+    assert err.count(", shared with sm/stage_0") == 4
     assert len(together.pids.read_text().split()) == len(apart.pids.read_text().split()) - 4
     for name in ("sm", "ens"):
-        one, other = (rows_of(each.folder / name) for each in (apart, together))
-        assert one == other
+        assert rows_of(apart.folder / name) == rows_of(together.folder / name)
     noted = [row["extra"].get("shared_with") for row in Run.read(together.folder / "ens").rows]
     assert noted == [None, *([f"sm/stage_0{k}"] for k in range(4))]
     shared = together.folder / "ens/stage_00/member_0"

@@ -83,9 +83,8 @@ def prepare(cluster, folder, learner: str = "gmoe", seconds: float = 0.2) -> OnS
 
 def stages_of_members_are_arrays_of_nodes(cluster, folder, expected):
     run = prepare(cluster, folder, "ens", 0.0)
-    out, _ = run.launch()
+    run.launch()
     assert run.launcher.rows == expected["ens"]
-    assert out.count("4@3") == 4
     array, _, element = run.job("stage 1, member 3").partition("_")
     assert element == "2"
     assert run.job("stage 1, member 1") == f"{array}_0"

@@ -1,9 +1,6 @@
 """The launcher on a real SLURM with real trainings of a tiny language model, all at the same time."""
 
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +9,6 @@ import pytest
 
 from alma.records import MACHINE_FIELDS, Run
 from slurm.engine import queue
-from tests.slurm.supervisor import read_proc
 
 ROOT = Path(__file__).parents[2]
 FLAGS = """
@@ -89,22 +85,3 @@ def test_gpus_that_torch_cannot_use_end_a_job_in_one_line(launch, stream, tmp_pa
     assert process.returncode == 1, err
     assert "planned: 1 GPU here, but torch" in err
     assert not list((tmp_path / "run/stage_00").glob("*.pt"))
-
-
-@pytest.mark.slow
-def test_a_training_ends_when_its_second_process_dies_and_says_why(cluster, launch, stream, tmp_path):
-    """Although the first one hangs, as it would with NCCL."""
-    out = tmp_path / "run"
-    command = words(stream, out, *SM, *ON_SLURM, *APART, updates=100_000)
-    process = launch(command, stderr=subprocess.PIPE)
-    log = out / "stage_00/train.log"
-    cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=120)
-    job_id = next(job.job_id for job in queue.read_jobs(out) if job.kind == "train")
-    for rank, number in ((0, signal.SIGSTOP), (1, signal.SIGKILL)):
-        for pid in cluster.processes(job_id):
-            if f"--distributed-rank\0{rank}\0" in read_proc(pid, "cmdline"):
-                os.kill(pid, number)
-    _, err = process.communicate(timeout=300)
-    assert process.returncode == 1, err
-    assert re.search(r"stage 0 \(.*failed: training of stage 0 .*signal 9 \(Killed\)", err.splitlines()[-1])
-    assert cluster.state(job_id) == "FAILED"

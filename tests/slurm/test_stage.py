@@ -1,9 +1,9 @@
-"""Rows of a stage, the progress bar, and child processes."""
+"""Rows of a stage, the progress of a training, and child processes."""
 
-import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from launcher import ended, wait_for
@@ -11,9 +11,8 @@ from launcher import ended, wait_for
 from alma.errors import UserError
 from alma.records import check_row
 from slurm.engine import children
-from slurm.lm import progress
+from slurm.lm import local
 from slurm.lm.record import measured_fields, waiting_fields
-from slurm.lm.stage import checkpoint
 
 SPENT = {"updates": 9, "tokens": 90, "flops": 100.0, "growth_flops": 5.0, "validation_flops": 3.0}
 RESULT = {
@@ -64,13 +63,6 @@ def test_a_row_counts_the_trainings_of_its_stage_only():
     assert row["extra"]["validation"] == 6.0
 
 
-def test_the_best_checkpoint_is_preferred_to_the_last(tmp_path):
-    assert checkpoint(tmp_path).name == "checkpoint_last.pt"
-    (tmp_path / "checkpoint_best.pt").touch()
-    assert checkpoint(tmp_path).name == "checkpoint_best.pt"
-    assert checkpoint(tmp_path, last=True).name == "checkpoint_last.pt"
-
-
 def test_all_output_is_logged_and_watched_and_logs_are_appended(tmp_path):
     seen: list[str] = []
     for _ in range(2):
@@ -119,67 +111,17 @@ def test_an_interrupt_ends_the_child_and_its_workers(tmp_path, monkeypatch):
     wait_for(lambda: ended(pids[0]))
 
 
-def log_line(updates: int) -> str:
-    """Line of fairseq's log after an update."""
-    stats = {"loss": "8.9", "ppl": "478", "wps": "3100", "num_updates": str(updates)}
-    return f"2026-11-21 07:00:00 | INFO | train_inner | {json.dumps(stats)}"
-
-
-def test_on_a_terminal_one_bar_covers_all_trainings(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress.ProgressBar([400] * 3) as shown:
-        shown.trained(now=False)
-        assert (shown.bar.n, shown.bar.total) == (400, 1200)
-        shown.start("stage 1", resumed=True)
-        for line in ('2026 | INFO | train_inner | {"lo', "2026 | INFO | valid | {}", "loss 3", ""):
-            shown.read(line)
-        assert (shown.bar.n, shown.bar.desc) == (400, "stage 1: starting fairseq")
-        shown.read("2026 | INFO | fairseq_cli.train | model: SwitchLanguageModel")
-        assert shown.bar.desc == "stage 1: loading data"
-        shown.read(log_line(100))
-        assert (shown.bar.n, shown.bar.initial) == (500, 500)  # earlier updates do not count for the speed
-        shown.read(log_line(250))
-        assert (shown.bar.n, shown.bar.initial) == (650, 500)
-        assert (shown.bar.desc, shown.bar.postfix) == ("stage 1: training", "loss 8.9, ppl 478, wps 3100")
-        shown.trained()
-        assert shown.bar.n == 800
-        shown.start("stage 1", "evaluating")
-        shown.done("perplexity 9.00")
-        shown.start("stage 2")
-        shown.read(log_line(50))
-        assert (shown.bar.n, shown.bar.initial) == (850, 500)
-    printed = capsys.readouterr().err
-    assert "850/1200" in printed
-    assert "stage 1: evaluating" in printed
-    assert "stage 1: done in 0 s, perplexity 9.00\n" in printed
-
-
-def test_without_a_terminal_there_is_a_line_for_each_phase_and_one_a_minute(monkeypatch, capsys):
+def test_a_training_says_once_a_minute_how_far_it_is(monkeypatch, capsys):
     clock = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    with progress.ProgressBar([None] * 2) as shown:
-        shown.start("stage 0")
-        for updates in (1, 2, 3):
-            shown.read("x | INFO | fairseq.trainer | begin training epoch 1")
-            shown.read(log_line(updates))
-            shown.read('x | INFO | fairseq_cli.train | begin validation on "valid" subset')
-            clock[0] += 45
-        shown.trained()
-        shown.start("stage 0", "evaluating")
-        shown.done("perplexity 9.00")
-        shown.start("stage 1")
-        shown.trained()
-        shown.done("perplexity 8.00")
-    assert capsys.readouterr().err.splitlines() == [
-        "stage 0: starting fairseq",
-        "stage 0: training",
-        "stage 0: validating",
-        "stage 0: 3 of ? updates, loss 8.9, ppl 478, wps 3100",
-        "stage 0: evaluating",
-        "stage 0: done in 135 s, perplexity 9.00; about 02:15 left",
-        "stage 1: starting fairseq",
-        "stage 1: done in 0 s, perplexity 8.00",
-    ]
+    monkeypatch.setattr(local.time, "monotonic", lambda: clock[0])
+    job = SimpleNamespace(updates=400)
+    read = local.progress(job)
+    for updates in (1, 2, 3):
+        for stats in ('{"lo', f'{{"loss": "8.9", "ppl": "478", "wps": "3100", "num_updates": "{updates}"}}'):
+            read(f"2026-11-21 07:00:00 | INFO | train_inner | {stats}")
+        read("x | INFO | valid | {}")
+        clock[0] += 45
+    assert capsys.readouterr().err == f"{job}: 3 of 400 updates, loss 8.9, ppl 478, wps 3100\n"
 
 
 @pytest.mark.parametrize("handler", ["signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))", ""])

@@ -1,14 +1,12 @@
 """`slurm.status` and `slurm.cancel` over stand-ins for SLURM's programs, and once over a real SLURM."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from launcher import call, make, refused, wait_for
-from stand_ins import RUNNING, entry, finish, finish_all, later, states, write
+from stand_ins import entry, finish, states, write
 
 from alma.files import locked
-from alma.records import Run
 from slurm import cancel, status
 from slurm.engine import queue, squeue
 
@@ -27,12 +25,12 @@ def test_table(slurm, run, monkeypatch, capsys):
     Path("jobs/8_0.out").write_text("error: boom\n")
     assert call(status.main, monkeypatch, run) == 1
     header, *lines, total = capsys.readouterr().out.splitlines()
-    assert header.split() == "run job state job id node updates perplexity ETA log".split()
+    assert header.split() == "run job state job id node updates perplexity log".split()
     words = {" ".join(line.split()) for line in lines}
     assert words == {
         "run untrained done 5 118.57 run/untrained.log",
         "run stage 0, member 1 of 2 done 7_0 400/400 valid 483.00 run/stage_00/member_0/train.log",
-        "run stage 0, member 2 of 2 running 7_1 n3 120/400 train 55.50 01:10 run/stage_00/member_1/train.log",
+        "run stage 0, member 2 of 2 running 7_1 n3 120/400 train 55.50 run/stage_00/member_1/train.log",
         "run evaluation of stage 0 waiting 20 needs stage 0, member 2 of 2",
         "run stage 1, member 1 of 2 failed 8_0 n1 jobs/8_0.out: boom",
         "run stage 1, member 2 of 2 waiting 8_1 needs stage 0, member 2 of 2",
@@ -56,64 +54,30 @@ def test_jobs_that_were_complete_at_launch_have_no_job_id(slurm, run, monkeypatc
     assert slurm.calls("squeue") == slurm.calls("scancel") == []
 
 
-@pytest.fixture
-def local(slurm, tmp_path, monkeypatch) -> Run:
-    """A run of 4 stages, with the row of the untrained model."""
-    monkeypatch.chdir(tmp_path)
-    config = {"learner": "sm", "megabatches": 4, "waiting_time": 1, "replay": False, "seed": 0}
-    made = Run.open("local", config)
-    made.append(ROW)
-    (made.directory / "untrained.json").touch()
-    (made.directory / "untrained.log").touch()
-    return made
+def test_states_of_a_local_run(launcher, monkeypatch, capsys):
+    def line(code: int) -> str:
+        assert call(status.main, monkeypatch, "run") == code
+        return " ".join(capsys.readouterr().out.splitlines()[1].split())
 
-
-ROW = {"t": 0, "stage": None, "trained_on": [], "metric": "perplexity", "value": 9.5, "parameters": 1}
-ROW |= {"train_flops": 0, "eval_flops_per_example": 0, "seconds": 0, "peak_memory_bytes": 0, "extra": {}}
-
-
-def local_state(monkeypatch, capsys, code: int) -> str:
-    """The line of the local run, with single blanks."""
-    assert call(status.main, monkeypatch, "local") == code
-    _, line, _ = capsys.readouterr().out.splitlines()
-    return " ".join(line.split())
-
-
-def train(run: Run, stage: int, text: str, *markers: str) -> None:
-    folder = run.directory / f"stage_{stage:02d}"
-    folder.mkdir(exist_ok=True)
-    (folder / "train.log").write_text(text)
-    for marker in markers:
-        (folder / marker).touch()
-
-
-def test_a_local_run_whose_stages_are_complete_is_done(local, monkeypatch, capsys):
-    local.note(stages=2)
-    train(local, 0, "", "trained.json", "result.json")
-    local.append(ROW | {"t": 1, "stage": 0, "trained_on": [1]})
-    assert " stopped " in local_state(monkeypatch, capsys, 1)  # killed between two stages
-    local.append(ROW | {"t": 2, "stage": 1, "trained_on": [2]})
-    assert local_state(monkeypatch, capsys, 0) == "local mega-batch 2 of 4 done 9.50 2 of 4 stages requested"
-    for t in (3, 4):
-        local.append(ROW | {"t": t, "stage": t - 1, "trained_on": [t]})
-    assert local_state(monkeypatch, capsys, 0) == "local mega-batch 4 of 4 done 9.50"
-    local.note(stages=None)
-    assert local_state(monkeypatch, capsys, 0) == "local mega-batch 4 of 4 done 9.50"
-    assert call(cancel.main, monkeypatch, "local") == 2
+    monkeypatch.chdir(launcher.folder)
+    launcher.run("--stages", "2")
+    value = f"{launcher.rows[2]['value']:,.2f}"
+    assert line(0) == f"run mega-batch 2 of 4 done {value} 2 of 4 stages requested"
+    with locked(launcher.out):
+        assert line(0).startswith(f"run mega-batch 2 of 4 running {value} run/stage_01/eval.log: pid ")
+    results = launcher.out / "results.jsonl"
+    results.write_text("".join(results.read_text().splitlines(keepends=True)[:2]))
+    assert " stopped " in line(1)  # killed between two rows
+    (launcher.out / "stage_01/trained.json").unlink()
+    log = launcher.out / "stage_01/train.log"
+    log.write_text("\n$ fairseq-train\nRuntimeError: of an earlier start\n\n$ fairseq-train\n")
+    assert " stopped " in line(1)
+    log.write_text("\n$ fairseq-train\nRuntimeError: out of luck\n")
+    assert line(1).endswith("run/stage_01/train.log: RuntimeError: out of luck")
+    launcher.run()
+    assert line(0).startswith("run mega-batch 4 of 4 done ")
+    assert call(cancel.main, monkeypatch, "run") == 2
     assert "not launched on a cluster" in capsys.readouterr().err
-
-
-def test_a_locked_local_run_is_running_and_watched(local, monkeypatch, capsys):
-    train(local, 0, "\n$ fairseq-train\nRuntimeError: of a worker, caught\n")
-    lock = locked(local.directory)
-    lock.__enter__()
-    line = local_state(monkeypatch, capsys, 0)
-    assert line.startswith("local mega-batch 0 of 4 running 9.50 local/stage_00/train.log: pid ")
-    train(local, 0, "\n$ fairseq-train\nRuntimeError: of an earlier start\n\n$ fairseq-train\n")
-    with later(lock.__exit__, None, None, None):
-        assert call(status.main, monkeypatch, "--watch", "0.02", "local") == 1
-    totals = [line for line in capsys.readouterr().out.splitlines() if line.startswith("1 ")]
-    assert totals == ["1 running", "1 stopped"]
 
 
 def test_states_of_runs_that_the_launcher_left(tmp_path, monkeypatch, capsys):
@@ -139,38 +103,9 @@ def test_states_of_runs_that_the_launcher_left(tmp_path, monkeypatch, capsys):
     assert total == "2 failed, 1 stopped"
 
 
-def test_watch_ends_when_all_is_done(slurm, run, monkeypatch, capsys):
-    slurm.has(squeue=RUNNING)
-    with later(finish_all, run):
-        assert call(status.main, monkeypatch, "--watch", "0.1", run) == 0
-    out = capsys.readouterr().out
-    assert out.count("7 running") == 1  # printed again only after a change
-    assert out.rstrip().endswith("7 done")
-
-
-def test_watch_ends_when_nothing_moves(slurm, run, monkeypatch, capsys):
-    slurm.has(squeue="5|NODE_FAIL|n1|0|x|\n7_0|FAILED|n1|0|x|\n")
-    monkeypatch.setattr(status, "SECONDS", 0.1)
-    assert call(status.main, monkeypatch, run, "--watch") == 1
-    assert len(slurm.calls("squeue")) == 2  # a failed job may be about to be requeued
-
-
-def test_ctrl_c_ends_watch(slurm, run, monkeypatch, capsys):
-    slurm.has(squeue="5|RUNNING|n1|0|None|\n7_0|FAILED|n1|0|x|\n")
-
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(queue, "time", SimpleNamespace(sleep=interrupt))  # only here: subprocess sleeps too
-    assert call(status.main, monkeypatch, run, "--watch") == 1
-    assert "Traceback" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("command", "words", "message"),
     [
-        (status, "--watch 0 run", "0: give seconds, more than 0, and runs before --watch"),
-        (status, "--watch nan run", "nan: give seconds"),
         (status, "", "required: RUN"),
         (status, "absent", "absent is not a folder: give run directories"),
         (cancel, "jobs", "no runs in jobs: no folder in it has a jobs.json or a run.json"),
@@ -200,15 +135,6 @@ def test_cancel_cancels_incomplete_jobs_only(slurm, run, monkeypatch, capsys):
         "run: stage 1, member 2 of 2 (job id 8_1)",
         "cancelled 3 jobs",
     ]
-
-
-def test_a_refused_scancel_is_an_error(slurm, run, monkeypatch, capsys):
-    slurm.has(squeue="5|RUNNING|n1|0|x|\n")
-    slurm.fails(scancel="scancel: error: Kill job error on job id 5: Access/permission denied")
-    assert call(cancel.main, monkeypatch, run) == 2
-    captured = capsys.readouterr()
-    assert "permission denied" in captured.err
-    assert "cancelled" not in captured.out
 
 
 def test_real_slurm(cluster, tmp_path, monkeypatch, capsys):

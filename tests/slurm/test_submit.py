@@ -8,7 +8,7 @@ from launcher import SMALL, read_requests
 
 from slurm.engine import queue, submission
 from slurm.engine.resources import Resources
-from slurm.engine.submission import dry_run, record, submit
+from slurm.engine.submission import record, submit
 from slurm.lm.plan import make_plan
 from slurm.lm.stage import in_submission_order, jobs_of
 
@@ -54,23 +54,6 @@ def finish(plan, *names: str) -> None:
         if job.name in names:
             job.directory.mkdir(parents=True, exist_ok=True)
             job.marker.write_text("{}")
-
-
-@pytest.mark.parametrize("words", ["gens --seeds 0-1", "sm --from-scratch --seeds 0-1"])
-def test_independent_trainings_have_no_dependency(tmp_path, words):
-    made = plans(tmp_path, words)
-    names = [plan.out.name for plan in made]
-    jobs = sent(made)
-    of_gens = [f"aftercorr:{':'.join('234'[: stage + 1])}" for stage in range(3)]
-    of_sm = [f"aftercorr:{stage + 2}" for stage in range(3)]
-    assert jobs == [
-        ("alma-untrained", [f"{name} untrained" for name in names], None),
-        *((f"alma-stage{k}", [f"{name} stage {k}" for name in names], None) for k in range(3)),
-        *(
-            (f"alma-evaluate{k}", [f"{name} evaluation of stage {k}" for name in names], after)
-            for k, after in enumerate(of_gens if words.startswith("gens") else of_sm)
-        ),
-    ]
 
 
 def test_elements_of_a_chain_keep_their_index(tmp_path):
@@ -140,26 +123,6 @@ def test_a_kill_between_two_submissions_loses_no_job(tmp_path, monkeypatch):
     assert len(read()) == 2
 
 
-def test_new_jobs_depend_on_queued_ones(tmp_path):
-    (made,) = plans(tmp_path, "ens --members 2")
-    finish(made, "untrained")
-    names = {job.name: job.marker for job in jobs_of(made)}
-    of = [f"stage {index}, member" for index in range(3)]
-    ids = {names[f"{of[0]} 1 of 2"]: "71_0", names[f"{of[1]} 1 of 2"]: "72_0"}
-    there = [(what, after) for _, what, after in sent([made], ids)]
-    out = "ens--members2 "
-    assert sorted(there) == [
-        ([f"{out}evaluation of stage 0"], "afterok:71_0:1"),
-        ([f"{out}evaluation of stage 1"], "afterok:72_0:2"),
-        ([f"{out}evaluation of stage 2"], "afterok:4:3"),
-        ([f"{out}{of[0]} 2 of 2"], None),
-        ([f"{out}{of[1]} 2 of 2"], "afterok:1"),
-        ([f"{out}{of[2]} 1 of 2"], "afterok:72_0"),
-        ([f"{out}{of[2]} 2 of 2"], "afterok:2"),
-    ]
-    assert ids[names["evaluation of stage 2"]] == "7"
-
-
 def test_queued_jobs_stay_recorded_when_a_launch_requests_fewer_stages(tmp_path):
     (long,) = plans(tmp_path, "sm")
     short = dataclasses.replace(long, stages=long.stages[:1])
@@ -175,21 +138,3 @@ def test_queued_jobs_stay_recorded_when_a_launch_requests_fewer_stages(tmp_path)
     assert now["evaluation of stage 1"].needs == (now["stage 1"].marker,)
     assert (now["stage 0"].job_id, now["stage 1"].job_id) == (None, "14")
     assert now["stage 1"].log == tmp_path / "old/14/14_0_log.out"
-
-
-def test_a_dry_run_has_the_papers_node_and_the_total_gpu_hours(tmp_path):
-    wanted = Resources(
-        partition="learn", timeout_min=60, mem_gb=400, sbatch=["account=alma", "signal=USR2@60"]
-    )
-    jobs = all_jobs(plans(tmp_path, "sm", "ens --members 2"))
-    texts, totals = dry_run(jobs, wanted, tmp_path / "logs")
-    array = next(text for text in texts if "--array=0-2%3" in text)
-    for line in ("--gpus-per-node=8", "--nodes=1", "--partition=learn", "--account=alma", "--time=60"):
-        assert f"#SBATCH {line}\n" in array
-    for line in ("--requeue", "--kill-on-invalid-dep=yes", "--signal=USR2@60", "--mem=400GB"):
-        assert f"#SBATCH {line}\n" in array
-    evaluation = next(text for text in texts if "alma-evaluate0" in text)
-    assert "--gpus-per-node=1\n" in evaluation
-    assert "--mem=50GB\n" in evaluation
-    assert f"10 submissions with {9 + 2 + 6} jobs, {9 * 8 + 8} GPU-hours requested" in totals
-    assert not (tmp_path / "logs").exists()

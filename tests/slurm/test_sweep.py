@@ -18,18 +18,6 @@ TINY = ("--hidden", "2", "--megabatches", "2", "--waiting-time", "2", "--epochs"
 SLURM = ("--cluster", "slurm", "--timeout-min", "30")
 
 
-def test_list_names_the_runs_and_runs_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for words, names in (
-        ("--learner sm,ens --seeds 0-1", [f"x/{name}_w1_h32_s{s}" for name in ("sm", "ens") for s in (0, 1)]),
-        ("--seeds 0-4 --part 2/3", ["x/sm_w1_h32_s1", "x/sm_w1_h32_s4"]),
-        ("", ["x"]),
-    ):
-        assert call(vision, monkeypatch, "--list", "--out", "x", *words.split()) == 0
-        assert capsys.readouterr().out.splitlines() == names
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_parts_cover_the_sweep_and_an_empty_part_does_nothing(tmp_path, monkeypatch, capsys):
     words = (*TINY, "--seeds", "0-1", "--out", tmp_path / "x")
     for number, names in ((2, {"sm_w2_h2_s1"}), (3, {"sm_w2_h2_s1"}), (1, {"sm_w2_h2_s0", "sm_w2_h2_s1"})):
@@ -92,9 +80,7 @@ def test_an_experiment_is_split_and_a_change_of_runs_flags_or_files_undoes_its_p
     [
         (["--runs-per-job", "0"], "--runs-per-job: '0' is not a positive whole number"),
         (["--nodes", "2"], "a part of a sweep is one task"),
-        (["--jobs", "2"], "--jobs: not with --cluster slurm"),
         (["--part=1/2"], "--part=1/2: not with --cluster slurm"),
-        (["--learner", "nobody"], "'nobody': choose from sm"),
         (["--partitoin", "nobody"], "unrecognized arguments: --partitoin"),
         (["--seeds", "0-1"], "no SLURM here (no sbatch): run this on a machine of the cluster"),
     ],
