@@ -5,20 +5,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from queue import SimpleQueue
+
+from tqdm import tqdm
 
 from alma.files import holder, locked, make_directory
 from alma.records import Run
 from alma.stages import stages
-from slurm.engine import children
+from slurm.engine import children, terminal
 from slurm.engine.machine import devices
 from slurm.engine.queue import JobStatus, SubmittedJob, tail
 from slurm.engine.terminal import say
 from slurm.lm.cluster import check_queue
 from slurm.lm.plan import Plan
-from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect, open_run, read_measured
+from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect, open_run, read_measured, summary
 from slurm.lm.stage import Environment, RunJob, TrainJob, jobs_of
 
 _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT}
@@ -40,6 +42,7 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
             check_queue(plan)
         runs = {plan.out: open_run(plan) for plan in plans}
         todo = [job for plan in plans for job in jobs_of(plan)]  # each after those that it needs
+        progress = stack.enter_context(Progress(todo))
         appending = threading.Lock()
         free: SimpleQueue[Environment] = SimpleQueue()
         for names in devices(jobs) if jobs > 1 else [None]:
@@ -53,22 +56,21 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
                 say(f"{job}: started")
                 environment = free.get()
                 try:
-                    job.do(environment, progress(job))
+                    job.do(environment, progress.watch(job))
                 finally:
                     free.put(environment)
             with appending:  # also after a complete job: a kill may have come before its rows
                 collect(job.plan, runs[job.run])
             how = "was complete" if complete else f"done in {time.monotonic() - began:.0f} s"
             if isinstance(job, TrainJob):
+                progress.count(job, job.training.updates or 0, skipped=complete)
                 how += f", shared with {job.training.source}" if job.training.source else ""
             else:
                 how += f", perplexity {read_measured(job.marker)['perplexity']:,.2f}"
-            say(f"{job}: {how}")
+            say(f"{job}: {how}{'' if complete or not progress.bar.disable else progress.left}")
 
-        if jobs == 1:  # in this thread, in which Ctrl-C ends the child
-            for job in todo:
-                do(job)
-            return
+        while jobs == 1 and todo:  # in this thread, in which Ctrl-C ends the child
+            do(todo.pop(0))
         waiting = {job.marker: job for job in todo}
         needs = {job.marker: set(job.needs) for job in todo}
         errors: list[Exception] = []
@@ -91,25 +93,68 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
                     continue
                 for markers in needs.values():
                     markers.discard(marker)
+    for run in runs.values():
+        print(f"\n{run.directory}\n{summary(run)}")
     if errors:
         raise errors[0]
 
 
-def progress(job: RunJob) -> Callable[[str], None]:
-    """Takes the lines of fairseq's log; says how far a training is, once in LINE_SECONDS."""
-    spoke = time.monotonic()
+class Progress(AbstractContextManager):
+    """Updates of all trainings: a bar on a terminal, else a line about each training once in LINE_SECONDS."""
 
-    def read(line: str) -> None:
-        nonlocal spoke
-        if " | train_inner | " not in line or time.monotonic() - spoke < LINE_SECONDS:
-            return
-        with suppress(ValueError, KeyError, TypeError):  # mixed lines of several processes
-            stats = json.loads(line.partition(" | train_inner | ")[2])
+    def __init__(self, jobs: Sequence[RunJob]) -> None:
+        sizes = [job.training.updates for job in jobs if isinstance(job, TrainJob)]
+        self.total = None if None in sizes else sum(size or 0 for size in sizes)
+        self.updates: dict[Path, int] = {}  # of each training
+        self.skipped = 0  # updates of an earlier launch, which took no time in this one
+        self.began = time.monotonic()
+        off = terminal.attached or None  # None: off without a terminal
+        # smoothing=0: the average speed, with start-ups and evaluations, predicts the end of all trainings
+        self.bar = tqdm(total=self.total, unit="update", dynamic_ncols=True, smoothing=0, disable=off)
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def count(self, job: TrainJob, updates: int, skipped: bool = False) -> None:
+        """A training has so many updates; `skipped`: it had them before this launch."""
+        added = updates - self.updates.get(job.marker, 0)
+        self.updates[job.marker] = updates
+        if skipped:
+            self.skipped += added
+            self.bar.initial = self.skipped
+        self.bar.update(sum(self.updates.values()) - self.bar.n)
+
+    def watch(self, job: RunJob) -> Callable[[str], None] | None:
+        """Takes the lines of fairseq's log of a training."""
+        if not isinstance(job, TrainJob):
+            return None
+        spoke, first = time.monotonic(), (job.directory / "checkpoint_last.pt").exists()
+
+        def read(line: str) -> None:
+            nonlocal spoke, first
+            try:
+                stats = json.loads(line.partition(" | train_inner | ")[2])
+                updates = int(stats["num_updates"]) - job.training.earlier
+            except (ValueError, KeyError, TypeError):  # another line, or mixed lines of several processes
+                return
+            self.count(job, updates, skipped=first)
+            first = False
             shown = ", ".join(f"{name} {stats[name]}" for name in ("loss", "ppl", "wps") if name in stats)
-            say(f"{job}: {int(stats['num_updates'])} of {job.updates or '?'} updates, {shown}")
-            spoke = time.monotonic()
+            self.bar.set_postfix_str(shown, refresh=False)
+            if self.bar.disable and time.monotonic() - spoke > LINE_SECONDS:
+                spoke = time.monotonic()
+                say(f"{job}: {updates} of {job.training.updates or '?'} updates, {shown}{self.left}")
 
-    return read
+        return read
+
+    @property
+    def left(self) -> str:
+        """Such as "; about 02:10 left" of all trainings; empty if that is unknown."""
+        complete = sum(self.updates.values())
+        if not self.total or complete in (self.skipped, self.total):
+            return ""
+        each = (time.monotonic() - self.began) / (complete - self.skipped)
+        return f"; about {tqdm.format_interval(each * (self.total - complete))} left"
 
 
 def state_of(directory: Path) -> JobStatus:

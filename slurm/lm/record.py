@@ -12,6 +12,7 @@ from alma.records import MACHINE_FIELDS, Run
 from alma.schema import AMOUNT, NATURAL, TEXT, parse_json, require
 from alma.stages import Stage, stages
 from alma.stream import FileInfo, Stream, is_stream
+from alma.tables import as_text
 from slurm.lm.plan import Plan, StageSpec
 
 UNTRAINED, RESULT = "untrained.json", "result.json"
@@ -156,3 +157,15 @@ def measured_fields(measured: Mapping[str, Any], new: Sequence[bool]) -> Measure
         "peak_memory_bytes": max((each["peak_memory_bytes"] for each in trainings), default=0),
         "extra": extra,
     }
+
+
+def summary(run: Run) -> str:
+    """The rows as a table."""
+    lines = [["t", "stage", "experts", "parameters", "perplexity", "TFLOPs", "seconds"]]
+    for row in run.rows:
+        extra, members = row["extra"], row["extra"].get("members", 1)
+        experts = str(extra.get("experts", "-")) + (f"@{members}" if members > 1 else "")
+        cells = [row["t"], "-" if row["stage"] is None else row["stage"], experts, f"{row['parameters']:,}"]
+        cells += [f"{row['value']:,.2f}", f"{row['train_flops'] / 1e12:,.2f}", f"{row['seconds']:,.0f}"]
+        lines.append(list(map(str, cells)))
+    return as_text(lines)
