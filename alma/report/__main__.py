@@ -54,7 +54,7 @@ def parser() -> Parser:
     add("--html", type=Path, metavar="FILE", help=page)
     figures = "draw the figures of the paper for image runs (vision) or language models (lm)"
     add("--figures", choices=("vision", "lm"), help=figures)
-    table = "print Tables 1 and 2 of the paper for language models; with --out write .md, .csv and .tex too"
+    table = "print Tables 1 and 2 of the paper for language models; with --out write them as Markdown, too"
     add("--table", choices=("lm",), help=table)
     per_word = "with --table lm or --figures lm: perplexity per word, not per token"
     add("--per-word", action="store_true", help=per_word)

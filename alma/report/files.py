@@ -14,7 +14,7 @@ from alma.report.age_table import Aged
 from alma.report.figures import write_figures
 from alma.report.results import Result, matrix
 from alma.report.style import Picture
-from alma.report.tables import PaperTable, as_markdown, markdown
+from alma.report.tables import TitledTable, as_markdown, markdown
 
 
 def write_report(
@@ -22,7 +22,7 @@ def write_report(
     runs: Sequence[Run],
     out: Path,
     pictures: Sequence[Picture] | None,
-    tables: Mapping[str, PaperTable],
+    tables: Mapping[str, TitledTable],
     choices: Sequence[str],
     baselines: Sequence[Result | None],
 ) -> list[Path]:
@@ -38,12 +38,10 @@ def write_report(
     written = [out / "report.md", out / "report.csv", *([out / "age.csv"] if records else [])]
     parts = ["# ALMA report", *map(markdown, choices)]
     for stem, table in tables.items():
-        parts.append(table.as_markdown())
-        texts = {".csv": table.as_csv(), ".tex": table.as_latex(), ".md": table.as_markdown() + "\n"}
-        for suffix, text in texts.items():
-            written.append(out / f"{stem}{suffix}")
-            with atomic_write(written[-1]) as file:
-                file.write(text)
+        parts += table.as_markdown("##")
+        written.append(out / f"{stem}.md")
+        with atomic_write(written[-1]) as file:
+            file.write("\n\n".join(table.as_markdown("##")) + "\n")
     for results, of_group, baseline in zip(groups, aged, baselines, strict=True):
         parts += compare.titled(results).as_markdown("##")
         general = write_figures(results, out) if pictures is None else []
