@@ -1,11 +1,10 @@
-"""Loss against age in reports: staleness and regret of each configuration, as a table and as CSV records."""
+"""Loss against age in reports: staleness and regret of each configuration."""
 
 import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 from alma.report import age
 from alma.report.age import Losses
@@ -109,19 +108,3 @@ def interval(values: Sequence[float], digits: int, level: float = 0.9, sign: str
         return ""
     shown, low, high = (f"{number:{sign}.{digits}f}" for number in (mean, *ends))
     return shown if math.isnan(ends[0]) else f"{shown} [{low}, {high}]"
-
-
-def records(rows: Sequence[Aged]) -> list[dict[str, Any]]:
-    """The lines of age.csv: extra loss and regret of each run at each age; errors are fractions."""
-    lines = []
-    for row in rows:
-        result = row.result
-        same = {"configuration": result.label, "metric": result.metric, "megabatches": result.megabatches}
-        for i, run in enumerate(row.result.runs):
-            of_run = {"run": str(run.directory), **same, "seed": run.config["seed"]}
-            for at in row.losses.by_age:
-                line = of_run | {"age": at}
-                for name, curve in row.curves.items():
-                    line[name.replace(" ", "_")] = row.plain(curve[at][i]) if at in curve else None
-                lines.append(line)
-    return lines

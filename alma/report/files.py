@@ -1,4 +1,4 @@
-"""The files of a report: report.md, report.csv, age.csv, figures, and the paper's tables."""
+"""The files of a report: report.md, report.csv, figures, and the paper's tables."""
 
 import csv
 import itertools
@@ -26,7 +26,7 @@ def write_report(
     choices: Sequence[str],
     baselines: Sequence[Result | None],
 ) -> list[Path]:
-    """Write report.md, report.csv, figures and, of streams that drift, age.csv to the directory `out`.
+    """Write report.md, report.csv and figures to the directory `out`.
 
     Returns their paths. `groups` are lists of results for a general table each. `pictures` are the paper's
     figures, in place of the general ones (None). `tables` are the paper's tables by file name without suffix,
@@ -34,8 +34,7 @@ def write_report(
     differences, one for each group or None.
     """
     aged = [age_table.aged(results) for results in groups]
-    records = [record for of_group in aged for record in age_table.records(of_group)]
-    written = [out / "report.md", out / "report.csv", *([out / "age.csv"] if records else [])]
+    written = [out / "report.md", out / "report.csv"]
     parts = ["# ALMA report", *map(markdown, choices)]
     for stem, table in tables.items():
         parts += table.as_markdown("##")
@@ -64,8 +63,6 @@ def write_report(
     different = {str(row): list(map(str, row)) for row in origins}  # a directory with an average is two runs
     parts += ["## Runs", as_markdown([["run", "seed", "started", "commit"], *different.values()])]
     write_csv(runs, out / "report.csv", aged)
-    if records:
-        _write_records(records, out / "age.csv")
     with atomic_write(out / "report.md") as file:
         file.write("\n\n".join(parts) + "\n")
     return written
@@ -97,11 +94,6 @@ def write_csv(runs: Sequence[Run], path: Path, aged: Sequence[Sequence[Aged]]) -
                 extra[name] = dict(enumerate(extra[name], 1))
             trained_on = " ".join(map(str, measured["trained_on"]))
             records.append({**same, **flatten(measured | {"extra": extra}), "trained_on": trained_on})
-    _write_records(records, path)
-
-
-def _write_records(records: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write CSV, with the fields of all records as columns."""
     fields = dict.fromkeys(key for record in records for key in record)
     with atomic_write(path) as file:
         writer = csv.DictWriter(file, fields, lineterminator="\n")

@@ -10,7 +10,6 @@ from alma.report.results import find_runs, group
 
 from .synthetic import drifting, edited, image_run, lm_run
 
-pytest.importorskip("plotly")
 webdriver = pytest.importorskip("selenium.webdriver")
 WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
 BINARIES = [shutil.which(name) for name in ("chromium", "chromedriver")]

@@ -19,19 +19,18 @@ from alma.files import atomic_write, make_directory
 from alma.records import Run
 from alma.report import age_table, compare, differences, drift, style
 from alma.report.html import figures
-from alma.report.html.summary import count, summarize
 from alma.report.results import Result
 from alma.report.sections import Section, find_sections
 from alma.report.tables import TitledTable
 
 _FRONT = (
-    "A point per configuration: its mean over seeds with the standard deviation, its seeds as small dots; "
-    "lower left is better. The dashed line joins non-dominated configurations; pale ones have not finished "
-    "and do not count. Averages and sums are over t = 1, 2, ..., final values at the last t."
+    "A point per configuration: its mean over seeds with the standard deviation; lower left is better. The "
+    "dashed line joins non-dominated configurations; pale ones have not finished and do not count. Averages "
+    "and sums are over t = 1, 2, ..., final values at the last t."
 )
 _CURVES = (
-    "After each mega-batch: the mean over seeds, with a band of ±1 standard deviation. A value is held until "
-    "the next stage. Untrained errors are dotted and pale."
+    "After each mega-batch: the mean over seeds. A value is held until the next stage. Untrained errors are "
+    "dotted and pale."
 )
 _LEGEND = " Click in the legend to hide a configuration, twice to see it alone."
 
@@ -42,14 +41,12 @@ def write_page(
     """Write the page about `runs` to `path`; `remarks` say what was chosen, left out or counted twice.
 
     `baseline` is the label of the configuration whose differences from the others have a table. UserError:
-    plotly is missing, `path` is a folder, no run has rows, repeats share no t, or there is no such baseline.
+    `path` is a folder, no run has rows, repeats share no t, or there is no such baseline.
     """
     if path.is_dir():
         raise UserError(f"--html: {path} is a folder; give a file, such as {path / 'report.html'}")
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError("--html needs the package plotly: pip install plotly") from None
+    from plotly.offline import get_plotlyjs
+
     files = resources.files(__package__)
     parts = {name: files.joinpath(f"page.{name}").read_text("utf-8") for name in ("css", "js")}
     parts |= {"plotly": get_plotlyjs(), "body": body(runs, remarks, baseline)}
@@ -63,8 +60,8 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
     """The HTML of the page. UserError: no run has rows, or there is no such baseline."""
     sections = find_sections(runs)
     baselines = differences.find_baselines([section.results for section in sections], baseline)
-    runs_shown = count(len({run.directory for run in runs if run.rows}), "run")
-    parts = [f"<p>{runs_shown} · written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC</p>"]
+    directories = {run.directory for run in runs if run.rows}
+    parts = [f"<p>Run directories: {len(directories)}; written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC</p>"]
     if len(sections) > 1:
         links = (f'<a href="#s{i}">{escape(each.title)}</a>' for i, each in enumerate(sections))
         parts.append(f"<nav>{_listed(links)}</nav>")
@@ -72,7 +69,6 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
         parts.append(_listed(map(escape, remarks)))
     for i, (section, baseline_result) in enumerate(zip(sections, baselines, strict=True)):
         parts.append(f'<h2 id="s{i}">{escape(section.title)}</h2>')
-        parts.append(_listed(map(escape, summarize(section))))
         parts.append(_plotted("Front", _FRONT + _LEGEND, figures.front(section.results)))
         parts.append(_plotted("Over the stream", _CURVES + _LEGEND, figures.curves(section.results)))
         with style.drawing():

@@ -10,7 +10,6 @@ from alma.learners import colour_of
 from alma.report import style
 from alma.report.figures import curve
 from alma.report.front import Point, draw_front
-from alma.report.labels import listed
 from alma.report.lm.entries import Entry, sizes
 from alma.report.lm.reference import Reference, reference
 from alma.report.results import average_trained, compute, trained
@@ -69,20 +68,19 @@ def write_figures(
 
     def leave_out(name: str, entries: Sequence[Entry], shown: Sequence[Entry]) -> None:
         names = [f"{entry.setting} of {entry.size}" for entry in entries if entry not in shown]
-        remarks.extend([f"not in {name}: {listed(names)}"] if names else [])
+        remarks.extend([f"not in {name}: {'; '.join(names)}"] if names else [])
 
     with style.drawing():
         for suffix, entries in found.items():
             shown = comparable(entries)
-            rule = "one waiting time, usual updates, no replay, not from scratch"
-            leave_out(f"Figure 5 ({rule})", entries, shown)
-            if not shown:
-                continue
-            figure, matched = figure5(shown, paper, f"average {metric} over {_first(shown)}..t")
-            save(figure, f"figure5{suffix}", CAPTION + _PAPER * bool(matched))
-            if paper:
+            leave_out(
+                "Figure 5 (one waiting time, usual updates, no replay, not from scratch)", entries, shown
+            )
+            if shown:
+                figure, matched = figure5(shown, paper, f"average {metric} over {_first(shown)}..t")
+                save(figure, f"figure5{suffix}", CAPTION + _PAPER * bool(matched))
+            if shown and paper:
                 remarks.append(f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper")
-        for suffix, entries in found.items():
             shown = complete(entries)
             leave_out("the front (one waiting time, whole stream)", entries, shown)
             if len(shown) < 2:
