@@ -6,7 +6,7 @@ from alma.configs import canonical
 from alma.errors import Parser, UserError, command
 from alma.files import make_directory
 from alma.help_texts import RUNS
-from alma.report import age_table, compare, differences
+from alma.report import differences
 from alma.report.files import write_report
 from alma.report.html.page import write_page
 from alma.report.lm import figures as lm_figures
@@ -85,12 +85,9 @@ def main() -> None:
     entries, lm_remarks = find_entries(runs, options.per_word) if for_lm else ({}, [])
     tables, missing = lm_tables.tables(entries, options.per_word) if options.table else ({}, [])
     texts = [table.as_text() for table in tables.values()]
-    for results in groups if not tables else ():
-        texts.append(compare.titled(results).as_text())
-        if aged := age_table.aged(results):
-            texts.append(age_table.titled(aged).as_text())
     for baseline, results in zip(baselines, groups, strict=True):
-        texts += [differences.titled(baseline, results).as_text()] if baseline else []
+        shown = differences.tables(results, baseline)
+        texts += [table.as_text() for table in (shown[1:] if tables else shown)]
     for text in texts:
         print(text, end="\n\n")
     remarks = [*choices, *(f"no rows yet: {run.directory}" for run in runs if not run.rows)]

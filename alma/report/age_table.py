@@ -8,8 +8,7 @@ from functools import cached_property, partial
 
 from alma.report import age
 from alma.report.age import Losses
-from alma.report.compare import method
-from alma.report.labels import replay
+from alma.report.compare import configurations
 from alma.report.results import Result
 from alma.report.tables import TitledTable
 
@@ -76,9 +75,7 @@ def titled(rows: Sequence[Aged]) -> TitledTable:
     """A row per configuration; columns without any number are left out."""
     first = rows[0].result
     columns = {
-        "learner": [method(row.result) for row in rows],
-        "w": [str(row.result.waiting_time) for row in rows],
-        "replay": [replay(row.result.config) for row in rows],
+        **configurations([row.result for row in rows]),
         "n": [str(len(row.result.repeats)) for row in rows],
     }
     least = 3 if first.metric == "perplexity" else 2  # digits after the point; at least two of the mean

@@ -2,7 +2,7 @@
 
 import csv
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ def write_report(
     `choices` the lines of `alma.report.selection`. `baselines` are those of the tables of
     differences, one for each group or None.
     """
-    aged = [age_table.aged(results) for results in groups]
     written = [out / "report.md", out / "report.csv"]
     parts = ["# ALMA report", *map(markdown, choices)]
     for stem, table in tables.items():
@@ -41,13 +40,12 @@ def write_report(
         written.append(out / f"{stem}.md")
         with atomic_write(written[-1]) as file:
             file.write("\n\n".join(table.as_markdown("##")) + "\n")
-    for results, of_group, baseline in zip(groups, aged, baselines, strict=True):
-        parts += compare.titled(results).as_markdown("##")
+    for results, baseline in zip(groups, baselines, strict=True):
+        for level, table in zip(("##", "###", "###"), differences.tables(results, baseline), strict=False):
+            parts += table.as_markdown(level)
         general = write_figures(results, out) if pictures is None else []
         parts += [f"![{path.stem}]({path.name})" for path in general]
         written += general
-        parts += age_table.titled(of_group).as_markdown("###") if of_group else []
-        parts += differences.titled(baseline, results).as_markdown("###") if baseline else []
         with style.drawing():
             for name, figure, caption in drift.figures(results):
                 written.append(out / f"{results[0].stem}_{name}.png")
@@ -62,20 +60,20 @@ def write_report(
     origins = [(r.directory, r.config["seed"], r.info.get("created"), r.info.get("commit")) for r in runs]
     different = {str(row): list(map(str, row)) for row in origins}  # a directory with an average is two runs
     parts += ["## Runs", as_markdown([["run", "seed", "started", "commit"], *different.values()])]
-    write_csv(runs, out / "report.csv", aged)
+    write_csv(runs, out / "report.csv", map(age_table.aged, groups))
     with atomic_write(out / "report.md") as file:
         file.write("\n\n".join(parts) + "\n")
     return written
 
 
-def write_csv(runs: Sequence[Run], path: Path, aged: Sequence[Sequence[Aged]]) -> None:
+def write_csv(runs: Sequence[Run], path: Path, aged: Iterable[Sequence[Aged]]) -> None:
     """Write all rows in long format: a line per run and t, with all settings and all fields.
 
     A run with an average has a second line per t, without `config.average`, for its raw weights. The means
     over an evaluation matrix are on each line of the run, and so is its loss against age.
     """
     of_age = {}  # by the id of the run
-    for row in itertools.chain(*aged):
+    for row in itertools.chain.from_iterable(aged):
         for i, run in enumerate(row.result.runs):
             of_age[id(run)] = {
                 name.replace(", ", "_").replace("effect of age", "age_effect"): row.plain(values[i])

@@ -17,7 +17,7 @@ from typing import Any
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 from alma.records import Run
-from alma.report import age_table, compare, differences, drift, style
+from alma.report import differences, drift, style
 from alma.report.html import figures
 from alma.report.results import Result
 from alma.report.sections import Section, find_sections
@@ -86,11 +86,7 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
 
 def tables(section: Section, baseline: Result | None) -> Iterator[TitledTable]:
     """The tables that `alma report` prints, and that of `alma advise`."""
-    yield compare.titled(section.results)
-    if aged := age_table.aged(section.results):
-        yield age_table.titled(aged)
-    if baseline:
-        yield differences.titled(baseline, section.results)
+    yield from differences.tables(section.results, baseline)
     from alma.report.advice.advice import DIFFERENCE, advise, decision_table  # loads NumPy and SciPy
 
     try:
