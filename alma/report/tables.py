@@ -3,7 +3,6 @@
 import html
 import shutil
 import sys
-import textwrap
 from typing import NamedTuple
 
 from alma.tables import Table, as_text
@@ -26,33 +25,12 @@ class TitledTable(NamedTuple):
 
 
 def for_terminal(table: Table) -> str:
-    """The table as text, for a terminal in lines that fit: what all rows share first, then blocks of columns.
-
-    Each block repeats the first column. For a file or a pipe the table stays whole.
-    """
-    width = shutil.get_terminal_size().columns
-    if not sys.stdout.isatty() or _width(table) <= width:
-        return as_text(table)
-    first, *others = zip(*table, strict=True)
-    same = [column for column in others if len(column) > 2 and len(set(column[1:])) == 1]
-    shared = ", ".join(f"{name} {value}" for name, value, *_ in same if value)
-    blocks: list[list[tuple[str, ...]]] = [[first]]
-    for column in others:
-        if column not in same:
-            wider = [*blocks[-1], column]
-            fits = len(blocks[-1]) == 1 or _width(_transposed(wider)) <= width
-            blocks[-1:] = [wider] if fits else [blocks[-1], [first, column]]
-    parts = [textwrap.fill(f"all rows: {shared}", width)] if shared else []
-    return "\n".join([*parts, "\n\n".join(as_text(_transposed(block)) for block in blocks)])
-
-
-def _transposed(columns: list[tuple[str, ...]]) -> Table:
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _width(table: Table) -> int:
-    """Characters of the longest line."""
-    return max(map(len, as_text(table).splitlines()))
+    """The table as text; on its side if the terminal is too narrow for it and it is narrower then."""
+    text = as_text(table)
+    if not sys.stdout.isatty() or text.index("\n") <= shutil.get_terminal_size().columns:
+        return text
+    on_its_side = as_text([list(column) for column in zip(*table, strict=True)])
+    return min(text, on_its_side, key=lambda lines: lines.index("\n"))
 
 
 def as_markdown(table: Table) -> str:

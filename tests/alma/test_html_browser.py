@@ -88,27 +88,6 @@ def test_numbers_are_those_of_the_report(browser, runs):
     assert sorted(y[0] for _, _, y, _ in traces(browser, 0)[1:]) == pytest.approx(sorted(averages), rel=1e-5)
 
 
-def test_a_click_or_a_key_sorts_the_table(browser):
-    place = texts(browser, ".scroll th").index("average")
-    code = """return [...document.querySelector('.scroll table').tBodies[0].rows]
-        .map(e => e.cells[arguments[0]].textContent)"""
-
-    def column():
-        return [float(text.split()[0]) for text in browser.execute_script(code, place)]
-
-    header = browser.find_elements("css selector", ".scroll th button")[place]
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", header)
-    header.click()
-    assert column() == sorted(column())
-    header.send_keys("\ue007")  # Enter
-    assert column() == sorted(column(), reverse=True)
-    states = browser.execute_script(
-        "return [...document.querySelectorAll('.scroll th')].map(e => e.ariaSort)"
-    )
-    assert states[place] == "descending"
-    assert set(states[:place]) == {"none"}
-
-
 def test_hover_tells_the_numbers(browser):
     number = next(i for i, (name, *_) in enumerate(traces(browser, 0)) if name.startswith("gmoe"))
     code = "Plotly.Fx.hover(document.querySelector('.plot'), [{curveNumber: arguments[0], pointNumber: 0}])"

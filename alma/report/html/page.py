@@ -47,10 +47,8 @@ def write_page(
         raise UserError(f"--html: {path} is a folder; give a file, such as {path / 'report.html'}")
     from plotly.offline import get_plotlyjs
 
-    files = resources.files(__package__)
-    parts = {name: files.joinpath(f"page.{name}").read_text("utf-8") for name in ("css", "js")}
-    parts |= {"plotly": get_plotlyjs(), "body": body(runs, remarks, baseline)}
-    page = Template(files.joinpath("page.html").read_text("utf-8")).substitute(parts)
+    template = Template((resources.files(__package__) / "page.html").read_text("utf-8"))
+    page = template.substitute(plotly=get_plotlyjs(), body=body(runs, remarks, baseline))
     make_directory(path.parent)
     with atomic_write(path) as file:
         file.write(page)
@@ -111,7 +109,7 @@ def _plotted(title: str, caption: str, figure: Any) -> str:
 
 def _table(table: TitledTable) -> str:
     header, *rows = table.cells
-    names = "".join(f"<th><button>{escape(name)}</button></th>" for name in header)
+    names = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
     inner = f"<thead><tr>{names}</tr></thead><tbody>{''.join(f'<tr>{line}</tr>' for line in lines)}</tbody>"
     note = escape(table.note).replace("\n", "<br>")
