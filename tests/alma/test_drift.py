@@ -188,5 +188,5 @@ def test_shares_of_replay_are_no_learner_of_the_paper(tmp_path):
     assert legend[legend.index("variant") + 1 :][:2] == ["the paper's learner", "replay 0.5 recent"]
     for share in ({}, {"replay_share": 0.5}):
         lm_run(tmp_path / f"t/{len(share)}", [28.57, 27.45, 26.91, 26.53], **share)
-    rows = lm_tables.tables({"": entries_of(tmp_path / "t")}, False)[0]["table2"].cells[1:]
+    rows = lm_tables.tables({"": entries_of(tmp_path / "t")})[0]["table2"].cells[1:]
     assert [(row[0], row[-1]) for row in rows] == [("SM_w1", "26.53 [26.53]"), ("SM_w1, replay 0.5", "26.53")]

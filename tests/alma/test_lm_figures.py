@@ -134,7 +134,7 @@ def test_captions_and_remarks_name_the_paper_and_what_is_left_out(tmp_path):
     lm_run(tmp_path / "a", [30.0, 29.0, 28.0, 27.0])
     lm_run(tmp_path / "b", [0, 0, 0, 18.0], w=4)
     found, _ = find_entries(find_runs([tmp_path]))
-    ((path, caption),), remarks = lm_figures.write_figures(found, tmp_path, per_word=False)
+    ((path, caption),), remarks = lm_figures.write_figures(found, tmp_path)
     assert path == tmp_path / "figure5.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "Grey: the paper" in caption
@@ -147,16 +147,10 @@ def test_captions_and_remarks_name_the_paper_and_what_is_left_out(tmp_path):
     ]
 
 
-def test_per_word_there_is_no_paper_and_without_comparable_runs_no_picture(tmp_path):
+def test_without_comparable_runs_there_is_no_picture(tmp_path):
     lm_run(tmp_path / "a", [9.0, 9.0], replay=True)
     found, _ = find_entries(find_runs([tmp_path]))
-    pictures, remarks = lm_figures.write_figures(found, tmp_path, per_word=False)
+    pictures, remarks = lm_figures.write_figures(found, tmp_path)
     assert (pictures, len(remarks)) == ([], 2)
     assert remarks[0].startswith("not in Figure 5 (one waiting time")
     assert remarks[0].endswith(": SM_w1 (replay) of base")
-    lm_run(tmp_path / "b", [30.0, 29.0])
-    found, _ = find_entries(find_runs([tmp_path]))
-    ((_, caption), (_, front)), remarks = lm_figures.write_figures(found, tmp_path, per_word=True)
-    assert "Grey" not in caption
-    assert "Average perplexity per word" in front
-    assert len(remarks) == 1  # none on counterparts

@@ -5,13 +5,12 @@ import re
 
 import pytest
 
-from alma.errors import UserError
 from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
 from alma.report.lm.reference import reference
 from alma.report.results import find_runs
 
-from .synthetic import ROOT, lm_run, rename_metric, replaced, report
+from .synthetic import ROOT, lm_run, rename_metric, report
 
 BASE, LARGE = (38.6, 6.3), (95.7, 28.34)  # millions of shared parameters, and of each expert
 PAPER = reference()
@@ -26,10 +25,10 @@ def make_run(directory, values, learner="sm", w=1, size=BASE, experts=4, members
     return lm_run(directory, values, learner, w, experts, members, millions, **config)
 
 
-def tables_of(*places, per_word=False):
+def tables_of(*places):
     """Tables by file name, remarks, and lines on missing tables."""
-    entries, remarks = find_entries(find_runs(places), per_word)
-    found, missing = lm_tables.tables(entries, per_word)
+    entries, remarks = find_entries(find_runs(places))
+    found, missing = lm_tables.tables(entries)
     return found, remarks, missing
 
 
@@ -84,10 +83,7 @@ def test_table_2_has_the_papers_layout_and_numbers(paper_runs):
                 assert cell in (number, "100.00")
             else:
                 assert cell == f"{float(number) + 1:.2f} [{number}]"
-    *_, matched, base = table.note.splitlines()
-    assert "42 of 42 rows match" in matched
-    assert "prints 65M, 91M and 116M for its base model" in base
-    assert "has 63.8M, 89.0M and 114.2M" in base
+    assert "42 of 42 rows match" in table.note
 
 
 def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
@@ -116,7 +112,7 @@ def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
         ["MoE_w1 (from scratch)", "8", "89M", "1,234.50", "33.50", "33.25"],
     ]
     assert found["table2"].cells[1][2:6] == ["38.6M", "40.00", "39.00", "38.00"]
-    star, spread, matched, _ = found["table2"].note.splitlines()
+    star, spread, matched = found["table2"].note.splitlines()
     assert star.startswith("* the learner waits")
     assert spread.startswith("± is the sample standard deviation")
     assert "4 of 10 rows match" in matched
@@ -210,20 +206,6 @@ def test_without_a_pair_one_line_states_the_reason(tmp_path, iid, sequential, re
     assert found.keys() == {"table2"}
     assert missing.startswith("Table 1 left out: ")
     assert reason in missing
-
-
-def test_per_word_uses_rows_that_have_it_without_the_paper(tmp_path):
-    make_run(tmp_path / "a", [30.0, 20.0, 10.0])
-    make_run(tmp_path / "b", [0, 0, 9.0], w=3, update_multiplier=3)
-    found, *_ = tables_of(tmp_path, per_word=True)
-    assert found["table2"].title.startswith("Table 2: test perplexity per word of base")
-    assert found["table2"].cells[1][3:] == ["60.00", "40.00", "20.00"]
-    assert found["table1"].cells[1][2:4] == ["18.00", "20.00"]
-    bare = make_run(tmp_path / "c", [30.0, 20.0, 10.0], "moe")
-    replaced(bare, '"perplexity_per_word"', '"other"')
-    assert len(tables_of(tmp_path, per_word=True)[0]["table2"].cells) == 3
-    with pytest.raises(UserError, match="perplexity_per_word"):
-        find_entries([bare], per_word=True)
 
 
 def test_runs_without_perplexity_have_a_remark(tmp_path):

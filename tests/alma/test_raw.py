@@ -152,7 +152,7 @@ def text_runs(tmp_path):
 
 
 def test_table_2_has_rows_of_variants_and_the_papers_numbers_for_none_of_them(text_runs):
-    lines = lm_tables.tables({"": entries_of(text_runs)}, False)[0]["table2"].cells[1:]
+    lines = lm_tables.tables({"": entries_of(text_runs)})[0]["table2"].cells[1:]
     assert [(line[0], line[-1]) for line in lines] == [
         ("SM_w1", "26.50 ±0.71 [26.91]"),
         ("SM_w1, average 0.99", "13.25 ±0.35"),
@@ -166,7 +166,7 @@ def test_table_2_has_rows_of_variants_and_the_papers_numbers_for_none_of_them(te
 
 
 def test_table_1_compares_runs_of_one_variant(text_runs):
-    table = lm_tables.table1(entries_of(text_runs), [])
+    table = lm_tables.table1(entries_of(text_runs))
     assert [[line[0], *line[2:4]] for line in table.cells[1:]] == [
         ["base SM", "20.00", "26.50 ±0.71"],
         ["base SM, average 0.99", "10.00", "13.25 ±0.35"],

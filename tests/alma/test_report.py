@@ -111,7 +111,6 @@ def unscored(place):
         (no_common_t, "", "share no t"),
         (images, "--table lm", "no perplexity"),
         (images, "--figures lm", "no perplexity"),
-        (images, "--per-word", "--per-word needs --table lm"),
         (text, "--figures vision", "no image run"),
         (text, "--hold lr", "--hold needs --select"),
         (text, "--choose replay", "--choose needs --select"),

@@ -39,9 +39,9 @@ _PAPER = (
     "for large; section 6.2 prints 42 and 126."
 )
 _FRONT = (
-    "Average {metric} over the stream against training compute. The grey line joins the configurations that "
-    "no other beats in both; labels are their experts, such as 4@2 for 2 members with 4 experts each. All "
-    "have one waiting time, so that their averages start at the same mega-batch."
+    "Average perplexity over the stream against training compute. The grey line joins the configurations "
+    "that no other beats in both; labels are their experts, such as 4@2 for 2 members with 4 experts each. "
+    "All have one waiting time, so that their averages start at the same mega-batch."
 )
 
 
@@ -53,12 +53,9 @@ class Trajectory(NamedTuple):
     deviation: list[float]
 
 
-def write_figures(
-    found: Mapping[str, Sequence[Entry]], out: Path, per_word: bool
-) -> tuple[list[Picture], list[str]]:
+def write_figures(found: Mapping[str, Sequence[Entry]], out: Path) -> tuple[list[Picture], list[str]]:
     """Write Figure 5 and the front for each B of `find_entries` to `out`; returns pictures and remarks."""
-    paper = [] if per_word else reference()
-    metric = "perplexity per word" if per_word else "perplexity"
+    paper = reference()
     pictures: list[Picture] = []
     remarks: list[str] = []
 
@@ -77,9 +74,8 @@ def write_figures(
                 "Figure 5 (one waiting time, usual updates, no replay, not from scratch)", entries, shown
             )
             if shown:
-                figure, matched = figure5(shown, paper, f"average {metric} over {_first(shown)}..t")
+                figure, matched = figure5(shown, paper, f"average perplexity over {_first(shown)}..t")
                 save(figure, f"figure5{suffix}", CAPTION + _PAPER * bool(matched))
-            if shown and paper:
                 remarks.append(f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper")
             shown = complete(entries)
             leave_out("the front (one waiting time, whole stream)", entries, shown)
@@ -87,10 +83,10 @@ def write_figures(
                 remarks.append("front: only one configuration" if shown else "front: no configuration")
                 continue
             first = shown[0].result
-            label = f"average {metric} over t = {_first(shown)}..{first.megabatches}"
-            title = f"{first.stream}: {metric} against compute"
+            label = f"average perplexity over t = {_first(shown)}..{first.megabatches}"
+            title = f"{first.stream}: perplexity against compute"
             figure = draw_front(list(map(front_point, shown)), title, label)
-            save(figure, f"front{suffix}", _FRONT.format(metric=metric))
+            save(figure, f"front{suffix}", _FRONT)
     return pictures, remarks
 
 

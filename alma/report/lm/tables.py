@@ -9,27 +9,20 @@ from collections.abc import Mapping, Sequence
 from alma.configs import flatten
 from alma.report.labels import distinguishing
 from alma.report.lm.entries import SHOWN, TOLERANCE, Entry, setting, sizes
-from alma.report.lm.reference import KS, Reference, reference, reference_iid
+from alma.report.lm.reference import KS, reference, reference_iid
 from alma.report.results import Result
 from alma.report.tables import TitledTable
 
-_SIZES = (
-    "The paper prints 65M, 91M and 116M for its base model with 4, 8 and 12 experts; the architecture that "
-    "it describes has 63.8M, 89.0M and 114.2M."
-)
 
-
-def tables(found: Mapping[str, list[Entry]], per_word: bool) -> tuple[dict[str, TitledTable], list[str]]:
+def tables(found: Mapping[str, list[Entry]]) -> tuple[dict[str, TitledTable], list[str]]:
     """Table 2 and, if there are runs for it, Table 1 of the entries of each B, by file name without suffix.
 
-    The second value has a line per missing Table 1. The paper has no numbers per word.
+    The second value has a line per missing Table 1.
     """
-    paper = [] if per_word else reference()
-    metric = "perplexity per word" if per_word else "perplexity"
     made, missing = {}, []
     for suffix, entries in found.items():
-        made[f"table2{suffix}"] = table2(entries, paper, metric)
-        first = table1(entries, paper, metric)
+        made[f"table2{suffix}"] = table2(entries)
+        first = table1(entries)
         if isinstance(first, TitledTable):
             made[f"table1{suffix}"] = first
         else:
@@ -37,14 +30,13 @@ def tables(found: Mapping[str, list[Entry]], per_word: bool) -> tuple[dict[str, 
     return made, missing
 
 
-def table2(entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "perplexity") -> TitledTable:
+def table2(entries: Sequence[Entry]) -> TitledTable:
     """Perplexity after each mega-batch. A growing learner has a line per number of experts or members."""
-    times = range(1, entries[0].result.megabatches + 1)
+    paper, times = reference(), range(1, entries[0].result.megabatches + 1)
     order = sizes(entries)
     width = len(times) + 1  # |θ|, then a cell per t
     lines: dict[tuple, list[str]] = {}
     rows = matched = 0
-    others = False  # whether a size is not what the paper prints, beyond rounding
     for entry in entries:
         result, start = entry.result, _natural(entry.structure(entry.result.times[0]))
         at = 2 + width * order.index(entry.size)
@@ -56,18 +48,16 @@ def table2(entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "
             since = next(phase)
             line, parameters = entry.match(since, paper), entry.parameters(since)
             rows, matched = rows + 1, matched + (line is not None)
-            others = others or (line is not None and abs(parameters / line.parameters - 1) > 0.01)
             cells[at] = _millions(parameters) + (f" [{_millions(line.parameters)}]" if line else "")
             for t in (since, *phase):
                 published = line.perplexity.get(t) if line else None
                 cells[at + t] = "*" if result.waiting(t) else _value(result, t, published)
     body = [lines[key] for key in sorted(lines)]
     what = f" of {order[0]}" if len(order) == 1 else ""
-    title = f"Table 2: test {metric}{what} after mega-batch t, B = {len(times)}"
+    title = f"Table 2: test perplexity{what} after mega-batch t, B = {len(times)}"
     columns = ["|θ|", *(f"t={t}" for t in times)]
     header = [f"{size} {name}" if len(order) > 1 else name for size in order for name in columns]
-    notes = _notes(body, rows, matched, paper) + [_SIZES] * others
-    return TitledTable(title, [["setting", "# experts", *header], *body], "\n".join(notes))
+    return TitledTable(title, [["setting", "# experts", *header], *body], _note(body, rows, matched))
 
 
 def _millions(count: float) -> str:
@@ -85,24 +75,22 @@ def _natural(label: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else 0 for part in label.split("@"))
 
 
-def _notes(body: Sequence[Sequence[str]], rows: int, matched: int, paper: Sequence[Reference]) -> list[str]:
+def _note(body: Sequence[Sequence[str]], rows: int, matched: int) -> str:
     cells = [cell for line in body for cell in line[2:]]
     notes = ["* the learner waits: no stage complete yet."] * ("*" in cells)
     notes += ["± is the sample standard deviation over seeds."] * any("±" in cell for cell in cells)
     brackets = "[ ] is the paper's number: " * bool(matched)
     rule = f"{matched} of {rows} rows match its table (setting, experts, size to {TOLERANCE:.0%})."
-    return notes + [brackets + rule] * bool(paper)
+    return "\n".join([*notes, brackets + rule])
 
 
-def table1(
-    entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "perplexity"
-) -> TitledTable | str:
+def table1(entries: Sequence[Entry]) -> TitledTable | str:
     """I.i.d. against sequential training on k mega-batches with the same updates; or why there is no table.
 
     I.i.d. training waits for k mega-batches and takes k times the updates, measured after its first stage.
     Sequential training has w = 1, measured at t = k.
     """
-    published = reference_iid() if paper else {}
+    paper, published = reference(), reference_iid()
     order = sizes(entries)
     lines: dict[tuple, list[str]] = {}
     for column, k in enumerate(KS):
@@ -130,11 +118,10 @@ def table1(
             missing = f"no run with w = 1 has reached t = {ks}"
         return f"Table 1 left out: {missing}"
     body = [lines[key] for key in sorted(lines)]
-    title = f"Table 1: test {metric} of i.i.d. against sequential training on k mega-batches, same updates"
+    title = "Table 1: test perplexity of i.i.d. against sequential training on k mega-batches, same updates"
     matched = sum(any("[" in cell for cell in line[2:]) for line in body)
     header = [f"k={k} {way}" for k in KS for way in ("i.i.d.", "seq.")]
-    notes = _notes(body, len(body), matched, paper)
-    return TitledTable(title, [["method", "# experts", *header], *body], "\n".join(notes))
+    return TitledTable(title, [["method", "# experts", *header], *body], _note(body, len(body), matched))
 
 
 def _is_iid(entry: Entry, k: int) -> bool:
