@@ -8,7 +8,7 @@ from alma.learners import colour_of
 from alma.report import figures
 from alma.report.results import non_dominated
 from alma.report.style import WAIT_RAMP, wait_colours
-from alma.report.vision import costs, over_time, parts, select
+from alma.report.vision import costs, over_time, select
 from alma.report.vision.select import Missing
 
 from .synthetic import averaged, image_run, legend_of, rename_metric, report, results_of
@@ -225,7 +225,7 @@ def test_methods_show_unusual_settings(tmp_path):
     image_run(tmp_path / "sm", [0.5, 0.4])
     results = results_of(tmp_path)
     assert [r.method for r in results] == ["sm", "gmoe", "gmoe", "gmoe router=flat experts=2"]
-    looks = {tuple(parts.look(result, results).items()) for result in results}
+    looks = {tuple(select.look(result, results).items()) for result in results}
     assert len(looks) == 3
 
 
