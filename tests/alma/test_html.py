@@ -2,9 +2,9 @@
 
 import pytest
 
-from alma.report import compare, sections
+from alma.report import compare
 from alma.report.html import figures, page
-from alma.report.results import compute, find_runs, group
+from alma.report.results import compute, find_runs, find_sections, group
 
 from .synthetic import drifting, image_run, lm_run, make_run, report
 
@@ -13,7 +13,7 @@ EVIL = "</script><b onload=alert(1)>&amp;%{x}"
 
 def results_in(place):
     """The results of each section of the page."""
-    return [section.results for section in sections.find_sections(find_runs([place]))]
+    return [section.results for section in find_sections(find_runs([place]))]
 
 
 def named(figure, name):
@@ -71,7 +71,7 @@ def test_data_sets_metrics_and_lengths_are_sections(tmp_path):
     image_run(tmp_path / "longer", [0.5, 0.4, 0.3])
     lm_run(tmp_path / "text", [30, 20], stream="books", stream_sha256="a" * 64)
     lm_run(tmp_path / "other", [31, 21], stream="books", stream_sha256="b" * 64)
-    assert [section.title for section in sections.find_sections(find_runs([tmp_path]))] == [
+    assert [section.title for section in find_sections(find_runs([tmp_path]))] == [
         *("books (aaaaaaaa): test perplexity, B = 2", "books (bbbbbbbb): test perplexity, B = 2"),
         *("digits: test error (%), B = 2", "digits: test error (%), B = 3", "mnist: test error (%), B = 2"),
     ]
@@ -105,7 +105,7 @@ def test_the_command_writes_the_page(tmp_path):
 
 
 def test_the_page_has_the_tables_of_the_report(grid):
-    (section,) = sections.find_sections(find_runs([grid]))
+    (section,) = find_sections(find_runs([grid]))
     (results,) = group(find_runs([grid]))
     found, *_ = page.tables(section, None)
     assert sorted(found.cells) == sorted(compare.table(results))

@@ -115,7 +115,7 @@ def test_the_front_has_a_marker_per_variant_and_a_line_without_variants(tmp_path
     filled = [line for line in looks if line.get_markerfacecolor() != "white"]
     points = {(line.get_marker(), round(line.get_ydata()[0], 6)) for line in filled}
     assert points == {("^", 20), ("^", 53.75), ("^", 18)}
-    names = ["the paper's learner", "the paper's learner, replay", "averaged weights"]
+    names = ["the paper's learner", "the paper's learner, replay", "average"]
     assert legend_of(figure)[: 4 + 4] == ["learner", "sm", "ens", "ff", "variant", *names]
 
 

@@ -8,8 +8,8 @@ from alma.learners import colour_of
 from alma.report import compare
 from alma.report.figures import over_time
 from alma.report.labels import replay
-from alma.report.results import Measure, Result, compute, memory, non_dominated
-from alma.report.sections import model_size, rounded
+from alma.report.lm.entries import model_size
+from alma.report.results import Measure, Result, compute, memory, non_dominated, rounded
 
 Figure = dict[str, Any]
 Choice = tuple[str, dict[str, Any], dict[str, Any]]

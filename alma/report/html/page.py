@@ -19,8 +19,7 @@ from alma.files import atomic_write, make_directory
 from alma.records import Run
 from alma.report import differences, drift, style
 from alma.report.html import figures
-from alma.report.results import Result
-from alma.report.sections import Section, find_sections
+from alma.report.results import Result, Section, find_sections
 from alma.report.tables import TitledTable
 
 _FRONT = (

@@ -9,7 +9,7 @@ from alma.configs import differing, flatten
 from alma.errors import UserError
 from alma.learners import LEARNERS, label_of
 from alma.records import Run
-from alma.report.labels import VARIANT, describe, distinguishing
+from alma.report.labels import VARIANT, as_setting, describe, distinguishing
 from alma.report.lm.reference import Reference
 from alma.report.results import Result, group
 
@@ -127,6 +127,13 @@ def size_of(result: Result, without: Collection[str] = ()) -> str:
         if name.startswith(_DIMENSIONS) and name not in without:
             dimensions.append(f"{name.removeprefix('--').removeprefix('decoder-')}={value}")
     return " ".join([arch or "base", *sorted(dimensions)])
+
+
+def model_size(result: Result) -> str:
+    """The size of any model: units of a hidden layer (images), or `size_of` a language model."""
+    if "hidden" in result.config:
+        return as_setting(result.config["hidden"])
+    return size_of(result) if "arch" in result.config else ""
 
 
 def setting(entry: Entry) -> str:
