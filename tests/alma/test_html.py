@@ -65,18 +65,6 @@ def test_a_held_value_is_one_step_and_the_untrained_model_is_dotted(tmp_path):
     assert (untrained["x"], untrained["y"], untrained["line"]["dash"]) == ([0, 2], [95, 55], "dot")
 
 
-def test_data_sets_metrics_and_lengths_are_sections(tmp_path):
-    image_run(tmp_path / "digits", [0.5, 0.4])
-    image_run(tmp_path / "mnist", [0.5, 0.4], dataset="mnist")
-    image_run(tmp_path / "longer", [0.5, 0.4, 0.3])
-    lm_run(tmp_path / "text", [30, 20], stream="books", stream_sha256="a" * 64)
-    lm_run(tmp_path / "other", [31, 21], stream="books", stream_sha256="b" * 64)
-    assert [section.title for section in find_sections(find_runs([tmp_path]))] == [
-        *("books (aaaaaaaa): test perplexity, B = 2", "books (bbbbbbbb): test perplexity, B = 2"),
-        *("digits: test error (%), B = 2", "digits: test error (%), B = 3", "mnist: test error (%), B = 2"),
-    ]
-
-
 def test_text_from_records_is_no_markup(tmp_path):
     for seed in (0, 1):
         image_run(tmp_path / str(seed), [0.5, 0.4], learner=EVIL, name="<i>", seed=seed)

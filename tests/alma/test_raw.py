@@ -1,7 +1,5 @@
 """Runs with an average of weights: reports show them and their raw weights, and count no seed twice."""
 
-import math
-
 import pytest
 from matplotlib.colors import to_hex
 
@@ -200,12 +198,3 @@ def test_a_run_without_any_raw_numbers_is_one_run(tmp_path):
     null = averaged(lm_run(tmp_path / "null", [9.0, 4.0], average=0.9, seed=1), 0.5)
     edited(null, lambda row: row["extra"].update(raw=None))
     assert len(find_runs([tmp_path])) == 2
-
-
-@pytest.mark.parametrize("more", [{"words": 2}, {"words": 2, "tokens": None}, {"words": 1, "tokens": 10**9}])
-def test_perplexity_per_word_is_left_out_or_infinite(tmp_path, more):
-    run = averaged(lm_run(tmp_path, [9.0, 4.0], average=0.9), 0.5)
-    edited(run, lambda row: row["extra"].update(more))
-    _, raw = find_runs([tmp_path])
-    found = raw.rows[-1]["extra"].get("perplexity_per_word")
-    assert found == (math.inf if more.get("tokens") else None)
