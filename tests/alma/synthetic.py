@@ -186,17 +186,6 @@ def drifting(run, cell, experts=None):
     return edited(run, edit)
 
 
-def with_expert_layers(run):
-    """Add the shares and losses of the experts of layers 1 and 3 to a run."""
-
-    def edit(row):
-        count = row["extra"]["experts"]
-        layer = {"share": [1 / count] * count, "loss": [2.0 + row["t"]] * count}
-        row["extra"]["expert_layers"] = {"1": layer, "3": layer}
-
-    return edited(run, edit)
-
-
 def table_rows(*places):
     """The rows of all general tables, as dictionaries."""
     tables = [compare.table(results) for results in group(find_runs(places))]

@@ -117,17 +117,6 @@ def test_the_front_has_a_marker_per_variant_and_a_line_without_variants(tmp_path
     assert legend_of(figure)[: 4 + 4] == ["learner", "sm", "ens", "ff", "variant", *names]
 
 
-def test_the_front_without_averages_has_no_variants(grid):
-    figure = costs.front(results_of(grid))[""]
-    assert legend_of(figure) == [
-        *("learner", "sm", "ens", "gmoe", "moe", "size", "4 units", "8 units"),
-        *("front", "no other is better in both", "with replay"),
-    ]
-    points = [container.lines[0] for container in figure.axes[0].containers]
-    assert len({line.get_markersize() for line in points}) == 2  # of 4 and of 8 units
-    assert not [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
-
-
 def test_an_unfinished_run_has_one_remark(tmp_path):
     averaged(image_run(tmp_path / "a", [0.5, 0.3], rows=2, average=0.9), 0.5)
     _, remarks = select.finished(find_runs([tmp_path]))
