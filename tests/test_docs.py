@@ -167,18 +167,6 @@ def section(name: str, heading: str) -> str:
     return re.split(r"^#+ ", PAGES[name].split(f"# {heading}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def test_the_table_of_the_anytime_preset_has_its_values():
-    from vision import presets
-
-    rows = re.findall(
-        r"^\| `--([a-z-]+)` \| .* \| `?([\w:.]+)`? \| [^|]* \|$",
-        section("docs/images.md", "Preset anytime"),
-        re.MULTILINE,
-    )
-    wanted = {**presets.ANYTIME, "replay_share": presets.replay_share("anytime", False)}
-    assert dict(rows) == {name.replace("_", "-"): str(value) for name, value in wanted.items()}
-
-
 @pytest.mark.parametrize("name", ["docs/index.md", "docs/images.md", "docs/language.md"])
 def test_tables_of_learners_are_complete(name):
     from alma.learners import LEARNERS, text_learners

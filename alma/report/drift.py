@@ -1,7 +1,6 @@
 """Figures of streams that drift: evaluation matrices, loss against age."""
 
 import math
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from alma.learners import colour_of
 from alma.report import age_table, style
 from alma.report.age_table import Aged
-from alma.report.figures import Curve, by_kind, draw_curve, looks, short_label
+from alma.report.figures import Curve, by_kind, draw_curve, looks
 from alma.report.results import Result, matrix, mean_and_deviation
 
 _MATRIX = (
@@ -26,7 +25,6 @@ _STALENESS = (
 )
 WRITTEN = 12
 """Most rows and columns of a heat map with its values in the cells."""
-_MERGED = re.compile(r"^(\d{4})-\d{4}\.\.\d{4}-(\d{4})$")  # merged periods of N years, see data_prep.dates
 
 
 def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
@@ -60,12 +58,6 @@ def mean_matrix(result: Result) -> list[list[float]]:
             parts = zip(*(of_seed[t] for of_seed in matrices), strict=True)
             rows.append([result.display.factor * (sum(cells) / len(cells)) for cells in parts])
     return rows
-
-
-def periods(result: Result) -> list[str]:
-    """The periods of the held-out parts of a dated stream; else []. 2004-2005..2006-2007 is 2004-2007."""
-    found = result.repeats[0][result.times[-1]]["extra"].get("matrix_periods", [])
-    return [_MERGED.sub(r"\1-\2", period) for period in found]
 
 
 def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
@@ -107,7 +99,8 @@ def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
         axes.set_ylim(most + 0.5, 0.5)
         title = textwrap.fill(result.label, round(13 * inches[0]))
         axes.set_title(title, color=colour_of(result.learner), fontweight="bold")
-    names = [periods(result) for result, _ in shown]
+    # The periods of the held-out parts of a dated stream.
+    names = [result.repeats[0][result.times[-1]]["extra"].get("matrix_periods", []) for result, _ in shown]
     if any(names):
         lowest = {axes.get_subplotspec().colspan.start: axes for axes in panels}.values()
         shared = len(set(map(tuple, names))) == 1
@@ -142,7 +135,7 @@ def _staleness(aged: Sequence[Aged]) -> Any:
                     means.append(mean)
                     deviations.append(deviation)
                 draw_curve(axes, Curve(result, list(by_age), means, deviations), **look)
-            legend.setdefault(name, []).append((short_label(result, name), look))
+            legend.setdefault(name, []).append((result.label, look))
     ages = [at for row in aged for at in row.losses.by_age]
     for axes in panels.flat:
         axes.axhline(0, color="0.4", linewidth=0.8, zorder=1)

@@ -1,13 +1,12 @@
 """The general table: cells, labels and columns."""
 
 import csv
-import statistics
 
 import pytest
 
 from alma.report import compare, tables
 from alma.report.labels import describe
-from alma.report.results import column, find_runs, group
+from alma.report.results import find_runs, group
 
 from .synthetic import Terminal, by_learner, image_run, make_run, report, table_rows, with_info
 
@@ -170,15 +169,6 @@ def test_long_streams_show_first_quarters_and_last_and_each_metric_has_a_table(t
 def test_parameters_have_three_digits_and_a_suffix():
     counts = (0, 999, 1000, 436e6, 999.4e6, 999.9e6, 6.57e9)
     assert list(map(compare.abbreviated, counts)) == ["0", "999", "1k", "436M", "999M", "1G", "6.57G"]
-
-
-def test_a_new_measure_is_one_entry(tmp_path, monkeypatch):
-    def median(rows):
-        return statistics.median(column(rows, "value").values())
-
-    monkeypatch.setitem(compare.AVERAGES, "median", median)
-    make_run(tmp_path, [0.9, 0.5, 0.1], metric="error")
-    assert table_rows(tmp_path)[0]["median"] == "50.00"
 
 
 def test_a_table_wider_than_the_terminal_lies_on_its_side_if_it_is_narrower_so(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """Figure 5: its contents, on runs with known numbers."""
 
-import itertools
-
 import pytest
 from matplotlib import colors
 
@@ -106,16 +104,6 @@ def test_the_figure_draws_ours_in_colour_the_papers_in_grey_and_experts_in_red(t
         *("paper", "same setting and size"),
         *("red number", "experts per Switch layer of SM"),
     ]
-
-
-def test_red_numbers_of_close_lines_do_not_overlap(tmp_path):
-    for experts, shift in ((4, 0.0), (8, 0.01), (12, 0.02)):
-        lm_run(tmp_path / str(experts), [30.0 - shift, 20.0, 10.0], millions=500 + experts, experts=experts)
-    figure, _ = lm_figures.figure5(entries(tmp_path), PAPER, "")
-    figure.draw_without_rendering()
-    boxes = sorted((text.get_window_extent() for text in figure.axes[0].texts), key=lambda box: box.x0)
-    assert len(boxes) == 3
-    assert all(left.x1 <= right.x0 + 0.5 for left, right in itertools.pairwise(boxes))
 
 
 def test_only_the_smallest_waiting_time_without_replay_is_drawn(tmp_path):

@@ -1,14 +1,13 @@
 """The files, figures and errors of the report command."""
 
 import csv
-import itertools
 import re
 from pathlib import Path
 
 import pytest
 
 from alma.records import Run
-from alma.report import compare, figures, style
+from alma.report import compare, figures
 from alma.report.results import Result, compute, group, memory
 
 from .synthetic import PARAMETERS, error_of, image_run, make_run, report
@@ -182,16 +181,3 @@ def test_text_from_records_is_no_markup_in_report_md(tmp_path):
     text = (tmp_path / "out/report.md").read_text()
     assert "&lt;b&gt;bold&lt;/b&gt; (sm)" in text
     assert "<b>" not in text
-
-
-@pytest.mark.parametrize("values", [[0.00011, 0.0009], [1, 25_000], [3, 19], [2.0, 7e9], [3, 4]])
-def test_an_axis_has_a_few_labels(values):
-    with style.drawing():
-        figure, ((axes,),) = style.subplots(1, 1, (2.5, 1.5))
-        style.number_axis(axes, "x", values, log_from=5)
-        axes.set_xlim(*values)
-        figure.draw_without_rendering()
-    ticks = [tick for tick in axes.xaxis.get_major_ticks() if values[0] <= tick.get_loc() <= values[1]]
-    assert 2 <= len(ticks) <= 9
-    boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: box.x0)
-    assert all(left.x1 < right.x0 + 1 for left, right in itertools.pairwise(boxes))

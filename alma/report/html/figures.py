@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from alma.learners import colour_of
@@ -137,8 +138,7 @@ def _trace(result: Result) -> Figure:
 
 def plain(text: str) -> str:
     """Text from records as Plotly shows it, which reads tags and templates in text."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return text.replace("%{", "%&#123;")
+    return escape(text, quote=False).replace("%{", "%&#123;")
 
 
 def _axes(x_name: str, y_name: str, x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
