@@ -124,19 +124,6 @@ def test_the_lock_is_posix_as_nfs_needs(tmp_path):
     assert subprocess.run(other).returncode == 0
 
 
-def test_a_lock_excludes_threads_and_survives_refused_attempts(tmp_path):
-    elsewhere = tmp_path.with_name(f"{tmp_path.name}_link")
-    elsewhere.symlink_to(tmp_path)
-    with locked(tmp_path), locked(tmp_path, "other"):
-        for place in (tmp_path, elsewhere):
-            with pytest.raises(UserError, match=f"pid {os.getpid()}"), locked(place):
-                pass
-        with pytest.raises(RuntimeError, match="another process"):
-            hold(tmp_path)
-    with locked(elsewhere):
-        pass
-
-
 def test_a_fork_does_not_keep_the_lock(tmp_path):
     reader, writer = os.pipe()
     with locked(tmp_path):

@@ -134,17 +134,6 @@ def _mnist(sound: Sound, folder: Path) -> None:
             (raw / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(data))
 
 
-def _pictures(sound: Sound, folder: Path) -> None:
-    import numpy as np
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for label in ("train/a", "train/b", "test/a", "test/b"):
-        (folder / label).mkdir(parents=True)
-        for k, suffix in enumerate(("png", "jpg", "bmp", "webp", "tif", "ppm")):
-            Image.fromarray(rng.integers(0, 255, (9, 8, 3), np.uint8)).save(folder / label / f"{k}.{suffix}")
-
-
 def _digits(sound: Sound, folder: Path) -> None:
     """A run that stopped in its last stage: rows up to t = 2, a checkpoint of the stage before."""
     append = Run.append
@@ -173,7 +162,6 @@ def _lm_half(sound: Sound, folder: Path) -> None:
 MAKERS: dict[str, Callable[[Sound, Path], object]] = {
     "corpus": _corpus,
     "mnist": _mnist,
-    "pictures": _pictures,
     "runs/digits": _digits,
     "half": _lm_half,
     "tokenizer.model": lambda sound, path: shutil.copy(sound.get("stream") / path.name, path),
