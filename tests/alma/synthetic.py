@@ -215,17 +215,17 @@ def results_of(place):
     return results
 
 
-def report(*arguments, cwd=ROOT, drawn=False):
+def report(*arguments, cwd=ROOT):
     """Run `python -m alma.report` in this process: its exit code, stdout and stderr.
 
-    Unless figures are to be `drawn`, which takes most of the time, their files are empty.
+    The files of figures are empty: to draw them takes most of the time.
     """
 
     def touch(figure, path, formats=("png", "svg", "pdf")):
         for suffix in formats:
             path.with_suffix(f".{suffix}").touch()
 
-    with mock.patch.object(style, "save", style.save if drawn else touch):
+    with mock.patch.object(style, "save", touch):
         return run_here(report_main, arguments, cwd)
 
 

@@ -4,6 +4,7 @@ import pytest
 from matplotlib import colors
 
 from alma.learners import colour_of
+from alma.report import style
 from alma.report.lm import figures as lm_figures
 from alma.report.lm.entries import find_entries
 from alma.report.lm.reference import reference
@@ -118,13 +119,13 @@ def test_only_the_smallest_waiting_time_without_replay_is_drawn(tmp_path):
     assert (line.x[0], line.y) == ([1000, 1000, 2000], pytest.approx([20, 19.5, 19]))
 
 
-def test_captions_and_remarks_name_the_paper_and_what_is_left_out(tmp_path):
+def test_captions_and_remarks_name_the_paper_and_what_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(style, "save", lambda figure, path: None)
     lm_run(tmp_path / "a", [30.0, 29.0, 28.0, 27.0])
     lm_run(tmp_path / "b", [0, 0, 0, 18.0], w=4)
     found, _ = find_entries(find_runs([tmp_path]))
     ((path, caption),), remarks = lm_figures.write_figures(found, tmp_path)
     assert path == tmp_path / "figure5.png"
-    assert path.read_bytes().startswith(b"\x89PNG")
     assert "Grey: the paper" in caption
     assert "45.7 GFLOPs per input of 512 tokens for base" in caption
     assert remarks == [
