@@ -1,11 +1,9 @@
 """The command `alma`: a subcommand for each tool. `python -m alma` is the same."""
-# PYTHON_ARGCOMPLETE_OK: says to argcomplete that this command answers it
 
 import sys
 
 try:
     import importlib
-    import os
     from argparse import SUPPRESS
     from itertools import groupby
     from types import ModuleType
@@ -52,8 +50,6 @@ examples:
   alma report runs/digits --html report.html
 
 `alma COMMAND --help` describes the options of a command.
-To complete commands, options and file names by Tab, add this line to ~/.bashrc or ~/.zshrc:
-  eval "$(register-python-argcomplete alma)"
 """
 
 
@@ -84,25 +80,9 @@ def load(name: str) -> ModuleType:
     return importlib.import_module(TOOLS[name].module)
 
 
-def complete() -> None:
-    """Print completions of the shell's command line (COMP_LINE) and exit."""
-    import argcomplete
-
-    start = int(os.environ["_ARGCOMPLETE"])  # words before the subcommand
-    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
-    _, *words = f"{line}.".split()[start - 1 :]  # the dot: the last word may be empty
-    completed = parser()
-    if len(words) > 1 and words[0] in TOOLS:
-        os.environ["_ARGCOMPLETE"] = str(start + 1)
-        completed = load(words[0]).parser()
-    argcomplete.autocomplete(completed, always_complete_options=False)
-
-
 @command
 def main() -> None:
     """Run a subcommand as if its module had been started."""
-    if "_ARGCOMPLETE" in os.environ:
-        complete()
     first, *others = sys.argv[1:] or ["--help"]
     if first in TOOLS:
         sys.argv[1:] = others

@@ -13,7 +13,7 @@ from operator import or_
 from types import NoneType, UnionType
 from typing import Any, get_args
 
-from alma.errors import UserError, closest, number_list
+from alma.errors import UserError, hint, number_list
 from alma.schema import NATURAL, is_number, whole
 
 ALWAYS, CHANGED, NEVER = "always", "changed", "never"
@@ -182,9 +182,7 @@ def names_of(known: Iterable[str]) -> dict[str, Any]:
         chosen = list(dict.fromkeys(words.split(",")))
         for word in chosen:
             if word not in known:
-                near = closest(word, known)
-                meant = f" (did you mean {near}?)" if near else ""
-                raise argparse.ArgumentTypeError(f"{word!r}: choose from {', '.join(known)}{meant}")
+                raise argparse.ArgumentTypeError(f"{word!r}: {hint(word, known)}")
         return chosen
 
     return {"type": names, "metavar": f"{{{','.join(known)}}}"}

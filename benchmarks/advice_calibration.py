@@ -21,8 +21,7 @@ from alma.records import Run
 from alma.report.advice.candidates import find_candidates, forecasts
 from alma.report.advice.decisions import difference_interval
 from alma.report.advice.forecast import LEVELS, interval
-from alma.report.results import Result
-from alma.report.sections import Section
+from alma.report.results import Result, Section
 from alma.stages import stages
 from alma.tables import as_text
 

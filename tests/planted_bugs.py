@@ -48,17 +48,7 @@ def plant(bug: Bug, tree: Path) -> str:
 def find(bug: Bug, tree: Path) -> str:
     """The first test that fails with the bug; "": it survives."""
     before = plant(bug, tree)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "not slow and not gpu",
-    ]
+    command = [sys.executable, *"-m pytest -x -q -p no:cacheprovider -m".split(), "not slow and not gpu"]
     command += [f"tests/{name}" for name in bug.tests.split()]
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     options = {"cwd": tree, "env": environment, "capture_output": True, "text": True, "timeout": _SECONDS}

@@ -1,4 +1,4 @@
-"""The command `alma`: subcommands, help without heavy imports, hints, completion."""
+"""The command `alma`: subcommands, help without heavy imports, hints."""
 
 import json
 import os
@@ -149,28 +149,3 @@ def test_the_examples_in_help_are_accepted(parsers):
         for subcommand, *words in found:
             own = words[: words.index("--")] if "--" in words else words
             parsers[subcommand].parse_intermixed_args(own)
-
-
-@pytest.mark.parametrize(
-    ("line", "completions"),
-    [
-        ("alma re", ["report", "reproduce"]),
-        ("alma --v", ["--version"]),
-        ("alma train --waiting", ["--waiting-time"]),
-        ("alma train s --learner g", ["gens", "gmoe"]),
-        ("alma data c --on-bad-input s", ["skip"]),
-        ("alma inspect str", ["stream/"]),
-        ("alma nonsense ", []),
-    ],
-)
-def test_the_shell_completes(tmp_path, line, completions):
-    pytest.importorskip("argcomplete")
-    assert "PYTHON_ARGCOMPLETE_OK" in (ROOT / "alma/__main__.py").read_text()[:1024]
-    (tmp_path / "stream").mkdir()
-    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
-    asked |= {"COMP_TYPE": "9", "PYTHONPATH": str(ROOT)}
-    shell = 'exec "$0" -m alma 8>&1 9>/dev/null 1>/dev/null'  # as register-python-argcomplete does
-    program = ["bash", "-c", shell, sys.executable]
-    done = subprocess.run(program, env=os.environ | asked, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(done.stdout.split()) == completions

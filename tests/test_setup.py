@@ -104,16 +104,6 @@ def test_the_finder_stays_until_the_first_import(site: Path) -> None:
     )
 
 
-def test_spawned_child_registers_too(site: Path) -> None:
-    (site / "child.py").write_text("def registry():\n    import fairseq\n    return fairseq.tasks.REGISTRY\n")
-    check(
-        "import child, multiprocessing as m\n"
-        "if __name__ == '__main__':\n"
-        "    with m.get_context('spawn').Pool(1) as pool: assert pool.apply(child.registry) == [True]",
-        site,
-    )
-
-
 def test_broken_plugin_raises(site: Path) -> None:
     (site / "fairseq_alma" / "plugin.py").write_text("import no_such_module\n")
     done = python("import fairseq.options", site)
@@ -184,9 +174,8 @@ def test_requirements_are_pinned_and_name_no_host() -> None:
     assert [line for line in pins if not re.match(r"[\w.-]+==[\w.]+( ;|$)", line)] == []
 
 
-@pytest.mark.parametrize("version", [(3, 10), (3, 14)])
-def test_make_refuses_other_pythons(version: tuple[int, int], tmp_path: Path) -> None:
-    code = f"import sys; sys.version_info = {version}; exec(sys.argv[2])"
+def test_make_refuses_other_pythons(tmp_path: Path) -> None:
+    code = "import sys; sys.version_info = (3, 10); exec(sys.argv[2])"
     fake = tmp_path / "python"
     fake.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}' \"$@\"\n")
     fake.chmod(0o755)
@@ -198,19 +187,3 @@ def test_make_refuses_other_pythons(version: tuple[int, int], tmp_path: Path) ->
         f"error: {fake} does not start or is not Python 3.11 to 3.13; try make PYTHON=/path/to/python3.12"
     )
     assert not venv.exists()
-
-
-def test_make_with_another_torch_unpins_its_companions() -> None:
-    # Without the settings of a `make test TORCH=...` that runs this test.
-    environment = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "TORCH"}}
-
-    def pins(*torch: str) -> list[str]:
-        make = ["make", "--silent", "--eval", "pins: ; $(PINS)", "pins", *torch]
-        done = subprocess.run(make, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
-        return done.stdout.splitlines()
-
-    ours, others = pins(), pins("TORCH=2.7.1")
-    assert ours == (ROOT / "requirements.txt").read_text().splitlines()
-    assert set(others) - set(ours) == {"torch==2.7.1", "torchvision", "torchaudio<=2.7.1"}
-    gone = {re.split("[-=]", line)[0] for line in set(ours) - set(others)}
-    assert gone == {"torch", "torchvision", "torchaudio", "triton", "nvidia", "cuda"}

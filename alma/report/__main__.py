@@ -6,7 +6,7 @@ from alma.configs import canonical
 from alma.errors import Parser, UserError, command
 from alma.files import make_directory
 from alma.help_texts import RUNS
-from alma.report import age_table, compare, differences
+from alma.report import differences
 from alma.report.files import write_report
 from alma.report.html.page import write_page
 from alma.report.lm import figures as lm_figures
@@ -24,7 +24,7 @@ examples:
   alma report runs/mnist --figures vision --out report
   alma report runs/tune --select valid-first
   alma report runs --baseline "sm w=1"
-  alma report runs/table2 --table lm --per-word
+  alma report runs/table2 --table lm
 """
 
 
@@ -54,10 +54,8 @@ def parser() -> Parser:
     add("--html", type=Path, metavar="FILE", help=page)
     figures = "draw the figures of the paper for image runs (vision) or language models (lm)"
     add("--figures", choices=("vision", "lm"), help=figures)
-    table = "print Tables 1 and 2 of the paper for language models; with --out write .md, .csv and .tex too"
+    table = "print Tables 1 and 2 of the paper for language models; with --out write them as Markdown, too"
     add("--table", choices=("lm",), help=table)
-    per_word = "with --table lm or --figures lm: perplexity per word, not per token"
-    add("--per-word", action="store_true", help=per_word)
     return made
 
 
@@ -66,8 +64,6 @@ def main() -> None:
     """Entry point of `python -m alma.report`."""
     options = parser().parse_args()
     for_lm = "lm" in (options.table, options.figures)
-    if options.per_word and not for_lm:
-        raise UserError("--per-word needs --table lm or --figures lm")
     for flag in ("hold", "choose"):
         if getattr(options, flag) and not options.select:
             raise UserError(f"--{flag} needs --select valid or valid-first")
@@ -82,15 +78,12 @@ def main() -> None:
     if not groups:
         raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")
     baselines = differences.find_baselines(groups, options.baseline)
-    entries, lm_remarks = find_entries(runs, options.per_word) if for_lm else ({}, [])
-    tables, missing = lm_tables.tables(entries, options.per_word) if options.table else ({}, [])
+    entries, lm_remarks = find_entries(runs) if for_lm else ({}, [])
+    tables, missing = lm_tables.tables(entries) if options.table else ({}, [])
     texts = [table.as_text() for table in tables.values()]
-    for results in groups if not tables else ():
-        texts.append(compare.titled(results).as_text())
-        if aged := age_table.aged(results):
-            texts.append(age_table.titled(aged).as_text())
     for baseline, results in zip(baselines, groups, strict=True):
-        texts += [differences.titled(baseline, results).as_text()] if baseline else []
+        shown = differences.tables(results, baseline)
+        texts += [table.as_text() for table in (shown[1:] if tables else shown)]
     for text in texts:
         print(text, end="\n\n")
     remarks = [*choices, *(f"no rows yet: {run.directory}" for run in runs if not run.rows)]
@@ -112,7 +105,7 @@ def main() -> None:
     if options.figures == "vision":
         pictures, missing = vision_figures.write_paper_figures(runs, out)
     elif options.figures == "lm":
-        pictures, missing = lm_figures.write_figures(entries, out, options.per_word)
+        pictures, missing = lm_figures.write_figures(entries, out)
     for remark in missing:
         print(remark)
     print(*write_report(groups, runs, out, pictures, tables, choices, baselines), sep="\n")

@@ -1,16 +1,14 @@
-"""Loss against age in reports: staleness and regret of each configuration, as a table and as CSV records."""
+"""Loss against age in reports: staleness and regret of each configuration."""
 
 import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 from alma.report import age
 from alma.report.age import Losses
-from alma.report.compare import method
-from alma.report.labels import replay
+from alma.report.compare import configurations
 from alma.report.results import Result
 from alma.report.tables import TitledTable
 
@@ -77,9 +75,7 @@ def titled(rows: Sequence[Aged]) -> TitledTable:
     """A row per configuration; columns without any number are left out."""
     first = rows[0].result
     columns = {
-        "learner": [method(row.result) for row in rows],
-        "w": [str(row.result.waiting_time) for row in rows],
-        "replay": [replay(row.result.config) for row in rows],
+        **configurations([row.result for row in rows]),
         "n": [str(len(row.result.repeats)) for row in rows],
     }
     least = 3 if first.metric == "perplexity" else 2  # digits after the point; at least two of the mean
@@ -109,19 +105,3 @@ def interval(values: Sequence[float], digits: int, level: float = 0.9, sign: str
         return ""
     shown, low, high = (f"{number:{sign}.{digits}f}" for number in (mean, *ends))
     return shown if math.isnan(ends[0]) else f"{shown} [{low}, {high}]"
-
-
-def records(rows: Sequence[Aged]) -> list[dict[str, Any]]:
-    """The lines of age.csv: extra loss and regret of each run at each age; errors are fractions."""
-    lines = []
-    for row in rows:
-        result = row.result
-        same = {"configuration": result.label, "metric": result.metric, "megabatches": result.megabatches}
-        for i, run in enumerate(row.result.runs):
-            of_run = {"run": str(run.directory), **same, "seed": run.config["seed"]}
-            for at in row.losses.by_age:
-                line = of_run | {"age": at}
-                for name, curve in row.curves.items():
-                    line[name.replace(" ", "_")] = row.plain(curve[at][i]) if at in curve else None
-                lines.append(line)
-    return lines

@@ -124,6 +124,15 @@ def _waiting(results: Sequence[Result]) -> bool:
     return any(result.waiting(t) for result in results for t in result.times if t >= 1)
 
 
+def configurations(results: Sequence[Result]) -> dict[str, list[str]]:
+    """The columns that name the configuration of each row."""
+    return {
+        "learner": list(map(method, results)),
+        "w": [str(result.waiting_time) for result in results],
+        "replay": [replay(result.config) for result in results],
+    }
+
+
 def method(result: Result) -> str:
     """The method, and how far it is if it is not finished."""
     done, total = result.progress, result.megabatches

@@ -8,10 +8,8 @@ from dataclasses import replace
 from alma import metrics
 from alma.errors import UserError
 from alma.records import Run
-from alma.report import age
+from alma.report import age, age_table, compare
 from alma.report.age_table import AGES, interval, unit
-from alma.report.compare import method
-from alma.report.labels import replay
 from alma.report.results import Result, column, compute
 from alma.report.tables import TitledTable
 
@@ -52,6 +50,13 @@ def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list
     return compared
 
 
+def tables(results: Sequence[Result], baseline: Result | None) -> list[TitledTable]:
+    """What a report shows of one metric, B and data: the general table, loss against age, the differences."""
+    aged = age_table.aged(results)
+    shown = [compare.titled(results), *([age_table.titled(aged)] if aged else [])]
+    return shown + ([titled(baseline, results)] if baseline else [])
+
+
 def _labels(results: Sequence[Result]) -> str:
     return ", ".join(dict.fromkeys(repr(result.label) for result in results))
 
@@ -61,9 +66,7 @@ def titled(baseline: Result, results: Sequence[Result]) -> TitledTable:
     others = [result for result in results if result is not baseline]
     pairs = [_paired(other, baseline) for other in others]
     columns = {
-        "learner": list(map(method, others)),
-        "w": [str(other.waiting_time) for other in others],
-        "replay": [replay(other.config) for other in others],
+        **compare.configurations(others),
         "n": [str(len(one.repeats)) for one, _ in pairs],
     }
     if any(one.repeats and not one.finished for one, _ in pairs):

@@ -1,7 +1,6 @@
-"""Figures of streams that drift: evaluation matrices, experts by held-out part, loss against age."""
+"""Figures of streams that drift: evaluation matrices, loss against age."""
 
 import math
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from alma.learners import colour_of
 from alma.report import age_table, style
 from alma.report.age_table import Aged
-from alma.report.figures import Curve, by_kind, draw_curve, looks, short_label
+from alma.report.figures import Curve, by_kind, draw_curve, looks
 from alma.report.results import Result, matrix, mean_and_deviation
 
 _MATRIX = (
@@ -18,10 +17,6 @@ _MATRIX = (
     "(backward transfer), the future to its right (forward transfer).{waiting}"
 )
 _WAITING = " Rows in which a learner waits for its first stage are empty."
-_EXPERTS = (
-    "Share of the tokens of each held-out part that the router sends to each expert, by Switch layer, after "
-    "the last mega-batch; first seed."
-)
 _STALENESS = (
     "Loss against age, in {unit}: mean over seeds, with a band of ±1 standard deviation. The age of a cell "
     "of the evaluation matrix is its mega-batch minus the newest one that the model was trained on. Left: "
@@ -30,7 +25,6 @@ _STALENESS = (
 )
 WRITTEN = 12
 """Most rows and columns of a heat map with its values in the cells."""
-_MERGED = re.compile(r"^(\d{4})-\d{4}\.\.\d{4}-(\d{4})$")  # merged periods of N years, see data_prep.dates
 
 
 def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
@@ -38,28 +32,11 @@ def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
 
     Draw and save them in the context `style.drawing`.
     """
-    from matplotlib.patches import Rectangle
-
     ranked = sorted(results, key=lambda result: result.rank)
     shown = [(result, cells) for result in ranked if (cells := mean_matrix(result))]
     if shown:
-        display = results[0].display
-        values = [value for _, cells in shown for row in cells for value in row if math.isfinite(value)]
-        drawn = [(result, result.label, cells) for result, cells in shown]
-        bar, logarithmic = f"test {display.name}", not display.untrained
-        figure, panels = _heat_maps(drawn, values, "after mega-batch t", bar, logarithmic)
-        for axes, (_, cells) in zip(panels, shown, strict=True):
-            look: Any = {"fill": False, "edgecolor": "black", "clip_on": False, "zorder": 3}
-            look["linewidth"] = max(0.3, min(1.1, 12 / len(cells)))
-            for i in range(len(cells)):
-                axes.add_patch(Rectangle((i + 0.5, i + 0.5), 1, 1, **look))
         waiting = _WAITING * any(math.isnan(row[0]) for _, cells in shown for row in cells)
-        yield "matrix", figure, _MATRIX.format(metric=results[0].metric, waiting=waiting)
-    shares = [(result, *layer) for result in ranked for layer in experts_by_part(result).items()]
-    if shares:
-        values = [0, *(value for _, _, cells in shares for row in cells for value in row)]
-        drawn = [(result, f"{result.label}, layer {layer}", cells) for result, layer, cells in shares]
-        yield "matrix_experts", _heat_maps(drawn, values, "expert", "share of tokens (%)")[0], _EXPERTS
+        yield "matrix", _heat_maps(shown), _MATRIX.format(metric=results[0].metric, waiting=waiting)
     if aged := age_table.aged(results):
         yield "staleness", _staleness(aged), _STALENESS.format(unit=age_table.unit(aged[0].result))
 
@@ -83,46 +60,26 @@ def mean_matrix(result: Result) -> list[list[float]]:
     return rows
 
 
-def experts_by_part(result: Result) -> dict[str, list[list[float]]]:
-    """By layer, rows of experts with their share (%) of each held-out part, after the last mega-batch.
+def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
+    """A figure with a heat map for each result and its matrix, in panels of one shape.
 
-    Of the first seed: experts of different seeds have nothing in common. {} if the row has no such shares.
+    Row 1 is at the top; NaN leaves a cell empty. Up to WRITTEN rows and columns, values are written in the
+    cells. Panels with the same periods share those below the lowest panel of their column.
     """
-    parts = result.repeats[0][result.times[-1]]["extra"].get("matrix_experts") or [{}]
-    found = {layer: zip(*(part[layer] for part in parts), strict=True) for layer in parts[0]}
-    return {layer: [[100 * share for share in row] for row in rows] for layer, rows in found.items()}
+    from matplotlib import colors, patches, ticker
 
-
-def periods(result: Result) -> list[str]:
-    """The periods of the held-out parts of a dated stream; else []. 2004-2005..2006-2007 is 2004-2007."""
-    found = result.repeats[0][result.times[-1]]["extra"].get("matrix_periods", [])
-    return [_MERGED.sub(r"\1-\2", period) for period in found]
-
-
-def _heat_maps(
-    shown: Sequence[tuple[Result, str, list[list[float]]]],
-    values: Sequence[float],
-    rows: str,
-    bar: str,
-    logarithmic: bool = False,
-) -> tuple[Any, list[Any]]:
-    """A figure with a heat map for each result, title and matrix, in panels of one shape; and the panels.
-
-    Row 1 is at the top; colours span `values`; NaN leaves a cell empty. Up to WRITTEN rows and columns,
-    values are written in the cells. Panels with the same periods share those below the lowest panel of their
-    column.
-    """
-    from matplotlib import colors, ticker
-
+    display = shown[0][0].display
+    values = [value for _, cells in shown for row in cells for value in row if math.isfinite(value)]
     low, high = min(values, default=1), max(values, default=1)
     high = high if high > low else low + 0.1 * (low or 1)
+    logarithmic = not display.untrained
     scale = colors.LogNorm(low, high) if logarithmic else colors.Normalize(low, high)
-    most = max(len(cells) for _, _, cells in shown)
-    columns = max(len(cells[0]) for _, _, cells in shown)
+    most = max(len(cells) for _, cells in shown)
+    columns = max(len(cells[0]) for _, cells in shown)
     inches = min(3.6, max(1.9, 0.36 * columns)), min(3.2, max(1.0, 0.27 * most)) + 0.3
     figure, by_name = style.named_panels([str(i) for i in range(len(shown))], inches)
     panels = list(by_name.values())
-    for axes, (result, title, cells) in zip(panels, shown, strict=True):
+    for axes, (result, cells) in zip(panels, shown, strict=True):
         box = (0.5, len(cells[0]) + 0.5, len(cells) + 0.5, 0.5)
         look = {"cmap": "Blues", "aspect": "auto", "interpolation": "nearest"}
         image = axes.imshow(cells, norm=scale, extent=box, **look)
@@ -130,17 +87,20 @@ def _heat_maps(
         for axis, count in ((axes.xaxis, len(cells[0])), (axes.yaxis, len(cells))):
             every = ticker.MaxNLocator(6, integer=True, steps=[1, 2, 5, 10])
             axis.set_major_locator(ticker.FixedLocator(range(1, count + 1)) if count <= WRITTEN else every)
-        for i, row in enumerate(cells if max(len(cells), len(cells[0])) <= WRITTEN else (), start=1):
-            for j, value in enumerate(row, start=1):
+        frame: Any = {"fill": False, "edgecolor": "black", "clip_on": False, "zorder": 3}
+        frame["linewidth"] = max(0.3, min(1.1, 12 / len(cells)))
+        for i, row in enumerate(cells, start=1):
+            axes.add_patch(patches.Rectangle((i - 0.5, i - 0.5), 1, 1, **frame))
+            for j, value in enumerate(row if columns <= WRITTEN else (), start=1):
                 if math.isfinite(value):
                     text = f"{value:,.0f}" if value >= 99.95 else f"{value:.{1 if value >= 0.95 else 2}f}"
                     colour = "white" if scale(value) > 0.55 else "black"
                     axes.text(j, i, text, ha="center", va="center", fontsize=6, color=colour)
         axes.set_ylim(most + 0.5, 0.5)
-        axes.set_title(
-            textwrap.fill(title, round(13 * inches[0])), color=colour_of(result.learner), fontweight="bold"
-        )
-    names = [periods(result) for result, _, _ in shown]
+        title = textwrap.fill(result.label, round(13 * inches[0]))
+        axes.set_title(title, color=colour_of(result.learner), fontweight="bold")
+    # The periods of the held-out parts of a dated stream.
+    names = [result.repeats[0][result.times[-1]]["extra"].get("matrix_periods", []) for result, _ in shown]
     if any(names):
         lowest = {axes.get_subplotspec().colspan.start: axes for axes in panels}.values()
         shared = len(set(map(tuple, names))) == 1
@@ -150,12 +110,12 @@ def _heat_maps(
         for axes, own in zip(panels, names, strict=True):
             axes.xaxis.set_major_formatter(lambda x, _, own=own: dict(enumerate(own, 1)).get(x, ""))
             axes.tick_params(axis="x", labelrotation=90, labelbottom=not shared or axes in lowest)
-    style.name_axes(figure, panels, "held-out part of mega-batch", rows)
-    legend = figure.colorbar(image, ax=panels, label=bar, aspect=25, fraction=0.06)
+    style.name_axes(figure, panels, "held-out part of mega-batch", "after mega-batch t")
+    legend = figure.colorbar(image, ax=panels, label=f"test {display.name}", aspect=25, fraction=0.06)
     legend.outline.set_visible(False)
     style.number_axis(legend.ax, "y", (low, high), 1 if logarithmic else math.inf)
     legend.ax.set_ylim(low, high)
-    return figure, panels
+    return figure
 
 
 def _staleness(aged: Sequence[Aged]) -> Any:
@@ -175,7 +135,7 @@ def _staleness(aged: Sequence[Aged]) -> Any:
                     means.append(mean)
                     deviations.append(deviation)
                 draw_curve(axes, Curve(result, list(by_age), means, deviations), **look)
-            legend.setdefault(name, []).append((short_label(result, name), look))
+            legend.setdefault(name, []).append((result.label, look))
     ages = [at for row in aged for at in row.losses.by_age]
     for axes in panels.flat:
         axes.axhline(0, color="0.4", linewidth=0.8, zorder=1)

@@ -64,7 +64,7 @@ def _figure(results: Sequence[Result], cost: MeasureAt | None, x_label: str, y_l
                 draw_curve(axes, curves[-1], **look)
             else:
                 curves.append(draw_over_time(axes, result, **look))
-            legend.setdefault(name, []).append((short_label(result, name), look))
+            legend.setdefault(name, []).append((result.label, look))
     if cost:
         for axes in panels.values():
             number_axis(axes, "x", [x for curve in curves for x in curve.x])
@@ -178,11 +178,3 @@ def by_kind(results: Sequence[Result]) -> dict[str, list[Result]]:
         name = result.learner + (", replay" if result.config["replay"] else "")
         members.setdefault(name if len(results) > MOST_LINES else "", []).append(result)
     return members
-
-
-def short_label(result: Result, panel: str) -> str:
-    """The label of a result, without what the name of its panel says."""
-    text = result.label
-    for start in (f"{result.learner} ", f"{result.learner}, ") if panel else ():
-        text = text.removeprefix(start)
-    return text.removesuffix(" replay") if panel else text

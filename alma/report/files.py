@@ -1,8 +1,8 @@
-"""The files of a report: report.md, report.csv, age.csv, figures, and the paper's tables."""
+"""The files of a report: report.md, report.csv, figures, and the paper's tables."""
 
 import csv
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from alma.report.age_table import Aged
 from alma.report.figures import write_figures
 from alma.report.results import Result, matrix
 from alma.report.style import Picture
-from alma.report.tables import PaperTable, as_markdown, markdown
+from alma.report.tables import TitledTable, as_markdown, markdown
 
 
 def write_report(
@@ -22,35 +22,30 @@ def write_report(
     runs: Sequence[Run],
     out: Path,
     pictures: Sequence[Picture] | None,
-    tables: Mapping[str, PaperTable],
+    tables: Mapping[str, TitledTable],
     choices: Sequence[str],
     baselines: Sequence[Result | None],
 ) -> list[Path]:
-    """Write report.md, report.csv, figures and, of streams that drift, age.csv to the directory `out`.
+    """Write report.md, report.csv and figures to the directory `out`.
 
     Returns their paths. `groups` are lists of results for a general table each. `pictures` are the paper's
     figures, in place of the general ones (None). `tables` are the paper's tables by file name without suffix,
     `choices` the lines of `alma.report.selection`. `baselines` are those of the tables of
     differences, one for each group or None.
     """
-    aged = [age_table.aged(results) for results in groups]
-    records = [record for of_group in aged for record in age_table.records(of_group)]
-    written = [out / "report.md", out / "report.csv", *([out / "age.csv"] if records else [])]
+    written = [out / "report.md", out / "report.csv"]
     parts = ["# ALMA report", *map(markdown, choices)]
     for stem, table in tables.items():
-        parts.append(table.as_markdown())
-        texts = {".csv": table.as_csv(), ".tex": table.as_latex(), ".md": table.as_markdown() + "\n"}
-        for suffix, text in texts.items():
-            written.append(out / f"{stem}{suffix}")
-            with atomic_write(written[-1]) as file:
-                file.write(text)
-    for results, of_group, baseline in zip(groups, aged, baselines, strict=True):
-        parts += compare.titled(results).as_markdown("##")
+        parts += table.as_markdown("##")
+        written.append(out / f"{stem}.md")
+        with atomic_write(written[-1]) as file:
+            file.write("\n\n".join(table.as_markdown("##")) + "\n")
+    for results, baseline in zip(groups, baselines, strict=True):
+        for level, table in zip(("##", "###", "###"), differences.tables(results, baseline), strict=False):
+            parts += table.as_markdown(level)
         general = write_figures(results, out) if pictures is None else []
         parts += [f"![{path.stem}]({path.name})" for path in general]
         written += general
-        parts += age_table.titled(of_group).as_markdown("###") if of_group else []
-        parts += differences.titled(baseline, results).as_markdown("###") if baseline else []
         with style.drawing():
             for name, figure, caption in drift.figures(results):
                 written.append(out / f"{results[0].stem}_{name}.png")
@@ -65,22 +60,20 @@ def write_report(
     origins = [(r.directory, r.config["seed"], r.info.get("created"), r.info.get("commit")) for r in runs]
     different = {str(row): list(map(str, row)) for row in origins}  # a directory with an average is two runs
     parts += ["## Runs", as_markdown([["run", "seed", "started", "commit"], *different.values()])]
-    write_csv(runs, out / "report.csv", aged)
-    if records:
-        _write_records(records, out / "age.csv")
+    write_csv(runs, out / "report.csv", map(age_table.aged, groups))
     with atomic_write(out / "report.md") as file:
         file.write("\n\n".join(parts) + "\n")
     return written
 
 
-def write_csv(runs: Sequence[Run], path: Path, aged: Sequence[Sequence[Aged]]) -> None:
+def write_csv(runs: Sequence[Run], path: Path, aged: Iterable[Sequence[Aged]]) -> None:
     """Write all rows in long format: a line per run and t, with all settings and all fields.
 
     A run with an average has a second line per t, without `config.average`, for its raw weights. The means
     over an evaluation matrix are on each line of the run, and so is its loss against age.
     """
     of_age = {}  # by the id of the run
-    for row in itertools.chain(*aged):
+    for row in itertools.chain.from_iterable(aged):
         for i, run in enumerate(row.result.runs):
             of_age[id(run)] = {
                 name.replace(", ", "_").replace("effect of age", "age_effect"): row.plain(values[i])
@@ -99,11 +92,6 @@ def write_csv(runs: Sequence[Run], path: Path, aged: Sequence[Sequence[Aged]]) -
                 extra[name] = dict(enumerate(extra[name], 1))
             trained_on = " ".join(map(str, measured["trained_on"]))
             records.append({**same, **flatten(measured | {"extra": extra}), "trained_on": trained_on})
-    _write_records(records, path)
-
-
-def _write_records(records: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write CSV, with the fields of all records as columns."""
     fields = dict.fromkeys(key for record in records for key in record)
     with atomic_write(path) as file:
         writer = csv.DictWriter(file, fields, lineterminator="\n")

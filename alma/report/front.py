@@ -77,10 +77,8 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
         groups["size"] = [(name, mark() | {"markersize": points}) for name, points in scale.items()]
     if varied:
         groups["variant"] = []
-        for variant, replay in kinds:  # such as "continuous schedule, averaged weights, last:8"
-            name = variant.replace("continuous", "continuous schedule")
-            name = name.replace("average ", "average, ").replace("average", "averaged weights")
-            name = (name or "the paper's learner") + ", replay" * replay
+        for variant, replay in kinds:
+            name = (variant or "the paper's learner") + ", replay" * replay
             groups["variant"].append((name, mark(shapes[variant, replay], hollow=not variant)))
     else:
         lines += [("with replay", mark(hollow=True))] * any(replay for _, replay in kinds)

@@ -88,11 +88,6 @@ def replay(config: Mapping[str, Any]) -> str:
     return as_setting(config["replay_share"]) + " recent" * (config.get("replay_from") == "recent")
 
 
-def listed(texts: Sequence[str]) -> str:
-    """The texts with commas, or with semicolons if one has a comma itself, such as "sm, average"."""
-    return ("; " if any(", " in text for text in texts) else ", ").join(texts)
-
-
 def as_setting(value: Any) -> str:
     """A setting as text: [2, 4] as 2,4; [2, 2] as 2; a long list as 2*50,4*49; 8 digits of a checksum."""
     if isinstance(value, list):

@@ -230,6 +230,25 @@ def group(runs: Sequence[Run]) -> list[list[Result]]:
     return [labelled(named[key]) for key in sorted(named)]
 
 
+class Section(NamedTuple):
+    """Results of one data set, metric and B, which a page or advice is about."""
+
+    title: str
+    results: list[Result]
+
+
+def find_sections(runs: Sequence[Run]) -> list[Section]:
+    """A section per data set, metric and B. UserError: no run has rows, or repeats share no t."""
+    sections = []
+    for results in group(runs):
+        first = results[0]
+        title = f"{first.data}: " * bool(first.data) + f"test {first.display.name}, B = {first.megabatches}"
+        sections.append(Section(title, sorted(results, key=lambda result: result.rank)))
+    if not sections:
+        raise UserError("no rows yet in these runs: nothing has been evaluated so far")
+    return sections
+
+
 def data_of(config: dict[str, Any]) -> tuple[str, str]:
     """Name and checksum of the data: an image data set with its scenario, or a stream; "" if unknown."""
     name = config.get("dataset") or config.get("stream") or ""
@@ -265,3 +284,11 @@ def non_dominated(points: Sequence[tuple[float, float]]) -> list[int]:
             found.append(i)
             least = points[i][1]
     return found
+
+
+def rounded(value: float | None) -> float | int | None:
+    """A number for JSON with few digits; None for NaN and infinity, which JSON lacks."""
+    if value is None or not math.isfinite(value):
+        return None
+    short = float(f"{value:.6g}")
+    return int(short) if short == int(short) and abs(short) < 1e15 else short

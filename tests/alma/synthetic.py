@@ -186,17 +186,6 @@ def drifting(run, cell, experts=None):
     return edited(run, edit)
 
 
-def with_expert_layers(run):
-    """Add the shares and losses of the experts of layers 1 and 3 to a run."""
-
-    def edit(row):
-        count = row["extra"]["experts"]
-        layer = {"share": [1 / count] * count, "loss": [2.0 + row["t"]] * count}
-        row["extra"]["expert_layers"] = {"1": layer, "3": layer}
-
-    return edited(run, edit)
-
-
 def table_rows(*places):
     """The rows of all general tables, as dictionaries."""
     tables = [compare.table(results) for results in group(find_runs(places))]
@@ -226,17 +215,17 @@ def results_of(place):
     return results
 
 
-def report(*arguments, cwd=ROOT, drawn=False):
+def report(*arguments, cwd=ROOT):
     """Run `python -m alma.report` in this process: its exit code, stdout and stderr.
 
-    Unless figures are to be `drawn`, which takes most of the time, their files are empty.
+    The files of figures are empty: to draw them takes most of the time.
     """
 
     def touch(figure, path, formats=("png", "svg", "pdf")):
         for suffix in formats:
             path.with_suffix(f".{suffix}").touch()
 
-    with mock.patch.object(style, "save", style.save if drawn else touch):
+    with mock.patch.object(style, "save", touch):
         return run_here(report_main, arguments, cwd)
 
 

@@ -15,8 +15,7 @@ from alma.report.advice.choice import Limits
 from alma.report.advice.decisions import difference_interval
 from alma.report.advice.forecast import Fit
 from alma.report.html.page import tables
-from alma.report.results import find_runs
-from alma.report.sections import find_sections
+from alma.report.results import find_runs, find_sections
 
 from .synthetic import (
     B,

@@ -40,3 +40,4 @@ def test_changes(before, now, expected):
 def test_growing_settings_may_only_increase(before, now):
     assert changes({"x": before}, {"x": now}, growing=["x"]) == []
     assert len(changes({"x": now}, {"x": before}, growing=["x"])) == 1
+    assert changes({"x": [1, 2, 5]}, {"x": [1, 3, 5, 6]}, growing=["x"])

@@ -3,7 +3,6 @@
 import math
 
 from alma.report import differences
-from alma.report.html.page import body
 from alma.report.results import find_runs, group
 
 from .synthetic import drifting, image_run, lm_run, report
@@ -97,11 +96,3 @@ def test_losses_are_compared_by_age(tmp_path):
         assert "nats a token on the newest mega-batch" in text
         assert "+0.125" in text
     assert "Differences" not in report(tmp_path).stdout
-
-
-def test_the_page_has_the_same_table(tmp_path):
-    for learner, error in (("sm", 0.3), ("ens", 0.2)):
-        image_run(tmp_path / learner, [error] * 4, learner=learner)
-    written = body(find_runs([tmp_path]), baseline="sm")
-    assert "Differences from sm w=1, digits, B = 4" in written
-    assert "<td>-10.00</td>" in written

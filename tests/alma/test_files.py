@@ -58,7 +58,7 @@ def test_writers_of_one_file_do_not_mix(tmp_path):
     assert path.read_text() == "first" * 1000  # renamed last
 
     def write(number):
-        for _ in range(200):
+        for _ in range(50):
             with atomic_write(path) as file:
                 file.write(str(number) * 5000)
 
@@ -83,13 +83,12 @@ def test_a_json_file_is_valid_with_the_default_permissions(tmp_path):
 
 HOLD = "import sys; from pathlib import Path; from alma.files import locked\n"
 HOLD += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
-NAMESPACES = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount"]
 
 
-def hold(directory: Path, *before: str) -> subprocess.Popen[str]:
+def hold(directory: Path) -> subprocess.Popen[str]:
     """Start a process that locks the directory until its stdin is closed; returns once it holds the lock."""
     process = subprocess.Popen(
-        [*before, sys.executable, "-c", HOLD, str(directory)],
+        [sys.executable, "-c", HOLD, str(directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -117,31 +116,12 @@ def test_a_lock_is_held_until_its_process_ends_or_dies(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_the_lock_is_posix_as_nfs_needs_and_of_all_pid_namespaces(tmp_path):
+def test_the_lock_is_posix_as_nfs_needs(tmp_path):
     script = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     other = [sys.executable, "-c", script, str(tmp_path / ".lock")]
     with locked(tmp_path):
         assert "BlockingIOError" in subprocess.run(other, capture_output=True, text=True).stderr
     assert subprocess.run(other).returncode == 0
-    if subprocess.run([*NAMESPACES, "true"], capture_output=True).returncode:
-        pytest.skip("no right to make namespaces")
-    process = hold(tmp_path, *NAMESPACES)
-    with pytest.raises(RuntimeError, match="another process is at work here"):
-        hold(tmp_path, *NAMESPACES)
-    process.communicate()
-
-
-def test_a_lock_excludes_threads_and_survives_refused_attempts(tmp_path):
-    elsewhere = tmp_path.with_name(f"{tmp_path.name}_link")
-    elsewhere.symlink_to(tmp_path)
-    with locked(tmp_path), locked(tmp_path, "other"):
-        for place in (tmp_path, elsewhere):
-            with pytest.raises(UserError, match=f"pid {os.getpid()}"), locked(place):
-                pass
-        with pytest.raises(RuntimeError, match="another process"):
-            hold(tmp_path)
-    with locked(elsewhere):
-        pass
 
 
 def test_a_fork_does_not_keep_the_lock(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alma import provenance, records
+from alma import provenance
 from alma.errors import UserError
 from alma.records import Run
 
@@ -94,10 +94,9 @@ def test_an_untrained_run_with_another_config_is_replaced(tmp_path):
     assert len(Run.open(tmp_path, CONFIG | {"seed": 1}).rows) == 1
 
 
-@pytest.mark.parametrize("key", records.CONFIG_KEYS)
-def test_a_config_needs_its_required_keys(tmp_path, key):
-    with pytest.raises(ValueError, match=key):
-        Run.open(tmp_path / "run", {k: v for k, v in CONFIG.items() if k != key})
+def test_a_config_needs_its_required_keys(tmp_path):
+    with pytest.raises(ValueError, match="lacks megabatches, seed"):
+        Run.open(tmp_path / "run", {"learner": "sm", "waiting_time": 1, "replay": False})
     assert not (tmp_path / "run").exists()
 
 
@@ -111,7 +110,7 @@ def finished(tmp_path_factory):
 
 
 @given(cut=st.integers(0, 700))
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_complete_rows_survive_a_cut_anywhere(finished, cut):
     """An incomplete last line is ignored by readers, which change nothing, and removed on opening."""
     run, content = finished
@@ -126,20 +125,14 @@ def test_complete_rows_survive_a_cut_anywhere(finished, cut):
 
 INVALID = [
     ({"t": 5}, "beyond mega-batch 4"),
-    ({"t": -1}, "`$.t`"),
     ({"t": True}, "`$.t`"),
     ({"value": "0.5"}, "`$.value`"),
-    ({"metric": "accuracy"}, "`$.metric`"),
     ({"stage": None}, "stage is None but"),
     ({"trained_on": []}, "trained_on is []"),
-    ({"trained_on": ["x"]}, "`$.trained_on[0]`"),
-    ({"stage": 9}, "beyond mega-batch 4"),
     ({"parameters": 1.5}, "`$.parameters`"),
-    ({"parameters": -1}, "`$.parameters`"),
     ({"parameters": 10**400}, "`$.parameters`"),
     ({"surprise": 1}, "unknown fields ['surprise']"),
     ({"extra": {"valid": "text"}}, "`$.extra.valid`"),
-    ({"extra": {"flops": [1]}}, "`$.extra.flops`"),
     ({"extra": {"matrix": [0.1]}}, "matrix has 1 numbers, not 4"),
     ({"extra": {"matrix_experts": [{"a": [1]}, {"b": [1]}]}}, "different layers"),
     ({"extra": {"raw": {"loss": 1.0}}}, "raw lacks error"),
@@ -178,15 +171,11 @@ def test_another_corrupt_line_is_an_error(run, line, message):
     ("config", "message"),
     [
         ({"megabatches": "4"}, "megabatches: Expected `int`, got `str`"),
-        ({"megabatches": 10**9}, "megabatches: Expected `int` <= 1000000"),
         ({"waiting_time": 5}, "waiting_time: Expected `int` <= 4"),
-        ({"learner": ["sm"]}, "learner: "),
         ({"learner": "\ud800"}, "JSON is malformed"),
         ({"learner": "\x1b[2J"}, "control characters, "),
         ({"deep": json.loads("[" * 50 + "]" * 50)}, "control characters, huge numbers or deep nesting"),
-        ({"replay": None}, "replay: "),
         ({"fairseq_flags": "--lr"}, "fairseq_flags: "),
-        ({"average": [0.9]}, "average: "),
     ],
 )
 def test_a_config_whose_values_are_of_other_kinds_is_an_error(tmp_path, config, message):
@@ -249,7 +238,7 @@ JSON = st.recursive(
     order=st.permutations(range(5)),
     extra=st.dictionaries(st.text(), JSON, max_size=3),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_rows_come_back_unchanged_and_in_order(finished, values, order, extra):
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder), finished[0].info, writable=True)
@@ -335,6 +324,3 @@ def test_growing_settings_are_updated(tmp_path):
     assert Run.read(tmp_path).info == first.info
     run = Run.open(tmp_path, grown, growing=["parts", "megabatches"])
     assert run.info == Run.read(tmp_path).info == first.info | {"config": grown}
-    for parts in ([1, 3, 5, 6], [1, 2], 9):  # tests/alma/test_configs.py has more
-        with pytest.raises(UserError, match="parts: "):
-            Run.open(tmp_path, grown | {"parts": parts}, growing=["parts", "megabatches"])

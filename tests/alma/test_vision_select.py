@@ -2,7 +2,7 @@
 
 import pytest
 
-from alma.report.results import compute, find_runs, memory
+from alma.report.results import compute, memory
 from alma.report.vision import select
 
 from .synthetic import image_run, results_of
@@ -55,15 +55,6 @@ def test_spokes_are_linear_or_logarithmic(tmp_path):
     assert found["test FLOPs"].values == [300, 300, 30000]
     assert found["train FLOPs"].values == [2e12] * 3
     assert [spoke.logarithmic for spoke in found.values()] == [False, True, False, True]
-
-
-def test_data_sets_are_separated_by_name_length_and_content(tmp_path):
-    image_run(tmp_path / "a", [0.5, 0.4])
-    image_run(tmp_path / "b", [0.5, 0.4, 0.3])
-    image_run(tmp_path / "c", [0.5, 0.4], dataset="mnist", data="aaaaaaaa")
-    image_run(tmp_path / "d", [0.5, 0.4], dataset="mnist", data="bbbbbbbb")
-    found = select.data_sets(find_runs([tmp_path]))
-    assert sorted(found) == ["digits_B2", "digits_B3", "mnist_aaaaaaaa_B2", "mnist_bbbbbbbb_B2"]
 
 
 def test_excess_waiting_times_are_left_out_between_the_extremes(tmp_path):

@@ -1,6 +1,5 @@
 """The pool of worker processes: errors, killed workers, interrupts."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -68,17 +67,6 @@ def test_a_killed_worker_is_one_clear_line():
         pytest.raises(UserError, match=r"^a worker was killed \(out of memory\?\); rerun with fewer --jobs$"),
     ):
         list(workers.run(die, [(), ()]))
-
-
-def test_a_worker_that_is_killed_between_tasks_is_the_same_line():
-    """A pool notices after a moment that a worker is gone."""
-    with Workers(2, flag="--jobs") as workers:
-        list(workers.run(square, [(1,), (2,)]))
-        for process in multiprocessing.active_children():
-            process.kill()
-            process.join()
-        with pytest.raises(UserError, match=r"^a worker was killed"):
-            [list(workers.run(square, [(1,), (2,)])) for _ in range(1000)]
 
 
 def test_results_that_nobody_takes_do_not_get_into_the_next_run():

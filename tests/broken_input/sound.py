@@ -19,8 +19,6 @@ TINY = (
     "--moe-expert-count 2 --tokens-per-sample 32 --max-tokens 256 --lr 5e-3 --max-update 4 --log-format json "
     "--num-workers 0 --no-epoch-checkpoints"
 )
-DENSE = TINY.replace("switch_gmoe_tiny", "transformer_lm").replace("--moe-expert-count 2 ", "")
-"""The same without experts: another architecture."""
 SIZES = "--valid-words 300 --vocab-size 300 --workers 1"
 GPT2 = "--bpe gpt2 --gpt2-encoder-json gpt2/encoder.json --gpt2-vocab-bpe gpt2/vocab.bpe"
 DIGITS = "images --megabatches 3 --epochs 1 --hidden 4"
@@ -36,7 +34,6 @@ COMMANDS = {
         "gpt2",
     ),
     "runs/lm": (f"train stream --learner sm --out runs/lm -- {TINY}", "stream"),
-    "dense": (f"fairseq-train stream --task alma_lm {DENSE} --save-dir dense", "stream"),
     "models/a": (
         f"fairseq-train stream --task alma_lm {TINY} --save-dir models/a --save-interval-updates 1 "
         "--keep-interval-updates 3",
@@ -124,7 +121,7 @@ def _corpus(sound: Sound, folder: Path) -> None:
     parquet.write_table(pyarrow.table({"text": parts[6]}), folder / "table.parquet")
 
 
-def _mnist(sound: Sound, folder: Path, pack: Callable[[bytes], bytes] = bytes, suffix: str = "") -> None:
+def _mnist(sound: Sound, folder: Path) -> None:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -134,18 +131,7 @@ def _mnist(sound: Sound, folder: Path, pack: Callable[[bytes], bytes] = bytes, s
     for part, chosen in (("train", slice(0, 200)), ("t10k", slice(200, 300))):
         for name, array, code in (("images-idx3", pixels[chosen], 3), ("labels-idx1", labels[chosen], 1)):
             data = struct.pack(f">I{array.ndim}I", 0x800 + code, *array.shape) + array.tobytes()
-            (raw / f"{part}-{name}-ubyte{suffix}").write_bytes(pack(data))
-
-
-def _pictures(sound: Sound, folder: Path) -> None:
-    import numpy as np
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for label in ("train/a", "train/b", "test/a", "test/b"):
-        (folder / label).mkdir(parents=True)
-        for k, suffix in enumerate(("png", "jpg", "bmp", "webp", "tif", "ppm")):
-            Image.fromarray(rng.integers(0, 255, (9, 8, 3), np.uint8)).save(folder / label / f"{k}.{suffix}")
+            (raw / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(data))
 
 
 def _digits(sound: Sound, folder: Path) -> None:
@@ -176,8 +162,6 @@ def _lm_half(sound: Sound, folder: Path) -> None:
 MAKERS: dict[str, Callable[[Sound, Path], object]] = {
     "corpus": _corpus,
     "mnist": _mnist,
-    "mnist_gz": lambda sound, folder: _mnist(sound, folder, gzip.compress, ".gz"),
-    "pictures": _pictures,
     "runs/digits": _digits,
     "half": _lm_half,
     "tokenizer.model": lambda sound, path: shutil.copy(sound.get("stream") / path.name, path),

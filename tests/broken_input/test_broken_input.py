@@ -26,32 +26,29 @@ def cases(tmp_path_factory):
     return lambda *commands: Cases(folder, [each for each in SCENARIOS if each.command in commands])
 
 
-def test_a_few_cases_pass(cases):
-    drawn, codes = cases("data", "inspect", "cancel"), set()
+def run(drawn, examples, **options):
+    """Draw and run cases, the same ones each time if `derandomize`."""
+    ended = []
 
-    @settings(max_examples=10, derandomize=True, **DRAWN)
+    @settings(max_examples=examples, **options, **DRAWN)
     @given(st.data())
     def check(data):
-        case = drawn.run(data.draw)
-        assert not case.problem, case
-        codes.add(case.code)
+        ended.append(drawn.run(data.draw))
 
     check()
-    assert codes == {0, 2}
+    return ended
+
+
+def test_a_few_cases_pass(cases):
+    ended = run(cases("data", "inspect", "cancel"), 10, derandomize=True)
+    assert [case for case in ended if case.problem] == []
+    assert 2 in {case.code for case in ended}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_many_cases_of_a_command_pass(cases, command):
-    drawn = cases(command)
-
-    @settings(max_examples=20, **DRAWN)
-    @given(st.data())
-    def check(data):
-        case = drawn.run(data.draw)
-        assert not case.problem, case
-
-    check()
+    assert [case for case in run(cases(command), 20) if case.problem] == []
 
 
 HARM = {
@@ -79,15 +76,9 @@ def test_the_judge_notices(cases, monkeypatch, harm):
     drawn.scenarios = [scenario._replace(several=False, checked=["*"], result="printed")]
     drawn.baselines[scenario.words] = judge.Ended(0), ""
     drawn.inputs.get("stream")
+    monkeypatch.setattr("tests.broken_input.cases.KINDS", {"truncated": KINDS["truncated"]})
     code = compile(harm, "planted", "exec")
     monkeypatch.setattr(judge, "main_of", lambda words: lambda: exec(code, {"os": os, "sys": sys}))
-    ended = []
-
-    @settings(max_examples=1, derandomize=True, **DRAWN)
-    @given(st.data())
-    def check(data):
-        ended.append(drawn.run(data.draw, {"truncated": KINDS["truncated"]}))
-
-    check()
-    assert HARM[harm] in ended[0].problem
-    assert HARM[harm] or not ended[0].problem
+    (ended,) = run(drawn, 1, derandomize=True)
+    assert HARM[harm] in ended.problem
+    assert HARM[harm] or not ended.problem

@@ -18,8 +18,7 @@ from alma.report.advice.text import DocumentPart, expected, number
 from alma.report.age import MeanOverSeeds, losses_of
 from alma.report.age_table import unit
 from alma.report.compare import abbreviated
-from alma.report.results import Display, matrix
-from alma.report.sections import Section, rounded
+from alma.report.results import Display, Section, matrix, rounded
 from alma.report.tables import Table
 
 _MOST_TIMES = 4  # columns of forecasts

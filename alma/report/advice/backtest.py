@@ -15,7 +15,7 @@ from alma.report.advice.staleness_backtest import StalenessBacktest, look_back_o
 from alma.report.advice.text import DocumentPart
 from alma.report.age import losses_of
 from alma.report.age_table import unit
-from alma.report.sections import Section, rounded
+from alma.report.results import Section, rounded
 from alma.report.tables import Table
 
 TOLERANCE = 0.05

@@ -11,7 +11,7 @@ from alma.report.advice.forecast import Array, interval
 from alma.report.advice.staleness import StalenessFit, effect_of_age
 from alma.report.advice.text import DocumentPart, expected, number
 from alma.report.age import Losses, MeanOverSeeds
-from alma.report.sections import rounded
+from alma.report.results import rounded
 from alma.report.tables import Table
 
 QUESTION = "how often to retrain?"

@@ -15,8 +15,7 @@ from alma.errors import UserError
 from alma.records import Run
 from alma.report.advice.forecast import Array, Fit, LearningCurve, Scatter, estimate_scatter
 from alma.report.advice.questions import sides
-from alma.report.results import Result, compute, mean_and_deviation, trained
-from alma.report.sections import Section, find_sections
+from alma.report.results import Result, Section, compute, find_sections, mean_and_deviation, trained
 from alma.stages import stages
 
 DRAWS = 1000

@@ -1,8 +1,8 @@
 """The questions that advice answers, and the side of each that a configuration stands for."""
 
 from alma.report.labels import replay
+from alma.report.lm.entries import model_size
 from alma.report.results import Result
-from alma.report.sections import model_size
 
 
 def _members(result: Result) -> list[int]:

@@ -11,7 +11,7 @@ from alma.report.advice.forecast import LEVELS, Array, interval
 from alma.report.advice.staleness import StalenessFit, known_at
 from alma.report.advice.text import DocumentPart, number
 from alma.report.age import Losses
-from alma.report.sections import rounded
+from alma.report.results import rounded
 from alma.report.tables import Table
 
 RULES = ("no staleness", "as last time")

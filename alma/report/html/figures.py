@@ -1,25 +1,22 @@
 """The figures of the report page, as Plotly reads them: JSON with data, layout and config."""
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from alma.learners import colour_of
 from alma.report import compare
 from alma.report.figures import over_time
-from alma.report.html.summary import final
 from alma.report.labels import replay
-from alma.report.results import Measure, Result, compute, mean_and_deviation, memory, non_dominated
-from alma.report.sections import model_size, rounded
+from alma.report.lm.entries import model_size
+from alma.report.results import Measure, Result, compute, memory, non_dominated, rounded
 
 Figure = dict[str, Any]
 Choice = tuple[str, dict[str, Any], dict[str, Any]]
 """An entry of a figure's menu: name, new attributes of each trace, new attributes of the axes."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-BANDS = 12
-"""Most configurations whose curves have bands."""
 # Named, as Plotly's own choice of buttons includes one that sends the data to its server.
 _CONFIG: Figure = {"displaylogo": False, "responsive": True}
 _CONFIG |= {"modeBarButtons": [["toImage"], ["zoom2d", "pan2d", "resetScale2d"]]}
@@ -27,7 +24,7 @@ _HOVER = "%{meta[0]}<br>%{yaxis.title.text}: %{customdata}<br>%{xaxis.title.text
 
 
 def front(results: Sequence[Result]) -> Figure:
-    """A point per configuration, and small ones for its seeds; a menu chooses measure and cost.
+    """A point per configuration; a menu chooses measure and cost.
 
     The first trace is a dashed line through the non-dominated finished configurations.
     """
@@ -35,16 +32,15 @@ def front(results: Sequence[Result]) -> Figure:
     measures: dict[str, tuple[Measure, int]] = {
         **{f"{name} {display.name}": (measure, display.factor) for name, measure in compare.AVERAGES.items()},
         **{name.format(total=display.total): (measure, 1) for name, measure in compare.TOTALS.items()},
-        f"final {display.name}": (final, display.factor),
+        f"final {display.name}": (lambda rows: rows[max(rows)]["value"], display.factor),
     }
     costs = {"training compute, Comp (TFLOPs)": compute, "memory, Mem (parameters)": memory}
     line = {"color": "#777", "dash": "dash", "width": 1.5, "shape": "hv"}
     traces: list[Figure] = [{"name": "no other is better in both", "hoverinfo": "skip", "line": line}]
     traces[0]["mode"] = "lines"
     for result, look in zip(results, _looks(results), strict=True):
-        seeds = len(result.runs) if len(result.runs) > 1 else 0
-        marker = {"symbol": look["symbol"], "color": look["color"], "size": [look["size"], *[5] * seeds]}
-        marker["opacity"] = [1 if result.finished else 0.35, *[0.55] * seeds]
+        marker = {"symbol": look["symbol"], "color": look["color"], "size": look["size"]}
+        marker["opacity"] = 1 if result.finished else 0.35
         traces.append(_trace(result) | {"mode": "markers", "marker": marker})
     choices: list[Choice] = []
     for (y_name, (measure, factor)), (x_name, cost) in itertools.product(measures.items(), costs.items()):
@@ -63,28 +59,20 @@ def front(results: Sequence[Result]) -> Figure:
 
 
 def _point(result: Result, cost: Measure, measure: Measure, factor: int) -> dict[str, Any]:
-    """Mean and, with several seeds, the values of each seed; `customdata` has y as text."""
-    costs = list(map(cost, result.repeats))
-    values = [factor * measure(rows) for rows in result.repeats]
-    mean, deviation = mean_and_deviation(values)
-    several = len(values) > 1
-    texts = [compare.spread(measure, result, scaled=factor != 1)]
-    for run, value in zip(result.runs if several else (), values, strict=False):
-        texts.append(plain(f"{compare.number(value)} (seed {run.config['seed']})"))
-    bars = [rounded(deviation) or 0, *[0] * (len(values) * several)]
+    """Mean over seeds with its deviation; `customdata` has y as text."""
+    mean, deviation = result.over_seeds(lambda rows: factor * measure(rows))
     return {
-        "x": [rounded(x) for x in (math.fsum(costs) / len(costs), *costs * several)],
-        "y": [rounded(y) for y in (mean, *values * several)],
-        "error_y": {"type": "data", "array": bars, "thickness": 1.2, "width": 0},
-        "customdata": texts,
+        "x": [rounded(result.over_seeds(cost)[0])],
+        "y": [rounded(mean)],
+        "error_y": {"type": "data", "array": [rounded(deviation) or 0], "thickness": 1.2, "width": 0},
+        "customdata": [compare.spread(measure, result, scaled=factor != 1)],
     }
 
 
 def curves(results: Sequence[Result]) -> Figure:
     """The test metric of each configuration over the mega-batches; a value is held until the next stage.
 
-    If there are few, with a band of ±1 deviation. Untrained errors are dotted; untrained perplexity is left
-    out.
+    Untrained errors are dotted; untrained perplexity is left out.
     """
     traces: list[Figure] = []
     for result, look in zip(results, _looks(results), strict=True):
@@ -93,18 +81,12 @@ def curves(results: Sequence[Result]) -> Figure:
         steps = [
             p for i, p in enumerate(points) if not i or p[1:] != points[i - 1][1:] or i == len(points) - 1
         ]
-        shapes: list[tuple[dict[str, Any], int]] = [({"width": look["width"], "dash": look["dash"]}, 0)]
-        if len(results) <= BANDS and any(curve.deviation):
-            shapes += [({"width": 0}, 1), ({"width": 0}, -1)]
         waiting = [p for p in steps if result.waiting(int(p[0]))]
         trained = steps[len(waiting) :]
-        for line, sign in shapes if trained else ():
-            traces.append(_line(result, trained, sign, look, line))
-        if len(shapes) > 1 and trained:
-            red, green, blue = (int(look["color"][i : i + 2], 16) for i in (1, 3, 5))
-            traces[-1] |= {"fill": "tonexty", "fillcolor": f"rgba({red}, {green}, {blue}, 0.16)"}
+        if trained:
+            traces.append(_line(result, trained, look, {"width": look["width"], "dash": look["dash"]}))
         if waiting:
-            faint = _line(result, [*waiting, *trained[:1]], 0, look, {"width": 1.2, "dash": "dot"})
+            faint = _line(result, [*waiting, *trained[:1]], look, {"width": 1.2, "dash": "dot"})
             traces.append(faint | {"opacity": 0.4, "showlegend": not trained})
     values = [y for trace in traces for y in trace["y"] if y is not None]
     name = f"test {results[0].display.name}"
@@ -113,26 +95,20 @@ def curves(results: Sequence[Result]) -> Figure:
 
 
 def _line(
-    result: Result,
-    points: Sequence[tuple[float, float, float]],
-    sign: int,
-    look: Mapping[str, Any],
-    line: Figure,
+    result: Result, points: Sequence[tuple[float, float, float]], look: dict[str, Any], line: Figure
 ) -> Figure:
-    """A line through points (t, mean, deviation), or an edge of the band: `sign` deviations from the mean."""
+    """A line through points (t, mean, deviation)."""
     texts = [
         compare.number(y) + f" ±{compare.number(deviation)}" * (deviation > 0) for _, y, deviation in points
     ]
     return _trace(result) | {
         "x": [t for t, *_ in points],
-        "y": [rounded(y + sign * deviation) for _, y, deviation in points],
+        "y": [rounded(y) for _, y, _ in points],
         "customdata": texts,
-        "mode": "lines" if sign or len(points) > 30 else "lines+markers",
+        "mode": "lines" if len(points) > 30 else "lines+markers",
         "line": {"shape": "hv", "color": look["color"], **line},
         "marker": {"symbol": look["symbol"], "size": 6},
         "legendgroup": result.label,
-        "showlegend": not sign,
-        **({"hoverinfo": "skip"} if sign else {}),
     }
 
 
@@ -162,8 +138,7 @@ def _trace(result: Result) -> Figure:
 
 def plain(text: str) -> str:
     """Text from records as Plotly shows it, which reads tags and templates in text."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return text.replace("%{", "%&#123;")
+    return escape(text, quote=False).replace("%{", "%&#123;")
 
 
 def _axes(x_name: str, y_name: str, x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:

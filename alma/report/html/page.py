@@ -17,21 +17,19 @@ from typing import Any
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 from alma.records import Run
-from alma.report import age_table, compare, differences, drift, style
+from alma.report import differences, drift, style
 from alma.report.html import figures
-from alma.report.html.summary import count, summarize
-from alma.report.results import Result
-from alma.report.sections import Section, find_sections
+from alma.report.results import Result, Section, find_sections
 from alma.report.tables import TitledTable
 
 _FRONT = (
-    "A point per configuration: its mean over seeds with the standard deviation, its seeds as small dots; "
-    "lower left is better. The dashed line joins non-dominated configurations; pale ones have not finished "
-    "and do not count. Averages and sums are over t = 1, 2, ..., final values at the last t."
+    "A point per configuration: its mean over seeds with the standard deviation; lower left is better. The "
+    "dashed line joins non-dominated configurations; pale ones have not finished and do not count. Averages "
+    "and sums are over t = 1, 2, ..., final values at the last t."
 )
 _CURVES = (
-    "After each mega-batch: the mean over seeds, with a band of ±1 standard deviation. A value is held until "
-    "the next stage. Untrained errors are dotted and pale."
+    "After each mega-batch: the mean over seeds. A value is held until the next stage. Untrained errors are "
+    "dotted and pale."
 )
 _LEGEND = " Click in the legend to hide a configuration, twice to see it alone."
 
@@ -42,18 +40,14 @@ def write_page(
     """Write the page about `runs` to `path`; `remarks` say what was chosen, left out or counted twice.
 
     `baseline` is the label of the configuration whose differences from the others have a table. UserError:
-    plotly is missing, `path` is a folder, no run has rows, repeats share no t, or there is no such baseline.
+    `path` is a folder, no run has rows, repeats share no t, or there is no such baseline.
     """
     if path.is_dir():
         raise UserError(f"--html: {path} is a folder; give a file, such as {path / 'report.html'}")
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError("--html needs the package plotly: pip install plotly") from None
-    files = resources.files(__package__)
-    parts = {name: files.joinpath(f"page.{name}").read_text("utf-8") for name in ("css", "js")}
-    parts |= {"plotly": get_plotlyjs(), "body": body(runs, remarks, baseline)}
-    page = Template(files.joinpath("page.html").read_text("utf-8")).substitute(parts)
+    from plotly.offline import get_plotlyjs
+
+    template = Template((resources.files(__package__) / "page.html").read_text("utf-8"))
+    page = template.substitute(plotly=get_plotlyjs(), body=body(runs, remarks, baseline))
     make_directory(path.parent)
     with atomic_write(path) as file:
         file.write(page)
@@ -63,8 +57,8 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
     """The HTML of the page. UserError: no run has rows, or there is no such baseline."""
     sections = find_sections(runs)
     baselines = differences.find_baselines([section.results for section in sections], baseline)
-    runs_shown = count(len({run.directory for run in runs if run.rows}), "run")
-    parts = [f"<p>{runs_shown} · written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC</p>"]
+    directories = {run.directory for run in runs if run.rows}
+    parts = [f"<p>Run directories: {len(directories)}; written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC</p>"]
     if len(sections) > 1:
         links = (f'<a href="#s{i}">{escape(each.title)}</a>' for i, each in enumerate(sections))
         parts.append(f"<nav>{_listed(links)}</nav>")
@@ -72,7 +66,6 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
         parts.append(_listed(map(escape, remarks)))
     for i, (section, baseline_result) in enumerate(zip(sections, baselines, strict=True)):
         parts.append(f'<h2 id="s{i}">{escape(section.title)}</h2>')
-        parts.append(_listed(map(escape, summarize(section))))
         parts.append(_plotted("Front", _FRONT + _LEGEND, figures.front(section.results)))
         parts.append(_plotted("Over the stream", _CURVES + _LEGEND, figures.curves(section.results)))
         with style.drawing():
@@ -80,9 +73,8 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
                 file = io.BytesIO()
                 figure.savefig(file, format="svg", bbox_inches="tight", metadata=style.METADATA["svg"])
                 source = f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
-                parts.append(
-                    "<h3>Drift</h3>" * (j == 0) + f'<img alt="" src="{source}"><p>{escape(caption)}</p>'
-                )
+                heading = "<h3>Drift</h3>" * (j == 0)
+                parts.append(f'{heading}<img alt="" src="{source}"><p>{escape(caption)}</p>')
         parts.append("<h3>Tables</h3>")
         parts += map(_table, tables(section, baseline_result))
     return "\n".join(parts)
@@ -90,11 +82,7 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
 
 def tables(section: Section, baseline: Result | None) -> Iterator[TitledTable]:
     """The tables that `alma report` prints, and that of `alma advise`."""
-    yield compare.titled(section.results)
-    if aged := age_table.aged(section.results):
-        yield age_table.titled(aged)
-    if baseline:
-        yield differences.titled(baseline, section.results)
+    yield from differences.tables(section.results, baseline)
     from alma.report.advice.advice import DIFFERENCE, advise, decision_table  # loads NumPy and SciPy
 
     try:
@@ -107,10 +95,8 @@ def tables(section: Section, baseline: Result | None) -> Iterator[TitledTable]:
 
 
 def _plotted(title: str, caption: str, figure: Any) -> str:
-    text = json.dumps(figure, allow_nan=False, separators=(",", ":"))  # in ASCII
-    text = (
-        text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-    )  # cannot end the script
+    text = json.dumps(figure, allow_nan=False, separators=(",", ":"))
+    text = text.replace("&", "\\u0026").replace("<", "\\u003c")  # cannot end the script
     return (
         f'<h3>{title}</h3>\n<p>{caption}</p>\n<div class="plot" role="img" aria-label="{title}"></div>'
         f'<script type="application/json">{text}</script>'
@@ -119,7 +105,7 @@ def _plotted(title: str, caption: str, figure: Any) -> str:
 
 def _table(table: TitledTable) -> str:
     header, *rows = table.cells
-    names = "".join(f"<th><button>{escape(name)}</button></th>" for name in header)
+    names = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
     inner = f"<thead><tr>{names}</tr></thead><tbody>{''.join(f'<tr>{line}</tr>' for line in lines)}</tbody>"
     note = escape(table.note).replace("\n", "<br>")

@@ -2,15 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 from alma.configs import differing, flatten
 from alma.errors import UserError
 from alma.learners import LEARNERS, label_of
 from alma.records import Run
-from alma.report.labels import VARIANT, describe, distinguishing
+from alma.report.labels import VARIANT, as_setting, describe, distinguishing
 from alma.report.lm.reference import Reference
 from alma.report.results import Result, group
 
@@ -77,11 +76,11 @@ class Entry(NamedTuple):
         return None
 
 
-def find_entries(runs: Sequence[Run], per_word: bool = False) -> tuple[dict[str, list[Entry]], list[str]]:
+def find_entries(runs: Sequence[Run]) -> tuple[dict[str, list[Entry]], list[str]]:
     """The perplexity results, and a line for each run that is left out or not finished.
 
     Results are grouped by data and B; the key is a suffix for file names, "" of a single group.
-    UserError: no run has perplexity, or none has it per word.
+    UserError: no run has perplexity.
     """
     groups = [[r for r in results if r.metric == "perplexity" and r.times[-1]] for results in group(runs)]
     if not any(groups):
@@ -91,10 +90,6 @@ def find_entries(runs: Sequence[Run], per_word: bool = False) -> tuple[dict[str,
         for run in runs
         if any(row["metric"] != "perplexity" for row in run.rows)
     ]
-    if per_word:
-        groups = [[new for result in results if (new := _per_word(result))] for results in groups]
-        if not any(groups):
-            raise UserError("no row has perplexity_per_word: the streams of these runs do not count words")
     found = {results[0].stem.removeprefix("perplexity"): _named(results) for results in groups if results}
     for entry in itertools.chain(*found.values()):
         if entry.result.unfinished:
@@ -102,22 +97,6 @@ def find_entries(runs: Sequence[Run], per_word: bool = False) -> tuple[dict[str,
             remarks.append(f"not finished ({done}): {entry.setting} of {entry.size}")
     remarks = list(dict.fromkeys(remarks))  # a run with an average has the remarks of its raw weights
     return ({"": next(iter(found.values()))} if len(found) == 1 else found), remarks
-
-
-def _per_word(result: Result) -> Result | None:
-    """The result with perplexity per word as its values, at the t for which every repeat has it."""
-
-    def known(rows: Mapping[int, dict[str, Any]]) -> set[int]:
-        return {t for t, row in rows.items() if row["extra"].get("perplexity_per_word") is not None}
-
-    times = sorted(set.intersection(*map(known, result.repeats)))
-    if not any(times):
-        return None
-    repeats = tuple(
-        {t: {**rows[t], "value": rows[t]["extra"]["perplexity_per_word"]} for t in times}
-        for rows in result.repeats
-    )
-    return replace(result, repeats=repeats)
 
 
 def _named(results: Sequence[Result]) -> list[Entry]:
@@ -148,6 +127,13 @@ def size_of(result: Result, without: Collection[str] = ()) -> str:
         if name.startswith(_DIMENSIONS) and name not in without:
             dimensions.append(f"{name.removeprefix('--').removeprefix('decoder-')}={value}")
     return " ".join([arch or "base", *sorted(dimensions)])
+
+
+def model_size(result: Result) -> str:
+    """The size of any model: units of a hidden layer (images), or `size_of` a language model."""
+    if "hidden" in result.config:
+        return as_setting(result.config["hidden"])
+    return size_of(result) if "arch" in result.config else ""
 
 
 def setting(entry: Entry) -> str:

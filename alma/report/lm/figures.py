@@ -10,7 +10,6 @@ from alma.learners import colour_of
 from alma.report import style
 from alma.report.figures import curve
 from alma.report.front import Point, draw_front
-from alma.report.labels import listed
 from alma.report.lm.entries import Entry, sizes
 from alma.report.lm.reference import Reference, reference
 from alma.report.results import average_trained, compute, trained
@@ -40,9 +39,9 @@ _PAPER = (
     "for large; section 6.2 prints 42 and 126."
 )
 _FRONT = (
-    "Average {metric} over the stream against training compute. The grey line joins the configurations that "
-    "no other beats in both; labels are their experts, such as 4@2 for 2 members with 4 experts each. All "
-    "have one waiting time, so that their averages start at the same mega-batch."
+    "Average perplexity over the stream against training compute. The grey line joins the configurations "
+    "that no other beats in both; labels are their experts, such as 4@2 for 2 members with 4 experts each. "
+    "All have one waiting time, so that their averages start at the same mega-batch."
 )
 
 
@@ -54,12 +53,9 @@ class Trajectory(NamedTuple):
     deviation: list[float]
 
 
-def write_figures(
-    found: Mapping[str, Sequence[Entry]], out: Path, per_word: bool
-) -> tuple[list[Picture], list[str]]:
+def write_figures(found: Mapping[str, Sequence[Entry]], out: Path) -> tuple[list[Picture], list[str]]:
     """Write Figure 5 and the front for each B of `find_entries` to `out`; returns pictures and remarks."""
-    paper = [] if per_word else reference()
-    metric = "perplexity per word" if per_word else "perplexity"
+    paper = reference()
     pictures: list[Picture] = []
     remarks: list[str] = []
 
@@ -69,30 +65,28 @@ def write_figures(
 
     def leave_out(name: str, entries: Sequence[Entry], shown: Sequence[Entry]) -> None:
         names = [f"{entry.setting} of {entry.size}" for entry in entries if entry not in shown]
-        remarks.extend([f"not in {name}: {listed(names)}"] if names else [])
+        remarks.extend([f"not in {name}: {'; '.join(names)}"] if names else [])
 
     with style.drawing():
         for suffix, entries in found.items():
             shown = comparable(entries)
-            rule = "one waiting time, usual updates, no replay, not from scratch"
-            leave_out(f"Figure 5 ({rule})", entries, shown)
-            if not shown:
-                continue
-            figure, matched = figure5(shown, paper, f"average {metric} over {_first(shown)}..t")
-            save(figure, f"figure5{suffix}", CAPTION + _PAPER * bool(matched))
-            if paper:
+            leave_out(
+                "Figure 5 (one waiting time, usual updates, no replay, not from scratch)", entries, shown
+            )
+            if shown:
+                figure, matched = figure5(shown, paper, f"average perplexity over {_first(shown)}..t")
+                save(figure, f"figure5{suffix}", CAPTION + _PAPER * bool(matched))
                 remarks.append(f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper")
-        for suffix, entries in found.items():
             shown = complete(entries)
             leave_out("the front (one waiting time, whole stream)", entries, shown)
             if len(shown) < 2:
                 remarks.append("front: only one configuration" if shown else "front: no configuration")
                 continue
             first = shown[0].result
-            label = f"average {metric} over t = {_first(shown)}..{first.megabatches}"
-            title = f"{first.stream}: {metric} against compute"
+            label = f"average perplexity over t = {_first(shown)}..{first.megabatches}"
+            title = f"{first.stream}: perplexity against compute"
             figure = draw_front(list(map(front_point, shown)), title, label)
-            save(figure, f"front{suffix}", _FRONT.format(metric=metric))
+            save(figure, f"front{suffix}", _FRONT)
     return pictures, remarks
 
 

@@ -9,78 +9,65 @@ from collections.abc import Mapping, Sequence
 from alma.configs import flatten
 from alma.report.labels import distinguishing
 from alma.report.lm.entries import SHOWN, TOLERANCE, Entry, setting, sizes
-from alma.report.lm.reference import KS, Reference, reference, reference_iid
+from alma.report.lm.reference import KS, reference, reference_iid
 from alma.report.results import Result
-from alma.report.tables import Line, PaperCell, PaperTable
-
-_SIZES = (
-    "The paper prints 65M, 91M and 116M for its base model with 4, 8 and 12 experts; the architecture that "
-    "it describes has 63.8M, 89.0M and 114.2M."
-)
+from alma.report.tables import TitledTable
 
 
-def tables(found: Mapping[str, list[Entry]], per_word: bool) -> tuple[dict[str, PaperTable], list[str]]:
+def tables(found: Mapping[str, list[Entry]]) -> tuple[dict[str, TitledTable], list[str]]:
     """Table 2 and, if there are runs for it, Table 1 of the entries of each B, by file name without suffix.
 
-    The second value has a line per missing Table 1. The paper has no numbers per word.
+    The second value has a line per missing Table 1.
     """
-    paper = [] if per_word else reference()
-    metric = "perplexity per word" if per_word else "perplexity"
     made, missing = {}, []
     for suffix, entries in found.items():
-        made[f"table2{suffix}"] = table2(entries, paper, metric)
-        first = table1(entries, paper, metric)
-        if isinstance(first, PaperTable):
+        made[f"table2{suffix}"] = table2(entries)
+        first = table1(entries)
+        if isinstance(first, TitledTable):
             made[f"table1{suffix}"] = first
         else:
             missing.append(first)
     return made, missing
 
 
-def table2(entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "perplexity") -> PaperTable:
+def table2(entries: Sequence[Entry]) -> TitledTable:
     """Perplexity after each mega-batch. A growing learner has a line per number of experts or members."""
-    times = range(1, entries[0].result.megabatches + 1)
+    paper, times = reference(), range(1, entries[0].result.megabatches + 1)
     order = sizes(entries)
     width = len(times) + 1  # |θ|, then a cell per t
-    lines: dict[tuple, Line] = {}
+    lines: dict[tuple, list[str]] = {}
     rows = matched = 0
-    others = False  # whether a size is not what the paper prints, beyond rounding
     for entry in entries:
         result, start = entry.result, _natural(entry.structure(entry.result.times[0]))
-        at = width * order.index(entry.size)
+        at = 2 + width * order.index(entry.size)
         phases = itertools.groupby((t for t in result.times if t >= 1), entry.structure)
         for number, (structure, phase) in enumerate(phases):
-            blank = [PaperCell()] * (width * len(order))
-            made = Line([entry.setting, structure], blank, result.learner, number > 0)
             key = result.rank, result.waiting_time, entry.setting, start, number, _natural(structure)
-            cells = lines.setdefault(key, made).cells
+            names = ["" if number else entry.setting, structure]
+            cells = lines.setdefault(key, names + [""] * (width * len(order)))
             since = next(phase)
             line, parameters = entry.match(since, paper), entry.parameters(since)
             rows, matched = rows + 1, matched + (line is not None)
-            others = others or (line is not None and abs(parameters / line.parameters - 1) > 0.01)
-            ours, theirs = _millions(parameters), _millions(line.parameters) if line else ""
-            cells[at] = PaperCell(ours + f" [{theirs}]" * bool(line), ours, paper=theirs)
+            cells[at] = _millions(parameters) + (f" [{_millions(line.parameters)}]" if line else "")
             for t in (since, *phase):
                 published = line.perplexity.get(t) if line else None
-                cells[at + t] = PaperCell("*", "*") if result.waiting(t) else _value(result, t, published)
+                cells[at + t] = "*" if result.waiting(t) else _value(result, t, published)
     body = [lines[key] for key in sorted(lines)]
     what = f" of {order[0]}" if len(order) == 1 else ""
-    title = f"Table 2: test {metric}{what} after mega-batch t, B = {len(times)}"
+    title = f"Table 2: test perplexity{what} after mega-batch t, B = {len(times)}"
     columns = ["|θ|", *(f"t={t}" for t in times)]
-    notes = _notes(body, rows, matched, paper) + [_SIZES] * others
-    return PaperTable(title, ["setting", "# experts"], order, columns, body, notes)
+    header = [f"{size} {name}" if len(order) > 1 else name for size in order for name in columns]
+    return TitledTable(title, [["setting", "# experts", *header], *body], _note(body, rows, matched))
 
 
 def _millions(count: float) -> str:
     return f"{count / 1e6:,.0f}M" if count >= 1e9 else f"{count / 1e6:.3g}M"
 
 
-def _value(result: Result, t: int, published: float | None) -> PaperCell:
+def _value(result: Result, t: int, published: float | None) -> str:
     mean, deviation = result.over_seeds(lambda rows: rows[t]["value"])
-    several = len(result.repeats) > 1
-    paper = "" if published is None else f"{published:.2f}"
-    text = f"{mean:,.2f}" + f" ±{deviation:,.2f}" * several + f" [{paper}]" * bool(paper)
-    return PaperCell(text, f"{mean:.4f}", f"{deviation:.4f}" * several, paper)
+    paper = "" if published is None else f" [{published:.2f}]"
+    return f"{mean:,.2f}" + f" ±{deviation:,.2f}" * (len(result.repeats) > 1) + paper
 
 
 def _natural(label: str) -> tuple[int, ...]:
@@ -88,27 +75,24 @@ def _natural(label: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else 0 for part in label.split("@"))
 
 
-def _notes(body: Sequence[Line], rows: int, matched: int, paper: Sequence[Reference]) -> list[str]:
-    cells = [cell for line in body for cell in line.cells]
-    waits, several = PaperCell("*", "*") in cells, any(cell.deviation for cell in cells)
-    notes = ["* the learner waits: no stage complete yet."] * waits
-    notes += ["± is the sample standard deviation over seeds."] * several
+def _note(body: Sequence[Sequence[str]], rows: int, matched: int) -> str:
+    cells = [cell for line in body for cell in line[2:]]
+    notes = ["* the learner waits: no stage complete yet."] * ("*" in cells)
+    notes += ["± is the sample standard deviation over seeds."] * any("±" in cell for cell in cells)
     brackets = "[ ] is the paper's number: " * bool(matched)
     rule = f"{matched} of {rows} rows match its table (setting, experts, size to {TOLERANCE:.0%})."
-    return notes + [brackets + rule] * bool(paper)
+    return "\n".join([*notes, brackets + rule])
 
 
-def table1(
-    entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "perplexity"
-) -> PaperTable | str:
+def table1(entries: Sequence[Entry]) -> TitledTable | str:
     """I.i.d. against sequential training on k mega-batches with the same updates; or why there is no table.
 
     I.i.d. training waits for k mega-batches and takes k times the updates, measured after its first stage.
     Sequential training has w = 1, measured at t = k.
     """
-    published = reference_iid() if paper else {}
+    paper, published = reference(), reference_iid()
     order = sizes(entries)
-    lines: dict[tuple, Line] = {}
+    lines: dict[tuple, list[str]] = {}
     for column, k in enumerate(KS):
         for iid in [entry for entry in entries if _is_iid(entry, k)]:
             sequential = _sequential(iid, k, entries)
@@ -120,10 +104,9 @@ def table1(
             extra = iid.setting.removeprefix(setting(iid))
             place = order.index(iid.size), _natural(structure), iid.result.variant, extra
             names = [f"{iid.size} {iid.method}{extra}", structure]
-            made = Line(names, [PaperCell()] * (2 * len(KS)), learner)
-            cells = lines.setdefault((iid.result.rank, *place), made).cells
+            cells = lines.setdefault((iid.result.rank, *place), names + [""] * (2 * len(KS)))
             for i, entry in enumerate((iid, sequential)):
-                cells[2 * column + i] = _value(entry.result, k, theirs[i] if theirs else None)
+                cells[2 + 2 * column + i] = _value(entry.result, k, theirs[i] if theirs else None)
     if not lines:
         pairs = [(entry, k) for entry in entries for k in KS]
         ks = " or ".join(map(str, KS))
@@ -135,11 +118,10 @@ def table1(
             missing = f"no run with w = 1 has reached t = {ks}"
         return f"Table 1 left out: {missing}"
     body = [lines[key] for key in sorted(lines)]
-    title = f"Table 1: test {metric} of i.i.d. against sequential training on k mega-batches, same updates"
-    matched = sum(any(cell.paper for cell in line.cells) for line in body)
-    groups = [f"k={k}" for k in KS]
-    notes = _notes(body, len(body), matched, paper)
-    return PaperTable(title, ["method", "# experts"], groups, ["i.i.d.", "seq."], body, notes)
+    title = "Table 1: test perplexity of i.i.d. against sequential training on k mega-batches, same updates"
+    matched = sum(any("[" in cell for cell in line[2:]) for line in body)
+    header = [f"k={k} {way}" for k in KS for way in ("i.i.d.", "seq.")]
+    return TitledTable(title, [["method", "# experts", *header], *body], _note(body, len(body), matched))
 
 
 def _is_iid(entry: Entry, k: int) -> bool:

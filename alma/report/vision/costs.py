@@ -1,5 +1,6 @@
 """Figures of image runs by cost: the front, 2, 4, 7 (top), 8, and the first draft's radar plots."""
 
+import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from alma.report import style
 from alma.report.front import TFLOPS, Point, draw_front
 from alma.report.results import Result, compute, memory
 from alma.report.style import LegendEntries, dot, mark, number_axis
-from alma.report.vision import parts, select
+from alma.report.vision import select
 from alma.report.vision.select import Missing, Pair, cer, distinct, methods, size, wait
 
 CER = "cumulative error rate, CER\n(untrained errors while waiting included)"
@@ -42,11 +43,11 @@ def against_costs(results: Sequence[Result]) -> dict[str, Any]:
     if len(shown) < 2:
         raise Missing("only one configuration without --replay")
     figure, ((left, right),) = style.subplots(1, 2, (7.4, 3.4), sharey=True)
-    markers = parts.markers(distinct(wait, results))
+    markers = dict(zip(distinct(wait, results), itertools.cycle(style.MARKERS), strict=False))
     for axes, cost in ((left, compute), (right, memory)):
         curves = select.cer_against(shown, cost)
         for curve in curves:
-            look = parts.look(curve.result, results)
+            look = select.look(curve.result, results)
             axes.plot(curve.x, curve.y, **look, **dot(look["color"], markers[wait(curve.result)]))
             bars = {"linestyle": "none", "ecolor": look["color"], "elinewidth": 0.8}
             axes.errorbar(curve.x, curve.y, curve.deviation, **bars)
@@ -55,7 +56,7 @@ def against_costs(results: Sequence[Result]) -> dict[str, Any]:
     left.set(xlabel=TFLOPS, ylabel=CER, title=f"{results[0].stream}: compute")
     right.set(xlabel="parameters summed over the stream, Mem", title="memory")
     marks = [(f"w = {w}", mark(markers[w])) for w in distinct(wait, shown)]
-    style.add_legend(figure, {"learner": parts.method_entries(shown, results), "waiting time": marks})
+    style.add_legend(figure, {"learner": select.method_entries(shown, results), "waiting time": marks})
     return {"": figure}
 
 
@@ -64,11 +65,11 @@ def replay_at_one_wait(results: Sequence[Result]) -> dict[str, Any]:
     pairs = select.at_one_wait(select.replay_pairs(results))
     figure, ((axes,),) = style.subplots(1, 1, (4.8, 3.2))
     plain = [pair[0] for pair in pairs]
-    marks = _draw_pairs([(axes, parts.look(pair[0], results)["color"], pair) for pair in pairs])
+    marks = _draw_pairs([(axes, select.look(pair[0], results)["color"], pair) for pair in pairs])
     axes.set(xlabel=TFLOPS, ylabel=CER)
     axes.set_title(f"{results[0].stream}, w = {wait(plain[0])}: effect of replay")
     _label_cer_axes([axes], [r.over_seeds(cer)[0] for pair in pairs for r in pair], plain)
-    style.add_legend(figure, {"learner": parts.method_entries(plain, results)} | marks)
+    style.add_legend(figure, {"learner": select.method_entries(plain, results)} | marks)
     return {"": figure}
 
 
@@ -79,15 +80,12 @@ def replay_at_all_waits(results: Sequence[Result]) -> dict[str, Any]:
     figure, panels = style.named_panels(methods(plain), sharex=True, sharey=True)
     colours = style.wait_colours(map(wait, results))
     marks = _draw_pairs([(panels[pair[0].method], colours[wait(pair[0])], pair) for pair in pairs])
-    parts.colour_titles(panels, plain, results)
+    select.colour_titles(panels, plain, results)
     style.name_axes(figure, list(panels.values()), TFLOPS, CER)
     if len(panels) == 1:
         _label_cer_axes(list(panels.values()), [r.over_seeds(cer)[0] for pair in pairs for r in pair], plain)
-    groups = {
-        f"{results[0].stream}: effect of replay": [],
-        "waiting time": parts.wait_entries(plain, results),
-    }
-    style.add_legend(figure, groups | marks)
+    title = f"{results[0].stream}: effect of replay"
+    style.add_legend(figure, {title: [], "waiting time": select.wait_entries(plain, results)} | marks)
     return {"": figure}
 
 
@@ -97,7 +95,7 @@ def _draw_pairs(pairs: Sequence[tuple[Any, str, Pair]]) -> dict[str, LegendEntri
     Of each pair, its panel and colour. Returns the entries of the legend.
     """
     plain = [pair[0] for _, _, pair in pairs]
-    markers = parts.markers(distinct(size, plain))
+    markers = dict(zip(distinct(size, plain), itertools.cycle(style.MARKERS), strict=False))
     for axes, colour, pair in pairs:
         x, values = [r.over_seeds(compute)[0] for r in pair], [r.over_seeds(cer) for r in pair]
         y, deviation = zip(*values, strict=True)
@@ -110,7 +108,7 @@ def _draw_pairs(pairs: Sequence[tuple[Any, str, Pair]]) -> dict[str, LegendEntri
         number_axis(axes, "x", [r.over_seeds(compute)[0] for r in results], log_from=5)
         number_axis(axes, "y", [r.over_seeds(cer)[0] for r in results], log_from=2.5)
     sizes = [(str(hidden), mark(markers[hidden])) for hidden in distinct(size, plain)]
-    return {parts.units(plain[0]): sizes, "replay": [("without", mark(hollow=True)), ("with", mark())]}
+    return {select.units(plain[0]): sizes, "replay": [("without", mark(hollow=True)), ("with", mark())]}
 
 
 def _label_cer_axes(panels: Sequence[Any], values: Sequence[float], shown: Sequence[Result]) -> None:
@@ -150,14 +148,14 @@ def radars(results: Sequence[Result]) -> dict[str, Any]:
             axes.set_title(textwrap.fill(axes.get_title(), 26), pad=16)
             for name, angle, rotation in zip(measured, angles, (0, 90, 0, -90), strict=True):
                 axes.text(angle, 1.13, name, ha="center", va="center", rotation=rotation, fontsize=7)
-        parts.colour_titles(panels, members, results)
+        select.colour_titles(panels, members, results)
         ranges: LegendEntries = []
         for name, spoke in measured.items():
             start = short(min(spoke.values)) if spoke.logarithmic else "0"
             text = f"{name}: {start} to {short(max(spoke.values))}" + ", log" * spoke.logarithmic
             ranges.append((text, {"linestyle": ""}))
-        heading = f"{results[0].stream}, {parts.size_label(members[0])}"
-        waits = parts.wait_entries(members, results)
+        heading = f"{results[0].stream}, {select.size_label(members[0])}"
+        waits = select.wait_entries(members, results)
         style.add_legend(figure, {heading: [], "waiting time": waits, "axes (smaller is better)": ranges})
         figures[f"_h{hidden}"] = figure
     if not figures:

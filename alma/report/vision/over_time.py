@@ -8,7 +8,7 @@ from alma.report import style
 from alma.report.figures import Curve, draw_over_time, frame_over_time
 from alma.report.results import Result
 from alma.report.style import GREY, LegendEntries
-from alma.report.vision import parts, select
+from alma.report.vision import select
 from alma.report.vision.select import Missing, distinct, size, wait
 
 _ERROR = "test error (%)"
@@ -21,7 +21,7 @@ _DRAFT_COLOURS = ("#7A4A21", "#2F5FC4", "#C62828", "#7B2D9B")
 def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
     """Figure 1 right: error over time of one learner and size; a colour per waiting time."""
     shown, colours = select.most_waits(results), style.wait_colours(map(wait, results))
-    title = f"{results[0].stream}: {shown[0].method}, {parts.size_label(shown[0])}"
+    title = f"{results[0].stream}: {shown[0].method}, {select.size_label(shown[0])}"
     return _panel(title, [(f"w = {wait(r)}", r, {"color": colours[wait(r)]}) for r in shown], area=True)
 
 
@@ -42,7 +42,7 @@ def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
         lines.append((name, result, look))
     tree = lines[0][1]
     replay = ", replay" if tree.config["replay"] else ""
-    return _panel(f"{results[0].stream}, {parts.size_label(tree)}, w = {wait(tree)}{replay}", lines)
+    return _panel(f"{results[0].stream}, {select.size_label(tree)}, w = {wait(tree)}{replay}", lines)
 
 
 def _panel(
@@ -77,8 +77,8 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
                 axes.text(0.5, 0.5, "no run", transform=axes.transAxes, ha="center", color="0.5")
             axes.set_title(f"{name}, {hidden}", color=colour_of(learner), fontweight="bold")
     frame_over_time(figure, rows, _ERROR)
-    heading = f"{results[0].stream}, {parts.units(shown[0])} {' and '.join(map(str, sizes))}"
-    style.add_legend(figure, {heading: [], "waiting time": parts.wait_entries(shown, results)})
+    heading = f"{results[0].stream}, {select.units(shown[0])} {' and '.join(map(str, sizes))}"
+    style.add_legend(figure, {heading: [], "waiting time": select.wait_entries(shown, results)})
     return {"": figure}
 
 
@@ -95,7 +95,7 @@ def two_learners(results: Sequence[Result]) -> dict[str, Any]:
     figure, (row,) = style.subplots(1, len(sizes), (1.8 + 2.7 * len(sizes), 2.8), sharex=True, sharey=True)
     curves = []
     for hidden, axes in zip(sizes, row, strict=True):
-        axes.set_title(parts.size_label(next(r for r in shown if size(r) == hidden)), pad=20)
+        axes.set_title(select.size_label(next(r for r in shown if size(r) == hidden)), pad=20)
         heights = (1.09, 1.04)  # the panel ends at 1
         for (learner, line), height in zip(_OVERLAID.items(), heights, strict=True):
             members = [r for r in shown if (r.learner, size(r)) == (learner, hidden)]
@@ -108,7 +108,7 @@ def two_learners(results: Sequence[Result]) -> dict[str, Any]:
     frame_over_time(figure, [(list(row), curves)], _ERROR)
     lines: LegendEntries = [(name, {"color": GREY, "linestyle": line}) for name, line in _OVERLAID.items()]
     bars: LegendEntries = [("where waiting longer has the lowest error", {"linestyle": ""})]
-    groups = {"learner": lines, "waiting time": parts.wait_entries(shown, results), "bars": bars}
+    groups = {"learner": lines, "waiting time": select.wait_entries(shown, results), "bars": bars}
     style.add_legend(figure, {results[0].stream: [], **groups})
     return {"": figure}
 
@@ -131,11 +131,11 @@ def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
         plain = [pair[0] for pair in shown if pair[0] not in whole] + whole
         for line, members in (("-", plain), ("--", [pair[1] for pair in shown])):
             curves += [draw_over_time(axes, r, color=colours[wait(r)], linestyle=line) for r in members]
-        axes.set_title(f"{name}, {parts.size_label(plain[0])}")
+        axes.set_title(f"{name}, {select.size_label(plain[0])}")
     drawn = [curve.result for curve in curves]
-    parts.colour_titles(panels, drawn, results)
+    select.colour_titles(panels, drawn, results)
     frame_over_time(figure, [(list(panels.values()), curves)], _ERROR)
     lines: LegendEntries = [("without", {"color": GREY}), ("with", {"color": GREY, "linestyle": "--"})]
-    waits = parts.wait_entries(drawn, results)
+    waits = select.wait_entries(drawn, results)
     style.add_legend(figure, {results[0].stream: [], "waiting time": waits, "replay": lines})
     return {"": figure}

@@ -1,4 +1,4 @@
-"""Selections of image runs for the paper's figures: by data set, method, size and waiting time.
+"""Selections of image runs for the paper's figures: by data set, method, size and waiting time; their looks.
 
 A method is a learner with its settings, except size (`hidden`), waiting time, replay and seed. The decay of
 an average of weights belongs to the waiting time: it makes another method only if it differs at one of them.
@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 
 from alma import metrics
 from alma.configs import canonical, differing, flatten
+from alma.learners import colour_of
 from alma.records import Run
+from alma.report import style
 from alma.report.figures import Curve
 from alma.report.labels import ALWAYS_SHOWN, as_setting, variants
 from alma.report.results import Measure, Result, Rows, column, compute, group, memory, slug
+from alma.report.style import LegendEntries
 
 _NOT_METHOD = ALWAYS_SHOWN | {"hidden", "dataset", "data"}
 _CONTROLLED = ("hidden", "waiting_time", "replay", "epochs", "arch")
@@ -271,3 +274,37 @@ def ablation(results: Sequence[Result]) -> dict[str, Result]:
             nearest = min(candidates, key=distance)
             shown[f"{name}, {nearest.config['experts']} experts"] = nearest
     return shown
+
+
+def units(result: Result) -> str:
+    """The unit of `size`."""
+    return "channels" if result.config.get("arch") == "vgg" else "hidden units"
+
+
+def size_label(result: Result) -> str:
+    """The size with its unit, such as "8 hidden units"; of a model of torchvision, its name."""
+    return f"{size(result)} {units(result)}" if size(result) else result.config["arch"]
+
+
+def look(result: Result, results: Sequence[Result]) -> dict[str, Any]:
+    """Colour of the learner, and lightness and line style of the method among the learner's methods."""
+    peers = methods(r for r in results if r.learner == result.learner)
+    return style.variant(colour_of(result.learner), peers.index(result.method))
+
+
+def method_entries(shown: Sequence[Result], results: Sequence[Result]) -> LegendEntries:
+    """Legend entries of the methods."""
+    return list({result.method: look(result, results) for result in shown}.items())
+
+
+def wait_entries(shown: Sequence[Result], results: Sequence[Result]) -> LegendEntries:
+    """Legend entries of the waiting times of `shown`, in the colours of all `results`."""
+    colours = style.wait_colours(map(wait, results))
+    return [(f"w = {w}", {"color": colours[w], "linewidth": 2}) for w in distinct(wait, shown)]
+
+
+def colour_titles(panels: dict[str, Any], shown: Sequence[Result], results: Sequence[Result]) -> None:
+    """Give the titles of panels, which are by method, the colours of the learners."""
+    for result in shown:
+        colour = look(result, results)["color"]
+        panels[result.method].title.set(color=colour, fontweight="bold")
