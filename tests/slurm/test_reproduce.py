@@ -186,3 +186,23 @@ def test_the_exit_code_of_a_tool_is_passed_on_and_ends_the_list(small, monkeypat
     monkeypatch.setattr(reproduce, "run", lambda one: next(codes))
     assert call(main, monkeypatch, "all") == 3
     assert "\nfirst: paper: waiting helps" in capsys.readouterr().out
+
+
+def test_missing_images_end_everything_before_the_first_run(small, monkeypatch, capfd):
+    """With one line that names the data set, and what is missing; --download fetches it once, first."""
+    started = []
+    real = reproduce.run
+    monkeypatch.setattr(reproduce, "run", lambda one: started.append(one.words) or real(one))
+    (small / "sizes.yaml").write_text("sizes: {medium: {dataset: mnist, megabatches: 2}}")
+    assert call(main, monkeypatch, "all", "--size", "paper", "--data-root", "nowhere") == 2
+    said = capfd.readouterr()
+    assert "cannot read mnist from nowhere" in said.err
+    assert said.err.count("\n") == 1
+    assert len(started) == 1
+    assert not Path("reproduced").exists()
+    started.clear()
+    monkeypatch.setattr(reproduce.children, "ask", lambda *_: "run\n")
+    monkeypatch.setattr(reproduce, "run", lambda one: started.append(one.words) or 0)
+    assert call(main, monkeypatch, "all", "--size", "medium", "--download") == 0
+    assert started[0][-3:] == ["mnist", "data", "download"]
+    assert [words[2] for words in started[1:]] == ["vision.run", "alma.report"] * 2
