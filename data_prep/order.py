@@ -16,12 +16,10 @@ that a new stream of all mega-batches would have.
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
-import yaml
 
-from alma.errors import UserError, hint
+from alma.errors import UserError
 from data_prep.cut import SortedCorpus, Wanted
 from data_prep.pools import Pool, Span, sizes_of, spans_of
 
@@ -168,36 +166,4 @@ def from_corpus(corpus: list[tuple[str, bool]]) -> list[list[str]]:
             order[-1].append(name)
     if problems:
         raise UserError("; ".join(dict.fromkeys(problems)))
-    return order
-
-
-def from_file(path: str, sources: list[str]) -> list[list[str]]:
-    """The order in a YAML file: a list of mega-batches, each a source or a list of sources.
-
-    UserError: not such a list, or not exactly the given sources.
-    """
-    try:
-        record = yaml.load(Path(path).read_text("utf-8"), yaml.BaseLoader)
-    except OSError as error:
-        raise UserError(f"--order {path}: {(error.strerror or 'unreadable').lower()}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"--order {path}: not YAML ({' '.join(str(error).split())})") from error
-    order = [[item] if isinstance(item, str) else item for item in record] if isinstance(record, list) else []
-    lists = all(isinstance(batch, list) and batch for batch in order)
-    names = [name for batch in order for name in batch] if lists else []
-    if not names or not all(isinstance(name, str) for name in names):
-        raise UserError(
-            f"--order {path}: expected a list of mega-batches, each a source or a list of sources, such as "
-            "[2023, [2024, books]]"
-        )
-    problems = []
-    for name in dict.fromkeys(names):
-        if name not in sources:
-            problems.append(f"no source {name} among the CORPUS arguments; {hint(name, sources)}")
-        if names.count(name) > 1:
-            problems.append(f"{name} is there twice")
-    if missing := sorted(set(sources) - set(names)):
-        problems.append(f"{', '.join(missing)} missing from the order")
-    if problems:
-        raise UserError(f"--order {path}: {'; '.join(problems)}")
     return order

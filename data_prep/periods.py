@@ -13,7 +13,7 @@ from alma.errors import UserError
 from alma.files import write_json_atomic
 from data_prep.compressed import Document, Skipped
 from data_prep.dates import Dates, LeftOut, label
-from data_prep.documents import Shard, count_words
+from data_prep.documents import Shard, count_words, normalise
 from data_prep.order import Ordered, TooSmall
 from data_prep.work import Work, Workspace, read_json
 
@@ -95,7 +95,7 @@ def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> Non
         left_out[why][0] += 1
 
     for source, raw in space.reader.raw(shard, None, leave):
-        text = space.reader.normalised(raw) if words else ""
+        text = normalise(raw) if words else ""
         found[source] += count_words(text) if text else 0
     write_json_atomic(space.file("dates", number, "json"), {"words": found, "left_out": left_out})
 

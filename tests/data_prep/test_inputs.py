@@ -141,14 +141,6 @@ def test_memory_is_bounded(tmp_path, monkeypatch, name):
     assert peak < (60 << 20 if name.endswith(".zst") else 12 << 20)
 
 
-def test_optional_normalisation(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("a&amp;b&nbsp;c &lt;&#10;\x00d\x0ce \x07 f\x85\ufeffg\x9f\n\x01", "utf-8")
-    assert read(path)[0] == ["a&amp;b&nbsp;c &lt;&#10;\x00d e \x07 f \ufeffg\x9f\n\x01"]
-    assert read(path, Reader(unescape_html=True))[0] == ["a&b c <\n\x00d e \x07 f \ufeffg\x9f\n\x01"]
-    assert read(path, Reader(strip_control=True))[0] == ["a&amp;b&nbsp;c &lt;&#10;d e f g"]
-
-
 def test_corpus_arguments(tmp_path, monkeypatch):
     names = ["cc/1/wet/a.wet.gz", "cc/2/wet/b.wet.gz", "cc/2/wet/_log.gz", "cc/2/seg/c.txt", "one.txt.bz2"]
     for name in names:

@@ -6,7 +6,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from alma.errors import UserError
-from data_prep.order import Ordered, from_corpus, from_file
+from data_prep.order import Ordered, from_corpus
 from data_prep.pools import nearest
 
 from .plans import in_hash_order, make_records, plan_of, split_of
@@ -176,32 +176,3 @@ def test_the_order_of_the_command_line():
         from_corpus([("a", True), ("b", False), ("c", False), ("b", False), ("c", False), ("b", True)])
     assert str(error.value).startswith("a+=: the first source begins a mega-batch; write a=; b: in two")
     assert "c: in two mega-batches" in str(error.value)
-
-
-def test_the_order_of_a_file(tmp_path):
-    path = tmp_path / "order.yaml"
-    path.write_text("- 2023\n- [2024, books]\n- - 2025.0\n", "utf-8")
-    sources = ["2025.0", "books", "2023", "2024"]
-    assert from_file(str(path), sources) == [["2023"], ["2024", "books"], ["2025.0"]]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("- 2023\n- boks\n- 2024\n", "no source boks among the CORPUS arguments; did you mean books?"),
-        ("- 2023\n- [2024, books, 2023]\n", "2023 is there twice"),
-        *((text, "expected a list of mega-batches") for text in ("2023: 2024", "- [[2023]]", "- []", "")),
-        ("- [2023\n", "not YAML"),
-        ("[" * 100_000, "not YAML ("),
-        (None, "no such file"),
-    ],
-)
-def test_orders_that_do_not_fit(tmp_path, text, message):
-    path = tmp_path / "order.yaml"
-    if text is not None:
-        path.write_text(text, "utf-8")
-    with pytest.raises(UserError) as error:
-        from_file(str(path), ["2023", "2024", "books"])
-    assert str(error.value).startswith(f"--order {path}: ")
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)

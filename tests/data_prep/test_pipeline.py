@@ -88,9 +88,6 @@ def test_splitting_names_order_and_workers_do_not_matter(near, prepare, tmp_path
             pack, suffix = data.draw(st.sampled_from([(bytes, "txt"), (gzip.compress, "txt.gz")]))
             (folder / name / f"{file}.{suffix}").write_bytes(pack(text))
         corpus.append(f"{name}={folder / name}")
-    if flag:  # the order is then that of the file
-        (folder / "order.yaml").write_text("- a\n- b\n- c\n", "utf-8")
-        corpus, flag = data.draw(st.permutations(corpus)), ["--order", folder / "order.yaml"]
     with pytest.MonkeyPatch.context() as patch:
         for module, name, low, high in (
             (documents, "SHARD_BYTES", 3000, 9000),

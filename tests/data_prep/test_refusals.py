@@ -123,7 +123,6 @@ REFUSED = [
     (f"2023.txt 2025.txt --ordered {ORDERED} --words 50000", r"megabatch_01 \(2025\) has .* are missing"),
     (f"2023+=2023.txt --ordered {ORDERED}", r"2023\+=: the first source begins a mega-batch; write 2023="),
     (f"x=2023.txt y=2024.txt x=2025.txt --ordered {ORDERED}", "x: in two mega-batches; give each a name"),
-    (f"2023.txt --order none.yaml {ORDERED}", "--order none.yaml: no such file or directory"),
     # dated
     (f"{BY} --by month --date-key day", "600 documents without a date .first: .*: no date at byte 0"),
     (f"{BY} --by day", "argument --by: invalid choice: 'day'"),
@@ -132,7 +131,7 @@ REFUSED = [
     (f"{BY} --until 2019", "no document is in a period of the stream: left out 600 after"),
     (f"{BY} --words 50000", r"3 of 3 periods have fewer than the 50,300 words of their parts \(200 test"),
     (f"{BY} --mega-batches 3", "--mega-batches: not of an ordered stream: its mega-batches are periods"),
-    (f"{BY} --order x.yaml", "--order: not with --by"),
+    (f"{BY} --ordered", "--ordered: not with --by"),
     (f"coarse.jsonl {BY} --by month", "1 documents without a date .*1 documents with an unreadable date "
      r"\(first: .*coarse.jsonl: '44 BC' at byte \d+\); 1 documents whose date is not within one period"),
     # appended
@@ -141,7 +140,7 @@ REFUSED = [
     ("2024.txt --append --out iid --seed 0", "--seed: not with --append"),
     ("2024.txt --append --out iid --max-document-words 20", "stream was made with no --max-document-words"),
     ("2024.txt --append --out iid --near-duplicates drop", "the stream was made with keep; leave it out"),
-    ("2024.txt --append --out iid --ordered", "was made without them; leave them out"),
+    ("2024.txt --append --out iid --ordered", "was made without it; leave it out"),
     ("2024.txt --append --out iid --by year", "was made without --by; leave them out"),
     ("2024.txt --append --out iid --words 100000", "words are missing; add text or ask for fewer"),
     ("2024.txt --append --out nowhere", "no finished stream here"),
