@@ -191,8 +191,8 @@ def main() -> None:
     resources.check_cluster(arguments)
     wanted = resources.read(arguments, USUAL)
     # NumPy and SentencePiece take a while to import.
-    from data_prep.advice import summary
     from data_prep.cluster import ClusterWork
+    from data_prep.describe import summary
     from data_prep.pipeline import append, make_stream
     from data_prep.settings import settings_of
     from data_prep.work import Work

@@ -4,8 +4,9 @@ An n-gram of words of a held-out part is seen if a mega-batch that the learner r
 on the part has it: any mega-batch of an i.i.d. stream; in an ordered one those up to the part's own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from alma.stream import Stream
 from alma.tables import as_text
 from alma.workers import Workers
 from data_prep import shingles
-from data_prep.advice import near_dropped
 from data_prep.words import Spelling, read_spelling, word_blocks
 from data_prep.work import run_all
 
@@ -90,6 +90,14 @@ def report(stream: Stream, workers: Workers) -> str:
     if largest < max(part.words for part in (stream.test, stream.valid, *stream.held_out)) / 2:
         lines.append(f"Measured on the first {largest:,} {N}-grams of each part, a random sample.")
     return "\n".join(lines)
+
+
+def near_dropped(corpora: Sequence[Mapping[str, Any]]) -> str:
+    """How many near duplicates were dropped; empty if they are kept."""
+    counted = [corpus for corpus in corpora if "near_duplicate_documents" in corpus]
+    documents = sum(corpus["near_duplicate_documents"] for corpus in counted)
+    words = sum(corpus["near_duplicate_words"] for corpus in counted)
+    return f"{documents:,} near duplicates ({words:,} words)" if counted else ""
 
 
 def seen(path: str, held_out_paths: list[str], spelling: Spelling, limit: int) -> np.ndarray:

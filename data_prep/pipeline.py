@@ -15,7 +15,7 @@ from alma.configs import differing
 from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
-from data_prep import advice, cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
+from data_prep import cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
 from data_prep.cut import Wanted
 from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
@@ -201,12 +201,6 @@ def _run(
         near = find_near(space, wanted, work, len(shards), past)
     keys = [out / f"{part.prefix}.keys" for part in before]
     count = sort_documents(space, wanted, work, len(shards), keys, near)
-    sums = ranges.load_sums(space, count)
-    warnings = advice.books(settings.files, settings.reader, space.by_name(sums["read"][:, :2].sum(0).T))
-    if settings.reader.max_document_words:
-        warnings += advice.long_documents(int(sums["whole"].max()), wanted)
-    for line in warnings:  # now: encoding may take hours
-        print(line, file=sys.stderr)
     planned = plan_buckets(space, wanted, work, count)
     if drop:
         ranged = [(1,)] * count
@@ -233,7 +227,7 @@ def _run(
         tasks.append(Task(space.directory / f"{name}.json", sum(words), final))
     work.run("finalise", encode.finalise_part, tasks, "word")
     parts = [replace(_part(space, task.done), period=wanted.period(task.done.stem)) for task in tasks]
-    corpus = _corpus_record(space, settings, planned, len(shards), warnings)
+    corpus = _corpus_record(space, settings, planned, len(shards))
     return corpus | ({"dates": dates} if dates else {}), parts
 
 
@@ -292,7 +286,7 @@ def plan_buckets(space: Workspace, wanted: Wanted, work: Work, count: int) -> Co
 
 
 def _corpus_record(
-    space: Workspace, settings: StreamSettings, planned: CorpusPlan, shards: int, warnings: list[str]
+    space: Workspace, settings: StreamSettings, planned: CorpusPlan, shards: int
 ) -> dict[str, Any]:
     """The corpus in stream.json. `spread`: (max - min) / `wanted.words`, not of mega-batches taken whole."""
     wanted = settings.wanted
@@ -311,8 +305,6 @@ def _corpus_record(
     if skips := sorted(scan.skips(space, shards)):
         first = [str(skip) for skip in skips[:_SKIPS]]
         corpus["skipped"] = {"summary": documents.skipped_summary(skips), "first": first}
-    if warnings:
-        corpus["warnings"] = warnings
     return corpus
 
 
