@@ -204,13 +204,8 @@ def main() -> None:
         else:
             stream = make_stream(settings_of(arguments), arguments.out, work)
     print(summary(stream))
-    for what, numbers in (
-        ("seconds", {stage: f"{seconds:.2f}" for stage, seconds in work.seconds.items()}),
-        ("CPU seconds", {stage: f"{usage.cpu:.2f}" for stage, usage in work.usage.items()}),
-        ("peak MB of a process", {stage: f"{usage.peak / 1e6:.0f}" for stage, usage in work.usage.items()}),
-    ):
-        if numbers:  # empty if the stream was already finished
-            print(f"{what}: " + "  ".join(f"{stage} {number}" for stage, number in numbers.items()))
+    if work.seconds:  # else the stream was already finished
+        print("seconds: " + "  ".join(f"{stage} {seconds:.2f}" for stage, seconds in work.seconds.items()))
 
 
 if __name__ == "__main__":
