@@ -13,7 +13,6 @@ from alma.tables import as_text
 from alma.workers import Workers
 from data_prep import contamination, similarity, words
 from data_prep.dictionary import EOS, SPECIALS, UNKNOWN, read_tokens
-from data_prep.periods import abridged
 from data_prep.similarity import Counts
 from data_prep.work import run_all
 
@@ -59,11 +58,9 @@ def summary(stream: Stream) -> str:
         f"{near and f', of which {near}'}; left out {corpus['surplus_words']:,} surplus words"
         + (f"; spread of the mega-batches {corpus['spread']:.3%}" if "spread" in corpus else ""),
     ]
-    dates = corpus.get("dates", {"left_out": {}, "empty": []})
-    if counts := [f"{count:,} {why}" for why, count in dates["left_out"].items()]:
-        lines.append(f"left out by date, documents: {', '.join(counts)}")
-    if dates["empty"]:
-        lines.append(f"periods without documents: {abridged(dates['empty'])}")
+    if left_out := corpus.get("dates", {}).get("left_out"):
+        counts = ", ".join(f"{count:,} {why}" for why, count in left_out.items())
+        lines.append(f"left out by date, documents: {counts}")
     if "skipped" in corpus:
         lines.append(corpus["skipped"]["summary"])
     return "\n".join(lines)

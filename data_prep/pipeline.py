@@ -206,7 +206,6 @@ def _run(
         ranged = [(1,)] * count
         work.each("hashes", plan.keep_entries, space, "past.bin", ranged, "range", count, len(shards), wanted)
     work.each("shuffle", shuffle.shuffle_shard, space, "spill.npy", shards, "B", wanted, count)
-    shuffle.check_shuffle(space, planned, len(shards))
     if settings.vocab_size is not None:
         # Only of the first mega-batch: the others have not arrived when the model is first trained.
         arguments = (space, planned.buckets(0), len(shards), settings.vocab_size)

@@ -132,6 +132,8 @@ def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[tuple[b
                 parts.append(index.read((end - start) * INDEX.itemsize))
                 texts.seek(byte)
                 chunks.append(texts.read(byte_end - byte))
+                if len(parts[-1]) < (end - start) * INDEX.itemsize or len(chunks[-1]) < byte_end - byte:
+                    raise damaged(space.file("spill", number, "bin"))
     rows = np.frombuffer(b"".join(parts), INDEX)
     sizes = rows["bytes"].astype(np.int64)
     chunk = np.repeat(np.arange(len(parts)), [len(part) // INDEX.itemsize for part in parts])
@@ -149,20 +151,3 @@ def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[tuple[b
                 f"{space.directory}: damaged (a document of bucket {bucket}); remove it and run again"
             )
         yield keys[KEY_BYTES * place : KEY_BYTES * (place + 1)], text
-
-
-def check_shuffle(space: Workspace, plan: CorpusPlan, shards: int) -> None:
-    """Compare the documents per bucket with the plan. UserError: they differ."""
-    counts = np.zeros(len(plan.bucket_split), np.int64)
-    for number in range(shards):
-        table = mapped_array(space.file("spill", number, "npy"))
-        documents, size = table[-1, -1].tolist()
-        for suffix, expected in (("index", documents * INDEX.itemsize), ("bin", size)):
-            path = space.file("spill", number, suffix)
-            if path.stat().st_size != expected:
-                raise damaged(path)
-        counts += np.diff(table[:, :, 0], axis=1).sum(0)
-    if (counts != plan.bucket_documents).any():
-        raise UserError(
-            f"{space.directory}: damaged (documents lost in the shuffle); remove it and run again"
-        )

@@ -15,7 +15,7 @@ from alma.stream import Stream
 from data_prep import documents, plan
 from data_prep.dates import Dates, label, number_of
 from data_prep.documents import Reader
-from data_prep.periods import empty_periods, merged
+from data_prep.periods import merged
 from data_prep.scan import scan_shard
 from data_prep.work import Workspace
 
@@ -92,7 +92,7 @@ def test_the_parts_and_what_is_in_them(news, dated, tmp_path):
     record = json.loads((out / "stream.json").read_bytes())
     assert record["megabatches"][2]["period"] == "2023"
     assert "period" not in record["test"]
-    assert record["corpus"]["dates"] == {"left_out": {}, "empty": ["2022"]}
+    assert record["corpus"]["dates"] == {"left_out": {}}
     assert record["settings"]["dates"]["by"] == "year"
 
 
@@ -151,7 +151,7 @@ def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_pat
     assert [part.period for part in stream.megabatches] == list(YEARS)
     assert stream.megabatches[:2] == before.megabatches
     late = len(early) + 1
-    assert stream.appended[0]["corpus"]["dates"] == {"left_out": {"late": late}, "empty": ["2022"]}
+    assert stream.appended[0]["corpus"]["dates"] == {"left_out": {"late": late}}
     longest = digests(out)
     prepare(rest, "--append", out=out, **APPEND)
     assert digests(out) == longest, "the same again changes nothing"
@@ -189,7 +189,6 @@ def test_bounds_undated_text_and_nested_dates(news, dated, tmp_path, capsys):
     assert stream.corpus["dates"]["left_out"] == counts
     text = capsys.readouterr().out
     assert f"left out by date, documents: 3 undated, 1 unreadable, {before} before, {after} after" in text
-    assert "periods without documents: 2022" in text
 
 
 def test_small_periods_are_merged(news, dated, tmp_path, inspected):
@@ -210,13 +209,6 @@ def test_the_rule_of_merging():
     assert merged(sizes, 6) == [[1, 2], [4], [5, 6, 7]]
     assert merged({1: 3, 2: 1}, 6) == [[1, 2]]
     assert merged({1: 6, 2: 6}, 6) == [[1], [2]]
-
-
-def test_empty_periods_are_named():
-    month = Dates("month")
-    numbers = [number_of("month", date(2020, each, 1)) for each in (1, 2, 4, 9)]
-    assert empty_periods(month, numbers) == ["2020-03", "2020-05..2020-08"]
-    assert empty_periods(Dates("month", after=numbers[1]), numbers[3:]) == ["2020-03..2020-08"]
 
 
 def test_dates_of_wet_and_parquet(news, dated, tmp_path):

@@ -120,7 +120,7 @@ REFUSED = [
     (f"2023.txt 2025.txt --ordered {ORDERED} --valid-source 2023", "--valid-source: not of an ordered"),
     ("2023.txt --ordered --valid-words 9 --vocab-size 60", "give --eval-words"),
     ("2023.txt --ordered --eval-words 9 --vocab-size 60", "give --valid-words"),
-    (f"2023.txt 2025.txt --ordered {ORDERED} --words 50000", r"megabatch_01 \(2025\) has .* are missing"),
+    (f"2023.txt 2025.txt --ordered {ORDERED} --words 50000", r"megabatch_01 \(2025\) has .*; add text"),
     (f"2023+=2023.txt --ordered {ORDERED}", r"2023\+=: the first source begins a mega-batch; write 2023="),
     (f"x=2023.txt y=2024.txt x=2025.txt --ordered {ORDERED}", "x: in two mega-batches; give each a name"),
     # dated
@@ -129,7 +129,7 @@ REFUSED = [
     (f"{BY} --from 2020-02-30", "--from '2020-02-30': no date; write it as 2023"),
     (f"{BY} --from 2020 --until 2019", "--from 2020 is after --until 2019"),
     (f"{BY} --until 2019", "no document is in a period of the stream: left out 600 after"),
-    (f"{BY} --words 50000", r"3 of 3 periods have fewer than the 50,300 words of their parts \(200 test"),
+    (f"{BY} --words 50000", r"3 of 3 mega-batches have fewer than the 50,300 words of their parts \(200"),
     (f"{BY} --mega-batches 3", "--mega-batches: not of an ordered stream: its mega-batches are periods"),
     (f"{BY} --ordered", "--ordered: not with --by"),
     (f"coarse.jsonl {BY} --by month", "1 documents without a date .*1 documents with an unreadable date "
