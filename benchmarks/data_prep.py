@@ -225,7 +225,7 @@ def contaminated(files: Files, words: int, folder: Path) -> Rows:
             )
             with Work(1) as work, Workers(1) as workers:
                 made = make_stream(settings, folder / f"{drop}{seed}", work)
-                shares.append(next(iter(contamination(made, workers) or ())))
+                shares.append(contamination(made, workers)[0])
         row: dict[str, Any] = {"near duplicates": "drop" if drop else "keep"}
         for name, field in (("8-grams", "seen"), ("documents", "seen_documents")):
             values = [getattr(share, field) for share in shares]

@@ -44,14 +44,12 @@ class Contamination:
     """Share of the documents with an n-gram of which more than MOSTLY are seen."""
 
 
-def contamination(stream: Stream, workers: Workers) -> list[Contamination] | None:
-    """Measure all held-out parts; None: the tokenizer is unknown.
+def contamination(stream: Stream, workers: Workers) -> list[Contamination]:
+    """Measure all held-out parts.
 
     Memory of a process: about 0.5 GB for large held-out parts. UserError: damaged files.
     """
     spelling = read_spelling(stream)
-    if spelling is None:
-        return None
     parts = [*stream.held_out, *stream.held_out_valid] if stream.ordered else [stream.test, stream.valid]
     own = [number % len(stream.megabatches) for number in range(len(parts))] if stream.ordered else None
     paths, limit = [stream.path(part) for part in parts], max(1, SAMPLE // len(parts))
@@ -76,8 +74,6 @@ def contamination(stream: Stream, workers: Workers) -> list[Contamination] | Non
 def report(stream: Stream, workers: Workers) -> str:
     """The contamination of each held-out part as a table."""
     found = contamination(stream, workers)
-    if found is None:
-        return "Contamination: cannot tell, because the tokenizer is unknown."
     rows = [["", f"{N}-grams", "documents"]]
     rows += [[each.part, f"{each.seen:.1%}", f"{each.seen_documents:.1%}"] for each in found]
     where = "up to its mega-batch" if stream.ordered else "of all mega-batches"

@@ -1,18 +1,15 @@
-"""A description of a stream: tables of its parts, their comparison and samples of their documents."""
+"""A description of a stream: tables of its parts, and their comparison."""
 
-import json
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
 
-from alma.errors import UserError
 from alma.stream import Stream
 from alma.tables import as_text
 from alma.workers import Workers
 from data_prep import contamination, similarity, words
-from data_prep.dictionary import EOS, SPECIALS, UNKNOWN, read_tokens
+from data_prep.dictionary import SPECIALS, UNKNOWN, read_tokens
 from data_prep.similarity import Counts
 from data_prep.work import run_all
 
@@ -25,11 +22,10 @@ A tokenizer trained on megabatch_00 fits it better than the others, which raises
 The verdict leaves out valid, which often has a single source."""
 DRIFT = """\
 Drift. new tokens, new words: share of the occurrences in a mega-batch whose token or word is in no mega-batch
-before (-: the tokenizer is unknown). Then the divergence of the token frequencies of two mega-batches,
+before. Then the divergence of the token frequencies of two mega-batches,
 relative to random regroupings of the same documents (1 = i.i.d.; - = too few documents).
 valid and test mix all mega-batches, so a choice made by valid uses text of the future; training validates on
 valid_00, ... of the mega-batches that it has."""
-_SAMPLE = 300  # characters
 
 NOTES = """\
 Tokens include the end of every line and document; median, 95% and longest are tokens of a document.
@@ -112,45 +108,6 @@ def describe(stream: Stream, workers: Workers, seed: int) -> str:
     return "\n".join([table, notes, comparison, "", contamination.report(stream, workers)])
 
 
-def samples(stream: Stream, number: int, seed: int) -> str:
-    """The beginnings of `number` random documents of each part."""
-    decode = decoder(stream)
-    lines = []
-    for index, part in enumerate(stream.parts):
-        ids, ends = similarity.open_part(stream.path(part))
-        rng = np.random.default_rng([seed % 2**64, index])
-        for chosen in np.sort(rng.choice(len(ends), min(number, len(ends)), replace=False)).tolist():
-            start, end = (int(ends[chosen - 1]) if chosen else 0), int(ends[chosen])
-            shown = ids[start : min(end, start + 4 * _SAMPLE)]  # a character may take 4 tokens
-            items = np.split(shown, np.flatnonzero(shown == EOS) + 1)
-            text = "\n".join(decode(item[item != EOS].tolist()) for item in items).strip()
-            text = text[:_SAMPLE] + (" ..." if len(text) > _SAMPLE else "")
-            lines.append(f"\n{part.name}, document {chosen + 1:,} of {len(ends):,}, {end - start:,} tokens:")
-            lines.append(textwrap.indent(text, "    "))
-    return "\n".join(lines)
-
-
-def decoder(stream: Stream) -> Callable[[list[int]], str]:
-    """A function from the ids of a line to its text. UserError: the stream has no tokenizer."""
-    model, encoder = stream.directory / "tokenizer.model", stream.directory / "encoder.json"
-    try:
-        if model.name in stream.files:
-            import sentencepiece
-
-            processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-            # SentencePiece's ids are one less than fairseq's, but for <unk> 0.
-            return lambda ids: str(processor.decode([i - 1 if i > UNKNOWN else 0 for i in ids]))
-        if encoder.name in stream.files:
-            from tokenizers import decoders
-
-            spelt = {str(i): token for token, i in json.loads(encoder.read_text("utf-8")).items()}
-            tokens = ["?"] * SPECIALS + [spelt[token] for token in read_tokens(stream.directory)]
-            return lambda ids: decoders.ByteLevel().decode([tokens[i] for i in ids])
-    except (OSError, RuntimeError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(f"{stream.directory}: damaged tokenizer ({error}); copy it again") from error
-    raise UserError(f"{stream.directory}: stream.json names no tokenizer, so there is no --samples")
-
-
 Ratios = dict[tuple[int, int], tuple[float, float] | None]
 """(ratio, z) of each pair i < j of parts, see `similarity.compare`."""
 
@@ -194,7 +151,7 @@ def drift(stream: Stream, counts: Sequence[Counts], ratios: Ratios, workers: Wor
         total = counts[t].total
         new_tokens = total[~seen].sum() / total.sum()
         seen |= total > 0
-        shares = [f"{new_tokens:.2%}", f"{new_words[t]:.2%}" if new_words else "-"] if t else ["", ""]
+        shares = [f"{new_tokens:.2%}", f"{new_words[t]:.2%}"] if t else ["", ""]
         cells = [
             _cell(ratios[min(t, other), max(t, other)]) if t != other else "" for other in range(len(parts))
         ]

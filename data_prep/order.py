@@ -127,8 +127,8 @@ class Ordered(Wanted):
         if min(counts) <= 0:
             part = ("test", "valid", "megabatch")[int(np.argmin(counts))]
             raise UserError(
-                f"{part}_{self.first + t:02d} would be empty: the longest document of {self.title(t)} has "
-                f"{pool.longest():,} words; ask for more words{corpus.or_split}"
+                f"{part}_{self.first + t:02d} would be empty: the longest document has "
+                f"{corpus.whole:,} words; ask for more words{corpus.or_split}"
             )
         # The beginnings of the held-out parts are in the mixed parts too: at least one document of each.
         for split, size in zip(held_out, (self.eval_words, self.valid_words), strict=True):

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Generator
@@ -38,11 +37,6 @@ def documents(source: str, left_out: Counter[str]) -> Generator[Document, None, 
         raise UserError(f"{source}: no such folder; give a repository on this machine, or `git clone` it")
     if not shutil.which("git"):
         raise UserError("git is not installed, or not in PATH")
-    if b"true" in b"".join(_git(source, "rev-parse", "--is-shallow-repository")):
-        print(
-            f"warning: {source}: a shallow clone, which lacks old commits; `git fetch --unshallow` gets them",
-            file=sys.stderr,
-        )
     fields = _git(source, *_LOG, f"--format={'%x00'.join(_FIELDS)}", "HEAD", "--")
     for date, seconds, *texts in zip(fields, fields, fields, fields, strict=False):
         trailers, message = (text.decode(errors="replace").rstrip() for text in texts)

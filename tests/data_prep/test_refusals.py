@@ -273,8 +273,6 @@ def test_errors_in_workers_are_one_line_too(place, tmp_path):
         ("nowhere", "nowhere: no finished stream here"),
         ("", "the following arguments are required: STREAM"),
         ("nowhere --workers 0", "'0' is not a positive whole number"),
-        ("nowhere --samples=-1", "'-1' is not a positive whole number"),
-        ("nowhere --samples 1 --verify", "not allowed with"),
     ],
 )
 def test_wrong_arguments_of_inspect(tmp_path, monkeypatch, capsys, line, message):

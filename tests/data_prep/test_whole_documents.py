@@ -88,7 +88,7 @@ def test_a_document_is_in_one_part_and_parts_have_their_size(corpus, prepare, in
         pieces = 3 if stream.ordered and part in (stream.test, stream.valid) else 1
         assert abs(part.words - wanted) <= LIMIT * pieces, part.name
     assert inspected(out, "--verify")[0] == 0
-    shown = inspected(out, "--samples", 1)[1]
+    shown = inspected(out)[1]
     column = shown.splitlines()[0].split().index("documents") + 1  # the names of the parts have no header
     for part in stream.parts:
         row = next(line.split() for line in shown.splitlines() if line.startswith(f"{part.name} "))
