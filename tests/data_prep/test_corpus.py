@@ -1,22 +1,17 @@
-"""`alma corpus git` and `alma corpus debian-changelogs`: what is written, and that `alma data` reads it."""
+"""`alma corpus git` and `alma corpus debian-changelogs`: what is written."""
 
 import gzip
 import json
 import os
-import random
 import subprocess
-import textwrap
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from alma.stream import Stream
 from data_prep.corpus import __main__ as cli
 
-from .conftest import LETTERS, make_documents, outcome, run
-from .test_dated import SIZES
-from .test_pipeline import texts
+from .conftest import make_documents, outcome, run
 
 PLAIN = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "HOME": os.devnull}
 
@@ -260,37 +255,3 @@ def test_entries_of_changelogs(corpus, tmp_path):
         "4 broken entries",
         "7 repeated entries",
     ]
-
-
-@pytest.mark.parametrize("recipe", ["git", "debian-changelogs"])
-def test_alma_data_reads_what_is_written(corpus, prepare, tmp_path, recipe):
-    """Every document once, in the period of its date in UTC."""
-    rng = random.Random(0)
-    written = {}
-    for text in make_documents(0, 130, 4):
-        zone = timezone(timedelta(minutes=rng.randrange(-14 * 60, 14 * 60)))
-        moment = datetime(2020, 1, 1, tzinfo=UTC) + timedelta(seconds=rng.randrange(4 * 365 * 86400))
-        written[text.translate(LETTERS)] = moment.astimezone(zone)
-    title = ""
-    if recipe == "git":
-        commits = "".join(
-            f"commit refs/heads/main\nauthor A <a@x> {moment.timestamp():.0f} {moment:%z}\n"
-            f"committer A <a@x> 1900000000 +0000\ndata {len(text)}\n{text}\n"
-            for text, moment in written.items()
-        )
-        Repository(tmp_path / "source").git("fast-import", "--quiet", data=commits.encode())
-    else:
-        title = "bab baba\n"
-        listed = [
-            entry(textwrap.indent(text, "  "), f"{moment:%a, %d %b %Y %H:%M:%S %z}", *title.split())
-            for text, moment in written.items()
-        ]
-        for number in range(3):
-            write_package(tmp_path / "source", f"p{number}", "".join(listed[number:] + listed[: number + 9]))
-    assert corpus(recipe, tmp_path / "source", "--out", tmp_path / "text.jsonl")[0] == 0
-    made = prepare(tmp_path / "text.jsonl", "--by", "year", out=tmp_path / "out", **SIZES | {"words": None})
-    stream = Stream.load(made)
-    found = {}
-    for part in (*stream.megabatches, *stream.held_out, *stream.held_out_valid):
-        found |= dict.fromkeys(texts(made, part.prefix), int(part.period))
-    assert found == {title + text: moment.astimezone(UTC).year for text, moment in written.items()}

@@ -1,6 +1,5 @@
 """`--by`: periods of the documents' dates are the mega-batches."""
 
-import gzip
 import json
 import random
 from datetime import date, datetime, timedelta
@@ -21,8 +20,8 @@ from data_prep.work import Workspace
 
 from .conftest import FEW, LETTERS, edited, make_documents
 from .corpus_files import warc
-from .test_ordered import APPEND, SIZES, past
-from .test_pipeline import digests, relaunch, texts
+from .test_ordered import APPEND, SIZES
+from .test_pipeline import digests, past, relaunch, texts
 
 YEARS = ("2020", "2021", "2023", "2024")
 
@@ -96,21 +95,6 @@ def test_the_parts_and_what_is_in_them(news, dated, tmp_path):
     assert record["settings"]["dates"]["by"] == "year"
 
 
-def test_neither_files_nor_names_nor_workers_matter(news, dated, tmp_path, monkeypatch):
-    whole = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "whole")
-    monkeypatch.setattr(documents, "SHARD_BYTES", 5000)
-    folder = tmp_path / "other"
-    folder.mkdir()
-    for number, name in enumerate("zya"):
-        path = write_dated(folder / f"{name}.jsonl", news[number::3][::-1], other=1)
-        if name == "y":
-            (folder / "y.json.gz").write_bytes(gzip.compress(path.read_bytes()))
-            path.unlink()
-    out = dated(f"news={folder}", out=tmp_path / "out", workers=2)
-    assert digests(out) == digests(whole)
-    assert Stream.load(out).parts == Stream.load(whole).parts
-
-
 @given(st.randoms(use_true_random=False), st.sampled_from(["month", "quarter", "2-years"]))
 @settings(FEW, max_examples=4)
 def test_no_text_of_the_future_and_no_piece_in_two_parts(dated, tmp_path_factory, rng, by):
@@ -135,11 +119,10 @@ def test_no_text_of_the_future_and_no_piece_in_two_parts(dated, tmp_path_factory
     assert len(where) > 200
 
 
-@pytest.mark.parametrize("near", [None, "drop"])
-def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_path, near):
-    if near:
-        news += [(day, edited(text, 2, 1).translate(LETTERS)) for day, text in news[:60]]
-        random.Random(1).shuffle(news)
+def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_path):
+    news += [(day, edited(text, 2, 1).translate(LETTERS)) for day, text in news[:60]]
+    random.Random(1).shuffle(news)
+    near = "drop"
     whole = dated(write_dated(tmp_path / "all.jsonl", news), out=tmp_path / "whole", near_duplicates=near)
     early = [each for each in news if each[0] < "2023"]
     out = dated(write_dated(tmp_path / "early.jsonl", early), out=tmp_path / "out", near_duplicates=near)

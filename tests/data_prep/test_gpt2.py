@@ -15,7 +15,7 @@ from alma.stream import Stream
 from data_prep import gpt2
 from data_prep.gpt2 import GPT2
 
-from .conftest import check_against_fairseq_preprocess, make_documents
+from .conftest import make_documents
 
 ODD = [
     "it's they'll we'd I've 'sx x's' '' 's 't'll \u2019s don't! 'S",
@@ -73,16 +73,6 @@ def test_white_space_of_the_pattern_never_occurs_in_a_normalised_line(pair):
     spaces = regex.findall(r"\s", "".join(map(chr, range(0x110000))))
     assert len(spaces) > 20
     assert not "".join(spaces).split()
-
-
-def test_files_are_those_of_fairseq_preprocess_with_gpt2(prepare, gpt2_files, pair, tmp_path):
-    blocks = [text.replace("\n", "\r\n") for text in make_documents(6, 150)] + ODD
-    path = tmp_path / "text.txt"
-    path.write_bytes("\n\n".join(blocks).encode())
-    out = prepare(
-        path, out=tmp_path / "out", words=400, mega_batches=1, valid_words=50, **flags_of(gpt2_files)
-    )
-    check_against_fairseq_preprocess(out, path, lambda line: list(map(str, pair[1].encode(line))), tmp_path)
 
 
 def test_the_stream_keeps_the_files(corpus, prepare, gpt2_files, tmp_path, capsys):

@@ -124,27 +124,6 @@ def test_a_document_belongs_to_the_first_megabatch_that_has_it(corpus):
 
 @given(corpora())
 @settings(max_examples=12, deadline=None)
-def test_every_cut_is_within_half_a_document(corpus):
-    records, wanted = corpus
-    found = parts_of(records, wanted)
-    words = dict(zip(records["low"].tolist(), records["words"].tolist(), strict=True))
-    high = dict(zip(records["low"].tolist(), records["high"].tolist(), strict=True))
-    for t in range(3):
-        target = running = 0
-        names = ("test", "valid", "megabatch") if wanted.words else ("test", "valid")
-        last = -1
-        for name, size in zip(names, (wanted.eval_words, wanted.valid_words, wanted.words), strict=False):
-            keys = found[f"{name}_{t:02d}"]
-            target += size
-            running += sum(words[key] for key in keys)
-            assert abs(running - target) <= max(words.values()) / 2
-            order = [high[key] for key in keys]
-            assert [last, *order] == sorted({last, *order})  # in hash order, one part after another
-            last = order[-1]
-
-
-@given(corpora())
-@settings(max_examples=12, deadline=None)
 def test_the_mixed_parts_are_nearest_to_their_share(corpus):
     """Counted from the documents that the held-out part has, not from the words that were asked for."""
     records, wanted = corpus

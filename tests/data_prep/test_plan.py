@@ -142,24 +142,6 @@ def same_plan(records, wanted, sources, bucket_bytes, known=None, **sizes):
     assert found[0] == found[1]
 
 
-@given(corpora(), st.randoms())
-@settings(max_examples=12, deadline=None)
-def test_the_order_of_reading_does_not_matter(corpus, random):
-    records, wanted = corpus
-    order = list(range(len(records)))
-    random.shuffle(order)
-    found = []
-    for candidate in (records, records[order]):
-        try:
-            split = split_of(candidate, wanted, SOURCES)
-        except UserError:
-            found.append(None)
-            continue
-        rows = zip(candidate["high"].tolist(), candidate["source"].tolist(), split.tolist(), strict=True)
-        found.append({row for row in rows if row[-1] != LEFT_OUT})
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize(
     ("documents", "wanted", "message"),
     [

@@ -248,23 +248,13 @@ def test_other_input_is_another_stream(tmp_path, capsys):
     assert Stream.load(out).parts
 
 
-def test_errors_in_workers_are_one_line_too(place, tmp_path):
-    script = (
-        "from data_prep import __main__, documents\n"
-        "if __name__ == '__main__':\n    documents.SHARD_BYTES = 1\n    __main__.main()\n"
-    )
-    (tmp_path / "run.py").write_text(script)
+def test_errors_in_workers_are_one_line_too(place, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("data_prep.documents.SHARD_BYTES", 1)
     sources = [f"{n}={place}/no.txt{end}" for n, end in enumerate((".gz", ".xz"))]
     words = [*sources, *SIZES.split(), "--workers=2", "--out", tmp_path / "out"]
-    done = subprocess.run(
-        [sys.executable, tmp_path / "run.py", *words],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.getcwd()},
-    )
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert "damaged or truncated" in done.stderr
+    code, _, err = outcome(lambda: run(cli.main, *words), capsys)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "damaged or truncated" in err
 
 
 @pytest.mark.parametrize(
