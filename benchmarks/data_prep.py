@@ -37,7 +37,7 @@ from data_prep.pipeline import StreamSettings, make_stream
 from data_prep.scan import content_key
 from data_prep.settings import named_files
 from data_prep.tokenizer import MODEL, SentencePiece
-from data_prep.work import Task, Work, Workspace, mapped
+from data_prep.work import Task, Work, Workspace, mapped, open_items
 
 Files = list[tuple[str, str]]
 """(source, path) of each."""
@@ -196,11 +196,13 @@ def dropped_by_similarity(texts: list[str], folder: Path) -> Rows:
     data = {content_key(text.encode(), 0)[: near_duplicates.DOCUMENT_BYTES]: text.encode() for text in texts}
     data = dict(sorted(data.items()))
     space = Workspace(folder, 0, Reader(), ())
-    entries, bands, near = (space.file(name, 0, "bin") for name in ("entries", "bands", "near"))
-    with near_duplicates.writing_entries(entries) as writer:
+    entries, near = (space.file(name, 0, "bin") for name in ("entries", "near"))
+    with open_items(entries) as file:
+        writer = near_duplicates.EntryWriter(file)
         for key, text in data.items():
             writer.add(text, key, 0)
-    near_duplicates.write_bands(entries, bands)
+        writer.finish()
+    near_duplicates.write_bands(space, 0, entries)
     near_duplicates.find_range(space, 0, 1, 1, (), 0)
     dropped = np.isin(np.array(list(data), near_duplicates.KEY), mapped(near, near_duplicates.NEAR)["key"])
     exact = highest_similarities(list(data.values()))

@@ -73,29 +73,19 @@ def part_table(stream: Stream, names: list[str], rows: list[list[str]]) -> str:
     return as_text(table)
 
 
-def describe(stream: Stream, workers: Workers, seed: int) -> str:
+def describe(stream: Stream, workers: Workers) -> str:
     """The table of parts, the similarity of the mega-batches or their drift, and the contamination."""
     parts = stream.parts
     least = min(part.tokens for part in stream.megabatches)
     sizes = [min(least, part.tokens) for part in (stream.megabatches if stream.ordered else parts)]
     cuts = np.unique([end for size in sizes for end in similarity.group_ends(size)])
     tokens = read_tokens(stream.directory)
-    tasks = [
-        (stream.path(part), len(tokens) + SPECIALS, cuts, [seed % 2**64, number])
-        for number, part in enumerate(parts)
-    ]
+    tasks = [(stream.path(part), len(tokens) + SPECIALS, cuts, number) for number, part in enumerate(parts)]
     counts = run_all(workers, "count", similarity.count_part, tasks, [part.tokens for part in parts], "token")
     pairs = list(combinations(range(len(sizes)), 2))  # each at the smaller size of the two
     both = [(counts[i].tokens, counts[j].tokens, cuts, min(sizes[i], sizes[j])) for i, j in pairs]
     found = run_all(workers, "compare", similarity.compare, both, [1] * len(pairs), "pair")
     ratios = dict(zip(pairs, found, strict=True))
-    notes = NOTES
-    valid, test = ([name for name, n in part.sources.items() if n] for part in (stream.valid, stream.test))
-    if not stream.ordered and not set(valid) >= set(test):
-        notes += (
-            f"The validation set holds {', '.join(valid)} only (--valid-source), the test set all "
-            "sources: their perplexities do not compare.\n"
-        )
     comparison = drift(stream, counts, ratios, workers) if stream.ordered else alike(stream, ratios)
     rows = []
     for part, own in zip(parts, counts, strict=True):
@@ -105,7 +95,7 @@ def describe(stream: Stream, workers: Workers, seed: int) -> str:
         rows.append([f"{part.words:,}", f"{part.tokens:,}", f"{per_word:.3f}", *lengths, f"{unknown:.3%}"])
     names = ["words", "tokens", "tokens/word", "documents", "median", "95%", "longest", "unknown"]
     table = part_table(stream, names, rows)
-    return "\n".join([table, notes, comparison, "", contamination.report(stream, workers)])
+    return "\n".join([table, NOTES, comparison, "", contamination.report(stream, workers)])
 
 
 Ratios = dict[tuple[int, int], tuple[float, float] | None]

@@ -26,8 +26,6 @@ def parser() -> Parser:
     made.add_argument("stream", metavar="STREAM", help="a stream made by `alma data`")
     verify = "check all files for changes and all documents for duplicates; exit with 2 if there is a problem"
     made.add_argument("--verify", action="store_true", help=verify)
-    seed = "seed of the order in which the i.i.d. test deals documents (default: 0)"
-    made.add_argument("--seed", type=int, default=0, metavar="S", help=seed)
     cores = len(os.sched_getaffinity(0))
     made.add_argument("--workers", type=count, default=cores, metavar="K", help=WORKERS)
     return made
@@ -47,7 +45,7 @@ def main() -> None:
         if options.verify:
             verify.check(stream, workers)
         else:
-            print(describe.describe(stream, workers, options.seed))
+            print(describe.describe(stream, workers))
 
 
 if __name__ == "__main__":

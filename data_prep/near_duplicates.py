@@ -10,7 +10,6 @@ third: then no decision depends on another, and all are functions of the text al
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -128,19 +127,10 @@ class EntryWriter:
         self._file.write(run[np.argsort(run["key"], kind="stable")].tobytes())
 
 
-@contextmanager
-def writing_entries(path: Path) -> Iterator[EntryWriter]:
-    """Write a file of entries, atomically."""
-    with open_items(path) as file:
-        writer = EntryWriter(file)
-        yield writer
-        writer.finish()
-
-
-def write_bands(entries: Path, bands: Path) -> None:
+def write_bands(space: Workspace, number: int, entries: Path) -> None:
     """Write the sorted runs of bands of a file of entries. Memory: one run, about 150 MB."""
     documents = mapped(entries, ENTRY)
-    with open_items(bands) as file:
+    with open_items(space.file("bands", number, "bin")) as file:
         for start in range(0, len(documents), _RUN):
             hashes = documents["hashes"][start : start + _RUN]
             keys = np.zeros((len(hashes), BANDS, 8), np.uint8)

@@ -198,7 +198,13 @@ def _run(
     near = None
     if drop:
         past = [out / name for part in before for name in part.files if name.endswith(encode.NEAR)]
-        near = find_near(space, wanted, work, len(shards), past)
+        entries = entry_files(space, len(shards), past)
+        work.each(
+            "bands", write_bands, space, "bands.bin", [(path.stat().st_size, path) for path in entries], "B"
+        )
+        near = count_ranges(entries), wanted.first
+        arguments = (near[0], len(shards), past, wanted.first)
+        work.each("near", find_range, space, "near.bin", [(1,)] * near[0], "range", *arguments)
     keys = [out / f"{part.prefix}.keys" for part in before]
     count = sort_documents(space, wanted, work, len(shards), keys, near)
     planned = plan_buckets(space, wanted, work, count)
@@ -219,10 +225,10 @@ def _run(
     for name, numbers in wanted.parts.items():
         words = planned.source_words[numbers].sum(0).tolist()
         own = [bucket for number in numbers for bucket in planned.buckets(number)]
-        entries = None
+        kept = None
         if drop and len(tasks) + wanted.first in arrivals:  # mega-batches are the first parts
-            entries = count, len(tasks) + wanted.first
-        final = (space, name, own, space.by_name(words), code, entries)
+            kept = count, len(tasks) + wanted.first
+        final = (space, name, own, space.by_name(words), code, kept)
         tasks.append(Task(space.directory / f"{name}.json", sum(words), final))
     work.run("finalise", encode.finalise_part, tasks, "word")
     parts = [replace(_part(space, task.done), period=wanted.period(task.done.stem)) for task in tasks]
@@ -241,19 +247,6 @@ def _part(space: Workspace, path: Path) -> Part:
     return part
 
 
-def find_near(space: Workspace, wanted: Wanted, work: Work, shards: int, past: list[Path]) -> tuple[int, int]:
-    """Run the stages bands and near; the number of files near-NNNNN.bin, and of the first mega-batch."""
-    entries = entry_files(space, shards, past)
-    bands = [space.file("bands", number, "bin") for number in range(len(entries))]
-    tasks = [Task(out, path.stat().st_size, (path, out)) for path, out in zip(entries, bands, strict=True)]
-    work.run("bands", write_bands, tasks, "B")
-    count = count_ranges(entries)
-    work.each(
-        "near", find_range, space, "near.bin", [(1,)] * count, "range", count, shards, past, wanted.first
-    )
-    return count, wanted.first
-
-
 def sort_documents(
     space: Workspace,
     wanted: Wanted,
@@ -262,7 +255,7 @@ def sort_documents(
     known: list[Path],
     near: tuple[int, int] | None = None,
 ) -> int:
-    """Run the stages keys and sort; the number of ranges. `near`: see `find_near`.
+    """Run the stages keys and sort; the number of ranges. `near`: see `sort_range`.
 
     UserError: an empty corpus.
     """

@@ -77,15 +77,15 @@ def open_part(path: str) -> tuple[np.ndarray, np.ndarray]:
     return ids, ends
 
 
-def count_part(path: str, dictionary_size: int, cuts: np.ndarray, seed: list[int]) -> Counts:
-    """Put the documents of a part in random order and count its tokens between `cuts`, positions in it.
+def count_part(path: str, dictionary_size: int, cuts: np.ndarray, number: int) -> Counts:
+    """Put the documents of part `number` in random order; count its tokens between `cuts`, positions in it.
 
     Memory: about 100 MB, and 40 bytes per document. UserError: the files do not fit each other or the
     dictionary.
     """
     ids, ends = open_part(path)
     lengths = np.diff(ends, prepend=0)
-    order = np.random.default_rng(seed).permutation(len(lengths))
+    order = np.random.default_rng([0, number]).permutation(len(lengths))
     offset = np.empty(len(lengths), np.int64)  # of each document's row in the flat `tokens`
     starts = np.cumsum(lengths[order]) - lengths[order]
     offset[order] = np.searchsorted(cuts, starts, "right") * dictionary_size

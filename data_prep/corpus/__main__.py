@@ -3,9 +3,15 @@
 from collections import Counter
 
 from alma.errors import Parser, UserError, command, count
-from data_prep.corpus import RECIPES, debian_changelogs, pydoc, writer
+from data_prep.corpus import debian_changelogs, git, pydoc, writer
 from data_prep.formats import kind
 
+RECIPES = {
+    "git": (git.documents, None),
+    "debian-changelogs": (debian_changelogs.documents, debian_changelogs.FOLDER),
+    "pydoc": (pydoc.documents, ""),
+}
+"""What yields each document, given SOURCE and the counts of what is left out; and the default of SOURCE."""
 _EXAMPLES = """\
 examples:
   # the history of a project, a mega-batch for each year

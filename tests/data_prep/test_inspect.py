@@ -59,7 +59,7 @@ def test_groups_are_equal_shares_of_whole_documents(iid_stream):
     lengths = np.diff(similarity.open_part(path)[1], prepend=0)
     size = 3000
     cuts = np.unique([*similarity.group_ends(size), *similarity.group_ends(900)])
-    counts = similarity.count_part(path, TOKENS + 4, cuts, [0])
+    counts = similarity.count_part(path, TOKENS + 4, cuts, 0)
     ids = np.fromfile(f"{path}.bin", np.uint16)
     assert counts.total.tolist() == np.bincount(ids, minlength=TOKENS + 4).tolist()
     assert counts.lengths.tolist() == lengths.tolist()

@@ -75,7 +75,7 @@ REFUSED = [
     # files
     (f"a.txt bad.txt.gz {SIZES}", "bad.txt.gz: not UTF-8 at byte 55; fix or remove it, or leave it out"),
     (f"bad.jsonl {SIZES}", f"bad.jsonl: malformed JSON .* at byte {2 * len(GOOD) + 1}; fix or remove it, or"),
-    (f"body.jsonl {SIZES}", "body.jsonl: no field `text` that holds a string .*`body`"),
+    (f"body.jsonl {SIZES}", "body.jsonl: no field `text` that holds a string .--text-key"),
     *((f"cut.txt{end} {SIZES}", rf"cut.txt{end}: damaged or truncated") for end in ARCHIVES),
     *((f"no.txt{end} {SIZES}", rf"no.txt{end}: damaged or truncated") for end in ARCHIVES),
     (f"blank.txt {SIZES}", "no documents"),
