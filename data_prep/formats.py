@@ -32,7 +32,6 @@ _LINE = re.compile(rb"\n")
 _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*\n")
 _DOC_END = re.compile(rb"</doc>[ \t\r]{0,8}\n")
 _DOC_START = re.compile(rb"<doc id=(?<![^\n]<doc id=)[^\n]*>[ \t\r]*$", re.MULTILINE)
-_JSON_LINES = "a JSON object on each line"
 _TEXT = (".txt", ".md")
 
 
@@ -131,9 +130,7 @@ class JsonLines(Format):
             try:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                remedy = (f"write {_JSON_LINES}, or leave it out with --on-bad-input skip",)
-                plain = kind(data.segment.path) == ".json"
-                yield data.bad(offset, f"malformed JSON ({error})", *remedy[:plain])
+                yield data.bad(offset, f"malformed JSON ({error})")
                 continue
             text = field(record, key)
             if isinstance(text, str):
@@ -312,7 +309,7 @@ def format_of(path: str, mode: str) -> Format:
         first = file.read(64).removeprefix(compressed.BOM).lstrip()[:1]
     if found == ".json":
         if first == b"[":
-            raise WrongKind("a JSON array", f"write {_JSON_LINES}, such as by `jq -c '.[]'`")
+            raise WrongKind("a JSON array", "write a JSON object on each line, such as by `jq -c '.[]'`")
         return FORMATS[found]
     if first not in (b"", b"<", b"{"):
         raise Damaged("WikiExtractor's files begin with <doc or {")

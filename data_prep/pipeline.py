@@ -199,12 +199,11 @@ def _run(
     if drop:
         past = [out / name for part in before for name in part.files if name.endswith(encode.NEAR)]
         entries = entry_files(space, len(shards), past)
-        work.each(
-            "bands", write_bands, space, "bands.bin", [(path.stat().st_size, path) for path in entries], "B"
-        )
+        sizes = [(path.stat().st_size, path) for path in entries]
+        work.each("bands", write_bands, space, "bands.bin", sizes, "B")
         near = count_ranges(entries), wanted.first
-        arguments = (near[0], len(shards), past, wanted.first)
-        work.each("near", find_range, space, "near.bin", [(1,)] * near[0], "range", *arguments)
+        shared = (near[0], len(shards), past, wanted.first)
+        work.each("near", find_range, space, "near.bin", [(1,)] * near[0], "range", *shared)
     keys = [out / f"{part.prefix}.keys" for part in before]
     count = sort_documents(space, wanted, work, len(shards), keys, near)
     planned = plan_buckets(space, wanted, work, count)
