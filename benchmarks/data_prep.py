@@ -131,7 +131,8 @@ def stages(files: Files, reader: Reader, repeats: int, out: Path) -> Rows:
     runs = defaultdict(list)
     for _ in tqdm(range(repeats), disable=None, unit="turn"):
         shutil.rmtree(out, ignore_errors=True)
-        with MeasuredWork() as work:
+        work = MeasuredWork()
+        with work:
             make_stream(settings, out, work)
         for stage, costs in work.costs.items():
             runs[stage].append(costs)

@@ -96,7 +96,7 @@ def test_the_parts_and_what_is_in_them(news, dated, tmp_path):
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from(["month", "quarter", "2-years"]))
-@settings(FEW, max_examples=4)
+@settings(FEW)
 def test_no_text_of_the_future_and_no_piece_in_two_parts(dated, tmp_path_factory, rng, by):
     folder = tmp_path_factory.mktemp("dated")
     made = [text.translate(LETTERS).split("\n") for text in make_documents(rng.randrange(99), 240, 4)]

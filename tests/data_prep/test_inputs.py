@@ -42,7 +42,7 @@ def plain_reference(data: bytes, border: bytes, longest: int):
     return found, long
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parts=st.lists(
         st.sampled_from(["\n", "\n\n", " \n", "\r\n", " " * 9, "a", "b c", "\u00a0", "\u00e9" * 9, "d" * 19])
@@ -70,7 +70,7 @@ RECORDS_AND_NOISE = {
 }
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), shard_bytes=st.integers(1, 60), block=st.integers(2, 20))
 @pytest.mark.parametrize("name", RECORDS_AND_NOISE)
 def test_cuts_and_blocks_do_not_matter_for_records(tmp_path, small, name, data, shard_bytes, block):

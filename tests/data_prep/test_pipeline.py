@@ -160,7 +160,7 @@ def relaunch(*line: str, between: Callable[[], object] = bool) -> None:
     codes = []
     while not codes or codes[-1]:
         assert len(codes) < 25, "no progress between kills"
-        allowed = "25" if len(codes) % 2 else "12"
+        allowed = "50" if len(codes) % 2 else "25"
         codes.append(subprocess.run([sys.executable, "-c", COMMAND, allowed, *line]).returncode)
         between()
     assert codes[:-1] == [-signal.SIGKILL] * (len(codes) - 1)
