@@ -82,9 +82,6 @@ def report(stream: Stream, workers: Workers) -> str:
         lines.append(f"Dropped: {dropped}.")
     else:
         lines.append("Near duplicates were kept; `alma data --near-duplicates drop` leaves them out.")
-    largest = max(each.words for each in found)
-    if largest < max(part.words for part in (stream.test, stream.valid, *stream.held_out)) / 2:
-        lines.append(f"Measured on the first {largest:,} {N}-grams of each part, a random sample.")
     return "\n".join(lines)
 
 

@@ -116,7 +116,6 @@ def test_a_bad_encoder_json(gpt2_files, tmp_path, change, message):
         (lambda text: text + "a\n", "'a' does not merge two tokens"),
         (lambda text: text + "a b c\n", "'a b c' does not merge two tokens"),
         (lambda text: text.replace("\n", "\n\n", 1), "vocab.bpe:2: '' does not merge"),
-        (lambda text: "#version\n" + "".join(reversed(text.splitlines(True)[1:])), "or too late"),
     ],
 )
 def test_a_bad_vocab_bpe(gpt2_files, tmp_path, change, message):
