@@ -23,7 +23,7 @@ from data_prep.periods import Dated, find_periods
 from data_prep.plan import CorpusPlan
 from data_prep.work import Task, Work, Workspace, damaged, read_json
 
-_LAYOUT = 5  # version of the work directory; increase it when files of older code cannot be used
+_LAYOUT = 6  # version of the work directory; increase it when files of older code cannot be used
 _SKIPS = 1000  # skipped documents that stream.json lists
 
 
@@ -281,14 +281,13 @@ def _corpus_record(
 ) -> dict[str, Any]:
     """The corpus in stream.json. `spread`: (max - min) / `wanted.words`, not of mega-batches taken whole."""
     wanted = settings.wanted
-    corpus: dict[str, Any] = {
-        name: getattr(planned, name)
-        for name in ("documents", "words", "duplicate_documents", "duplicate_words")
-    }
+    names = ("documents", "words", "duplicate_documents", "duplicate_words")
+    numbers = [*planned.read.tolist(), *planned.duplicates.tolist()]
+    corpus: dict[str, Any] = dict(zip(names, numbers, strict=True))
     if settings.near_duplicates:
-        names = ("near_duplicate_documents", "near_duplicate_words")
-        corpus |= zip(names, planned.near.tolist(), strict=True)
-    corpus["surplus_words"] = planned.words - planned.duplicate_words - int(planned.source_words.sum())
+        near = ("near_duplicate_documents", "near_duplicate_words")
+        corpus |= zip(near, planned.near.tolist(), strict=True)
+    corpus["surplus_words"] = numbers[1] - numbers[3] - int(planned.source_words.sum())
     if wanted.words:
         words = planned.source_words.sum(1)[: wanted.mega_batches]
         corpus["spread"] = float((words.max() - words.min()) / wanted.words)

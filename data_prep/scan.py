@@ -19,7 +19,7 @@ from alma.files import write_json_atomic
 from alma.stream import KEY_BYTES
 from data_prep.documents import Shard, Skipped, changed
 from data_prep.near_duplicates import EntryWriter
-from data_prep.work import DOCUMENT_BYTES, Workspace, changes, mapped, open_items, read_json
+from data_prep.work import DOCUMENT_BYTES, Workspace, changes, open_items, read_json
 
 RECORD = np.dtype(
     [
@@ -164,13 +164,6 @@ def repeats(records: np.ndarray) -> np.ndarray:
     Left out of a run, because one range has all copies of a text, however many there are.
     """
     return ~(changes(records["high"]) | changes(records["low"]) | changes(records["source"]))
-
-
-def runs(path: Path) -> Iterator[np.ndarray]:
-    """The runs of a scan-NNNNN.bin or keys-NNNNN.bin, memory-mapped."""
-    records = mapped(path, RECORD)
-    for start in range(0, len(records), RUN_DOCUMENTS):
-        yield records[start : start + RUN_DOCUMENTS]
 
 
 def skips(space: Workspace, shards: int) -> Iterator[Skipped]:

@@ -12,12 +12,13 @@ import numpy as np
 from alma.errors import UserError
 from alma.files import atomic_write
 from alma.stream import KEY_BYTES
+from data_prep import scan
 from data_prep.cut import Wanted
 from data_prep.documents import Shard, changed
 from data_prep.plan import CorpusPlan, dropped, load_plan
 from data_prep.pools import LEFT_OUT
-from data_prep.scan import content_keys, keyed_texts, repeats, runs
-from data_prep.work import Workspace, damaged, mapped_array
+from data_prep.scan import content_keys, keyed_texts, repeats
+from data_prep.work import Workspace, damaged, mapped, mapped_array
 
 INDEX = np.dtype([("high", ">u8"), ("low", ">u8"), ("bytes", "<u4"), ("crc", "<u4")])
 
@@ -59,7 +60,9 @@ def planned_documents(
 ) -> Iterator[tuple[bytes, int]]:
     """Content key and bucket of each document of a shard, in reading order."""
     copies = dropped(space, number, ranges)
-    for records in runs(space.file("scan", number, "bin")):
+    scanned = mapped(space.file("scan", number, "bin"), scan.RECORD)
+    for start in range(0, len(scanned), scan.RUN_DOCUMENTS):  # a sorted run each
+        records = scanned[start : start + scan.RUN_DOCUMENTS]
         first = int(records["place"].min())
         own = copies[(copies >= first) & (copies < first + len(records))]
         bucket = plan.buckets_of(records, wanted, space.sources)

@@ -140,10 +140,9 @@ def test_a_time_zone_that_does_not_exist_and_a_date_that_does_not(repository, co
         assert "no document to write (left out: 1 with an unreadable date)" in err
 
 
-def test_the_newest_documents_up_to_some_words(repository, corpus, tmp_path, monkeypatch):
+def test_the_newest_documents_up_to_some_words(repository, corpus, tmp_path):
     for message in ("One two", "Three four five"):
         repository.commit(message, "2020-01-01T00:00:00+00:00")
-    monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook of git
     for most, expected in ((5, ["Three four five", "One two"]), (4, ["Three four five"])):
         out = tmp_path / f"{most}.jsonl"
         assert corpus("git", "--out", out, "--max-words", most, "--", repository.folder)[0] == 0
