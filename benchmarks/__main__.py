@@ -1,9 +1,8 @@
 """`make bench`: benchmarks that take a few minutes on a CPU; prints tables and writes them as CSV.
 
-`python -m benchmarks data_prep_scale` measures data_prep on many gigabytes of synthetic text; it only runs
-by name. So do `python -m benchmarks near_duplicates`, which compares near duplicates with exact similarities,
-and `python -m benchmarks advice_calibration`, which counts how often `alma advise` sees a difference between
-equal learners, and `python -m benchmarks cadence_calibration`, how often it says to retrain more often.
+`python -m benchmarks advice_calibration`, which counts how often `alma advise` sees a difference between
+equal learners, only runs by name. So does `python -m benchmarks cadence_calibration`: how often it says to
+retrain more often.
 """
 
 import importlib
@@ -24,17 +23,17 @@ BENCHMARKS = {
     "vision_stage": "A stage of MNIST at B = 500",
     "training_memory": "Peak memory of a training step, counted on the meta device",
     "train_speed": "Training by fairseq-train, whole processes",
-    "data_prep_speed": "Text to mega-batches",
+    "data_prep": "Text to mega-batches",
 }
-ALONE = ("data_prep_scale", "near_duplicates", "advice_calibration", "cadence_calibration", "gpu")
+ALONE = ("advice_calibration", "cadence_calibration", "gpu")
 """Run only by name, with flags of their own."""
 
 
-def tables(name: str, repeats: int, text: list[str]) -> Iterator[Table]:
+def tables(name: str, repeats: int, text: list[str], gigabytes: float) -> Iterator[Table]:
     """Run a benchmark; yield each table when it is done."""
     measure = importlib.import_module(f"benchmarks.{name}").measure
-    if name == "data_prep_speed":
-        yield from measure(repeats, text)
+    if name == "data_prep":
+        yield from measure(repeats, text, gigabytes)
     else:
         yield Table(name, BENCHMARKS[name], measure() if name == "training_memory" else measure(repeats))
 
@@ -50,8 +49,10 @@ def main() -> None:
     add("names", nargs="*", metavar="NAME", help=f"benchmarks to run: {' '.join(BENCHMARKS)} (default: all)")
     add("--out", type=Path, default=Path("benchmarks/results"), metavar="DIR")
     add("--repeats", type=int, default=7, help="paired measurements per benchmark (default: 7)")
-    text = "text for data_prep_speed, as for `python -m data_prep` (default: installed documentation)"
+    text = "text for data_prep, as for `python -m data_prep` (default: installed documentation)"
     add("--text", nargs="+", default=[], metavar="CORPUS", help=text)
+    made_up = "measure data_prep on G GB of made-up text instead"
+    add("--gigabytes", type=float, default=0, metavar="G", help=made_up)
     args = parser.parse_args()
     if unknown := set(args.names) - set(BENCHMARKS):
         parser.error(f"no benchmark {' '.join(sorted(unknown))}; there are {' '.join(BENCHMARKS)}")
@@ -62,7 +63,7 @@ def main() -> None:
     print(f"{hardware['cpu']}, {hardware['cores']} cores, 1 thread; torch {software['torch']}")
     for name in args.names or BENCHMARKS:
         paired = "" if name == "training_memory" else "; medians and quartiles of paired runs"
-        for table in tables(name, args.repeats, args.text):
+        for table in tables(name, args.repeats, args.text, args.gigabytes):
             show(args.out, table._replace(title=table.title + paired))
 
 

@@ -96,10 +96,6 @@ def _add_text_flags(made: Parser) -> None:
         "skip: leave them out and count them in stream.json (default: error)"
     )
     add("--on-bad-input", choices=("error", "skip"), default="error", help=bad)
-    unescape = "replace HTML entities such as &amp; by their characters"
-    add("--unescape-html", action="store_true", help=unescape)
-    control = "remove control characters (C0, C1, U+FEFF, U+FFFE, U+FFFF) that are not white space"
-    add("--strip-control", action="store_true", help=control)
     near = (
         "documents that share about 80%% of their word 5-grams (Jaccard similarity, estimated by MinHash). "
         "drop: keep one, that of the first mega-batch; needs the extra corpus (default: keep)"
@@ -125,8 +121,6 @@ def _add_stream_flags(made: Parser) -> None:
         "before. Each has test and validation sets of its own, and a duplicate belongs to the first"
     )
     add("--ordered", action="store_true", help=ordered)
-    order = "as --ordered, in the order of a YAML file: a list of mega-batches, each a source or a list"
-    add("--order", metavar="FILE", help=order)
     number("--mega-batches", metavar="B", help="mega-batches to train on (default with --append: 1)")
     words = "words of each mega-batch (default with --append: as before; with --ordered: all)"
     number("--words", metavar="N", help=words)
@@ -197,8 +191,8 @@ def main() -> None:
     resources.check_cluster(arguments)
     wanted = resources.read(arguments, USUAL)
     # NumPy and SentencePiece take a while to import.
-    from data_prep.advice import summary
     from data_prep.cluster import ClusterWork
+    from data_prep.describe import summary
     from data_prep.pipeline import append, make_stream
     from data_prep.settings import settings_of
     from data_prep.work import Work
@@ -210,13 +204,8 @@ def main() -> None:
         else:
             stream = make_stream(settings_of(arguments), arguments.out, work)
     print(summary(stream))
-    for what, numbers in (
-        ("seconds", {stage: f"{seconds:.2f}" for stage, seconds in work.seconds.items()}),
-        ("CPU seconds", {stage: f"{usage.cpu:.2f}" for stage, usage in work.usage.items()}),
-        ("peak MB of a process", {stage: f"{usage.peak / 1e6:.0f}" for stage, usage in work.usage.items()}),
-    ):
-        if numbers:  # empty if the stream was already finished
-            print(f"{what}: " + "  ".join(f"{stage} {number}" for stage, number in numbers.items()))
+    if work.seconds:  # else the stream was already finished
+        print("seconds: " + "  ".join(f"{stage} {seconds:.2f}" for stage, seconds in work.seconds.items()))
 
 
 if __name__ == "__main__":

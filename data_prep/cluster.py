@@ -1,14 +1,12 @@
 """Stages on SLURM: each is an array whose jobs divide its tasks among them."""
 
-import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from alma.errors import UserError
-from alma.files import write_json_atomic
-from data_prep.work import Task, Usage, Work
+from data_prep.work import Task, Work
 from slurm.engine import queue, submission
 from slurm.engine.jobs import Job
 from slurm.engine.resources import Resources
@@ -20,7 +18,7 @@ POLL_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class ShareJob(Job):
-    """One element of a stage's array, whose marker holds its cost. A restart skips finished tasks."""
+    """One element of a stage's array. A restart skips finished tasks."""
 
     stage: str
     function: Callable[..., None]
@@ -32,7 +30,7 @@ class ShareJob(Job):
         """Do the unfinished tasks."""
         with Work(self.workers) as work:
             work.run(self.stage, self.function, self.tasks, "task")
-        write_json_atomic(self.marker, asdict(work.usage[self.stage]))
+        self.marker.touch()
 
 
 class ClusterWork(Work):
@@ -46,9 +44,7 @@ class ClusterWork(Work):
         self._elements = elements
         self._wanted = wanted
 
-    def _results(
-        self, stage: str, function: Callable[..., None], todo: list[Task]
-    ) -> Iterator[tuple[int, Usage]]:
+    def _finished(self, stage: str, function: Callable[..., None], todo: list[Task]) -> Iterator[int]:
         place = todo[0].done.parent
         waiting = False
         # Queued jobs of an earlier, killed launch do the same tasks.
@@ -88,11 +84,9 @@ class ClusterWork(Work):
             except UserError as error:  # must not hide the error that led here
                 say(f"warning: {error}; cancel these jobs yourself: scancel {' '.join(ids.values())}")
             raise
-        for share in shares:
-            yield 0, Usage(**json.loads(share.marker.read_bytes()))
 
 
-def _follow(place: Path, todo: list[Task]) -> Iterator[tuple[int, Usage]]:
+def _follow(place: Path, todo: list[Task]) -> Iterator[int]:
     """Yield the weight of each task once it is finished, until all are. UserError: a job failed.
 
     Retries whenever SLURM does not answer.
@@ -101,7 +95,7 @@ def _follow(place: Path, todo: list[Task]) -> Iterator[tuple[int, Usage]]:
     problems: list[queue.JobStatus] = []
     for seen in queue.watch([place], POLL_SECONDS, patient=True):
         for name in left.keys() & set(os.listdir(place)):
-            yield left.pop(name), Usage()
+            yield left.pop(name)
         problems = [status for status in seen if status.state in queue.BAD]
     if problems:
         raise UserError("; ".join(map(str, problems)))

@@ -4,8 +4,9 @@ An n-gram of words of a held-out part is seen if a mega-batch that the learner r
 on the part has it: any mega-batch of an i.i.d. stream; in an ordered one those up to the part's own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,6 @@ from alma.stream import Stream
 from alma.tables import as_text
 from alma.workers import Workers
 from data_prep import shingles
-from data_prep.advice import near_dropped
 from data_prep.words import Spelling, read_spelling, word_blocks
 from data_prep.work import run_all
 
@@ -44,14 +44,12 @@ class Contamination:
     """Share of the documents with an n-gram of which more than MOSTLY are seen."""
 
 
-def contamination(stream: Stream, workers: Workers) -> list[Contamination] | None:
-    """Measure all held-out parts; None: the tokenizer is unknown.
+def contamination(stream: Stream, workers: Workers) -> list[Contamination]:
+    """Measure all held-out parts.
 
     Memory of a process: about 0.5 GB for large held-out parts. UserError: damaged files.
     """
     spelling = read_spelling(stream)
-    if spelling is None:
-        return None
     parts = [*stream.held_out, *stream.held_out_valid] if stream.ordered else [stream.test, stream.valid]
     own = [number % len(stream.megabatches) for number in range(len(parts))] if stream.ordered else None
     paths, limit = [stream.path(part) for part in parts], max(1, SAMPLE // len(parts))
@@ -76,8 +74,6 @@ def contamination(stream: Stream, workers: Workers) -> list[Contamination] | Non
 def report(stream: Stream, workers: Workers) -> str:
     """The contamination of each held-out part as a table."""
     found = contamination(stream, workers)
-    if found is None:
-        return "Contamination: cannot tell, because the tokenizer is unknown."
     rows = [["", f"{N}-grams", "documents"]]
     rows += [[each.part, f"{each.seen:.1%}", f"{each.seen_documents:.1%}"] for each in found]
     where = "up to its mega-batch" if stream.ordered else "of all mega-batches"
@@ -86,10 +82,15 @@ def report(stream: Stream, workers: Workers) -> str:
         lines.append(f"Dropped: {dropped}.")
     else:
         lines.append("Near duplicates were kept; `alma data --near-duplicates drop` leaves them out.")
-    largest = max(each.words for each in found)
-    if largest < max(part.words for part in (stream.test, stream.valid, *stream.held_out)) / 2:
-        lines.append(f"Measured on the first {largest:,} {N}-grams of each part, a random sample.")
     return "\n".join(lines)
+
+
+def near_dropped(corpora: Sequence[Mapping[str, Any]]) -> str:
+    """How many near duplicates were dropped; empty if they are kept."""
+    counted = [corpus for corpus in corpora if "near_duplicate_documents" in corpus]
+    documents = sum(corpus["near_duplicate_documents"] for corpus in counted)
+    words = sum(corpus["near_duplicate_words"] for corpus in counted)
+    return f"{documents:,} near duplicates ({words:,} words)" if counted else ""
 
 
 def seen(path: str, held_out_paths: list[str], spelling: Spelling, limit: int) -> np.ndarray:

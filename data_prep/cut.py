@@ -17,7 +17,7 @@ from alma.files import atomic_write
 from alma.stream import KEY_BYTES
 from data_prep.near_duplicates import is_dropped, matching, similar
 from data_prep.pools import LEFT_OUT, Pool, Span, cut_document, sizes_of, spans_of, sums_of
-from data_prep.ranges import distinct, load_sums, sorted_records
+from data_prep.ranges import distinct, sorted_records
 from data_prep.scan import RECORD, content_keys
 from data_prep.work import DOCUMENT_BYTES, Workspace, mapped, mapped_array, read_arrays
 
@@ -144,10 +144,10 @@ class SortedCorpus:
 
     def __init__(self, space: Workspace, wanted: Wanted, ranges: int) -> None:
         self.sources = space.sources
-        sums = load_sums(space, ranges)
-        self.read, self.first = sums["read"], sums["first"]
+        sums = [read_arrays(space.file("sums", number, "npz")) for number in range(ranges)]
+        self.read, self.first = (np.stack([each[name] for each in sums]) for name in ("read", "first"))
         """(ranges, 3, sources) documents, words and bytes, see `sort_range`."""
-        self.longest, self.whole = (int(sums[name].max()) for name in ("longest", "whole"))
+        self.longest, self.whole = (max(int(each[name]) for each in sums) for name in ("longest", "whole"))
         """Words of the longest document, and with all pieces."""
         self.or_split = (
             "" if space.reader.max_document_words else " or split long documents with --max-document-words"

@@ -15,6 +15,7 @@ from typing import Any
 from alma.errors import hint
 
 UNITS = ("year", "quarter", "month", "week")
+_MONTHS = {"year": 12, "quarter": 3, "month": 1}
 _YEARS = re.compile(r"([1-9][0-9]{0,3})-years?")
 _EPOCH = datetime(1970, 1, 1)
 _CALENDAR = re.compile(
@@ -146,9 +147,9 @@ def span(text: str) -> str:
 
 
 @lru_cache
-def _years(by: str) -> int:
-    match = _YEARS.fullmatch(by)
-    return int(match[1]) if match else 1
+def _months(by: str) -> int:
+    """Months of a period."""
+    return _MONTHS.get(by) or 12 * int(by.removesuffix("-years"))
 
 
 def number_of(by: str, day: date) -> int:
@@ -158,22 +159,15 @@ def number_of(by: str, day: date) -> int:
     """
     if by == "week":
         return (day.toordinal() - 1) // 7  # 0001-01-01 is a Monday
-    if by == "month":
-        return 12 * day.year + day.month - 1
-    if by == "quarter":
-        return 4 * day.year + (day.month - 1) // 3
-    return day.year // _years(by)
+    return (12 * day.year + day.month - 1) // _months(by)
 
 
 def first_day(by: str, number: int) -> date:
     """The first day of a period. ValueError: it is beyond the year 9999."""
     if by == "week":
         return date.fromordinal(7 * number + 1)
-    if by == "month":
-        return date(number // 12, number % 12 + 1, 1)
-    if by == "quarter":
-        return date(number // 4, 3 * (number % 4) + 1, 1)
-    return date(max(_years(by) * number, 1), 1, 1)
+    month = max(_months(by) * number, 12)  # there is no year 0
+    return date(month // 12, month % 12 + 1, 1)
 
 
 def label(by: str, number: int) -> str:
@@ -186,5 +180,5 @@ def label(by: str, number: int) -> str:
         return day.isoformat()[:7]
     if by == "quarter":
         return f"{day.year:04d}-Q{day.month // 3 + 1}"
-    last = min(_years(by) * (number + 1) - 1, 9999)
-    return f"{day.year:04d}-{last:04d}" if _years(by) > 1 else f"{day.year:04d}"
+    last = min((_months(by) * (number + 1) - 1) // 12, 9999)
+    return f"{day.year:04d}" if by == "year" else f"{day.year:04d}-{last:04d}"

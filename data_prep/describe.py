@@ -1,19 +1,15 @@
-"""A description of a stream: the table of its parts, their comparison and samples of their documents."""
+"""A description of a stream: tables of its parts, and their comparison."""
 
-import json
-import re
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
 
-from alma.errors import UserError
-from alma.stream import Part, Stream
+from alma.stream import Stream
 from alma.tables import as_text
 from alma.workers import Workers
 from data_prep import contamination, similarity, words
-from data_prep.dictionary import EOS, SPECIALS, UNKNOWN, read_tokens
+from data_prep.dictionary import SPECIALS, UNKNOWN, read_tokens
 from data_prep.similarity import Counts
 from data_prep.work import run_all
 
@@ -26,110 +22,80 @@ A tokenizer trained on megabatch_00 fits it better than the others, which raises
 The verdict leaves out valid, which often has a single source."""
 DRIFT = """\
 Drift. new tokens, new words: share of the occurrences in a mega-batch whose token or word is in no mega-batch
-before (-: the tokenizer is unknown). Then the divergence of the token frequencies of two mega-batches,
+before. Then the divergence of the token frequencies of two mega-batches,
 relative to random regroupings of the same documents (1 = i.i.d.; - = too few documents).
 valid and test mix all mega-batches, so a choice made by valid uses text of the future; training validates on
 valid_00, ... of the mega-batches that it has."""
-_PREFIX = 1_000_000  # tokens of each part in which types are counted
-_SAMPLE = 300  # characters
 
 NOTES = """\
 Tokens include the end of every line and document; median, 95% and longest are tokens of a document.
-types/token: distinct tokens per token in the first {prefix:,} tokens of each part. unknown, bytes: share of
-<unk> and of byte-fallback tokens (-: the tokenizer has none). Sources: share of the words.
+unknown: share of <unk>. Sources: share of the words.
 """
 
 
-def describe(stream: Stream, workers: Workers, seed: int) -> str:
+def summary(stream: Stream) -> str:
+    """The parts as a table, and what was read, dropped and skipped."""
+    rows = [
+        [
+            f"{part.words:,}",
+            f"{part.documents:,}",
+            f"{part.items:,}",
+            f"{part.tokens:,}",
+            f"{part.bytes / 1e6:.1f}",
+        ]
+        for part in stream.parts
+    ]
+    corpus = stream.appended[-1]["corpus"] if stream.appended else stream.corpus
+    near = contamination.near_dropped([corpus])
+    lines = [
+        part_table(stream, ["words", "documents", "items", "tokens", "MB"], rows),
+        f"read {corpus['words']:,} words in {corpus['documents']:,} documents; dropped "
+        f"{corpus['duplicate_documents']:,} duplicates ({corpus['duplicate_words']:,} words)"
+        f"{near and f', of which {near}'}; left out {corpus['surplus_words']:,} surplus words"
+        + (f"; spread of the mega-batches {corpus['spread']:.3%}" if "spread" in corpus else ""),
+    ]
+    if left_out := corpus.get("dates", {}).get("left_out"):
+        counts = ", ".join(f"{count:,} {why}" for why, count in left_out.items())
+        lines.append(f"left out by date, documents: {counts}")
+    if "skipped" in corpus:
+        lines.append(corpus["skipped"]["summary"])
+    return "\n".join(lines)
+
+
+def part_table(stream: Stream, names: list[str], rows: list[list[str]]) -> str:
+    """A row for each part: its period, the figures `names` in `rows`, and the shares of its sources."""
+    sources = sorted({name for part in stream.parts for name in part.sources})
+    dated = any(part.period for part in stream.parts)
+    table = [["", *["period"] * dated, *names, *sources]]
+    for part, figures in zip(stream.parts, rows, strict=True):
+        shares = [f"{part.sources.get(name, 0) / part.words:.1%}" for name in sources]
+        table.append([part.name, *[part.period] * dated, *figures, *shares])
+    return as_text(table)
+
+
+def describe(stream: Stream, workers: Workers) -> str:
     """The table of parts, the similarity of the mega-batches or their drift, and the contamination."""
     parts = stream.parts
     least = min(part.tokens for part in stream.megabatches)
     sizes = [min(least, part.tokens) for part in (stream.megabatches if stream.ordered else parts)]
     cuts = np.unique([end for size in sizes for end in similarity.group_ends(size)])
-    prefix = min(_PREFIX, *(part.tokens for part in parts))
     tokens = read_tokens(stream.directory)
-    tasks = [
-        (stream.path(part), len(tokens) + SPECIALS, cuts, prefix, [seed % 2**64, number])
-        for number, part in enumerate(parts)
-    ]
+    tasks = [(stream.path(part), len(tokens) + SPECIALS, cuts, number) for number, part in enumerate(parts)]
     counts = run_all(workers, "count", similarity.count_part, tasks, [part.tokens for part in parts], "token")
     pairs = list(combinations(range(len(sizes)), 2))  # each at the smaller size of the two
     both = [(counts[i].tokens, counts[j].tokens, cuts, min(sizes[i], sizes[j])) for i, j in pairs]
     found = run_all(workers, "compare", similarity.compare, both, [1] * len(pairs), "pair")
     ratios = dict(zip(pairs, found, strict=True))
-    notes = NOTES.format(prefix=prefix)
-    valid, test = ([name for name, n in part.sources.items() if n] for part in (stream.valid, stream.test))
-    if not stream.ordered and not set(valid) >= set(test):
-        notes += (
-            f"The validation set holds {', '.join(valid)} only (--valid-source), the test set all "
-            "sources: their perplexities do not compare.\n"
-        )
     comparison = drift(stream, counts, ratios, workers) if stream.ordered else alike(stream, ratios)
-    table = as_text(part_table(parts, counts, tokens, prefix))
-    return "\n".join([table, notes, comparison, "", contamination.report(stream, workers)])
-
-
-def part_table(
-    parts: Sequence[Part], counts: Sequence[Counts], tokens: list[str], prefix: int
-) -> list[list[str]]:
-    """One row per part, after the header."""
-    single = [SPECIALS + i for i, token in enumerate(tokens) if re.fullmatch("<0x[0-9A-F]{2}>", token)]
-    has_bytes = len(single) == 256  # as every model with byte fallback
-    sources = sorted({name for part in parts for name in part.sources})
-    dated = any(part.period for part in parts)
-    numbers = ["words", "tokens", "tokens/word", "documents", "median", "95%", "longest", "types/token"]
-    rows = [["", *["period"] * dated, *numbers, "unknown", "bytes", *sources]]
-    for part, found in zip(parts, counts, strict=True):
-        middle, high = np.percentile(found.lengths, [50, 95])
-        total = found.total
-        rows.append(
-            [part.name, *[part.period] * dated]
-            + [f"{part.words:,}", f"{part.tokens:,}", f"{part.tokens / part.words:.3f}"]
-            + [f"{len(found.lengths):,}", f"{middle:,.0f}", f"{high:,.0f}", f"{found.lengths.max():,}"]
-            + [f"{found.types / prefix:.4f}", f"{total[UNKNOWN] / part.tokens:.3%}"]
-            + [f"{total[single].sum() / part.tokens:.3%}" if has_bytes else "-"]
-            + [f"{part.sources.get(name, 0) / part.words:.1%}" for name in sources]
-        )
-    return rows
-
-
-def samples(stream: Stream, number: int, seed: int) -> str:
-    """The beginnings of `number` random documents of each part."""
-    decode = decoder(stream)
-    lines = []
-    for index, part in enumerate(stream.parts):
-        ids, ends = similarity.open_part(stream.path(part))
-        rng = np.random.default_rng([seed % 2**64, index])
-        for chosen in np.sort(rng.choice(len(ends), min(number, len(ends)), replace=False)).tolist():
-            start, end = (int(ends[chosen - 1]) if chosen else 0), int(ends[chosen])
-            shown = ids[start : min(end, start + 4 * _SAMPLE)]  # a character may take 4 tokens
-            items = np.split(shown, np.flatnonzero(shown == EOS) + 1)
-            text = "\n".join(decode(item[item != EOS].tolist()) for item in items).strip()
-            text = text[:_SAMPLE] + (" ..." if len(text) > _SAMPLE else "")
-            lines.append(f"\n{part.name}, document {chosen + 1:,} of {len(ends):,}, {end - start:,} tokens:")
-            lines.append(textwrap.indent(text, "    "))
-    return "\n".join(lines)
-
-
-def decoder(stream: Stream) -> Callable[[list[int]], str]:
-    """A function from the ids of a line to its text. UserError: the stream has no tokenizer."""
-    model, encoder = stream.directory / "tokenizer.model", stream.directory / "encoder.json"
-    try:
-        if model.name in stream.files:
-            import sentencepiece
-
-            processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-            # SentencePiece's ids are one less than fairseq's, but for <unk> 0.
-            return lambda ids: str(processor.decode([i - 1 if i > UNKNOWN else 0 for i in ids]))
-        if encoder.name in stream.files:
-            from tokenizers import decoders
-
-            spelt = {str(i): token for token, i in json.loads(encoder.read_text("utf-8")).items()}
-            tokens = ["?"] * SPECIALS + [spelt[token] for token in read_tokens(stream.directory)]
-            return lambda ids: decoders.ByteLevel().decode([tokens[i] for i in ids])
-    except (OSError, RuntimeError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(f"{stream.directory}: damaged tokenizer ({error}); copy it again") from error
-    raise UserError(f"{stream.directory}: stream.json names no tokenizer, so there is no --samples")
+    rows = []
+    for part, own in zip(parts, counts, strict=True):
+        middle, high = np.percentile(own.lengths, [50, 95])
+        lengths = [f"{len(own.lengths):,}", f"{middle:,.0f}", f"{high:,.0f}", f"{own.lengths.max():,}"]
+        per_word, unknown = part.tokens / part.words, own.total[UNKNOWN] / part.tokens
+        rows.append([f"{part.words:,}", f"{part.tokens:,}", f"{per_word:.3f}", *lengths, f"{unknown:.3%}"])
+    names = ["words", "tokens", "tokens/word", "documents", "median", "95%", "longest", "unknown"]
+    table = part_table(stream, names, rows)
+    return "\n".join([table, NOTES, comparison, "", contamination.report(stream, workers)])
 
 
 Ratios = dict[tuple[int, int], tuple[float, float] | None]
@@ -175,7 +141,7 @@ def drift(stream: Stream, counts: Sequence[Counts], ratios: Ratios, workers: Wor
         total = counts[t].total
         new_tokens = total[~seen].sum() / total.sum()
         seen |= total > 0
-        shares = [f"{new_tokens:.2%}", f"{new_words[t]:.2%}" if new_words else "-"] if t else ["", ""]
+        shares = [f"{new_tokens:.2%}", f"{new_words[t]:.2%}"] if t else ["", ""]
         cells = [
             _cell(ratios[min(t, other), max(t, other)]) if t != other else "" for other in range(len(parts))
         ]

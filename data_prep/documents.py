@@ -7,7 +7,6 @@ space, no empty lines.
 import contextlib
 import fnmatch
 import glob
-import html
 import os
 import re
 from collections import Counter
@@ -36,7 +35,6 @@ _SPACES = (
 )
 _LOOSE_LINE = re.compile(r"\n(?:[ \n]|(?<= \n))")  # a newline beside a space or another newline
 _LINE = re.compile(r"[^\n]+")
-_CONTROL = re.compile("[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
@@ -54,11 +52,6 @@ class Reader:
     """The field of .jsonl and .parquet files that holds the text."""
     on_bad_input: str = "error"
     """`error`: raise a UserError; `skip`: report and continue."""
-    unescape_html: bool = False
-    """Replace HTML entities such as `&amp;` by their characters."""
-    strip_control: bool = False
-    """Remove control characters (C0, C1, U+FEFF, U+FFFE, U+FFFF) that are not white space."""
-
     dates: Dates | None = None
     """The periods of a dated stream, whose sources are PERIOD/SOURCE; None: dates are not read."""
 
@@ -79,7 +72,7 @@ class Reader:
         Bad input is passed to `skipped` with on_bad_input="skip", otherwise it is a UserError.
         """
         for source, raw in self.raw(shard, skipped):
-            if text := self.normalised(raw):
+            if text := normalise(raw):
                 yield source, text, count_words(text)
 
     def raw(
@@ -108,14 +101,6 @@ class Reader:
                         yield f"{period}/{segment.source}", raw.text
                     elif left_out:
                         left_out(period, segment.path, raw)
-
-    def normalised(self, text: str) -> str:
-        """A document of `raw` as the stream has it; maybe empty."""
-        if self.unescape_html:
-            text = html.unescape(text)
-        if self.strip_control:
-            text = _CONTROL.sub("", text)
-        return normalise(text)
 
     def documents_in(self, source: str) -> str:
         """What a document of a .txt or .md file of the source is."""

@@ -4,7 +4,7 @@ import importlib.util
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +32,6 @@ _LINE = re.compile(rb"\n")
 _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*\n")
 _DOC_END = re.compile(rb"</doc>[ \t\r]{0,8}\n")
 _DOC_START = re.compile(rb"<doc id=(?<![^\n]<doc id=)[^\n]*>[ \t\r]*$", re.MULTILINE)
-_JSON_LINES = "a JSON object on each line"
-_SHOWN = 9  # fields in a message
 _TEXT = (".txt", ".md")
 
 
@@ -132,16 +130,13 @@ class JsonLines(Format):
             try:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError as error:
-                remedy = (f"write {_JSON_LINES}, or leave it out with --on-bad-input skip",)
-                plain = kind(data.segment.path) == ".json"
-                yield data.bad(offset, f"malformed JSON ({error})", *remedy[:plain])
+                yield data.bad(offset, f"malformed JSON ({error})")
                 continue
             text = field(record, key)
             if isinstance(text, str):
                 yield Document(text, field(record, keys.date) if keys.date else None, offset)
             else:
-                strings = record.items() if isinstance(record, dict) and not self._text_key else ()
-                yield data.bad(offset, no_text(key, [k for k, value in strings if isinstance(value, str)]))
+                yield data.bad(offset, no_text(key))
 
 
 class Wet(Format):
@@ -190,9 +185,8 @@ class Parquet(Format):
         try:
             with pyarrow.parquet.ParquetFile(path, buffer_size=compressed.BLOCK, pre_buffer=False) as file:
                 data.position = 0
-                strings = [column.name for column in file.schema_arrow if _is_string(column.type)]
-                if key not in strings:
-                    yield data.bad(0, no_text(key, strings))
+                if key not in [column.name for column in file.schema_arrow if _is_string(column.type)]:
+                    yield data.bad(0, no_text(key))
                     return
                 names = [name for name in dict.fromkeys([key, keys.date]) if name in file.schema_arrow.names]
                 for number in range(file.num_row_groups):
@@ -243,7 +237,7 @@ def _row(value: Any, date: Any, key: str, data: Input) -> Document | Skipped:
     except UnicodeDecodeError:
         return data.bad(data.position, "not UTF-8")
     if text is None:
-        return data.bad(data.position, no_text(key, ()))
+        return data.bad(data.position, no_text(key))
     # A character has at most 4 bytes: only long strings need to be encoded to be measured.
     most = compressed.MAX_DOCUMENT_BYTES
     if 4 * len(text) > most and len(text.encode()) > most:
@@ -261,11 +255,9 @@ def field(record: Any, key: str) -> Any:
     return field(record.get(name), rest)
 
 
-def no_text(key: str, strings: Iterable[str]) -> str:
-    """Why a record has no text; `strings`: its fields that may hold it."""
-    names = ", ".join(f"`{name[:30]}`" for name in itertools.islice(strings, _SHOWN))
-    hint = f" (choose one of its fields by --text-key: {names})" if names else ""
-    return f"no field `{key}` that holds a string{hint}"
+def no_text(key: str) -> str:
+    """Why a record has no text."""
+    return f"no field `{key}` that holds a string (--text-key names another)"
 
 
 FORMATS = {
@@ -317,7 +309,7 @@ def format_of(path: str, mode: str) -> Format:
         first = file.read(64).removeprefix(compressed.BOM).lstrip()[:1]
     if found == ".json":
         if first == b"[":
-            raise WrongKind("a JSON array", f"write {_JSON_LINES}, such as by `jq -c '.[]'`")
+            raise WrongKind("a JSON array", "write a JSON object on each line, such as by `jq -c '.[]'`")
         return FORMATS[found]
     if first not in (b"", b"<", b"{"):
         raise Damaged("WikiExtractor's files begin with <doc or {")

@@ -64,15 +64,12 @@ def _read_merges(path: str | Path, ids: dict[str, int]) -> list[tuple[str, str]]
             f"{path}: does not begin with a line #version or not end with a newline; copy vocab.bpe again"
         )
     merges: list[tuple[str, str]] = []
-    used: set[str] = set()
     for number, line in enumerate(lines, 2):
         one, _, other = line.partition(" ")
-        # a token that is merged before it is made: fairseq and tokenizers would merge in different orders
-        if not {one, other, one + other} <= ids.keys() or one + other in used:
+        if not {one, other, one + other} <= ids.keys():
             raise UserError(
-                f"{path}:{number}: {line!r} does not merge two tokens of encoder.json, or too late; give the "
-                "two files of one vocabulary"
+                f"{path}:{number}: {line!r} does not merge two tokens of encoder.json; give the two files of "
+                "one vocabulary"
             )
-        used |= {one, other}
         merges.append((one, other))
     return merges

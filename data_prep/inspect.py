@@ -7,10 +7,9 @@ from alma.help_texts import WORKERS
 
 _EXAMPLES = """\
 examples:
-  alma inspect stream              # sizes, lengths of documents, sources; are the mega-batches i.i.d.?
-  alma inspect stream_by_year      # of an ordered stream: the drift between its mega-batches
-  alma inspect stream --samples 2  # and the beginnings of two documents of each part
-  alma inspect stream --verify     # after a copy: are all files complete and unchanged?
+  alma inspect stream            # sizes, lengths of documents, sources; are the mega-batches i.i.d.?
+  alma inspect stream_by_year    # of an ordered stream: the drift between its mega-batches
+  alma inspect stream --verify   # after a copy: are all files complete and unchanged?
 """
 
 
@@ -25,13 +24,8 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     made.add_argument("stream", metavar="STREAM", help="a stream made by `alma data`")
-    either = made.add_mutually_exclusive_group().add_argument
     verify = "check all files for changes and all documents for duplicates; exit with 2 if there is a problem"
-    either("--verify", action="store_true", help=verify)
-    samples = "print the beginnings of N random documents of each part too"
-    either("--samples", type=count, default=0, metavar="N", help=samples)
-    seed = "seed of the samples and of the i.i.d. test's regroupings (default: 0)"
-    made.add_argument("--seed", type=int, default=0, metavar="S", help=seed)
+    made.add_argument("--verify", action="store_true", help=verify)
     cores = len(os.sched_getaffinity(0))
     made.add_argument("--workers", type=count, default=cores, metavar="K", help=WORKERS)
     return made
@@ -50,10 +44,8 @@ def main() -> None:
     with Workers(options.workers) as workers:
         if options.verify:
             verify.check(stream, workers)
-            return
-        print(describe.describe(stream, workers, options.seed))
-    if options.samples:
-        print(describe.samples(stream, options.samples, options.seed))
+        else:
+            print(describe.describe(stream, workers))
 
 
 if __name__ == "__main__":

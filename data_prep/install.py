@@ -6,7 +6,6 @@ renamed, which needs no disk space. Callers hold the lock of the stream.
 """
 
 import os
-import re
 import secrets
 import shutil
 import sys
@@ -74,9 +73,7 @@ def _discard(work: Path) -> None:
 
 def works(out: Path) -> list[Path]:
     """The work directories in `out`."""
-    return sorted(
-        path for path in out.glob(WORK + "*") if re.fullmatch("[0-9a-f]{16}", path.name[len(WORK) :])
-    )
+    return sorted(out.glob(WORK + "[0-9a-f]" * 16))
 
 
 def leftovers(out: Path) -> list[Path]:

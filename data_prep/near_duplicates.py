@@ -10,7 +10,6 @@ third: then no decision depends on another, and all are functions of the text al
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -72,7 +71,7 @@ def n_grams_of(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def library():  # type: ignore[no-untyped-def]
-    """rensa's RMinHash. UserError: it is not installed, or its hashes are others."""
+    """rensa's RMinHash, whose hashes change with its version. UserError: it is not installed."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # the workers are the parallelism
     try:
         from rensa import RMinHash
@@ -80,10 +79,6 @@ def library():  # type: ignore[no-untyped-def]
         raise UserError(
             "--near-duplicates drop needs rensa; pip install 'alma-macroscale[corpus]'"
         ) from error
-    if RMinHash.ALGORITHM_VERSION != 2:  # a stream may hold hashes of version 2
-        raise UserError(
-            "--near-duplicates drop needs the MinHash of rensa 0.5; pip install 'rensa>=0.5,<0.6'"
-        )
     return RMinHash
 
 
@@ -128,19 +123,10 @@ class EntryWriter:
         self._file.write(run[np.argsort(run["key"], kind="stable")].tobytes())
 
 
-@contextmanager
-def writing_entries(path: Path) -> Iterator[EntryWriter]:
-    """Write a file of entries, atomically."""
-    with open_items(path) as file:
-        writer = EntryWriter(file)
-        yield writer
-        writer.finish()
-
-
-def write_bands(entries: Path, bands: Path) -> None:
+def write_bands(space: Workspace, number: int, entries: Path) -> None:
     """Write the sorted runs of bands of a file of entries. Memory: one run, about 150 MB."""
     documents = mapped(entries, ENTRY)
-    with open_items(bands) as file:
+    with open_items(space.file("bands", number, "bin")) as file:
         for start in range(0, len(documents), _RUN):
             hashes = documents["hashes"][start : start + _RUN]
             keys = np.zeros((len(hashes), BANDS, 8), np.uint8)

@@ -14,30 +14,23 @@ documents of the future change no part of the past but `test` and `valid`, and a
 that a new stream of all mega-batches would have.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
-import yaml
 
-from alma.errors import UserError, hint
+from alma.errors import UserError
 from data_prep.cut import SortedCorpus, Wanted
 from data_prep.pools import Pool, Span, sizes_of, spans_of
 
+_SHOWN = 20  # mega-batches in a message
 _ROLES = ("megabatch", "test", "test", "valid", "valid")
 """Parts of the splits. The split of mega-batch t in role r has number r * B + t. Roles 1 and 3 are the
 documents that `test` and `valid` have too, 2 and 4 the rest of the held-out parts."""
 _MIXED = {"test": 1, "valid": 3}
 """Roles of the mixed parts."""
-
-
-class TooSmall(UserError):
-    """Mega-batch `t` has fewer words than its parts need."""
-
-    def __init__(self, t: int, words: int, message: str) -> None:
-        super().__init__(message)
-        self.t, self.words = t, words
 
 
 @dataclass(frozen=True)
@@ -46,6 +39,8 @@ class Ordered(Wanted):
 
     order: list[list[str]] = field(default_factory=list)
     """The sources of each mega-batch."""
+    remedy: ClassVar[str] = "add text or ask for fewer words"
+    """Against mega-batches that are too small."""
 
     @property
     def names(self) -> list[str]:
@@ -91,23 +86,32 @@ class Ordered(Wanted):
         """
         pools: list[Pool] = []
         spans: list[Span] = []
-        problems: list[UserError] = []
+        small: list[str] = []
+        problems: list[str] = []
         for t in range(self.mega_batches):
             pool = corpus.pool(t)
             pools.append(pool)
+            if pool.words < self.needed:
+                small.append(f"{self.title(t)} has {pool.words:,}")
+                continue
             try:
                 spans += self._spans(pool, t, corpus)
             except UserError as error:
-                problems.append(error)
+                problems.append(str(error))
                 continue
             corpus.taken[t] = pool.at(spans[-1].end).last
+        if small:
+            parts = (
+                f"{self.eval_words:,} test + {self.valid_words:,} validation + {self.words or 1:,} training"
+            )
+            problems.insert(
+                0,
+                f"{len(small):,} of {self.mega_batches:,} mega-batches have fewer than the {self.needed:,} "
+                f"words of their parts ({parts}) after dropping duplicates: {abridged(small)}; {self.remedy}",
+            )
         if problems:
-            raise self.refusal(problems)
+            raise UserError("; ".join(problems))
         return pools, spans
-
-    def refusal(self, problems: list[UserError]) -> UserError:
-        """The error of several mega-batches; problems are `TooSmall` or others."""
-        return UserError("; ".join(map(str, problems)))
 
     @property
     def needed(self) -> int:
@@ -116,26 +120,15 @@ class Ordered(Wanted):
 
     def _spans(self, pool: Pool, t: int, corpus: SortedCorpus) -> list[Span]:
         """The splits of mega-batch t: roles 1, 2, 3, 4 and 0."""
-        needed, name = self.needed, self.title(t)
-        if pool.words < needed:
-            read = int(corpus.read[:, 0, corpus.arrivals == t].sum())
-            raise TooSmall(
-                t,
-                pool.words,
-                f"{name} has {pool.words:,} words in {pool.documents:,} documents after dropping "
-                f"{read - pool.documents:,} duplicates, but {self.eval_words:,} test + {self.valid_words:,} "
-                f"validation + {self.words or 1:,} training = {needed:,} are needed: {needed - pool.words:,} "
-                "words are missing; add text or ask for fewer",
-            )
         sizes = [self.eval_words, self.valid_words, self.words or pool.words]
         held_out = [role * self.mega_batches + t for role in (2, 4)]
-        spans = spans_of(t, [*held_out, t], pool.cuts(sizes, pool.words - needed))
+        spans = spans_of(t, [*held_out, t], pool.cuts(sizes, pool.words - self.needed))
         counts = sizes_of(spans)
         if min(counts) <= 0:
             part = ("test", "valid", "megabatch")[int(np.argmin(counts))]
             raise UserError(
-                f"{part}_{self.first + t:02d} would be empty: the longest document of {name} has "
-                f"{pool.longest():,} words; ask for more words{corpus.or_split}"
+                f"{part}_{self.first + t:02d} would be empty: the longest document has "
+                f"{corpus.whole:,} words; ask for more words{corpus.or_split}"
             )
         # The beginnings of the held-out parts are in the mixed parts too: at least one document of each.
         for split, size in zip(held_out, (self.eval_words, self.valid_words), strict=True):
@@ -145,6 +138,11 @@ class Ordered(Wanted):
             mixed = min(max(end, start + 1), spans[at].end)
             spans.insert(at, Span(t, split - self.mega_batches, mixed))
         return spans
+
+
+def abridged(names: Sequence[str]) -> str:
+    """The first of many names."""
+    return ", ".join(names[:_SHOWN]) + (f", ... ({len(names):,} in all)" if len(names) > _SHOWN else "")
 
 
 def from_corpus(corpus: list[tuple[str, bool]]) -> list[list[str]]:
@@ -168,36 +166,4 @@ def from_corpus(corpus: list[tuple[str, bool]]) -> list[list[str]]:
             order[-1].append(name)
     if problems:
         raise UserError("; ".join(dict.fromkeys(problems)))
-    return order
-
-
-def from_file(path: str, sources: list[str]) -> list[list[str]]:
-    """The order in a YAML file: a list of mega-batches, each a source or a list of sources.
-
-    UserError: not such a list, or not exactly the given sources.
-    """
-    try:
-        record = yaml.load(Path(path).read_text("utf-8"), yaml.BaseLoader)
-    except OSError as error:
-        raise UserError(f"--order {path}: {(error.strerror or 'unreadable').lower()}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"--order {path}: not YAML ({' '.join(str(error).split())})") from error
-    order = [[item] if isinstance(item, str) else item for item in record] if isinstance(record, list) else []
-    lists = all(isinstance(batch, list) and batch for batch in order)
-    names = [name for batch in order for name in batch] if lists else []
-    if not names or not all(isinstance(name, str) for name in names):
-        raise UserError(
-            f"--order {path}: expected a list of mega-batches, each a source or a list of sources, such as "
-            "[2023, [2024, books]]"
-        )
-    problems = []
-    for name in dict.fromkeys(names):
-        if name not in sources:
-            problems.append(f"no source {name} among the CORPUS arguments; {hint(name, sources)}")
-        if names.count(name) > 1:
-            problems.append(f"{name} is there twice")
-    if missing := sorted(set(sources) - set(names)):
-        problems.append(f"{', '.join(missing)} missing from the order")
-    if problems:
-        raise UserError(f"--order {path}: {'; '.join(problems)}")
     return order

@@ -7,19 +7,18 @@ mega-batch; so all later stages are those of an ordered stream.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from alma.errors import UserError
 from alma.files import write_json_atomic
 from data_prep.compressed import Document, Skipped
-from data_prep.dates import Dates, LeftOut, label
-from data_prep.documents import Shard, count_words
-from data_prep.order import Ordered, TooSmall
+from data_prep.dates import LeftOut, label
+from data_prep.documents import Shard, count_words, normalise
+from data_prep.order import Ordered
 from data_prep.work import Work, Workspace, read_json
 
 MOST = 1000
 """Mega-batches of a stream; each has three parts, and a row in tables."""
-_SHOWN = 20  # periods in a message
 _UNUSABLE = {
     LeftOut.UNDATED: "without a date",
     LeftOut.UNREADABLE: "with an unreadable date",
@@ -35,6 +34,7 @@ class Dated(Ordered):
     """Merge a period that is too small with the next one, and the last with the one before."""
     periods: list[str] = field(default_factory=list)
     """The period of each mega-batch; merged ones as FIRST..LAST."""
+    remedy: ClassVar[str] = "merge periods with --merge-small, choose longer ones or ask for fewer words"
 
     def record(self) -> dict[str, Any]:
         """The fields that are known before any text is read."""
@@ -58,27 +58,6 @@ class Dated(Ordered):
         """What a message calls mega-batch t."""
         return f"megabatch_{self.first + t:02d} ({self.periods[t]})"
 
-    def refusal(self, problems: list[UserError]) -> UserError:
-        """The error that lists all periods that are too small, and other problems."""
-        small = [error for error in problems if isinstance(error, TooSmall)]
-        found = [str(error) for error in problems if not isinstance(error, TooSmall)]
-        if small:
-            remedy = "" if self.merge_small else "merge them with --merge-small, "
-            sizes = self.eval_words, self.valid_words, self.words or 1
-            parts = "{:,} test + {:,} validation + {:,} training".format(*sizes)
-            listed = abridged([f"{self.periods[error.t]} ({error.words:,} words)" for error in small])
-            found.insert(
-                0,
-                f"{len(small):,} of {len(self.periods):,} periods have fewer than the {self.needed:,} words "
-                f"of their parts ({parts}): {listed}; {remedy}choose longer periods or ask for fewer words",
-            )
-        return UserError("; ".join(found))
-
-
-def abridged(names: Sequence[str]) -> str:
-    """The first of many names."""
-    return ", ".join(names[:_SHOWN]) + (f", ... ({len(names):,} in all)" if len(names) > _SHOWN else "")
-
 
 def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> None:
     """Write dates-NNNNN.json: sources of all periods in a shard, with their words; what has no period.
@@ -95,7 +74,7 @@ def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> Non
         left_out[why][0] += 1
 
     for source, raw in space.reader.raw(shard, None, leave):
-        text = space.reader.normalised(raw) if words else ""
+        text = normalise(raw) if words else ""
         found[source] += count_words(text) if text else 0
     write_json_atomic(space.file("dates", number, "json"), {"words": found, "left_out": left_out})
 
@@ -103,7 +82,7 @@ def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> Non
 def find_periods(
     space: Workspace, wanted: Dated, work: Work, shards: Sequence[tuple[int, Shard]]
 ) -> tuple[Dated, dict[str, Any]]:
-    """Run the stage dates; the mega-batches, and for stream.json what has no period and empty periods.
+    """Run the stage dates; the mega-batches, and for stream.json what has no period.
 
     UserError: documents without a usable date, or no document, or too many periods.
     """
@@ -149,10 +128,7 @@ def find_periods(
         order=[[source for number in group for source in sources[number]] for group in groups],
         periods=[own[0] if len(own) == 1 else f"{own[0]}..{own[-1]}" for own in names],
     )
-    return made, {
-        "left_out": {why: counts[why] for why in LeftOut if counts[why]},
-        "empty": empty_periods(dates, list(sizes)),
-    }
+    return made, {"left_out": {why: counts[why] for why in LeftOut if counts[why]}}
 
 
 def merged(sizes: Mapping[int, int], needed: int) -> list[list[int]]:
@@ -172,14 +148,3 @@ def merged(sizes: Mapping[int, int], needed: int) -> list[list[int]]:
     if own:
         groups[-1] += own
     return groups
-
-
-def empty_periods(dates: Dates, numbers: list[int]) -> list[str]:
-    """Names of the periods without documents between others, as FIRST..LAST where they follow each other."""
-    before = numbers[:1] if dates.after is None else [dates.after]
-    found = []
-    for one, other in zip(before + numbers, numbers, strict=False):
-        if other - one > 1:
-            ends = [label(dates.by, number) for number in (one + 1, other - 1)]
-            found.append("..".join(dict.fromkeys(ends)))
-    return found

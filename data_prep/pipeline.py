@@ -15,7 +15,7 @@ from alma.configs import differing
 from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
-from data_prep import advice, cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
+from data_prep import cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
 from data_prep.cut import Wanted
 from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
@@ -23,7 +23,7 @@ from data_prep.periods import Dated, find_periods
 from data_prep.plan import CorpusPlan
 from data_prep.work import Task, Work, Workspace, damaged, read_json
 
-_LAYOUT = 5  # version of the work directory; increase it when files of older code cannot be used
+_LAYOUT = 6  # version of the work directory; increase it when files of older code cannot be used
 _SKIPS = 1000  # skipped documents that stream.json lists
 
 
@@ -198,21 +198,19 @@ def _run(
     near = None
     if drop:
         past = [out / name for part in before for name in part.files if name.endswith(encode.NEAR)]
-        near = find_near(space, wanted, work, len(shards), past)
+        entries = entry_files(space, len(shards), past)
+        sizes = [(path.stat().st_size, path) for path in entries]
+        work.each("bands", write_bands, space, "bands.bin", sizes, "B")
+        near = count_ranges(entries), wanted.first
+        shared = (near[0], len(shards), past, wanted.first)
+        work.each("near", find_range, space, "near.bin", [(1,)] * near[0], "range", *shared)
     keys = [out / f"{part.prefix}.keys" for part in before]
     count = sort_documents(space, wanted, work, len(shards), keys, near)
-    sums = ranges.load_sums(space, count)
-    warnings = advice.books(settings.files, settings.reader, space.by_name(sums["read"][:, :2].sum(0).T))
-    if settings.reader.max_document_words:
-        warnings += advice.long_documents(int(sums["whole"].max()), wanted)
-    for line in warnings:  # now: encoding may take hours
-        print(line, file=sys.stderr)
     planned = plan_buckets(space, wanted, work, count)
     if drop:
         ranged = [(1,)] * count
         work.each("hashes", plan.keep_entries, space, "past.bin", ranged, "range", count, len(shards), wanted)
     work.each("shuffle", shuffle.shuffle_shard, space, "spill.npy", shards, "B", wanted, count)
-    shuffle.check_shuffle(space, planned, len(shards))
     if settings.vocab_size is not None:
         # Only of the first mega-batch: the others have not arrived when the model is first trained.
         arguments = (space, planned.buckets(0), len(shards), settings.vocab_size)
@@ -226,14 +224,14 @@ def _run(
     for name, numbers in wanted.parts.items():
         words = planned.source_words[numbers].sum(0).tolist()
         own = [bucket for number in numbers for bucket in planned.buckets(number)]
-        entries = None
+        kept = None
         if drop and len(tasks) + wanted.first in arrivals:  # mega-batches are the first parts
-            entries = count, len(tasks) + wanted.first
-        final = (space, name, own, space.by_name(words), code, entries)
+            kept = count, len(tasks) + wanted.first
+        final = (space, name, own, space.by_name(words), code, kept)
         tasks.append(Task(space.directory / f"{name}.json", sum(words), final))
     work.run("finalise", encode.finalise_part, tasks, "word")
     parts = [replace(_part(space, task.done), period=wanted.period(task.done.stem)) for task in tasks]
-    corpus = _corpus_record(space, settings, planned, len(shards), warnings)
+    corpus = _corpus_record(space, settings, planned, len(shards))
     return corpus | ({"dates": dates} if dates else {}), parts
 
 
@@ -248,19 +246,6 @@ def _part(space: Workspace, path: Path) -> Part:
     return part
 
 
-def find_near(space: Workspace, wanted: Wanted, work: Work, shards: int, past: list[Path]) -> tuple[int, int]:
-    """Run the stages bands and near; the number of files near-NNNNN.bin, and of the first mega-batch."""
-    entries = entry_files(space, shards, past)
-    bands = [space.file("bands", number, "bin") for number in range(len(entries))]
-    tasks = [Task(out, path.stat().st_size, (path, out)) for path, out in zip(entries, bands, strict=True)]
-    work.run("bands", write_bands, tasks, "B")
-    count = count_ranges(entries)
-    work.each(
-        "near", find_range, space, "near.bin", [(1,)] * count, "range", count, shards, past, wanted.first
-    )
-    return count, wanted.first
-
-
 def sort_documents(
     space: Workspace,
     wanted: Wanted,
@@ -269,7 +254,7 @@ def sort_documents(
     known: list[Path],
     near: tuple[int, int] | None = None,
 ) -> int:
-    """Run the stages keys and sort; the number of ranges. `near`: see `find_near`.
+    """Run the stages keys and sort; the number of ranges. `near`: see `sort_range`.
 
     UserError: an empty corpus.
     """
@@ -292,18 +277,17 @@ def plan_buckets(space: Workspace, wanted: Wanted, work: Work, count: int) -> Co
 
 
 def _corpus_record(
-    space: Workspace, settings: StreamSettings, planned: CorpusPlan, shards: int, warnings: list[str]
+    space: Workspace, settings: StreamSettings, planned: CorpusPlan, shards: int
 ) -> dict[str, Any]:
     """The corpus in stream.json. `spread`: (max - min) / `wanted.words`, not of mega-batches taken whole."""
     wanted = settings.wanted
-    corpus: dict[str, Any] = {
-        name: getattr(planned, name)
-        for name in ("documents", "words", "duplicate_documents", "duplicate_words")
-    }
+    names = ("documents", "words", "duplicate_documents", "duplicate_words")
+    numbers = [*planned.read.tolist(), *planned.duplicates.tolist()]
+    corpus: dict[str, Any] = dict(zip(names, numbers, strict=True))
     if settings.near_duplicates:
-        names = ("near_duplicate_documents", "near_duplicate_words")
-        corpus |= zip(names, planned.near.tolist(), strict=True)
-    corpus["surplus_words"] = planned.words - planned.duplicate_words - int(planned.source_words.sum())
+        near = ("near_duplicate_documents", "near_duplicate_words")
+        corpus |= zip(near, planned.near.tolist(), strict=True)
+    corpus["surplus_words"] = numbers[1] - numbers[3] - int(planned.source_words.sum())
     if wanted.words:
         words = planned.source_words.sum(1)[: wanted.mega_batches]
         corpus["spread"] = float((words.max() - words.min()) / wanted.words)
@@ -311,8 +295,6 @@ def _corpus_record(
     if skips := sorted(scan.skips(space, shards)):
         first = [str(skip) for skip in skips[:_SKIPS]]
         corpus["skipped"] = {"summary": documents.skipped_summary(skips), "first": first}
-    if warnings:
-        corpus["warnings"] = warnings
     return corpus
 
 

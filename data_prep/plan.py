@@ -45,10 +45,8 @@ class CorpusPlan:
     bucket_last: np.ndarray  # (buckets,) content key of the last document
     source_words: np.ndarray  # (splits, sources)
     valid_last: np.ndarray  # see `SortedCorpus`
-    duplicate_documents: int  # copies of another document of the corpus or of the stream
-    duplicate_words: int
-    documents: int  # in the corpus, duplicates included
-    words: int
+    read: np.ndarray  # (2,) documents and words of the corpus, copies included
+    duplicates: np.ndarray  # (2,) copies of another document of the corpus or of the stream
     longest: int  # words of the longest document
     near: np.ndarray  # (2,) documents and words of near duplicates that were dropped
 
@@ -135,7 +133,6 @@ def collect_plan(space: Workspace, wanted: Wanted, ranges: int) -> CorpusPlan:
     parts = parts[order]
     starts = np.flatnonzero(changes(parts["split"]) | changes(parts["place"]))
     sums = {name: np.add.reduceat(parts[name], starts) for name in ("documents", "words", "keys")}
-    duplicates, duplicate_words = (cut.read - cut.kept).tolist()
     plan = CorpusPlan(
         bucket_split=parts["split"][starts],
         bucket_words=sums["words"],
@@ -144,10 +141,8 @@ def collect_plan(space: Workspace, wanted: Wanted, ranges: int) -> CorpusPlan:
         bucket_last=parts["last"][np.append(starts[1:], len(parts)) - 1],
         source_words=np.stack([arrays["source_words"] for arrays in found]).sum(0),
         valid_last=cut.valid_last,
-        duplicate_documents=duplicates,
-        duplicate_words=duplicate_words,
-        documents=int(cut.read[0]),
-        words=int(cut.read[1]),
+        read=cut.read,
+        duplicates=cut.read - cut.kept,
         longest=cut.longest,
         near=np.stack([arrays["near"] for arrays in found]).sum(0),
     )

@@ -79,11 +79,6 @@ class Pool:
         _, more_words, more_bytes = sums_of(rows)
         return Reached(content_keys(rows[-1:]).tobytes(), words + more_words, size + more_bytes)
 
-    def longest(self) -> int:
-        """Words of the longest document with all its pieces. Opens all ranges."""
-        opened = map(self._opened, range(len(self.before)))
-        return max(int(words_of_documents(records).max(initial=0)) for records in opened)
-
 
 def cut_document(records: np.ndarray, target: int, spare: int) -> tuple[int, int]:
     """Where a split of `target` words ends, and where the next can start: numbers of documents.

@@ -14,7 +14,7 @@ from alma.files import atomic_write
 from data_prep import scan
 from data_prep.near_duplicates import always_dropped, matching, near_between
 from data_prep.scan import RECORD, content_keys, document_starts, hash_order, repeats, words_of_documents
-from data_prep.work import Workspace, changes, mapped, open_items, read_arrays, slices
+from data_prep.work import Workspace, changes, mapped, open_items, slices
 
 RANGE_DOCUMENTS = 1 << 20
 """Documents of a range on average; sorting them takes about 200 MB."""
@@ -130,12 +130,3 @@ def distinct(records: np.ndarray, arrivals: np.ndarray) -> tuple[np.ndarray, np.
 def sorted_records(space: Workspace, number: int) -> np.ndarray:
     """The records of a range in hash order, memory-mapped."""
     return mapped(space.file("range", number, "bin"), RECORD)
-
-
-def load_sums(space: Workspace, ranges: int) -> dict[str, np.ndarray]:
-    """The sums of all ranges: `read` and `first` (ranges, 3, sources), `longest` and `whole` (ranges,)."""
-    found: dict[str, list[np.ndarray]] = {}
-    for number in range(ranges):
-        for name, array in read_arrays(space.file("sums", number, "npz")).items():
-            found.setdefault(name, []).append(array)
-    return {name: np.stack(each) for name, each in found.items()}

@@ -18,8 +18,8 @@ import numpy as np
 from alma.files import write_json_atomic
 from alma.stream import KEY_BYTES
 from data_prep.documents import Shard, Skipped, changed
-from data_prep.near_duplicates import writing_entries
-from data_prep.work import DOCUMENT_BYTES, Workspace, changes, mapped, open_items, read_json
+from data_prep.near_duplicates import EntryWriter
+from data_prep.work import DOCUMENT_BYTES, Workspace, changes, open_items, read_json
 
 RECORD = np.dtype(
     [
@@ -108,7 +108,7 @@ def scan_shard(space: Workspace, number: int, shard: Shard, arrivals: np.ndarray
     with ExitStack() as files:
         file = files.enter_context(open_items(space.file("scan", number, "bin")))
         if arrivals is not None:  # complete before scan-NNNNN.bin
-            entries = files.enter_context(writing_entries(space.file("entries", number, "bin")))
+            entries = EntryWriter(files.enter_context(open_items(space.file("entries", number, "bin"))))
             mega_batch = dict(zip(space.sources, arrivals.tolist(), strict=True))
 
             def whole(hashes: bytes, source: str, text: bytes) -> None:
@@ -121,6 +121,8 @@ def scan_shard(space: Workspace, number: int, shard: Shard, arrivals: np.ndarray
                 write_run(file, np.frombuffer(run, RECORD))
                 run = bytearray()
         write_run(file, np.frombuffer(run, RECORD))
+        if arrivals is not None:
+            entries.finish()
         if skipped:  # first, because scan-NNNNN.bin marks the shard as finished
             write_json_atomic(space.file("skipped", number, "json"), skipped)
 
@@ -162,13 +164,6 @@ def repeats(records: np.ndarray) -> np.ndarray:
     Left out of a run, because one range has all copies of a text, however many there are.
     """
     return ~(changes(records["high"]) | changes(records["low"]) | changes(records["source"]))
-
-
-def runs(path: Path) -> Iterator[np.ndarray]:
-    """The runs of a scan-NNNNN.bin or keys-NNNNN.bin, memory-mapped."""
-    records = mapped(path, RECORD)
-    for start in range(0, len(records), RUN_DOCUMENTS):
-        yield records[start : start + RUN_DOCUMENTS]
 
 
 def skips(space: Workspace, shards: int) -> Iterator[Skipped]:

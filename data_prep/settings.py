@@ -20,35 +20,32 @@ from data_prep.documents import Reader, find_files
 from data_prep.formats import stem
 from data_prep.gpt2 import GPT2
 from data_prep.near_duplicates import library
-from data_prep.order import Ordered, from_corpus, from_file
+from data_prep.order import Ordered, from_corpus
 from data_prep.periods import Dated
 from data_prep.pipeline import StreamSettings
 from data_prep.tokenizer import SentencePiece
 
-_ORDER = ("--ordered", "--order")
 _DATED = ("--date-key", "--from", "--until", "--undated", "--merge-small")
 _TOKENIZERS = ("--vocab-size", "--tokenizer", "--bpe")
 _GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
 _FIXED = ("--valid-words", "--eval-words", "--valid-source", "--seed", *_TOKENIZERS, *_GPT2_FILES)
 """Flags that --append refuses: the stream determines them."""
-_OF_THE_STREAM = ("max_document_words", "unescape_html", "strip_control")
-"""Fields of the reader that an addition shares with the stream."""
 
 
 def _refused(arguments: argparse.Namespace, stream: Stream | None) -> Iterator[tuple[tuple[str, ...], str]]:
     """Flags that do not go with the others, or with the stream of --append, and why."""
     by = stream.settings.get("dates", {}).get("by") if stream else arguments.by
-    ordered = stream.ordered if stream else any(_given(arguments, *_ORDER))
+    ordered = stream.ordered if stream else arguments.ordered
     if stream:
         yield _FIXED, f"not with --append, which keeps the settings of {stream.directory}"
         if by:
-            yield ("--by", "--from", "--merge-small", *_ORDER), f"not with --append to a stream by {by}"
+            yield ("--by", "--from", "--merge-small", "--ordered"), f"not with --append to a stream by {by}"
         else:
             yield ("--by", *_DATED), f"{stream.directory} was made without --by; leave them out"
         if not ordered:
-            yield _ORDER, f"{stream.directory} was made without them; leave them out"
+            yield ("--ordered",), f"{stream.directory} was made without it; leave it out"
     elif by:
-        yield _ORDER, "not with --by; give one of the three"
+        yield ("--ordered",), "not with --by; give one of them"
     else:
         yield _DATED, "only with --by"
     if by or ordered:
@@ -69,7 +66,7 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
     dates, order = None, None
     with noted(problems):
         dates = _dates(arguments, stream)
-    if (stream.ordered if stream else _given(arguments, *_ORDER)) and not dates:
+    if (stream.ordered if stream else arguments.ordered) and not dates:
         with noted(problems):
             order = _order(arguments)
     with noted(problems):
@@ -85,14 +82,13 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
         if arguments.near_duplicates not in (None, was):
             problems.append(f"--near-duplicates: the stream was made with {was}; leave it out")
         near = was
-        for name in _OF_THE_STREAM:
-            before, now = stream.settings[name], getattr(arguments, name)
-            if now and now != before:
-                flag = f"--{name.replace('_', '-')}"
-                problems.append(f"{flag}: the stream was made with {before or 'no'} {flag}; leave it out")
+        before = stream.settings["max_document_words"]
+        if arguments.max_document_words not in (0, before):
+            flag = "--max-document-words"
+            problems.append(f"{flag}: the stream was made with {before or 'no'} {flag}; leave it out")
     else:
         needed = ["--mega-batches", "--words", "--valid-words"]
-        if arguments.by or _given(arguments, *_ORDER):
+        if arguments.by or arguments.ordered:
             needed = ["--valid-words"] if arguments.words else ["--eval-words", "--valid-words"]
         if lacking := [flag for flag in needed if not _given(arguments, flag)]:
             problems.append(f"give {', '.join(lacking)}")
@@ -107,7 +103,7 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
     wanted: Wanted
     if stream:
         tokenizer = {name: str(stream.directory / name) for name in stream.files if name != DICTIONARY}
-        reader = dataclasses.replace(reader, **{name: stream.settings[name] for name in _OF_THE_STREAM})
+        reader = dataclasses.replace(reader, max_document_words=stream.settings["max_document_words"])
         first, words = len(stream.megabatches), arguments.words or stream.settings["words"]
         sizes = words, stream.settings["eval_words"], stream.settings["valid_words"]
     else:
@@ -196,8 +192,7 @@ def _reader(arguments: argparse.Namespace, dates: Dates | None) -> Reader:
     default = modes.pop("", Reader.documents)
     for name in modes:
         _require_source(arguments, f"--documents {name}=", name)
-    names = ("text_key", "on_bad_input", *_OF_THE_STREAM)
-    fields = {name: getattr(arguments, name) for name in names}
+    fields = {name: getattr(arguments, name) for name in ("max_document_words", "text_key", "on_bad_input")}
     return Reader(default, documents_of=modes, dates=dates, **fields)
 
 
@@ -215,8 +210,6 @@ def _order(arguments: argparse.Namespace) -> list[list[str]]:
         for argument, match in zip(arguments.corpus, joins, strict=True)
     ]
     names = [name for name, _ in map(named_path, arguments.corpus)]
-    if arguments.order:
-        return from_file(arguments.order, list(dict.fromkeys(names)))
     return from_corpus(list(zip(names, map(bool, joins), strict=True)))
 
 

@@ -12,12 +12,13 @@ import numpy as np
 from alma.errors import UserError
 from alma.files import atomic_write
 from alma.stream import KEY_BYTES
+from data_prep import scan
 from data_prep.cut import Wanted
 from data_prep.documents import Shard, changed
 from data_prep.plan import CorpusPlan, dropped, load_plan
 from data_prep.pools import LEFT_OUT
-from data_prep.scan import content_keys, keyed_texts, repeats, runs
-from data_prep.work import Workspace, damaged, mapped_array
+from data_prep.scan import content_keys, keyed_texts, repeats
+from data_prep.work import Workspace, damaged, mapped, mapped_array
 
 INDEX = np.dtype([("high", ">u8"), ("low", ">u8"), ("bytes", "<u4"), ("crc", "<u4")])
 
@@ -59,7 +60,9 @@ def planned_documents(
 ) -> Iterator[tuple[bytes, int]]:
     """Content key and bucket of each document of a shard, in reading order."""
     copies = dropped(space, number, ranges)
-    for records in runs(space.file("scan", number, "bin")):
+    scanned = mapped(space.file("scan", number, "bin"), scan.RECORD)
+    for start in range(0, len(scanned), scan.RUN_DOCUMENTS):  # a sorted run each
+        records = scanned[start : start + scan.RUN_DOCUMENTS]
         first = int(records["place"].min())
         own = copies[(copies >= first) & (copies < first + len(records))]
         bucket = plan.buckets_of(records, wanted, space.sources)
@@ -132,6 +135,8 @@ def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[tuple[b
                 parts.append(index.read((end - start) * INDEX.itemsize))
                 texts.seek(byte)
                 chunks.append(texts.read(byte_end - byte))
+                if len(parts[-1]) < (end - start) * INDEX.itemsize or len(chunks[-1]) < byte_end - byte:
+                    raise damaged(space.file("spill", number, "bin"))
     rows = np.frombuffer(b"".join(parts), INDEX)
     sizes = rows["bytes"].astype(np.int64)
     chunk = np.repeat(np.arange(len(parts)), [len(part) // INDEX.itemsize for part in parts])
@@ -149,20 +154,3 @@ def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[tuple[b
                 f"{space.directory}: damaged (a document of bucket {bucket}); remove it and run again"
             )
         yield keys[KEY_BYTES * place : KEY_BYTES * (place + 1)], text
-
-
-def check_shuffle(space: Workspace, plan: CorpusPlan, shards: int) -> None:
-    """Compare the documents per bucket with the plan. UserError: they differ."""
-    counts = np.zeros(len(plan.bucket_split), np.int64)
-    for number in range(shards):
-        table = mapped_array(space.file("spill", number, "npy"))
-        documents, size = table[-1, -1].tolist()
-        for suffix, expected in (("index", documents * INDEX.itemsize), ("bin", size)):
-            path = space.file("spill", number, suffix)
-            if path.stat().st_size != expected:
-                raise damaged(path)
-        counts += np.diff(table[:, :, 0], axis=1).sum(0)
-    if (counts != plan.bucket_documents).any():
-        raise UserError(
-            f"{space.directory}: damaged (documents lost in the shuffle); remove it and run again"
-        )

@@ -32,8 +32,6 @@ class Counts:
     """(documents,) tokens of each document, eos included."""
     tokens: np.ndarray
     """(cuts + 1, V) uint32 occurrences of each token in the documents up to each cut; last row: the rest."""
-    types: int
-    """Distinct tokens among the first tokens of the part."""
 
     @property
     def total(self) -> np.ndarray:
@@ -79,15 +77,15 @@ def open_part(path: str) -> tuple[np.ndarray, np.ndarray]:
     return ids, ends
 
 
-def count_part(path: str, dictionary_size: int, cuts: np.ndarray, prefix: int, seed: list[int]) -> Counts:
-    """Put the documents of a part in random order and count its tokens between `cuts`, positions in it.
+def count_part(path: str, dictionary_size: int, cuts: np.ndarray, number: int) -> Counts:
+    """Put the documents of part `number` in random order; count its tokens between `cuts`, positions in it.
 
-    `types` counts the first `prefix` tokens. Memory: about 100 MB, and 40 bytes per document.
-    UserError: the files do not fit each other or the dictionary.
+    Memory: about 100 MB, and 40 bytes per document. UserError: the files do not fit each other or the
+    dictionary.
     """
     ids, ends = open_part(path)
     lengths = np.diff(ends, prepend=0)
-    order = np.random.default_rng(seed).permutation(len(lengths))
+    order = np.random.default_rng([0, number]).permutation(len(lengths))
     offset = np.empty(len(lengths), np.int64)  # of each document's row in the flat `tokens`
     starts = np.cumsum(lengths[order]) - lengths[order]
     offset[order] = np.searchsorted(cuts, starts, "right") * dictionary_size
@@ -101,9 +99,7 @@ def count_part(path: str, dictionary_size: int, cuts: np.ndarray, prefix: int, s
         rows = np.repeat(offset[first : last + 1], inside)
         rows += block
         tokens += np.bincount(rows, minlength=len(tokens)).astype(np.uint32)
-    types = np.zeros(dictionary_size, bool)
-    types[ids[:prefix]] = True
-    return Counts(lengths, tokens.reshape(-1, dictionary_size), int(types.sum()))
+    return Counts(lengths, tokens.reshape(-1, dictionary_size))
 
 
 def groups_of(tokens: np.ndarray, cuts: np.ndarray, size: int) -> np.ndarray:

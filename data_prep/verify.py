@@ -1,7 +1,6 @@
 """Verification of a stream: files against their checksums, and documents that are in two parts."""
 
 import sys
-import time
 from collections import Counter
 
 import numpy as np
@@ -9,7 +8,6 @@ import numpy as np
 from alma.errors import fail
 from alma.stream import KEY_BYTES, FileInfo, Stream
 from alma.workers import Workers
-from data_prep.install import leftovers
 from data_prep.work import DOCUMENT_BYTES, run_all
 
 _KEY = f"S{KEY_BYTES}"  # compared byte by byte, as big-endian numbers are
@@ -57,7 +55,6 @@ def leaks(stream: Stream) -> list[str]:
 
 def check(stream: Stream, workers: Workers) -> None:
     """Print each problem on a line and exit with code 2; without problems, print what was verified."""
-    start = time.monotonic()
     files = dict(stream.files)
     for part in stream.parts:
         files |= part.files
@@ -66,8 +63,6 @@ def check(stream: Stream, workers: Workers) -> None:
     damage = run_all(workers, "files", FileInfo.problem, tasks, sizes)
     problems = [f"{path}: {problem}" for (_, path), problem in zip(tasks, damage, strict=True) if problem]
     problems = problems or leaks(stream)
-    for path in leftovers(stream.directory):
-        print(f"warning: {path}: left by an interrupted run; remove it if no run is active", file=sys.stderr)
     for problem in problems:
         print(problem)
     if problems:
@@ -77,5 +72,4 @@ def check(stream: Stream, workers: Workers) -> None:
             f"{stream.directory}: {what}; copy the stream again from where it was made, or make it "
             "again with `alma data`"
         )
-    seconds = time.monotonic() - start
-    print(f"verified {len(files)} files, {sum(sizes) / 1e9:.3g} GB in {seconds:.1f} s")
+    print(f"verified {len(files)} files, {sum(sizes) / 1e9:.3g} GB")

@@ -14,9 +14,6 @@ from data_prep.shingles import hash_bytes, hash_pieces
 from data_prep.similarity import open_part, token_blocks
 from data_prep.work import run_all
 
-_SPACES = {"tokenizer.model": "\u2581", "encoder.json": "\u0120"}
-"""What begins a token that follows a space, by the file of the tokenizer."""
-
 
 @dataclass(frozen=True)
 class Spelling:
@@ -30,11 +27,9 @@ class Spelling:
     """Bytes of the token without its mark, int32."""
 
 
-def new_shares(stream: Stream, workers: Workers) -> list[float] | None:
-    """Share of the words of each mega-batch that are in none before it; None: the tokenizer is unknown."""
+def new_shares(stream: Stream, workers: Workers) -> list[float]:
+    """Share of the words of each mega-batch that are in none before it."""
     spelling = read_spelling(stream)
-    if spelling is None:
-        return None
     tasks = [(stream.path(part), spelling) for part in stream.megabatches]
     weights = [part.tokens for part in stream.megabatches]
     known = np.zeros(0, np.uint64)
@@ -45,13 +40,11 @@ def new_shares(stream: Stream, workers: Workers) -> list[float] | None:
     return shares
 
 
-def read_spelling(stream: Stream) -> Spelling | None:
-    """The spelling of a stream's tokens; None: the tokenizer is unknown. UserError: damaged files."""
-    tokens = read_tokens(stream.directory)
-    space = next((mark for name, mark in _SPACES.items() if name in stream.files), None)
-    if space is None:
-        return None
+def read_spelling(stream: Stream) -> Spelling:
+    """The spelling of a stream's tokens. UserError: damaged files."""
+    tokens, space = read_tokens(stream.directory), "\u2581"  # SentencePiece's mark of a space
     if "encoder.json" in stream.files:
+        space = "\u0120"
         path = stream.directory / "encoder.json"
         try:
             spelt = {str(i): token for token, i in json.loads(path.read_text("utf-8")).items()}

@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from alma.errors import UserError
 from alma.files import atomic_write
-from alma.processes import peak_memory
 from alma.workers import Workers
 from data_prep.documents import Reader
 
@@ -137,23 +136,12 @@ class Task(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-@dataclass
-class Usage:
-    """CPU time and memory of tasks."""
-
-    cpu: float = 0.0
-    """CPU seconds, summed over processes."""
-    peak: int = 0
-    """Peak memory of the largest process in bytes, shared libraries included."""
-
-
 class Work:
-    """Runs stages in worker processes and measures them; one worker is this process."""
+    """Runs stages in worker processes; one worker is this process."""
 
     def __init__(self, workers: int) -> None:
         self.seconds: dict[str, float] = {}
         """Wall-clock seconds of each stage."""
-        self.usage: dict[str, Usage] = {}
         self._workers = Workers(workers)
 
     def __enter__(self) -> "Work":
@@ -173,11 +161,8 @@ class Work:
         finished = total - sum(task.weight for task in todo)
         bar = tqdm(desc=stage, total=total, initial=finished, unit=unit, unit_scale=True, disable=None)
         with bar:
-            usage = self.usage.setdefault(stage, Usage())
-            for weight, own in self._results(stage, function, todo) if todo else ():
+            for weight in self._finished(stage, function, todo) if todo else ():
                 bar.update(weight)
-                usage.cpu += own.cpu
-                usage.peak = max(usage.peak, own.peak)
         self.seconds[stage] = time.monotonic() - start
 
     def each(
@@ -201,18 +186,11 @@ class Work:
         ]
         self.run(stage, function, tasks, unit)
 
-    def _results(
-        self, stage: str, function: Callable[..., None], todo: list[Task]
-    ) -> Iterator[tuple[int, Usage]]:
-        """Run the tasks; yield weight and usage of each when it is done."""
-        for number, result in self._workers.run(_measured, [(function, task.arguments) for task in todo]):
-            yield todo[number].weight, result()
-
-
-def _measured(function: Callable[..., None], arguments: tuple[Any, ...]) -> Usage:
-    start = time.process_time()
-    function(*arguments)
-    return Usage(time.process_time() - start, peak_memory())
+    def _finished(self, stage: str, function: Callable[..., None], todo: list[Task]) -> Iterator[int]:
+        """Run the tasks; yield the weight of each when it is done."""
+        for number, result in self._workers.run(function, [task.arguments for task in todo]):
+            result()
+            yield todo[number].weight
 
 
 def changes(values: np.ndarray) -> np.ndarray:

@@ -1,12 +1,17 @@
 """Write text that every machine has as JSON lines: `alma corpus`."""
 
-import sys
 from collections import Counter
 
 from alma.errors import Parser, UserError, command, count
-from data_prep.corpus import RECIPES, debian_changelogs, pydoc, writer
+from data_prep.corpus import debian_changelogs, git, pydoc, writer
 from data_prep.formats import kind
 
+RECIPES = {
+    "git": (git.documents, None),
+    "debian-changelogs": (debian_changelogs.documents, debian_changelogs.FOLDER),
+    "pydoc": (pydoc.documents, ""),
+}
+"""What yields each document, given SOURCE and the counts of what is left out; and the default of SOURCE."""
 _EXAMPLES = """\
 examples:
   # the history of a project, a mega-batch for each year
@@ -24,12 +29,12 @@ def parser() -> Parser:
     """The command line."""
     made = Parser(
         prog="python -m data_prep.corpus",
-        usage="%(prog)s git REPOSITORY [--out FILE.jsonl] [--max-words N]\n"
-        "       %(prog)s debian-changelogs [FOLDER] [--out FILE.jsonl] [--max-words N]\n"
-        "       %(prog)s pydoc [topics|stdlib|packages] [--out FILE.jsonl] [--max-words N]",
+        usage="%(prog)s git REPOSITORY --out FILE.jsonl [--max-words N]\n"
+        "       %(prog)s debian-changelogs [FOLDER] --out FILE.jsonl [--max-words N]\n"
+        "       %(prog)s pydoc [topics|stdlib|packages] --out FILE.jsonl [--max-words N]",
         description="Write text that every machine has as JSON lines for `alma data`, without a download. "
         "Commits and changelogs are dated, so `alma data --by year` makes a stream that drifts. Prints "
-        "documents, words and years.",
+        "documents, words, and the first and last date.",
         epilog=_EXAMPLES,
     )
     add = made.add_argument
@@ -44,8 +49,7 @@ def parser() -> Parser:
         f"{', '.join(pydoc.PARTS[:-1])} or {pydoc.PARTS[-1]} (default: all)"
     )
     add("source", nargs="?", metavar="SOURCE", help=source)
-    out = "file to write (default: -, standard output; the summary then goes to standard error)"
-    add("--out", default=writer.STDOUT, metavar="FILE.jsonl", help=out)
+    add("--out", required=True, metavar="FILE.jsonl", help="file to write")
     words = "stop before the document that would exceed N words (default: write all)"
     add("--max-words", type=count, metavar="N", help=words)
     return made
@@ -59,12 +63,10 @@ def main() -> None:
     source = default if arguments.source is None else arguments.source
     if source is None:
         raise UserError("git: give the repository, such as `alma corpus git .`")
-    printed = out == writer.STDOUT
-    if not printed and kind(out) not in (".jsonl", ".json"):
+    if kind(out) not in (".jsonl", ".json"):
         raise UserError(f"--out {out}: name it {out}.jsonl, because `alma data` tells formats by suffix")
     left_out: Counter[str] = Counter()
-    written = writer.write(documents(source, left_out), out, left_out, arguments.max_words)
-    print(writer.summary(written, left_out), file=sys.stderr if printed else sys.stdout)
+    print(writer.write(documents(source, left_out), out, left_out, arguments.max_words))
 
 
 if __name__ == "__main__":

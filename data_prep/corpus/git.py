@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Generator
@@ -24,8 +23,6 @@ _LOG = ("-c", "log.showSignature=false", "log", "-z", "--no-merges", "--encoding
 _BLOCK = 2**20
 _SIGNATURE = re.compile(r"^[ \t]*[a-z]+(?:-[a-z]+)*-by:.*@.*(?:\n|\Z)", re.IGNORECASE | re.MULTILINE)
 """Lines such as Signed-off-by that are not in the last paragraph, where git finds trailers."""
-_ELSEWHERE = ("GIT_DIR", "GIT_COMMON_DIR", "GIT_WORK_TREE", "GIT_OBJECT_DIRECTORY", "GIT_NAMESPACE")
-"""Variables that lead git to another repository than that of its directory; hooks of git have them."""
 
 
 def documents(source: str, left_out: Counter[str]) -> Generator[Document, None, None]:
@@ -38,11 +35,6 @@ def documents(source: str, left_out: Counter[str]) -> Generator[Document, None, 
         raise UserError(f"{source}: no such folder; give a repository on this machine, or `git clone` it")
     if not shutil.which("git"):
         raise UserError("git is not installed, or not in PATH")
-    if b"true" in b"".join(_git(source, "rev-parse", "--is-shallow-repository")):
-        print(
-            f"warning: {source}: a shallow clone, which lacks old commits; `git fetch --unshallow` gets them",
-            file=sys.stderr,
-        )
     fields = _git(source, *_LOG, f"--format={'%x00'.join(_FIELDS)}", "HEAD", "--")
     for date, seconds, *texts in zip(fields, fields, fields, fields, strict=False):
         trailers, message = (text.decode(errors="replace").rstrip() for text in texts)
@@ -61,11 +53,10 @@ def documents(source: str, left_out: Counter[str]) -> Generator[Document, None, 
 
 def _git(folder: str, *words: str) -> Generator[bytes, None, None]:
     """What a command of git in a folder prints, cut at each NUL. UserError: it fails."""
-    environment = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
-    environment |= {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}  # offline, also in a partial clone
+    offline = {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}  # also in a partial clone
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            ["git", *words], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors
+            ["git", *words], cwd=folder, env=os.environ | offline, stdout=subprocess.PIPE, stderr=errors
         )
         assert process.stdout
         rest = b""

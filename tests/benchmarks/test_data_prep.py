@@ -1,85 +1,59 @@
-"""The synthetic corpus, and both benchmarks of data_prep on little text."""
-
-import csv
-import pickle
-import sys
+"""The made-up text, and the benchmark of data_prep on little text."""
 
 import numpy as np
 import pytest
 
-from alma.errors import UserError
 from data_prep.documents import make_shards, normalise
 
 
 @pytest.fixture
-def scale(benchmark, monkeypatch):
-    """data_prep_scale with small shards, buckets and vocabulary."""
-    scale = benchmark("data_prep_scale")
-    monkeypatch.setattr("data_prep.documents.SHARD_BYTES", 1 << 20)
+def small(benchmark, monkeypatch):
+    """The benchmark with small samples, shards, buckets and vocabulary."""
+    made = benchmark("data_prep")
+    sizes = {"VOCABULARY": 300, "MAX_DOCUMENT_WORDS": 50, "BLOCK": 100, "SAMPLE_BYTES": 40_000, "SEEDS": 1}
+    sizes |= {"LEAST_RUNS": 2, "SMALL_VOCABULARY": 300, "FILE_DOCUMENTS": 300}
+    for name, value in sizes.items():
+        monkeypatch.setattr(made, name, value)
     monkeypatch.setattr("data_prep.plan.BUCKET_BYTES", 300_000)
-    monkeypatch.setattr(scale, "VOCABULARY", 500)
-    return scale
+    return made
 
 
-def test_synthetic_documents_are_a_function_of_their_number(scale, tmp_path):
-    corpus = scale.Corpus(12e6, tmp_path)
-    shards = make_shards(corpus.files, corpus.reader, 1 << 20)
-    made = [list(corpus.reader.read(shard)) for shard in shards]
-    scale.line_pool.cache_clear()
-    again = pickle.loads(pickle.dumps(corpus)).reader
-    assert [list(again.read(shard)) for shard in shards[::-1]] == made[::-1]
+def test_made_up_documents_are_a_function_of_their_number(small, tmp_path):
+    shards = make_shards(small.made_up(0.3, tmp_path), small.MadeUpReader())
+    made = [list(small.MadeUpReader().read(shard)) for shard in shards]
+    assert [len(documents) for documents in made] == [300] * 4
+    assert [list(small.MadeUpReader().read(shard)) for shard in shards[::-1]] == made[::-1]
     texts = [document for shard in made for document in shard]
-    assert len(texts) == corpus.documents
     assert all(words == len(text.split()) and normalise(text) == text for _, text, words in texts[::50])
-    assert sum(words for _, _, words in texts) == pytest.approx(corpus.words, rel=0.1)
     copies = len(texts) - len({text for _, text, _ in texts})
-    assert copies == pytest.approx(len(texts) / scale.COPIES, rel=0.5)
+    assert copies == pytest.approx(900 / small.COPIES, rel=0.6)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_stages_of_synthetic_text_are_measured_and_files_removed(scale, tmp_path, capsys, workers):
-    flags = f"--gigabytes 0.004 --out {tmp_path}/out --workers {workers} --results {tmp_path}/results"
-    scale.main([*flags.split(), "--encode-share", "0.5"])
-    with open(tmp_path / "results/data_prep_scale.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    stages = ["scan", "sort", "cut", "plan", "shuffle", "tokenizer", "encode"]
+def test_stages_of_made_up_text(small):
+    [(name, title, rows)] = small.measure(3, gigabytes=0.1)
+    assert (name, title) == ("data_prep_stages", "data_prep on 0.1 GB of made-up text")
+    stages = ["scan", "sort", "cut", "plan", "shuffle", "tokenizer", "encode", "finalise"]
     assert [row["stage"] for row in rows] == stages
-    assert [row["tasks"] for row in rows[:6]] == ["4", "1", "1", "1", "4", "1"]
-    assert "4 shards" in capsys.readouterr().out
-    assert list((tmp_path / "out").iterdir()) == []
+    assert all(float(row["peak MB"]) > 20 for row in rows)
 
 
-def test_bad_flags_of_scale(scale, tmp_path):
-    with pytest.raises(UserError, match="at most 1"):
-        scale.main(f"--gigabytes 1 --encode-share 2 --out {tmp_path}".split())
-
-
-def test_speed_on_little_text(benchmark, monkeypatch, tmp_path):
-    speed = benchmark("data_prep_speed")
-    small = {"VOCABULARY": 300, "MAX_DOCUMENT_WORDS": 50, "BLOCK": 100, "SAMPLE_BYTES": 40_000}
-    small |= {"WORKERS": (2,), "LEAST_RUNS": 1, "spread": lambda values: f"{values[0]:.2f}"}
-    for name, value in small.items():
-        monkeypatch.setattr(speed, name, value)
+def test_tables_of_little_text(small, tmp_path):
     rng = np.random.default_rng(0)
-    words = ["".join(rng.choice(list("abcdefghéß"), 1 + i % 7)) for i in range(400)]
+    words = ["".join(rng.choice(list("abcdefgh\xe9\xdf"), 1 + i % 7)) for i in range(400)]
     blocks = ["\n".join(" ".join(rng.choice(words, 9)) for _ in range(4)) for _ in range(400)]
+    near = [f"{block} more" for block in blocks[:30]]
     (tmp_path / "text.txt").write_text("\n\n".join([*blocks, *blocks[:20]]), "utf-8")
-    (tmp_path / "more.txt").write_text("\n\n".join(blocks[:40]), "utf-8")
-    corpus = [f"a={tmp_path}/text.txt", str(tmp_path / "more.txt")]
-    names, _, rows = zip(*speed.measure(1, corpus), strict=True)
-    assert names == ("data_prep_stages", "data_prep_encoding")
-    stages = ["scan", "sort", "cut", "plan", "shuffle", "tokenizer", "encode", "finalise", "the command"]
-    assert [(row["workers"], row["stage"]) for row in rows[0]] == [(2, stage) for stage in stages]
-    assert rows[1][0]["lines"] <= 1600
-
-
-def test_the_memory_of_a_command_is_its_own_and_a_failure_an_error(benchmark):
-    speed = benchmark("data_prep_speed")
-    with pytest.raises(UserError, match=r"code 3: no more"):
-        speed.run([sys.executable, "-c", "import sys; print('no more'); sys.exit(3)"])
-    ballast = np.ones(40_000_000)
-    small = speed.run([sys.executable, "-c", "pass"])
-    large = speed.run([sys.executable, "-c", "x = bytearray(10**8)"])
-    assert small.peak < 5e7 < 1e8 < large.peak < 2e8 < ballast.nbytes
-    assert small.cpu > 0
-    assert small.stages == {}
+    (tmp_path / "more.txt").write_text("\n\n".join(near), "utf-8")
+    corpus = [str(tmp_path / "more.txt"), f"a={tmp_path}/text.txt"]
+    tables = {name: rows for name, _, rows in small.measure(2, corpus)}
+    assert list(tables) == [
+        "data_prep_stages",
+        "data_prep_encoding",
+        "near_duplicates",
+        "near_duplicates_effect",
+    ]
+    assert tables["data_prep_encoding"][0]["lines"] <= 1600
+    similar = {row["similarity"]: row for row in tables["near_duplicates"]}
+    assert (similar["0.90-1.00"]["documents"], similar["0.90-1.00"]["dropped"]) == (30, "1.000")
+    assert similar["0.00-0.60"]["dropped"] == "0.000"
+    assert [row["near duplicates"] for row in tables["near_duplicates_effect"]] == ["keep", "drop"]

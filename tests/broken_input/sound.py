@@ -23,7 +23,7 @@ SIZES = "--valid-words 300 --vocab-size 300 --workers 1"
 GPT2 = "--bpe gpt2 --gpt2-encoder-json gpt2/encoder.json --gpt2-vocab-bpe gpt2/vocab.bpe"
 DIGITS = "images --megabatches 3 --epochs 1 --hidden 4"
 INPUTS = Path(__file__).parent / "inputs"
-"""Small inputs that are stored: experiments, an order of sources, GPT-2's files, a run whose training
+"""Small inputs that are stored: experiments, GPT-2's files, a run whose training
 failed on SLURM, and programs of SLURM."""
 COMMANDS = {
     "stream": (f"data text=corpus --out stream --mega-batches 2 --words 2000 {SIZES}", "corpus"),

@@ -1,20 +1,16 @@
 """A small synthetic corpus, and a way to run the command line in this process."""
 
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fairseq.data import Dictionary
-from fairseq.data.indexed_dataset import MMapIndexedDataset
 from hypothesis import HealthCheck, Phase, settings
 
 from data_prep import __main__ as cli
 from data_prep import compressed, inspect
-from data_prep.documents import Reader, Segment
 
 from .small_streams import random_documents, write_stream
 
@@ -51,35 +47,6 @@ def edited(text: str, words: int, seed: int) -> str:
     for at in rng.sample(range(len(found)), min(words, len(found))):
         found[at] = f"new{rng.random()}"
     return " ".join(found)
-
-
-def check_against_fairseq_preprocess(
-    stream: Path, text: Path, tokens: Callable[[str], list[str]], folder: Path
-) -> None:
-    """fairseq-preprocess makes the same .bin and .idx from the .txt file `text`; `tokens` splits a line."""
-    dictionary = Dictionary.load(str(stream / "dict.txt"))
-    by_ids = {}
-    for _, document, _ in Reader().read((Segment("text", str(text), 0, text.stat().st_size),)):
-        lines = [tokens(line) for line in [*document.split("\n"), ""]]
-        by_ids[tuple(dictionary.index(token) for line in lines for token in [*line, "</s>"])] = lines
-    flags: list[str | Path] = []
-    for split, prefix in (("train", "megabatch_00/train"), ("test", "test")):
-        ids: list[int] = []
-        found = []
-        for item in MMapIndexedDataset(str(stream / prefix)):
-            ids += item.tolist()
-            if len(item) == 1:
-                found += by_ids[tuple(ids)]
-                ids = []
-        (folder / split).write_text("".join(f"{' '.join(line)}\n" for line in found), "utf-8", newline="\n")
-        flags += [f"--{split}pref", folder / split]
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source", "--workers", "1", *flags]
-    command += ["--srcdict", stream / "dict.txt", "--destdir", folder / "fairseq"]
-    subprocess.run(command, check=True, capture_output=True)
-    for name, own in (("train", "megabatch_00/train"), ("test", "test")):
-        for suffix in (".bin", ".idx"):
-            theirs = (folder / f"fairseq/{name}{suffix}").read_bytes()
-            assert theirs == (stream / f"{own}{suffix}").read_bytes()
 
 
 @pytest.fixture

@@ -54,16 +54,3 @@ def test_new_documents_alone_are_added(stream, more, prepare, capsys):
     rows = [line.split() for line in printed.splitlines()]
     assert [row[0] for row in rows[1:8]] == [part.name for part in longer.parts]
     assert rows[0][-3:] == ["alpha", "more", "web"]
-
-
-def test_the_same_addition_twice_and_another(stream, more, prepare, tmp_path, capsys):
-    prepare(more, "--append", out=stream, **NEW)
-    once = digests(stream)
-    prepare(more, "--append", out=stream, **NEW)
-    assert "nothing to do" in capsys.readouterr().err
-    assert digests(stream) == once
-    (tmp_path / "other.txt").write_text("\n\n".join(make_documents(4, 300)), "utf-8")
-    prepare(tmp_path / "other.txt", "--append", out=stream, **NEW | {"words": "1000"})
-    assert digests(stream).items() > once.items()
-    assert len(Stream.load(stream).megabatches) == 5
-    assert [each["first"] for each in Stream.load(stream).appended] == [3, 4]

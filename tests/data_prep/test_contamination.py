@@ -78,11 +78,10 @@ def test_it_is_a_slow_count(overlapping, prepare, tmp_path, monkeypatch, ordered
     assert found[0].seen < found[2].seen if ordered else found[0].seen > 0.1
 
 
-def test_a_large_part_is_sampled(overlapping, prepare, tmp_path, monkeypatch, inspected):
+def test_a_large_part_is_sampled(overlapping, prepare, tmp_path, monkeypatch):
     out = prepare(*overlapping, out=tmp_path / "out")
     monkeypatch.setattr(contamination, "SAMPLE", 200)
     assert [each.words for each in measured(out)] == [100, 100]
-    assert "Measured on the first 100 8-grams" in inspected(out)[1]
 
 
 def test_words_of_text_and_of_tokens_have_the_same_hashes():

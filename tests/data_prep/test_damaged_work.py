@@ -42,7 +42,9 @@ def test_it_is_named(corpus, prepare, tmp_path, monkeypatch, capsys, stage):
         with pytest.raises(SystemExit) as ended:
             prepare(corpus, out=out)
         assert ended.value.code == 2
-        named = "bucket-*.bin" if name == "bucket-00000.bin" else path.name
+        named = {"bucket-00000.bin": "bucket-*.bin", "spill-00000.index": "spill-00000.bin"}.get(
+            name, path.name
+        )
         assert re.search(
             rf"^error: .*/{re.escape(named)}: damaged; remove ", capsys.readouterr().err, re.MULTILINE
         )

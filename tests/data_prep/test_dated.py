@@ -1,6 +1,5 @@
 """`--by`: periods of the documents' dates are the mega-batches."""
 
-import gzip
 import json
 import random
 from datetime import date, datetime, timedelta
@@ -15,14 +14,14 @@ from alma.stream import Stream
 from data_prep import documents, plan
 from data_prep.dates import Dates, label, number_of
 from data_prep.documents import Reader
-from data_prep.periods import empty_periods, merged
+from data_prep.periods import merged
 from data_prep.scan import scan_shard
 from data_prep.work import Workspace
 
 from .conftest import FEW, LETTERS, edited, make_documents
 from .corpus_files import warc
-from .test_ordered import APPEND, SIZES, past
-from .test_pipeline import digests, relaunch, texts
+from .test_ordered import APPEND, SIZES
+from .test_pipeline import digests, past, relaunch, texts
 
 YEARS = ("2020", "2021", "2023", "2024")
 
@@ -92,27 +91,12 @@ def test_the_parts_and_what_is_in_them(news, dated, tmp_path):
     record = json.loads((out / "stream.json").read_bytes())
     assert record["megabatches"][2]["period"] == "2023"
     assert "period" not in record["test"]
-    assert record["corpus"]["dates"] == {"left_out": {}, "empty": ["2022"]}
+    assert record["corpus"]["dates"] == {"left_out": {}}
     assert record["settings"]["dates"]["by"] == "year"
 
 
-def test_neither_files_nor_names_nor_workers_matter(news, dated, tmp_path, monkeypatch):
-    whole = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "whole")
-    monkeypatch.setattr(documents, "SHARD_BYTES", 5000)
-    folder = tmp_path / "other"
-    folder.mkdir()
-    for number, name in enumerate("zya"):
-        path = write_dated(folder / f"{name}.jsonl", news[number::3][::-1], other=1)
-        if name == "y":
-            (folder / "y.json.gz").write_bytes(gzip.compress(path.read_bytes()))
-            path.unlink()
-    out = dated(f"news={folder}", out=tmp_path / "out", workers=2)
-    assert digests(out) == digests(whole)
-    assert Stream.load(out).parts == Stream.load(whole).parts
-
-
 @given(st.randoms(use_true_random=False), st.sampled_from(["month", "quarter", "2-years"]))
-@settings(FEW, max_examples=4)
+@settings(FEW)
 def test_no_text_of_the_future_and_no_piece_in_two_parts(dated, tmp_path_factory, rng, by):
     folder = tmp_path_factory.mktemp("dated")
     made = [text.translate(LETTERS).split("\n") for text in make_documents(rng.randrange(99), 240, 4)]
@@ -135,11 +119,10 @@ def test_no_text_of_the_future_and_no_piece_in_two_parts(dated, tmp_path_factory
     assert len(where) > 200
 
 
-@pytest.mark.parametrize("near", [None, "drop"])
-def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_path, near):
-    if near:
-        news += [(day, edited(text, 2, 1).translate(LETTERS)) for day, text in news[:60]]
-        random.Random(1).shuffle(news)
+def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_path):
+    news += [(day, edited(text, 2, 1).translate(LETTERS)) for day, text in news[:60]]
+    random.Random(1).shuffle(news)
+    near = "drop"
     whole = dated(write_dated(tmp_path / "all.jsonl", news), out=tmp_path / "whole", near_duplicates=near)
     early = [each for each in news if each[0] < "2023"]
     out = dated(write_dated(tmp_path / "early.jsonl", early), out=tmp_path / "out", near_duplicates=near)
@@ -151,7 +134,7 @@ def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_pat
     assert [part.period for part in stream.megabatches] == list(YEARS)
     assert stream.megabatches[:2] == before.megabatches
     late = len(early) + 1
-    assert stream.appended[0]["corpus"]["dates"] == {"left_out": {"late": late}, "empty": ["2022"]}
+    assert stream.appended[0]["corpus"]["dates"] == {"left_out": {"late": late}}
     longest = digests(out)
     prepare(rest, "--append", out=out, **APPEND)
     assert digests(out) == longest, "the same again changes nothing"
@@ -189,7 +172,6 @@ def test_bounds_undated_text_and_nested_dates(news, dated, tmp_path, capsys):
     assert stream.corpus["dates"]["left_out"] == counts
     text = capsys.readouterr().out
     assert f"left out by date, documents: 3 undated, 1 unreadable, {before} before, {after} after" in text
-    assert "periods without documents: 2022" in text
 
 
 def test_small_periods_are_merged(news, dated, tmp_path, inspected):
@@ -210,13 +192,6 @@ def test_the_rule_of_merging():
     assert merged(sizes, 6) == [[1, 2], [4], [5, 6, 7]]
     assert merged({1: 3, 2: 1}, 6) == [[1, 2]]
     assert merged({1: 6, 2: 6}, 6) == [[1], [2]]
-
-
-def test_empty_periods_are_named():
-    month = Dates("month")
-    numbers = [number_of("month", date(2020, each, 1)) for each in (1, 2, 4, 9)]
-    assert empty_periods(month, numbers) == ["2020-03", "2020-05..2020-08"]
-    assert empty_periods(Dates("month", after=numbers[1]), numbers[3:]) == ["2020-03..2020-08"]
 
 
 def test_dates_of_wet_and_parquet(news, dated, tmp_path):

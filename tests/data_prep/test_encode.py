@@ -9,6 +9,7 @@ import pytest
 import sentencepiece
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
+from fairseq_cli.preprocess import cli_main
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,8 @@ from data_prep.dictionary import dictionary_text
 from data_prep.encode import load_encoder
 from data_prep.tokenizer import SentencePiece, train
 
-from .conftest import check_against_fairseq_preprocess, make_documents
+from .conftest import make_documents, run
+from .corpus_files import read
 
 ODD = [
     "a\u00a0b\u2009c\u0085d\tx \x0b y\x1cz\u3000end",
@@ -64,6 +66,12 @@ def check_documents(encoder, processor, texts):
     assert encoder.encode(documents).tolist() == expected
 
 
+@pytest.fixture(scope="module")
+def pair(model):
+    """Our encoder and SentencePiece's."""
+    return SentencePiece(model), processor_of(model)
+
+
 def processor_of(model):
     return sentencepiece.SentencePieceProcessor(model_file=str(model))
 
@@ -86,18 +94,17 @@ def trained(path, lines, **options):
         st.sampled_from("ab d\u2581\u2581<s>漢\x00\u200b\u00a8é\u0301  ") | st.characters(codec="utf-8")
     )
 )
-def test_ids_are_sentencepieces(model, line):
-    check_line(SentencePiece(model), processor_of(model), line)
+def test_ids_are_sentencepieces(pair, line):
+    check_line(*pair, line)
 
 
-def test_odd_text(model):
+def test_odd_text(pair):
     """U+2581 is SentencePiece's mark for a space, which it strips at the end of a sentence."""
-    encoder, processor = SentencePiece(model), processor_of(model)
     short = [
         "".join(letters) for length in range(1, 6) for letters in itertools.product("b \u2581", repeat=length)
     ]
     for line in [*short, *(line for text in ODD for line in text.split("\n"))]:
-        check_line(encoder, processor, line)
+        check_line(*pair, line)
 
 
 def test_the_word_cache_is_used_and_bounded(model, monkeypatch):
@@ -183,12 +190,40 @@ def test_ctrl_c_while_sentencepiece_reads_is_no_error_of_training():
 
 
 def test_files_are_those_of_fairseq_preprocess(prepare, tmp_path):
-    blocks = [text.replace("\n", "\r\n") for text in make_documents(6, 150)] + ODD
+    """fairseq-preprocess makes the same .bin and .idx from the documents of a part."""
     path = tmp_path / "text.txt"
-    path.write_bytes("\n\n".join(blocks).encode())
+    path.write_bytes("\n\n".join([t.replace("\n", "\r\n") for t in make_documents(6, 150)] + ODD).encode())
     out = prepare(path, out=tmp_path / "out", words=400, mega_batches=1, valid_words=50)
-    processor = processor_of(out / "tokenizer.model")
-    check_against_fairseq_preprocess(out, path, lambda line: processor.encode(line, out_type=str), tmp_path)
+    processor, encoder = processor_of(out / "tokenizer.model"), SentencePiece(out / "tokenizer.model")
+    by_ids = {}
+    for text in read(path)[0]:
+        lines = [processor.encode(line, out_type=str) for line in [*text.split("\n"), ""]]
+        by_ids[encoder.encode([text]).tobytes()] = lines
+    flags: list[object] = []
+    for split, prefix in (("train", "megabatch_00/train"), ("test", "test")):
+        ids = b""
+        found = []
+        for item in MMapIndexedDataset(str(out / prefix)):
+            ids += item.numpy().astype(np.uint16).tobytes()
+            if len(item) == 1:
+                found += by_ids[ids]
+                ids = b""
+        (tmp_path / split).write_text("".join(f"{' '.join(line)}\n" for line in found), "utf-8", newline="\n")
+        flags += [f"--{split}pref", tmp_path / split]
+    flags += [
+        "--only-source",
+        "--workers",
+        1,
+        "--srcdict",
+        out / "dict.txt",
+        "--destdir",
+        tmp_path / "fairseq",
+    ]
+    run(cli_main, *flags)
+    for name, own in (("train", "megabatch_00/train"), ("test", "test")):
+        for suffix in (".bin", ".idx"):
+            theirs = (tmp_path / f"fairseq/{name}{suffix}").read_bytes()
+            assert theirs == (out / f"{own}{suffix}").read_bytes()
 
 
 def test_a_large_dictionary_takes_four_bytes(corpus, prepare, tmp_path, monkeypatch):

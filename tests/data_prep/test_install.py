@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,10 @@ import pytest
 from alma.files import LOCK, locked
 from alma.stream import Stream
 from data_prep import __main__ as cli
-from data_prep import documents, install, pipeline, plan
+from data_prep import install, pipeline
 
 from .conftest import make_documents, run
-from .test_pipeline import COMMAND, digests
+from .test_pipeline import digests
 
 SIZES = "--words 1500 --valid-words 300 --vocab-size 120 --workers 1"
 APPEND = ("--append", "--workers", "1", "--mega-batches")
@@ -84,44 +83,6 @@ def test_a_killed_installation_is_finished_by_any_command(staged, tmp_path, monk
         assert {path.stat().st_ino for path in out.rglob("*.bin")} >= inodes, "renamed, not copied"
 
 
-def test_two_seeds_killed_in_turn_at_random_moments(corpus, tmp_path, monkeypatch, capsys):
-    """The stream that is there at the end is that of the seed that finished first."""
-    monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
-    monkeypatch.setattr(plan, "BUCKET_BYTES", 6000)
-    lines = [[corpus, "--seed", seed, "--mega-batches", 3, *SIZES.split(), "--out"] for seed in (1, 2)]
-    wholes = []
-    for line in lines:
-        alma_data(*line, tmp_path / f"whole{len(wholes)}")
-        wholes.append(digests(tmp_path / f"whole{len(wholes)}"))
-    rng = random.Random(1)
-    out, turn = tmp_path / "out", 0
-    while not (out / "stream.json").exists():
-        turn += 1
-        assert turn < 30, "no progress between kills"
-        line = lines[turn // 4 % 2]  # a change removes what the other has done
-        subprocess.run(command(rng.randint(8, 40), *line, out, script=COMMAND))
-    assert turn > 3
-    seed = Stream.load(out).seed
-    alma_data(*lines[seed - 1], out)
-    assert digests(out) == wholes[seed - 1]
-
-
-def test_a_killed_addition_is_finished_before_the_next(corpus, prepare, tmp_path, monkeypatch):
-    out = prepare(corpus, out=tmp_path / "out")
-    before = digests(out)
-    for n, name in ((3, "one"), (4, "two")):
-        (tmp_path / f"{name}.txt").write_text("\n\n".join(make_documents(n, 300)), "utf-8")
-    one = [tmp_path / "one.txt", *APPEND, 2, "--out", out]
-    with killed_after(monkeypatch, 4):
-        alma_data(*one)
-    assert len(Stream.load(out).megabatches) == 3
-    prepare(corpus, out=out)  # the first command again
-    alma_data(tmp_path / "two.txt", *APPEND, 1, "--out", out)
-    alma_data(*one)
-    assert digests(out).items() > before.items()
-    assert [list(part.sources) for part in Stream.load(out).megabatches[3:]] == [["one"], ["one"], ["two"]]
-
-
 def test_what_other_settings_have_left_is_removed(corpus, tmp_path, monkeypatch, capsys):
     """Killed while a work directory is removed: no run resumes in its remains."""
     line = [corpus, "--mega-batches", 2, *SIZES.split(), "--out", tmp_path / "out"]
@@ -184,29 +145,24 @@ def contents(out: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("first", ["build", "addition"])
-def test_a_second_command_at_once_writes_nothing(two, corpus, tmp_path, capsys, first):
+def test_a_second_command_at_once_writes_nothing(two, tmp_path, capsys):
     """It exits with one line."""
     out, (one, other) = two
-    build = [corpus, "--mega-batches", 3, *SIZES.split(), "--out", tmp_path / "new"]
-    line, others = (one, [other]) if first == "addition" else (build, [build, [*build, "--seed", 2]])
     process = subprocess.Popen(
-        command(*line, script=PAUSED), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command(*one, script=PAUSED), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout.readline() == "locked\n"
     during = contents(tmp_path)
-    for second in others:
-        with pytest.raises(SystemExit) as error:
-            alma_data(*second)
-        assert error.value.code == 2
-        (said,) = capsys.readouterr().err.splitlines()
-        assert "another process is at work here" in said
-        assert contents(tmp_path) == during
+    with pytest.raises(SystemExit) as error:
+        alma_data(*other)
+    assert error.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "another process is at work here" in said
+    assert contents(tmp_path) == during
     process.communicate("\n", 60)
     assert process.returncode == 0
-    if first == "addition":
-        alma_data(*other)
-        assert [list(part.sources) for part in Stream.load(out).megabatches[3:]] == [["one"], ["two"]]
+    alma_data(*other)
+    assert [list(part.sources) for part in Stream.load(out).megabatches[3:]] == [["one"], ["two"]]
 
 
 def test_a_finished_stream_may_be_read_only(corpus, prepare, tmp_path, monkeypatch, capsys):
@@ -216,20 +172,3 @@ def test_a_finished_stream_may_be_read_only(corpus, prepare, tmp_path, monkeypat
     monkeypatch.setattr(pipeline, "locked", functools.partial(pytest.fail, "locked"))
     prepare(corpus, out=out)
     assert "nothing to do" in capsys.readouterr().err
-
-
-LIMITED = """
-import resource, sys
-from data_prep import __main__
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
-__main__.main()
-"""
-
-
-def test_a_file_that_cannot_grow_is_named(corpus, tmp_path):
-    line = [20000, corpus, "--mega-batches", 3, *SIZES.split(), "--out", tmp_path / "out"]
-    done = subprocess.run(command(*line, script=LIMITED), capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    (said,) = done.stderr.splitlines()
-    assert said.startswith(f"error: {tmp_path}/out/.work-")
-    assert "File too large" in said

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data_prep import near_duplicates as nd
 from data_prep.documents import Reader
-from data_prep.work import Workspace
+from data_prep.work import Workspace, open_items
 
 from .conftest import edited, make_documents
 
@@ -28,10 +28,13 @@ def found_near(folder, documents: list[tuple[str, int]], files: int = 1, first: 
     """Run the stage on (text, mega-batch), spread over files."""
     space = Workspace(folder, 0, Reader(), ())
     for number in range(files):
-        with nd.writing_entries(space.file("entries", number, "bin")) as entries:
+        path = space.file("entries", number, "bin")
+        with open_items(path) as file:
+            entries = nd.EntryWriter(file)
             for text, arrival in documents[number::files]:
                 entries.add(text.encode(), key(text), arrival)
-        nd.write_bands(space.file("entries", number, "bin"), space.file("bands", number, "bin"))
+            entries.finish()
+        nd.write_bands(space, number, path)
     ranges = nd.count_ranges(nd.entry_files(space, files, ()))
     for number in range(ranges):
         nd.find_range(space, number, ranges, files, (), first)

@@ -6,7 +6,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from alma.errors import UserError
-from data_prep.order import Ordered, from_corpus, from_file
+from data_prep.order import Ordered, from_corpus
 from data_prep.pools import nearest
 
 from .plans import in_hash_order, make_records, plan_of, split_of
@@ -124,27 +124,6 @@ def test_a_document_belongs_to_the_first_megabatch_that_has_it(corpus):
 
 @given(corpora())
 @settings(max_examples=12, deadline=None)
-def test_every_cut_is_within_half_a_document(corpus):
-    records, wanted = corpus
-    found = parts_of(records, wanted)
-    words = dict(zip(records["low"].tolist(), records["words"].tolist(), strict=True))
-    high = dict(zip(records["low"].tolist(), records["high"].tolist(), strict=True))
-    for t in range(3):
-        target = running = 0
-        names = ("test", "valid", "megabatch") if wanted.words else ("test", "valid")
-        last = -1
-        for name, size in zip(names, (wanted.eval_words, wanted.valid_words, wanted.words), strict=False):
-            keys = found[f"{name}_{t:02d}"]
-            target += size
-            running += sum(words[key] for key in keys)
-            assert abs(running - target) <= max(words.values()) / 2
-            order = [high[key] for key in keys]
-            assert [last, *order] == sorted({last, *order})  # in hash order, one part after another
-            last = order[-1]
-
-
-@given(corpora())
-@settings(max_examples=12, deadline=None)
 def test_the_mixed_parts_are_nearest_to_their_share(corpus):
     """Counted from the documents that the held-out part has, not from the words that were asked for."""
     records, wanted = corpus
@@ -161,12 +140,11 @@ def test_all_megabatches_that_are_too_small_are_named():
     documents = [(key, 10, key % 2) for key in range(30)] + [(0, 10, 3), (30, 10, 3)]
     with pytest.raises(UserError) as error:
         plan_of(make_records(documents), wanted_of(words=200, eval_words=30, valid_words=20), SOURCES)
-    assert "megabatch_00 (b) has 150 words in 15 documents after dropping 0 duplicates" in str(error.value)
-    assert "30 test + 20 validation + 200 training = 250 are needed: 100 words are missing" in str(
-        error.value
+    assert str(error.value) == (
+        "3 of 3 mega-batches have fewer than the 250 words of their parts (30 test + 20 validation + 200 "
+        "training) after dropping duplicates: megabatch_00 (b) has 150, megabatch_01 (a, d) has 150, "
+        "megabatch_02 (c) has 20; add text or ask for fewer words"  # megabatch_00 took none
     )
-    assert "megabatch_01 (a, d) has 150 words" in str(error.value)
-    assert "megabatch_02 (c) has 20 words in 2 documents" in str(error.value)  # megabatch_00 took none
 
 
 def test_the_order_of_the_command_line():
@@ -176,32 +154,3 @@ def test_the_order_of_the_command_line():
         from_corpus([("a", True), ("b", False), ("c", False), ("b", False), ("c", False), ("b", True)])
     assert str(error.value).startswith("a+=: the first source begins a mega-batch; write a=; b: in two")
     assert "c: in two mega-batches" in str(error.value)
-
-
-def test_the_order_of_a_file(tmp_path):
-    path = tmp_path / "order.yaml"
-    path.write_text("- 2023\n- [2024, books]\n- - 2025.0\n", "utf-8")
-    sources = ["2025.0", "books", "2023", "2024"]
-    assert from_file(str(path), sources) == [["2023"], ["2024", "books"], ["2025.0"]]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("- 2023\n- boks\n- 2024\n", "no source boks among the CORPUS arguments; did you mean books?"),
-        ("- 2023\n- [2024, books, 2023]\n", "2023 is there twice"),
-        *((text, "expected a list of mega-batches") for text in ("2023: 2024", "- [[2023]]", "- []", "")),
-        ("- [2023\n", "not YAML"),
-        ("[" * 100_000, "not YAML ("),
-        (None, "no such file"),
-    ],
-)
-def test_orders_that_do_not_fit(tmp_path, text, message):
-    path = tmp_path / "order.yaml"
-    if text is not None:
-        path.write_text(text, "utf-8")
-    with pytest.raises(UserError) as error:
-        from_file(str(path), ["2023", "2024", "books"])
-    assert str(error.value).startswith(f"--order {path}: ")
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)

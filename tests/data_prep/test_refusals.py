@@ -75,82 +75,63 @@ REFUSED = [
     # files
     (f"a.txt bad.txt.gz {SIZES}", "bad.txt.gz: not UTF-8 at byte 55; fix or remove it, or leave it out"),
     (f"bad.jsonl {SIZES}", f"bad.jsonl: malformed JSON .* at byte {2 * len(GOOD) + 1}; fix or remove it, or"),
-    (f"body.jsonl {SIZES}", "body.jsonl: no field `text` that holds a string .*`body`"),
+    (f"body.jsonl {SIZES}", "body.jsonl: no field `text` that holds a string .--text-key"),
     *((f"cut.txt{end} {SIZES}", rf"cut.txt{end}: damaged or truncated") for end in ARCHIVES),
-    *((f"no.txt{end} {SIZES}", rf"no.txt{end}: damaged or truncated") for end in ARCHIVES),
-    (f"blank.txt {SIZES}", "no documents"),
     (f"empty.txt {SIZES}", "no documents"),
     (f"absent.txt {SIZES}", "absent.txt: no such file"),
-    (f"absent/*.txt {SIZES}", r"\*.txt: matches no file"),
     (f"none {SIZES}", "an empty directory"),
-    *((f"{name} {SIZES}", "a.pdf: unknown kind of file") for name in ("folder", "folder/a.pdf", "fold*/*")),
+    (f"folder {SIZES}", "a.pdf: unknown kind of file"),
     (f"one=a.txt two=[a].txt {SIZES}", "a.txt: is in both one and two"),
     (f"=x {SIZES}", "expected PATH or NAME=PATH"),
     # sizes, and what they need
     (f"a.txt {SIZES} --words 100", "10 words in 3 documents after dropping 0 dup.*: 193 words are missing"),
-    *((f"a.txt {SIZES} --words {n}", "not a positive whole number") for n in ("0", "1.5", "many")),
-    (f"a.txt {SIZES} --mega-batches=-1", "--mega-batches"),
+    (f"a.txt {SIZES} --words 1.5", "not a positive whole number"),
     (f"a.txt {SIZES} --vocab-size 5000", "--vocab-size 5,000 is too large"),
     (f"a.txt {SIZES} --vocab-size 2", "--vocab-size 2 is too small"),
     # flags
     (f"a.txt {SIZES} --valid-source other", "no such source; choose from a"),
-    (f"a.txt {SIZES} --documents page", "invalid choice"),
     (f"a.txt {SIZES} --documents a=page", "invalid choice: 'a=page'"),
     (f"a.txt {SIZES} --documents b=file", "--documents b=: no such source; choose from a"),
-    (f"a.txt {SIZES} --on-bad-input ignore", "invalid choice"),
-    (f"a.txt {SIZES} --frobnicate 1", "unrecognized arguments"),
     (f"a.txt {SIZES} --partition cpu --mem-gb 4", "--partition, --mem-gb: only with --cluster slurm"),
     (f"a.txt {SIZES} --merge-small --date-key day", "--date-key, --merge-small: only with --by"),
     # tokenizers
-    (f"a.txt {SIZES} --tokenizer x.model", "not allowed with argument"),
     ("a.txt --mega-batches 1 --words 3 --valid-words 3", "give one of --vocab-size, --tokenizer, --bpe"),
     ("a.txt --mega-batches 1 --words 3 --valid-words 3 --tokenizer x.model", "x.model: no such file"),
     ("a.txt --mega-batches 1 --words 3 --valid-words 3 --tokenizer bad.model", "not a SentencePiece model"),
-    ("a.txt --mega-batches 1 --words 3 --valid-words 3 --bpe bert", "invalid choice: 'bert'"),
     ("a.txt --mega-batches 1 --words 3 --valid-words 3 --bpe gpt2", "all three or none"),
     (f"a.txt {SIZES} --gpt2-vocab-bpe a.txt", "all three or none"),
     # --out
     (f"a.txt {SIZES} --out home", "not empty and no stream"),
     (f"a.txt {SIZES} --out a.txt", "cannot become one"),
-    (f"a.txt {SIZES} --out a.txt/below", "cannot become one"),
     (f"2023.txt {IID} --out iid --seed 3", r"made with other settings \(seed\)"),
-    (f"2023.txt {IID} --words 30 --out iid", r"other settings \(eval_words, words\)"),
     # ordered
     (f"2023.txt 2025.txt --ordered {ORDERED} --mega-batches 2", "--mega-batches: not of an ordered"),
-    (f"2023.txt 2025.txt --ordered {ORDERED} --valid-source 2023", "--valid-source: not of an ordered"),
-    ("2023.txt --ordered --valid-words 9 --vocab-size 60", "give --eval-words"),
     ("2023.txt --ordered --eval-words 9 --vocab-size 60", "give --valid-words"),
-    (f"2023.txt 2025.txt --ordered {ORDERED} --words 50000", r"megabatch_01 \(2025\) has .* are missing"),
+    (f"2023.txt 2025.txt --ordered {ORDERED} --words 50000", r"megabatch_01 \(2025\) has .*; add text"),
     (f"2023+=2023.txt --ordered {ORDERED}", r"2023\+=: the first source begins a mega-batch; write 2023="),
     (f"x=2023.txt y=2024.txt x=2025.txt --ordered {ORDERED}", "x: in two mega-batches; give each a name"),
-    (f"2023.txt --order none.yaml {ORDERED}", "--order none.yaml: no such file or directory"),
     # dated
     (f"{BY} --by month --date-key day", "600 documents without a date .first: .*: no date at byte 0"),
     (f"{BY} --by day", "argument --by: invalid choice: 'day'"),
     (f"{BY} --from 2020-02-30", "--from '2020-02-30': no date; write it as 2023"),
     (f"{BY} --from 2020 --until 2019", "--from 2020 is after --until 2019"),
     (f"{BY} --until 2019", "no document is in a period of the stream: left out 600 after"),
-    (f"{BY} --words 50000", r"3 of 3 periods have fewer than the 50,300 words of their parts \(200 test"),
+    (f"{BY} --words 50000", r"3 of 3 mega-batches have fewer than the 50,300 words of their parts \(200"),
     (f"{BY} --mega-batches 3", "--mega-batches: not of an ordered stream: its mega-batches are periods"),
-    (f"{BY} --order x.yaml", "--order: not with --by"),
+    (f"{BY} --ordered", "--ordered: not with --by"),
     (f"coarse.jsonl {BY} --by month", "1 documents without a date .*1 documents with an unreadable date "
      r"\(first: .*coarse.jsonl: '44 BC' at byte \d+\); 1 documents whose date is not within one period"),
     # appended
     ("2024.txt --append --out iid --vocab-size 120", "--vocab-size: not with --append"),
-    ("2024.txt --append --out iid --valid-words 10", "--valid-words: not with --append"),
-    ("2024.txt --append --out iid --seed 0", "--seed: not with --append"),
     ("2024.txt --append --out iid --max-document-words 20", "stream was made with no --max-document-words"),
     ("2024.txt --append --out iid --near-duplicates drop", "the stream was made with keep; leave it out"),
-    ("2024.txt --append --out iid --ordered", "was made without them; leave them out"),
+    ("2024.txt --append --out iid --ordered", "was made without it; leave it out"),
     ("2024.txt --append --out iid --by year", "was made without --by; leave them out"),
-    ("2024.txt --append --out iid --words 100000", "words are missing; add text or ask for fewer"),
     ("2024.txt --append --out nowhere", "no finished stream here"),
     ("2025.txt --append --out ordered --mega-batches 1", "--mega-batches: not of an ordered stream"),
-    ("2025.txt --append --out ordered --eval-words 10", "--eval-words: not with --append"),
     ("2025.txt --append --out ordered --words 50000", r"megabatch_02 \(2025\) has"),
     ("news.jsonl --append --out dated --by year", "--by: not with --append to a stream by year"),
     ("news.jsonl --append --out dated --from 2023", "--from: not with --append to a stream by year"),
-    ("news.jsonl --append --out dated --until 2022", "no document is in a period of the stream: left out"),
 ]  # fmt: skip
 
 
@@ -249,23 +230,13 @@ def test_other_input_is_another_stream(tmp_path, capsys):
     assert Stream.load(out).parts
 
 
-def test_errors_in_workers_are_one_line_too(place, tmp_path):
-    script = (
-        "from data_prep import __main__, documents\n"
-        "if __name__ == '__main__':\n    documents.SHARD_BYTES = 1\n    __main__.main()\n"
-    )
-    (tmp_path / "run.py").write_text(script)
+def test_errors_in_workers_are_one_line_too(place, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("data_prep.documents.SHARD_BYTES", 1)
     sources = [f"{n}={place}/no.txt{end}" for n, end in enumerate((".gz", ".xz"))]
     words = [*sources, *SIZES.split(), "--workers=2", "--out", tmp_path / "out"]
-    done = subprocess.run(
-        [sys.executable, tmp_path / "run.py", *words],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.getcwd()},
-    )
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert "damaged or truncated" in done.stderr
+    code, _, err = outcome(lambda: run(cli.main, *words), capsys)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "damaged or truncated" in err
 
 
 @pytest.mark.parametrize(
@@ -274,8 +245,6 @@ def test_errors_in_workers_are_one_line_too(place, tmp_path):
         ("nowhere", "nowhere: no finished stream here"),
         ("", "the following arguments are required: STREAM"),
         ("nowhere --workers 0", "'0' is not a positive whole number"),
-        ("nowhere --samples=-1", "'-1' is not a positive whole number"),
-        ("nowhere --samples 1 --verify", "not allowed with"),
     ],
 )
 def test_wrong_arguments_of_inspect(tmp_path, monkeypatch, capsys, line, message):

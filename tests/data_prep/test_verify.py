@@ -15,7 +15,7 @@ from .small_streams import bless
 def test_a_whole_stream_is_verified(iid_stream, inspected):
     code, text, error = inspected(iid_stream, "--verify", "--workers", 2)
     assert (code, error) == (0, "")
-    assert re.fullmatch(r"verified 16 files, [\d.e-]+ GB in \d+\.\d s\n", text)
+    assert re.fullmatch(r"verified 16 files, [\d.e-]+ GB\n", text)
 
 
 def truncate(path: Path) -> None:
@@ -68,10 +68,9 @@ def edit_keys(out: Path, part: str, place: int, key: bytes) -> None:
     bless(out)
 
 
-@pytest.mark.parametrize("at_once", [50, 1 << 20])
-def test_documents_of_two_parts_are_found(iid_stream, inspected, monkeypatch, at_once):
+def test_documents_of_two_parts_are_found(iid_stream, inspected, monkeypatch):
     """Equal documents, and pieces of one document, whose keys share 12 bytes; trailing zeros count."""
-    monkeypatch.setattr(verify, "_KEYS_AT_ONCE", at_once)
+    monkeypatch.setattr(verify, "_KEYS_AT_ONCE", 50)
     keys = (iid_stream / "megabatch_02/train.keys").read_bytes()
     edit_keys(iid_stream, "test", 149, keys[149 * 16 : 150 * 16])
     edit_keys(iid_stream, "valid", 10, keys[149 * 16 : 150 * 16])
@@ -88,15 +87,3 @@ def test_documents_of_two_parts_are_found(iid_stream, inspected, monkeypatch, at
 def test_a_document_that_is_twice_in_a_part_is_found(iid_stream, inspected):
     edit_keys(iid_stream, "test", 1, (iid_stream / "test.keys").read_bytes()[:16])
     assert "1 documents are in test twice" in inspected(iid_stream, "--verify")[1]
-
-
-def test_leftovers_are_a_warning(iid_stream, inspected):
-    (iid_stream / ".work-0123456789abcdef").mkdir()
-    (iid_stream / "megabatch_00/.train.bin.12ab.tmp").touch()
-    code, text, error = inspected(iid_stream, "--verify")
-    assert code == 0
-    assert text.startswith("verified 16 files")
-    assert [line.split(": left by")[0] for line in error.splitlines()] == [
-        f"warning: {iid_stream}/.work-0123456789abcdef",
-        f"warning: {iid_stream}/megabatch_00/.train.bin.12ab.tmp",
-    ]

@@ -14,7 +14,7 @@ from slurm.engine import queue
 
 def test_a_chain_gives_a_row_per_megabatch(launcher, expected):
     launcher.learner = "gmoe"
-    _, err = launcher.run("--name", "mine")
+    out, err = launcher.run("--name", "mine")
     rows = launcher.rows
     assert [(row["t"], row["stage"], row["trained_on"]) for row in rows] == [
         (0, None, []), (1, 0, [1]), (2, 1, [2]), (3, 2, [3]), (4, 3, [4])
@@ -24,13 +24,18 @@ def test_a_chain_gives_a_row_per_megabatch(launcher, expected):
     assert [row["train_flops"] for row in rows] == [0, *[2.001e12] * 4]
     assert len({row["value"] for row in rows}) == 5
     assert rows == expected
+    header = "t stage experts parameters perplexity TFLOPs seconds".split()
+    table = [line.split() for line in out.splitlines()]
+    assert [cells[4] for cells in table[table.index(header) + 1 :][:5]] == [f"{row['value']:,.2f}" for row in rows]
     lines = err.splitlines()
-    assert [re.sub(r"\d+ s\b", "N s", line) for line in lines if "stage 1" in line] == [
+    assert [re.sub(r"\d+ s\b", "N s", line).partition(";")[0] for line in lines if "stage 1" in line] == [
         "run stage 1: started",
         "run stage 1: done in N s",
         "run evaluation of stage 1: started",
         f"run evaluation of stage 1: done in N s, perplexity {rows[2]['value']:,.2f}",
     ]
+    left = [line.endswith(" left") for line in lines if ": done in" in line and "untrained" not in line]
+    assert left == [True] * 6 + [False] * 2  # nothing is left after the last training
     assert lines[0] == "checking the flags of fairseq-train"
     assert lines[ESTIMATE] == "run untrained: started"
     assert Run.read(launcher.out).config["name"] == "mine"
