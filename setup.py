@@ -41,7 +41,7 @@ if __name__ == "__main__":
         packages=find_packages(include=[*PACKAGES, *(f"{name}.*" for name in PACKAGES)]),
         py_modules=["fairseq_alma_hook"],
         entry_points={"console_scripts": ["alma = alma.__main__:main"]},
-        package_data={"alma.report.lm": ["*.csv"], "alma.report.html": ["*.html", "*.css", "*.js"]},
+        package_data={"alma.report.lm": ["*.csv"], "alma.report.html": ["*.html"]},
         install_requires=[
             "torch>=2.7",
             "torchvision>=0.22",
@@ -56,7 +56,6 @@ if __name__ == "__main__":
             "pillow>=10",
             "matplotlib>=3.8",
             "plotly>=6",
-            "argcomplete>=3",
             "orjson>=3.10",
             "msgspec>=0.20",
             "filelock>=3.15",

@@ -25,7 +25,7 @@ SOURCES = ("fairscale", "antlr4-python3-runtime")
 MISSING = (
     *SOURCES,
     *("fairseq-fixed", "hydra-core", "omegaconf", "bitarray", "cffi", "pycparser", "submitit", "plotly"),
-    *("argcomplete", "orjson", "zstandard", "tensorboardx", "msgspec", "rensa"),
+    *("orjson", "zstandard", "tensorboardx", "msgspec", "rensa"),
 )
 """Packages that the machine lacks; tests compare them with what ALMA requires."""
 

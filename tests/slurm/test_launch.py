@@ -26,7 +26,9 @@ def test_a_chain_gives_a_row_per_megabatch(launcher, expected):
     assert rows == expected
     header = "t stage experts parameters perplexity TFLOPs seconds".split()
     table = [line.split() for line in out.splitlines()]
-    assert [cells[4] for cells in table[table.index(header) + 1 :][:5]] == [f"{row['value']:,.2f}" for row in rows]
+    assert [cells[4] for cells in table[table.index(header) + 1 :][:5]] == [
+        f"{row['value']:,.2f}" for row in rows
+    ]
     lines = err.splitlines()
     assert [re.sub(r"\d+ s\b", "N s", line).partition(";")[0] for line in lines if "stage 1" in line] == [
         "run stage 1: started",

@@ -3,12 +3,15 @@
 import os
 import re
 import signal
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from launcher import ended, make, wait_for
 
 from slurm.engine.machine import Machine, devices
+from slurm.lm import local
 
 
 @pytest.fixture
@@ -68,6 +71,32 @@ def test_trainings_side_by_side_share_the_cores(tmp_path, monkeypatch, jobs, giv
     (threads,) = re.findall("threads: (.*)", (run.out / "stage_00/train.log").read_text())
     share = str(max(1, len(os.sched_getaffinity(0)) // jobs))
     assert threads == (given or (share if jobs > 1 else "None"))
+
+
+def test_progress_counts_updates_of_this_launch_over_all_trainings(tmp_path, monkeypatch, capsys):
+    """A resumed training's earlier updates count as done, but not for the time left."""
+    first, second = (
+        SimpleNamespace(
+            marker=name, directory=tmp_path / name, training=SimpleNamespace(updates=40, earlier=e)
+        )
+        for name, e in (("a", 0), ("b", 40))
+    )
+    monkeypatch.setattr(local, "TrainJob", SimpleNamespace)
+    monkeypatch.setattr(local, "LINE_SECONDS", -1)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/checkpoint_last.pt").touch()
+    line = 'time | INFO | train_inner | {{"loss": "5.1", "num_updates": "{}"}}'
+    with local.Progress([first, second]) as progress:
+        progress.count(first, 40, skipped=True)
+        assert progress.left == ""
+        read = progress.watch(second)
+        read("time | INFO | something else")
+        read(line.format(50))  # resumed at update 10 of 40
+        progress.began = time.monotonic() - 60
+        read(line.format(60))
+    said = [text.rpartition("updates, ")[2] for text in capsys.readouterr().err.splitlines()]
+    assert said == ["loss 5.1", "loss 5.1; about 02:00 left"]  # 10 updates a minute, 20 to come
+    assert (progress.skipped, sum(progress.updates.values()), progress.total) == (50, 60, 80)
 
 
 def test_jobs_side_by_side_give_the_same_rows(tmp_path, expected):
