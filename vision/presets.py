@@ -92,8 +92,8 @@ class Settings:
     batch_size: int = option(128, "examples per minibatch", at_least=1)
     amp: str = option(
         "off",
-        "automatic mixed precision of training: bf16, or fp16 with a scaled loss; weights and tests are fp32",
-        choices=("off", "bf16", "fp16"),
+        "automatic mixed precision of training; weights and tests are fp32",
+        choices=("off", "bf16"),
         record=CHANGED,
     )
     epochs: int = option(100, "epochs per stage", at_least=1)

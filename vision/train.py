@@ -1,7 +1,6 @@
 """The training loop, the only one: all learners train here."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -134,7 +133,7 @@ def fit(
     if isinstance(model, Mixture | Committee):
         model.draw_from(generators)
     optimizer = optim.make(flat.values, settings)
-    write_gradients = gradient_writer(model, flat, optimizer, settings.amp)
+    write_gradients = gradient_writer(model, flat, settings.amp)
     update_average = average.following(model) if average else lambda: None
     measure = error_of if settings.select == "error" else loss_of
     if at.best is None or at.now is None or at.kept is None:
@@ -180,20 +179,16 @@ def fit(
     }
 
 
-def gradient_writer(
-    model: nn.Module, flat: Flat, optimizer: optim.Optimizer, amp: str
-) -> Callable[[Tensor, Tensor], None]:
-    """A function of images and labels that writes the gradient of the sum of the voters' losses, scaled by
-    `optimizer`, to `flat`. With `amp`, matrix products and convolutions compute in half precision."""
+def gradient_writer(model: nn.Module, flat: Flat, amp: str) -> Callable[[Tensor, Tensor], None]:
+    """A function of images and labels that writes the gradient of the sum of the voters' losses to `flat`.
+    With `amp` "bf16", matrix products and convolutions compute in half precision."""
     if isinstance(model, MLP) and amp == "off":
         return model.gradient_writer()
-    kind = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[amp]
 
     def write(images: Tensor, labels: Tensor) -> None:
-        with torch.autocast(images.device.type, kind) if kind else nullcontext():
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=amp == "bf16"):
             logits = model(images)
-        loss = optimizer.scaled(loss_of(logits.float(), labels).sum())
-        flat.write(torch.autograd.grad(loss, flat.parameters))
+        flat.write(torch.autograd.grad(loss_of(logits.float(), labels).sum(), flat.parameters))
 
     return write
 

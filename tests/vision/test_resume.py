@@ -47,7 +47,7 @@ KINDS = {
     "ff": ("ff", {}),
     "ff, average": ("ff", {"average": 0.6}),
     "ff, average of epochs": ("ff", {"average": "poly:2"}),
-    "umix, fp16": ("umix", {"members": 2, "amp": "fp16"}),
+    "umix, bf16": ("umix", {"members": 2, "amp": "bf16"}),
 }
 REPLAYS = {
     "sm, replay": ("sm", {"replay_share": 0.5, "augment": True}),
