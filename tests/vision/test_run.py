@@ -146,7 +146,7 @@ def test_every_learner_and_every_preset_is_on_the_command_line(tmp_path, monkeyp
         (["--waiting-time", "x"], "'x': a whole number"),
         (["--waiting-time", "30"], "waiting time 30 is longer"),
         (["--seeds", "2-0"], "2-0: a range goes up: give 0-2"),
-        (["--dataset", "folder", "--data-root", "nowhere"], "has no folder train"),
+        (["--dataset", "folder", "--data-root", "nowhere"], "--data-root needs train/CLASS"),
         (["--device", "cuda:99"], "--device cuda:99 cannot be used"),
         (["--jobs", "0"], "--jobs 0: at least 1"),
         (["--optimizer", "sgd", "--lr", "1e30"], "training diverged"),
