@@ -27,18 +27,15 @@ TORCHVISION = "torchvision:"
 
 def _arch(value: str) -> str:
     """A value of --arch. ValueError: it is none."""
-    known, name = ["mlp", "vgg"], value.removeprefix(TORCHVISION)
-    if name != value:
+    known = ["mlp", "vgg"]
+    if value.startswith(TORCHVISION):
         from torchvision import models
 
-        known += [TORCHVISION + model for model in models.list_models(module=models)]
+        known = [TORCHVISION + name for name in models.list_models(module=models)]
     if value in known:
         return value
-    near = closest(value, known) if name != value else None
-    raise ValueError(
-        f"{value}: choose from mlp, vgg, or {TORCHVISION}NAME with a classifier of torchvision, such as "
-        f"{TORCHVISION}resnet18" + (f" (did you mean {near}?)" if near else "")
-    )
+    near = closest(value, known) or f"{TORCHVISION}resnet18"
+    raise ValueError(f"{value}: choose from mlp, vgg, or {TORCHVISION}NAME such as {near}")
 
 
 def _file(value: str) -> str:

@@ -99,10 +99,7 @@ class Progress:
 
 
 class Callback(Protocol):
-    """Follows the training of a stage: curves, progress bar, checkpoints."""
-
-    def scored(self, epoch: int, score: Tensor, lr: float) -> None:
-        """Called after epoch 1, 2, ... with the validation metric of each voter (V,) and the rate."""
+    """Follows the training of a stage: progress bar, checkpoints."""
 
     def epoch_done(self) -> bool:
         """Called after every epoch; returns whether `save` should be called."""
@@ -156,8 +153,6 @@ def fit(
         score = validate(model, valid, measure)
         better = (score < best - settings.patience_delta) | (settings.select == "last")
         at.epoch, at.waited = at.epoch + 1, at.waited + 1
-        if callback:
-            callback.scored(at.epoch, score, optimizer.lr)
         if better.any():
             flat.keep(kept, better)
             best, at.waited = torch.where(better, score, best), 0

@@ -170,7 +170,7 @@ def test_processes_take_the_gpus_in_turn(monkeypatch, device, gpus, taken):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
     for _ in range(5):
-        sys.modules["vision.run"]._prepare(Path("there"), count, device, False)
+        sys.modules["vision.run"]._prepare(Path("there"), count, device)
     assert found == taken
 
 

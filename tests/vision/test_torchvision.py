@@ -255,7 +255,7 @@ NO_GROWTH = "a model of torchvision neither grows nor has experts; choose --arch
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("--arch torchvision:resnet19", "did you mean torchvision:resnet18?"),
+        ("--arch torchvision:resnet19", "such as torchvision:resnet18"),
         ("--arch resnet18", "choose from mlp, vgg, or torchvision:NAME"),
         ("--arch torchvision:alexnet", "alexnet does not take images of 8 x 8 pixels"),
         ("--arch torchvision:vit_b_16", "Expected 224 but got 8!): give --image-size"),

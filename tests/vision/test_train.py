@@ -44,9 +44,6 @@ class Watching:
         self.model, self.stop_after = model, stop_after
         self.models, self.saved = [], []
 
-    def scored(self, epoch, score, lr):
-        pass
-
     def epoch_done(self):
         self.models.append(copy.deepcopy(self.model.state_dict()))
         return True
