@@ -230,16 +230,6 @@ class Learner:
             return mixture_vgg(self.shape, chosen.hidden, self.classes, *options)
         return mixture_mlp(mlp_widths(self.shape, chosen.hidden, self.classes), *options)
 
-    def stack(self, members: int) -> Any:
-        """A stack of networks, or mixtures side by side; each member is a voter, and the learner has
-        `MixtureSettings`."""
-        from vision.mixture import Committee
-
-        experts = vars(self.settings)["experts"]
-        if experts > 1:
-            return Committee([self.mixture(experts) for _ in range(members)])
-        return self.backbone(members)
-
 
 @dataclass(frozen=True)
 class GrowthSettings(Settings):

@@ -21,7 +21,7 @@ class MemberSettings(Settings):
 
     authors: ClassVar = {"select": "error", "patience": 100, "members": 3}
 
-    members: int = option(5, "networks of the ensemble; of gens: those that each stage adds", at_least=1)
+    members: int = option(5, "networks of the ensemble", at_least=1)
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,13 @@ class Ens(Learner):
         return self.settings.members if self.settings.member_order == "own" else 1
 
     def build(self, structure: dict[str, Any]) -> Any:
-        """All members."""
-        return self.stack(self.settings.members)
+        """A stack of networks, or mixtures side by side; each member is a voter."""
+        from vision.mixture import Committee
+
+        members, experts = self.settings.members, self.settings.experts
+        if experts == 1:
+            return self.backbone(members)
+        return Committee([self.mixture(experts) for _ in range(members)])
 
     def resamples(self, index: int, data: "StageData") -> "Tensor | None":
         """With `bootstrap`, indices (M, n) of each member's training examples: as many of each mega-batch as
