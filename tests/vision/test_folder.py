@@ -128,22 +128,6 @@ def test_a_changed_image_or_size_makes_another_file(tree, tmp_path):
     assert (len(list(cache.glob("train_*"))), len(list(cache.glob("test_*")))) == (3, 2)
 
 
-def test_what_was_killed_while_decoding_is_made_anew(tree, tmp_path, monkeypatch):
-    class Killed(BaseException):
-        pass
-
-    def half(paths, size, out):
-        out.write(b"half")
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(folder, "_decoded", half)
-        with pytest.raises(Killed):
-            load(tree, tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("*.npy"))
-    assert same(load(tree), load(tree, tmp_path / "cache"))
-
-
 def test_errors_of_the_cache_are_one_line(tree, tmp_path, refused, monkeypatch):
     load(tree, cache := tmp_path / "cache")
     (file,) = cache.glob("train_*.npy")
@@ -215,8 +199,6 @@ def test_one_process_reads_a_shared_data_set_and_others_map_it(tree, tmp_path, n
     for child in children:
         child.start()
     results = [queue.get(timeout=200) for _ in children]
-    for child in children:
-        child.join()
     reads = [read for reads, _ in results for read in reads]
     assert reads.count("digits" if name == "digits" else "decoded") == (1 if name == "digits" else 2)
     data.load.cache_clear()

@@ -68,10 +68,10 @@ def test_the_best_epoch_on_validation_is_kept_with_its_batch_statistics(make, se
     model = make()
     watching = Watching(model)
     lr = 2.0 if make is mlp else 0.5
-    train(model, {"epochs": 24, "lr": lr, "batch_size": 8, "select": select}, n=100, watch=watching)
+    train(model, {"epochs": 12, "lr": lr, "batch_size": 8, "select": select}, n=100, watch=watching)
     scores = watching.scores(measure)
     best = scores.index(min(scores))
-    assert best < 23  # not the last one
+    assert best < 11  # not the last one
     assert equal(model.state_dict(), watching.models[best])
 
 
