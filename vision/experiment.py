@@ -4,7 +4,7 @@ As in `vision.learners.base`, torch is imported inside the functions that use it
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,17 +207,18 @@ class _Trainer:
             self.save()
         self._began = time.monotonic() - self.seconds
         self.seconds = 0.0
-        flops = self.learner.train(stage.index, self._data, self._interrupted, self)
+        flops = self.learner.train(stage.index, self._data, self._interrupted, self.epoch_done)
         self._interrupted = None
         self.done = stage.index + 1
         if self.save_stages:
             self._write(f"stage_{stage.index:03d}.pt", self.learner.state())
         return flops
 
-    def epoch_done(self) -> bool:
-        """Advance the progress bar; returns whether a checkpoint is due."""
+    def epoch_done(self, progress: "Callable[[], Progress]") -> None:
+        """Advance the progress bar, and write a checkpoint if it is due."""
         self.bar.update()
-        return self._due()
+        if self._due():
+            self.save(progress())
 
     def _due(self) -> bool:
         return time.monotonic() - self._saved >= self.save_interval

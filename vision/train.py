@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from alma.errors import UserError
 from vision import optim
 from vision.examples import AnyExamples, Examples
-from vision.flat import Flat, align
+from vision.flat import Flat
 from vision.mixture import Committee, Mixture
 from vision.models import MLP
 from vision.optim import Average
@@ -98,14 +98,8 @@ class Progress:
     generators: list[Tensor] = field(default_factory=list)  # states
 
 
-class Callback(Protocol):
-    """Follows the training of a stage: progress bar, checkpoints."""
-
-    def epoch_done(self) -> bool:
-        """Called after every epoch; returns whether `save` should be called."""
-
-    def save(self, progress: Progress) -> None:
-        """Save the progress. Its tensors are live: the next epoch changes them."""
+Callback = Callable[[Callable[[], Progress]], None]
+"""Called after every epoch with a function that gives the progress, whose tensors the next epoch changes."""
 
 
 def fit(
@@ -125,7 +119,6 @@ def fit(
     its batch statistics are kept too. `generators`, `drawing`: see `minibatches`; `average` is updated every
     epoch, `progress` resumes. Returns FLOPs by purpose. UserError: training diverged.
     """
-    train, valid = train.aligned(), valid.aligned()
     flat, at = Flat(model), progress or Progress()
     if isinstance(model, Mixture | Committee):
         model.draw_from(generators)
@@ -156,10 +149,10 @@ def fit(
         if better.any():
             flat.keep(kept, better)
             best, at.waited = torch.where(better, score, best), 0
-        if callback and callback.epoch_done():
-            at.now, at.kept, at.optimizer = (flat.values, flat.buffers), kept, optimizer.state
-            states = [generator.get_state() for generator in generators]
-            callback.save(replace(at, best=best, generators=states))
+        if callback:
+            at.best, at.kept, at.now = best, kept, (flat.values, flat.buffers)
+            at.optimizer = optimizer.state
+            callback(lambda: replace(at, generators=[g.get_state() for g in generators]))
 
     flat.restore(kept)
     if not (best.isfinite().all() and flat.values.isfinite().all()):
@@ -214,8 +207,7 @@ def evaluate(model: Any, examples: AnyExamples, of: Callable[[Tensor], Tensor] |
     """The outputs of `model` in evaluation mode, or those of a function `of` it, for all examples, which are
     the last dimension."""
     model.eval()
-    align(model)
-    batches = evaluation_batches(model, examples.aligned())
+    batches = evaluation_batches(model, examples)
     return torch.cat([(of or model)(batch.images) for batch in batches], -1)
 
 

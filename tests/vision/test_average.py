@@ -41,14 +41,13 @@ def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, optio
     subject, plain = learner(name, average=average, **options), learner(name, average=0, **options)
     seen, stage_data = [], StageData(STREAM, SCHEDULE, CPU)
 
-    class Follow:
-        def epoch_done(self):
-            if average == "poly:4":
-                seen.append([tensor.clone() for tensor in plain.model.state_dict().values()])
+    def follow(_):
+        if average == "poly:4":
+            seen.append([tensor.clone() for tensor in plain.model.state_dict().values()])
 
     for index in range(3):
         subject.train(index, stage_data)
-        plain.train(index, stage_data, callback=Follow())
+        plain.train(index, stage_data, callback=follow)
         raw = plain.model.state_dict().values()
         assert all(map(torch.equal, raw, subject.model.state_dict().values()))
         if average == 0.7:

@@ -67,7 +67,7 @@ def test_seconds_of_a_stage_are_summed_over_interruptions(tmp_path, monkeypatch)
 
     save = _Trainer.save
     with monkeypatch.context() as patch:
-        patch.setattr(_Trainer, "epoch_done", lambda trainer: time.sleep(0.3) or True)
+        patch.setattr(_Trainer, "_due", lambda trainer: time.sleep(0.3) or True)
         patch.setattr(_Trainer, "save", save_and_stop)
         for _ in range(2):
             with pytest.raises(Stop):

@@ -1,4 +1,4 @@
-"""Results depend neither on the addresses of tensors nor on interruptions.
+"""Results do not depend on interruptions.
 
 The tests make products depend on the addresses of their operands, as they do on some CPUs.
 """
@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from tests.vision.conftest import equal, numbers
-from vision import MegaBatchStream, checkpoints, experiment, run, train
+from vision import MegaBatchStream, experiment, run
 from vision.data import StageData, make_dataset
-from vision.examples import Examples, StoredExamples
 from vision.experiment import CHECKPOINT, _Trainer
 from vision.flat import Flat
-from vision.learners import LEARNERS, Learner, resolve
+from vision.learners import LEARNERS, resolve
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "convolution_backward")
 BACKBONES = {"mlp": {"arch": "mlp", "hidden": 5}, "vgg": {"arch": "vgg", "hidden": 2}}
@@ -86,29 +85,6 @@ class ByAddress(TorchDispatchMode):
 
 def floats(value):
     return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def moved(value, elements):
-    """A copy with the same strides that starts `elements` elements after a multiple of 64 bytes."""
-    if not isinstance(value, torch.Tensor) or value.dtype == torch.uint8:
-        return value
-    place = torch.empty(value.numel() + 32, dtype=value.dtype)
-    start = -place.data_ptr() % 64 // value.element_size() + elements
-    found = place.as_strided(value.size(), value.stride(), start).copy_(value.detach())
-    assert not value.numel() or found.data_ptr() % 64 == elements * value.element_size() % 64
-    return found
-
-
-def elsewhere(examples, offset):
-    """Examples in other places; of stored ones each batch is new."""
-    if isinstance(examples, StoredExamples):
-        return examples
-    return Examples(*(moved(tensor, offset()) for tensor in examples))
-
-
-def move(model, elements):
-    for tensor in chain(model.parameters(), model.buffers()):
-        tensor.data = moved(tensor.data, elements)
 
 
 def learner(kind, backbone, **chosen):
@@ -178,35 +154,18 @@ def tensors_of(path):
 
 
 def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epochs):
-    """Check that a run killed `kills` times, its tensors at other addresses, equals an uninterrupted run."""
+    """Check that a run killed `kills` times equals an uninterrupted run."""
     name, options = (KINDS | REPLAYS)[kind]
     options = {"epochs": epochs, "batch_size": 64} | options | (BACKBONES | LIBRARY)[backbone]
     options |= OPTIMIZERS[optimizer]
     options |= {"gate": gate} if gate else {}
     play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
     killer = Kills(kills, 3 * epochs, f"{kind} {backbone} {optimizer} {gate}")
-    save, load, evaluate, examples = _Trainer.save, Learner.load, train.evaluate, StageData._examples
-    read = checkpoints.read_checkpoint
-
-    def offset():
-        return killer.random.randrange(1, 16)
+    save = _Trainer.save
 
     def save_and_maybe_die(trainer, progress=None):
         save(trainer, progress)
         killer.saved()
-
-    def load_elsewhere(subject, state):
-        load(subject, state)
-        move(subject.model, offset())
-
-    def evaluate_elsewhere(model, parts, of=None):
-        return evaluate(model, elsewhere(parts, offset), of)
-
-    def examples_elsewhere(data, index, part):
-        return elsewhere(examples(data, index, part), offset)
-
-    def read_elsewhere(*arguments):
-        return tree_map(lambda tensor: moved(tensor, offset()), read(*arguments))
 
     lives = 0
     with ByAddress():
@@ -214,10 +173,6 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
         with monkeypatch.context() as patch:
             patch.setattr(_Trainer, "_due", lambda trainer: killer.due(trainer))
             patch.setattr(_Trainer, "save", save_and_maybe_die)
-            patch.setattr(Learner, "load", load_elsewhere)
-            patch.setattr(train, "evaluate", evaluate_elsewhere)
-            patch.setattr(StageData, "_examples", examples_elsewhere)
-            patch.setattr(checkpoints, "read_checkpoint", read_elsewhere)
             part = None
             while part is None:
                 killer.next_life()

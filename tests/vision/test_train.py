@@ -40,18 +40,12 @@ def train(model, settings=None, n=50, seed=0, progress=None, watch=None, valid=N
 class Watching:
     """Copies the progress and the model after every epoch."""
 
-    def __init__(self, model, stop_after=None):
-        self.model, self.stop_after = model, stop_after
-        self.models, self.saved = [], []
+    def __init__(self, model):
+        self.model, self.models, self.saved = model, [], []
 
-    def epoch_done(self):
+    def __call__(self, progress):
         self.models.append(copy.deepcopy(self.model.state_dict()))
-        return True
-
-    def save(self, progress):
-        self.saved.append(copy.deepcopy(progress))
-        if len(self.saved) == self.stop_after:
-            raise KeyboardInterrupt
+        self.saved.append(copy.deepcopy(progress()))
 
     def scores(self, measure):
         """The validation metric after each epoch."""

@@ -57,11 +57,9 @@ class Firefly(GrowingLearner):
         import torch
 
         from vision.firefly import MEASURED, Overgrown
-        from vision.flat import align
         from vision.train import Drawing, evaluate, loss_of, minibatches
 
-        train, valid = data.train(index).aligned(), data.valid(index).aligned()
-        align(self.model)
+        train, valid = data.train(index), data.valid(index)
         generator = self.generator_for("growth", index)
         new = math.ceil(self.settings.ff_rate * self.settings.hidden)
         network = Overgrown(self.model, new, self.settings.ff_depth, generator)

@@ -74,13 +74,11 @@ class GMoE(GrowingLearner, MoE):
         import torch
         from torch.nn import functional as F
 
-        from vision.flat import align
         from vision.train import evaluation_batches
 
         self.model.eval()
-        align(self.model)
         scores: list[Any] = [0] * len(self.model.layers)
-        for images, labels in evaluation_batches(self.model, examples.aligned()):
+        for images, labels in evaluation_batches(self.model, examples):
             with torch.no_grad():
                 logits, gates = self.model.routed(images)
             losses = F.cross_entropy(logits[0].t(), labels, reduction="none")
