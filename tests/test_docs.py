@@ -232,7 +232,7 @@ def test_documented_keys_of_image_runs(tmp_path):
     torch.save(get_model(library, num_classes=10).state_dict(), file)
     settings = {
         "moe": {"average": 0.5, "command": "alma images"},
-        "ens": {"experts": 2, "combine": "vote", "bootstrap": True},
+        "ens": {"combine": "vote", "bootstrap": True},
         "gens": {"experts": 2},
         "gmoe": {"lr_scheduler": "linear"},
         "umix": {"replay_share": 0.5, "replay_from": "recent", "amp": "bf16"},

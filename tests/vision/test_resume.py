@@ -29,7 +29,6 @@ KINDS = {
     "ens": ("ens", {"members": 2, "augment": True}),
     "ens, shared order": ("ens", {"members": 3, "member_order": "shared", "average": "poly:4"}),
     "ens, bagging and vote": ("ens", {"members": 2, "bootstrap": True, "combine": "vote"}),
-    "ens of mixtures": ("ens", {"members": 2, "experts": 2}),
     "umix": ("umix", {"members": 2, "average": 0.5}),
     "sm, average of epochs": ("sm", {"average": "poly:8"}),
     "gmoe, average of epochs": ("gmoe", {"average": "poly:8"}),
@@ -47,7 +46,7 @@ REPLAYS = {
     "sm, replay": ("sm", {"replay_share": 0.5, "augment": True}),
     "ens, replay": ("ens", {"members": 2, "replay_share": 0.3, "replay_from": "recent", "bootstrap": True}),
 }
-GATED = ("ens of mixtures", "gens of mixtures", "gmoe", "gmoe, flat", "moe")
+GATED = ("gens of mixtures", "gmoe", "gmoe, flat", "moe")
 
 
 def digits():

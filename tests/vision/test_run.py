@@ -81,9 +81,9 @@ def test_settings_go_to_the_learners_that_take_them():
     assert [job.stream_seed for job in jobs("--seeds", "0-2")] == [0, 1, 2]
     (single,) = jobs("--seed", 3, "--stream-seed", 432, "--out", "there")
     assert (single.out, single.stream_seed, single.options["seed"]) == (Path("there"), 432, 3)
-    words = "--learner", "sm,ens,gens", "--gate", "hard", "--experts", 2, "--from-scratch"
+    words = "--learner", "sm,moe,gens", "--gate", "hard", "--experts", 2, "--from-scratch"
     options = {job.options["learner"]: job.options for job in jobs(*words)}
-    assert options["ens"]["gate"] == options["gens"]["gate"] == "hard"
+    assert options["moe"]["gate"] == options["gens"]["gate"] == "hard"
     assert "experts" not in options["sm"]
     assert "from_scratch" not in options["gens"]
 

@@ -63,9 +63,9 @@ def test_what_does_not_vary_is_not_in_the_name():
         "sm_w1_h32_s0",
         "gmoe_w1_h32_s0",
     ]
-    # The second value of --gate applies to ens with several experts only.
-    assert names("--learner", "ens", "--gate", "soft,hard", "--experts", "1,2") == [
-        f"ens_w1_h32_gate-{gate}_experts-{experts}_s0"
+    # The second value of --gate applies to gens with several experts only.
+    assert names("--learner", "gens", "--gate", "soft,hard", "--experts", "1,2") == [
+        f"gens_w1_h32_gate-{gate}_experts-{experts}_s0"
         for gate, experts in (("soft", 1), ("soft", 2), ("hard", 2))
     ]
 

@@ -240,7 +240,7 @@ NO_GROWTH = "a model of torchvision neither grows nor has experts; choose --arch
         ("--arch torchvision:resnet18 --hidden 8", "--hidden does not apply to sm: torchvision:resnet18"),
         ("--weights README.md", "--weights does not apply to sm: it needs --arch torchvision:NAME"),
         *((f"--arch {ARCH} --learner {name}", NO_GROWTH) for name in ("gmoe", "moe", "ff", "sm,gmoe")),
-        *((f"--arch {ARCH} --learner {name} --experts 2", NO_GROWTH) for name in ("ens", "gens")),
+        (f"--arch {ARCH} --learner gens --experts 2", NO_GROWTH),
     ],
 )
 def test_what_does_not_apply_is_one_line(tmp_path, monkeypatch, capsys, words, reason):

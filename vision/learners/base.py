@@ -6,7 +6,7 @@ starts without torch.
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -263,28 +263,4 @@ class MixtureSettings(Settings):
     own_layers = True
     gate: str = option("soft", "weight all experts, or sample one", choices=("soft", "hard"))
     router: str = option("tree", "binary tree of gates, or one flat softmax", choices=("tree", "flat"))
-    experts: int = option(1, "initial experts per layer; ens, gens: per layer of each member", at_least=1)
-
-
-@dataclass(frozen=True)
-class MemberMixtureSettings(MixtureSettings):
-    """Settings of ensembles, whose members are mixtures if `experts` > 1 and plain networks otherwise."""
-
-    @property
-    def own_layers(self) -> bool:  # type: ignore[override]
-        """Whether members have several experts."""
-        return self.experts > 1
-
-    @classmethod
-    def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
-        """Plain networks have no gates."""
-        if name in ("gate", "router") and chosen.get("experts", 1) == 1:
-            return "its members have gates only with --experts 2 or more"
-        return super().conflict(name, chosen)
-
-    def config(self) -> dict[str, Any]:
-        """Without the settings of gates if members are plain networks."""
-        written = super().config()
-        for name in ("gate", "router", "experts") if self.experts == 1 else ():
-            del written[name]
-        return written
+    experts: int = option(1, "initial experts per layer; gens: per layer of each member", at_least=1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from alma.options import CHANGED, option
-from vision.learners.base import Learner, MemberMixtureSettings
+from vision.learners.base import Learner
 from vision.presets import Settings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class MemberSettings(Settings):
 
 
 @dataclass(frozen=True)
-class EnsSettings(MemberMixtureSettings, MemberSettings):
+class EnsSettings(MemberSettings):
     member_order: str = option(
         "own", "order of minibatches and augmentation: one per member, or shared", choices=("own", "shared")
     )
@@ -50,7 +50,7 @@ class EnsSettings(MemberMixtureSettings, MemberSettings):
 
 
 class Ens(Learner):
-    """An ensemble of networks, or of mixtures of experts, trained independently on the same data.
+    """An ensemble of networks, trained independently on the same data.
 
     Members are computed together. Each has initial weights and by default an order of minibatches of its
     own, and keeps its own best epoch. Member 0 starts as `sm` does. Bagging and majority vote are those of
@@ -66,13 +66,8 @@ class Ens(Learner):
         return self.settings.members if self.settings.member_order == "own" else 1
 
     def build(self, structure: dict[str, Any]) -> Any:
-        """A stack of networks, or mixtures side by side; each member is a voter."""
-        from vision.mixture import Committee
-
-        members, experts = self.settings.members, self.settings.experts
-        if experts == 1:
-            return self.backbone(members)
-        return Committee([self.mixture(experts) for _ in range(members)])
+        """A stack of networks, each a voter."""
+        return self.backbone(self.settings.members)
 
     def resamples(self, index: int, data: "StageData") -> "Tensor | None":
         """With `bootstrap`, indices (M, n) of each member's training examples: as many of each mega-batch as

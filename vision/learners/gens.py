@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from alma.options import option
-from vision.learners.base import Learner, MemberMixtureSettings
+from vision.learners.base import Learner, MixtureSettings
 from vision.presets import Settings
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GEnsSettings(MemberMixtureSettings):
+class GEnsSettings(MixtureSettings):
+    """Settings of gens, whose members are mixtures if `experts` > 1 and plain networks otherwise."""
+
     authors = Settings.authors | {"gens_init": "copy", "gens_average": "logits"}
 
     gens_init: str = option(
@@ -24,9 +26,24 @@ class GEnsSettings(MemberMixtureSettings):
     )
     gens_average: str = option("probs", "what is averaged over members", choices=("probs", "logits"))
 
+    @property
+    def own_layers(self) -> bool:  # type: ignore[override]
+        """Whether members have several experts."""
+        return self.experts > 1
+
+    def config(self) -> dict[str, Any]:
+        """Without the settings of gates if members are plain networks."""
+        written = super().config()
+        for name in ("gate", "router", "experts") if self.experts == 1 else ():
+            del written[name]
+        return written
+
     @classmethod
     def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
-        """`from_scratch` would reset a network that has never been trained, `average` would average one."""
+        """`from_scratch` would reset a network that has never been trained, `average` would average one, and
+        plain networks have no gates."""
+        if name in ("gate", "router") and chosen.get("experts", 1) == 1:
+            return "its members have gates only with --experts 2 or more"
         if name == "from_scratch" and chosen[name]:
             return "every stage adds a new member; see --gens-init"
         if name == "average" and chosen[name]:
