@@ -161,8 +161,8 @@ def _read(name: str, root: str, download: bool, image_size: int | None, cache: P
 
         split = {"split": "balanced"} if name == "emnist" else {}
         parts = []
-        for train in (True, False):
-            part = getattr(datasets, name.upper())(root, train=train, download=download, **split)
+        for training in (True, False):
+            part = getattr(datasets, name.upper())(root, train=training, download=download, **split)
             pixels = np.asarray(part.data)  # (n, height, width), of CIFAR with channels behind
             pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
             parts.append((np.ascontiguousarray(pixels), part.targets))

@@ -52,7 +52,11 @@ def test_a_run_writes_its_record_and_is_not_repeated(tmp_path, monkeypatch):
     assert "members" not in config  # a setting of ensembles
 
     monkeypatch.setattr("vision.experiment.LEARNERS", {})
+    (tmp_path / "run/.checkpoint.pt.tmp").write_bytes(b"half")  # that a kill left
     assert play(tmp_path / "run", waiting_time=3).rows == rows
+    assert not list((tmp_path / "run").glob(".*.tmp"))
+    with locked(tmp_path / "run"), pytest.raises(UserError, match="another process is at work here"):
+        play(tmp_path / "run", waiting_time=3)
 
 
 class Stop(BaseException):
@@ -142,12 +146,6 @@ def test_other_settings_data_or_partition_in_the_same_folder_are_refused(tmp_pat
         assert message in refused(play, tmp_path / "run", **options)
 
 
-def test_two_processes_on_one_run_are_one_clear_line(tmp_path):
-    play(tmp_path / "run")
-    with locked(tmp_path / "run"), pytest.raises(UserError, match="another process is at work here"):
-        play(tmp_path / "run")
-
-
 def test_a_full_disk_is_one_clear_line_and_the_run_resumes(tmp_path, child):
     """In a child: the limit on file sizes holds for the whole process."""
 
@@ -160,14 +158,6 @@ def test_a_full_disk_is_one_clear_line_and_the_run_resumes(tmp_path, child):
     assert "checkpoint.pt: cannot be written" in finished.error
     assert not list((tmp_path / "part").glob(".*.tmp"))
     assert numbers(play(tmp_path / "part", "gens")) == numbers(play(tmp_path / "whole", "gens"))
-
-
-def test_a_temporary_checkpoint_that_a_kill_left_goes_with_the_next_start(tmp_path):
-    """All rows are there, so that no other checkpoint is saved, which would take it over."""
-    play(tmp_path / "run")
-    (tmp_path / "run/.checkpoint.pt.tmp").write_bytes(b"half")
-    play(tmp_path / "run")
-    assert not list((tmp_path / "run").glob(".*.tmp"))
 
 
 def test_edges_of_the_stream(tmp_path):
