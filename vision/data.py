@@ -86,8 +86,7 @@ class Dataset:
     @property
     def black(self) -> Tensor:
         """A black pixel (channels,), normalised."""
-        pixel = Images(self.train.images.new_zeros(1, self.shape[0], 1, 1), self.train.labels[:1])
-        return self.examples(pixel).images.flatten()
+        return self.normalised(self.train.images.new_zeros(1, self.shape[0], 1, 1)).flatten()
 
     @cached_property
     def fingerprint(self) -> str:

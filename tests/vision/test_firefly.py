@@ -71,7 +71,7 @@ def overgrown(arch: str, history: int = 10) -> tuple[Overgrown, MLP | VGG, torch
 def grown_network(network: Overgrown, choices) -> MLP | VGG:
     widths = network.widths(choices)
     model = MLP(widths) if isinstance(network.model, MLP) else VGG(SHAPE, widths, CLASSES)
-    network.write(choices, model)
+    network.write(choices, network.model, model)
     return model.eval()
 
 

@@ -50,6 +50,7 @@ def test_a_sweep_in_processes_equals_single_runs_and_skips_complete_ones(tmp_pat
 
     before = {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("results.jsonl")}
     monkeypatch.setattr(sys.modules["vision.run"], "run_all", run_here)
+    monkeypatch.setattr(sys.modules["vision.run"], "summarise", lambda *_: None)  # figures: seconds each time
     command(monkeypatch, *sweep)
     assert {path: path.read_bytes() for path in before} == before
     single = "--learner ens --hidden 5 --seed 1 --out".split()
