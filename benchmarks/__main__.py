@@ -19,7 +19,6 @@ from benchmarks.timing import Table, show
 BENCHMARKS = {
     "switch_ffn": "Switch FFN, forward + backward, ratios",
     "loss": "Loss of the output layer, forward + backward, ratios of times",
-    "stage_start": "Start of a language-model stage, streams of random tokens",
     "vision_stage": "A stage of MNIST at B = 500",
     "training_memory": "Peak memory of a training step, counted on the meta device",
     "train_speed": "Training by fairseq-train, whole processes",

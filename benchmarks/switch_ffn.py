@@ -2,10 +2,9 @@
 
 Forward and backward, load-balancing loss included, capacity factor 1. `difference` is the worst dispatcher's
 output against that of the loop in fp32 with the same weights and inputs: the norm of the difference over the
-norm. one-hot is the (S, E, C) einsum of Mesh TensorFlow and of fairseq's moe branch. On a CPU: S = 4096
-tokens, fp32, one thread. `cases` are those of `python -m benchmarks gpu`.
+norm. On a CPU: S = 4096 tokens, fp32, one thread. `cases` are those of `python -m benchmarks gpu`.
 
-Shapes: T time, B batch, S = B * T tokens, D model, E experts, C capacity.
+Shapes: T time, B batch, S = B * T tokens, D model, E experts.
 """
 
 import copy
@@ -24,7 +23,6 @@ from benchmarks.timing import Rows, device, finished, one_thread, spread, turns
 from fairseq_alma.moe import layer
 from fairseq_alma.moe.dispatchers import GroupedDispatcher, LoopDispatcher, PaddedDispatcher
 from fairseq_alma.moe.layer import SwitchFFN
-from fairseq_alma.moe.router import Routing
 
 DISPATCHERS: dict[str, Callable] = {
     "padded": lambda x_SD, routing, capacity: PaddedDispatcher(routing, capacity),
@@ -39,26 +37,6 @@ STEPS, REPEATS = 5, 7
 """Passes between two looks at the clock, for which the host waits for the GPU."""
 
 
-class OneHotFFN(SwitchFFN):
-    """The same layer and parameters with one-hot dispatch and combine tensors."""
-
-    def forward(self, x_TBD: Tensor, *_) -> tuple[Tensor, Routing]:
-        """As SwitchFFN's, without padding."""
-        time, batch, dim = x_TBD.shape
-        x_SD = x_TBD.transpose(0, 1).reshape(-1, dim)
-        routing = self.router(x_SD)
-        chosen_SE = F.one_hot(routing.expert_S, self.experts)
-        slot_SE = chosen_SE.cumsum(0) * chosen_SE - 1
-        slots_C = torch.arange(self.capacity(len(x_SD)) or len(x_SD), device=x_TBD.device)
-        dispatch_SEC = (slot_SE[:, :, None] == slots_C).to(x_SD.dtype)
-        combine_SEC = dispatch_SEC * routing.gate_S[:, None, None].to(x_SD.dtype)
-        x_ECD = torch.einsum("sec,sd->ecd", dispatch_SEC, x_SD)
-        h_ECF = self.activation(torch.baddbmm(self.b1[:, None], x_ECD, self.w1.transpose(1, 2)))
-        y_ECD = torch.baddbmm(self.b2[:, None], h_ECF, self.w2.transpose(1, 2))
-        y_SD = torch.einsum("sec,ecd->sd", combine_SEC, y_ECD)
-        return y_SD.view(batch, time, dim).transpose(0, 1), routing
-
-
 def step(ffn: nn.Module, x: Tensor, dispatcher: str = "") -> Tensor:
     """A forward and backward pass, with a dispatcher of DISPATCHERS; returns the output."""
     with mock.patch.object(layer, "fastest_dispatcher", DISPATCHERS.get(dispatcher)):
@@ -69,18 +47,14 @@ def step(ffn: nn.Module, x: Tensor, dispatcher: str = "") -> Tensor:
         return output
 
 
-def compare(dim: int, tokens: int, experts: int, dtype: str, repeats: int, one_hot: bool = False) -> dict:
+def compare(dim: int, tokens: int, experts: int, dtype: str, repeats: int) -> dict:
     """Times of the dense layer, and of the others relative to it in the same turn."""
     torch.manual_seed(0)
     to: dict[str, Any] = {"device": device(), "dtype": DTYPES[dtype]}
     x = torch.randn(min(512, tokens), max(1, tokens // 512), dim, requires_grad=True, **to)
-    ours, other = (
-        kind(dim, 4 * dim, experts, 1.0, -1.0, F.gelu, nn.Identity()) for kind in (SwitchFFN, OneHotFFN)
-    )
+    ours = SwitchFFN(dim, 4 * dim, experts, 1.0, -1.0, F.gelu, nn.Identity()).to(**to)
     dense = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)).to(**to)
-    other.load_state_dict(ours.to(**to).state_dict())
     works = {name: partial(step, ours, x, name) for name in DISPATCHERS}
-    works |= {"one-hot": partial(step, other.to(**to), x)} if one_hot else {}
     row: dict[str, Any] = {}
     differences, kept = [], {"dense": partial(step, dense, x)}
     expected = step(copy.deepcopy(ours).float(), x.float(), "loop")
@@ -112,7 +86,7 @@ def measure(repeats: int) -> Rows:
     """A row for each D and E."""
     rows = []
     for dim, experts in tqdm(list(product((512, 768), (4, 8, 12, 32))), disable=None, unit="layer"):
-        row = compare(dim, 4096, experts, "fp32", repeats, one_hot=experts == 8)
+        row = compare(dim, 4096, experts, "fp32", repeats)
         times = {name: spread(value) if isinstance(value, list) else value for name, value in row.items()}
-        rows.append({"D": dim, "E": experts, "one-hot / dense": ""} | times)
+        rows.append({"D": dim, "E": experts} | times)
     return rows

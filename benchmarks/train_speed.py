@@ -27,7 +27,7 @@ from tqdm import tqdm
 from alma.errors import UserError
 from alma.flops import ARCHS, Arch, Shape
 from alma.processes import resident_memory
-from benchmarks.stage_start import write_stream
+from benchmarks.streams import write_stream
 from benchmarks.timing import Rows, spread
 
 WARM_UP = 1  # updates; it allocates Adam's state

@@ -212,9 +212,9 @@ def test_documented_keys_of_image_runs(tmp_path):
 
     settings = {
         "moe": {"average": 0.5, "command": "alma images"},
-        "ens": {"experts": 2, "combine": "vote", "bootstrap": True},
-        "gens": {"experts": 2, "members": 2},
-        "gmoe": {"splits": 2, "lr_scheduler": "linear"},
+        "ens": {"combine": "vote", "bootstrap": True},
+        "gens": {"experts": 2},
+        "gmoe": {"lr_scheduler": "linear"},
         "umix": {"replay_share": 0.5, "replay_from": "recent", "amp": "bf16"},
         "ff": {"replay": True, "seed": 1},
     }

@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from alma.errors import UserError
 from alma.files import atomic_write
 from alma.stages import Stage
-from vision import folder, idx, presets
+from vision import folder, presets
 from vision.examples import AnyExamples, Examples, StoredExamples
 from vision.train import Replay
 
@@ -29,7 +28,7 @@ VALIDATION = 0.1
 
 _KNOWN = {"mnist": ((0.1307,), (0.3081,)), "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))}
 _DAMAGED = (
-    *(RuntimeError, OSError, EOFError, ValueError, KeyError, AssertionError),
+    *(RuntimeError, OSError, EOFError, ValueError, TypeError, KeyError, AssertionError),
     *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
 )
 _SMALL, _NORMALISED = 1 << 14, 1 << 28
@@ -87,8 +86,7 @@ class Dataset:
     @property
     def black(self) -> Tensor:
         """A black pixel (channels,), normalised."""
-        pixel = Images(self.train.images.new_zeros(1, self.shape[0], 1, 1), self.train.labels[:1])
-        return self.examples(pixel).images.flatten()
+        return self.normalised(self.train.images.new_zeros(1, self.shape[0], 1, 1)).flatten()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -136,7 +134,9 @@ def load(
         lower = ": give --cache-images DIR, or lower --image-size" if name == "folder" else ""
         raise UserError(f"{name} in {root} needs more memory than there is{lower}") from None
     except _DAMAGED as error:
-        hint = "give its folder with --data-root" + (", or use --download" if name != "folder" else "")
+        hint = "give its folder with --data-root, or use --download"
+        if name == "folder":
+            hint = "--data-root needs train/CLASS/*.png and test/CLASS/*.png"
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"cannot read {name} from {root} ({reason}): {hint}") from None
 
@@ -158,25 +158,16 @@ def _read(name: str, root: str, download: bool, image_size: int | None, cache: P
     else:
         from torchvision import datasets
 
-        kind = getattr(datasets, name.upper())
-        if "mnist" in name:
-            stems = (
-                ("train", "t10k") if name == "mnist" else ("emnist-balanced-train", "emnist-balanced-test")
-            )
-            raw = Path(root, name.upper(), "raw")
-            files = [(raw / f"{stem}-images-idx3-ubyte", raw / f"{stem}-labels-idx1-ubyte") for stem in stems]
-            if not all(idx.find(path).exists() for path in chain(*files)):
-                kind(root, download=download, **({"split": "balanced"} if name == "emnist" else {}))
-            parts = [(idx.read(images, 3)[:, None], idx.read(labels, 1)) for images, labels in files]
-        else:
-            read = [kind(root, train=train, download=download) for train in (True, False)]
-            parts = [(np.ascontiguousarray(part.data.transpose(0, 3, 1, 2)), part.targets) for part in read]
-    for part, (pixels, labels) in zip(("train", "test"), parts, strict=True):
+        split = {"split": "balanced"} if name == "emnist" else {}
+        parts = []
+        for training in (True, False):
+            part = getattr(datasets, name.upper())(root, train=training, download=download, **split)
+            pixels = np.asarray(part.data)  # (n, height, width), of CIFAR with channels behind
+            pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
+            parts.append((np.ascontiguousarray(pixels), part.targets))
+    for pixels, labels in parts:
         if len(pixels) != len(labels):
-            where = Path(root, name.upper())
-            raise UserError(
-                f"{where}: {len(pixels)} images, but {len(labels)} labels to {part} with: {idx.AGAIN}"
-            )
+            raise ValueError(f"{len(pixels)} images, but {len(labels)} labels")
     train, test = (Images(torch.as_tensor(x), torch.as_tensor(y).long()) for x, y in parts)
     dataset = make_dataset(name, train, test, _KNOWN.get(name))
     if not image_size or name == "folder":
@@ -205,16 +196,7 @@ def make_dataset(name: str, train: Images, test: Images, statistics: Any = None)
     return Dataset(name, train, test, classes, *statistics)
 
 
-@dataclass(frozen=True)
-class MegaBatch:
-    """The t-th chunk of a stream, t = 1..B."""
-
-    t: int
-    train: Images
-    valid: Images
-
-
-class MegaBatchStream(Sequence[MegaBatch]):
+class MegaBatchStream:
     """B mega-batches of a data set: an i.i.d. partition of its training images, and its test set.
 
     The partition equals that of the authors' code (`numpy.random.seed(seed)`, `permutation`, `array_split`),
@@ -263,15 +245,8 @@ class MegaBatchStream(Sequence[MegaBatch]):
         return digest.hexdigest()
 
     def __len__(self) -> int:
+        """Number of mega-batches, B."""
         return len(self.parts)
-
-    def __getitem__(self, index: Any) -> Any:
-        """Mega-batches by position from 0: `stream[0]` is mega-batch t = 1."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        t = range(1, len(self) + 1)[index]
-        images, labels = self.dataset.train
-        return MegaBatch(t, *(Images(images[chosen], labels[chosen]) for chosen in self.split(t)))
 
     def split(self, t: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the training and validation images of mega-batch t = 1..B."""

@@ -6,14 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-ALIGNMENT = 64
-"""Bytes of a cache line and of the widest vector register."""
-
-
-def aligned(tensor: Tensor) -> Tensor:
-    """The tensor itself if it starts at a multiple of 64 bytes, else a copy that does."""
-    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
-
 
 class Examples(NamedTuple):
     """Normalised images (n, channels, height, width), channels last in memory, and labels (n,). In
@@ -21,10 +13,6 @@ class Examples(NamedTuple):
 
     images: Tensor
     labels: Tensor
-
-    def aligned(self) -> "Examples":
-        """The same examples in tensors aligned to 64 bytes."""
-        return Examples(*map(aligned, self))
 
     def part(self, start: int, stop: int) -> "Examples":
         """The examples from `start` to before `stop`."""
@@ -51,10 +39,6 @@ class StoredExamples:
     labels: Tensor  # (n,), on the device
     normalise: Callable[[Tensor], Tensor]
     """Bytes (k, channels, height, width) -> floats on the device, channels last in memory."""
-
-    def aligned(self) -> "StoredExamples":
-        """Itself: each batch is a new tensor."""
-        return self
 
     def part(self, start: int, stop: int) -> Examples:
         """The examples from `start` to before `stop`, normalised."""

@@ -4,21 +4,18 @@ As in `vision.learners.base`, torch is imported inside the functions that use it
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alma import environment, processes
-from alma.board import Board
 from alma.errors import UserError
 from alma.files import checkpoint_file, locked, make_directory, temporary_of
-from alma.options import flag_of
 from alma.records import Run
 from alma.stages import Stage, check_share, stages
 from vision import presets
 from vision.learners import LEARNERS, Learner, resolve
-from vision.presets import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +43,6 @@ def run(
     device: str = "auto",
     save_interval: float = 30.0,
     save_stages: bool = False,
-    tensorboard_logdir: str | Path | None = None,
     command: str | None = None,
     **settings: Any,
 ) -> Run:
@@ -54,10 +50,12 @@ def run(
 
     `replay_share` of every epoch comes from earlier mega-batches, "all" or "recent" ones. `settings` are the
     learner's, such as hidden=64. `preset` sets the defaults of both. A checkpoint is written every
-    `save_interval` seconds, with `save_stages` the model of each stage, and curves to `tensorboard_logdir`;
-    run.json records `command`. An interrupted run resumes, on a CPU bit for bit; a complete one is returned.
-    UserError: a bad setting, or `out` holds another run.
+    `save_interval` seconds, with `save_stages` the model of each stage; run.json records `command`. An
+    interrupted run resumes, on a CPU bit for bit; a complete one is returned. UserError: a bad setting, or
+    `out` holds another run.
     """
+    from tqdm import tqdm
+
     from vision.data import StageData, check_seed
 
     dataset, target = stream.dataset, device_of(device)
@@ -88,25 +86,24 @@ def run(
             return record
         if command:
             record.note(command=command)
-        with _fitting(directory, chosen):
+        with _fitting(directory):
             subject = LEARNERS[learner](dataset.shape, dataset.classes, chosen, seed, target)
             data = StageData(stream, schedule, target, share)
-            logdir = Path(tensorboard_logdir) if tensorboard_logdir else None
             trainer = _Trainer(subject, stream, data, directory, save_interval, save_stages)
-            with closing(trainer):
-                done = trainer.load()
-                if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
-                    raise UserError(
-                        f"{record.results} lacks rows of completed stages: delete {CHECKPOINT} to repeat them"
-                    )
-                trainer.show(len(schedule), logdir)
+            done, epochs = trainer.load(), chosen.epochs
+            if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
+                raise UserError(
+                    f"{record.results} lacks rows of completed stages: delete {CHECKPOINT} to repeat them"
+                )
+            words: Any = {"unit": "epoch", "disable": None, "leave": False, "desc": directory.name}
+            with tqdm(total=len(schedule) * epochs, initial=done * epochs, **words) as trainer.bar:
                 environment.play(record, trainer, schedule, trainer.test, done, trainer.seconds)
-                trainer.save()
+            trainer.save()
     return record
 
 
 @contextmanager
-def _fitting(directory: Path, chosen: Settings) -> Iterator[None]:
+def _fitting(directory: Path) -> Iterator[None]:
     """Turn the errors of a GPU or a process out of memory into a UserError that says what to lower."""
     try:
         yield
@@ -114,12 +111,8 @@ def _fitting(directory: Path, chosen: Settings) -> Iterator[None]:
         reason = str(error).partition("\n")[0] or type(error).__name__
         if isinstance(error, RuntimeError) and not any(text in reason for text in _OUT_OF_MEMORY):
             raise
-        sizes = [] if chosen.torchvision else ["hidden"]
-        sizes += [name for name in ("members", "experts") if getattr(chosen, name, 1) > 1]
-        lower = [f"--batch-size, now {chosen.batch_size}", *map(flag_of, sizes), "--image-size"]
-        raise UserError(
-            f"{directory}: out of memory ({reason}): lower {', '.join(lower)}, or the number of --jobs"
-        ) from None
+        lower = "lower --batch-size, the sizes of the model, --image-size, or the number of --jobs"
+        raise UserError(f"{directory}: out of memory ({reason}): {lower}") from None
 
 
 def device_of(name: str) -> "torch.device":
@@ -153,8 +146,7 @@ class _Trainer:
 
         self.learner, self.directory, self._data = learner, directory, data
         self.save_interval, self.save_stages = save_interval, save_stages
-        self.bar: Any = None
-        self.board: Board | None = None
+        self.bar: Any = None  # of tqdm
         self.done = 0  # completed stages
         self.seconds = 0.0  # spent on the current stage before an interruption
         self._interrupted: Progress | None = None
@@ -188,8 +180,6 @@ class _Trainer:
 
     def save(self, progress: "Progress | None" = None) -> None:
         """Write the checkpoint, within a stage with its progress."""
-        if self.board:
-            self.board.flush()  # a resumed run then finds what precedes its checkpoint
         state = {
             "done": self.done,
             "seconds": time.monotonic() - self._began if progress else 0.0,
@@ -209,57 +199,26 @@ class _Trainer:
         with checkpoint_file(self.directory / name) as file:
             torch.save(state, file)
 
-    def show(self, stages: int, logdir: Path | None) -> None:
-        """Show the progress of training in so many stages, and log it in `logdir`.
-
-        A stage has the same number of steps in the log even if training ends early.
-        """
-        from tqdm import tqdm
-
-        epochs, name = self.learner.settings.epochs, self.directory.name
-        words: Any = {"unit": "epoch", "disable": None, "leave": False}
-        self.bar = tqdm(desc=name, total=stages * epochs, initial=self.done * epochs, **words)
-        epoch = self._interrupted.epoch if self._interrupted else 0
-        self._first = self.done * epochs + min(epoch + 1, epochs) if self.done or epoch else 0
-        self.board = Board(logdir, self._first) if logdir else None
-
-    def close(self) -> None:
-        """End the progress bar and the log."""
-        for shown in (self.bar, self.board):
-            if shown is not None:
-                shown.close()
-
     def train(self, stage: Stage) -> dict[str, float]:
         """Train on a stage; returns FLOPs by purpose."""
         # A completed stage is saved only here, once its row is on disk. A learner that resumes mid-stage is
         # not saved: the checkpoint would lose its progress.
         if not self._interrupted and self._due():
             self.save()
-        begin = self.done * self.learner.settings.epochs + 1
-        if self.board and begin >= self._first:  # not resumed within it
-            text = f"stage {stage.index}: mega-batches {stage.train_on[0]} to {stage.train_on[-1]}"
-            self.board.writer.add_text("stage", text, begin)
         self._began = time.monotonic() - self.seconds
         self.seconds = 0.0
-        flops = self.learner.train(stage.index, self._data, self._interrupted, self)
+        flops = self.learner.train(stage.index, self._data, self._interrupted, self.epoch_done)
         self._interrupted = None
         self.done = stage.index + 1
         if self.save_stages:
             self._write(f"stage_{stage.index:03d}.pt", self.learner.state())
         return flops
 
-    def scored(self, epoch: int, score: "Tensor", lr: float) -> None:
-        """Log the mean validation metric of the voters, and the learning rate."""
-        if self.board:
-            settings = self.learner.settings
-            metric = "error" if settings.select == "error" else "loss"
-            values = {"lr": lr, f"valid_{metric}": float(score.mean())}
-            self.board.add(values, self.done * settings.epochs + epoch, "epoch/")
-
-    def epoch_done(self) -> bool:
-        """Advance the progress bar; returns whether a checkpoint is due."""
+    def epoch_done(self, progress: "Callable[[], Progress]") -> None:
+        """Advance the progress bar, and write a checkpoint if it is due."""
         self.bar.update()
-        return self._due()
+        if self._due():
+            self.save(progress())
 
     def _due(self) -> bool:
         return time.monotonic() - self._saved >= self.save_interval
@@ -274,11 +233,6 @@ class _Trainer:
             self._raw = {"error": raw} | ({"matrix": matrix} if matrix else {})
             if self.done:
                 self._raw["valid"] = learner.assess(learner.model, self._data.valid(self.done - 1))
-        if self.board:
-            values = {"test_error": error, "parameters": self.parameters, **learner.details}
-            values |= {f"valid_{name}": value for name, value in (self.valid or {}).items()}
-            values |= {"raw_test_error": self._raw["error"]} if self._raw else {}
-            self.board.add(values, self.done * learner.settings.epochs, "stage/")
         return error, flops
 
     def _errors(self, predicted: "Tensor") -> tuple[float, list[float]]:

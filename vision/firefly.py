@@ -12,7 +12,6 @@ The vectors of a layer are its tensors with one value per neuron, by attribute: 
 convolution, its batch normalisation.
 """
 
-import copy
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -60,8 +59,7 @@ class Candidates:
     def __init__(
         self, layer: Any, after: Any, new: int, deepen: bool, pool: bool, generator: torch.Generator
     ):
-        self.pool = pool
-        self._use(layer)
+        self.pool, self.weight, self.vectors = pool, layer.weight.data[0], vectors_of(layer)
         (neurons, inputs), kernel = self.weight.shape[:2], self.weight.shape[2:]
         outgoing = after.weight.data[0].transpose(0, 1)
         self.split = self._random(self.weight.shape, _norms(self.weight), generator)
@@ -74,16 +72,6 @@ class Candidates:
         self.new_vectors = {name: self.weight.new_zeros(new) for name in self.vectors}
         # of the new layer, for the neurons and all new ones (H + K,)
         self.layer_vectors = {name: self.weight.new_zeros(neurons + new) for name in self.vectors}
-
-    def moved_to(self, layer: Any) -> "Candidates":
-        """The same candidates on another hidden layer of the same size."""
-        other = copy.copy(self)
-        other._use(layer)
-        return other
-
-    def _use(self, layer: Any) -> None:
-        self.weight = layer.weight.data[0]
-        self.vectors = {name: getattr(layer, name).data.flatten() for name in _VECTORS[type(layer)]}
 
     def _random(self, shape: Sequence[int], norm: Tensor, generator: torch.Generator) -> Tensor:
         """Candidates in random directions, with RADIUS times `norm` as their norm."""
@@ -128,14 +116,15 @@ class Candidates:
         scale, zeros = (variance + BATCH_NORM_EPSILON).sqrt(), torch.zeros_like(mean)
         self.layer_vectors = dict(zip(names, (zeros, scale, mean, mean, variance), strict=True))
 
-    def wider(self, split: Tensor, new: Tensor) -> tuple[Tensor, Vectors]:
-        """Weight (H + s + k, I, *S) and vectors (H + s + k,): all neurons, second copies, new neurons."""
-        plus = self.weight.clone()
+    def wider(self, layer: Any, split: Tensor, new: Tensor) -> tuple[Tensor, Vectors]:
+        """Weight (H + s + k, I, *S) and vectors (H + s + k,) of the layer: all neurons, second copies, new
+        neurons."""
+        plus = layer.weight.data[0].clone()
+        minus = plus[split] - self.split[split]
         plus[split] += self.split[split]
-        minus = self.weight[split] - self.split[split]
         vectors = {
             name: torch.cat([values, values[split], self.new_vectors[name][new]])
-            for name, values in self.vectors.items()
+            for name, values in vectors_of(layer).items()
         }
         return torch.cat([plus, minus, self.new[new]]), vectors
 
@@ -172,14 +161,6 @@ class Overgrown:
         ]
         # of each hidden layer, in the order of `Choice`
         self.perturbations = [p for one in self.candidates for p in (one.split, one.outgoing, one.layer)]
-
-    def moved_to(self, model: MLP | VGG) -> "Overgrown":
-        """The same candidates on another model of the same sizes, such as the average of its weights."""
-        other = copy.copy(self)
-        other.model, (*hidden, other.classifier) = model, layers_of(model)
-        pairs = zip(self.candidates, hidden, strict=True)
-        other.candidates = [candidates.moved_to(layer) for candidates, layer in pairs]
-        return other
 
     def __call__(self, x: Tensor, measure: bool = False) -> Tensor:
         """Images (n, ...) -> logits (n, C)."""
@@ -295,8 +276,10 @@ class Overgrown:
         return [list(chain(*islice(rest, len(block)))) for block in self.model.widths]
 
     @torch.no_grad()
-    def write(self, choices: Sequence[Choice], model: MLP | VGG) -> None:
-        """Write the network with only the selected candidates to `model`, a network of `widths(choices)`."""
+    def write(self, choices: Sequence[Choice], source: MLP | VGG, model: MLP | VGG) -> None:
+        """Write `source`, the network or an average of its weights, with only the selected candidates to
+        `model`, a network of `widths(choices)`."""
+        *hidden, head = layers_of(source)
         layers = iter(layers_of(model))
 
         def fill(weight: Tensor, vectors: Vectors) -> None:
@@ -307,8 +290,8 @@ class Overgrown:
 
         first = self.candidates[0].weight
         split, outgoing = choices[0].split[:0], first[:, :0]
-        for candidates, choice in zip(self.candidates, choices, strict=True):
-            weight, vectors = candidates.wider(choice.split, choice.new)
+        for candidates, before, choice in zip(self.candidates, hidden, choices, strict=True):
+            weight, vectors = candidates.wider(before, choice.split, choice.new)
             unused = outgoing.new_zeros(len(choice.new), *outgoing.shape[1:])
             fill(_columns(weight, split, torch.cat([outgoing, outgoing[choice.split], unused])), vectors)
             split, outgoing = choice.split, candidates.outgoing[choice.new].transpose(0, 1)
@@ -316,7 +299,6 @@ class Overgrown:
                 weight, passed, vectors = candidates.deeper(choice.new)
                 fill(_columns(weight, split, passed), vectors)
                 split = split[:0]
-        head = self.classifier
         fill(_columns(head.weight.data[0], split, outgoing), {"bias": head.bias.data.flatten()})
 
 
@@ -325,6 +307,11 @@ def layers_of(model: MLP | VGG) -> list[Any]:
     if isinstance(model, MLP):
         return list(model.layers)
     return [*(layer for block in model.blocks for layer in block.layers), model.classifier]
+
+
+def vectors_of(layer: Any) -> Vectors:
+    """The vectors of a layer, by attribute."""
+    return {name: getattr(layer, name).data.flatten() for name in _VECTORS[type(layer)]}
 
 
 def product(weight: Tensor, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A model's parameters as views of one vector, and tensors aligned to 64 bytes.
+"""A model's parameters as views of one vector, aligned to 64 bytes as torch's allocator aligns new tensors.
 
 The order of additions in matrix products and convolutions may depend on the alignment of their operands, and
 so may the last bits of a result. With aligned tensors, results are reproducible (see "Obtaining Numerically
@@ -11,14 +11,10 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from vision.examples import ALIGNMENT, aligned
 from vision.mixture import Committee
 
-
-def align(model: nn.Module) -> None:
-    """Align all parameters and buffers of a model to 64 bytes."""
-    for tensor in chain(model.parameters(), model.buffers()):
-        tensor.data = aligned(tensor.data)
+ALIGNMENT = 64
+"""Bytes of a cache line and of the widest vector register."""
 
 
 class Flat:

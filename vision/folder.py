@@ -6,7 +6,6 @@ import struct
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -17,7 +16,6 @@ from numpy.lib import format as npy
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 _CHUNK = 64  # images of a task of a thread
 _NO_IMAGE = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, struct.error, zlib.error)
 
@@ -26,47 +24,24 @@ def read(root: Path, size: int | None, cache: Path | None = None) -> list[tuple[
     """Images (n, 3, height, width) of train/ and test/, in memory or mapped from files in `cache`, and labels
     (n,).
 
-    Images are scaled to `size` x `size` pixels if given. UserError: a folder or image is missing or
-    unreadable, images differ in size, the classes of train/ and test/ differ, or `cache` cannot be written.
-    MemoryError: they need more memory than there is.
+    Images are scaled to `size` x `size` pixels if given. UserError: an image is unreadable, images differ in
+    size, the classes of train/ and test/ differ, or `cache` cannot be written. FileNotFoundError: a folder is
+    missing, or has no images. MemoryError: they need more memory than there is.
     """
-    for part in ("train", "test"):
-        if not (root / part).is_dir():
-            raise UserError(
-                f"{root} has no folder {part}/: --data-root needs train/CLASS/ and test/CLASS/ with images"
-            )
-    train, test = _listed(root / "train"), _listed(root / "test")
-    if odd := sorted(train.keys() ^ test.keys()):
+    from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
+
+    folders = root / "train", root / "test"
+    classes, others = (find_classes(part)[1] for part in folders)
+    if odd := sorted(classes.keys() ^ others.keys()):
         raise UserError(f"{root}: train/ and test/ differ in classes: {', '.join(odd)}")
     parts: list[tuple[np.ndarray, np.ndarray]] = []
-    for part, files in (("train", train), ("test", test)):
-        paths = list(chain.from_iterable(files.values()))
-        pixels = _cached(cache, root / part, paths, size) if cache else _decoded(paths, size)
-        parts.append((pixels, np.repeat(np.arange(len(files)), [*map(len, files.values())])))
+    for part, files in [(part, make_dataset(part, classes, IMG_EXTENSIONS)) for part in folders]:
+        paths = [path for path, _ in files]
+        pixels = _cached(cache, part, paths, size) if cache else _decoded(paths, size)
+        parts.append((pixels, np.array([label for _, label in files])))
     if parts[0][0].shape[1:] != parts[1][0].shape[1:]:
         raise UserError(f"{root}: images of train/ and test/ differ in size: give --image-size")
     return parts
-
-
-def _listed(part: Path) -> dict[str, list[str]]:
-    """The image files of each class, in the order of torchvision's ImageFolder, whose import takes 80 MB.
-    UserError: no class, or one without images."""
-    classes = sorted(entry.name for entry in os.scandir(part) if entry.is_dir())
-    files = {
-        label: [
-            os.path.join(folder, name)
-            for folder, _, names in sorted(os.walk(part / label, followlinks=True))
-            for name in sorted(names)
-            if name.lower().endswith(_SUFFIXES)
-        ]
-        for label in classes
-    }
-    if empty := [part / name for name in classes if not files[name]] or [part] * (not classes):
-        raise UserError(
-            f"{empty[0]} has no images: --data-root needs train/CLASS/*.png and test/CLASS/*.png "
-            f"(or {', '.join(sorted({*_SUFFIXES} - {'.png'}))})"
-        )
-    return files
 
 
 def _cached(cache: Path, part: Path, paths: list[str], size: int | None) -> np.ndarray:

@@ -254,7 +254,7 @@ def mixture_vgg(
 
 
 class Committee(Backbone):
-    """M networks with one voter each, mixtures or models of torchvision, computed one after the other."""
+    """M networks with one voter each, models of torchvision, computed one after the other."""
 
     def __init__(self, networks: Sequence[Any], joint: str | None = None):
         super().__init__(len(networks), joint)
@@ -265,7 +265,7 @@ class Committee(Backbone):
         self.networks[member].reset(generator)
 
     def draw_from(self, generators: Sequence[torch.Generator]) -> None:
-        """Sample gates and dropout with one generator per member, or with a single one for all."""
+        """Sample dropout with one generator per member, or with a single one for all."""
         for network, generator in zip(self.networks, cycle(generators), strict=False):
             network.draw_from([generator])
 

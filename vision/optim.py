@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +23,10 @@ class Optimizer:
     lr: float
     state: Mapping[str, Tensor]
     """Vectors that checkpoints save."""
-    param_groups: list[dict[str, Any]]
-    """What torch's GradScaler reads, see `Scaled`."""
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
         """Update `values` in place; overwrites `gradients`."""
         raise NotImplementedError
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        """The loss whose gradients `step` takes."""
-        return loss
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore a saved `state`."""
@@ -77,57 +71,11 @@ class SGD(Optimizer):
         values.add_(gradients, alpha=-self.lr)
 
 
-class Scaled(Optimizer):
-    """Another optimizer behind torch's GradScaler: its loss is scaled up, so that gradients do not vanish in
-    half precision. A step whose gradients overflow is left out, and the scale halved."""
-
-    NAMES = ("scale", "_growth_tracker")  # of GradScaler.state_dict
-
-    def __init__(self, inner: Optimizer, values: Tensor):
-        self._inner, self._values = inner, nn.Parameter(values)
-        self._scaler = torch.amp.GradScaler(values.device.type)
-        inner.param_groups = [{"params": [self._values]}]
-
-    @property
-    def state(self) -> Mapping[str, Tensor]:  # type: ignore[override]
-        """That of the other optimizer, and the scale with the number of steps since it changed (2,)."""
-        saved = self._scaler.state_dict()
-        scale = torch.tensor([saved[name] for name in self.NAMES], dtype=torch.float64)
-        return {**self._inner.state, "scale": scale}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        scale, steps = state["scale"].tolist()
-        saved = dict(zip(self.NAMES, (scale, int(steps)), strict=True))
-        self._scaler.load_state_dict(self._scaler.state_dict() | saved)
-        self._inner.load(state)
-
-    @property
-    def lr(self) -> float:  # type: ignore[override]
-        return self._inner.lr
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self._inner.lr = value
-
-    def step(self, values: Tensor, gradients: Tensor) -> None:
-        """Update `values`, those of `__init__`, in place unless a gradient is infinite."""
-        self._values.grad = gradients
-        self._scaler.step(cast(Any, self._inner), values, gradients)
-        self._scaler.update()
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        """The loss times the scale."""
-        return self._scaler.scale(loss)
-
-
 def make(values: Tensor, settings: Settings) -> Optimizer:
     """A new optimizer of `values`, as the settings choose it."""
-    made: Optimizer
     if settings.optimizer == "adadelta":
-        made = Adadelta(values, settings.lr, settings.weight_decay)
-    else:
-        made = SGD(values, settings.lr, settings.momentum, settings.weight_decay, settings.nesterov)
-    return Scaled(made, values) if settings.amp == "fp16" else made
+        return Adadelta(values, settings.lr, settings.weight_decay)
+    return SGD(values, settings.lr, settings.momentum, settings.weight_decay, settings.nesterov)
 
 
 def decay(scheduler: str, done: float) -> float:

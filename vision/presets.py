@@ -27,18 +27,15 @@ TORCHVISION = "torchvision:"
 
 def _arch(value: str) -> str:
     """A value of --arch. ValueError: it is none."""
-    known, name = ["mlp", "vgg"], value.removeprefix(TORCHVISION)
-    if name != value:
+    known = ["mlp", "vgg"]
+    if value.startswith(TORCHVISION):
         from torchvision import models
 
-        known += [TORCHVISION + model for model in models.list_models(module=models)]
+        known = [TORCHVISION + name for name in models.list_models(module=models)]
     if value in known:
         return value
-    near = closest(value, known) if name != value else None
-    raise ValueError(
-        f"{value}: choose from mlp, vgg, or {TORCHVISION}NAME with a classifier of torchvision, such as "
-        f"{TORCHVISION}resnet18" + (f" (did you mean {near}?)" if near else "")
-    )
+    near = closest(value, known) or f"{TORCHVISION}resnet18"
+    raise ValueError(f"{value}: choose from mlp, vgg, or {TORCHVISION}NAME such as {near}")
 
 
 def _file(value: str) -> str:
@@ -92,8 +89,8 @@ class Settings:
     batch_size: int = option(128, "examples per minibatch", at_least=1)
     amp: str = option(
         "off",
-        "automatic mixed precision of training: bf16, or fp16 with a scaled loss; weights and tests are fp32",
-        choices=("off", "bf16", "fp16"),
+        "automatic mixed precision of training; weights and tests are fp32",
+        choices=("off", "bf16"),
         record=CHANGED,
     )
     epochs: int = option(100, "epochs per stage", at_least=1)

@@ -1,14 +1,11 @@
 """Train image learners on a stream of mega-batches and compare them: `alma images`."""
 
 import argparse
-import contextlib
-import ctypes
 import multiprocessing
 import os
 import re
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Sequence
 from functools import partial
@@ -58,28 +55,27 @@ def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     from alma.workers import Workers
 
     failed: list[Exception] = []
-    started = time.monotonic()
     count = multiprocessing.get_context("spawn").Value("i", 0)
-    large = any(job.dataset["name"] == "folder" for job in jobs)
     with tempfile.TemporaryDirectory(prefix="alma-images-") as shared:
-        setup = partial(_prepare, Path(shared), count, jobs[0].options["device"], large)
+        setup = partial(_prepare, Path(shared), count, jobs[0].options["device"])
         with Workers(processes, setup, flag="--jobs") as workers:
-            for done, (number, seconds) in enumerate(workers.run(_timed, [(job,) for job in jobs]), start=1):
-                name, outcome = jobs[number].out.name, "failed"
+            results = workers.run(SweepRun.run, [(job,) for job in jobs])
+            for done, (number, result) in enumerate(results, start=1):
+                name, outcome = jobs[number].out.name, "done"
                 try:
-                    outcome = f"{seconds():.0f} s"
-                except UserError as error:
-                    failed.append(error)
+                    result()
                 except Exception as error:
-                    traceback.print_exception(error)
-                    failed.append(RuntimeError(f"{name}: {type(error).__name__}: {error}"))
-                left = (time.monotonic() - started) / done * (len(jobs) - done)
-                print(f"{done}/{len(jobs)}  {name}: {outcome}  (about {left / 60:.0f} min left)", flush=True)
+                    outcome = "failed"
+                    if not isinstance(error, UserError):
+                        traceback.print_exception(error)
+                        error = RuntimeError(f"{name}: {type(error).__name__}: {error}")
+                    failed.append(error)
+                print(f"{done}/{len(jobs)}  {name}: {outcome}", flush=True)
     return failed
 
 
-def _prepare(shared: Path, count: Any, device: str, large: bool) -> None:
-    """Set up a worker process; `count` is the number of those set up so far, `large`: images may be."""
+def _prepare(shared: Path, count: Any, device: str) -> None:
+    """Set up a worker process; `count` is the number of those set up so far."""
     import torch
 
     from vision import data
@@ -91,16 +87,6 @@ def _prepare(shared: Path, count: Any, device: str, large: bool) -> None:
         count.value += 1
     if device in ("auto", "cuda") and (gpus := torch.cuda.device_count()):
         torch.cuda.set_device(number % gpus)
-    if large:
-        # glibc keeps freed blocks up to 32 MB: 100 MB with large images; with small ones that is faster.
-        with contextlib.suppress(OSError, AttributeError):  # another C library
-            ctypes.CDLL(None).mallopt(-3, 4 << 20)  # M_MMAP_THRESHOLD of malloc.h
-
-
-def _timed(job: SweepRun) -> float:
-    started = time.monotonic()
-    job.run()
-    return time.monotonic() - started
 
 
 def summarise(places: Sequence[Path], out: Path) -> None:
@@ -183,8 +169,6 @@ def parser() -> Parser:
     add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=text)
     text = "keep the model of every stage, for `alma tsne`"
     add("--save-stages", action=argparse.BooleanOptionalAction, default=False, help=text)
-    text = "folder for TensorBoard logs: one curve over all stages; a sweep makes a folder for each run"
-    add("--tensorboard-logdir", type=Path, metavar="DIR", help=text)
 
     text = "Settings of learners. Without a value, the preset decides by the data set."
     group = made.add_argument_group("settings", text)

@@ -13,7 +13,6 @@ from alma import experiments
 from alma.errors import Parser, UserError
 from alma.experiments import check_nesting, folder_part, setting_text
 from alma.options import flag_of
-from alma.records import Run
 from alma.stages import check_share, stages
 from vision import presets
 from vision.experiment import run
@@ -23,7 +22,7 @@ from vision.presets import Settings
 DATA: tuple[str, ...] = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
 DATA += ("replay_share", "replay_from")
 _OF_THE_STREAM = {"dataset", "image_size", "megabatches", "stream_seed", "scenario"}
-_OF_THE_COMMAND = {"cluster", "device", "help", "jobs", "list", "part", "save-interval", "tensorboard-logdir"}
+_OF_THE_COMMAND = {"cluster", "device", "help", "jobs", "list", "part", "save-interval"}
 
 USUAL = {"data_root": "data", "device": "auto", "cache_images": None}
 """Defaults of flags that a recorded command leaves out."""
@@ -45,13 +44,13 @@ class SweepRun:
     arch: str = "mlp"
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of experiment.run
 
-    def run(self) -> Run:
-        """Start the run, resume it, or return a complete one."""
+    def run(self) -> None:
+        """Start the run or resume it; a complete one stays as it is."""
         from vision.data import load
         from vision.scenarios import make_stream
 
         stream = make_stream(load(**self.dataset), self.megabatches, self.stream_seed, self.scenario)
-        return run(stream, out=self.out, command=self.command, **self.options)
+        run(stream, out=self.out, command=self.command, **self.options)
 
 
 def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
@@ -151,8 +150,6 @@ def _job(
     # The command has the settings that were given for this run.
     given = {name: value for name, value in point.items() if (name, value) != ("replay", False)}
     given |= {name: getattr(section, name) for name in USUAL if getattr(section, name) != USUAL[name]}
-    if section.tensorboard_logdir:
-        options["tensorboard_logdir"] = given["tensorboard_logdir"] = section.tensorboard_logdir / folder
     words = [word for name, value in given.items() for word in (flag_of(name), setting_text(value))]
     words += [flag_of(name) for name in ("download", "save_stages") if getattr(section, name)]
     return SweepRun(

@@ -1,10 +1,9 @@
 """The training loop, the only one: all learners train here."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 from alma.errors import UserError
 from vision import optim
 from vision.examples import AnyExamples, Examples
-from vision.flat import Flat, align
+from vision.flat import Flat
 from vision.mixture import Committee, Mixture
 from vision.models import MLP
 from vision.optim import Average
@@ -99,17 +98,8 @@ class Progress:
     generators: list[Tensor] = field(default_factory=list)  # states
 
 
-class Callback(Protocol):
-    """Follows the training of a stage: curves, progress bar, checkpoints."""
-
-    def scored(self, epoch: int, score: Tensor, lr: float) -> None:
-        """Called after epoch 1, 2, ... with the validation metric of each voter (V,) and the rate."""
-
-    def epoch_done(self) -> bool:
-        """Called after every epoch; returns whether `save` should be called."""
-
-    def save(self, progress: Progress) -> None:
-        """Save the progress. Its tensors are live: the next epoch changes them."""
+Callback = Callable[[Callable[[], Progress]], None]
+"""Called after every epoch with a function that gives the progress, whose tensors the next epoch changes."""
 
 
 def fit(
@@ -129,12 +119,11 @@ def fit(
     its batch statistics are kept too. `generators`, `drawing`: see `minibatches`; `average` is updated every
     epoch, `progress` resumes. Returns FLOPs by purpose. UserError: training diverged.
     """
-    train, valid = train.aligned(), valid.aligned()
     flat, at = Flat(model), progress or Progress()
     if isinstance(model, Mixture | Committee):
         model.draw_from(generators)
     optimizer = optim.make(flat.values, settings)
-    write_gradients = gradient_writer(model, flat, optimizer, settings.amp)
+    write_gradients = gradient_writer(model, flat, settings.amp)
     update_average = average.following(model) if average else lambda: None
     measure = error_of if settings.select == "error" else loss_of
     if at.best is None or at.now is None or at.kept is None:
@@ -157,15 +146,13 @@ def fit(
         score = validate(model, valid, measure)
         better = (score < best - settings.patience_delta) | (settings.select == "last")
         at.epoch, at.waited = at.epoch + 1, at.waited + 1
-        if callback:
-            callback.scored(at.epoch, score, optimizer.lr)
         if better.any():
             flat.keep(kept, better)
             best, at.waited = torch.where(better, score, best), 0
-        if callback and callback.epoch_done():
-            at.now, at.kept, at.optimizer = (flat.values, flat.buffers), kept, optimizer.state
-            states = [generator.get_state() for generator in generators]
-            callback.save(replace(at, best=best, generators=states))
+        if callback:
+            at.best, at.kept, at.now = best, kept, (flat.values, flat.buffers)
+            at.optimizer = optimizer.state
+            callback(lambda: replace(at, generators=[g.get_state() for g in generators]))
 
     flat.restore(kept)
     if not (best.isfinite().all() and flat.values.isfinite().all()):
@@ -180,20 +167,16 @@ def fit(
     }
 
 
-def gradient_writer(
-    model: nn.Module, flat: Flat, optimizer: optim.Optimizer, amp: str
-) -> Callable[[Tensor, Tensor], None]:
-    """A function of images and labels that writes the gradient of the sum of the voters' losses, scaled by
-    `optimizer`, to `flat`. With `amp`, matrix products and convolutions compute in half precision."""
+def gradient_writer(model: nn.Module, flat: Flat, amp: str) -> Callable[[Tensor, Tensor], None]:
+    """A function of images and labels that writes the gradient of the sum of the voters' losses to `flat`.
+    With `amp` "bf16", matrix products and convolutions compute in half precision."""
     if isinstance(model, MLP) and amp == "off":
         return model.gradient_writer()
-    kind = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[amp]
 
     def write(images: Tensor, labels: Tensor) -> None:
-        with torch.autocast(images.device.type, kind) if kind else nullcontext():
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=amp == "bf16"):
             logits = model(images)
-        loss = optimizer.scaled(loss_of(logits.float(), labels).sum())
-        flat.write(torch.autograd.grad(loss, flat.parameters))
+        flat.write(torch.autograd.grad(loss_of(logits.float(), labels).sum(), flat.parameters))
 
     return write
 
@@ -224,8 +207,7 @@ def evaluate(model: Any, examples: AnyExamples, of: Callable[[Tensor], Tensor] |
     """The outputs of `model` in evaluation mode, or those of a function `of` it, for all examples, which are
     the last dimension."""
     model.eval()
-    align(model)
-    batches = evaluation_batches(model, examples.aligned())
+    batches = evaluation_batches(model, examples)
     return torch.cat([(of or model)(batch.images) for batch in batches], -1)
 
 

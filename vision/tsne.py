@@ -6,9 +6,9 @@ Shapes: n examples, E experts. torch is imported inside the functions that use i
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from alma.errors import Parser, UserError, command, number_list
+from alma.errors import Parser, UserError, command
 from alma.files import make_directory
 from alma.help_texts import DATA_ROOT
 from alma.records import Run
@@ -34,17 +34,12 @@ EXPERTS = (
 TREE = "#E00000"
 
 
-class Tree(NamedTuple):
-    """A gating tree: nodes 0..E-1 are leaves (experts), higher numbers inner nodes (gates)."""
+def tree_of(paths: "Tensor", experts: int) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """The leaves (experts) below each node of a gating tree, and the parent of each node but the root.
 
-    root: int
-    edges: list[tuple[int, int]]  # (parent, child)
-    leaves: dict[int, list[int]]  # leaves below each node; of a leaf, itself
-
-
-def tree_of(paths: "Tensor", experts: int) -> Tree:
-    """The tree of `Gating.paths` (E, 2 (E - 1)): columns 2k and 2k + 1 are the branches of inner node E + k.
-    Flat gating, without paths, is a star of its experts."""
+    Leaves are nodes 0..E-1. Columns 2k and 2k + 1 of `Gating.paths` (E, 2 (E - 1)) are the branches of inner
+    node E + k. Flat gating, without paths, is a star of its experts.
+    """
     below = {leaf: [leaf] for leaf in range(experts)}
     if paths.shape[1]:
         through = paths.view(experts, -1, 2).sum(2) > 0  # (E, E - 1): node is on the path to the leaf
@@ -55,12 +50,13 @@ def tree_of(paths: "Tensor", experts: int) -> Tree:
     for node, leaves in below.items():
         if around := [other for other, more in below.items() if set(leaves) < set(more)]:
             parents[node] = min(around, key=lambda other: len(below[other]))
-    (root,) = below.keys() - parents.keys()
-    return Tree(root, sorted((parent, child) for child, parent in parents.items()), below)
+    return below, parents
 
 
-def positions(tree: Tree, points: "np.ndarray", assigned: "np.ndarray") -> dict[int, "np.ndarray"]:
-    """Positions of the nodes among points (n, 2) of experts `assigned` (n,).
+def positions(
+    below: Mapping[int, list[int]], points: "np.ndarray", assigned: "np.ndarray"
+) -> dict[int, "np.ndarray"]:
+    """Positions of the nodes among points (n, 2) of experts `assigned` (n,), by the leaves `below` each.
 
     A leaf is where its examples are densest, an inner node at the mean of its leaves. Experts without
     examples have no position.
@@ -72,7 +68,7 @@ def positions(tree: Tree, points: "np.ndarray", assigned: "np.ndarray") -> dict[
     for leaf in np.unique(assigned).tolist():
         own = points[assigned == leaf]  # the one with the most others within the radius
         places[leaf] = own[cKDTree(own).query_ball_point(own, radius, return_length=True).argmax()]
-    for node, leaves in tree.leaves.items():
+    for node, leaves in below.items():
         if node not in places and (used := [places[leaf] for leaf in leaves if leaf in places]):
             places[node] = np.mean(used, axis=0)
     return places
@@ -87,11 +83,9 @@ def choose(experts: Mapping[int, int]) -> list[int]:
     return growth if len(growth) > 1 else sorted({known[0], known[len(known) // 2], known[-1]})
 
 
-def load(
-    directory: Path, root: str, image_size: int | None = None, wanted: list[int] | None = None
-) -> "tuple[dict[str, Any], Dataset, dict[int, Mixture]]":
-    """Config and data set of a run, and its mixtures after the `wanted` stages, or those that `choose` picks.
-    UserError: it is not a run of mixtures, a stage is missing or damaged, or `root` has other data."""
+def load(directory: Path, root: str) -> "tuple[dict[str, Any], Dataset, dict[int, Mixture]]":
+    """Config and data set of a run, and its mixtures after the stages that `choose` picks. UserError: it is
+    not a run of mixtures, has no stages, one is damaged, or `root` has other data."""
     import torch
 
     from vision import data
@@ -106,17 +100,16 @@ def load(
     known = {int(path.stem[6:]): path for path in sorted(directory.glob("stage_[0-9][0-9][0-9]*.pt"))}
     if not known:
         raise UserError(f"{directory} has no stage_000.pt ...: run it with --save-stages into a new folder")
-    if missing := sorted(set(wanted or []) - known.keys()):
-        raise UserError(f"--stages {missing[0]}: {directory} has stages {min(known)} to {max(known)}")
-    dataset = data.load(config["dataset"], root, image_size=image_size)
+    dataset = data.load(config["dataset"], root)
     if dataset.fingerprint != config["data"]:
-        raise UserError(f"{config['dataset']} in {root} is not the run's data: give that with --data-root")
+        what = f"{config['dataset']} in {root} is not the run's data"
+        raise UserError(f"{what}: give that with --data-root; a run with --image-size cannot be drawn")
     kind, models = LEARNERS[config["learner"]], {}
     names = config.keys() & set(kind.settings_class.names())
     settings = kind.settings_class(**{name: config[name] for name in names})
     with reading(directory):
         experts = {stage: read_checkpoint(path)["structure"]["experts"] for stage, path in known.items()}
-        for stage in wanted or choose(experts):
+        for stage in choose(experts):
             learner = kind(dataset.shape, dataset.classes, settings, config["seed"], torch.device("cpu"))
             learner.load(read_checkpoint(known[stage]))
             models[stage] = learner.model
@@ -125,14 +118,13 @@ def load(
 
 def draw(
     config: Mapping[str, Any],
-    models: "Mapping[int, Mixture]",
     dataset: "Dataset",
+    models: "Mapping[int, Mixture]",
     out: Path,
-    layer: int,
     examples: int,
 ) -> None:
-    """Write a figure with one panel per stage: number = class, colour = expert, gating tree in red. The
-    images lie as in a deterministic t-SNE of their raw pixels."""
+    """Write a figure with one panel per stage: number = class, colour = expert of the first layer, gating
+    tree in red. The images lie as in a deterministic t-SNE of their raw pixels."""
     import numpy as np
     import torch
     from sklearn.manifold import TSNE
@@ -140,9 +132,6 @@ def draw(
     from alma.report import style
     from vision.train import evaluate
 
-    depth = len(next(iter(models.values())).layers)
-    if not 1 <= layer <= depth:
-        raise UserError(f"--layer {layer}: the run's mixture has layers 1 to {depth}")
     picked = torch.from_numpy(np.random.RandomState(0).permutation(len(dataset.test.labels))[:examples])
     labels, images = dataset.test.labels[picked].numpy(), dataset.select(dataset.test, picked)
     pixels = dataset.test.images[picked].flatten(1).float().numpy() / 255
@@ -153,21 +142,20 @@ def draw(
     with style.drawing():
         figure, panels = style.subplots(1, len(models), (3.6 * len(models), 3.9), sharex=True, sharey=True)
         for (stage, model), axes in zip(models.items(), panels[0], strict=True):
-            gates = evaluate(model, images, lambda x: model.routed(x)[1][layer - 1])  # noqa: B023
+            gates = evaluate(model, images, lambda x: model.routed(x)[1][0])  # noqa: B023
             assigned = gates.argmax(0).numpy()
-            tree = tree_of(model.layers[layer - 1].router.paths, model.experts)
-            _draw_panel(axes, points, labels, assigned, tree)
+            _draw_panel(axes, points, labels, assigned, model)
             unused = model.experts - len(np.unique(assigned))
             title = f"{model.experts} expert{'s' if model.experts > 1 else ''}"
             title += f", {unused} of them unused" if unused else ""
             axes.set_title(f"stage {stage} (t = {schedule[stage].last}): {title}", fontsize=9.5)
-        key = f"number: class; colour: expert of layer {layer}; red: gates, with a star at the root"
+        key = "number: class; colour: expert of layer 1; red: gates, with a star at the root"
         figure.supxlabel(textwrap.fill(key, 50 * len(models)), fontsize=9)
         style.save(figure, out)
 
 
 def _draw_panel(
-    axes: Any, points: "np.ndarray", labels: "np.ndarray", assigned: "np.ndarray", tree: Tree
+    axes: Any, points: "np.ndarray", labels: "np.ndarray", assigned: "np.ndarray", model: "Mixture"
 ) -> None:
     """Draw each example as the number of its class, in the colour of its expert, edges and gates in red, and
     leaves as circles with the number of their expert."""
@@ -178,20 +166,21 @@ def _draw_panel(
         look |= {"c": [colours[i] for i in own], "rasterized": True}  # thousands of shapes
         axes.scatter(*points[own].T, linewidths=0, alpha=0.75, **look)
     axes.axis("off")
-    places = positions(tree, points, assigned)
-    for parent, child in tree.edges:
+    below, parents = tree_of(model.layers[0].router.paths, model.experts)
+    places = positions(below, points, assigned)
+    for child, parent in parents.items():
         if child in places:
             x, y = zip(places[parent], places[child], strict=True)
             axes.plot(x, y, color="white", linewidth=4, zorder=3)
             axes.plot(x, y, color=TREE, linewidth=2, zorder=4)
     for node, (x, y) in places.items():
-        if node in tree.leaves[tree.root]:
+        if below[node] == [node]:
             ring = {"markersize": 12, "markeredgecolor": TREE, "markeredgewidth": 2, "zorder": 6}
             axes.plot(x, y, "o", color=EXPERTS[node % len(EXPERTS)], **ring)
             look = {"color": "white", "fontsize": 8, "fontweight": "bold", "zorder": 7}
             axes.text(x, y, str(node), ha="center", va="center_baseline", **look)
         else:
-            marker, size = ("*", 14) if node == tree.root else ("s", 7)
+            marker, size = ("s", 7) if node in parents else ("*", 14)
             axes.plot(x, y, marker, color=TREE, markersize=size, markeredgecolor="white", zorder=5)
 
 
@@ -207,14 +196,8 @@ def parser() -> Parser:
     add = made.add_argument
     add("run", type=Path, metavar="RUN", help="run directory of gmoe or moe, made with --save-stages")
     add("--data-root", default="data", metavar="DIR", help=DATA_ROOT)
-    text = "side of the images in pixels, as --image-size of the run"
-    add("--image-size", type=int, metavar="S", help=text)
     add("--out", type=Path, metavar="FILE", help="PNG file to write (default: RUN/tsne.png)")
-    text = "mixture layer whose gates are drawn, counted from 1 (default: 1)"
-    add("--layer", type=int, default=1, metavar="N", help=text)
     add("--examples", type=int, default=5000, metavar="N", help="random test images to draw (default: 5000)")
-    text = "stages to draw, such as 1,2,3 (default: the last ones with 2, 3 and 4 experts)"
-    add("--stages", type=number_list, metavar="LIST", help=text)
     return made
 
 
@@ -224,9 +207,8 @@ def main() -> None:
     options = parser().parse_args()
     if options.examples < 5:
         raise UserError(f"--examples {options.examples}: at least 5")
-    config, dataset, models = load(options.run, options.data_root, options.image_size, options.stages)
     out = options.out or options.run / "tsne.png"
-    draw(config, models, dataset, out, options.layer, options.examples)
+    draw(*load(options.run, options.data_root), out, options.examples)
     print(out)
 
 

@@ -65,7 +65,7 @@ class RandomTokens(NamedTuple):
         sizes = (104, 32) if args.tiny else (50_264, 512)
         made = cls(Path(f"{args.environment}-tokens-{sizes[0]}"), args.tiny, *sizes)
         if not (made.folder / "stream.json").exists():
-            from benchmarks.stage_start import write_stream
+            from benchmarks.streams import write_stream
 
             made.folder.mkdir(parents=True, exist_ok=True)
             write_stream(made.folder, 40_000 if args.tiny else 8_000_000, 70, made.vocabulary - 4)

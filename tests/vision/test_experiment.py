@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from alma import metrics, processes
+from alma import processes
 from alma.errors import UserError, command
 from alma.files import locked
 from alma.records import Run
@@ -52,13 +52,11 @@ def test_a_run_writes_its_record_and_is_not_repeated(tmp_path, monkeypatch):
     assert "members" not in config  # a setting of ensembles
 
     monkeypatch.setattr("vision.experiment.LEARNERS", {})
+    (tmp_path / "run/.checkpoint.pt.tmp").write_bytes(b"half")  # that a kill left
     assert play(tmp_path / "run", waiting_time=3).rows == rows
-
-
-def test_replay_trains_on_all_mega_batches_so_far(tmp_path):
-    rows = play(tmp_path / "run", waiting_time=3, replay=True).rows
-    assert rows[6]["trained_on"] == [1, 2, 3, 4, 5, 6]
-    assert rows[7]["train_flops"] > rows[6]["train_flops"] > rows[3]["train_flops"]
+    assert not list((tmp_path / "run").glob(".*.tmp"))
+    with locked(tmp_path / "run"), pytest.raises(UserError, match="another process is at work here"):
+        play(tmp_path / "run", waiting_time=3)
 
 
 class Stop(BaseException):
@@ -73,14 +71,13 @@ def test_seconds_of_a_stage_are_summed_over_interruptions(tmp_path, monkeypatch)
 
     save = _Trainer.save
     with monkeypatch.context() as patch:
-        patch.setattr(_Trainer, "epoch_done", lambda trainer: time.sleep(0.5) or True)
+        patch.setattr(_Trainer, "_due", lambda trainer: time.sleep(0.3) or True)
         patch.setattr(_Trainer, "save", save_and_stop)
         for _ in range(2):
             with pytest.raises(Stop):
                 play(tmp_path / "run", waiting_time=7, epochs=4)
     rows = play(tmp_path / "run", waiting_time=7, epochs=4).rows
-    assert rows[7]["seconds"] > 1
-    assert sum(row["seconds"] for row in rows[:7]) < rows[7]["seconds"]
+    assert rows[7]["seconds"] > 0.6
 
 
 def test_peak_memory_is_that_of_the_run(tmp_path, child, monkeypatch):
@@ -149,12 +146,6 @@ def test_other_settings_data_or_partition_in_the_same_folder_are_refused(tmp_pat
         assert message in refused(play, tmp_path / "run", **options)
 
 
-def test_two_processes_on_one_run_are_one_clear_line(tmp_path):
-    play(tmp_path / "run")
-    with locked(tmp_path / "run"), pytest.raises(UserError, match="another process is at work here"):
-        play(tmp_path / "run")
-
-
 def test_a_full_disk_is_one_clear_line_and_the_run_resumes(tmp_path, child):
     """In a child: the limit on file sizes holds for the whole process."""
 
@@ -169,18 +160,10 @@ def test_a_full_disk_is_one_clear_line_and_the_run_resumes(tmp_path, child):
     assert numbers(play(tmp_path / "part", "gens")) == numbers(play(tmp_path / "whole", "gens"))
 
 
-def test_a_temporary_checkpoint_that_a_kill_left_goes_with_the_next_start(tmp_path):
-    """All rows are there, so that no other checkpoint is saved, which would take it over."""
-    play(tmp_path / "run")
-    (tmp_path / "run/.checkpoint.pt.tmp").write_bytes(b"half")
-    play(tmp_path / "run")
-    assert not list((tmp_path / "run").glob(".*.tmp"))
-
-
 def test_edges_of_the_stream(tmp_path):
     """One minibatch per mega-batch, fewer validation images than classes, w that does not divide B, B = 1."""
     shortest = MegaBatchStream("digits", 700)
-    assert {len(batch.valid.labels) for batch in shortest[:3]} == {1}
+    assert {len(shortest.split(t)[1]) for t in (1, 2, 3)} == {1}
     shortest.parts = shortest.parts[:5]
     for learner in LEARNERS:
         rows = play(tmp_path / learner, learner, shortest, waiting_time=2).rows
@@ -192,17 +175,6 @@ def test_divergence_is_one_clear_line_and_keeps_the_rows(tmp_path):
     with pytest.raises(UserError, match="diverged"):
         play(tmp_path / "run", optimizer="sgd", lr=1e30)
     assert [row["t"] for row in Run.read(tmp_path / "run").rows] == [0]
-
-
-def test_waiting_costs_less_compute_than_replay_and_errors_fall(tmp_path):
-    """The paper's result in small: errors fall with data; waiting for all data has the larger CER."""
-    settings = {"epochs": 40, "hidden": 16}
-    eager = run(STREAM, "sm", tmp_path / "eager", **settings).rows
-    late = run(STREAM, "sm", tmp_path / "late", waiting_time=7, **settings).rows
-    errors = [{row["t"]: row["value"] for row in rows} for rows in (eager, late)]
-    assert errors[0][7] < errors[0][1] < errors[0][0]
-    assert metrics.cumulative_error_rate(errors[0]) < metrics.cumulative_error_rate(errors[1])
-    assert errors[1][7] < 0.2
 
 
 @pytest.mark.parametrize(

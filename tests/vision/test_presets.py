@@ -74,7 +74,7 @@ def test_the_drafts_settings():
         sm = resolve(name, "sm", "draft")
         assert (sm.hidden, sm.batch_size, sm.select) == (32, 128, "loss")
         assert sm.epochs == (200 if "cifar" in name else 100)
-        for learner, experts in (("gmoe", 2), ("moe", 2), ("ens", 1), ("gens", 1)):
+        for learner, experts in (("gmoe", 2), ("moe", 2), ("gens", 1)):
             mixture = resolve(name, learner, "draft")
             assert (mixture.experts, mixture.gate) == (experts, "soft" if "cifar" in name else "hard")
         # every 5 mega-batches, counted in stages
@@ -100,7 +100,7 @@ def test_another_optimizer_has_its_own_rate_and_momentum():
 def test_settings_without_effect_are_not_recorded():
     gates = {"experts", "gate", "router"}
     assert not gates & settings_of("gens").config().keys()
-    assert gates <= settings_of("ens", experts=2).config().keys()
+    assert gates <= settings_of("gens", experts=2).config().keys()
     assert gates <= settings_of("gmoe").config().keys()
     assert not {"combine", "bootstrap", "amp", "average"} & settings_of("ens").config().keys()
     assert settings_of("ens", combine="vote").config()["combine"] == "vote"

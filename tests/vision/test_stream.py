@@ -27,14 +27,13 @@ def test_the_partition_equals_that_of_the_authors(n, megabatches):
         np.random.set_state(state)  # noqa: NPY002
     stream = MegaBatchStream(numbered(n), megabatches, seed=432)
     assert len(stream) == len(expected)
-    for megabatch, chunk in zip(stream, expected, strict=True):
-        assert torch.cat([megabatch.train.labels, megabatch.valid.labels]).tolist() == chunk.tolist()
+    for t, chunk in enumerate(expected, start=1):
+        assert np.concatenate(stream.split(t)).tolist() == chunk.tolist()
 
 
 def test_seeds_differ_and_global_random_states_are_not_used():
     before = np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     one, same, other = (MegaBatchStream(numbered(100), 5, seed=seed) for seed in (1, 1, 2))
-    list(one)
     after = np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     assert all(np.array_equal(x, y) for x, y in zip(before[0], after[0], strict=True))
     assert torch.equal(before[1], after[1])
@@ -68,23 +67,9 @@ def test_several_megabatches_together():
     assert data.valid(1).labels.tolist() == [i for part in stream.parts for i in part[27:]]
 
 
-def test_a_stream_is_a_sequence():
-    stream = MegaBatchStream(numbered(50), 5)
-    assert [megabatch.t for megabatch in stream] == [1, 2, 3, 4, 5]
-    assert [megabatch.t for megabatch in stream[1:4:2]] == [2, 4]
-    assert [megabatch.t for megabatch in stream[-2:]] == [4, 5]
-    assert stream[-1].t == 5
-    assert torch.equal(stream[-1].train.labels, stream[4].train.labels)
-    assert stream[7:] == []
-    for beyond in (5, -6):
-        with pytest.raises(IndexError):
-            stream[beyond]
-
-
 def test_number_of_megabatches(refused):
     assert len(MegaBatchStream("digits")) == 20  # the preset
-    [whole] = MegaBatchStream(numbered(30), 1)
-    assert (len(whole.train.labels), len(whole.valid.labels)) == (27, 3)
+    assert [len(part) for part in MegaBatchStream(numbered(30), 1).split(1)] == [27, 3]
     assert [len(part) for part in MegaBatchStream(numbered(7), 3).parts] == [3, 2, 2]
     for wrong in (0, -1, 4):
         line = refused(MegaBatchStream, numbered(7), wrong)
@@ -96,7 +81,6 @@ def test_number_of_megabatches(refused):
 
 def test_parts_given(refused):
     stream = MegaBatchStream(numbered(9), parts=[[8, 0, 4], np.array([1, 2])])
-    assert [m.train.labels.tolist() for m in stream] == [[8, 0], [1]]
-    assert [m.valid.labels.tolist() for m in stream] == [[4], [2]]
+    assert [[part.tolist() for part in stream.split(t)] for t in (1, 2)] == [[[8, 0], [4]], [[1], [2]]]
     assert "at least 2 images" in refused(MegaBatchStream, numbered(9), parts=[[0, 1], [2]])
     assert "at least 2 images" in refused(MegaBatchStream, numbered(9), parts=[])

@@ -63,9 +63,9 @@ def test_what_does_not_vary_is_not_in_the_name():
         "sm_w1_h32_s0",
         "gmoe_w1_h32_s0",
     ]
-    # The second value of --gate applies to ens with several experts only.
-    assert names("--learner", "ens", "--gate", "soft,hard", "--experts", "1,2") == [
-        f"ens_w1_h32_gate-{gate}_experts-{experts}_s0"
+    # The second value of --gate applies to gens with several experts only.
+    assert names("--learner", "gens", "--gate", "soft,hard", "--experts", "1,2") == [
+        f"gens_w1_h32_gate-{gate}_experts-{experts}_s0"
         for gate, experts in (("soft", 1), ("soft", 2), ("hard", 2))
     ]
 
@@ -76,12 +76,9 @@ def test_other_names_of_the_same_run_are_one_run():
     assert len(jobs("--dataset", "mnist", "--preset", "paper,draft", "--out", "R")) == 2
 
 
-def test_a_scenario_has_five_megabatches_unless_told():
-    (job,) = jobs("--scenario", "classes")
-    assert (job.megabatches, job.scenario, job.stream_seed) == (5, "classes", 0)
-
-
 def test_all_waits_for_the_whole_stream():
+    (job,) = jobs("--scenario", "classes", "--waiting-time", "all")
+    assert (job.megabatches, job.scenario, job.options["waiting_time"]) == (5, "classes", 5)
     found = jobs("--dataset", "mnist", "--waiting-time", "10,all,500")
     assert [job.options["waiting_time"] for job in found] == [10, 500]
     assert [job.options["waiting_time"] for job in jobs("--megabatches", 7, "--waiting-time", "all")] == [7]

@@ -6,7 +6,7 @@ starts without torch.
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -230,16 +230,6 @@ class Learner:
             return mixture_vgg(self.shape, chosen.hidden, self.classes, *options)
         return mixture_mlp(mlp_widths(self.shape, chosen.hidden, self.classes), *options)
 
-    def stack(self, members: int) -> Any:
-        """A stack of networks, or mixtures side by side; each member is a voter, and the learner has
-        `MixtureSettings`."""
-        from vision.mixture import Committee
-
-        experts = vars(self.settings)["experts"]
-        if experts > 1:
-            return Committee([self.mixture(experts) for _ in range(members)])
-        return self.backbone(members)
-
 
 @dataclass(frozen=True)
 class GrowthSettings(Settings):
@@ -273,28 +263,4 @@ class MixtureSettings(Settings):
     own_layers = True
     gate: str = option("soft", "weight all experts, or sample one", choices=("soft", "hard"))
     router: str = option("tree", "binary tree of gates, or one flat softmax", choices=("tree", "flat"))
-    experts: int = option(1, "initial experts per layer; ens, gens: per layer of each member", at_least=1)
-
-
-@dataclass(frozen=True)
-class MemberMixtureSettings(MixtureSettings):
-    """Settings of ensembles, whose members are mixtures if `experts` > 1 and plain networks otherwise."""
-
-    @property
-    def own_layers(self) -> bool:  # type: ignore[override]
-        """Whether members have several experts."""
-        return self.experts > 1
-
-    @classmethod
-    def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
-        """Plain networks have no gates."""
-        if name in ("gate", "router") and chosen.get("experts", 1) == 1:
-            return "its members have gates only with --experts 2 or more"
-        return super().conflict(name, chosen)
-
-    def config(self) -> dict[str, Any]:
-        """Without the settings of gates if members are plain networks."""
-        written = super().config()
-        for name in ("gate", "router", "experts") if self.experts == 1 else ():
-            del written[name]
-        return written
+    experts: int = option(1, "initial experts per layer; gens: per layer of each member", at_least=1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from alma.options import CHANGED, option
-from vision.learners.base import Learner, MemberMixtureSettings
+from vision.learners.base import Learner
 from vision.presets import Settings
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ class MemberSettings(Settings):
 
     authors: ClassVar = {"select": "error", "patience": 100, "members": 3}
 
-    members: int = option(5, "networks of the ensemble; of gens: those that each stage adds", at_least=1)
+    members: int = option(5, "networks of the ensemble", at_least=1)
 
 
 @dataclass(frozen=True)
-class EnsSettings(MemberMixtureSettings, MemberSettings):
+class EnsSettings(MemberSettings):
     member_order: str = option(
         "own", "order of minibatches and augmentation: one per member, or shared", choices=("own", "shared")
     )
@@ -50,7 +50,7 @@ class EnsSettings(MemberMixtureSettings, MemberSettings):
 
 
 class Ens(Learner):
-    """An ensemble of networks, or of mixtures of experts, trained independently on the same data.
+    """An ensemble of networks, trained independently on the same data.
 
     Members are computed together. Each has initial weights and by default an order of minibatches of its
     own, and keeps its own best epoch. Member 0 starts as `sm` does. Bagging and majority vote are those of
@@ -66,8 +66,8 @@ class Ens(Learner):
         return self.settings.members if self.settings.member_order == "own" else 1
 
     def build(self, structure: dict[str, Any]) -> Any:
-        """All members."""
-        return self.stack(self.settings.members)
+        """A stack of networks, each a voter."""
+        return self.backbone(self.settings.members)
 
     def resamples(self, index: int, data: "StageData") -> "Tensor | None":
         """With `bootstrap`, indices (M, n) of each member's training examples: as many of each mega-batch as

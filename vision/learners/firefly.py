@@ -57,11 +57,9 @@ class Firefly(GrowingLearner):
         import torch
 
         from vision.firefly import MEASURED, Overgrown
-        from vision.flat import align
         from vision.train import Drawing, evaluate, loss_of, minibatches
 
-        train, valid = data.train(index).aligned(), data.valid(index).aligned()
-        align(self.model)
+        train, valid = data.train(index), data.valid(index)
         generator = self.generator_for("growth", index)
         new = math.ceil(self.settings.ff_rate * self.settings.hidden)
         network = Overgrown(self.model, new, self.settings.ff_depth, generator)
@@ -73,9 +71,9 @@ class Firefly(GrowingLearner):
         scores, more = network.scores(epoch())
         choices = network.select(scores, self.budget)
         before, old = self.model, self.parameters
-        self.model = self._grown(network, choices)
+        self.model = self._grown(network, choices, self.model)
         if self.average:
-            self.average.model = self._grown(network.moved_to(self.average.model), choices)
+            self.average.model = self._grown(network, choices, self.average.model)
         logits = [evaluate(model, valid) for model in (before, self.model)]
         self.growth = {  # its effect on the validation examples, and what was added
             "function_error": float((logits[1] - logits[0]).abs().max()),
@@ -89,10 +87,10 @@ class Firefly(GrowingLearner):
         compared = len(valid.labels) * (before.flops.inference + self.model.flops.inference)
         return {"growth": flops + more, "validation": compared}
 
-    def _grown(self, network: "Overgrown", choices: "list[Choice]") -> Any:
-        """The network with the selected candidates."""
+    def _grown(self, network: "Overgrown", choices: "list[Choice]", source: Any) -> Any:
+        """The network `source`, or its average, with the selected candidates."""
         model = self.build({"widths": network.widths(choices)}).to(self.device)
-        network.write(choices, model)
+        network.write(choices, source, model)
         return model
 
     @property

@@ -1,11 +1,11 @@
-"""gEns: a growing ensemble; every stage adds networks, one by default, and trains them (section 4.2)."""
+"""gEns: a growing ensemble; every stage adds a network and trains that one only (section 4.2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from alma.options import CHANGED, option
-from vision.learners.base import Learner, MemberMixtureSettings
+from alma.options import option
+from vision.learners.base import Learner, MixtureSettings
 from vision.presets import Settings
 
 if TYPE_CHECKING:
@@ -16,18 +16,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GEnsSettings(MemberMixtureSettings):
+class GEnsSettings(MixtureSettings):
+    """Settings of gens, whose members are mixtures if `experts` > 1 and plain networks otherwise."""
+
     authors = Settings.authors | {"gens_init": "copy", "gens_average": "logits"}
 
-    members: int = option(1, "networks that each stage adds", at_least=1, record=CHANGED)
     gens_init: str = option(
         "new", "initial weights of a member: new, or the last one's", choices=("new", "copy")
     )
     gens_average: str = option("probs", "what is averaged over members", choices=("probs", "logits"))
 
+    @property
+    def own_layers(self) -> bool:  # type: ignore[override]
+        """Whether members have several experts."""
+        return self.experts > 1
+
+    def config(self) -> dict[str, Any]:
+        """Without the settings of gates if members are plain networks."""
+        written = super().config()
+        for name in ("gate", "router", "experts") if self.experts == 1 else ():
+            del written[name]
+        return written
+
     @classmethod
     def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
-        """`from_scratch` would reset a network that has never been trained, `average` would average one."""
+        """`from_scratch` would reset a network that has never been trained, `average` would average one, and
+        plain networks have no gates."""
+        if name in ("gate", "router") and chosen.get("experts", 1) == 1:
+            return "its members have gates only with --experts 2 or more"
         if name == "from_scratch" and chosen[name]:
             return "every stage adds a new member; see --gens-init"
         if name == "average" and chosen[name]:
@@ -38,8 +54,7 @@ class GEnsSettings(MemberMixtureSettings):
 class GEns(Learner):
     """An ensemble that gains one network per stage and trains that one only.
 
-    With `settings.members` above 1, a stage adds a stack of so many networks, which train independently.
-    `model` is the newest stack, `members` are copies of all trained ones.
+    `model` is the newest network, `members` are copies of all trained ones.
     """
 
     settings_class = GEnsSettings
@@ -49,15 +64,10 @@ class GEns(Learner):
         super().__init__(*arguments)
         self.members: list[Any] = []
 
-    @property
-    def orders(self) -> int:
-        """One per network of a stage."""
-        return self.settings.members
-
     def build(self, structure: dict[str, Any]) -> Any:
-        """The networks of a stage; a single mixture is no stack."""
-        members, experts = self.settings.members, self.settings.experts
-        return self.mixture(experts) if experts > 1 and members == 1 else self.stack(members)
+        """The network of a stage."""
+        experts = self.settings.experts
+        return self.mixture(experts) if experts > 1 else self.backbone()
 
     def prepare(self, index: int, data: "StageData") -> dict[str, float]:
         """Initialise the new member, with new weights or those of the last member."""
@@ -110,7 +120,7 @@ class GEns(Learner):
 
     @property
     def details(self) -> dict[str, Any]:
-        return {"members": self._count * self.settings.members}
+        return {"members": self._count}
 
     def state(self) -> dict[str, Any]:
         return super().state() | {"members": [member.state_dict() for member in self.members]}

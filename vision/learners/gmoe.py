@@ -4,7 +4,7 @@ appendix A); MoE: the same mixture with a fixed number of experts."""
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from alma.options import CHANGED, option
+from alma.options import option
 from vision.learners.base import GrowingLearner, GrowthSettings, Learner, MixtureSettings
 from vision.presets import Settings
 
@@ -48,26 +48,24 @@ class GMoESettings(GrowthSettings, MixtureSettings):
     grow_on: str = option(
         "finished", "stage whose validation data selects the expert", choices=("finished", "new")
     )
-    splits: int = option(1, "experts of each layer that split at each growth", at_least=1, record=CHANGED)
 
 
 class GMoE(GrowingLearner, MoE):
-    """A mixture that gains one expert per layer at each growth, or `splits` of them."""
+    """A mixture that gains one expert per layer at each growth."""
 
     settings_class = GMoESettings
     settings: GMoESettings
 
     def grow(self, index: int, data: "StageData") -> dict[str, float]:
-        """Split the losing experts of each layer. With a tree the function of the network stays the same; a
+        """Split the losing expert of each layer. With a tree the function of the network stays the same; a
         flat router gets a random row, which changes it."""
         examples = data.valid(index - 1 if self.settings.grow_on == "finished" else index)
         flops = len(examples.labels) * self.model.flops.inference
-        ranked = [scores.argsort(descending=True, stable=True) for scores in self.split_scores(examples)]
+        losing = [int(scores.argmax()) for scores in self.split_scores(examples)]
         for model in (self.model, self.average.model) if self.average else (self.model,):
             generator = self.generator_for("growth", index)  # the same new gates for both
-            for layer, experts in zip(model.layers, ranked, strict=True):
-                for expert in experts[: self.settings.splits].tolist():
-                    layer.split(expert, generator)
+            for layer, expert in zip(model.layers, losing, strict=True):
+                layer.split(expert, generator)
         return {"growth": flops}
 
     def split_scores(self, examples: "AnyExamples") -> "list[Tensor]":
@@ -76,13 +74,11 @@ class GMoE(GrowingLearner, MoE):
         import torch
         from torch.nn import functional as F
 
-        from vision.flat import align
         from vision.train import evaluation_batches
 
         self.model.eval()
-        align(self.model)
         scores: list[Any] = [0] * len(self.model.layers)
-        for images, labels in evaluation_batches(self.model, examples.aligned()):
+        for images, labels in evaluation_batches(self.model, examples):
             with torch.no_grad():
                 logits, gates = self.model.routed(images)
             losses = F.cross_entropy(logits[0].t(), labels, reduction="none")
