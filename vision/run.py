@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Sequence
 from functools import partial
@@ -55,6 +56,7 @@ def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     from alma.workers import Workers
 
     failed: list[Exception] = []
+    began = time.monotonic()
     count = multiprocessing.get_context("spawn").Value("i", 0)
     with tempfile.TemporaryDirectory(prefix="alma-images-") as shared:
         setup = partial(_prepare, Path(shared), count, jobs[0].options["device"])
@@ -70,7 +72,8 @@ def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
                         traceback.print_exception(error)
                         error = RuntimeError(f"{name}: {type(error).__name__}: {error}")
                     failed.append(error)
-                print(f"{done}/{len(jobs)}  {name}: {outcome}", flush=True)
+                left = (time.monotonic() - began) / done * (len(jobs) - done) / 60
+                print(f"{done}/{len(jobs)}  {name}: {outcome}  (about {left:.0f} min left)", flush=True)
     return failed
 
 
