@@ -1,8 +1,10 @@
 """Data sets in memory, and the stream of mega-batches of their images."""
 
+import gzip
 import hashlib
 import math
 import pickle
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -160,11 +162,21 @@ def _read(name: str, root: str, download: bool, image_size: int | None, cache: P
 
         split = {"split": "balanced"} if name == "emnist" else {}
         parts = []
-        for training in (True, False):
-            part = getattr(datasets, name.upper())(root, train=training, download=download, **split)
-            pixels = np.asarray(part.data)  # (n, height, width), of CIFAR with channels behind
-            pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
-            parts.append((np.ascontiguousarray(pixels), part.targets))
+        raw = Path(root, name.upper(), "raw")
+        packed = [path for path in raw.glob("*.gz") if not path.with_suffix("").exists()]
+        with tempfile.TemporaryDirectory() as place:
+            if packed:  # torchvision reads what is unpacked, and the folder may be read-only
+                root, files = place, Path(place, name.upper(), "raw")
+                files.mkdir(parents=True)
+                for path in raw.iterdir():
+                    (files / path.name).symlink_to(path.resolve())
+                for path in packed:
+                    (files / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+            for training in (True, False):
+                part = getattr(datasets, name.upper())(root, train=training, download=download, **split)
+                pixels = np.asarray(part.data)  # (n, height, width), of CIFAR with channels behind
+                pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
+                parts.append((np.ascontiguousarray(pixels), part.targets))
     for pixels, labels in parts:
         if len(pixels) != len(labels):
             raise ValueError(f"{len(pixels)} images, but {len(labels)} labels")

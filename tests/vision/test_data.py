@@ -1,5 +1,6 @@
 """Data sets, read from small files in their real formats."""
 
+import gzip
 import pickle
 import re
 import struct
@@ -124,8 +125,15 @@ def check(read, written):
 
 
 @pytest.mark.parametrize("name", ["mnist", "emnist"])
-def test_mnist_and_emnist(tmp_path, name):
+@pytest.mark.parametrize("packed", [(), ("train-images", "test-labels", "t10k-labels"), ("",)])
+def test_mnist_and_emnist(tmp_path, name, packed):
+    """Files may be packed, some or all, in a folder that is read-only."""
     written = write_mnist(tmp_path, name)
+    raw = tmp_path / name.upper() / "raw"
+    for path in [path for path in raw.iterdir() if any(part in path.name for part in packed)]:
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    raw.chmod(0o555)
     read = data.load(name, str(tmp_path))
     check(read, written)
     assert (read.shape, read.classes) == ((1, 28, 28), 10 if name == "mnist" else 47)
@@ -189,9 +197,15 @@ def test_a_missing_data_set_is_one_line(tmp_path, name, refused):
     assert "--data-root, or use --download" in line
 
 
-def test_damaged_files_are_one_line(tmp_path, refused):
+@pytest.mark.parametrize("packed", [False, True])
+def test_damaged_files_are_one_line(tmp_path, refused, packed):
     write_mnist(tmp_path)
-    for path in sorted((tmp_path / "MNIST/raw").iterdir()):
+    raw = tmp_path / "MNIST/raw"
+    if packed:
+        whole = (raw / "train-images-idx3-ubyte").read_bytes()
+        (raw / "train-images-idx3-ubyte").unlink()
+        (raw / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(whole))
+    for path in sorted(raw.iterdir()):
         whole = path.read_bytes()
         for damaged in (b"", whole[:2], whole[:7], whole[:-1], whole + b"0", b"<html>" + whole[6:]):
             path.write_bytes(damaged)
