@@ -10,7 +10,6 @@ from fairseq import options
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from fairseq.data.indexed_dataset import MMapIndexedDataset
-from fairseq.tasks import FairseqTask
 from fairseq_cli.preprocess import main as preprocess
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from alma.errors import UserError
 from alma.stream import Stream, dtype_code, write_index
 from fairseq_alma.data.preprocessed import assign, count_words, documents, indexed
-from fairseq_alma.data.token_blocks import Batches, TokenBlocks
 
 LOADED = ("--sample-break-mode", "none", "--tokens-per-sample", "64")
 
@@ -177,21 +175,6 @@ def test_stages_of_a_preprocessed_directory_partition_it(build, preprocessed):
     assert sorted(seen) == sorted(everything)
     with pytest.raises(UserError, match=f"stages 0 to {count - 1}"):
         build("--megabatch-words", "20000", "--stage", str(count), data=preprocessed)[0].load_dataset("train")
-
-
-def test_equal_blocks_need_no_index_and_batches_no_list(build, preprocessed):
-    task, _ = build("--megabatch-words", "20000", *LOADED, data=preprocessed)
-    task.load_dataset("train")
-    dataset = task.dataset("train")
-    assert isinstance(dataset.dataset, TokenBlocks)
-    flags = {"max_tokens": 512, "max_positions": 64, "required_batch_size_multiple": 8, "seed": 3, "epoch": 2}
-    kinds = (type(task), FairseqTask)
-    iterators = [kind.get_batch_iterator(task, dataset, **flags) for kind in kinds]
-    assert [type(iterator.frozen_batches) for iterator in iterators] == [Batches, tuple]
-    first, second = ([b["id"].tolist() for b in iterator.next_epoch_itr()] for iterator in iterators)
-    assert first == second
-    grouped = task.get_batch_iterator(dataset, **flags, grouped_shuffling=True)
-    assert isinstance(grouped.frozen_batches, tuple)
 
 
 @pytest.mark.parametrize("mode", ["complete", "complete_doc", "eos"])
