@@ -82,7 +82,7 @@ def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
         # fairseq reads the data late: it would first create --save-dir and print the model.
         command(lambda: tasks.setup_task(cfg.task))()
     try:
-        original(cfg, functools.partial(_run, main, interrupt.shared()), **kwargs)
+        original(cfg, functools.partial(_run, main, interrupt.flag()), **kwargs)
     except torch.multiprocessing.ProcessExitedException as error:
         if error.exit_code in (2, interrupt.EXIT_CODE):  # the child has printed the reason
             sys.exit(error.exit_code)
@@ -91,12 +91,12 @@ def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
         raise
 
 
-def _run(main, interrupted, cfg, **kwargs) -> None:
+def _run(main, received, cfg, **kwargs) -> None:
     """Run `main` of a fairseq command in the process where it does its work."""
     install()  # a spawned process starts with an unchanged fairseq
     if getattr(cfg.task, "_name", None) == command_line.TASK:
-        interrupt.install()
-        interrupt.watch(main, interrupted)
+        interrupt.install(received)
+        interrupt.watch(main)
 
     @command
     def run() -> None:
@@ -122,8 +122,8 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     """
     if not isinstance(trainer.task, AlmaLMTask):
         return original(cfg, trainer, **kwargs)
-    wanted = (f"{cfg.save_dir}/checkpoint_last.pt", cfg.restore_file, cfg.finetune_from_model)
-    start_checks.check_same_files([path for path in wanted if path])
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()  # the first process may have waited for an earlier training to end
     if distributed_utils.get_global_rank() == 0:
         for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt*.tmp"):
             left_by_a_kill.unlink()
