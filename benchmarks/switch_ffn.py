@@ -74,9 +74,7 @@ def compare(dim: int, tokens: int, experts: int, dtype: str, repeats: int, one_h
     torch.manual_seed(0)
     to: dict[str, Any] = {"device": device(), "dtype": DTYPES[dtype]}
     x = torch.randn(min(512, tokens), max(1, tokens // 512), dim, requires_grad=True, **to)
-    ours, other = (
-        kind(dim, 4 * dim, experts, 1.0, -1.0, F.gelu, nn.Identity()) for kind in (SwitchFFN, OneHotFFN)
-    )
+    ours, other = (kind(dim, 4 * dim, experts, 1.0, F.gelu, nn.Identity()) for kind in (SwitchFFN, OneHotFFN))
     dense = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)).to(**to)
     other.load_state_dict(ours.to(**to).state_dict())
     works = {name: partial(step, ours, x, name) for name in DISPATCHERS}

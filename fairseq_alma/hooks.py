@@ -15,11 +15,9 @@ from pathlib import Path
 import torch
 from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.distributed import utils as distributed_utils
-from fairseq.models import distributed_fairseq_model
 from fairseq.optim.adam import Adam
 from fairseq.trainer import Trainer
 from omegaconf import open_dict
-from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import UserError, command, fail
 from fairseq_alma import checkpoint, command_line, compat, growth, interrupt, start_checks
@@ -57,7 +55,6 @@ def install() -> None:
     replace(Trainer, "state_dict", _state_of_plain_data)
     Trainer.always_call_state_dict_during_save_checkpoint = property(_saving_is_collective)
     replace(utils, "clip_grad_norm_", expert_parallel.clip_grad_norm_)
-    replace(distributed_fairseq_model, "DistributedDataParallel", _ignore_experts)
 
 
 def _parse_with_our_defaults(
@@ -213,10 +210,3 @@ def _saving_is_collective(trainer) -> bool:
     """Whether all processes take part in saving a checkpoint; fairseq's own condition is FSDP's."""
     fsdp = trainer.is_fsdp and not trainer.cfg.distributed_training.use_sharded_state
     return fsdp or _ep_group(trainer) is not None
-
-
-def _ignore_experts(original, module, **kwargs):
-    """Leave a process's own experts out of the gradient average, as fairseq's legacy_ddp does."""
-    own = [name for name, param in module.named_parameters() if hasattr(param, "expert")]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, own)
-    return original(module, **kwargs)

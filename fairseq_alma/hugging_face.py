@@ -53,8 +53,6 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
         problems = [f"with --{flag}" for flag in flags if options.get(flag)]
         if options["activation_fn"] not in _ACTIVATIONS:
             problems.append(f"with --activation-fn {options['activation_fn']}")
-        if 0 <= options.get("moe_eval_capacity_token_fraction", -1) < 1:
-            problems.append("with --moe-eval-capacity-token-fraction (drops tokens depending on the batch)")
         if options.get("members", 1) > 1:
             problems.append("as a UMix of several models")
         if problems:

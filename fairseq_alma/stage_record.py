@@ -17,7 +17,7 @@ from alma.errors import UserError
 from alma.flops import Shape, Weights
 from alma.metrics import bits_per_byte, perplexity
 from alma.schema import LARGEST
-from fairseq_alma.checkpoint import memory_map_last, memory_map_members, with_weights
+from fairseq_alma.checkpoint import memory_map_last, memory_map_members
 from fairseq_alma.ensemble import EnsembleDecoder, ensemble_of
 from fairseq_alma.moe.metrics import evaluate
 
@@ -60,14 +60,14 @@ def load_trained(arguments: list[str], weights: str, context_window: int) -> Loa
         raise UserError("no checkpoint: give --path CHECKPOINT, or --untrained and fairseq-train's flags")
     cfg.task.tokens_per_sample -= context_window
     paths = utils.split_paths(cfg.common_eval.path)
-    configs = [state["cfg"]["model"] for state in memory_map_members(paths, weights)]
+    members = memory_map_members(paths, weights)
     task = tasks.setup_task(cfg.task)
     models, shapes = [], []
-    for path, config in zip(paths, configs, strict=True):
-        state = with_weights(path, checkpoint_utils.load_checkpoint_to_cpu(path), weights)
+    for path, member in zip(paths, members, strict=True):
+        state = checkpoint_utils.load_checkpoint_to_cpu(path) | {"model": member["model"]}
         (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
         models.append(model)
-        shapes.append(_shape(Namespace(**config), model.decoder))
+        shapes.append(_shape(Namespace(**member["cfg"]["model"]), model.decoder))
     return Loaded(cfg, task, ensemble_of(models), shapes, paths, context_window)
 
 

@@ -240,9 +240,8 @@ def mutated(*names, **model):
 
 
 REFUSED = {
-    "layernorm-embedding": (["--layernorm-embedding"], None, "Unexpected key(s) in state_dict: "),
+    "layernorm-embedding": ([*DENSE, *SIZES, "--layernorm-embedding"], None, "Unexpected key(s) in"),
     "input-dim": (["--decoder-input-dim", "16"], None, "project_in_dim"),
-    "capacity": (["--moe-eval-capacity-token-fraction", "0.5"], None, "with --moe-eval-capacity-token-frac"),
     "umix": (["--members", "2"], None, "was trained as a UMix of several models, which export does not"),
     "sinusoidal": ([*DENSE[:3], *SIZES], None, 'embed_positions.weight". Export supports switch_gmoe*'),
     "post-norm": ([*DENSE[:2], *SIZES, DENSE[3]], None, "layer_norm.weight"),

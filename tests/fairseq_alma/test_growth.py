@@ -65,7 +65,7 @@ def test_copies_are_plain_without_noise_and_evenly_set_apart_with_it(build, size
 def test_tree_growth_keeps_outputs_with_any_noise_even_twice():
     torch.manual_seed(0)
     layers = {
-        experts: nn.ModuleDict({"fc1": SwitchFFN(8, 16, experts, 0.0, -1.0, F.gelu, nn.Identity())})
+        experts: nn.ModuleDict({"fc1": SwitchFFN(8, 16, experts, 0.0, F.gelu, nn.Identity())})
         for experts in (3, 5, 8)
     }
     x = torch.randn(50, 4, 8)
