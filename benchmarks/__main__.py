@@ -23,7 +23,6 @@ BENCHMARKS = {
     "stage_start": "Start of a language-model stage, streams of random tokens",
     "vision_stage": "A stage of MNIST at B = 500",
     "training_memory": "Peak memory of a training step, counted on the meta device",
-    "train_speed": "Training by fairseq-train, whole processes",
     "data_prep_speed": "Text to mega-batches",
 }
 ALONE = ("data_prep_scale", "near_duplicates", "advice_calibration", "cadence_calibration", "gpu")

@@ -50,9 +50,6 @@ STEPS = {
     "profile": Limit(25, "gpu.language.profile", "where the time of ten updates goes"),
     "images": Limit(50, "vision_stage.cases", "a stage of image learners against plain PyTorch"),
     "resume": Limit(50, "gpu.language.resume", "training after a signal against training without one"),
-    "stream": Limit(
-        35, "gpu.language.stream", "stages of a stream by alma train; has what the others leave of their time"
-    ),
 }
 WHOLE = sum(limit.seconds for limit in STEPS.values())
 REMARKS: list[tuple[str, Callable[[Any], bool], str]] = [

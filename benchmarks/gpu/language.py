@@ -1,4 +1,4 @@
-"""Steps `train`, `profile`, `resume` and `stream`: whole processes of fairseq-train and `alma train`.
+"""Steps `train`, `profile` and `resume`: whole processes of fairseq-train.
 
 train: a Switch model and fairseq's transformer_lm of equal active size, on random tokens. MFU is the model's
 FLOPs, without attention scores as in the paper, over those of a large matrix product in the same dtype. Peak
@@ -12,19 +12,16 @@ resume: SIGTERM ends fairseq-train at once: it resumes from the last checkpoint 
 then. After SIGUSR1 it saves first (exit code 75) and repeats none. On a GPU sums have no fixed order, so
 losses are equal within TOLERANCE. `worst loss` and `weights` are relative differences.
 
-stream: rows of `alma train`, base size, on documentation of Python, as many as time allows.
-
 torch and fairseq are imported where a step itself needs them: most of it happens in its child processes.
 """
 
-import itertools
 import json
 import shutil
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -38,10 +35,14 @@ from alma.flops import ARCHS, Arch, Shape
 from benchmarks.gpu import process
 from benchmarks.gpu.process import Cases, Row
 from benchmarks.timing import device, finished, seconds
-from benchmarks.train_speed import dense_flags
 
 OPTIMIZER = "--optimizer adam --adam-betas (0.9,0.98) --lr 2e-4 --clip-norm 1 --num-workers 0"
 """The same for both tasks, whose defaults differ."""
+DENSE = (
+    "--task language_modeling --arch transformer_lm --activation-fn gelu --decoder-normalize-before "
+    "--decoder-learned-pos --share-decoder-input-output-embed"
+)
+"""fairseq's Transformer with as many active parameters."""
 CHUNKED = "--criterion chunked_cross_entropy --compile"
 SETTINGS = [("base", 8, "--bf16"), ("base", 8, "--fp16"), ("base", 8, f"--bf16 {CHUNKED}")]
 SETTINGS += [("large", 12, "--bf16"), ("base", 8, ""), ("base", 8, "--fp16 --batch-size 8 --update-freq 3")]
@@ -79,10 +80,11 @@ class RandomTokens(NamedTuple):
         """What follows `fairseq-train`: it ends after `updates`, each with a third of the paper's tokens, and
         logs each `interval`-th. With 0 experts: transformer_lm, without the plug-in's own flags."""
         flags = flags if experts else flags.replace(CHUNKED, "")
-        layers, dim, heads = arch = self.arch(size)
-        model = f"--task alma_lm --arch switch_gmoe_{size} --moe-expert-count {experts}"
+        layers, dim, heads = self.arch(size)
+        model = f"--task alma_lm --arch switch_gmoe_{size} --moe-expert-count {experts}" if experts else DENSE
         model += f" --decoder-layers {layers} --decoder-embed-dim {dim} --decoder-attention-heads {heads}"
-        words = [str(self.folder), *(model if experts else dense_flags(arch)).split(), *OPTIMIZER.split()]
+        model += f" --decoder-ffn-embed-dim {4 * dim}"
+        words = [str(self.folder), *model.split(), *OPTIMIZER.split()]
         words += f"--tokens-per-sample {self.length} --batch-size {2 if self.tiny else 64}".split()
         words += f"--log-format json --log-interval {interval} --max-update {updates}".split()
         return [*words, "--disable-validation", "--save-dir", f"{self.folder}/none", *flags.split()]
@@ -269,63 +271,6 @@ def resumed(words: list[str], name: str, folder: Path) -> Row:
     done = int(before[-1]["num_updates"])
     row = {"updates before": done, "repeated": done - int(after[0]["num_updates"]) + 1}
     return row | {"worst loss": f"{worst:.1e}", "weights": f"{weights:.1e}"}
-
-
-STREAM = "--learner moe --schedule continuous --average poly:8"
-BASE = (
-    "--arch switch_gmoe_base --moe-expert-count 8 --bf16 --criterion chunked_cross_entropy --batch-size 32 "
-    "--max-update 60 --lr 1e-3 --warmup-updates 30 --validate-interval 100 --save-interval 100"
-)
-TINY = (
-    "--arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --tokens-per-sample 32 --batch-size 2 "
-    "--max-update 2 --validate-interval 100 --save-interval 100"
-)
-
-
-def stream(args: Any) -> Cases:
-    """The stream, then a case for each row of its run, all of them again if one has failed."""
-    base, count = Path(f"{args.environment}-stream"), 1 if args.tiny else 12
-    args.cases, rows = None, rows_of(base, args.tiny)
-    yield {"t": "stream"}, partial(make_stream, base, count, args.tiny)
-    for t in range(count + 1):
-        yield {"t": t}, partial(next, rows)
-
-
-def make_stream(base: Path, count: int, tiny: bool) -> Row:
-    """A stream of `count` equal mega-batches. UserError: a command failed."""
-    shutil.rmtree(base, ignore_errors=True)
-    base.mkdir(parents=True)
-    do(f"alma corpus pydoc {'topics' if tiny else ''} --out {base}/text.jsonl")
-    documents = (base / "text.jsonl").read_text("utf-8").splitlines()
-    total = sum(len(json.loads(line)["text"].split()) for line in documents)
-    words = int(0.75 * total / count)  # duplicates are dropped
-    sizes = f"--mega-batches {count} --words {words} --eval-words {total // 40} --valid-words {total // 40}"
-    vocabulary = f"--vocab-size {500 if tiny else 8000} --max-document-words 1k"
-    do(f"alma data {base}/text.jsonl --out {base}/stream {sizes} {vocabulary}")
-    return {"words": words}
-
-
-def do(words: str) -> None:
-    """Run a command. UserError: it failed."""
-    code, text = process.child(words.split())
-    if code:
-        raise UserError(f"{words.split(' -')[0]}: exit code {code}: {text[-200:]}")
-
-
-def rows_of(base: Path, tiny: bool) -> Iterator[Row]:
-    """Train; yield the figures of each row. UserError: the training ended without one."""
-    words = f"alma train {base}/stream {STREAM} --out {base}/run -- {TINY if tiny else BASE}"
-    path = base / "run/results.jsonl"
-    with process.started([sys.executable, "-m", *words.split()], None) as training:
-        for t in itertools.count():
-            while not path.exists() or path.read_text().count("\n") <= t:
-                if training.poll() is not None:
-                    raise UserError(f"`alma train` ended with exit code {training.returncode}")
-                time.sleep(0.2)
-            row = json.loads(path.read_text().splitlines()[t])
-            raw = row["extra"].get("raw", {}).get("perplexity", row["value"])
-            figures = {"averaged": row["value"], "raw": raw, "seconds": row["seconds"]}
-            yield figures | {"peak GB": row["peak_memory_bytes"] / 1e9}
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def step(stream, benchmark):
     def run(arch, layout, *flags, dtype=torch.float16, padded=False):
         words = memory.words(str(stream), arch, *HALF[dtype], *flags)
         with memory.like_a_gpu(layout):
-            made = memory.Step(memory.LiveStorages(), words, processes=1)
+            made = memory.Step(words, processes=1)
             made.sample["padded"] = padded
             with Operations() as operations:
                 loss, _, logging_output = made.task.train_step(
