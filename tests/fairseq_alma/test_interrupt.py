@@ -223,28 +223,6 @@ def test_spawned_processes_stop_together(start, stream, tiny, tmp_path, at_updat
     assert updates == (4 if to == "worker" else 1)
 
 
-def test_a_signal_to_the_process_group_stops_training(stream, tiny, tmp_path):
-    """Started as by the launcher, with data-loading workers in the group."""
-    log = tmp_path / "log"
-    flags = f"--save-dir {tmp_path}/run --max-update 3000 --log-interval 1 --num-workers 1".split()
-    command = [sys.executable, "-m", "fairseq_cli.train", stream, *tiny, *flags]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)
-        try:
-            deadline = time.monotonic() + 600
-            while '"num_updates": "3"' not in log.read_text():
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.01)
-            os.killpg(process.pid, signal.SIGUSR2)
-            assert process.wait(60) == AGAIN, log.read_text()
-        finally:
-            process.kill()
-            process.wait()
-    updates, _ = position(tmp_path / "run" / "checkpoint_last.pt")
-    assert f"stopped by a signal after update {updates}," in log.read_text()
-
-
 def test_complete_stages_and_evaluations_ignore_the_signal(start, stream, tiny, tmp_path):
     finish(start("train", stream, *tiny, "--save-dir", tmp_path / "run", "--max-update", "2"))
     last = tmp_path / "run" / "checkpoint_last.pt"

@@ -79,9 +79,7 @@ def test_validation_loss_and_cost_are_recorded(train, evaluate, stream, tiny, tm
     assert training["validation_flops"] == times * Stream.load(stream).valid.tokens * per_token
 
 
-@pytest.mark.parametrize(
-    ("router", "optimizer"), [("preserve", "reset"), ("copy", "copy"), ("tree", "reset")]
-)
+@pytest.mark.parametrize(("router", "optimizer"), [("preserve", "reset"), ("copy", "copy")])
 def test_losing_experts_split_and_every_copy_receives_tokens(
     train, evaluate, stage0, tmp_path, router, optimizer
 ):
@@ -115,13 +113,17 @@ def test_losing_experts_split_and_every_copy_receives_tokens(
 def test_two_gloo_processes_equal_gradient_accumulation_in_one(
     train, train_on_two, tmp_path, backend, parallel
 ):
-    flags = ["--max-update", "20", "--dropout", "0", "--log-interval", "1", "--ddp-backend", backend]
+    """Of fairseq's criterion; they have chunks of its loss."""
+    flags = ["--max-update", "8", "--dropout", "0", "--log-interval", "1", "--ddp-backend", backend]
     flags += ["--clip-norm", "0.1"]  # smaller than every norm
     one = train(tmp_path / "one", *flags, "--update-freq", "2")
-    two, _ = train_on_two(tmp_path / "two", *flags, *parallel)
+    chunked = ("--criterion", "chunked_cross_entropy", "--loss-chunk-tokens", "100")
+    two, _ = train_on_two(tmp_path / "two", *flags, *chunked, *parallel)
     losses = losses_of(one, two)
-    assert len(losses[0]) == 20
-    assert all(float(record["gnorm"]) > 0.1 for record in logged(one, "train_inner"))
+    assert len(losses[0]) == 8
+    norms = [[float(record["gnorm"]) for record in logged(text, "train_inner")] for text in (one, two)]
+    assert norms[0] == pytest.approx(norms[1], rel=2e-2)
+    assert min(norms[0]) > 0.1
     assert losses[0] == pytest.approx(losses[1], abs=2e-3)  # logged with 3 decimals
     assert_same_model(tmp_path / "one/checkpoint_last.pt", tmp_path / "two/checkpoint_last.pt", exact=False)
     counts = [load(tmp_path / d / "checkpoint_last.pt")["extra_state"]["AlmaLMTask"] for d in ("one", "two")]
