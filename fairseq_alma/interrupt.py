@@ -94,17 +94,13 @@ def watch(main) -> None:
         if end_of_epoch and isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule):
             trainer.lr_step(epoch_itr.epoch, losses[0])  # main's next step; a resume would lack the loss
             saved = False
-        what = "the same command resumes from here"
-        if saves.no_save or saves.no_last_checkpoints:
-            option = "--no-save" if saves.no_save else "--no-last-checkpoints"
-            what = f"nothing is saved ({option}); the same command starts from scratch"
-        elif not saved:
+        if not (saved or saves.no_save or saves.no_last_checkpoints):
             only_last = copy.deepcopy(saves)
             only_last.no_epoch_checkpoints, only_last.save_interval_updates = True, 0
             checkpoint_utils.save_checkpoint(only_last, trainer, epoch_itr, None)  # no loss: not the best
         if saves.write_checkpoints_asynchronously:
             PathManager.async_close()
-        logger.info(f"stopped by a signal after update {updates}, exit code {EXIT_CODE}; {what}")
+        logger.info(f"stopped by a signal after update {updates}, exit code {EXIT_CODE}: run it again")
         if together:
             # A launcher kills the other processes when the first one exits: wait until all have written.
             torch.distributed.barrier(distributed_utils.get_global_group())

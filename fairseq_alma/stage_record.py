@@ -146,33 +146,26 @@ def describe(split: str, loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def drift(loaded: Loaded) -> dict[str, Any]:
-    """On an ordered stream, `matrix`: the perplexity on the held-out part of each mega-batch, and
-    `matrix_experts`: each expert's share of its tokens, by Switch layer; on a dated stream
-    `matrix_periods`: their periods. {} on other streams."""
-    stream = loaded.task.stream
-    if not (stream and stream.ordered):
-        return {}
-    records = [describe(part.name, loaded) for part in stream.held_out]
-    periods = [part.period for part in stream.held_out]
-    shares = [{layer: experts["share"] for layer, experts in row["experts"].items()} for row in records]
-    return {
-        "matrix": [row["perplexity"] for row in records],
-        **({"matrix_experts": shares} if shares[0] else {}),
-        **({"matrix_periods": periods} if periods[0] else {}),
-    }
-
-
 def measure(loaded: Loaded, valid: bool) -> dict[str, Any]:
     """Measure the model on --gen-subset (default: test).
 
     `valid`: measure the loss on the validation split too. `training` has the cost of training each
-    checkpoint; it is empty for untrained models.
+    checkpoint; it is empty for untrained models. On an ordered stream, `matrix` has the perplexity on the
+    held-out part of each mega-batch, `matrix_experts` each expert's share of its tokens, by Switch layer,
+    and, if it is dated, `matrix_periods` the periods.
     """
-    shapes = loaded.shapes
+    shapes, stream = loaded.shapes, loaded.task.stream
     record = describe(loaded.cfg.dataset.gen_subset, loaded)
     experts = {shape.experts for shape in shapes if shape.switch_layers}
-    record |= drift(loaded) | {"valid": None}
+    if stream and stream.ordered:
+        parts = [describe(part.name, loaded) for part in stream.held_out]
+        record["matrix"] = [part["perplexity"] for part in parts]
+        if parts[0]["experts"]:
+            shares = ({layer: each["share"] for layer, each in part["experts"].items()} for part in parts)
+            record["matrix_experts"] = list(shares)
+        if stream.held_out[0].period:
+            record["matrix_periods"] = [part.period for part in stream.held_out]
+    record["valid"] = None
     if valid:
         on_valid = describe("valid", loaded)
         record["valid"] = {"loss": on_valid["nll"], "perplexity": on_valid["perplexity"]}

@@ -176,12 +176,6 @@ def test_at_the_end_of_an_epoch_it_resumes_with_the_next(train, stop_at, tiny, t
     assert_same(tmp_path / "whole" / "checkpoint_last.pt", save / "checkpoint_last.pt")
 
 
-def test_without_a_last_checkpoint_it_reports_that_nothing_is_saved(stop_at, tmp_path):
-    for flag in ("--no-last-checkpoints", "--no-save"):
-        assert f"nothing is saved ({flag})" in stopped(stop_at(3, tmp_path / "run", flag))
-    assert not list(tmp_path.glob("run/*.pt"))
-
-
 @pytest.mark.parametrize(
     ("rank", "parallel"),
     [
