@@ -220,9 +220,9 @@ class SwitchLanguageModel(TransformerLanguageModel):
         """Build from fairseq's arguments. UserError: a count < 1, or an unsupported option."""
         if args.moe_expert_count < 1 or args.moe_freq < 1 or args.members < 1:
             raise UserError("--moe-expert-count, --moe-freq and --members must be 1 or more")
-        unsupported = ("adaptive_input", "adaptive_softmax_cutoff", "base_layers", "character_embeddings")
-        unsupported += ("layernorm_embedding", "scale_attn", "scale_fc", "scale_heads", "scale_resids")
-        for name in (*unsupported, "decoder_layerdrop", "quant_noise_pq"):
+        unsupported = ["adaptive_input", "adaptive_softmax_cutoff", "base_layers", "character_embeddings"]
+        unsupported += ["decoder_layerdrop", "layernorm_embedding", "quant_noise_pq"]
+        for name in (*unsupported, "scale_attn", "scale_fc", "scale_heads", "scale_resids"):
             if safe_getattr(args, name):
                 raise UserError(f"a Switch Transformer does not support {flag_of(name)}: drop it")
         if args.max_target_positions is None:

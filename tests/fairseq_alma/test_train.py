@@ -1,7 +1,6 @@
 """fairseq's own commands with the plug-in: training, resuming, growing, several processes, errors."""
 
 import math
-import shutil
 
 import pytest
 import torch
@@ -200,23 +199,11 @@ def test_bad_input_is_one_line_and_exit_code_2(start, stream, tiny, stage0, tmp_
     def error(*flags, data=stream, save="bad") -> str:
         return start("train", data, *tiny, "--save-dir", tmp_path / save, *flags).wait().error
 
-    assert "no such directory" in error(data=tmp_path / "nowhere")
-    assert "dict.txt is missing" in error(data=tmp_path)
-    damaged = tmp_path / "damaged"
-    shutil.copytree(stream, damaged)
-    truncate(damaged / "megabatch_00" / "train.bin")
-    assert "train.bin: truncated" in error(data=damaged)
     late = start("train", stream, *tiny, "--save-dir", tmp_path / "late", "--stage", "3").wait()
     assert "stages 0 to 2" in late.error
     assert "SwitchLanguageModel" not in late.output
-    wrong = tmp_path / "wrong"
-    shutil.copytree(stream, wrong)
-    (wrong / "dict.txt").write_text("a b c\n" * 3)
-    assert "dict.txt is not a dictionary: Incorrect dictionary format" in error(data=wrong, save="late")
-    (wrong / "dict.txt").write_bytes(b"\xff\xfe 1\n")
-    assert "wrong/dict.txt is not a dictionary" in error(data=wrong, save="late")
+    assert "no such directory" in error(data=tmp_path / "nowhere", save="late")
     assert not (tmp_path / "late").exists()
-    assert "waiting time 9 is longer" in error("--waiting-time", "9")
     growing = ("--grow-experts", "2", "--moe-expert-count", "6")
     assert "--finetune-from-model" in error(*growing)
     previous = ("--finetune-from-model", stage0)
