@@ -21,7 +21,6 @@ BENCHMARKS = {
     "loss": "Loss of the output layer, forward + backward, ratios of times",
     "vision_stage": "A stage of MNIST at B = 500",
     "training_memory": "Peak memory of a training step, counted on the meta device",
-    "train_speed": "Training by fairseq-train, whole processes",
     "data_prep": "Text to mega-batches",
 }
 ALONE = ("advice_calibration", "cadence_calibration", "gpu")

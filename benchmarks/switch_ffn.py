@@ -52,7 +52,7 @@ def compare(dim: int, tokens: int, experts: int, dtype: str, repeats: int) -> di
     torch.manual_seed(0)
     to: dict[str, Any] = {"device": device(), "dtype": DTYPES[dtype]}
     x = torch.randn(min(512, tokens), max(1, tokens // 512), dim, requires_grad=True, **to)
-    ours = SwitchFFN(dim, 4 * dim, experts, 1.0, -1.0, F.gelu, nn.Identity()).to(**to)
+    ours = SwitchFFN(dim, 4 * dim, experts, 1.0, F.gelu, nn.Identity()).to(**to)
     dense = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)).to(**to)
     works = {name: partial(step, ours, x, name) for name in DISPATCHERS}
     row: dict[str, Any] = {}

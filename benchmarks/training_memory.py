@@ -4,8 +4,7 @@ On the meta device tensors have shapes and no values, so a step of any size runs
 The step is fairseq's: forward and backward pass, gradients scaled and clipped, update by the optimizer. It
 uses the kernels of a GPU: one each for dropout, attention and log-softmax; tokens padded to the capacity, or
 grouped with --bf16. Every storage counts while it exists; CUDA's context and gaps between storages do not.
-The estimate is that of `alma train`, less its 1 GB for the context. `all-reduce` and `all-to-all` are the
-bytes that one process gives to these collectives in one update.
+The estimate is that of `alma train`, less its 1 GB for the context.
 """
 
 import contextlib
@@ -13,7 +12,6 @@ import logging
 import tempfile
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from fairseq.distributed import ModuleProxyWrapper
 from fairseq.distributed import utils as distributed_utils
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -72,8 +71,6 @@ class LiveStorages(TorchDispatchMode):
         super().__init__()
         self.bytes = 0
         self.peak = 0
-        self.sent: Counter[str] = Counter()
-        """Bytes that a process gave to each collective."""
         self._counted: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -84,8 +81,6 @@ class LiveStorages(TorchDispatchMode):
         if func is torch.ops.aten._to_copy.default and args[0].is_meta:
             kwargs = kwargs | {"device": "meta"}  # fairseq takes norms to the CPU, unless they are on CUDA
         output = func(*args, **kwargs)
-        if func.namespace == "c10d" and func.overloadpacket.__name__ == "alltoall_base_":
-            self.sent["all-to-all"] += args[1].nbytes
         for tensor in torch.utils._pytree.tree_leaves(output):
             if isinstance(tensor, Tensor) and tensor.is_meta:
                 storage = tensor.untyped_storage()
@@ -149,7 +144,7 @@ def words(data: str, arch: str, *flags: str) -> list[str]:
 class Step:
     """fairseq's training step on one of `processes`, on the meta device."""
 
-    def __init__(self, memory: LiveStorages, words: Sequence[str], processes: int):
+    def __init__(self, words: Sequence[str], processes: int):
         parser = options.get_training_parser(default_task="alma_lm")
         self.cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(words)))
         self.task = tasks.setup_task(self.cfg.task)
@@ -163,37 +158,23 @@ class Step:
             inputs = {"src_tokens": tokens, "src_lengths": tokens[:, 0]}
             self.sample: dict[str, Any] = {"nsentences": BATCH, "ntokens": BATCH * LENGTH, "padded": False}
             self.sample |= {"target": tokens, "net_input": inputs}
-        self.trained = self._parallel(memory) if processes > 1 else self.model
-        self.optimizer = self._optimizer(dtype is torch.float32)
-
-    def _parallel(self, memory: LiveStorages) -> torch.nn.Module:
-        """The model in DistributedDataParallel, with the experts of other processes left out."""
-
-        def send(memory: LiveStorages, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-            memory.sent["all-reduce"] += bucket.buffer().nbytes
-            future: torch.futures.Future[Tensor] = torch.futures.Future()
-            future.set_result(bucket.buffer())
-            return future
-
-        kind = torch.nn.parallel.DistributedDataParallel
-        own = [name for name, param in self.model.named_parameters() if hasattr(param, "expert")]
-        kind._set_params_and_buffers_to_ignore_for_model(self.model, own)
-        parallel = kind(self.model, init_sync=False)
-        parallel.register_comm_hook(memory, send)
-        return ModuleProxyWrapper(parallel)
-
-    def _optimizer(self, full: bool) -> Any:
-        """fairseq's, as its trainer and the plug-in build it."""
+        self.trained: torch.nn.Module = self.model
+        if processes > 1:
+            kind = torch.nn.parallel.DistributedDataParallel
+            own = [name for name, param in self.model.named_parameters() if hasattr(param, "expert")]
+            kind._set_params_and_buffers_to_ignore_for_model(self.model, own)
+            parallel = kind(self.model, init_sync=False)
+            parallel.register_comm_hook(None, noop_hook)
+            self.trained = ModuleProxyWrapper(parallel)
         params = [param for param in self.model.parameters() if param.requires_grad]
-        self.cfg.common.fp16_no_flatten_grads = True
-        if full:
-            made = optim.build_optimizer(self.cfg.optimizer, params)
-        elif self.cfg.common.memory_efficient_fp16 or self.cfg.common.memory_efficient_bf16:
-            made = optim.MemoryEfficientFP16Optimizer.build_optimizer(self.cfg, params)
+        common.fp16_no_flatten_grads = True
+        if dtype is torch.float32:
+            self.optimizer = optim.build_optimizer(self.cfg.optimizer, params)
+        elif common.memory_efficient_fp16 or common.memory_efficient_bf16:
+            self.optimizer = optim.MemoryEfficientFP16Optimizer.build_optimizer(self.cfg, params)
         else:
-            made = optim.FP16Optimizer.build_optimizer(self.cfg, params)
-        made.optimizer.__class__ = FusedAdam
-        return made
+            self.optimizer = optim.FP16Optimizer.build_optimizer(self.cfg, params)
+        self.optimizer.optimizer.__class__ = FusedAdam
 
     def run(self, memory: LiveStorages, peaks: dict[str, int]) -> None:
         """One update; the peak of each phase, in bytes, in `peaks`."""
@@ -206,10 +187,8 @@ class Step:
             self.optimizer.step()
 
 
-def count(
-    words: Sequence[str], layout: str = "padded", processes: int = 1
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Peak bytes of each phase of a training step, and bytes that a process gives to each collective."""
+def count(words: Sequence[str], layout: str, processes: int) -> dict[str, int]:
+    """Peak bytes of each phase of a training step."""
     with contextlib.ExitStack() as stack:
         if processes > 1:
             dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
@@ -219,12 +198,11 @@ def count(
             stack.enter_context(mock.patch.object(dist.Reducer, "_rebuild_buckets", return_value=False))
         stack.enter_context(like_a_gpu(layout))
         memory = stack.enter_context(LiveStorages())
-        step = Step(memory, words, processes)
+        step = Step(words, processes)
         step.run(memory, {})  # makes the optimizer's state
-        memory.sent.clear()
         peaks: dict[str, int] = {}
         step.run(memory, peaks)
-        return peaks, dict(memory.sent)
+        return peaks
 
 
 def estimated(words: Sequence[str], vocabulary: int, processes: int = 1) -> int:
@@ -248,7 +226,7 @@ def measure(vocabulary: int = VOCABULARY, settings: Sequence[tuple[str, int, int
         Path(data, "dict.txt").write_text("".join(f"{number} 1\n" for number in range(vocabulary)))
         for arch, experts, processes, flags in tqdm(settings, disable=None):
             line = words(data, arch, "--moe-expert-count", str(experts), *flags.split())
-            peaks, sent = count(line, "grouped" if "--bf16" in flags else "padded", processes)
+            peaks = count(line, "grouped" if "--bf16" in flags else "padded", processes)
             guess = estimated(line, vocabulary, processes)
             counted = max(peaks.values())
             rows.append(
@@ -260,8 +238,6 @@ def measure(vocabulary: int = VOCABULARY, settings: Sequence[tuple[str, int, int
                     "estimate, GB": f"{guess / 1e9:.2f}",
                     "estimate / count": f"{guess / counted:.3f}",
                     "fits 32 GB": "yes" if counted + PROCESS < V100 else "no",
-                    "all-reduce, MB": f"{sent.get('all-reduce', 0) / 1e6:.1f}",
-                    "all-to-all, MB": f"{sent.get('all-to-all', 0) / 1e6:.1f}",
                 }
             )
     return rows

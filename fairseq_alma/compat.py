@@ -24,6 +24,7 @@ from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
 from fairseq.trainer import Trainer
 from omegaconf import open_dict
+from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import UserError
 from alma.files import checkpoint_file
@@ -37,7 +38,7 @@ def install() -> None:
     replace(distributed_utils, "call_main", _several_processes)
     replace(Trainer, "load_checkpoint", _read_by_each_process)
     replace(checkpoint_utils, "load_checkpoint_to_cpu", _mapped)
-    replace(distributed_fairseq_model, "DistributedDataParallel", _data_parallel_on_cpu)
+    replace(distributed_fairseq_model, "DistributedDataParallel", _data_parallel)
     replace(checkpoint_utils, "torch_persistent_save", _save_atomically)
     replace(PathManager, "copy", _copy_atomically)
     replace(Trainer, "train_step", _empty_batches_first)
@@ -142,11 +143,14 @@ def _mapped(original, path, *args, **kwargs):
         return original(path, *args, **kwargs)
 
 
-def _data_parallel_on_cpu(original, module, device_ids=None, output_device=None, **kwargs):
+def _data_parallel(original, module, device_ids=None, output_device=None, **kwargs):
     """Build DistributedDataParallel on a CPU, where it accepts no device ids; fairseq always passes one.
 
     https://github.com/facebookresearch/fairseq/issues/2879; unnecessary once fairseq supports this.
+    Experts of this process alone stay out of the gradient average, as in fairseq's legacy_ddp.
     """
+    own = [name for name, param in module.named_parameters() if hasattr(param, "expert")]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, own)
     if next(module.parameters()).device.type == "cpu":
         device_ids = output_device = None
     return original(module, device_ids=device_ids, output_device=output_device, **kwargs)

@@ -15,11 +15,9 @@ from pathlib import Path
 import torch
 from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.distributed import utils as distributed_utils
-from fairseq.models import distributed_fairseq_model
 from fairseq.optim.adam import Adam
 from fairseq.trainer import Trainer
 from omegaconf import open_dict
-from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import UserError, command, fail
 from fairseq_alma import checkpoint, command_line, compat, growth, interrupt, start_checks
@@ -57,7 +55,6 @@ def install() -> None:
     replace(Trainer, "state_dict", _state_of_plain_data)
     Trainer.always_call_state_dict_during_save_checkpoint = property(_saving_is_collective)
     replace(utils, "clip_grad_norm_", expert_parallel.clip_grad_norm_)
-    replace(distributed_fairseq_model, "DistributedDataParallel", _ignore_experts)
 
 
 def _parse_with_our_defaults(
@@ -82,7 +79,7 @@ def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
         # fairseq reads the data late: it would first create --save-dir and print the model.
         command(lambda: tasks.setup_task(cfg.task))()
     try:
-        original(cfg, functools.partial(_run, main, interrupt.shared()), **kwargs)
+        original(cfg, functools.partial(_run, main, interrupt.flag()), **kwargs)
     except torch.multiprocessing.ProcessExitedException as error:
         if error.exit_code in (2, interrupt.EXIT_CODE):  # the child has printed the reason
             sys.exit(error.exit_code)
@@ -91,12 +88,12 @@ def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
         raise
 
 
-def _run(main, interrupted, cfg, **kwargs) -> None:
+def _run(main, received, cfg, **kwargs) -> None:
     """Run `main` of a fairseq command in the process where it does its work."""
     install()  # a spawned process starts with an unchanged fairseq
     if getattr(cfg.task, "_name", None) == command_line.TASK:
-        interrupt.install()
-        interrupt.watch(main, interrupted)
+        interrupt.install(received)
+        interrupt.watch(main)
 
     @command
     def run() -> None:
@@ -122,8 +119,8 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     """
     if not isinstance(trainer.task, AlmaLMTask):
         return original(cfg, trainer, **kwargs)
-    wanted = (f"{cfg.save_dir}/checkpoint_last.pt", cfg.restore_file, cfg.finetune_from_model)
-    start_checks.check_same_files([path for path in wanted if path])
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()  # the first process may have waited for an earlier training to end
     if distributed_utils.get_global_rank() == 0:
         for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt*.tmp"):
             left_by_a_kill.unlink()
@@ -213,10 +210,3 @@ def _saving_is_collective(trainer) -> bool:
     """Whether all processes take part in saving a checkpoint; fairseq's own condition is FSDP's."""
     fsdp = trainer.is_fsdp and not trainer.cfg.distributed_training.use_sharded_state
     return fsdp or _ep_group(trainer) is not None
-
-
-def _ignore_experts(original, module, **kwargs):
-    """Leave a process's own experts out of the gradient average, as fairseq's legacy_ddp does."""
-    own = [name for name, param in module.named_parameters() if hasattr(param, "expert")]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, own)
-    return original(module, **kwargs)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import stat
 import tempfile
@@ -54,8 +53,6 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
         problems = [f"with --{flag}" for flag in flags if options.get(flag)]
         if options["activation_fn"] not in _ACTIVATIONS:
             problems.append(f"with --activation-fn {options['activation_fn']}")
-        if 0 <= options.get("moe_eval_capacity_token_fraction", -1) < 1:
-            problems.append("with --moe-eval-capacity-token-fraction (drops tokens depending on the batch)")
         if options.get("members", 1) > 1:
             problems.append("as a UMix of several models")
         if problems:
@@ -66,8 +63,8 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
         special: dict[str, Any] = {"bos_token_id": begin, "eos_token_id": EOS, "pad_token_id": PAD}
         kinds = {"Config": "Config", "Model": "Model", "ModelForCausalLM": "ForCausalLM"}
         special["auto_map"] = {f"Auto{auto}": f"{_CODE.stem}.Alma{name}" for auto, name in kinds.items()}
-        # fairseq numbers positions from PAD + 1; earlier rows are unused.
-        positions = saved.get(f"{PREFIX}embed_positions.weight", torch.empty(PAD + 2, 0))[PAD + 1 :]
+        # Positions start at PAD + 1 in both.
+        positions = saved.get(f"{PREFIX}embed_positions.weight", ())
         config = modeling_alma.AlmaConfig(
             vocab_size=len(saved[f"{PREFIX}embed_tokens.weight"]),
             hidden_size=options["decoder_embed_dim"],
@@ -75,7 +72,7 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
             num_attention_heads=options["decoder_attention_heads"],
             intermediate_size=options["decoder_ffn_embed_dim"],
             hidden_act=_ACTIVATIONS[options["activation_fn"]],
-            max_position_embeddings=len(positions),
+            max_position_embeddings=max(0, len(positions) - PAD - 1),
             num_experts=options.get("moe_expert_count", 0),
             decoder_sparse_step=options.get("moe_freq", 1),
             scale_embedding=not options["no_scale_embedding"],
@@ -84,12 +81,9 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
         )
         renamed = {}
         for name, value in saved.items():
-            name = re.sub(rf"^{re.escape(PREFIX)}", "model.", name)
-            name = re.sub(r"^model\.output_projection\.", "lm_head.", name)
-            name = re.sub(r"^(model\.layers\.\d+)\.fc1\.(router|w1|b1|w2|b2)\b", r"\1.ffn.\2", name)
-            renamed[re.sub(r"^(model\.layers\.\d+)\.(fc[12])\.", r"\1.ffn.\2.", name)] = value
-        renamed.pop("model.version", None)
-        renamed |= {name: positions for name in renamed if name == "model.embed_positions.weight"}
+            name = name.removeprefix(PREFIX)
+            renamed[name if name.startswith("output_projection.") else f"biogpt.{name}"] = value
+        renamed.pop("biogpt.version", None)
         with torch.device("meta"):
             model = modeling_alma.AlmaForCausalLM(config)
         try:

@@ -30,12 +30,21 @@ SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 logger = logging.getLogger(__name__)
 
-_received = ctypes.c_bool(False)
-"""Set by the signal handler; `shared` moves it to memory that child processes share."""
+_received: ctypes.c_bool | None = None
 
 
-def install() -> None:
-    """Handle the signals, unless the process already has a handler of its own."""
+def flag() -> ctypes.c_bool:
+    """What the signal handler sets, in memory that child processes share."""
+    global _received
+    if _received is None:
+        _received = multiprocessing.get_context("spawn").RawValue(ctypes.c_bool, False)
+    return _received
+
+
+def install(of_parent: ctypes.c_bool | None = None) -> None:
+    """Handle the signals, unless the process already has a handler of its own; set the parent's `flag`."""
+    global _received
+    _received = flag() if of_parent is None else of_parent
     if threading.current_thread() is not threading.main_thread():
         return  # Python sets handlers in the main thread only
     for number in SIGNALS:
@@ -47,21 +56,7 @@ def install() -> None:
 
 
 def _note(number, frame) -> None:
-    _received.value = True
-
-
-def shared() -> ctypes.c_bool:
-    """Move the flag to shared memory; passed to a child process, it is set in both."""
-    flag = multiprocessing.get_context("spawn").RawValue(ctypes.c_bool, False)
-    _use(flag)
-    return flag
-
-
-def _use(flag: ctypes.c_bool) -> None:
-    global _received
-    earlier, _received = _received, flag
-    if earlier.value:  # read after the swap: no signal falls between the two flags
-        flag.value = True
+    flag().value = True
 
 
 def is_train(main) -> bool:
@@ -69,12 +64,11 @@ def is_train(main) -> bool:
     return "validate_and_save" in getattr(main, "__globals__", {})
 
 
-def watch(main, flag: ctypes.c_bool) -> None:
-    """Check `flag` after every update of `main`, if that trains.
+def watch(main) -> None:
+    """Check after every update of `main`, if that trains, whether a signal has arrived.
 
     Training stops after any validation and saving that is due; a stage that is complete ends as usual.
     """
-    _use(flag)
     original = main.__globals__["validate_and_save"] if is_train(main) else None
     if original is None or hasattr(original, "__wrapped__"):
         return
@@ -85,11 +79,11 @@ def watch(main, flag: ctypes.c_bool) -> None:
         last_epoch = epoch_itr.epoch >= (cfg.optimization.max_epoch or math.inf)
         if not isinstance(task, AlmaLMTask) or finished or (end_of_epoch and last_epoch):
             return losses, finished
-        received, together = _received.value, torch.distributed.is_initialized()
+        received, together = flag().value, torch.distributed.is_initialized()
         if together:  # if any process received the signal, all must stop after the same update
-            flag = torch.tensor([received], dtype=torch.int32, device=trainer.device)
-            distributed_utils.all_reduce(flag, distributed_utils.get_global_group(), op="max")
-            received = bool(flag.item())
+            any_of = torch.tensor([received], dtype=torch.int32, device=trainer.device)
+            distributed_utils.all_reduce(any_of, distributed_utils.get_global_group(), op="max")
+            received = bool(any_of.item())
         if not received:
             return losses, finished
         saves, updates = cfg.checkpoint, trainer.get_num_updates()
@@ -100,17 +94,13 @@ def watch(main, flag: ctypes.c_bool) -> None:
         if end_of_epoch and isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule):
             trainer.lr_step(epoch_itr.epoch, losses[0])  # main's next step; a resume would lack the loss
             saved = False
-        what = "the same command resumes from here"
-        if saves.no_save or saves.no_last_checkpoints:
-            option = "--no-save" if saves.no_save else "--no-last-checkpoints"
-            what = f"nothing is saved ({option}); the same command starts from scratch"
-        elif not saved:
+        if not (saved or saves.no_save or saves.no_last_checkpoints):
             only_last = copy.deepcopy(saves)
             only_last.no_epoch_checkpoints, only_last.save_interval_updates = True, 0
             checkpoint_utils.save_checkpoint(only_last, trainer, epoch_itr, None)  # no loss: not the best
         if saves.write_checkpoints_asynchronously:
             PathManager.async_close()
-        logger.info(f"stopped by a signal after update {updates}, exit code {EXIT_CODE}; {what}")
+        logger.info(f"stopped by a signal after update {updates}, exit code {EXIT_CODE}: run it again")
         if together:
             # A launcher kills the other processes when the first one exits: wait until all have written.
             torch.distributed.barrier(distributed_utils.get_global_group())

@@ -17,7 +17,7 @@ from alma.errors import UserError
 from alma.flops import Shape, Weights
 from alma.metrics import bits_per_byte, perplexity
 from alma.schema import LARGEST
-from fairseq_alma.checkpoint import memory_map_last, memory_map_members, with_weights
+from fairseq_alma.checkpoint import memory_map_last, memory_map_members
 from fairseq_alma.ensemble import EnsembleDecoder, ensemble_of
 from fairseq_alma.moe.metrics import evaluate
 
@@ -60,14 +60,14 @@ def load_trained(arguments: list[str], weights: str, context_window: int) -> Loa
         raise UserError("no checkpoint: give --path CHECKPOINT, or --untrained and fairseq-train's flags")
     cfg.task.tokens_per_sample -= context_window
     paths = utils.split_paths(cfg.common_eval.path)
-    configs = [state["cfg"]["model"] for state in memory_map_members(paths, weights)]
+    members = memory_map_members(paths, weights)
     task = tasks.setup_task(cfg.task)
     models, shapes = [], []
-    for path, config in zip(paths, configs, strict=True):
-        state = with_weights(path, checkpoint_utils.load_checkpoint_to_cpu(path), weights)
+    for path, member in zip(paths, members, strict=True):
+        state = checkpoint_utils.load_checkpoint_to_cpu(path) | {"model": member["model"]}
         (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
         models.append(model)
-        shapes.append(_shape(Namespace(**config), model.decoder))
+        shapes.append(_shape(Namespace(**member["cfg"]["model"]), model.decoder))
     return Loaded(cfg, task, ensemble_of(models), shapes, paths, context_window)
 
 
@@ -146,33 +146,26 @@ def describe(split: str, loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def drift(loaded: Loaded) -> dict[str, Any]:
-    """On an ordered stream, `matrix`: the perplexity on the held-out part of each mega-batch, and
-    `matrix_experts`: each expert's share of its tokens, by Switch layer; on a dated stream
-    `matrix_periods`: their periods. {} on other streams."""
-    stream = loaded.task.stream
-    if not (stream and stream.ordered):
-        return {}
-    records = [describe(part.name, loaded) for part in stream.held_out]
-    periods = [part.period for part in stream.held_out]
-    shares = [{layer: experts["share"] for layer, experts in row["experts"].items()} for row in records]
-    return {
-        "matrix": [row["perplexity"] for row in records],
-        **({"matrix_experts": shares} if shares[0] else {}),
-        **({"matrix_periods": periods} if periods[0] else {}),
-    }
-
-
 def measure(loaded: Loaded, valid: bool) -> dict[str, Any]:
     """Measure the model on --gen-subset (default: test).
 
     `valid`: measure the loss on the validation split too. `training` has the cost of training each
-    checkpoint; it is empty for untrained models.
+    checkpoint; it is empty for untrained models. On an ordered stream, `matrix` has the perplexity on the
+    held-out part of each mega-batch, `matrix_experts` each expert's share of its tokens, by Switch layer,
+    and, if it is dated, `matrix_periods` the periods.
     """
-    shapes = loaded.shapes
+    shapes, stream = loaded.shapes, loaded.task.stream
     record = describe(loaded.cfg.dataset.gen_subset, loaded)
     experts = {shape.experts for shape in shapes if shape.switch_layers}
-    record |= drift(loaded) | {"valid": None}
+    if stream and stream.ordered:
+        parts = [describe(part.name, loaded) for part in stream.held_out]
+        record["matrix"] = [part["perplexity"] for part in parts]
+        if parts[0]["experts"]:
+            shares = ({layer: each["share"] for layer, each in part["experts"].items()} for part in parts)
+            record["matrix_experts"] = list(shares)
+        if stream.held_out[0].period:
+            record["matrix_periods"] = [part.period for part in stream.held_out]
+    record["valid"] = None
     if valid:
         on_valid = describe("valid", loaded)
         record["valid"] = {"loss": on_valid["nll"], "perplexity": on_valid["perplexity"]}

@@ -1,10 +1,6 @@
-"""Checks before a training begins: its plan (--expect-gpus, --expect-tokens), its files, its folder."""
+"""Checks before a training begins: its plan (--expect-gpus, --expect-tokens), its folder."""
 
 import os
-import socket
-import zipfile
-import zlib
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -45,35 +41,6 @@ def check_batch(cfg) -> None:
         + (f"unset {', '.join(names)}, or " if names else "")
         + f"plan with --distributed-world-size {joined}"
     )
-
-
-def check_same_files(paths: Sequence[str]) -> None:
-    """UserError in all processes: one sees other checkpoints at `paths` than the first does. Collective."""
-    if not torch.distributed.is_initialized():
-        return
-    torch.distributed.barrier()  # the first process may have waited for an earlier training to end
-    mine = socket.gethostname(), [_content(path) for path in paths]
-    seen: list = [mine] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(seen, mine)
-    first, expected = seen[0]
-    for rank, (host, contents) in enumerate(seen):
-        for path, here, there in zip(paths, contents, expected, strict=True):
-            if here != there:
-                raise UserError(
-                    f"process {rank} on {host} does not see the same {path} as the first process on {first}: "
-                    "all nodes must see the same folder"
-                )
-
-
-def _content(path: str) -> tuple[int, int] | None:
-    """Bytes and a check sum of the check sums in a checkpoint, without reading it; None: there is none."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            parts = zipfile.ZipFile(file).infolist() if zipfile.is_zipfile(file) else []
-    except OSError:
-        return None
-    return size, zlib.crc32(repr([(part.filename, part.CRC) for part in parts]).encode())
 
 
 def alone(cfg) -> AbstractContextManager:

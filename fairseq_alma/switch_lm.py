@@ -41,9 +41,6 @@ class SwitchLMConfig(TransformerLanguageModelConfig):
     moe_capacity_factor: float = flag(
         1.0, "capacity of an expert in training, times tokens / experts; 0: no limit"
     )
-    moe_eval_capacity_token_fraction: float = flag(
-        -1.0, "capacity of an expert in evaluation, times tokens; negative: no limit"
-    )
     moe_expert_parallel: bool = flag(False, "divide the experts among the processes, and send tokens to them")
     compile: bool = flag(
         False, "train with torch.compile on a GPU; no effect on a CPU, where it would be slower"
@@ -91,7 +88,6 @@ class DecoderLayer(TransformerDecoderLayerBase):
             output_dim,
             self.moe.moe_expert_count,
             self.moe.moe_capacity_factor,
-            self.moe.moe_eval_capacity_token_fraction,
             self.activation_fn,
             self.activation_dropout_module,
         )
@@ -122,18 +118,12 @@ class DecoderLayer(TransformerDecoderLayerBase):
         One flat tuple: fairseq's activation checkpointing differentiates no nested outputs.
         """
         h_TBD = self.self_attn(self.self_attn_layer_norm(x_TBD), mask_TT, padding_BT, incremental_state)
-        if self.c_attn is not None:  # --scale-heads
-            h_TBD = (h_TBD.unflatten(-1, (self.nh, self.head_dim)) * self.c_attn[:, None]).flatten(-2)
-        if self.attn_ln is not None:  # --scale-attn
-            h_TBD = self.attn_ln(h_TBD)
         x_TBD = x_TBD + self.dropout_module(h_TBD)
         h_TBD, routing = self.final_layer_norm(x_TBD), ()
         if self.fc2 is None:
             h_TBD, routing = self.fc1(h_TBD, padding_BT, largest_batch)
         else:
             h_TBD = self.fc2(self.activation_dropout_module(self.activation_fn(self.fc1(h_TBD))))
-        if self.w_resid is not None:  # --scale-resids
-            x_TBD = self.w_resid * x_TBD
         return x_TBD + self.dropout_module(h_TBD), *routing
 
 
@@ -186,8 +176,6 @@ class SwitchDecoder(TransformerDecoder):
             x_BTD = self.project_in_dim(x_BTD)
         if positions is not None:
             x_BTD += positions
-        if self.layernorm_embedding is not None:
-            x_BTD = self.layernorm_embedding(x_BTD)
         padding_BT = tokens_BT.eq(self.padding_idx)
         padded = bool(padding_BT.any()) if self.padded is None else self.padded
         self.padded = None
@@ -232,8 +220,9 @@ class SwitchLanguageModel(TransformerLanguageModel):
         """Build from fairseq's arguments. UserError: a count < 1, or an unsupported option."""
         if args.moe_expert_count < 1 or args.moe_freq < 1 or args.members < 1:
             raise UserError("--moe-expert-count, --moe-freq and --members must be 1 or more")
-        unsupported = ("adaptive_input", "adaptive_softmax_cutoff", "base_layers", "character_embeddings")
-        for name in (*unsupported, "decoder_layerdrop", "quant_noise_pq", "scale_fc"):
+        unsupported = ["adaptive_input", "adaptive_softmax_cutoff", "base_layers", "character_embeddings"]
+        unsupported += ["decoder_layerdrop", "layernorm_embedding", "quant_noise_pq"]
+        for name in (*unsupported, "scale_attn", "scale_fc", "scale_heads", "scale_resids"):
             if safe_getattr(args, name):
                 raise UserError(f"a Switch Transformer does not support {flag_of(name)}: drop it")
         if args.max_target_positions is None:

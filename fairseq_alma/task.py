@@ -284,12 +284,15 @@ class AlmaLMTask(LanguageModelingTask):
             dataset = self._blocks(split, max_positions - kwargs.get("context_window", 0))
         return super().eval_lm_dataloader(dataset, max_positions=max_positions, **kwargs)
 
-    def get_batch_iterator(self, dataset, max_tokens=None, max_sentences=None, max_positions=None, **kwargs):
-        """As fairseq's; batches of equal blocks are computed on demand, not listed (see `token_blocks`)."""
-        equal = token_blocks.equal_blocks(dataset, max_tokens, max_positions)
-        if kwargs.get("grouped_shuffling") or not equal:
-            return super().get_batch_iterator(dataset, max_tokens, max_sentences, max_positions, **kwargs)
-        return token_blocks.batch_iterator(dataset, max_tokens, max_sentences, **kwargs)
+    def get_batch_iterator(self, *args, **kwargs):
+        """As fairseq's, with workers for one epoch.
+
+        Persistent ones and their iterator are a reference cycle: the garbage collector would end them, and
+        wait for 5 s, because it closes their queue first.
+        """
+        iterator = super().get_batch_iterator(*args, **kwargs)
+        iterator.reuse_dataloader = iterator.persistent_workers = False
+        return iterator
 
     def can_reuse_epoch_itr(self, dataset) -> bool:
         """Never: epoch 2 would reuse the batches of epoch 1, but not after a resume within epoch 2."""

@@ -38,10 +38,14 @@ from alma.flops import ARCHS, Arch, Shape
 from benchmarks.gpu import process
 from benchmarks.gpu.process import Cases, Row
 from benchmarks.timing import device, finished, seconds
-from benchmarks.train_speed import dense_flags
 
 OPTIMIZER = "--optimizer adam --adam-betas (0.9,0.98) --lr 2e-4 --clip-norm 1 --num-workers 0"
 """The same for both tasks, whose defaults differ."""
+DENSE = (
+    "--task language_modeling --arch transformer_lm --activation-fn gelu --decoder-normalize-before "
+    "--decoder-learned-pos --share-decoder-input-output-embed"
+)
+"""fairseq's Transformer with as many active parameters."""
 CHUNKED = "--criterion chunked_cross_entropy --compile"
 SETTINGS = [("base", 8, "--bf16"), ("base", 8, "--fp16"), ("base", 8, f"--bf16 {CHUNKED}")]
 SETTINGS += [("large", 12, "--bf16"), ("base", 8, ""), ("base", 8, "--fp16 --batch-size 8 --update-freq 3")]
@@ -79,10 +83,11 @@ class RandomTokens(NamedTuple):
         """What follows `fairseq-train`: it ends after `updates`, each with a third of the paper's tokens, and
         logs each `interval`-th. With 0 experts: transformer_lm, without the plug-in's own flags."""
         flags = flags if experts else flags.replace(CHUNKED, "")
-        layers, dim, heads = arch = self.arch(size)
-        model = f"--task alma_lm --arch switch_gmoe_{size} --moe-expert-count {experts}"
+        layers, dim, heads = self.arch(size)
+        model = f"--task alma_lm --arch switch_gmoe_{size} --moe-expert-count {experts}" if experts else DENSE
         model += f" --decoder-layers {layers} --decoder-embed-dim {dim} --decoder-attention-heads {heads}"
-        words = [str(self.folder), *(model if experts else dense_flags(arch)).split(), *OPTIMIZER.split()]
+        model += f" --decoder-ffn-embed-dim {4 * dim}"
+        words = [str(self.folder), *model.split(), *OPTIMIZER.split()]
         words += f"--tokens-per-sample {self.length} --batch-size {2 if self.tiny else 64}".split()
         words += f"--log-format json --log-interval {interval} --max-update {updates}".split()
         return [*words, "--disable-validation", "--save-dir", f"{self.folder}/none", *flags.split()]

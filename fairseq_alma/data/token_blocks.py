@@ -1,8 +1,7 @@
-"""Blocks of equal length over memory-mapped token files, and their batches, computed without an index.
+"""Blocks of equal length over memory-mapped token files, computed without an index.
 
 In break mode `none`, block k is the tokens [k L, (k + 1) L) of the concatenated files, across item
-boundaries. So no index over items and no list of batches is built, and a stage of any size starts at once.
-Blocks, batches and their order are those of fairseq's TokenBlockDataset and EpochBatchIterator.
+boundaries. So no index over items is built. Blocks are those of fairseq's TokenBlockDataset.
 """
 
 import os
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset, MonolingualDataset, data_utils, iterators
+from fairseq.data import FairseqDataset, MonolingualDataset
 from numpy.typing import NDArray
 
 from alma.errors import UserError
@@ -149,95 +148,16 @@ class ReplayBlocks(TokenBlocks):
 class LanguageModelDataset(MonolingualDataset):
     """fairseq's MonolingualDataset whose batches say whether they have padding: `padded`."""
 
+    def num_tokens_vec(self, indices: NDArray[np.integer]) -> NDArray[np.integer]:
+        """Tokens of the items `indices`; with it fairseq needs no call of Python for each item."""
+        return self.sizes[indices]
+
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """As fairseq's; the batch is still on the host, where looking costs no wait for a GPU."""
         batch = super().collater(samples)
         if batch:
             batch["padded"] = bool(batch["net_input"]["src_tokens"].eq(self.vocab.pad()).any())
         return batch
-
-
-class Batches(Sequence):
-    """Batches of `size` consecutive entries of `order` (blocks,), computed on access.
-
-    `numbers` selects and orders the batches (default: all); a number past the end is an empty batch.
-    """
-
-    def __init__(self, order: NDArray[np.integer], size: int, numbers: NDArray[np.integer] | None = None):
-        self.order, self.size = order, size
-        self.numbers = np.arange(-(-len(order) // size)) if numbers is None else numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index):
-        """A batch of block numbers (size,), or Batches for a slice."""
-        number = self.numbers[index]
-        if isinstance(index, slice):
-            return Batches(self.order, self.size, number)
-        return self.order[number * self.size : (number + 1) * self.size]
-
-
-class _BatchIterator(iterators.EpochBatchIterator):
-    """fairseq's EpochBatchIterator over `Batches` instead of a list: resuming slices an array."""
-
-    def __init__(self, dataset: MonolingualDataset, batches: Batches, **kwargs):
-        super().__init__(dataset, dataset.collater, (), **kwargs)
-        self._frozen_batches = batches
-
-    def ordered_batches(self, epoch: int, fix_batches_to_gpus: bool, shuffle: bool) -> Batches:
-        """This process's batches of an epoch, shuffled and distributed as fairseq does (no prefetching)."""
-        batches = self._frozen_batches
-        numbers = batches.numbers.copy()
-        if shuffle:
-            with data_utils.numpy_seed(self.seed + epoch):
-                np.random.shuffle(numbers)  # noqa: NPY002  as fairseq shuffles the list
-        empty = np.full(-len(batches) % self.num_shards, len(batches))  # the same number for each process
-        numbers = np.concatenate([numbers, empty])
-        return Batches(batches.order, batches.size, numbers[self.shard_id :: self.num_shards])
-
-
-def equal_blocks(dataset, max_tokens: int | None, max_positions) -> bool:
-    """Whether `dataset` is a MonolingualDataset of TokenBlocks whose blocks fit the batch and the model."""
-    if not (isinstance(dataset, MonolingualDataset) and isinstance(dataset.dataset, TokenBlocks)):
-        return False
-    length = dataset.dataset.length
-    return length <= (max_tokens or length) and (
-        max_positions is None or (isinstance(max_positions, int) and length <= max_positions)
-    )
-
-
-def batch_iterator(
-    dataset: MonolingualDataset,
-    max_tokens: int | None,
-    max_sentences: int | None,
-    required_batch_size_multiple: int = 1,
-    seed: int = 1,
-    epoch: int = 1,
-    data_buffer_size: int = 0,
-    **kwargs,
-) -> iterators.EpochBatchIterator:
-    """fairseq's get_batch_iterator (see there) for a dataset of `equal_blocks`.
-
-    The batch size is a multiple of `required_batch_size_multiple` if it is at least that; the last batch is
-    cut to a multiple.
-    """
-    for unused in ("ignore_invalid_inputs", "disable_iterator_cache", "update_epoch_batch_itr"):
-        kwargs.pop(unused, None)
-    # Persistent workers and their iterator are a reference cycle: the garbage collector would end them, and
-    # wait for 5 s, because it closes their queue first.
-    kwargs["persistent_workers"] = False
-    dataset.set_epoch(epoch)
-    with data_utils.numpy_seed(seed + epoch):
-        order = dataset.ordered_indices()
-    length = dataset.dataset.length
-    limits = (max_sentences or len(order), max_tokens // length if max_tokens else len(order), len(order))
-    size = max(1, min(limits))
-    if size > required_batch_size_multiple:
-        size -= size % required_batch_size_multiple
-    dropped = (len(order) % size or size) % required_batch_size_multiple
-    batches = Batches(order[: len(order) - dropped], size)
-    return _BatchIterator(dataset, batches, seed=seed, epoch=epoch, buffer_size=data_buffer_size, **kwargs)
 
 
 def _memory_map(prefix: str) -> NDArray[np.integer]:

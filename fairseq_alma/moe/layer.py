@@ -27,9 +27,7 @@ class SwitchFFN(nn.Module):
     Args:
         dim, hidden, experts: D, F, and E over all processes.
         capacity_factor: in training, each expert takes at most C = ceil(capacity_factor * S / E) tokens of a
-            batch; 0 for no limit.
-        eval_capacity: C in evaluation as a fraction of S; negative for no limit, so that perplexity does not
-            depend on the batch.
+            batch; 0 for no limit. There is none in evaluation: perplexity does not depend on the batch.
         activation, activation_dropout: as in the dense FFN.
     """
 
@@ -39,7 +37,6 @@ class SwitchFFN(nn.Module):
         hidden: int,
         experts: int,
         capacity_factor: float,
-        eval_capacity: float,
         activation,
         activation_dropout: nn.Module,
     ):
@@ -54,14 +51,13 @@ class SwitchFFN(nn.Module):
         self.activation, self.activation_dropout = activation, activation_dropout
         self.router = router  # after the experts: the order of parameters in checkpoints
         self.experts = experts
-        self.capacity_factor, self.eval_capacity = capacity_factor, eval_capacity
+        self.capacity_factor = capacity_factor
         self.ep_group: ExpertParallelGroup | None = None
 
     def capacity(self, tokens: int) -> int | None:
         """C for a batch of `tokens`; None for no limit."""
-        if self.training:
-            return math.ceil(self.capacity_factor * tokens / self.experts) if self.capacity_factor else None
-        return math.ceil(self.eval_capacity * tokens) if self.eval_capacity >= 0 else None
+        limited = self.training and self.capacity_factor
+        return math.ceil(self.capacity_factor * tokens / self.experts) if limited else None
 
     def forward(
         self, x_TBD: Tensor, padding_BT: Tensor | None = None, largest_batch: int = 0

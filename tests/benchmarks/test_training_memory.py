@@ -59,19 +59,3 @@ def test_what_the_backward_pass_needs_is_counted(memory):
 def test_the_estimate_is_within_five_percent(memory, arch, experts, processes, flags):
     (row,) = memory.measure(20_000, [(arch, experts, processes, flags)])
     assert float(row["estimate / count"]) == pytest.approx(1, abs=0.05)
-
-
-def test_bytes_that_a_process_sends(memory):
-    """All-reduce: 2 bytes for each parameter that all processes hold. All-to-all: the rows of each Switch
-    layer, to the experts and back, forward and backward."""
-    settings = [
-        ("switch_gmoe_base", 8, 4, f"--fp16 {CHUNKED} {more}".strip())
-        for more in ("", "--moe-expert-parallel")
-    ]
-    whole, divided = memory.measure(4_000, settings)
-    experts = 3 * 8 * (2 * 512 * 2048 + 512 + 2048)
-    assert float(whole["all-reduce, MB"]) - float(divided["all-reduce, MB"]) == pytest.approx(
-        2 * experts / 1e6, abs=0.11
-    )
-    assert whole["all-to-all, MB"] == "0.0"
-    assert float(divided["all-to-all, MB"]) == pytest.approx(4 * 3 * 4096 * 512 * 2 / 1e6, abs=0.06)

@@ -89,13 +89,17 @@ def evaluate(start, stream, tmp_path):
 @pytest.fixture
 def build(stream):
     """`build(*flags)` -> (task, model) as fairseq-train would make them from the tiny flags and these."""
-    from fairseq import tasks, utils
+    from fairseq import options, tasks, utils
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 
     def run(*flags: str, data=stream):
-        cfg = config_of(data, *TINY.split(), *flags)
-        utils.set_torch_seed(cfg.common.seed)
-        task = tasks.setup_task(cfg.task)
-        return task, task.build_model(cfg.model)
+        words = list(map(str, (data, *TINY.split(), *flags)))
+        args = options.parse_args_and_arch(options.get_training_parser(default_task="alma_lm"), words)
+        args._name = ARCH_MODEL_NAME_REGISTRY[args.arch]
+        vars(args).update(vars(MODEL_DATACLASS_REGISTRY[args._name].from_namespace(args)))
+        utils.set_torch_seed(args.seed)
+        task = tasks.setup_task(args)  # not of a config: Hydra needs half a second
+        return task, task.build_model(args)
 
     return run
 

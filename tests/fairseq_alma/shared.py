@@ -15,11 +15,11 @@ DIM, HIDDEN = 8, 16
 """Of `make_layer`."""
 
 
-def make_layer(experts: int, capacity_factor: float = 1.0, eval_capacity: float = -1.0) -> SwitchFFN:
+def make_layer(experts: int, capacity_factor: float = 1.0) -> SwitchFFN:
     """A small Switch layer, the same for the same number of experts."""
     torch.manual_seed(experts)
     identity = torch.nn.Identity()
-    layer = SwitchFFN(DIM, HIDDEN, experts, capacity_factor, eval_capacity, F.gelu, identity)
+    layer = SwitchFFN(DIM, HIDDEN, experts, capacity_factor, F.gelu, identity)
     torch.nn.init.normal_(layer.router.weight)
     return layer
 

@@ -132,13 +132,6 @@ def test_an_invalid_command_line_is_one_line(capsys, words, line):
     assert refused(capsys, *words.split()) == line
 
 
-def test_fairseq_train_refuses_a_misspelt_flag_and_writes_nothing(start, stream, tiny, tmp_path):
-    done = start("train", stream, *tiny, "--max-tokns", "1", "--save-dir", tmp_path / "run").wait()
-    assert done.code == 2
-    assert done.output.strip() == "error: unrecognized argument --max-tokns: did you mean --max-tokens?"
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_literal_command_trains(start, stream, tmp_path):
     flags = "--task alma_lm --arch switch_gmoe_tiny --max-update 2 --tokens-per-sample 64".split()
     done = start("train", stream, *flags, "--save-dir", tmp_path).wait()
@@ -168,9 +161,10 @@ def test_our_commands_parse_before_torch_and_fairseq_load(command, tmp_path):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} is imported')")
     helped = run(command, "--help", path=tmp_path)
     assert (helped.returncode, helped.stderr) == (0, "")
-    wrong = run(command, *(["--out"] if command == "evaluate" else ["--wrong"]), path=tmp_path)
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith("error: ")
+    if command != "reshard":  # all its flags are fairseq-train's
+        wrong = run(command, *(["--out"] if command == "evaluate" else ["--wrong"]), path=tmp_path)
+        assert wrong.returncode == 2
+        assert wrong.stderr.startswith("error: ")
 
 
 def test_check_resolves_command_lines_without_warnings():

@@ -102,15 +102,15 @@ def test_an_update_agrees_on_the_largest_batch_once(train_on_two, tmp_path, user
 
 def test_fp16_resumes_with_and_without_expert_parallelism(train, train_on_two, tmp_path):
     flags = ("--dropout", "0", "--fp16", "--ddp-backend", "legacy_ddp")
-    train_on_two(tmp_path / "whole", *flags, "--max-update", 9)
-    for updates, more in ((3, ()), (6, ("--moe-expert-parallel",)), (9, ())):
+    train_on_two(tmp_path / "whole", *flags, "--max-update", 6)
+    for updates, more in ((3, ("--moe-expert-parallel",)), (6, ())):
         output, _ = train_on_two(tmp_path / "parts", *flags, "--max-update", updates, *more)
-        assert f"@ {updates - 3} updates" in output or updates == 3
+    assert "@ 3 updates" in output
     saved = [load(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "parts")]
     whole, parts = (state["last_optimizer_state"]["state"] for state in saved)
     assert whole.keys() == parts.keys()
     for index, state in whole.items():
-        assert state["step"] == parts[index]["step"] == 9
+        assert state["step"] == parts[index]["step"] == 6
         for name in ("exp_avg", "exp_avg_sq"):
             torch.testing.assert_close(parts[index][name], state[name], atol=1e-3, rtol=1e-2)
     for name, weights in saved[0]["model"].items():
@@ -118,5 +118,5 @@ def test_fp16_resumes_with_and_without_expert_parallelism(train, train_on_two, t
             # The mean: Adam scales differences of small gradients up.
             difference = (saved[1]["model"][name].float() - weights.float()).abs().mean()
             assert difference < 1e-4, name  # an update is 1e-2
-    output = train(tmp_path / "parts", *flags, "--max-update", 10, "--moe-expert-parallel")
-    assert "@ 9 updates" in output  # also in one process
+    output = train(tmp_path / "parts", *flags, "--max-update", 7, "--moe-expert-parallel")
+    assert "@ 6 updates" in output  # also in one process

@@ -20,7 +20,7 @@ DIM = 64
 def on_both(dtype: torch.dtype, factor: float) -> tuple[SwitchFFN, SwitchFFN]:
     """One layer with weights rounded to `dtype`: in fp32 on the CPU, in `dtype` on the GPU."""
     torch.manual_seed(0)
-    layer = SwitchFFN(DIM, 4 * DIM, 8, factor, -1.0, F.gelu, nn.Identity()).to(dtype)
+    layer = SwitchFFN(DIM, 4 * DIM, 8, factor, F.gelu, nn.Identity()).to(dtype)
     return copy.deepcopy(layer).float(), layer.cuda()
 
 

@@ -10,7 +10,7 @@ from fairseq_alma.growth import GROWN, grow_model_state, grow_optimizer_state, l
 from fairseq_alma.moe.layer import SwitchFFN, switch_layers
 from fairseq_alma.moe.router import Routing
 from fairseq_alma.training.precision import FP32
-from tests.fairseq_alma.shared import load
+from tests.fairseq_alma.shared import changed, load
 
 PREFIX = "decoder.layers.1.fc1"
 
@@ -65,7 +65,7 @@ def test_copies_are_plain_without_noise_and_evenly_set_apart_with_it(build, size
 def test_tree_growth_keeps_outputs_with_any_noise_even_twice():
     torch.manual_seed(0)
     layers = {
-        experts: nn.ModuleDict({"fc1": SwitchFFN(8, 16, experts, 0.0, -1.0, F.gelu, nn.Identity())})
+        experts: nn.ModuleDict({"fc1": SwitchFFN(8, 16, experts, 0.0, F.gelu, nn.Identity())})
         for experts in (3, 5, 8)
     }
     x = torch.randn(50, 4, 8)
@@ -177,13 +177,12 @@ def numbers(output: str, name: str) -> list[float]:
 
 
 def test_two_processes_evaluate_half_of_the_validation_set_each(
-    start, start_two, train, stream, tiny, tmp_path, user_dir
+    start, start_two, stage0, stream, tiny, tmp_path, user_dir
 ):
     """Processes that wait for a slower one may time out."""
-    previous, sizes = tmp_path / "stage_00", ("--max-tokens-valid", "64")
-    train(previous, "--max-update", "2")
+    sizes = ("--max-tokens-valid", "64")
     growing = ("--grow-experts", "2", "--moe-expert-count", "6", "--stage", "1", "--max-update", "1", *sizes)
-    flags = (stream, *tiny, *growing, "--finetune-from-model", previous / "checkpoint_last.pt")
+    flags = (stream, *tiny, *growing, "--finetune-from-model", stage0)
     one = start("train", *flags, "--save-dir", tmp_path / "one", *user_dir(SHOW)).wait()
     assert one.code == 0, one.output
     shares, losses = [], numbers(one.output, "losses")
@@ -201,11 +200,10 @@ def test_two_processes_evaluate_half_of_the_validation_set_each(
     torch.testing.assert_close(a["model"], b["model"], atol=1e-6, rtol=1e-5)
 
 
-def test_an_error_in_process_0_is_raised_in_all(train, start_two, stream, tiny, tmp_path):
-    previous = tmp_path / "stage_00"
-    train(previous, "--max-update", "1", "--no-save-optimizer-state")
+def test_an_error_in_process_0_is_raised_in_all(stage0, start_two, stream, tiny, tmp_path):
+    without = changed(stage0, tmp_path / "without.pt", lambda state: state.pop("last_optimizer_state"))
     growing = ("--grow-experts", "2", "--moe-expert-count", "6", "--grow-optimizer", "copy")
-    flags = (*growing, "--stage", "1", "--finetune-from-model", previous / "checkpoint_last.pt")
+    flags = (*growing, "--stage", "1", "--finetune-from-model", without)
     for process in start_two(stream, *tiny, "--save-dir", tmp_path / "two", *flags):
         assert "has no optimizer state" in process.wait().error
     assert not (tmp_path / "two" / GROWN).exists()

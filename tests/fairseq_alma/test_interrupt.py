@@ -176,12 +176,6 @@ def test_at_the_end_of_an_epoch_it_resumes_with_the_next(train, stop_at, tiny, t
     assert_same(tmp_path / "whole" / "checkpoint_last.pt", save / "checkpoint_last.pt")
 
 
-def test_without_a_last_checkpoint_it_reports_that_nothing_is_saved(stop_at, tmp_path):
-    for flag in ("--no-last-checkpoints", "--no-save"):
-        assert f"nothing is saved ({flag})" in stopped(stop_at(3, tmp_path / "run", flag))
-    assert not list(tmp_path.glob("run/*.pt"))
-
-
 @pytest.mark.parametrize(
     ("rank", "parallel"),
     [
@@ -221,28 +215,6 @@ def test_spawned_processes_stop_together(start, stream, tiny, tmp_path, at_updat
     updates, _ = position(tmp_path / "run" / "checkpoint_last.pt")
     assert f"after update {updates}," in line
     assert updates == (4 if to == "worker" else 1)
-
-
-def test_a_signal_to_the_process_group_stops_training(stream, tiny, tmp_path):
-    """Started as by the launcher, with data-loading workers in the group."""
-    log = tmp_path / "log"
-    flags = f"--save-dir {tmp_path}/run --max-update 3000 --log-interval 1 --num-workers 1".split()
-    command = [sys.executable, "-m", "fairseq_cli.train", stream, *tiny, *flags]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)
-        try:
-            deadline = time.monotonic() + 600
-            while '"num_updates": "3"' not in log.read_text():
-                assert process.poll() is None, log.read_text()
-                assert time.monotonic() < deadline, log.read_text()
-                time.sleep(0.01)
-            os.killpg(process.pid, signal.SIGUSR2)
-            assert process.wait(60) == AGAIN, log.read_text()
-        finally:
-            process.kill()
-            process.wait()
-    updates, _ = position(tmp_path / "run" / "checkpoint_last.pt")
-    assert f"stopped by a signal after update {updates}," in log.read_text()
 
 
 def test_complete_stages_and_evaluations_ignore_the_signal(start, stream, tiny, tmp_path):

@@ -3,37 +3,32 @@
 test_interrupt tests resuming, test_expert_parallel several processes.
 """
 
+import copy
+import functools
 from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq import optim
-from omegaconf import OmegaConf
 
 from fairseq_alma.training import precision
 from fairseq_alma.training.precision import FP32
+from tests.fairseq_alma.shared import config_of
 
 SHAPES = [torch.Size(shape) for shape in ((3, 5), (5,), (2, 4, 4))]
 
 
+@functools.cache
+def defaults():
+    """fairseq's config of `--fp16`."""
+    flags = "--lr 0.1 --update-freq 1 --fp16 --fp16-init-scale 65536 --distributed-world-size 1"
+    return config_of("S", "--task", "alma_lm", *flags.split())
+
+
 def config(**common):
-    adam = {"_name": "adam", "lr": [0.1], "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8, "weight_decay": 0.0}
-    distributed = {"distributed_world_size": 1}
-    defaults = {
-        "tpu": False,
-        "fp16_init_scale": 65536,
-        "amp_init_scale": 128,
-        "amp_scale_window": None,
-        "fp16_scale_window": 2000,
-        "fp16_scale_tolerance": 0.0,
-        "threshold_loss_scale": None,
-        "min_loss_scale": 1e-4,
-        "model_parallel_size": 1,
-        "fp16": True,
-        "bf16": False,
-    }
-    sections = {"optimizer": adam, "common": defaults | common, "distributed_training": distributed}
-    return OmegaConf.create(sections | {"optimization": {"update_freq": [1]}})
+    made = copy.deepcopy(defaults())
+    made.common.update(common)
+    return made
 
 
 def parameters(dtype=torch.float32) -> list[torch.nn.Parameter]:

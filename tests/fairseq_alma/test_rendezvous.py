@@ -1,7 +1,6 @@
 """Processes of a training find each other by a file, or end with one line."""
 
 import json
-import re
 import socket
 
 import pytest
@@ -66,23 +65,4 @@ def test_a_process_that_cannot_join_ends_with_one_line(
     assert (done.code, "Traceback" in done.output) == (2, False), done.output
     (error,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
     assert problem.format(file=file) in error
-    assert not list(tmp_path.glob("run/*.pt"))
-
-
-@pytest.mark.parametrize("which", ["last", "previous"])
-def test_a_node_that_sees_another_checkpoint_ends_the_training(process, start, stream, tiny, tmp_path, which):
-    """As with a folder on each node's own disk: no process trains, each says why."""
-    for folder in "ab":
-        words = (stream, *tiny, "--max-update", "1", "--seed", ord(folder), "--save-dir", tmp_path / folder)
-        assert start("train", *words).wait().code == 0
-    if which == "last":
-        flags = [("--save-dir", tmp_path / folder) for folder in ("a", "run")]
-    else:
-        flags = [("--finetune-from-model", tmp_path / folder / "checkpoint_last.pt") for folder in "ab"]
-    both = [process(rank, *more) for rank, more in enumerate(flags)]
-    for each in both:
-        done = each.wait()
-        assert (done.code, "Traceback" in done.output) == (2, False), done.output
-        (error,) = [line for line in done.output.splitlines() if line.startswith("error: process 1 on ")]
-        assert re.search("does not see the same .*/checkpoint_last.pt as the first process on ", error)
     assert not list(tmp_path.glob("run/*.pt"))

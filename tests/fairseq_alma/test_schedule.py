@@ -52,20 +52,6 @@ def test_a_stage_goes_on_as_with_restore_file_and_resumes(
     assert resumed["extra_state"]["AlmaLMTask"]["first_update"] == 4
 
 
-@pytest.mark.parametrize("router", ["preserve", "copy"])
-def test_split_experts_keep_the_optimizer_state(train, first, tmp_path, router):
-    growing = ("--moe-expert-count", "6", "--grow-experts", "2", "--grow-router", router)
-    save = tmp_path / "second"
-    state = train(save, "--stage", "1", "--max-update", "5", "--finetune-from-model", first, *growing)
-    assert updates(state) == 5
-    before, grown = load(first), load(save / "grown.pt")
-    names = [name for name in before["model"] if not name.endswith(("version", "copies", "parent"))]
-    position = names.index("decoder.layers.1.fc1.w1")
-    moments = [each["last_optimizer_state"]["state"][position]["exp_avg"] for each in (before, grown)]
-    split = grown["growth"]["decoder.layers.1.fc1"]
-    assert torch.equal(moments[1], torch.cat([moments[0], moments[0][split]]))
-
-
 def test_what_a_continuous_stage_lacks_is_one_line(start, stream, tiny, first, tmp_path):
     command = ("train", stream, *tiny, *KEEPS, "--save-dir", tmp_path / "x", "--stage", "1")
     short = start(*command, "--finetune-from-model", first, "--max-update", "4").wait()

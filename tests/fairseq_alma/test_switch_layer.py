@@ -170,22 +170,6 @@ def test_drops_come_last_in_batch_major_order_and_only_in_training():
     assert (layer(x)[0].abs().sum(-1) > 0).all()
 
 
-def test_evaluation_capacity_limits_when_asked():
-    layer = make_layer(1, eval_capacity=0.25).eval()
-    assert layer(torch.randn(4, 4, DIM))[1].kept_E.tolist() == [4]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_with_a_capacity_of_zero_every_token_is_dropped(layout, monkeypatch):
-    monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced(layout))
-    layer = make_layer(3, eval_capacity=0.0).eval()
-    y, routing = layer(torch.randn(5, 2, DIM))
-    y.sum().backward()
-    assert (y == 0).all()
-    assert routing.kept_E.tolist() == [0, 0, 0]
-    assert (layer.w1.grad == 0).all()
-
-
 @pytest.mark.parametrize(
     ("capability", "layout"),
     [

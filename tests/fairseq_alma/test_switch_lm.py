@@ -295,6 +295,7 @@ def test_activation_checkpointing_keeps_all_gradients(build, sample):
     [
         (("--moe-expert-count", "0"), "must be 1 or more"),
         (("--scale-fc",), "--scale-fc"),
+        (("--scale-heads",), "--scale-heads"),
         (("--decoder-layerdrop", "0.1"), "--decoder-layerdrop"),
         (("--adaptive-softmax-cutoff", "500"), "--adaptive-softmax-cutoff"),
         (("--character-embeddings",), "--character-embeddings"),

@@ -10,7 +10,6 @@ from fairseq import options
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from fairseq.data.indexed_dataset import MMapIndexedDataset
-from fairseq.tasks import FairseqTask
 from fairseq_cli.preprocess import main as preprocess
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from alma.errors import UserError
 from alma.stream import Stream, dtype_code, write_index
 from fairseq_alma.data.preprocessed import assign, count_words, documents, indexed
-from fairseq_alma.data.token_blocks import Batches, TokenBlocks
 
 LOADED = ("--sample-break-mode", "none", "--tokens-per-sample", "64")
 
@@ -97,16 +95,6 @@ def numbered(text, gpt2_files, tmp_path_factory):
     return f"{folder}/bin", len(" ".join(lines).split())
 
 
-def test_words_of_gpt2_ids_are_counted_by_its_encoder_json(build, numbered, gpt2_files):
-    data, words = numbered
-    encoder = ("--gpt2-encoder-json", str(gpt2_files[0]))
-    for flags in (encoder, ("--bpe", "gpt2", *encoder, "--gpt2-vocab-bpe", str(gpt2_files[1]))):
-        task, _ = build("--megabatch-words", "5000", *flags, data=data)
-        assert count_words([f"{data}/train"], task.dictionary, str(gpt2_files[0])).sum() == words
-        assert len(task.megabatches) == round(words / 5000) > 1
-    assert len(build("--megabatch-tokens", "9000", data=data)[0].megabatches) > 1
-
-
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(st.text("ab .,'1é中\t\v \x1c", max_size=20), min_size=1, max_size=8))
 @example(lines=["", " a  b", "\ta", "a\t\t b  ", "a b", "   ", "The  cat"])
@@ -162,36 +150,6 @@ def test_gpt2_ids_without_the_encoder_json_that_made_them(build, numbered, gpt2_
         task, _ = build("--megabatch-words", "9", "--gpt2-encoder-json", f"{tmp_path}/{name}.json", data=data)
         with pytest.raises(UserError, match=f"{name}.json: .*{message}"):
             task.megabatches  # noqa: B018
-
-
-def test_stages_of_a_preprocessed_directory_partition_it(build, preprocessed):
-    seen: list[int] = []
-    task, _ = build("--megabatch-words", "20000", data=preprocessed)
-    corpus = whole(preprocessed)
-    count = len(task.megabatches)
-    for stage in range(count):
-        task, _ = build("--megabatch-words", "20000", "--stage", str(stage), *LOADED, data=preprocessed)
-        task.load_dataset("train")
-        seen += tokens_of(task, "train")
-    everything = torch.cat([corpus[i] for i in range(len(corpus))]).tolist()
-    assert sorted(seen) == sorted(everything)
-    with pytest.raises(UserError, match=f"stages 0 to {count - 1}"):
-        build("--megabatch-words", "20000", "--stage", str(count), data=preprocessed)[0].load_dataset("train")
-
-
-def test_equal_blocks_need_no_index_and_batches_no_list(build, preprocessed):
-    task, _ = build("--megabatch-words", "20000", *LOADED, data=preprocessed)
-    task.load_dataset("train")
-    dataset = task.dataset("train")
-    assert isinstance(dataset.dataset, TokenBlocks)
-    flags = {"max_tokens": 512, "max_positions": 64, "required_batch_size_multiple": 8, "seed": 3, "epoch": 2}
-    kinds = (type(task), FairseqTask)
-    iterators = [kind.get_batch_iterator(task, dataset, **flags) for kind in kinds]
-    assert [type(iterator.frozen_batches) for iterator in iterators] == [Batches, tuple]
-    first, second = ([b["id"].tolist() for b in iterator.next_epoch_itr()] for iterator in iterators)
-    assert first == second
-    grouped = task.get_batch_iterator(dataset, **flags, grouped_shuffling=True)
-    assert isinstance(grouped.frozen_batches, tuple)
 
 
 @pytest.mark.parametrize("mode", ["complete", "complete_doc", "eos"])
@@ -277,6 +235,9 @@ def alter(path) -> None:
         (lambda d: truncate(d / "megabatch_00/train.bin"), "train.bin.*truncated"),
         (lambda d: alter(d / "megabatch_00/train.bin"), "train.bin.*changed"),
         (lambda d: alter(d / "dict.txt"), "dict.txt.*changed"),
+        (lambda d: (d / "dict.txt").unlink(), "dict.txt is missing"),
+        (lambda d: (d / "dict.txt").write_text("a b c\n" * 3), "dict.txt is not a dictionary: Incorrect"),
+        (lambda d: (d / "dict.txt").write_bytes(b"\xff\xfe 1\n"), "dict.txt is not a dictionary"),
     ],
 )
 def test_a_damaged_stream_is_refused(build, stream, tmp_path, damage, words):

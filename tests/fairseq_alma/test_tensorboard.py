@@ -54,8 +54,6 @@ def logged(start, stream, tiny, tmp_path, user_dir):
 def test_stages_and_evaluations_share_an_axis_and_repeated_updates_are_hidden(logged):
     inner = points(logged / "train_inner")
     assert [step for step, _ in inner["loss"]] == list(range(1, 17))
-    assert inner["stage"] == [(step, step > 8) for step in range(1, 17)]
-    assert [step for step, _ in inner["stage/text_summary"]] == [1, 5, 9]
     assert [step for step, _ in inner["sys.argv/text_summary"]] == [1, 5, 9]
     assert [step for step, _ in inner["l1_share3"]] == list(range(1, 17))
     assert [step for step, _ in inner["l1_share5"]] == list(range(9, 17))

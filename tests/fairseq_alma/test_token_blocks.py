@@ -1,4 +1,4 @@
-"""Blocks and batches equal fairseq's, which builds an index and lists for them."""
+"""Blocks equal fairseq's, which builds an index for them."""
 
 import gc
 import multiprocessing
@@ -20,14 +20,7 @@ from hypothesis import strategies as st
 from alma.errors import UserError
 from alma.stream import write_index
 from fairseq_alma.data import preprocessed
-from fairseq_alma.data.token_blocks import (
-    LanguageModelDataset,
-    ReplayBlocks,
-    TokenBlocks,
-    Tokens,
-    batch_iterator,
-    equal_blocks,
-)
+from fairseq_alma.data.token_blocks import LanguageModelDataset, ReplayBlocks, TokenBlocks, Tokens
 
 DICTIONARY = Dictionary()
 for number in range(100):
@@ -62,7 +55,7 @@ def ours(prefixes, length, items=None, **options) -> MonolingualDataset:
     return monolingual(TokenBlocks(Tokens(prefixes, items), length, EOS), **options)
 
 
-def fairseqs_iterator(dataset, *args, **flags):
+def batches_of(dataset, *args, **flags):
     return FairseqTask(SimpleNamespace()).get_batch_iterator(dataset, *args, **flags)
 
 
@@ -108,36 +101,20 @@ def test_every_block_equals_fairseqs(files, length, seed):
     tokens=st.integers(1, 800),
     length=st.integers(1, 12),
     max_tokens=st.none() | st.integers(12, 300),
-    max_sentences=st.none() | st.integers(1, 40),
+    max_sentences=st.integers(1, 40),
     multiple=st.sampled_from([1, 2, 8]),
-    shards=st.integers(1, 3),
-    shuffle=st.booleans(),
-    offset=st.integers(0, 5),
 )
-@example(800, 8, 8 * 13, None, 8, 1, False, 0)  # 13 fit; 8 is a multiple of 8
-@example(8 * 13, 8, None, 16, 8, 1, False, 0)  # drops the last 5
-@example(8 * 13, 8, None, 5, 8, 1, False, 0)
-def test_every_batch_of_every_process_equals_fairseqs(
-    tokens, length, max_tokens, max_sentences, multiple, shards, shuffle, offset
+def test_batches_made_without_a_call_for_each_block_are_fairseqs(
+    tokens, length, max_tokens, max_sentences, multiple
 ):
-    if not (max_tokens or max_sentences):
-        max_sentences = 4
-    own = monolingual(TokenBlocks(range(tokens), length, EOS))
-    assert equal_blocks(own, max_tokens, length)
-    for shard in range(shards):
-        flags = {"required_batch_size_multiple": multiple, "num_shards": shards, "shard_id": shard}
-        flags |= {"seed": 3, "epoch": 2}
-        theirs = fairseqs_iterator(own, max_tokens, max_sentences, **flags)
-        mine = batch_iterator(own, max_tokens, max_sentences, **flags)
-        assert len(mine) == len(theirs)
-        at = min(offset, len(theirs) - 1)
-        if at < 0:
-            continue
-        found = []
-        for iterator in (mine, theirs):
-            assert iterator._get_iterator_for_epoch(2, shuffle, offset=at).n == at
-            found.append([list(batch) for batch in iterator.epoch_batch_sampler])
-        assert found[0] == found[1]
+    blocks = TokenBlocks(range(tokens), length, EOS)
+    options = (blocks, blocks.sizes, DICTIONARY)
+    batches = []
+    for kind in (LanguageModelDataset, MonolingualDataset):
+        dataset = kind(*options, shuffle=True, targets=["future"])
+        made = batches_of(dataset, max_tokens, max_sentences, required_batch_size_multiple=multiple)
+        batches.append([batch.tolist() for batch in made.frozen_batches])
+    assert batches[0] == batches[1]
 
 
 def same_batches(own, peer) -> None:
@@ -156,15 +133,15 @@ def same_batches(own, peer) -> None:
 def test_model_inputs_equal_fairseqs(tmp_path, workers, options):
     prefixes = write(tmp_path, [[7] * 40, [5] * 33])
     flags = {"seed": 5, "epoch": 3}
-    own = batch_iterator(ours(prefixes, 16, **options), 64, None, num_workers=workers, **flags)
-    peer = fairseqs_iterator(fairseqs(prefixes, 16, **options), 64, **flags)
+    own = batches_of(ours(prefixes, 16, **options), 64, num_workers=workers, **flags)
+    peer = batches_of(fairseqs(prefixes, 16, **options), 64, **flags)
     same_batches([own.first_batch], [peer.first_batch])
     same_batches(own.next_epoch_itr(), peer.next_epoch_itr())
 
 
-def test_workers_end_with_their_epoch(tmp_path):
+def test_workers_end_with_their_epoch(build, tmp_path):
     dataset = ours(write(tmp_path, [[9] * 500]), 8)
-    batches = batch_iterator(dataset, 32, None, num_workers=1, data_buffer_size=2).next_epoch_itr()
+    batches = build()[0].get_batch_iterator(dataset, 32, num_workers=1, data_buffer_size=2).next_epoch_itr()
     before = multiprocessing.active_children()
     gc.disable()  # it would end forgotten workers, and wait 5 s for each
     try:
@@ -180,33 +157,13 @@ def test_workers_end_with_their_epoch(tmp_path):
         gc.enable()
 
 
-def test_resuming_reads_no_earlier_block(tmp_path, monkeypatch):
-    dataset = ours(write(tmp_path, [[9] * 500]), 8)
-    whole = batch_iterator(dataset, 32, None)
-    batches = whole.next_epoch_itr()
-    for _ in range(100):
-        next(batches)
-    state = whole.state_dict()
-    resumed = batch_iterator(dataset, 32, None)
-    reads = []
-    read = Tokens.read
-    monkeypatch.setattr(Tokens, "read", lambda *args: reads.append(args) or read(*args))
-    resumed.load_state_dict(state)
-    rest = resumed.next_epoch_itr()
-    assert (rest.n, len(reads)) == (100, 0)
-    same_batches([next(rest)], [next(batches)])
-    monkeypatch.undo()
-    same_batches(rest, batches)
-
-
 def test_memory_does_not_grow_with_items_nor_pickles_with_tokens(tmp_path):
     prefixes = write(tmp_path, [[1] * 200_000])
     tracemalloc.start()
     dataset = ours(prefixes, 64)
-    batch_iterator(dataset, 64, None).next_epoch_itr()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 80 * len(dataset) + 100_000  # of 400,000 bytes of tokens and 2,400,000 of index
+    assert peak < 100_000  # of 400,000 bytes of tokens and 2,400,000 of index
     assert len(pickle.dumps(dataset.dataset)) < 2000
 
 
@@ -224,13 +181,6 @@ def test_a_smaller_output_dictionary_leaves_the_input_alone(tmp_path):
         assert torch.equal(dataset[k]["source"], whole[k]["source"])
         expected = whole[k]["target"].where(whole[k]["target"] < 50, DICTIONARY.unk())
         assert torch.equal(dataset[k]["target"], expected)
-
-
-def test_blocks_too_long_for_a_batch_or_the_model_are_left_to_fairseq():
-    dataset = monolingual(TokenBlocks(range(100), 16, EOS))
-    limits = ((None, None), (16, 16), (15, 16), (16, 15))
-    assert [equal_blocks(dataset, *each) for each in limits] == [True, True, False, False]
-    assert not equal_blocks(dataset.dataset, 16, 16)
 
 
 @given(

@@ -1,7 +1,6 @@
 """fairseq's own commands with the plug-in: training, resuming, growing, several processes, errors."""
 
 import math
-import shutil
 
 import pytest
 import torch
@@ -79,9 +78,7 @@ def test_validation_loss_and_cost_are_recorded(train, evaluate, stream, tiny, tm
     assert training["validation_flops"] == times * Stream.load(stream).valid.tokens * per_token
 
 
-@pytest.mark.parametrize(
-    ("router", "optimizer"), [("preserve", "reset"), ("copy", "copy"), ("tree", "reset")]
-)
+@pytest.mark.parametrize(("router", "optimizer"), [("preserve", "reset"), ("copy", "copy")])
 def test_losing_experts_split_and_every_copy_receives_tokens(
     train, evaluate, stage0, tmp_path, router, optimizer
 ):
@@ -115,13 +112,17 @@ def test_losing_experts_split_and_every_copy_receives_tokens(
 def test_two_gloo_processes_equal_gradient_accumulation_in_one(
     train, train_on_two, tmp_path, backend, parallel
 ):
-    flags = ["--max-update", "20", "--dropout", "0", "--log-interval", "1", "--ddp-backend", backend]
+    """Of fairseq's criterion; they have chunks of its loss."""
+    flags = ["--max-update", "8", "--dropout", "0", "--log-interval", "1", "--ddp-backend", backend]
     flags += ["--clip-norm", "0.1"]  # smaller than every norm
     one = train(tmp_path / "one", *flags, "--update-freq", "2")
-    two, _ = train_on_two(tmp_path / "two", *flags, *parallel)
+    chunked = ("--criterion", "chunked_cross_entropy", "--loss-chunk-tokens", "100")
+    two, _ = train_on_two(tmp_path / "two", *flags, *chunked, *parallel)
     losses = losses_of(one, two)
-    assert len(losses[0]) == 20
-    assert all(float(record["gnorm"]) > 0.1 for record in logged(one, "train_inner"))
+    assert len(losses[0]) == 8
+    norms = [[float(record["gnorm"]) for record in logged(text, "train_inner")] for text in (one, two)]
+    assert norms[0] == pytest.approx(norms[1], rel=2e-2)
+    assert min(norms[0]) > 0.1
     assert losses[0] == pytest.approx(losses[1], abs=2e-3)  # logged with 3 decimals
     assert_same_model(tmp_path / "one/checkpoint_last.pt", tmp_path / "two/checkpoint_last.pt", exact=False)
     counts = [load(tmp_path / d / "checkpoint_last.pt")["extra_state"]["AlmaLMTask"] for d in ("one", "two")]
@@ -198,23 +199,11 @@ def test_bad_input_is_one_line_and_exit_code_2(start, stream, tiny, stage0, tmp_
     def error(*flags, data=stream, save="bad") -> str:
         return start("train", data, *tiny, "--save-dir", tmp_path / save, *flags).wait().error
 
-    assert "no such directory" in error(data=tmp_path / "nowhere")
-    assert "dict.txt is missing" in error(data=tmp_path)
-    damaged = tmp_path / "damaged"
-    shutil.copytree(stream, damaged)
-    truncate(damaged / "megabatch_00" / "train.bin")
-    assert "train.bin: truncated" in error(data=damaged)
     late = start("train", stream, *tiny, "--save-dir", tmp_path / "late", "--stage", "3").wait()
     assert "stages 0 to 2" in late.error
     assert "SwitchLanguageModel" not in late.output
-    wrong = tmp_path / "wrong"
-    shutil.copytree(stream, wrong)
-    (wrong / "dict.txt").write_text("a b c\n" * 3)
-    assert "dict.txt is not a dictionary: Incorrect dictionary format" in error(data=wrong, save="late")
-    (wrong / "dict.txt").write_bytes(b"\xff\xfe 1\n")
-    assert "wrong/dict.txt is not a dictionary" in error(data=wrong, save="late")
+    assert "no such directory" in error(data=tmp_path / "nowhere", save="late")
     assert not (tmp_path / "late").exists()
-    assert "waiting time 9 is longer" in error("--waiting-time", "9")
     growing = ("--grow-experts", "2", "--moe-expert-count", "6")
     assert "--finetune-from-model" in error(*growing)
     previous = ("--finetune-from-model", stage0)
