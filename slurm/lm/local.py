@@ -42,7 +42,7 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
             check_queue(plan)
         runs = {plan.out: open_run(plan) for plan in plans}
         todo = [job for plan in plans for job in jobs_of(plan)]  # each after those that it needs
-        progress = stack.enter_context(Progress(todo))
+        progress = stack.enter_context(TrainingProgress(todo))
         appending = threading.Lock()
         free: SimpleQueue[Environment] = SimpleQueue()
         for names in devices(jobs) if jobs > 1 else [None]:
@@ -99,7 +99,7 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
         raise errors[0]
 
 
-class Progress(AbstractContextManager):
+class TrainingProgress(AbstractContextManager):
     """Updates of all trainings: a bar on a terminal, else a line about each training once in LINE_SECONDS."""
 
     def __init__(self, jobs: Sequence[RunJob]) -> None:

@@ -86,7 +86,7 @@ def test_progress_counts_updates_of_this_launch_over_all_trainings(tmp_path, mon
     (tmp_path / "b").mkdir()
     (tmp_path / "b/checkpoint_last.pt").touch()
     line = 'time | INFO | train_inner | {{"loss": "5.1", "num_updates": "{}"}}'
-    with local.Progress([first, second]) as progress:
+    with local.TrainingProgress([first, second]) as progress:
         progress.count(first, 40, skipped=True)
         assert progress.left == ""
         read = progress.watch(second)
