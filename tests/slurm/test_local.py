@@ -91,7 +91,11 @@ def test_progress_counts_updates_of_this_launch_over_all_trainings(tmp_path, mon
         assert progress.left == ""
         read = progress.watch(second)
         read("time | INFO | something else")
+        read('time | INFO | train_inner | {"lo')  # mixed lines of several processes
         read(line.format(50))  # resumed at update 10 of 40
+        monkeypatch.setattr(local, "LINE_SECONDS", 60)
+        read(line.format(55))
+        monkeypatch.setattr(local, "LINE_SECONDS", -1)
         progress.began = time.monotonic() - 60
         read(line.format(60))
     said = [text.rpartition("updates, ")[2] for text in capsys.readouterr().err.splitlines()]

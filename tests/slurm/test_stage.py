@@ -3,7 +3,6 @@
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from launcher import ended, wait_for
@@ -11,7 +10,6 @@ from launcher import ended, wait_for
 from alma.errors import UserError
 from alma.records import check_row
 from slurm.engine import children
-from slurm.lm import local
 from slurm.lm.record import measured_fields, waiting_fields
 
 SPENT = {"updates": 9, "tokens": 90, "flops": 100.0, "growth_flops": 5.0, "validation_flops": 3.0}
@@ -109,19 +107,6 @@ def test_an_interrupt_ends_the_child_and_its_workers(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         python(code, tmp_path / "log", interrupt)
     wait_for(lambda: ended(pids[0]))
-
-
-def test_a_training_says_once_a_minute_how_far_it_is(monkeypatch, capsys):
-    clock = [100.0]
-    monkeypatch.setattr(local.time, "monotonic", lambda: clock[0])
-    job = SimpleNamespace(updates=400)
-    read = local.progress(job)
-    for updates in (1, 2, 3):
-        for stats in ('{"lo', f'{{"loss": "8.9", "ppl": "478", "wps": "3100", "num_updates": "{updates}"}}'):
-            read(f"2026-11-21 07:00:00 | INFO | train_inner | {stats}")
-        read("x | INFO | valid | {}")
-        clock[0] += 45
-    assert capsys.readouterr().err == f"{job}: 3 of 400 updates, loss 8.9, ppl 478, wps 3100\n"
 
 
 @pytest.mark.parametrize("handler", ["signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))", ""])
