@@ -41,6 +41,14 @@ def flag() -> ctypes.c_bool:
     return _received
 
 
+def _forget() -> None:
+    global _received
+    _received = None
+
+
+os.register_at_fork(after_in_child=_forget)  # memory that is shared with a sibling would end both
+
+
 def install(of_parent: ctypes.c_bool | None = None) -> None:
     """Handle the signals, unless the process already has a handler of its own; set the parent's `flag`."""
     global _received

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from fairseq_alma import interrupt
 from tests.fairseq_alma.shared import assert_same_model, load
 
 AGAIN = 75
@@ -248,3 +249,11 @@ assert signal.getsignal(signal.SIGUSR2) is handler
 interrupt.late = Late()
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_signal_to_one_process_does_not_end_those_forked_beside_it(
+    start, stream, tiny, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(interrupt, "_received", None)
+    interrupt.flag().value = True
+    finish(start("train", stream, *tiny, "--save-dir", tmp_path / "s", "--max-update", "2"))
