@@ -251,7 +251,7 @@ interrupt.late = Late()
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_a_signal_to_one_process_does_not_end_those_forked_beside_it(
+def test_a_signal_to_one_process_ends_none_that_was_forked_beside_it(
     start, stream, tiny, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(interrupt, "_received", None)
