@@ -22,6 +22,7 @@ from alma.stages import stages
 
 Rows = dict[int, dict[str, Any]]
 """The rows of one run by t."""
+Repeats = list[tuple[Run, Rows]]
 Measure = Callable[[Rows], float]
 """A number of one run."""
 
@@ -192,11 +193,8 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
         walked: set[str] = set()
         for folder, below, files in os.walk(place, followlinks=True):
             real = os.path.realpath(folder)
-            if real in walked:  # links may repeat a folder, or lead in a circle
-                below.clear()
-                continue
+            below[:] = [] if real in walked else sorted(below)  # links may lead in a circle
             walked.add(real)
-            below.sort()
             if "run.json" in files and real not in runs:
                 runs[real] = Run.read(folder)
         if walked.isdisjoint(runs):
@@ -204,7 +202,7 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     return [*runs.values(), *raw_runs(runs.values())]
 
 
-def one_per_seed(runs: Iterable[Run], until: float = math.inf) -> tuple[list[tuple[Run, Rows]], list[str]]:
+def one_per_seed(repeats: Repeats, until: float) -> tuple[Repeats, list[str]]:
     """The runs of one configuration that count, with their rows, seeds ascending; a line for each other one.
 
     Of a seed the run with the most rows counts, and of equal ones the first: the others are copies of it, or
@@ -212,8 +210,7 @@ def one_per_seed(runs: Iterable[Run], until: float = math.inf) -> tuple[list[tup
     """
     counted: dict[int, tuple[Run, Rows]] = {}
     left_out = []
-    read = [(run, {row["t"]: row for row in run.rows}) for run in runs]
-    for run, rows in sorted(read, key=lambda pair: -len(pair[1])):
+    for run, rows in sorted(repeats, key=lambda pair: -len(pair[1])):
         first, known = counted.setdefault(run.config["seed"], (run, rows))
         if first is run or isinstance(run, Raw):  # raw weights: those of each average of one training
             continue
@@ -222,9 +219,8 @@ def one_per_seed(runs: Iterable[Run], until: float = math.inf) -> tuple[list[tup
         left_out.append(f"left out: {run.directory}, {why} {first.directory}, which counts")
     last = {seed: progress(rows) for seed, (_, rows) in counted.items()}
     complete = max((last[seed] for seed, (run, _) in counted.items() if last[seed] >= end_of(run)), default=0)
-    for seed in [seed for seed in counted if last[seed] < min(complete, until)]:
-        run, _ = counted.pop(seed)
-        where = f"at t={last[seed]} of {run.config['megabatches']}"
+    for run, _ in [counted.pop(seed) for seed, t in last.items() if t < min(complete, until)]:
+        where = f"at t={last[run.config['seed']]} of {run.config['megabatches']}"
         left_out.append(f"left out: {run.directory}, {where}, beside finished seeds")
     return [counted[seed] for seed in sorted(counted)], left_out
 
@@ -242,10 +238,10 @@ def group(runs: Sequence[Run], until: float = math.inf) -> list[list[Result]]:
     All reports take their seeds from here, so that a run counts once (`one_per_seed`, which has `until`).
     UserError: repeats share no t.
     """
-    repeats: dict[str, list[Run]] = {}
+    repeats: dict[str, Repeats] = {}
     for run in runs:
-        if run.rows:
-            repeats.setdefault(canonical(flatten(run.config), "seed"), []).append(run)
+        if rows := {row["t"]: row for row in run.rows}:
+            repeats.setdefault(canonical(flatten(run.config), "seed"), []).append((run, rows))
     tables: dict[tuple[Any, ...], list[Result]] = {}
     for members in repeats.values():
         counted, left_out = one_per_seed(members, until)

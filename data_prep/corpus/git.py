@@ -53,11 +53,10 @@ def documents(source: str, left_out: Counter[str]) -> Generator[Document, None, 
 
 def _git(folder: str, *words: str) -> Generator[bytes, None, None]:
     """What a command of git in a folder prints, cut at each NUL. UserError: it fails."""
-    offline = {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}  # also in a partial clone
-    environment = git_environment() | offline
+    offline = git_environment() | {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}  # partial clones
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            ["git", *words], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors
+            ["git", *words], cwd=folder, env=offline, stdout=subprocess.PIPE, stderr=errors
         )
         assert process.stdout
         rest = b""
