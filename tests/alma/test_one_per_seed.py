@@ -2,12 +2,14 @@
 
 import shutil
 
+from alma.report import figures
 from alma.report.advice.__main__ import main as advise_main
 from alma.report.advice.advice import advise
 from alma.report.advice.candidates import one_section
 from alma.report.html.page import tables
 from alma.report.results import Section, find_runs, group, left_out
 from alma.report.vision import select
+from vision.run import summarise
 
 from .synthetic import (
     averaged,
@@ -96,6 +98,20 @@ def test_a_seed_that_has_started_does_not_cut_finished_ones(tmp_path):
     done = report(tmp_path, "--figures", "vision", "--out", tmp_path / "out")
     assert done.stdout.count(f"{tmp_path / '2'}, at t=1 of 4") == 1
     assert "left out of the figures" not in done.stdout  # it is named once
+    image_run(tmp_path / "ens", [0.4, 0.3, 0.3, 0.2], learner="ens", rows=4)
+    backtest = run_here(advise_main, [tmp_path, "--backtest"]).stdout
+    assert backtest.splitlines()[-2:] == [
+        f"left out: {tmp_path / '2'}, at t=1 of 4, beside finished seeds",
+        "left out: ens w=1, at t=3 of 4",
+    ]
+
+
+def test_the_table_of_a_sweep_names_what_does_not_count(tmp_path, monkeypatch, capsys):
+    image_run(tmp_path / "0", [0.5, 0.4])
+    image_run(tmp_path / "1", [0.5, 0.4], seed=1, rows=2)
+    monkeypatch.setattr(figures, "write_figures", lambda *_: [])
+    summarise([tmp_path], tmp_path)
+    assert f"left out: {tmp_path / '1'}, at t=1 of 2, beside finished seeds\n" in capsys.readouterr().out
 
 
 def test_a_text_run_of_fewer_stages_has_finished_what_was_asked_for(tmp_path):
@@ -128,6 +144,18 @@ def test_raw_weights_of_a_finished_run_stay_beside_one_that_has_started(tmp_path
     done, remarks = select.finished(find_runs([tmp_path]))
     assert len(done) == 2
     assert len(remarks) == 1
+
+
+def test_an_average_and_its_raw_weights_share_a_line(tmp_path):
+    """Raw weights that each of two averages has, of one training, need no line."""
+    for name, average, rows in (("a", 0.9, 3), ("b", 0.7, 3), ("c", 0.9, 3), ("d", 0.9, 2)):
+        run = image_run(tmp_path / name, [0.5, 0.3], seed=int(name == "d"), average=average, rows=rows)
+        averaged(run, 0.5)
+    lines = ["left out: c, a copy of a, which counts", "left out: d, at t=1 of 2, beside finished seeds"]
+    assert lines_of(tmp_path) == lines
+    assert {name: row["n"] for name, row in by_learner(tmp_path).items()} == dict.fromkeys(
+        ("sm", "sm, average 0.9", "sm, average 0.7"), "1"
+    )
 
 
 def test_linked_folders_count_once_and_links_in_a_circle_end(tmp_path):
