@@ -1,6 +1,5 @@
 """Compare runs: a table, and on request an interactive page, Markdown, CSV and figures: `alma report`."""
 
-import itertools
 from pathlib import Path
 
 from alma.errors import Parser, UserError, command
@@ -77,7 +76,7 @@ def main() -> None:
     groups = group(runs)
     if not groups:
         raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")
-    grouped = list(itertools.chain(*groups))
+    grouped = [result for results in groups for result in results]
     counted, not_counted = {id(run) for result in grouped for run in result.runs}, left_out(grouped)
     runs = [run for run in runs if id(run) in counted or not run.rows]
     baselines = differences.find_baselines(groups, options.baseline)
