@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "torchvision", "numpy", "fairseq", "fairseq-fixed")
+_OF_GIT = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"}
 
 
 def versions() -> dict[str, str]:
@@ -32,6 +33,11 @@ def commit() -> str | None:
     return _output(*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
+def git_environment() -> dict[str, str]:
+    """The environment without variables by which git, as in a hook, leaves the repository of its folder."""
+    return {name: value for name, value in os.environ.items() if name not in _OF_GIT}
+
+
 def machine() -> dict[str, Any]:
     """Host name, CPU model, cores available to this process, memory in bytes, GPU names."""
     gpus = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
@@ -51,7 +57,8 @@ def machine() -> dict[str, Any]:
 def _output(*command: str) -> str | None:
     """Standard output of a command; None if it is missing, fails or takes 20 s."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        env = git_environment()
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -72,7 +72,7 @@ def n_grams_of(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 def library():  # type: ignore[no-untyped-def]
     """rensa's RMinHash, whose hashes change with its version. UserError: it is not installed."""
-    os.environ.setdefault("RAYON_NUM_THREADS", "1")  # the workers are the parallelism
+    os.environ["RAYON_NUM_THREADS"] = "1"  # --workers is the parallelism, whatever was exported
     try:
         from rensa import RMinHash
     except ImportError as error:

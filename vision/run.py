@@ -96,13 +96,13 @@ def summarise(places: Sequence[Path], out: Path) -> None:
     """Print the table of all runs in `places` and draw their figures in `out`."""
     from alma.report import compare
     from alma.report.figures import write_figures
-    from alma.report.results import find_runs, group
+    from alma.report.results import find_runs, group, left_out
     from alma.report.tables import for_terminal
 
     for results in group(find_runs(places)):
         titled = compare.titled(results)
         print(titled.title, for_terminal(titled.cells), sep="\n", end="\n\n")
-        print(*write_figures(results, out), sep="\n")
+        print(*left_out(results), *write_figures(results, out), sep="\n")
 
 
 def parser() -> Parser:

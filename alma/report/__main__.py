@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from alma.configs import canonical
 from alma.errors import Parser, UserError, command
 from alma.files import make_directory
 from alma.help_texts import RUNS
@@ -12,7 +11,7 @@ from alma.report.html.page import write_page
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
-from alma.report.results import find_runs, group
+from alma.report.results import find_runs, group, left_out
 from alma.report.selection import CHOOSABLE, SELECTIONS, best_by_validation
 from alma.report.vision import figures as vision_figures
 from alma.report.vision.select import is_image
@@ -45,7 +44,7 @@ def parser() -> Parser:
     add("--hold", metavar="NAMES", help=hold + "among all of them)")
     choose = f"with --select: settings to choose too, of {', '.join(CHOOSABLE)}"
     add("--choose", metavar="NAMES", help=choose)
-    baseline = "add a table of the differences from this configuration, paired by seed, with 95%% intervals; "
+    baseline = "add a table of the differences from this configuration, paired by seed, with 90%% intervals; "
     baseline += 'LABEL: the learner as in the table or, with w and replay, as in figures, such as "sm w=1"'
     add("--baseline", metavar="LABEL", help=baseline)
     out = "folder for report.md, report.csv and figures (default: none; report with --figures)"
@@ -77,6 +76,9 @@ def main() -> None:
     groups = group(runs)
     if not groups:
         raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")
+    grouped = [result for results in groups for result in results]
+    counted, not_counted = {id(run) for result in grouped for run in result.runs}, left_out(grouped)
+    runs = [run for run in runs if id(run) in counted or not run.rows]
     baselines = differences.find_baselines(groups, options.baseline)
     entries, lm_remarks = find_entries(runs) if for_lm else ({}, [])
     tables, missing = lm_tables.tables(entries) if options.table else ({}, [])
@@ -86,12 +88,7 @@ def main() -> None:
         texts += [table.as_text() for table in (shown[1:] if tables else shown)]
     for text in texts:
         print(text, end="\n\n")
-    remarks = [*choices, *(f"no rows yet: {run.directory}" for run in runs if not run.rows)]
-    same: dict[str, list[str]] = {}
-    for run in (run for run in runs if run.rows):
-        same.setdefault(canonical(run.config), []).append(str(run.directory))
-    for places in (places for places in same.values() if len(places) > 1):
-        remarks.append(f"same settings and seed, but counted as repeats: {', '.join(places)}")
+    remarks = [*choices, *not_counted, *(f"no rows yet: {run.directory}" for run in runs if not run.rows)]
     for remark in [*remarks, *lm_remarks, *missing]:
         print(remark)
     if options.html:
@@ -108,7 +105,7 @@ def main() -> None:
         pictures, missing = lm_figures.write_figures(entries, out)
     for remark in missing:
         print(remark)
-    print(*write_report(groups, runs, out, pictures, tables, choices, baselines), sep="\n")
+    print(*write_report(groups, runs, out, pictures, tables, [*choices, *not_counted], baselines), sep="\n")
 
 
 if __name__ == "__main__":

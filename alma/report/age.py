@@ -39,7 +39,7 @@ class Losses:
 
 
 class MeanOverSeeds(NamedTuple):
-    """A mean over seeds with its t-interval; without an interval (NaN) for one seed."""
+    """A mean over seeds with its 90% t-interval; without an interval (NaN) for one seed."""
 
     mean: float
     low: float
@@ -159,19 +159,19 @@ def difference_on_next(one: Losses, other: Losses, paired: bool) -> MeanOverSeed
     return MeanOverSeeds(_mean(theirs) - _mean(ours), math.nan, math.nan)
 
 
-def over_seeds(values: Sequence[float], level: float = 0.9) -> MeanOverSeeds:
+def over_seeds(values: Sequence[float]) -> MeanOverSeeds:
     """Mean and t-interval over seeds."""
     mean = _mean(values)
     if len(values) < 2 or not math.isfinite(mean):
         return MeanOverSeeds(mean, math.nan, math.nan)
-    return t_interval(mean, statistics.stdev(values) / math.sqrt(len(values)), len(values) - 1, level)
+    return t_interval(mean, statistics.stdev(values) / math.sqrt(len(values)), len(values) - 1)
 
 
-def t_interval(mean: float, error: float, freedom: int, level: float = 0.9) -> MeanOverSeeds:
-    """Student's interval of a mean with its standard error and degrees of freedom."""
+def t_interval(mean: float, error: float, freedom: int) -> MeanOverSeeds:
+    """Student's 90% interval of a mean with its standard error and degrees of freedom."""
     from scipy.special import stdtrit  # a sixth of the time that importing scipy.stats takes
 
-    half = float(stdtrit(freedom, (1 + level) / 2)) * error
+    half = float(stdtrit(freedom, 0.95)) * error
     return MeanOverSeeds(mean, mean - half, mean + half)
 
 

@@ -95,12 +95,12 @@ def titled(rows: Sequence[Aged]) -> TitledTable:
     return TitledTable(f"Loss against age ({unit(first)}), {first.stream}", cells_by_row, note)
 
 
-def interval(values: Sequence[float], digits: int, level: float = 0.9, sign: str = "-") -> str:
-    """Mean and interval over seeds, such as "0.051 [0.043, 0.060]"; "" of none, and of an infinite mean.
+def interval(values: Sequence[float], digits: int, sign: str = "-") -> str:
+    """Mean and 90% interval over seeds, such as "0.051 [0.043, 0.060]"; "" of none, and of an infinite mean.
 
     `sign` "+" shows the sign of positive numbers, too.
     """
-    mean, *ends = age.over_seeds(values, level)
+    mean, *ends = age.over_seeds(values)
     if not math.isfinite(mean):
         return ""
     shown, low, high = (f"{number:{sign}.{digits}f}" for number in (mean, *ends))

@@ -7,18 +7,16 @@ from dataclasses import replace
 
 from alma import metrics
 from alma.errors import UserError
-from alma.records import Run
 from alma.report import age, age_table, compare
 from alma.report.age_table import AGES, interval, unit
 from alma.report.results import Result, column, compute
 from alma.report.tables import TitledTable
 
-_LEVEL = 0.95
-
 _NOTE = """\
-Each configuration minus {baseline}, paired by seed; below 0 it is better. In brackets: {level:.0%} \
+Each configuration minus {baseline}, paired by seed; below 0 it is better. In brackets: 90% \
 intervals over the n seeds that both have (Student's t). Comp is a multiple of the baseline's. Last: at the \
-last t up to which all these runs have rows (column t, if it is not B); later rows are ignored."""
+last t up to which all these runs have rows (column t, if it is not B); later rows are ignored. \
+The untrained model of a learner that waits counts in average and {total}."""
 _BY_AGE = """
 Newest, next, past: {unit} on the newest mega-batch of the training data, on the next one and on all before, \
 means over the stages of both. End: on all held-out parts, after the last of these stages."""
@@ -62,7 +60,7 @@ def _labels(results: Sequence[Result]) -> str:
 
 
 def titled(baseline: Result, results: Sequence[Result]) -> TitledTable:
-    """A row for each other configuration of the table. UserError: a configuration repeats a seed."""
+    """A row for each other configuration of the table."""
     others = [result for result in results if result is not baseline]
     pairs = [_paired(other, baseline) for other in others]
     columns = {
@@ -79,27 +77,18 @@ def titled(baseline: Result, results: Sequence[Result]) -> TitledTable:
     for name in dict.fromkeys(itertools.chain(*differences)):
         of_metric = name in ("last", "average", baseline.display.total)
         digits = 2 if of_metric or baseline.metric == "error" else 3
-        columns[name] = [interval(each.get(name, []), digits, _LEVEL, "+") for each in differences]
+        columns[name] = [interval(each.get(name, []), digits, "+") for each in differences]
     note = _NOTE + _BY_AGE * (age.losses_of(baseline) is not None)
-    return TitledTable(
-        f"Differences from {baseline.label}, {baseline.stream}",
-        [list(columns), *map(list, zip(*columns.values(), strict=True))],
-        note.format(baseline=baseline.label, level=_LEVEL, unit=unit(baseline)),
-    )
+    note = note.format(baseline=baseline.label, total=baseline.display.total, unit=unit(baseline))
+    if lone := [one.label for one, _ in pairs if not one.repeats]:
+        note += f"\nNo seed in common with {baseline.label}, so no difference: {'; '.join(lone)}."
+    cells = [list(columns), *map(list, zip(*columns.values(), strict=True))]
+    return TitledTable(f"Differences from {baseline.label}, {baseline.stream}", cells, note)
 
 
 def _paired(one: Result, other: Result) -> tuple[Result, Result]:
     """Both with the seeds that both have, and the t up to which all these runs have all rows."""
-    runs: list[dict[int, Run]] = [{}, {}]
-    for by_seed, result in zip(runs, (one, other), strict=True):
-        for run in result.runs:
-            seed = run.config["seed"]
-            if seed in by_seed:
-                raise UserError(
-                    f"--baseline pairs runs by seed, but {by_seed[seed].directory} and {run.directory} are "
-                    f"both seed {seed} of {result.label}: leave one out"
-                )
-            by_seed[seed] = run
+    runs = [{run.config["seed"]: run for run in result.runs} for result in (one, other)]
     common = sorted(runs[0].keys() & runs[1].keys())
     rows = [[{row["t"]: row for row in of[seed].rows} for seed in common] for of in runs]
     shared = set.intersection(*map(set, itertools.chain(*rows))) if common else set()

@@ -30,7 +30,7 @@ def write_report(
 
     Returns their paths. `groups` are lists of results for a general table each. `pictures` are the paper's
     figures, in place of the general ones (None). `tables` are the paper's tables by file name without suffix,
-    `choices` the lines of `alma.report.selection`. `baselines` are those of the tables of
+    `choices` lines about runs that are left out. `baselines` are those of the tables of
     differences, one for each group or None.
     """
     written = [out / "report.md", out / "report.csv"]

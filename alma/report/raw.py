@@ -6,12 +6,11 @@ without `--average`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from alma import metrics
-from alma.configs import canonical
 from alma.records import Run
 
 _OF_THE_AVERAGE = {"raw", "valid", "nll", "perplexity_per_word", "bits_per_byte"}
@@ -46,19 +45,11 @@ class Raw(Run):
         return rows
 
 
-def raw_runs(runs: Sequence[Run]) -> list[Run]:
-    """The raw weights of each run with `--average`, unless `runs` has the same settings and seed without it.
-
-    Of several runs that differ only in `average`, which have the same raw weights, the longest counts.
-    """
-    seen = {canonical(run.config) for run in runs if run.rows}
+def raw_runs(runs: Iterable[Run]) -> list[Run]:
+    """The raw weights of each run with `--average`; runs that differ only in it have the same ones."""
     found: list[Run] = []
-    averaged = [
-        run for run in runs if "average" in run.config and any(r["extra"].get("raw") for r in run.rows)
-    ]
-    for run in sorted(averaged, key=lambda run: -len(run.rows)):
-        config = {name: value for name, value in run.config.items() if name != "average"}
-        if canonical(config) not in seen:
-            seen.add(canonical(config))
+    for run in runs:
+        if "average" in run.config and any(row["extra"].get("raw") for row in run.rows):
+            config = {name: value for name, value in run.config.items() if name != "average"}
             found.append(Raw(run.directory, run.info | {"config": config}))
     return found

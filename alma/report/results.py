@@ -17,11 +17,12 @@ from alma.errors import UserError
 from alma.learners import LEARNERS
 from alma.records import Run
 from alma.report import labels
-from alma.report.raw import raw_runs
+from alma.report.raw import Raw, raw_runs
 from alma.stages import stages
 
 Rows = dict[int, dict[str, Any]]
 """The rows of one run by t."""
+Repeats = list[tuple[Run, Rows]]
 Measure = Callable[[Rows], float]
 """A number of one run."""
 
@@ -54,6 +55,7 @@ class Result:
     variant: str = ""  # schedule, average of weights and share of replay, such as "continuous, average"
     end: int = 0  # the t of the last requested stage
     runs: tuple[Run, ...] = ()  # one per repeat
+    left_out: tuple[str, ...] = ()  # a line for each run of the configuration that does not count
 
     @property
     def learner(self) -> str:
@@ -107,7 +109,7 @@ class Result:
     @property
     def progress(self) -> int:
         """The last t up to which every repeat has all rows; B when complete."""
-        return next(t for t in itertools.count() if t + 1 not in self.repeats[0])
+        return progress(self.repeats[0])
 
     @property
     def unfinished(self) -> bool:
@@ -134,6 +136,11 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     if len(values) == 1:
         return mean, 0.0
     return mean, statistics.stdev(values) if math.isfinite(mean) else math.nan
+
+
+def progress(rows: Rows) -> int:
+    """The last t up to which there are all rows."""
+    return next(t for t in itertools.count() if t + 1 not in rows)
 
 
 def trained(rows: Rows) -> list[int]:
@@ -177,43 +184,75 @@ def memory(rows: Rows, until: float = math.inf) -> int:
 def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     """The runs in the directories at and below `places`, each once; then the raw weights of averaged ones.
 
-    See `alma.report.raw`. UserError: a place has no run.
+    Links to folders are followed. See `alma.report.raw`. UserError: a place has no run.
     """
-    found: dict[Path, Run] = {}
+    runs: dict[str, Run] = {}
     for place in map(Path, places):
         if not place.is_dir():
             raise UserError(f"{place} is not a folder: give run directories, or folders that contain some")
-        below = [Path(folder) for folder, _, files in os.walk(place) if "run.json" in files]
-        if not below:
+        walked: set[str] = set()
+        for folder, below, files in os.walk(place, followlinks=True):
+            real = os.path.realpath(folder)
+            below[:] = [] if real in walked else sorted(below)  # links may lead in a circle
+            walked.add(real)
+            if "run.json" in files and real not in runs:
+                runs[real] = Run.read(folder)
+        if walked.isdisjoint(runs):
             raise UserError(f"no runs in {place}: no folder in it has a run.json")
-        found |= {folder.resolve(): Run.read(folder) for folder in sorted(below)}
-    runs = list(found.values())
-    return runs + raw_runs(runs)
+    return [*runs.values(), *raw_runs(runs.values())]
 
 
-def group(runs: Sequence[Run]) -> list[list[Result]]:
+def one_per_seed(repeats: Repeats, until: float) -> tuple[Repeats, list[str]]:
+    """The runs of one configuration that count, with their rows, seeds ascending; a line for each other one.
+
+    Of a seed the run with the most rows counts, and of equal ones the first: the others are copies of it, or
+    have other numbers, as of another machine. Beside finished runs, others count from `until` on.
+    """
+    counted: dict[int, tuple[Run, Rows]] = {}
+    left_out = []
+    for run, rows in sorted(repeats, key=lambda pair: -len(pair[1])):
+        first, known = counted.setdefault(run.config["seed"], (run, rows))
+        if first is run or isinstance(run, Raw):  # raw weights: those of each average of one training
+            continue
+        same = all(row["value"] == known[t]["value"] for t, row in rows.items() if t in known)
+        why = "a copy of" if same else "the same settings and seed but other numbers than"
+        left_out.append(f"left out: {run.directory}, {why} {first.directory}, which counts")
+    last = {seed: progress(rows) for seed, (_, rows) in counted.items()}
+    complete = max((last[seed] for seed, (run, _) in counted.items() if last[seed] >= end_of(run)), default=0)
+    for run, _ in [counted.pop(seed) for seed, t in last.items() if t < min(complete, until)]:
+        where = f"at t={last[run.config['seed']]} of {run.config['megabatches']}"
+        left_out.append(f"left out: {run.directory}, {where}, beside finished seeds")
+    return [counted[seed] for seed in sorted(counted)], left_out
+
+
+def end_of(run: Run) -> int:
+    """The t of its last requested stage."""
+    config = run.config
+    schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
+    return schedule[: run.info.get("stages")][-1].last
+
+
+def group(runs: Sequence[Run], until: float = math.inf) -> list[list[Result]]:
     """Results of the runs, seeds ascending, in one list per metric, B and data: what can be compared.
 
+    All reports take their seeds from here, so that a run counts once (`one_per_seed`, which has `until`).
     UserError: repeats share no t.
     """
-    repeats: dict[str, list[tuple[Run, Rows]]] = {}
+    repeats: dict[str, Repeats] = {}
     for run in runs:
-        rows = {row["t"]: row for row in run.rows}
-        if rows:
+        if rows := {row["t"]: row for row in run.rows}:
             repeats.setdefault(canonical(flatten(run.config), "seed"), []).append((run, rows))
     tables: dict[tuple[Any, ...], list[Result]] = {}
     for members in repeats.values():
-        members.sort(key=lambda member: member[0].config["seed"])
-        same = tuple(run for run, _ in members)
-        common = sorted(set.intersection(*(set(rows) for _, rows in members)))
+        counted, left_out = one_per_seed(members, until)
+        same = tuple(run for run, _ in counted)
+        common = sorted(set.intersection(*(set(rows) for _, rows in counted)))
         if not common:
             places = ", ".join(str(run.directory) for run in same)
             raise UserError(f"{places} repeat one configuration but share no t: report them one by one")
-        cut = tuple({t: rows[t] for t in common} for _, rows in members)
+        cut = tuple({t: rows[t] for t in common} for _, rows in counted)
         config = same[0].config
-        schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
-        end = min(schedule[: run.info.get("stages")][-1].last for run in same)
-        result = Result(config, cut, end=end, runs=same)
+        result = Result(config, cut, end=min(map(end_of, same)), runs=same, left_out=tuple(left_out))
         name, checksum = data_of(config)
         data = result.config.get("dataset"), result.config.get("scenario"), checksum or name
         tables.setdefault((result.metric, result.megabatches, *data), []).append(result)
@@ -237,10 +276,15 @@ class Section(NamedTuple):
     results: list[Result]
 
 
-def find_sections(runs: Sequence[Run]) -> list[Section]:
-    """A section per data set, metric and B. UserError: no run has rows, or repeats share no t."""
+def left_out(results: Iterable[Result]) -> list[str]:
+    """The lines about runs of these configurations that do not count, without duplicates."""
+    return list(dict.fromkeys(line for result in results for line in result.left_out))
+
+
+def find_sections(runs: Sequence[Run], until: float = math.inf) -> list[Section]:
+    """A section per data set, metric and B of `group`. UserError: no run has rows, or repeats share no t."""
     sections = []
-    for results in group(runs):
+    for results in group(runs, until):
         first = results[0]
         title = f"{first.data}: " * bool(first.data) + f"test {first.display.name}, B = {first.megabatches}"
         sections.append(Section(title, sorted(results, key=lambda result: result.rank)))

@@ -5,7 +5,6 @@ system gives many commits one committer date, which would put years of text into
 """
 
 import contextlib
-import os
 import re
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from alma.errors import UserError
+from alma.provenance import git_environment
 from data_prep.compressed import Document
 
 _FIELDS = ("%aI", "%at", "%(trailers)", "%B")
@@ -53,10 +53,10 @@ def documents(source: str, left_out: Counter[str]) -> Generator[Document, None, 
 
 def _git(folder: str, *words: str) -> Generator[bytes, None, None]:
     """What a command of git in a folder prints, cut at each NUL. UserError: it fails."""
-    offline = {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}  # also in a partial clone
+    offline = git_environment() | {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}  # partial clones
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            ["git", *words], cwd=folder, env=os.environ | offline, stdout=subprocess.PIPE, stderr=errors
+            ["git", *words], cwd=folder, env=offline, stdout=subprocess.PIPE, stderr=errors
         )
         assert process.stdout
         rest = b""

@@ -36,7 +36,7 @@ class Resources:
     cpus_per_task: int | None = option(None, "CPU cores per task; 0: the cluster's default")
     mem_gb: int | None = option(None, "memory per node in GB; 0: the cluster's default")
     timeout_min: int = option(
-        1440, "time limit in minutes, at least 20; a job that reaches it is requeued and resumes", at_least=1
+        1440, "time limit in minutes; jobs save 2 minutes before, are requeued and resume", at_least=5
     )
     sbatch: Sequence[str] | None = option(
         None,

@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -91,7 +92,11 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
         raise UserError(f"--size and --stream are for experiments (.yaml), and {stream} is none")
     for name in ("learner", "out", *(["stream"] if stream is None else [])):
         if getattr(options, name) is None:
+            if stream and not os.path.exists(stream.partition(":")[0]):
+                raise UserError(f"{stream}: no such stream; an experiment is a file, such as {stream}.yaml")
             raise UserError(f"give --{name}; see `{parser().prog} --help`")
+    if options.seeds and options.seed is not None:
+        raise UserError(f"--seed {options.seed} beside --seeds: give one of them")
     flags = {name: words for name, words in flags.items() if words != [f"{name}=false"]}
     out = options.out / folder
     if ":" in str(out):

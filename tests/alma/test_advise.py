@@ -12,7 +12,7 @@ from alma.report.advice.advice import advise, decision_table, forecast_table, fr
 from alma.report.advice.backtest import regrets_so_far
 from alma.report.advice.candidates import find_candidates, forecasts, one_section
 from alma.report.advice.choice import Limits
-from alma.report.advice.decisions import difference_interval
+from alma.report.advice.decisions import difference_interval, run_error
 from alma.report.advice.forecast import Fit
 from alma.report.html.page import tables
 from alma.report.results import find_runs, find_sections
@@ -115,6 +115,24 @@ def test_runs_of_one_seed_are_compared_in_pairs(tmp_path):
     assert low < 0 < high
 
 
+def test_the_error_of_a_difference_is_that_of_pairs_if_the_seeds_are_the_same(tmp_path):
+    """Three answers to one question: two with seeds 0 to 2, and one with three other seeds."""
+    for share, seeds in ((0, (0, 1, 2)), (0.5, (0, 1, 2)), (0.9, (3, 4, 5))):
+        for seed in seeds:
+            values = law(0.5 - share / 5, 0.4, 0.02, 0.05, seed + round(10 * share))
+            image_run(tmp_path / f"{share}_{seed}", values, seed=seed, replay_share=share)
+    found = forecasts(find_candidates(one_section(find_runs([tmp_path])), 20), "coming")
+    by_share = {each.candidate.result.config["replay_share"]: each for each in found}
+    logs = {share: np.log(each.run_totals) for share, each in by_share.items()}
+    paired, freedom = run_error("replay?", by_share[0], by_share[0.5], found)
+    difference = logs[0] - logs[0.5]
+    assert (paired, freedom) == (pytest.approx(difference.std(ddof=1) / 3**0.5), 2)
+    apart, freedom = run_error("replay?", by_share[0], by_share[0.9], found)
+    variance = sum(each.var(ddof=1) for each in logs.values()) / 3
+    assert (apart, freedom) == (pytest.approx((variance * (1 / 3 + 1 / 3)) ** 0.5), 6)
+    assert abs(apart / paired - 1) > 0.1
+
+
 def test_the_default_measure_is_of_the_mega_batches_to_come(tmp_path):
     """Waiting has cost much so far, but is better from now on."""
     for seed in range(3):
@@ -185,6 +203,18 @@ def test_totals_count_the_present_model_until_the_next_stage(tmp_path):
     assert candidates[0].totals("coming", draws) == pytest.approx([each / 5 for each in came])
     assert candidates[0].measured("cer") == pytest.approx(seen)
     assert candidates[0].measured("coming", 3) == pytest.approx(0.5)
+
+
+def test_what_comes_begins_after_the_run_that_is_furthest(tmp_path):
+    """Of the run with fewer rows t = 5 to 8 have passed: they count in the sum, but do not come."""
+    image_run(tmp_path / "behind", [0.5] * 12, rows=5, learner="ens")
+    image_run(tmp_path / "ahead", [0.5] * 12, rows=9)
+    candidates = find_candidates(one_section(find_runs([tmp_path])))
+    (behind,) = (each for each in candidates if each.result.learner == "ens")
+    assert (behind.now, behind.start, behind.to_come) == (4, 8, list(range(5, 13)))
+    draws = np.array([[0.4] * 4 + [0.1] * 4])
+    assert behind.totals("coming", draws) == pytest.approx([0.1])
+    assert behind.totals("cer", draws) == pytest.approx([4 * 0.5 + 4 * 0.4 + 4 * 0.1])
 
 
 def test_compute_to_come_follows_growing_costs(tmp_path):

@@ -74,7 +74,8 @@ def test_each_group_is_answered_in_turn(table, tmp_path):
     assert done.returncode == 0
     groups = json.loads((tmp_path / "out/advice.json").read_text())["groups"]
     assert [each["advice"] for each in groups] == ["every period", NO_EVIDENCE] * 2
-    assert done.stdout.count("How often to retrain? Every period: the loss is") == 2
+    assert done.stdout.count("How often to retrain?") == 4  # once for each
+    assert done.stdout.count("\nEvery period: the loss is") == 2
     assert done.stdout.count("no evidence that the stream drifts") >= 1
     assert done.stdout.count("Naive rules") == 1
     gain, low, high = groups[0]["cadences"][1]["against_first"]

@@ -109,7 +109,7 @@ def test_text_is_in_nats_and_a_stream_without_drift_is_no_evidence(tmp_path):
         noise = np.random.default_rng(seed).normal(0, 0.01, (7, 7))
         drifting(run, lambda t, j, e=noise: float(50 * math.exp(0.0 if not t else e[t, j] - 0.02 * t)))
     done = call(tmp_path)
-    assert "How often to retrain? No evidence either way." in done.stdout
+    assert "How often to retrain? sm w=1\nNo evidence either way.\n" in done.stdout
     assert "nats a token a period: no evidence that the stream drifts." in done.stdout
     assert "Backtest of staleness (nats a token)" in call(tmp_path, "--backtest").stdout
 

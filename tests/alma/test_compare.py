@@ -148,8 +148,8 @@ def test_a_row_per_setting_with_mean_and_sample_deviation_over_seeds(tmp_path):
     assert (rows["sm hidden=128"]["n"], rows["sm hidden=128"]["CER"]) == ("1", "0.50")
 
 
-def test_an_unfinished_run_is_marked_and_cuts_its_repeats(tmp_path):
-    make_run(tmp_path / "0", [90.0, 30.0, 20.0, 10.0, 5.0], seed=0)
+def test_an_unfinished_run_is_marked_and_cuts_unfinished_repeats(tmp_path):
+    make_run(tmp_path / "0", [90.0, 30.0, 20.0, 10.0, 5.0], seed=0, rows=4)
     make_run(tmp_path / "1", [90.0, 40.0, 30.0, 10.0, 5.0], seed=1, rows=3)
     row = by_learner(tmp_path)["sm (not finished, t=2/4)"]
     assert [row[f"t={t}"] for t in (1, 2, 3)] == ["35.00 ±7.07", "25.00 ±7.07", ""]

@@ -23,11 +23,11 @@ def test_a_difference_is_taken_seed_by_seed(tmp_path):
         image_run(tmp_path / f"sm{seed}", [error] * 4, seed=seed)
         image_run(tmp_path / f"ens{seed}", [error - less] * 4, seed=seed, learner="ens")
     (row,) = rows_of(tmp_path, "sm").values()
-    # 12.706 (Student's t, one degree of freedom, 95%) times the standard error of 1 point is the half width.
-    assert row["average"] == row["last"] == "-2.00 [-14.71, +10.71]"
-    assert row["CER"] == "-0.08 [-0.59, +0.43]"
+    # 6.314 (Student's t, one degree of freedom, 90%) times the standard error of 1 point is the half width.
+    assert row["average"] == row["last"] == "-2.00 [-8.31, +4.31]"
+    assert row["CER"] == "-0.08 [-0.33, +0.17]"
     assert (row["n"], row["Comp"]) == ("2", "1x")
-    assert rows_of(tmp_path, "ens w=1")["sm"]["average"] == "+2.00 [-10.71, +14.71]"
+    assert rows_of(tmp_path, "ens w=1")["sm"]["average"] == "+2.00 [-4.31, +8.31]"
 
 
 def test_only_common_seeds_and_common_t_count(tmp_path):
@@ -45,6 +45,10 @@ def test_only_common_seeds_and_common_t_count(tmp_path):
     image_run(tmp_path / "umix", [0.1] * 4, seed=7, learner="umix")
     lone = rows_of(tmp_path, "sm")["umix"]
     assert (lone["n"], lone["average"], lone["Comp"]) == ("0", "", "")
+    said = report(tmp_path, "--baseline", "sm").stdout
+    assert "No seed in common with sm w=1, so no difference: umix w=1.\n" in said
+    image_run(tmp_path / "umix1", [0.1] * 4, seed=1, learner="umix")
+    assert "No seed in common" not in report(tmp_path, "--baseline", "sm").stdout
 
 
 def test_an_unpaired_seed_that_is_behind_changes_nothing(tmp_path):

@@ -312,6 +312,8 @@ def test_the_commit_is_unknown_outside_the_projects_own_checkout(tmp_path, monke
     assert re.fullmatch(r"[0-9a-f]{40}", provenance.commit())
     module.write_text("changed")
     assert provenance.commit().endswith("-dirty")
+    monkeypatch.setenv("GIT_DIR", str(Path(__file__).parents[2] / ".git"))  # as in a hook
+    assert provenance.commit().endswith("-dirty")
 
 
 def test_growing_settings_are_updated(tmp_path):

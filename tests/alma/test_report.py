@@ -37,13 +37,10 @@ def test_out_writes_markdown_csv_and_figures(tmp_path):
     assert pictures == ["error_B2_over_time.png", "error_B2_compute.png", "error_B2_memory.png"]
 
 
-def test_runs_without_rows_and_copies_have_remarks(tmp_path):
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        make_run(tmp_path / name, [90.0, 20.0], seed=seed)
+def test_a_run_without_rows_has_a_remark(tmp_path):
+    make_run(tmp_path / "a", [90.0, 20.0])
     make_run(tmp_path / "none", [90.0, 20.0], rows=0, learner="ens")
-    none, copies = report(tmp_path).stdout.splitlines()[-2:]
-    assert none == f"no rows yet: {tmp_path / 'none'}"
-    assert copies.endswith(f"counted as repeats: {tmp_path / 'a'}, {tmp_path / 'b'}")
+    assert report(tmp_path).stdout.splitlines()[-1] == f"no rows yet: {tmp_path / 'none'}"
 
 
 def text(place):
@@ -63,8 +60,8 @@ def corrupt(place):
 
 
 def no_common_t(place):
-    make_run(place / "first", [90.0, 20.0], rows=1, seed=1)
-    run = text(place)
+    make_run(place / "first", [90.0, 20.0, 10.0], rows=1, seed=1)
+    run = make_run(place / "second", [90.0, 20.0, 10.0], rows=2)
     run.results.write_text(run.results.read_text().splitlines()[1] + "\n")
 
 
@@ -76,12 +73,6 @@ def two_waits(place):
 def other_data(place):
     images(place)
     image_run(place / "b", [0.2, 0.1], learner="ens", dataset="mnist", data="11")
-
-
-def repeated_seed(place):
-    images(place)
-    for name in "bc":
-        image_run(place / name, [0.2, 0.1], learner="ens")
 
 
 def unscored(place):
@@ -121,9 +112,7 @@ def test_errors_are_one_line_and_exit_code_2_and_nothing_is_written(tmp_path, ma
 
 
 def test_errors_after_the_tables(tmp_path):
-    repeated_seed(tmp_path / "runs")
-    said = error_of(report(tmp_path / "runs", "--baseline", "sm"))
-    assert f"{tmp_path}/runs/b and {tmp_path}/runs/c are both seed 0 of ens" in said
+    images(tmp_path / "runs")
     (tmp_path / "file").touch()
     for words, told in (
         (("--out", tmp_path / "file"), "another --out"),

@@ -246,8 +246,8 @@ def test_command_draws_all_figures_and_names_them_in_the_report(grid, tmp_path):
 
 def test_missing_figures_have_remarks_and_out_has_a_default(tmp_path):
     image_run(tmp_path / "runs/a", [0.5, 0.4])
-    image_run(tmp_path / "runs/half", [0.5, 0.4], rows=2, seed=1)
-    rename_metric(image_run(tmp_path / "runs/lm", [0.5, 0.4]), "perplexity")
+    image_run(tmp_path / "runs/half", [0.5, 0.4], rows=2, learner="ens")
+    rename_metric(image_run(tmp_path / "runs/lm", [0.5, 0.4], learner="moe"), "perplexity")
     done = report("runs", "--figures", "vision", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

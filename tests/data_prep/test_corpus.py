@@ -90,7 +90,7 @@ def repository(tmp_path) -> Repository:
     return Repository(tmp_path / "a b" / "--upload-pack=touch pwned")
 
 
-def test_commits_are_messages_with_the_authors_dates(repository, corpus, tmp_path):
+def test_commits_are_messages_with_the_authors_dates(repository, corpus, tmp_path, monkeypatch):
     commit = repository.commit
     commit(
         "First\n\nThe body: of it.\n\nSigned-off-by: Ann <ann@x.org>\nFixes: 1234\n",
@@ -109,6 +109,9 @@ def test_commits_are_messages_with_the_authors_dates(repository, corpus, tmp_pat
     repository.git("config", "log.showSignature", "true")
     repository.git("config", "gpg.program", "/nowhere/gpg")
     repository.git("config", "color.ui", "always")
+    other = Repository(tmp_path / "other")
+    other.commit("Elsewhere", "2020-01-01T00:00:00+00:00")
+    monkeypatch.setenv("GIT_DIR", str(other.folder / ".git"))  # as in a hook
     code, out, err = corpus("git", repository.folder, "--out", tmp_path / "new/commits.jsonl")
     assert (code, err) == (0, "")
     found = {record["text"]: record["date"] for record in read(tmp_path / "new/commits.jsonl")}

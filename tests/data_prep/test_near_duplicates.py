@@ -1,5 +1,6 @@
 """Near duplicates: MinHash and its bands against exact Jaccard similarities."""
 
+import os
 import random
 
 import numpy as np
@@ -22,6 +23,12 @@ def grams(text: str) -> set[tuple[str, ...]]:
 def jaccard(one: str, other: str) -> float:
     a, b = grams(one), grams(other)
     return len(a & b) / len(a | b)
+
+
+def test_an_exported_number_of_threads_does_not_multiply_the_workers(monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", "7")
+    nd.library()
+    assert os.environ["RAYON_NUM_THREADS"] == "1"
 
 
 def found_near(folder, documents: list[tuple[str, int]], files: int = 1, first: int = 0) -> np.ndarray:

@@ -45,6 +45,7 @@ GMOE = ["--learner", "gmoe"]
         (["--out", "runs/a:b"], "--out runs/a:b: fairseq splits paths at colons"),
         (["--out", ".", "--seeds", "0-1"], "--out .: give the folder of a run"),
         (["--seeds", "0-99999999999"], "more than 100,000 numbers"),
+        (["--seed", "0", "--seeds", "0-2"], "--seed 0 beside --seeds: give one of them"),
         (["--cooldown", ".1"], "needs --schedule continuous or rsqrt"),
         (["--cooldown", "2", "--schedule", "rsqrt"], "--cooldown 2: a share of the updates"),
         (["--cooldown", ".1", "--schedule", "rsqrt", "--", "--max-update", "0"], "0.1 needs the length"),
@@ -76,6 +77,13 @@ def test_refused(words, message):
         check(request)
         make_plan(request, 4)
     assert "\n" not in str(refused.value)
+
+
+def test_a_name_without_a_folder_may_be_meant_as_an_experiment(tmp_path):
+    with pytest.raises(UserError, match="experiments/table2: no such stream; .*experiments/table2.yaml$"):
+        read_requests(["experiments/table2"])
+    with pytest.raises(UserError, match="give --learner"):
+        read_requests([str(tmp_path)])
 
 
 @pytest.mark.parametrize("learner", text_learners())

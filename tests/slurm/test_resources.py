@@ -50,7 +50,7 @@ def test_only_what_was_asked_for_is_in_the_input_of_sbatch():
         ({"sbatch": ["signal=TERM@60"]}, "jobs save on USR2: give the seconds as signal=USR2@300"),
         ({"nodes": 0}, "--nodes 0: at least 1"),
         ({"gpus_per_node": -1}, "--gpus-per-node -1: at least 0"),
-        ({"timeout_min": 0}, "--timeout-min 0: at least 1"),
+        ({"timeout_min": 4}, "--timeout-min 4: at least 5"),
     ],
 )
 def test_contradictions_are_refused_in_one_line(given, problem):

@@ -92,7 +92,7 @@ def main() -> None:
     elif options.backtest:
         report = look_back(one_section(find_runs(options.runs)), by)
     else:
-        section = one_section(find_runs(options.runs))
+        section = one_section(find_runs(options.runs), options.now)
         report = advise(section, by, options.now, Limits(options.budget, options.parameters))
     print(as_text(report.parts))
     if options.out:

@@ -18,7 +18,7 @@ from alma.report.advice.text import DocumentPart, expected, number
 from alma.report.age import MeanOverSeeds, losses_of
 from alma.report.age_table import unit
 from alma.report.compare import abbreviated
-from alma.report.results import Display, Section, matrix, rounded
+from alma.report.results import Display, Section, left_out, matrix, rounded
 from alma.report.tables import Table
 
 _MOST_TIMES = 4  # columns of forecasts
@@ -51,6 +51,7 @@ class Advice(NamedTuple):
     regrets: dict[str, float]  # of each rule at earlier mega-batches; {}: too few of them
     comparisons: list[Comparison]
     waiting: list[str]  # configurations without a complete stage
+    left_out: list[str]  # lines about runs that do not count
     drifts: bool  # whether each mega-batch has a test set of its own
     retraining: Retraining | None  # how often to train the choice; None: no evaluation matrix, or a small one
 
@@ -136,7 +137,8 @@ class Advice(NamedTuple):
     @property
     def remarks(self) -> list[str]:
         """What weakens the advice."""
-        lines = [f"No complete stage yet, left out: {_some(self.waiting)}."] if self.waiting else []
+        lines = list(self.left_out)
+        lines += [f"No complete stage yet, left out: {_some(self.waiting)}."] if self.waiting else []
         if all(len(each.candidate.seeds) == 1 for each in self.found):
             lines.append("One seed: how much runs differ is unknown, so no difference is evidence.")
         if self.drifts:
@@ -200,7 +202,7 @@ def advise(section: Section, by: str, now: int | None = None, limits: Limits | N
     waiting = [result.label for result in section.results if result.label not in ready]
     drifts = any(matrix(rows) for result in section.results for rows in result.repeats)
     often = _retraining(choice, limits) if choice else None
-    answers = comparisons, waiting, drifts, often
+    answers = comparisons, waiting, left_out(section.results), drifts, often
     return Advice(section.title, by, limits, found, front(found), choice, rule, regrets, *answers)
 
 

@@ -15,7 +15,7 @@ from alma.report.advice.staleness_backtest import StalenessBacktest, look_back_o
 from alma.report.advice.text import DocumentPart
 from alma.report.age import losses_of
 from alma.report.age_table import unit
-from alma.report.results import Section, rounded
+from alma.report.results import Section, left_out, rounded
 from alma.report.tables import Table
 
 TOLERANCE = 0.05
@@ -49,11 +49,13 @@ class Backtest(NamedTuple):
     by: str
     origins: list[Origin]
     staleness: StalenessBacktest | None  # of a stream that drifts
+    left_out: list[str]  # lines about runs and configurations that do not count
 
     @property
     def parts(self) -> list[DocumentPart]:
         """The document."""
-        part = DocumentPart(f"Backtest by {self.by}: {self.title}", (), _table(self.origins), [NOTE])
+        heading, below = f"Backtest by {self.by}: {self.title}", [NOTE, *self.left_out]
+        part = DocumentPart(heading, (), _table(self.origins), below)
         return [part, *(self.staleness.parts if self.staleness else [])]
 
     def record(self) -> dict[str, Any]:
@@ -83,7 +85,9 @@ def look_back(section: Section, by: str) -> Backtest:
         )
     actual = {each.label: each for each in find_candidates(whole, megabatches)}
     origins = [_origin(now, forecasts(find_candidates(whole, now), by), actual, by) for now in started]
-    return Backtest(section.title, by, origins, _of_staleness(whole))
+    behind = [result for result in section.results if result.progress < megabatches]
+    lines = [f"left out: {result.label}, at t={result.progress} of {megabatches}" for result in behind]
+    return Backtest(section.title, by, origins, _of_staleness(whole), left_out(section.results) + lines)
 
 
 def _of_staleness(section: Section) -> StalenessBacktest | None:

@@ -97,7 +97,7 @@ class Retraining(NamedTuple):
             effect = f"Effect of age, amount of training taken out: {shown} a period: {found}."
         exponent, probability = self.law
         law = f"The law of extra loss is age^{exponent:g} ({probability:.0%}). A period is {self.period}."
-        return [f"{QUESTION.capitalize()} {self.answer}.", effect, law]
+        return [f"{self.answer}.", effect, law]
 
     @property
     def answer(self) -> str:

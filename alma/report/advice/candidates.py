@@ -218,9 +218,10 @@ class Forecast:
         return self.draws[:, index] if index >= 0 else np.full(len(self.draws), present)
 
 
-def one_section(runs: Sequence[Run]) -> Section:
-    """The only stream and metric of the runs. UserError: there are several, or no rows."""
-    sections = find_sections(runs)
+def one_section(runs: Sequence[Run], until: int | None = None) -> Section:
+    """The only stream and metric of the runs; unfinished seeds with rows up to `until` count beside finished
+    ones. UserError: there are several, or no rows."""
+    sections = find_sections(runs, until or math.inf)
     if len(sections) > 1:
         titles = "; ".join(section.title for section in sections)
         raise UserError(f"runs of different streams, metrics or B ({titles}): give the runs of one")
