@@ -1,10 +1,10 @@
-"""SLURM's programs: states of jobs from squeue, scancel, and the nodes from sinfo."""
+"""SLURM's programs and their environment: states of jobs, scancel, and what the cluster has."""
 
 import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from alma.errors import UserError
@@ -13,6 +13,11 @@ _QUEUED = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT",
 _RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"}
 _RUNNING |= {"SUSPENDED"}
 _ANSWER_SECONDS = 60
+_OF_ANOTHER_JOB = re.compile(
+    r"_?(SLURMD?|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SCANCEL|SCONTROL|SUBMITIT)_(?!CONF|JWT)"
+    r"|(MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|[A-Z]+_VISIBLE_DEVICES)$"
+)
+"""Names of variables that clean_environment hides. SLURM_CONF and SLURM_JWT say how to reach SLURM."""
 
 
 class NoAnswer(UserError):
@@ -36,6 +41,16 @@ class JobState:
         return self.running or self.word in _QUEUED
 
 
+@contextlib.contextmanager
+def clean_environment() -> Iterator[None]:
+    """Hide variables that SLURM's programs would prefer to their input, or a job inherit from this one."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if _OF_ANOTHER_JOB.match(name)}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
 def ask(ids: Collection[str]) -> dict[str, JobState]:
     """States of jobs by id; left out are those that slurmctld forgot, minutes after their end (MinJobAge).
 
@@ -46,7 +61,7 @@ def ask(ids: Collection[str]) -> dict[str, JobState]:
     known: dict[str, JobState] = {}
     fields = ("JobArrayID", "State", "NodeList", "RestartCnt", "Reason")
     form = ",".join(f"{field}:|" for field in fields)  # a suffix and no width, which would truncate
-    answer = _call("squeue", "-h", "-a", "-r", "-t", "all", "-O", form, "-j", _without_indices(ids))
+    answer = call("squeue", "-h", "-a", "-r", "-t", "all", "-O", form, "-j", _without_indices(ids))
     # squeue omits invalid ids, but for a single one it fails.
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise NoAnswer(f"squeue: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
@@ -61,7 +76,7 @@ def ask(ids: Collection[str]) -> dict[str, JobState]:
 def scancel(ids: Sequence[str]) -> None:
     """Cancel jobs; those that have ended are ignored. Raises UserError if SLURM refuses."""
     # In reverse order, so that no dependent starts because its dependency has ended.
-    answer = _call("scancel", *reversed(dict.fromkeys(ids)))
+    answer = call("scancel", *reversed(dict.fromkeys(ids)))
     if answer.returncode and any(state.live for state in ask(ids).values()):
         raise UserError(f"scancel: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
 
@@ -73,7 +88,7 @@ def largest_node(partition: str | None) -> tuple[int, int] | None:
     """
     chosen = ["--partition", partition] if partition else []
     try:
-        answer = _call("sinfo", "--noheader", "--exact", "--format=%c %m", *chosen)
+        answer = call("sinfo", "--noheader", "--exact", "--format=%c %m", *chosen)
     except UserError:
         return None
     nodes = re.findall(r"^(\d+) (\d+)$", answer.stdout, re.MULTILINE)
@@ -85,16 +100,15 @@ def _without_indices(ids: Iterable[str]) -> str:
     return ",".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))
 
 
-def _call(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of SLURM. Raises UserError if it is missing, NoAnswer after a timeout."""
-    # The user's own SQUEUE_ and SINFO_ variables would filter or truncate the answer.
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SINFO_"))
-    }
-    environment["SLURM_BITSTR_LEN"] = "0"
+def call(program: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program of SLURM with the input `text`. UserError: it is missing; NoAnswer: after a timeout."""
     command, limit = [program, *arguments], _ANSWER_SECONDS
+    with clean_environment():
+        environment = {**os.environ, "SLURM_BITSTR_LEN": "0"}
     try:
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
+        return subprocess.run(
+            command, input=text, env=environment, capture_output=True, text=True, timeout=limit
+        )
     except FileNotFoundError:
         raise UserError(f"no SLURM here (no {program}): run this on a machine of the cluster") from None
     except subprocess.TimeoutExpired:

@@ -7,7 +7,6 @@ permanent failure cancels its dependents only (kill-on-invalid-dep).
 
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -20,7 +19,7 @@ from slurm.engine import queue
 from slurm.engine.jobs import Job
 from slurm.engine.queue import JobStatus, SubmittedJob
 from slurm.engine.resources import Resources
-from slurm.engine.squeue import scancel
+from slurm.engine.squeue import call, clean_environment, scancel
 from slurm.engine.terminal import say
 
 LOGS = "slurm_jobs"
@@ -134,7 +133,8 @@ def to_slurm(folder: Path) -> Submit:
         try:
             executor = SlurmExecutor(folder / "%j", _MAX_REQUEUES, python=_PYTHON)
             executor.update_parameters(**resources.parameters(name, dependency))
-            return [str(sent.job_id) for sent in executor.submit_array(jobs)]
+            with clean_environment():  # a job starts with the environment of sbatch
+                return [str(sent.job_id) for sent in executor.submit_array(jobs)]
         except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"sbatch refused {name}: {reason}; --dry-run shows its input") from error
@@ -200,7 +200,7 @@ def check(resources: Resources) -> None:
     """Raise UserError if sbatch would refuse a training with these resources, or its evaluation."""
     for name, wanted in (("training", resources), ("evaluation", resources.alone())):
         script = wanted.script("true", Path(LOGS), name)
-        answer = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, text=True)
+        answer = call("sbatch", "--test-only", text=script)
         # A full, drained or reserved cluster fails the test but accepts jobs for later.
         if answer.returncode and not any(reason in answer.stderr for reason in _TRANSIENT):
             raise UserError(f"sbatch would refuse the {name}: {' '.join(answer.stderr.split())}")
