@@ -81,18 +81,20 @@ def scancel(ids: Sequence[str]) -> None:
         raise UserError(f"scancel: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
 
 
-def largest_node(partition: str | None) -> tuple[int, int] | None:
+def largest_node(partition: str | None, constraint: str = "") -> tuple[int, int] | None:
     """Largest number of cores and largest memory in MiB of the partition's nodes; None: sinfo fails.
 
-    partition: None for all partitions.
+    partition: None for all partitions. constraint: that of sbatch, without regard to its parentheses.
     """
     chosen = ["--partition", partition] if partition else []
     try:
-        answer = call("sinfo", "--noheader", "--exact", "--format=%c %m", *chosen)
+        answer = call("sinfo", "--noheader", "--exact", "--format=%c %m %f", *chosen)
     except UserError:
         return None
-    nodes = re.findall(r"^(\d+) (\d+)$", answer.stdout, re.MULTILINE)
-    return (max(int(cores) for cores, _ in nodes), max(int(mib) for _, mib in nodes)) if nodes else None
+    nodes = re.findall(r"^(\d+) (\d+) (\S+)$", answer.stdout, re.MULTILINE)
+    wanted = [set(part.split("&")) for part in re.sub(r"[][()]|\*\d+", "", constraint).split("|") if part]
+    fit = [node for node in nodes if any(names <= set(node[2].split(",")) for names in wanted)] or nodes
+    return (max(int(node[0]) for node in fit), max(int(node[1]) for node in fit)) if fit else None
 
 
 def _without_indices(ids: Iterable[str]) -> str:
