@@ -74,7 +74,7 @@ def follow(runs: Sequence[Path], wait: bool) -> list[JobStatus]:
     """Wait for the end of all jobs and return those that failed; without `wait`, print how to see them."""
     if wait:
         return queue.wait(runs)
-    print(f"see their state with: alma status {' '.join(map(str, runs))}")
+    print("see their state with:", shlex.join(["alma", "status", *map(str, runs)]))
     return []
 
 

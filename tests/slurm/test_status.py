@@ -1,5 +1,6 @@
 """`slurm.status` and `slurm.cancel` over stand-ins for SLURM's programs, and once over a real SLURM."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,32 @@ def test_table(slurm, run, monkeypatch, capsys):
         "run evaluation of stage 1 cancelled 21 needs stage 1, member 1 of 2 (failed)",
     }
     assert total == "2 done, 1 running, 2 waiting, 1 failed, 1 cancelled"
+
+
+def test_progress_is_that_of_the_last_attempt(slurm, run, monkeypatch, capsys):
+    """A relaunched job that waits, is queued, has just started, has begun to train; and one that failed."""
+
+    def updates(state: str) -> str:
+        slurm.has(squeue=f"7_0|{state}|n1|0|x|\n8_0|PENDING||0|x|\n")
+        call(status.main, monkeypatch, run)
+        line = next(line for line in capsys.readouterr().out.splitlines() if "7_0" in line)
+        assert "/400" not in line.replace("90/400", "")
+        return "90/400" if "90/400" in line else ""
+
+    finish(run, "untrained.json")
+    log, started = run / "stage_00/member_0/train.log", Path("jobs/7_0.out")
+    old = "\n$ fairseq-train\n" + INNER % (50, 2, 380)
+    for path in (log, run / "stage_01/member_0/train.log"):
+        path.write_text(old)
+    os.utime(log, (1000, 1000))
+    assert updates("PENDING") == ""
+    started.write_text("submitit INFO - Starting\n")
+    assert updates("RUNNING") == ""
+    log.write_text(old + "\n$ fairseq-train\n")
+    assert updates("RUNNING") == ""
+    log.write_text(old + "\n$ fairseq-train\n" + INNER % (50, 2, 90))
+    os.utime(started, (1000, 1000))
+    assert updates("RUNNING") == updates("FAILED") == "90/400"
 
 
 def test_jobs_that_were_complete_at_launch_have_no_job_id(slurm, run, monkeypatch, capsys):
