@@ -4,7 +4,8 @@ import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from alma.errors import UserError
@@ -31,6 +32,10 @@ class JobState:
     node: str = ""
     restarts: int = 0
     reason: str = ""
+    waits_for: frozenset[str] = frozenset()
+    """Ids of the jobs that must end before it starts."""
+    output: str = ""
+    """Path pattern of its log, as in sbatch."""
 
     @property
     def running(self) -> bool:
@@ -56,21 +61,53 @@ def ask(ids: Collection[str]) -> dict[str, JobState]:
 
     Raises UserError without SLURM on this machine, NoAnswer if it does not answer.
     """
-    if not ids:
-        return {}
+    # The ids of jobs and of whole arrays, which SLURM answers much faster than single elements.
+    whole = ",".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))
+    return {job_id: state for job_id, state in _states("-j", whole).items() if job_id in ids} if ids else {}
+
+
+def own() -> dict[str, JobState]:
+    """States of all jobs of this user by id. Raises UserError and NoAnswer as `ask` does."""
+    return _states("-u", str(os.getuid()))
+
+
+def _states(*chosen: str) -> dict[str, JobState]:
     known: dict[str, JobState] = {}
-    fields = ("JobArrayID", "State", "NodeList", "RestartCnt", "Reason")
+    fields = ("JobArrayID", "State", "NodeList", "RestartCnt", "Reason", "Dependency", "STDOUT")
     form = ",".join(f"{field}:|" for field in fields)  # a suffix and no width, which would truncate
-    answer = call("squeue", "-h", "-a", "-r", "-t", "all", "-O", form, "-j", _without_indices(ids))
+    answer = call("squeue", "-h", "-a", "-r", "-t", "all", "-O", form, *chosen)
     # squeue omits invalid ids, but for a single one it fails.
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise NoAnswer(f"squeue: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
     for line in answer.stdout.splitlines():
         with contextlib.suppress(ValueError):  # not a job but a message of the site
-            job_id, word, node, restarts, reason = (text.strip() for text in line.split("|")[:5])
-            if job_id in ids:
-                known[job_id] = JobState(word, node, int(restarts), "" if reason == "None" else reason)
+            job_id, word, node, restarts, reason, needed, output, *_ = map(str.strip, [*line.split("|"), ""])
+            index = job_id.partition("_")[2]
+            # An element of an array that follows another one, 7_*, waits for that of its own index.
+            waits_for = re.findall(r":(\d+(?:_\d+)?)", needed.replace("_*", f"_{index}" if index else ""))
+            reason = "" if reason == "None" else reason
+            known[job_id] = JobState(word, node, int(restarts), reason, frozenset(waits_for), output)
     return known
+
+
+def followers(states: Mapping[str, JobState]) -> dict[str, set[str]]:
+    """The queued jobs that wait for each job."""
+    waiting: dict[str, set[str]] = defaultdict(set)
+    for job_id, state in states.items():
+        for needed in state.waits_for if state.live else ():
+            waiting[needed].add(job_id)
+    return waiting
+
+
+def reached(ids: Iterable[str], edges: Mapping[str, Collection[str]]) -> set[str]:
+    """`ids`, and all that `edges` lead to from them."""
+    seen = set(ids)
+    todo = list(seen)
+    while todo:
+        new = set(edges.get(todo.pop(), ())) - seen
+        seen |= new
+        todo += new
+    return seen
 
 
 def scancel(ids: Sequence[str]) -> None:
@@ -97,9 +134,14 @@ def largest_node(partition: str | None, constraint: str = "") -> tuple[int, int]
     return (max(int(node[0]) for node in fit), max(int(node[1]) for node in fit)) if fit else None
 
 
-def _without_indices(ids: Iterable[str]) -> str:
-    """The ids of jobs and of whole arrays, which SLURM answers much faster than single elements."""
-    return ",".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))
+def largest_array() -> int:
+    """Most elements of an array job; SLURM's default if scontrol fails."""
+    try:
+        config = call("scontrol", "show", "config").stdout
+    except UserError:
+        config = ""
+    limits = re.findall(r"\b(?:MaxArraySize +=|max_array_tasks=) *(\d+)", config)
+    return max(1, min(map(int, limits), default=1001))
 
 
 def call(program: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ from slurm.engine import queue
 from slurm.engine.jobs import Job
 from slurm.engine.queue import JobStatus, SubmittedJob
 from slurm.engine.resources import Resources
-from slurm.engine.squeue import call, clean_environment, scancel
+from slurm.engine.squeue import ask, call, clean_environment, followers, largest_array, reached, scancel
 from slurm.engine.terminal import say
 
 LOGS = "slurm_jobs"
@@ -37,16 +37,16 @@ Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
 def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
     """Jobs of `runs` that SLURM has and that can still run. Raises UserError and NoAnswer as `ask` does.
 
-    Cancels jobs that need a job which is neither complete nor queued, as SLURM itself will.
+    Cancels jobs that wait for a job, also of another run, that failed or was cancelled, as SLURM itself will.
     """
     live = queue.live_jobs([run for run in runs if queue.on_cluster(run)])
-    able: dict[Path, SubmittedJob] = {}
-    for job in live:  # in the order of jobs.json: needed jobs come first
-        if all(marker in able or queue.is_there(marker) for marker in job.needs):
-            able[job.marker] = job
-    if stuck := [str(job.job_id) for job in live if job.marker not in able]:
+    states = ask([str(job.job_id) for job in live])
+    needed = frozenset().union(*(state.waits_for for state in states.values()))
+    can_end = {job_id for job_id, state in ask(needed).items() if state.live or state.word == "COMPLETED"}
+    waiting = reached(needed - can_end, followers(states))
+    if stuck := [str(job.job_id) for job in live if job.job_id in waiting]:
         scancel(stuck)
-    return list(able.values())
+    return [job for job in live if job.job_id not in waiting]
 
 
 def launch(jobs: Sequence[Job], wanted: Resources, folder: Path, busy: Sequence[SubmittedJob]) -> None:
@@ -64,6 +64,9 @@ def launch(jobs: Sequence[Job], wanted: Resources, folder: Path, busy: Sequence[
 
     try:  # after each submission, so that a kill loses none
         submit(jobs, wanted, to_slurm(folder), ids, write)
+    except UserError as error:
+        done = f"{len(ids) - len(busy)} jobs are submitted"
+        raise UserError(f"{error}; {done}; rerun the command to submit the rest") from error
     finally:
         write(jobs)
     new = len(ids) - len(busy)
@@ -91,6 +94,7 @@ def submit(
     sent: called with the jobs of each submission when their ids are known.
     """
     missing = [job for job in jobs if job.marker not in ids and not job.done]
+    largest = largest_array() if missing else 1
     followers: dict[Path, int] = defaultdict(int)  # length of the chain of jobs that wait for a marker
     for job in reversed(missing):
         for marker in job.needs:
@@ -99,15 +103,17 @@ def submit(
     for job in sorted(missing, key=lambda job: -followers[job.marker]):  # long runs keep their index
         groups[job.array].append(job)
     for name, group in groups.items():
-        for elements, dependency in _arrays(group, ids):
+        for elements, dependency in _arrays(group, ids, largest):
             wanted = resources.alone() if group[0].alone else resources
             new = send(name, elements, wanted, dependency)
             ids.update(zip((job.marker for job in elements), new, strict=True))
             sent(elements)
 
 
-def _arrays(group: Sequence[Job], ids: Mapping[Path, str]) -> Iterator[tuple[list[Job], str | None]]:
-    """Split a group into arrays and single jobs, each with its dependency."""
+def _arrays(
+    group: Sequence[Job], ids: Mapping[Path, str], largest: int
+) -> Iterator[tuple[list[Job], str | None]]:
+    """Split a group into arrays of at most `largest` jobs and single jobs, each with its dependency."""
     arrays: dict[tuple[str, ...], list[Job]] = defaultdict(list)  # by the arrays that they follow
     needs = {job.marker: [ids[marker] for marker in job.needs if marker in ids] for job in group}
     for job in group:
@@ -120,8 +126,9 @@ def _arrays(group: Sequence[Job], ids: Mapping[Path, str]) -> Iterator[tuple[lis
     for followed, jobs in arrays.items():
         if followed and len(jobs) == 1:
             yield jobs, ":".join(("afterok", *needs[jobs[0].marker]))
-        elif jobs:
-            yield jobs, ":".join(("aftercorr", *followed)) if followed else None
+            continue
+        for part in (jobs[start : start + largest] for start in range(0, len(jobs), largest)):
+            yield part, ":".join(("aftercorr", *followed)) if followed else None
 
 
 def to_slurm(folder: Path) -> Submit:

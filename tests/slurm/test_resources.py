@@ -9,6 +9,7 @@ from launcher import make
 
 from alma.errors import UserError
 from slurm.engine.resources import Resources
+from slurm.engine.squeue import largest_array
 from slurm.lm.placement import with_hosts
 
 
@@ -136,6 +137,15 @@ def test_slurm_gives_every_process_its_gpus_and_cores(cluster, tmp_path):
     assert (cores, gpus.count(",")) == ("6", 1)
     found = cluster.jobs()[job]
     assert (found["Nice"], found["MinMemoryNode"], found.get("WCKey", "")) == ("1", "3G", "")
+
+
+def test_slurm_takes_an_array_of_the_largest_size(cluster, monkeypatch):
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    most = largest_array()
+    cluster.submit("true", "--test-only", f"--array=0-{most - 1}")
+    with pytest.raises(RuntimeError, match="Invalid job array"):
+        cluster.submit("true", "--test-only", f"--array=0-{most}")
 
 
 def test_a_job_ends_when_one_of_its_processes_dies(cluster, tmp_path):
