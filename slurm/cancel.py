@@ -1,22 +1,18 @@
-"""Cancel the incomplete jobs of runs on a cluster: `alma cancel`.
-
-A training that runs share is a job of one of them; the others' jobs wait for it.
-"""
+"""Cancel the incomplete jobs of runs on a cluster, and no others: `alma cancel`."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Sequence
+from pathlib import Path
 
 from alma.errors import Parser, UserError, command
 from alma.help_texts import RUNS
-from slurm.engine.queue import find, live_jobs, on_cluster, read_jobs
-from slurm.engine.squeue import JobState, followers, own, reached, scancel
-from slurm.engine.submission import LOGS
+from slurm.engine.queue import find, live_jobs, on_cluster
+from slurm.engine.squeue import ask, scancel
 
 _EXAMPLES = """\
 examples:
   alma cancel runs/gmoe --dry-run
   alma cancel runs/gmoe
-  alma cancel runs/gmoe --with-dependents
 """
 
 
@@ -42,35 +38,35 @@ def main() -> None:
     if not runs:
         where = ", ".join(options.runs)
         raise UserError(f"{where}: not launched on a cluster (no jobs.json): end a local run by Ctrl-C")
-    jobs = {str(job.job_id): f"{job.run}: {job.name}" for job in live_jobs(runs)}
-    states = own() if jobs else {}
-    others = reached(jobs, followers(states)) - jobs.keys()
-    needed = reached(others, {job_id: state.waits_for for job_id, state in states.items()}) & jobs.keys()
-    ending = [job_id for job_id in jobs if job_id not in needed]
-    if options.with_dependents:
-        ending = [*jobs, *sorted(others)]
+    jobs = _live(runs)
+    waits = {job_id: state.waits_for for job_id, state in ask().items() if state.live} if jobs else {}
+    affected = set(jobs)
+    while new := {job_id for job_id in waits if waits[job_id] & affected} - affected:
+        affected |= new
+    others = sorted(affected - jobs.keys())
+    needed = set() if options.with_dependents else set(others)
+    while new := {need for job_id in needed & waits.keys() for need in waits[job_id]} - needed:
+        needed |= new
+    names = dict.fromkeys(others, "another job")
+    with contextlib.suppress(UserError):  # a damaged jobs.json of another run
+        places = {run.resolve().parent for run in runs if others}
+        names |= _live([file.parent for place in places for file in place.glob("*/jobs.json")])
+    names |= jobs
+    ending = [job_id for job_id in [*jobs, *others] if job_id not in needed]
     if ending and not options.dry_run:
         scancel(ending)
-    names = jobs | _names({job_id: states[job_id] for job_id in others})
     for job_id in ending:
         print(f"{names[job_id]} (job id {job_id})")
     done = "would cancel" if options.dry_run else "cancelled"
     print(f"{done} {len(ending)} jobs" if ending else "nothing to cancel")
-    if others and not options.with_dependents:
-        print(f"left {len(needed)} jobs because {len(others)} jobs of other runs wait for them:")
-        for job_id in [*(job for job in jobs if job in needed), *sorted(others)]:
-            print(f"  {names[job_id]} (job id {job_id})")
-        print("--with-dependents cancels all of these")
+    if left := [job_id for job_id in [*jobs, *others] if job_id in needed]:
+        print("left are these, because other runs wait for them; --with-dependents cancels all:")
+        print(*(f"  {names[job_id]} (job id {job_id})" for job_id in left), sep="\n")
 
 
-def _names(states: Mapping[str, JobState]) -> dict[str, str]:
-    """Run and name of other jobs, as far as jobs.json files beside their logs have them."""
-    places = {state.output.partition(f"/{LOGS}/")[0] for state in states.values() if LOGS in state.output}
-    names: dict[str | None, str] = {}
-    with contextlib.suppress(UserError):  # moved since
-        for run in filter(on_cluster, find(sorted(places))):
-            names |= {job.job_id: f"{job.run}: {job.name}" for job in read_jobs(run)}
-    return {job_id: names.get(job_id, state.output) for job_id, state in states.items()}
+def _live(runs: Sequence[Path]) -> dict[str, str]:
+    """Run and name of the incomplete jobs in the queue."""
+    return {str(job.job_id): f"{job.run}: {job.name}" for job in live_jobs(runs)}
 
 
 if __name__ == "__main__":

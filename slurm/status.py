@@ -65,13 +65,11 @@ def table(seen: Sequence[JobStatus]) -> str:
 
 def _last_attempt(status: JobStatus, log: Path) -> str:
     """What the last attempt of a training has written to its log; empty if it has written nothing yet."""
-    if status.root or status.state in ("waiting", "queued", "requeued", "never submitted"):
-        return ""
-    with contextlib.suppress(OSError):  # a new attempt first writes to the log of its SLURM job
-        of_job = status.job.log
-        if status.state == "running" and of_job and of_job.stat().st_mtime > log.stat().st_mtime:
-            return ""
-    return queue.tail(log).rpartition("\n$ ")[2]
+    early = status.root or status.state in ("waiting", "queued", "requeued", "never submitted")
+    if status.state == "running" and status.job.log:
+        with contextlib.suppress(OSError):  # a new attempt first writes to the log of its SLURM job
+            early = status.job.log.stat().st_mtime > log.stat().st_mtime
+    return "" if early else queue.tail(log).rpartition("\n$ ")[2]
 
 
 def parser() -> Parser:

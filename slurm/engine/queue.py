@@ -45,7 +45,7 @@ class SubmittedJob(msgspec.Struct, kw_only=True, eq=False):
     log: Path | None = None
     """Output of the SLURM job."""
     needs: tuple[Path, ...] = ()
-    """Markers of the run's jobs that must be complete before this one starts."""
+    """Markers of the jobs, also of other runs, that must be complete before this one starts."""
 
     @property
     def done(self) -> bool:

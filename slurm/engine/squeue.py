@@ -4,8 +4,7 @@ import contextlib
 import os
 import re
 import subprocess
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from alma.errors import UserError
@@ -34,8 +33,6 @@ class JobState:
     reason: str = ""
     waits_for: frozenset[str] = frozenset()
     """Ids of the jobs that must end before it starts."""
-    output: str = ""
-    """Path pattern of its log, as in sbatch."""
 
     @property
     def running(self) -> bool:
@@ -56,58 +53,32 @@ def clean_environment() -> Iterator[None]:
         os.environ.update(hidden)
 
 
-def ask(ids: Collection[str]) -> dict[str, JobState]:
-    """States of jobs by id; left out are those that slurmctld forgot, minutes after their end (MinJobAge).
+def ask(ids: Collection[str] | None = None) -> dict[str, JobState]:
+    """States of jobs by id (None: all of this user's), but those that slurmctld forgot after their end.
 
     Raises UserError without SLURM on this machine, NoAnswer if it does not answer.
     """
-    # The ids of jobs and of whole arrays, which SLURM answers much faster than single elements.
-    whole = ",".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))
-    return {job_id: state for job_id, state in _states("-j", whole).items() if job_id in ids} if ids else {}
-
-
-def own() -> dict[str, JobState]:
-    """States of all jobs of this user by id. Raises UserError and NoAnswer as `ask` does."""
-    return _states("-u", str(os.getuid()))
-
-
-def _states(*chosen: str) -> dict[str, JobState]:
+    if ids is not None and not ids:
+        return {}
     known: dict[str, JobState] = {}
-    fields = ("JobArrayID", "State", "NodeList", "RestartCnt", "Reason", "Dependency", "STDOUT")
+    fields = ("JobArrayID", "State", "NodeList", "RestartCnt", "Reason", "Dependency")
     form = ",".join(f"{field}:|" for field in fields)  # a suffix and no width, which would truncate
+    # The ids of jobs and of whole arrays, which SLURM answers much faster than single elements.
+    whole = dict.fromkeys(job_id.partition("_")[0] for job_id in ids or ())
+    chosen = ("-j", ",".join(whole)) if whole else ("-u", str(os.getuid()))
     answer = call("squeue", "-h", "-a", "-r", "-t", "all", "-O", form, *chosen)
     # squeue omits invalid ids, but for a single one it fails.
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise NoAnswer(f"squeue: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
     for line in answer.stdout.splitlines():
         with contextlib.suppress(ValueError):  # not a job but a message of the site
-            job_id, word, node, restarts, reason, needed, output, *_ = map(str.strip, [*line.split("|"), ""])
-            index = job_id.partition("_")[2]
+            job_id, word, node, restarts, reason, needs, *_ = map(str.strip, [*line.split("|"), ""])
             # An element of an array that follows another one, 7_*, waits for that of its own index.
-            waits_for = re.findall(r":(\d+(?:_\d+)?)", needed.replace("_*", f"_{index}" if index else ""))
-            reason = "" if reason == "None" else reason
-            known[job_id] = JobState(word, node, int(restarts), reason, frozenset(waits_for), output)
+            waits_for = re.findall(r":(\d+(?:_\d+)?)", needs.replace("_*", "_" + job_id.partition("_")[2]))
+            if ids is None or job_id in ids:
+                reason = "" if reason == "None" else reason
+                known[job_id] = JobState(word, node, int(restarts), reason, frozenset(waits_for))
     return known
-
-
-def followers(states: Mapping[str, JobState]) -> dict[str, set[str]]:
-    """The queued jobs that wait for each job."""
-    waiting: dict[str, set[str]] = defaultdict(set)
-    for job_id, state in states.items():
-        for needed in state.waits_for if state.live else ():
-            waiting[needed].add(job_id)
-    return waiting
-
-
-def reached(ids: Iterable[str], edges: Mapping[str, Collection[str]]) -> set[str]:
-    """`ids`, and all that `edges` lead to from them."""
-    seen = set(ids)
-    todo = list(seen)
-    while todo:
-        new = set(edges.get(todo.pop(), ())) - seen
-        seen |= new
-        todo += new
-    return seen
 
 
 def scancel(ids: Sequence[str]) -> None:

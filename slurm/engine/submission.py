@@ -5,6 +5,8 @@ where each element needs the elements at its own index. Any other job is submitt
 permanent failure cancels its dependents only (kill-on-invalid-dep).
 """
 
+import contextlib
+import io
 import os
 import shlex
 import sys
@@ -19,7 +21,7 @@ from slurm.engine import queue
 from slurm.engine.jobs import Job
 from slurm.engine.queue import JobStatus, SubmittedJob
 from slurm.engine.resources import Resources
-from slurm.engine.squeue import ask, call, clean_environment, followers, largest_array, reached, scancel
+from slurm.engine.squeue import call, clean_environment, largest_array, scancel
 from slurm.engine.terminal import say
 
 LOGS = "slurm_jobs"
@@ -37,16 +39,20 @@ Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
 def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
     """Jobs of `runs` that SLURM has and that can still run. Raises UserError and NoAnswer as `ask` does.
 
-    Cancels jobs that wait for a job, also of another run, that failed or was cancelled, as SLURM itself will.
+    Cancels jobs that need a job of these runs which is neither complete nor queued. SLURM would start those
+    that need a cancelled element of an array.
     """
-    live = queue.live_jobs([run for run in runs if queue.on_cluster(run)])
-    states = ask([str(job.job_id) for job in live])
-    needed = frozenset().union(*(state.waits_for for state in states.values()))
-    can_end = {job_id for job_id, state in ask(needed).items() if state.live or state.word == "COMPLETED"}
-    waiting = reached(needed - can_end, followers(states))
-    if stuck := [str(job.job_id) for job in live if job.job_id in waiting]:
+    live = {job.marker.resolve(): job for job in queue.live_jobs(list(filter(queue.on_cluster, runs)))}
+    folders, stuck = [run.resolve() for run in runs], []
+
+    def lacks(need: Path) -> bool:
+        return need not in live and any(map(need.is_relative_to, folders)) and not queue.is_there(need)
+
+    while found := [job for job in live.values() if any(lacks(need.resolve()) for need in job.needs)]:
+        stuck += [str(live.pop(job.marker.resolve()).job_id) for job in found]
+    if stuck:
         scancel(stuck)
-    return [job for job in live if job.job_id not in waiting]
+    return list(live.values())
 
 
 def launch(jobs: Sequence[Job], wanted: Resources, folder: Path, busy: Sequence[SubmittedJob]) -> None:
@@ -94,7 +100,7 @@ def submit(
     sent: called with the jobs of each submission when their ids are known.
     """
     missing = [job for job in jobs if job.marker not in ids and not job.done]
-    largest = largest_array() if missing else 1
+    largest = largest_array()  # that follow others are no longer than these
     followers: dict[Path, int] = defaultdict(int)  # length of the chain of jobs that wait for a marker
     for job in reversed(missing):
         for marker in job.needs:
@@ -103,17 +109,16 @@ def submit(
     for job in sorted(missing, key=lambda job: -followers[job.marker]):  # long runs keep their index
         groups[job.array].append(job)
     for name, group in groups.items():
-        for elements, dependency in _arrays(group, ids, largest):
+        for elements, dependency in _arrays(group, ids):
             wanted = resources.alone() if group[0].alone else resources
-            new = send(name, elements, wanted, dependency)
-            ids.update(zip((job.marker for job in elements), new, strict=True))
-            sent(elements)
+            for part in (elements[start : start + largest] for start in range(0, len(elements), largest)):
+                new = send(name, part, wanted, dependency)
+                ids.update(zip((job.marker for job in part), new, strict=True))
+                sent(part)
 
 
-def _arrays(
-    group: Sequence[Job], ids: Mapping[Path, str], largest: int
-) -> Iterator[tuple[list[Job], str | None]]:
-    """Split a group into arrays of at most `largest` jobs and single jobs, each with its dependency."""
+def _arrays(group: Sequence[Job], ids: Mapping[Path, str]) -> Iterator[tuple[list[Job], str | None]]:
+    """Split a group into arrays and single jobs, each with its dependency."""
     arrays: dict[tuple[str, ...], list[Job]] = defaultdict(list)  # by the arrays that they follow
     needs = {job.marker: [ids[marker] for marker in job.needs if marker in ids] for job in group}
     for job in group:
@@ -126,9 +131,8 @@ def _arrays(
     for followed, jobs in arrays.items():
         if followed and len(jobs) == 1:
             yield jobs, ":".join(("afterok", *needs[jobs[0].marker]))
-            continue
-        for part in (jobs[start : start + largest] for start in range(0, len(jobs), largest)):
-            yield part, ":".join(("aftercorr", *followed)) if followed else None
+        elif jobs:
+            yield jobs, ":".join(("aftercorr", *followed)) if followed else None
 
 
 def to_slurm(folder: Path) -> Submit:
@@ -140,7 +144,8 @@ def to_slurm(folder: Path) -> Submit:
         try:
             executor = SlurmExecutor(folder / "%j", _MAX_REQUEUES, python=_PYTHON)
             executor.update_parameters(**resources.parameters(name, dependency))
-            with clean_environment():  # a job starts with the environment of sbatch
+            # A job starts with the environment of sbatch. On errors submitit prints what it raises.
+            with clean_environment(), contextlib.redirect_stderr(io.StringIO()):
                 return [str(sent.job_id) for sent in executor.submit_array(jobs)]
         except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
             reason = " ".join(str(error).split())
@@ -191,7 +196,7 @@ def record(
             "updates": job.updates,
             "job": ids.get(job.marker),
             "log": logs.get(job.marker),
-            "needs": [os.path.relpath(marker, run) for marker in job.needs if marker in listed],
+            "needs": [os.path.relpath(marker, run) for marker in job.needs],
         }
         for job in listed.values()
     ]

@@ -158,6 +158,16 @@ def test_a_refused_submission_says_how_many_are_queued(tmp_path, monkeypatch):
     assert all(job.job_id for job in queue.read_jobs(made.out))
 
 
+def test_a_refusal_by_sbatch_is_one_line(slurm, tmp_path, capfd):
+    (made,) = plans(tmp_path, "sm")
+    slurm.has(srun="")
+    slurm.fails(sbatch="sbatch: error: Batch job submission failed: no")
+    send = submission.to_slurm(tmp_path / "logs")
+    with pytest.raises(UserError, match="^sbatch refused alma-untrained: .* failed: no; --dry-run"):
+        submit(all_jobs([made]), Resources(), send, {})
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_kill_between_two_submissions_loses_no_job(tmp_path, monkeypatch):
     (made,) = plans(tmp_path, "sm")
     made.out.mkdir()
