@@ -1,6 +1,7 @@
 """A launch in a job, or beside variables of SLURM, gives the jobs of a launch from a login shell."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -12,6 +13,7 @@ import pytest
 from launcher import ROOT
 
 from slurm.engine.resources import check_cluster
+from slurm.engine.squeue import clean_environment
 
 PROGRAM = """
 import os, sys
@@ -50,7 +52,7 @@ LAUNCHES = {
 """The program that starts the launch."""
 ASKED = "Partition TimeLimit Requeue NumNodes NumCPUs NumTasks TRES MinMemoryNode Features QOS Account Nice"
 ASKED += " TresPerNode ArrayTaskThrottle JobName JobState KillOInInvalidDependent WCKey OverSubscribe"
-OF_A_JOB = re.compile(r"_?SLURM|SBATCH|SUBMITIT|CUDA|RANK|WORLD_SIZE|MASTER")
+OF_A_JOB = re.compile(r"_?SLURM|SBATCH|SRUN|SUBMITIT|CUDA|RANK|WORLD_SIZE|MASTER")
 
 
 def launch(cluster, folder: Path, *before: str, **environment: str) -> list:
@@ -88,6 +90,18 @@ def test_variables_of_slurm_and_of_processes_count_for_nothing(cluster, from_log
     given |= {"SLURM_CPU_BIND": "no such", "SLURM_RESTART_COUNT": "3", "SRUN_CPUS_PER_TASK": "99"}
     given |= {"SUBMITIT_PREEMPT_SIGNAL": "USR1", "RANK": "1", "WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "5"}
     assert launch(cluster, tmp_path / "x", **given) == from_login
+
+
+def test_variables_are_hidden_only_from_programs_of_slurm(monkeypatch):
+    hidden = "SLURM_JOB_ID _SLURM_SPANK_OPTION_x SLURMD_NODENAME SRUN_DEBUG SCANCEL_STATE LOCAL_RANK"
+    kept = "SLURM_CONF SLURM_CONF_SERVER SLURM_JWT PYTHONPATH MY_RANK OMP_NUM_THREADS"
+    for name in (hidden + " " + kept).split():
+        monkeypatch.setenv(name, "x")
+    before = dict(os.environ)
+    with clean_environment():
+        assert not os.environ.keys() & set(hidden.split())
+        assert os.environ.keys() >= set(kept.split())
+    assert dict(os.environ) == before
 
 
 def test_ignored_variables_are_printed(slurm, monkeypatch, capsys):

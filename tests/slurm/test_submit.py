@@ -153,6 +153,8 @@ def test_a_refused_submission_says_how_many_are_queued(tmp_path, monkeypatch):
         submission.launch(all_jobs([made]), Resources(), tmp_path / "logs", [])
     busy = [job for job in queue.read_jobs(made.out) if job.job_id]
     assert [job.name for job in busy] == ["untrained", *(f"stage 0, member {k} of 2" for k in (1, 2))]
+    with pytest.raises(UserError, match="Limit; 0 jobs are submitted; rerun"):
+        submission.launch(all_jobs([made]), Resources(), tmp_path / "logs", busy)
     monkeypatch.setattr(submission, "to_slurm", lambda folder: Sent())
     submission.launch(all_jobs([made]), Resources(), tmp_path / "logs", busy)
     assert all(job.job_id for job in queue.read_jobs(made.out))
