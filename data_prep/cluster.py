@@ -74,8 +74,8 @@ class ClusterWork(Work):
             share.marker.unlink(missing_ok=True)
         folder = submission.log_folder(place)
         ids: dict[Path, str] = {}
-        submission.submit(shares, self._wanted, submission.to_slurm(folder), ids)
         try:
+            submission.submit(shares, self._wanted, submission.to_slurm(folder), ids)
             submission.record(place, shares, ids, folder)
             yield from _follow(place, todo)
         except BaseException:

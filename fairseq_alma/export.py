@@ -4,6 +4,7 @@
 and modeling_alma.py, the model's code. With a tokenizer, `AutoTokenizer.from_pretrained(DIR)` works too.
 """
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def deployed_by(run: Path) -> str:
     """The checkpoint evaluated after the last finished stage of `run`. UserError: none, or several."""
     stages = sorted(folder for folder in run.glob("stage_*") if (folder / "result.json").is_file())
     if not stages:
-        raise UserError(f"{run}: no stage has finished yet; see `alma status {run}`")
+        raise UserError(f"{run}: no stage has finished yet; see `alma status {shlex.quote(str(run))}`")
     markers = sorted(stages[-1].rglob("trained.json"))
     markers = [marker for marker in markers if marker.parent.name == "cooldown"] or markers
     paths = [str(marker.with_name(_read(marker)["checkpoint"])) for marker in markers]

@@ -1,9 +1,13 @@
 """Cancel the incomplete jobs of runs on a cluster, and no others: `alma cancel`."""
 
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
 from alma.errors import Parser, UserError, command
 from alma.help_texts import RUNS
 from slurm.engine.queue import find, live_jobs, on_cluster
-from slurm.engine.squeue import scancel
+from slurm.engine.squeue import ask, scancel
 
 _EXAMPLES = """\
 examples:
@@ -15,13 +19,15 @@ examples:
 def parser() -> Parser:
     made = Parser(
         prog="python -m slurm.cancel",
-        usage="%(prog)s RUN... [--dry-run]",
-        description="Cancel the incomplete SLURM jobs of runs, and no other jobs. To resume a cancelled run, "
-        "rerun the command that launched it.",
+        usage="%(prog)s RUN... [--dry-run] [--with-dependents]",
+        description="Cancel the incomplete SLURM jobs of runs, and no other jobs. Trainings that other runs "
+        "share and wait for are left. To resume a cancelled run, rerun the command that launched it.",
         epilog=_EXAMPLES,
     )
     made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
     made.add_argument("--dry-run", action="store_true", help="print the jobs without cancelling them")
+    dependents = "cancel shared trainings too, and the jobs of other runs that wait for them"
+    made.add_argument("--with-dependents", action="store_true", help=dependents)
     return made
 
 
@@ -32,13 +38,35 @@ def main() -> None:
     if not runs:
         where = ", ".join(options.runs)
         raise UserError(f"{where}: not launched on a cluster (no jobs.json): end a local run by Ctrl-C")
-    jobs = live_jobs(runs)
-    if jobs and not options.dry_run:
-        scancel([job.job_id for job in jobs if job.job_id])
-    for job in jobs:
-        print(f"{job.run}: {job.name} (job id {job.job_id})")
+    jobs = _live(runs)
+    waits = {job_id: state.waits_for for job_id, state in ask().items() if state.live} if jobs else {}
+    affected = set(jobs)
+    while new := {job_id for job_id in waits if waits[job_id] & affected} - affected:
+        affected |= new
+    others = sorted(affected - jobs.keys())
+    needed = set() if options.with_dependents else set(others)
+    while new := {need for job_id in needed & waits.keys() for need in waits[job_id]} - needed:
+        needed |= new
+    names = dict.fromkeys(others, "another job")
+    with contextlib.suppress(UserError):  # a damaged jobs.json of another run
+        places = {run.resolve().parent for run in runs if others}
+        names |= _live([file.parent for place in places for file in place.glob("*/jobs.json")])
+    names |= jobs
+    ending = [job_id for job_id in [*jobs, *others] if job_id not in needed]
+    if ending and not options.dry_run:
+        scancel(ending)
+    for job_id in ending:
+        print(f"{names[job_id]} (job id {job_id})")
     done = "would cancel" if options.dry_run else "cancelled"
-    print(f"{done} {len(jobs)} jobs" if jobs else "nothing to cancel")
+    print(f"{done} {len(ending)} jobs" if ending else "nothing to cancel")
+    if left := [job_id for job_id in [*jobs, *others] if job_id in needed]:
+        print("left are these, because other runs wait for them; --with-dependents cancels all:")
+        print(*(f"  {names[job_id]} (job id {job_id})" for job_id in left), sep="\n")
+
+
+def _live(runs: Sequence[Path]) -> dict[str, str]:
+    """Run and name of the incomplete jobs in the queue."""
+    return {str(job.job_id): f"{job.run}: {job.name}" for job in live_jobs(runs)}
 
 
 if __name__ == "__main__":

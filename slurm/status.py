@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from alma.errors import Parser, command
 from alma.help_texts import RUNS
@@ -36,9 +37,8 @@ def table(seen: Sequence[JobStatus]) -> str:
     for status in seen:
         job, log, updates, perplexity = status.job, status.log, "", ""
         if job.kind == "train" and job.own_log:
-            written = "" if status.state == "waiting" else queue.tail(job.own_log)
             valid = ""
-            for line in filter(None, map(_LINE.match, written.splitlines())):
+            for line in filter(None, map(_LINE.match, _last_attempt(status, job.own_log).splitlines())):
                 with contextlib.suppress(ValueError, KeyError, TypeError):  # mixed lines of several processes
                     stats = json.loads(line[2])
                     if line[1] == "valid":
@@ -61,6 +61,15 @@ def table(seen: Sequence[JobStatus]) -> str:
         rows.append([*cells, updates, perplexity, remark])
     text = as_text(rows, left=(*range(HEADER.index("updates")), -1))
     return "\n".join(map(str.rstrip, text.splitlines()))
+
+
+def _last_attempt(status: JobStatus, log: Path) -> str:
+    """What the last attempt of a training has written to its log; empty if it has written nothing yet."""
+    early = status.root or status.state in ("waiting", "queued", "requeued", "never submitted")
+    if status.state == "running" and status.job.log:
+        with contextlib.suppress(OSError):  # a new attempt first writes to the log of its SLURM job
+            early = status.job.log.stat().st_mtime > log.stat().st_mtime
+    return "" if early else queue.tail(log).rpartition("\n$ ")[2]
 
 
 def parser() -> Parser:

@@ -22,7 +22,9 @@ BAD = ("failed", "cancelled", "lost", "never submitted", "stopped")
 """States that a job does not leave by itself, the most telling first."""
 _CHILD_LOGS = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
 _TAIL_BYTES = 256 * 1024
-_BY_SLURM = ("srun: ", "slurmstepd")  # lines that report the failure of a task but not its cause
+_BY_SLURM = re.compile(r"^(?:srun|slurmstepd\S*|\S*slurm_script): (?:error: |fatal: )?(.+)", re.MULTILINE)
+"""Lines that report the failure of a task, but its cause only if none of its processes says more."""
+_CONSEQUENCE = re.compile(r"Exited with|Terminat|Killed|\*\*\*|Job step aborted")  # of a failure elsewhere
 _PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
 _Text = Annotated[str, msgspec.Meta(pattern=_PRINTABLE)]
 _JobId = Annotated[str, msgspec.Meta(pattern=r"\A\d+(_\d+)?\Z")]  # would else be an option of scancel
@@ -43,7 +45,7 @@ class SubmittedJob(msgspec.Struct, kw_only=True, eq=False):
     log: Path | None = None
     """Output of the SLURM job."""
     needs: tuple[Path, ...] = ()
-    """Markers of the run's jobs that must be complete before this one starts."""
+    """Markers of the jobs, also of other runs, that must be complete before this one starts."""
 
     @property
     def done(self) -> bool:
@@ -247,7 +249,10 @@ def _last_error(job: SubmittedJob) -> tuple[str, Path | None]:
     # process when another one fails, which alone says why.
     others = sorted(job.log.parent.glob(f"{job.job_id}_*_log.out")) if job.log else []
     for log in filter(None, (job.log, *others, job.own_log)):
-        lines = [line for line in tail(log).splitlines() if not line.startswith(_BY_SLURM)]
+        lines = [line for line in tail(log).splitlines() if not _BY_SLURM.match(line)]
         if problem := last_problem("\n".join(lines)):
             return problem[1], log
-    return "", job.log
+    # None of them may have started.
+    by_slurm = _BY_SLURM.findall(tail(job.log)) if job.log else []
+    causes = [line for line in by_slurm if not _CONSEQUENCE.search(line)]
+    return (causes or by_slurm or [""])[-1], job.log

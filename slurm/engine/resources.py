@@ -1,6 +1,7 @@
 """What a job asks of SLURM: command-line flags, and their names in submitit."""
 
 import argparse
+import os
 import re
 import shutil
 import sys
@@ -74,7 +75,7 @@ class Resources:
         Unless told so, srun does not take over --cpus-per-task (since SLURM 22.05), nor end a job whose
         process has died.
         """
-        passed = {**self.passed, "requeue": True, "kill-on-invalid-dep": "yes"}
+        passed = {"signal": "USR2@120", **self.passed, "requeue": True, "kill-on-invalid-dep": "yes"}
         gpus, gres = self.gpus_per_node or None, passed.pop("gres", None)
         if gpus and gres:
             gpus, gres = None, f"{gres}:{gpus}"
@@ -92,7 +93,6 @@ class Resources:
             "time": self.timeout_min,
             "srun_args": ["--kill-on-bad-exit=1"] + [f"--cpus-per-task={cores}"] * bool(cores),
             "wckey": None,  # else submitit's, which a cluster may not know
-            "signal_delay_s": 120,
             "stderr_to_stdout": True,
             "additional_parameters": passed,
         }
@@ -167,6 +167,8 @@ def check_cluster(
         raise UserError(f"{', '.join(wrong)}: {where}")
     if on_slurm and not getattr(options, "dry_run", False) and not shutil.which("sbatch"):
         raise UserError("no SLURM here (no sbatch): run this on a machine of the cluster")
+    if on_slurm and (ignored := sorted(name for name in os.environ if name.startswith("SBATCH_"))):
+        print(f"ignored: {', '.join(ignored)}: give --partition or --sbatch KEY=VALUE", file=sys.stderr)
 
 
 def read(options: argparse.Namespace, usual: Resources = _PAPER) -> Resources:

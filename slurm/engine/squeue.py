@@ -1,10 +1,10 @@
-"""SLURM's programs: states of jobs from squeue, scancel, and the nodes from sinfo."""
+"""SLURM's programs and their environment: states of jobs, scancel, and what the cluster has."""
 
 import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from alma.errors import UserError
@@ -13,6 +13,11 @@ _QUEUED = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT",
 _RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"}
 _RUNNING |= {"SUSPENDED"}
 _ANSWER_SECONDS = 60
+_OF_ANOTHER_JOB = re.compile(
+    r"_?(SLURMD?|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SCANCEL|SCONTROL|SUBMITIT)_(?!CONF|JWT)"
+    r"|(MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|[A-Z]+_VISIBLE_DEVICES)$"
+)
+"""Names of variables that clean_environment hides. SLURM_CONF and SLURM_JWT say how to reach SLURM."""
 
 
 class NoAnswer(UserError):
@@ -26,6 +31,8 @@ class JobState:
     node: str = ""
     restarts: int = 0
     reason: str = ""
+    waits_for: frozenset[str] = frozenset()
+    """Ids of the jobs that must end before it starts."""
 
     @property
     def running(self) -> bool:
@@ -36,65 +43,87 @@ class JobState:
         return self.running or self.word in _QUEUED
 
 
-def ask(ids: Collection[str]) -> dict[str, JobState]:
-    """States of jobs by id; left out are those that slurmctld forgot, minutes after their end (MinJobAge).
+@contextlib.contextmanager
+def clean_environment() -> Iterator[None]:
+    """Hide variables that SLURM's programs would prefer to their input, or a job inherit from this one."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if _OF_ANOTHER_JOB.match(name)}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def ask(ids: Collection[str] | None = None) -> dict[str, JobState]:
+    """States of jobs by id (None: all of this user's), but those that slurmctld forgot after their end.
 
     Raises UserError without SLURM on this machine, NoAnswer if it does not answer.
     """
-    if not ids:
+    if ids is not None and not ids:
         return {}
     known: dict[str, JobState] = {}
-    fields = ("JobArrayID", "State", "NodeList", "RestartCnt", "Reason")
+    fields = ("JobArrayID", "State", "NodeList", "RestartCnt", "Reason", "Dependency")
     form = ",".join(f"{field}:|" for field in fields)  # a suffix and no width, which would truncate
-    answer = _call("squeue", "-h", "-a", "-r", "-t", "all", "-O", form, "-j", _without_indices(ids))
+    # The ids of jobs and of whole arrays, which SLURM answers much faster than single elements.
+    whole = dict.fromkeys(job_id.partition("_")[0] for job_id in ids or ())
+    chosen = ("-j", ",".join(whole)) if whole else ("-u", str(os.getuid()))
+    answer = call("squeue", "-h", "-a", "-r", "-t", "all", "-O", form, *chosen)
     # squeue omits invalid ids, but for a single one it fails.
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise NoAnswer(f"squeue: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
     for line in answer.stdout.splitlines():
         with contextlib.suppress(ValueError):  # not a job but a message of the site
-            job_id, word, node, restarts, reason = (text.strip() for text in line.split("|")[:5])
-            if job_id in ids:
-                known[job_id] = JobState(word, node, int(restarts), "" if reason == "None" else reason)
+            job_id, word, node, restarts, reason, needs, *_ = map(str.strip, [*line.split("|"), ""])
+            # An element of an array that follows another one, 7_*, waits for that of its own index.
+            waits_for = re.findall(r":(\d+(?:_\d+)?)", needs.replace("_*", "_" + job_id.partition("_")[2]))
+            if ids is None or job_id in ids:
+                reason = "" if reason == "None" else reason
+                known[job_id] = JobState(word, node, int(restarts), reason, frozenset(waits_for))
     return known
 
 
 def scancel(ids: Sequence[str]) -> None:
     """Cancel jobs; those that have ended are ignored. Raises UserError if SLURM refuses."""
     # In reverse order, so that no dependent starts because its dependency has ended.
-    answer = _call("scancel", *reversed(dict.fromkeys(ids)))
+    answer = call("scancel", *reversed(dict.fromkeys(ids)))
     if answer.returncode and any(state.live for state in ask(ids).values()):
         raise UserError(f"scancel: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
 
 
-def largest_node(partition: str | None) -> tuple[int, int] | None:
+def largest_node(partition: str | None, constraint: str = "") -> tuple[int, int] | None:
     """Largest number of cores and largest memory in MiB of the partition's nodes; None: sinfo fails.
 
-    partition: None for all partitions.
+    partition: None for all partitions. constraint: that of sbatch, without regard to its parentheses.
     """
     chosen = ["--partition", partition] if partition else []
     try:
-        answer = _call("sinfo", "--noheader", "--exact", "--format=%c %m", *chosen)
+        answer = call("sinfo", "--noheader", "--exact", "--format=%c %m %f", *chosen)
     except UserError:
         return None
-    nodes = re.findall(r"^(\d+) (\d+)$", answer.stdout, re.MULTILINE)
-    return (max(int(cores) for cores, _ in nodes), max(int(mib) for _, mib in nodes)) if nodes else None
+    nodes = re.findall(r"^(\d+) (\d+) (\S+)$", answer.stdout, re.MULTILINE)
+    wanted = [set(part.split("&")) for part in re.sub(r"[][()]|\*\d+", "", constraint).split("|") if part]
+    fit = [node for node in nodes if any(names <= set(node[2].split(",")) for names in wanted)] or nodes
+    return (max(int(node[0]) for node in fit), max(int(node[1]) for node in fit)) if fit else None
 
 
-def _without_indices(ids: Iterable[str]) -> str:
-    """The ids of jobs and of whole arrays, which SLURM answers much faster than single elements."""
-    return ",".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))
-
-
-def _call(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program of SLURM. Raises UserError if it is missing, NoAnswer after a timeout."""
-    # The user's own SQUEUE_ and SINFO_ variables would filter or truncate the answer.
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SINFO_"))
-    }
-    environment["SLURM_BITSTR_LEN"] = "0"
-    command, limit = [program, *arguments], _ANSWER_SECONDS
+def largest_array() -> int:
+    """Most elements of an array job; SLURM's default if scontrol fails."""
     try:
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
+        config = call("scontrol", "show", "config").stdout
+    except UserError:
+        config = ""
+    limits = re.findall(r"\b(?:MaxArraySize +=|max_array_tasks=) *(\d+)", config)
+    return max(1, min(map(int, limits), default=1001))
+
+
+def call(program: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program of SLURM with the input `text`. UserError: it is missing; NoAnswer: after a timeout."""
+    command, limit = [program, *arguments], _ANSWER_SECONDS
+    with clean_environment():
+        environment = {**os.environ, "SLURM_BITSTR_LEN": "0"}
+    try:
+        return subprocess.run(
+            command, input=text, env=environment, capture_output=True, text=True, timeout=limit
+        )
     except FileNotFoundError:
         raise UserError(f"no SLURM here (no {program}): run this on a machine of the cluster") from None
     except subprocess.TimeoutExpired:

@@ -5,9 +5,10 @@ where each element needs the elements at its own index. Any other job is submitt
 permanent failure cancels its dependents only (kill-on-invalid-dep).
 """
 
+import contextlib
+import io
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -20,7 +21,7 @@ from slurm.engine import queue
 from slurm.engine.jobs import Job
 from slurm.engine.queue import JobStatus, SubmittedJob
 from slurm.engine.resources import Resources
-from slurm.engine.squeue import scancel
+from slurm.engine.squeue import call, clean_environment, largest_array, scancel
 from slurm.engine.terminal import say
 
 LOGS = "slurm_jobs"
@@ -38,16 +39,20 @@ Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
 def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
     """Jobs of `runs` that SLURM has and that can still run. Raises UserError and NoAnswer as `ask` does.
 
-    Cancels jobs that need a job which is neither complete nor queued, as SLURM itself will.
+    Cancels jobs that need a job of these runs which is neither complete nor queued. SLURM would start those
+    that need a cancelled element of an array.
     """
-    live = queue.live_jobs([run for run in runs if queue.on_cluster(run)])
-    able: dict[Path, SubmittedJob] = {}
-    for job in live:  # in the order of jobs.json: needed jobs come first
-        if all(marker in able or queue.is_there(marker) for marker in job.needs):
-            able[job.marker] = job
-    if stuck := [str(job.job_id) for job in live if job.marker not in able]:
+    live = {job.marker.resolve(): job for job in queue.live_jobs(list(filter(queue.on_cluster, runs)))}
+    folders, stuck = [run.resolve() for run in runs], []
+
+    def lacks(need: Path) -> bool:
+        return need not in live and any(map(need.is_relative_to, folders)) and not queue.is_there(need)
+
+    while found := [job for job in live.values() if any(lacks(need.resolve()) for need in job.needs)]:
+        stuck += [str(live.pop(job.marker.resolve()).job_id) for job in found]
+    if stuck:
         scancel(stuck)
-    return list(able.values())
+    return list(live.values())
 
 
 def launch(jobs: Sequence[Job], wanted: Resources, folder: Path, busy: Sequence[SubmittedJob]) -> None:
@@ -65,6 +70,9 @@ def launch(jobs: Sequence[Job], wanted: Resources, folder: Path, busy: Sequence[
 
     try:  # after each submission, so that a kill loses none
         submit(jobs, wanted, to_slurm(folder), ids, write)
+    except UserError as error:
+        done = f"{len(ids) - len(busy)} jobs are submitted"
+        raise UserError(f"{error}; {done}; rerun the command to submit the rest") from error
     finally:
         write(jobs)
     new = len(ids) - len(busy)
@@ -75,7 +83,7 @@ def follow(runs: Sequence[Path], wait: bool) -> list[JobStatus]:
     """Wait for the end of all jobs and return those that failed; without `wait`, print how to see them."""
     if wait:
         return queue.wait(runs)
-    print(f"see their state with: alma status {' '.join(map(str, runs))}")
+    print("see their state with:", shlex.join(["alma", "status", *map(str, runs)]))
     return []
 
 
@@ -92,6 +100,7 @@ def submit(
     sent: called with the jobs of each submission when their ids are known.
     """
     missing = [job for job in jobs if job.marker not in ids and not job.done]
+    largest = largest_array()  # that follow others are no longer than these
     followers: dict[Path, int] = defaultdict(int)  # length of the chain of jobs that wait for a marker
     for job in reversed(missing):
         for marker in job.needs:
@@ -102,9 +111,10 @@ def submit(
     for name, group in groups.items():
         for elements, dependency in _arrays(group, ids):
             wanted = resources.alone() if group[0].alone else resources
-            new = send(name, elements, wanted, dependency)
-            ids.update(zip((job.marker for job in elements), new, strict=True))
-            sent(elements)
+            for part in (elements[start : start + largest] for start in range(0, len(elements), largest)):
+                new = send(name, part, wanted, dependency)
+                ids.update(zip((job.marker for job in part), new, strict=True))
+                sent(part)
 
 
 def _arrays(group: Sequence[Job], ids: Mapping[Path, str]) -> Iterator[tuple[list[Job], str | None]]:
@@ -134,7 +144,9 @@ def to_slurm(folder: Path) -> Submit:
         try:
             executor = SlurmExecutor(folder / "%j", _MAX_REQUEUES, python=_PYTHON)
             executor.update_parameters(**resources.parameters(name, dependency))
-            return [str(sent.job_id) for sent in executor.submit_array(jobs)]
+            # A job starts with the environment of sbatch. On errors submitit prints what it raises.
+            with clean_environment(), contextlib.redirect_stderr(io.StringIO()):
+                return [str(sent.job_id) for sent in executor.submit_array(jobs)]
         except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"sbatch refused {name}: {reason}; --dry-run shows its input") from error
@@ -184,7 +196,7 @@ def record(
             "updates": job.updates,
             "job": ids.get(job.marker),
             "log": logs.get(job.marker),
-            "needs": [os.path.relpath(marker, run) for marker in job.needs if marker in listed],
+            "needs": [os.path.relpath(marker, run) for marker in job.needs],
         }
         for job in listed.values()
     ]
@@ -200,7 +212,7 @@ def check(resources: Resources) -> None:
     """Raise UserError if sbatch would refuse a training with these resources, or its evaluation."""
     for name, wanted in (("training", resources), ("evaluation", resources.alone())):
         script = wanted.script("true", Path(LOGS), name)
-        answer = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, text=True)
+        answer = call("sbatch", "--test-only", text=script)
         # A full, drained or reserved cluster fails the test but accepts jobs for later.
         if answer.returncode and not any(reason in answer.stderr for reason in _TRANSIENT):
             raise UserError(f"sbatch would refuse the {name}: {' '.join(answer.stderr.split())}")

@@ -1,6 +1,7 @@
 """Runs as SLURM jobs."""
 
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -68,5 +69,5 @@ def _in_the_queue(plan: Plan, busy: Sequence[SubmittedJob], instead: str) -> Use
     ids = ", ".join(dict.fromkeys(str(job.job_id) for job in busy if job.run == plan.out))
     return UserError(
         f"{plan.out}: jobs of this run are in SLURM's queue (job ids {ids}): {instead}, or cancel them "
-        f"with: alma cancel {plan.out}"
+        f"with: alma cancel {shlex.quote(str(plan.out))}"
     )

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import signal
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -66,4 +67,4 @@ def start(words: Sequence[str], options: argparse.Namespace) -> None:
         elif not options.dry_run:
             terminal.attached = options.cluster == "debug"
             launch_here(plans, jobs)
-            print(f"compare runs with: alma report {' '.join(str(plan.out) for plan in plans)}")
+            print("compare runs with:", shlex.join(["alma", "report", *(str(plan.out) for plan in plans)]))

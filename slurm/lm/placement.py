@@ -68,7 +68,8 @@ def with_hosts(resources: Resources, estimates: Sequence[Estimate]) -> Resources
     """
     if not resources.gpus_per_node:
         return resources
-    most_cores, most_memory = largest_node(resources.partition) or (math.inf, math.inf)
+    constraint = str(resources.passed.get("constraint", ""))
+    most_cores, most_memory = largest_node(resources.partition, constraint) or (math.inf, math.inf)
     sized, costs = resources, [cost for run in estimates for cost in run.costs]
     if resources.cpus_per_task is None:
         workers = max(cost.settings["--num-workers"] for cost in costs)

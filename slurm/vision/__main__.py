@@ -3,6 +3,7 @@
 Rerun the command to submit what is neither complete nor queued.
 """
 
+import shlex
 import signal
 
 from alma.errors import Parser, UserError, command, count
@@ -68,13 +69,13 @@ def main() -> None:
         if foreign := [job for job in busy if job.marker not in {part.marker for part in sweep}]:
             raise UserError(
                 f"{out}: {foreign[0].name} (job id {foreign[0].job_id}) of another launch is in the queue: "
-                f"wait, or cancel it with: alma cancel {out}"
+                f"wait, or cancel it with: alma cancel {shlex.quote(str(out))}"
             )
         submission.launch(sweep, wanted, folder, busy)
     if problems := submission.follow([out], options.wait):
         raise children.StageFailed("; ".join(map(str, problems)))
     if options.wait:
-        print(f"compare runs with: alma report {out}")
+        print("compare runs with:", shlex.join(["alma", "report", str(out)]))
 
 
 if __name__ == "__main__":

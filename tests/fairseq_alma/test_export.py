@@ -321,8 +321,8 @@ def test_a_run_gives_the_model_that_it_evaluates_and_its_tokenizer(forked, start
 
 
 def test_a_run_without_a_single_model_is_one_line(tmp_path):
-    with pytest.raises(UserError, match="no stage has finished yet; see `alma status"):
-        deployed_by(tmp_path)
+    with pytest.raises(UserError, match="no stage has finished yet; see `alma status '.*/my run'`"):
+        deployed_by(tmp_path / "my run")
     for member in ("a", "b"):
         (tmp_path / "stage_00" / member).mkdir(parents=True)
         (tmp_path / "stage_00" / member / "trained.json").write_text('{"checkpoint": "checkpoint_best.pt"}')

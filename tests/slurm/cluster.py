@@ -169,10 +169,11 @@ class Cluster:
         ):
             yield f"PartitionName={name} Nodes={','.join(self.nodes)} MaxTime=INFINITE State=UP {more}"
 
-    def run(self, *argv: object) -> str:
+    def run(self, *argv: object, **variables: str) -> str:
         """Return the output of a SLURM command. Raises RuntimeError, with that output, if it fails."""
         words = [str(word) for word in argv]
-        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=120)
+        environment = self.environment | variables
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
         if done.returncode:
             output = f"{done.stdout}{done.stderr}".strip()
             raise RuntimeError(f"{' '.join(words)}: exit code {done.returncode}\n{output}")

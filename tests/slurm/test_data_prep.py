@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 from launcher import ROOT, finish
 
+from alma.errors import UserError
 from alma.files import LOCK
 from alma.stream import Stream
+from data_prep.cluster import ClusterWork
+from data_prep.work import Task
+from slurm.engine.resources import Resources
 
 DRIVER = """
 import sys
@@ -72,6 +76,23 @@ def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
     new = {name: job for name, job in cluster.jobs().items() if name not in before}
     assert 0 <= len(new) - (4 * 3 + 4) <= 3
     assert "CANCELLED" not in {job["JobState"] for job in new.values()}
+
+
+def test_a_refused_submission_leaves_no_jobs(slurm, tmp_path, monkeypatch):
+    submitted: list[str] = []
+
+    def send(name, jobs, resources, dependency):
+        if submitted:
+            raise UserError("sbatch refused alma-scan")
+        submitted.append("7")
+        return submitted
+
+    monkeypatch.setattr("slurm.engine.submission.to_slurm", lambda folder: send)
+    monkeypatch.setattr("slurm.engine.submission.largest_array", lambda: 1)
+    tasks = [Task(tmp_path / f"{number}.npz", 1, ()) for number in range(2)]
+    with pytest.raises(UserError, match="sbatch refused alma-scan"):
+        ClusterWork(2, Resources(gpus_per_node=0)).run("scan", print, tasks, "file")
+    assert slurm.calls("scancel") == [["7"]]
 
 
 def test_a_share_that_fails_or_is_interrupted_leaves_no_jobs(cluster, corpus, tmp_path):

@@ -131,3 +131,25 @@ def test_children_as_forks(folder):
         children._forks._server.wait()
         with pytest.raises(StageFailed, match="was killed; rerun the command to resume"):
             children.run(command, folder / "log", "running")
+
+
+def test_peak_memory_of_a_fork_is_that_of_a_new_process(folder):
+    """Though a new process has all pages of the files that its imports map, and a fork only what it uses."""
+    Path("mapped").write_bytes(bytes(64_000_000))
+    Path("library.py").write_text(
+        "import mmap\nfile = open('mapped', 'rb')\n"
+        "mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
+        "mapped.find(b'x')\nkept = bytearray(b'x') * 8_000_000"
+    )
+    Path("command.py").write_text(
+        "import library\nfrom alma.processes import peak_memory\nused = b'x' * 32_000_000\n"
+        "print(peak_memory(), open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
+    )
+    server = ForkServer(["library"])
+    assert start(server).wait() == 0
+    server.stop()
+    output = subprocess.check_output([sys.executable, "-m", "command"], text=True)
+    (fork, of_fork), (new, of_new) = (map(int, text.split()) for text in (Path("x.out").read_text(), output))
+    assert 1024 * (of_new - of_fork) > 50_000_000
+    assert abs(new - fork) < 5_000_000
+    assert fork > 40_000_000

@@ -215,15 +215,18 @@ def test_missing_data_and_a_file_in_the_way_are_refused(launcher):
 
 def test_local_refuses_a_run_with_queued_jobs(launcher, slurm):
     """Unless squeue knows none of them."""
+    launcher.run_name = "my run"
+    out = ("--out", "my run")
     launcher.out.mkdir()
     entries = [entry("stage 0", "stage_00/trained.json", "77")]
     write_json_atomic(launcher.out / queue.JOBS, {"jobs": entries})
     slurm.has(squeue="77|RUNNING|node|0|None|\n")
-    assert launcher.run(code=2)[1].splitlines()[ESTIMATE:] == [
-        "error: run: jobs of this run are in SLURM's queue (job ids 77): give --cluster slurm, or cancel "
-        "them with: alma cancel run"
+    assert launcher.run(*out, code=2)[1].splitlines()[ESTIMATE:] == [
+        "error: my run: jobs of this run are in SLURM's queue (job ids 77): give --cluster slurm, or cancel "
+        "them with: alma cancel 'my run'"
     ]
     assert not (launcher.out / "run.json").exists()
     slurm.has(squeue="77|COMPLETED|node|0|None|\n")
-    launcher.run("--stages", "1", "--jobs", "2")
+    printed, _ = launcher.run(*out, "--stages", "1", "--jobs", "2")
+    assert printed.endswith("compare runs with: alma report 'my run'\n")
     assert len(launcher.rows) == 2

@@ -78,6 +78,29 @@ def test_errors_in_logs(slurm, run):
     assert "failed: RuntimeError: CUDA error; log: run/stage_00/member_0/train.log" in str(first)
 
 
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        (
+            "srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive.\n",
+            "SLURM_MEM_PER_CPU",
+        ),
+        ("srun: error: Unable to create step for job 5: Invalid account\n", "Unable to create step"),
+        ("/spool/job5/slurm_script: line 13: srun: command not found\n", "line 13: srun: command not found"),
+        (
+            "slurmstepd: error: execve(): /venv/bin/python: No such file or directory\n"
+            "srun: error: n1: task 0: Exited with exit code 2\nsrun: Terminating StepId=5.0\n",
+            "execve(): /venv/bin/python: No such file",
+        ),
+        ("srun: error: n1: task 0: Killed\n", "n1: task 0: Killed"),
+    ],
+)
+def test_what_slurm_wrote_counts_if_no_process_wrote_an_error(slurm, run, written, why):
+    slurm.has(squeue="5|FAILED|n1|0|x|\n")
+    Path("jobs/5.out").write_text(f"submitit INFO - Starting\n{written}")
+    assert queue.look([run])[0].why.startswith(why)
+
+
 _GOOD = {"name": "stage 0", "kind": "train", "marker": "a/trained.json", "updates": 9}
 _GOOD |= {"job": "7_2", "log": None, "needs": []}
 

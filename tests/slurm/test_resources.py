@@ -9,6 +9,7 @@ from launcher import make
 
 from alma.errors import UserError
 from slurm.engine.resources import Resources
+from slurm.engine.squeue import largest_array
 from slurm.lm.placement import with_hosts
 
 
@@ -85,23 +86,35 @@ def test_an_evaluation_asks_for_its_share():
     whole, share = asked(wanted), asked(wanted.alone())
     assert (whole["gres"], share["gres"]) == ("gpu:8", "gpu:1")
     assert (whole["cpus-per-task"], share["cpus-per-task"]) == ("8", "1")
+    for tasks in (1, 8):  # all cores of a node divided by its GPUs
+        wanted = Resources(cpus_per_task=48 // tasks, tasks_per_node=tasks)
+        assert (wanted.alone().tasks_per_node, wanted.alone().cpus_per_task) == (1, 6)
 
 
 @pytest.mark.parametrize(
-    ("node", "cores", "gb"),
-    [("128 2000000", 16, 57), ("12 2000000", 12, 57), ("128 40960", 16, 40), ("128 1", 16, None)],
+    ("node", "constraint", "cores", "gb"),
+    [
+        ("128 2000000 (null)", None, 16, 57),
+        ("12 2000000 (null)", None, 12, 57),
+        ("128 40960 (null)", None, 16, 40),
+        ("128 1 (null)", None, 16, None),
+        ("128 2000000 v100,ib\n12 20480 a100,ib", "a100", 12, 20),
+        ("128 2000000 v100,ib\n12 20480 a100,ib", "ib", 16, 57),
+        ("128 2000000 v100,ib\n12 20480 a100,ib", "[(a100&ib)*2|gone]", 12, 20),
+        ("128 2000000 v100,ib\n12 20480 a100,ib", "a100&v100", 16, 57),  # sbatch refuses it
+    ],
 )
-def test_no_more_than_a_node_has(slurm, node, cores, gb):
-    """sinfo of two kinds of nodes; RealMemory 1: the cluster does not know its memory."""
-    slurm.has(sinfo=f"4 1\n{node}\nno such thing")
-    wanted = Resources(partition="learn")
+def test_no_more_than_a_node_has(slurm, node, constraint, cores, gb):
+    """sinfo of several kinds of nodes; RealMemory 1: the cluster does not know its memory."""
+    slurm.has(sinfo=f"4 1 (null)\n{node}\nno such thing")
+    wanted = Resources(partition="learn", sbatch=constraint and [f"constraint={constraint}"])
     cost = Mock(settings={"--num-workers": 0}, processes=8)
     cost.host_memory.return_value = 57 * 10**9
     estimates = [Mock(costs=[cost], evaluation_host_memory=8 * 10**9)]
     sized = with_hosts(wanted, estimates)
     assert (sized.cpus_per_task, sized.mem_gb) == (cores, gb)
     assert slurm.calls("sinfo")[0][-2:] == ["--partition", "learn"]
-    given = Resources(cpus_per_task=90, mem_gb=9000)
+    given = Resources(cpus_per_task=90, mem_gb=9000, sbatch=wanted.sbatch)
     assert with_hosts(given, estimates) == given
     slurm.fails(sinfo="no")
     assert with_hosts(wanted, estimates).mem_gb == 57
@@ -124,6 +137,15 @@ def test_slurm_gives_every_process_its_gpus_and_cores(cluster, tmp_path):
     assert (cores, gpus.count(",")) == ("6", 1)
     found = cluster.jobs()[job]
     assert (found["Nice"], found["MinMemoryNode"], found.get("WCKey", "")) == ("1", "3G", "")
+
+
+def test_slurm_takes_an_array_of_the_largest_size(cluster, monkeypatch):
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    most = largest_array()
+    cluster.submit("true", "--test-only", f"--array=0-{most - 1}")
+    with pytest.raises(RuntimeError, match="Invalid job array"):
+        cluster.submit("true", "--test-only", f"--array=0-{most}")
 
 
 def test_a_job_ends_when_one_of_its_processes_dies(cluster, tmp_path):

@@ -1,5 +1,6 @@
 """`slurm.status` and `slurm.cancel` over stand-ins for SLURM's programs, and once over a real SLURM."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from stand_ins import entry, finish, states, write
 from alma.files import locked
 from slurm import cancel, status
 from slurm.engine import queue, squeue
+from slurm.engine.submission import in_queue
 
 INNER = '2026-11-21 08:22:25 | INFO | train_inner | {"ppl": "%s", "ups": "%s", "num_updates": "%s"}\n'
 VALID = '2026-11-21 08:22:40 | INFO | valid | {"epoch": 1, "valid_ppl": "483", "valid_num_updates": "80"}\n'
@@ -37,6 +39,32 @@ def test_table(slurm, run, monkeypatch, capsys):
         "run evaluation of stage 1 cancelled 21 needs stage 1, member 1 of 2 (failed)",
     }
     assert total == "2 done, 1 running, 2 waiting, 1 failed, 1 cancelled"
+
+
+def test_progress_is_that_of_the_last_attempt(slurm, run, monkeypatch, capsys):
+    """A relaunched job that waits, is queued, has just started, has begun to train; and one that failed."""
+
+    def updates(state: str) -> str:
+        slurm.has(squeue=f"7_0|{state}|n1|0|x|\n8_0|PENDING||0|x|\n")
+        call(status.main, monkeypatch, run)
+        out = capsys.readouterr().out
+        assert "380/400" not in out
+        return "90/400" if "90/400" in out else ""
+
+    finish(run, "untrained.json")
+    log, started = run / "stage_00/member_0/train.log", Path("jobs/7_0.out")
+    old = "\n$ fairseq-train\n" + INNER % (50, 2, 380)
+    for path in (log, run / "stage_01/member_0/train.log"):
+        path.write_text(old)
+    os.utime(log, (1000, 1000))
+    assert updates("PENDING") == ""
+    started.write_text("submitit INFO - Starting\n")
+    assert updates("RUNNING") == ""
+    log.write_text(old + "\n$ fairseq-train\n")
+    assert updates("RUNNING") == ""
+    log.write_text(old + "\n$ fairseq-train\n" + INNER % (50, 2, 90))
+    os.utime(started, (1000, 1000))
+    assert updates("RUNNING") == updates("FAILED") == "90/400"
 
 
 def test_jobs_that_were_complete_at_launch_have_no_job_id(slurm, run, monkeypatch, capsys):
@@ -135,6 +163,51 @@ def test_cancel_cancels_incomplete_jobs_only(slurm, run, monkeypatch, capsys):
         "run: stage 1, member 2 of 2 (job id 8_1)",
         "cancelled 3 jobs",
     ]
+
+
+def test_cancel_leaves_what_jobs_of_other_runs_need(slurm, run, monkeypatch, capsys):
+    """Also indirectly; an element of array 8 waits for that of array 7 with its own index."""
+    finish(run, "untrained.json")
+    slurm.has(
+        squeue="7_0|RUNNING|n1|0|x||\n7_1|PENDING||0|x||\n"
+        + "".join(f"8_{k}|PENDING||0|Dependency|aftercorr:7_*(unfulfilled)|\n" for k in (0, 1))
+        + "99|PENDING||0|Dependency|afterok:8_0(unfulfilled),afterok:5(unfulfilled)|\n"
+        + "98|FAILED||0|x|afterok:7_1(failed)|\n97|RUNNING||0|x||\n"
+    )
+    assert call(cancel.main, monkeypatch, run) == 0
+    assert slurm.calls("scancel") == [["8_1", "7_1"]]
+    *_, done, left, first, second, other = capsys.readouterr().out.splitlines()
+    assert done == "cancelled 2 jobs"
+    assert left.startswith("left are these")
+    assert first == "  run: stage 0, member 1 of 2 (job id 7_0)"
+    assert second == "  run: stage 1, member 1 of 2 (job id 8_0)"
+    assert other == "  another job (job id 99)"
+    assert call(cancel.main, monkeypatch, run, "--with-dependents") == 0
+    assert slurm.calls("scancel")[1] == ["99", "8_1", "8_0", "7_1", "7_0"]
+    assert "left" not in capsys.readouterr().out
+
+
+def test_jobs_that_need_a_job_that_is_gone_are_cancelled(slurm, run):
+    """Unless it is one of a run that is not launched."""
+    first, second = (f"stage_0{k}/trained.json" for k in (0, 1))
+    of_source = f"../source/{first}"
+    jobs = [entry("stage 0", first, "11", of_source), entry("stage 1", second, "12", first)]
+    write(Path("sharing"), *jobs, entry("stage 2", "stage_02/trained.json", "13"))
+    write(Path("source"), entry("stage 0", first, "10"))
+    slurm.has(squeue="".join(f"{k}|PENDING||0|x|\n" for k in (11, 12, 13)))
+
+    def queued(*runs: str) -> list[str | None]:
+        return [job.job_id for job in in_queue(list(map(Path, runs)))]
+
+    assert queued("sharing") == ["11", "12", "13"]
+    assert slurm.calls("scancel") == []
+    assert queued("sharing", "source") == ["13"]
+    assert slurm.calls("scancel") == [["12", "11"]]
+    finish(Path("source"), first)
+    assert queued("sharing", "source") == ["11", "12", "13"]
+    (Path("source") / first).unlink()
+    slurm.has(squeue="".join(f"{k}|PENDING||0|x|\n" for k in (10, 11, 12, 13)))
+    assert queued("sharing", "source") == ["11", "12", "13", "10"]
 
 
 def test_real_slurm(cluster, tmp_path, monkeypatch, capsys):

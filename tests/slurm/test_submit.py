@@ -6,7 +6,8 @@ import json
 import pytest
 from launcher import SMALL, read_requests
 
-from slurm.engine import queue, submission
+from alma.errors import UserError
+from slurm.engine import queue, squeue, submission
 from slurm.engine.resources import Resources
 from slurm.engine.submission import record, submit
 from slurm.lm.plan import make_plan
@@ -101,6 +102,72 @@ def test_a_relaunch_submits_missing_jobs(tmp_path):
         "ens--members2 evaluation of stage 1": "afterok:2:3",
         "ens--members2 evaluation of stage 2": "afterok:4:5",
     }
+
+
+def test_arrays_are_split_at_the_largest_that_slurm_takes(tmp_path, monkeypatch):
+    """Elements of the parts follow those of the same index; a part of one job is no array."""
+    monkeypatch.setattr(submission, "largest_array", lambda: 2)
+    jobs = sent(plans(tmp_path, *(f"sm --seed {seed}" for seed in range(5)), megabatches=2))
+    names = [[f"sm--seed{seed} stage {stage}" for seed in range(5)] for stage in range(2)]
+    arrays = [(what, after) for name, what, after in jobs if name.startswith("alma-stage")]
+    assert arrays == [
+        (names[0][:2], None),
+        (names[0][2:4], None),
+        (names[0][4:], None),
+        (names[1][4:], "afterok:6"),
+        (names[1][:2], "aftercorr:4"),
+        (names[1][2:4], "aftercorr:5"),
+    ]
+    assert max(len(what) for _, what, _ in jobs) == 2
+    assert sum(len(what) for _, what, _ in jobs) == 25
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        ("MaxArraySize            = 77\nSchedulerParameters     = x=1,max_array_tasks=33", 33),
+        ("MaxArraySize            = 77\nSchedulerParameters     = (null)", 77),
+        ("MaxArraySize            = 0", 1),
+        ("", 1001),
+    ],
+)
+def test_the_largest_array(slurm, config, size):
+    assert squeue.largest_array() == 1001
+    slurm.has(scontrol=config)
+    assert squeue.largest_array() == size
+
+
+def test_a_refused_submission_says_how_many_are_queued(tmp_path, monkeypatch):
+    (made,) = plans(tmp_path, "ens --members 2")
+    made.out.mkdir()
+    send = Sent()
+
+    def full(name, *arguments):
+        if len(send.jobs) == 2:
+            raise UserError(f"sbatch refused {name}: QOSMaxSubmitJobPerUserLimit")
+        return send(name, *arguments)
+
+    monkeypatch.setattr(submission, "to_slurm", lambda folder: full)
+    refused = "QOSMaxSubmitJobPerUserLimit; 3 jobs are submitted; rerun the command to submit the rest"
+    with pytest.raises(UserError, match=refused):
+        submission.launch(all_jobs([made]), Resources(), tmp_path / "logs", [])
+    busy = [job for job in queue.read_jobs(made.out) if job.job_id]
+    assert [job.name for job in busy] == ["untrained", *(f"stage 0, member {k} of 2" for k in (1, 2))]
+    with pytest.raises(UserError, match="Limit; 0 jobs are submitted; rerun"):
+        submission.launch(all_jobs([made]), Resources(), tmp_path / "logs", busy)
+    monkeypatch.setattr(submission, "to_slurm", lambda folder: Sent())
+    submission.launch(all_jobs([made]), Resources(), tmp_path / "logs", busy)
+    assert all(job.job_id for job in queue.read_jobs(made.out))
+
+
+def test_a_refusal_by_sbatch_is_one_line(slurm, tmp_path, capfd):
+    (made,) = plans(tmp_path, "sm")
+    slurm.has(srun="")
+    slurm.fails(sbatch="sbatch: error: Batch job submission failed: no")
+    send = submission.to_slurm(tmp_path / "logs")
+    with pytest.raises(UserError, match="^sbatch refused alma-untrained: .* failed: no; --dry-run"):
+        submit(all_jobs([made]), Resources(), send, {})
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_kill_between_two_submissions_loses_no_job(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -97,17 +98,20 @@ def test_running_parts_are_not_resubmitted_and_can_be_cancelled(cluster, tmp_pat
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(children, "ask", lambda *_: "x/sm_w1_h32_s0\nx/sm_w1_h32_s1\n")  # faster
-    words = (*SLURM, "--epochs", "100000", "--seeds", "0-1", "--out", "x", "--runs-per-job")
+    monkeypatch.setattr(children, "ask", lambda *_: "my x/sm_w1_h32_s0\nmy x/sm_w1_h32_s1\n")  # faster
+    words = (*SLURM, "--epochs", "100000", "--seeds", "0-1", "--out", "my x", "--runs-per-job")
     assert call(sweep, monkeypatch, *words, "1") == 0
-    ids = [job.job_id for job in queue.read_jobs(Path("x"))]
+    ids = [job.job_id for job in queue.read_jobs(Path("my x"))]
+    capsys.readouterr()
     assert call(sweep, monkeypatch, *words, "1") == 0
-    assert "0 jobs submitted" in capsys.readouterr().err
-    assert [job.job_id for job in queue.read_jobs(Path("x"))] == ids
+    out, err = capsys.readouterr()
+    assert out == f"see their state with: alma status '{tmp_path}/my x'\n"
+    assert "0 jobs submitted" in err
+    assert [job.job_id for job in queue.read_jobs(Path("my x"))] == ids
     assert call(sweep, monkeypatch, *words, "2") == 2
-    assert "part 1 of 2" in capsys.readouterr().err
+    assert re.search(r"part 1 of 2 .* cancel it with: alma cancel '.*/my x'\n", capsys.readouterr().err)
     for job_id in ids:
         cluster.wait_for(job_id, "RUNNING")
-    assert call(cancel.main, monkeypatch, "x") == 0
+    assert call(cancel.main, monkeypatch, "my x") == 0
     assert capsys.readouterr().out.endswith("cancelled 2 jobs\n")
     assert set(cluster.states(*ids).values()) <= {"CANCELLED", "COMPLETING"}
