@@ -26,18 +26,22 @@ class Packing(NamedTuple):
     magic: re.Pattern[bytes]
     frame: Callable[[], Any]
     """Makes the decompressor of a frame."""
-    padding: bytes = b""
-    """Bytes that may follow a frame."""
+    padding: int = 0
+    """A multiple of so many zeros may follow the last frame."""
+    gap: int = 0
+    """The same between two frames; 0: no zeros."""
 
 
 PACKED = {
-    ".gz": Packing(re.compile(rb"\x1f\x8b\x08"), lambda: zlib.decompressobj(31), b"\0"),
+    ".gz": Packing(re.compile(rb"\x1f\x8b\x08"), lambda: zlib.decompressobj(31), padding=1),
     ".zst": Packing(
         re.compile(rb"\x28\xb5\x2f\xfd"),
         lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),
     ),
     ".bz2": Packing(re.compile(rb"BZh[1-9]1AY&SY"), bz2.BZ2Decompressor),
-    ".xz": Packing(re.compile(rb"\xfd7zXZ\0"), lzma.LZMADecompressor, b"\0"),
+    ".xz": Packing(
+        re.compile(rb"\xfd7zXZ\0"), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=4, gap=4
+    ),
 }
 """Compressions by the suffix of the file."""
 ARCHIVE_ERRORS = (EOFError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
@@ -228,7 +232,10 @@ def open_file(path: str) -> IO[bytes]:
 
 
 class _Frames(io.RawIOBase):
-    """All frames of a compressed file. EOFError: the last one is incomplete."""
+    """All frames of a compressed file. EOFError: the last one is incomplete.
+
+    Gives the bytes of `gzip -dc`, `bzip2 -dc`, `xz -dc`, `zstd -dc`, or an error where these fail or warn.
+    """
 
     # Python's own readers stop in silence at bytes that begin no frame, and zstandard's at a truncated one.
 
@@ -238,6 +245,7 @@ class _Frames(io.RawIOBase):
         self._frame = packing.frame()
         self._ready = memoryview(b"")
         self._input = b""
+        self._zeros = 0  # after the last frame
 
     def readable(self) -> bool:
         return True
@@ -246,14 +254,17 @@ class _Frames(io.RawIOBase):
         while not self._ready:
             data, self._input = self._input or self._file.read(_FRAME_INPUT), b""
             if not data:
-                if self._frame is not None:
+                if self._frame is not None or self._zeros % (self._packing.padding or 1):
                     raise EOFError("the last frame is incomplete")
                 return 0
             if self._frame is None:
-                data = data.lstrip(self._packing.padding)
-                if not data:
+                frame = data.lstrip(b"\0") if self._packing.padding else data
+                self._zeros += len(data) - len(frame)
+                if not frame:
                     continue
-                self._frame = self._packing.frame()
+                if self._zeros and (not self._packing.gap or self._zeros % self._packing.gap):
+                    raise EOFError("padding between frames")
+                data, self._frame, self._zeros = frame, self._packing.frame(), 0
             self._ready = memoryview(self._frame.decompress(data))
             if self._frame.eof:
                 self._input, self._frame = self._frame.unused_data, None
