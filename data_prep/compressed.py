@@ -4,6 +4,7 @@ Memory is bounded by one document and one block of text: longer documents are re
 """
 
 import bz2
+import contextlib
 import io
 import lzma
 import os
@@ -100,6 +101,7 @@ class Input:
         self.position = segment.start
         self._end = None if packing(segment.path) else segment.end
         self._error: Exception | None = None
+        self._again = io.BytesIO()
 
     @cached_property
     def _file(self) -> IO[bytes]:
@@ -119,26 +121,44 @@ class Input:
 
     def read(self, size: int) -> bytes:
         """The next `size` bytes, fewer at the end. An error is raised once all bytes before it are read."""
-        if self._error:
-            raise self._error
         left = size if self._end is None else min(size, self._end - self.position)
         parts = []
         try:
-            while left > 0 and (part := cast(Any, self._file).read1(left)):
+            while left > 0 and (part := self._again.read(left) or self._more(left)):
                 parts.append(part)
                 left -= len(part)
                 self.position += len(part)
         except (OSError, *ARCHIVE_ERRORS) as error:
+            self._error = error
             if not parts:
                 raise
-            self._error = error
         return b"".join(parts)
+
+    def _more(self, size: int) -> bytes:
+        if self._error:
+            raise self._error
+        return cast(Any, self._file).read1(size)
+
+    def peek(self, size: int) -> bytes:
+        """What `read` would give; nothing where it would raise."""
+        data = b""
+        with contextlib.suppress(OSError, *ARCHIVE_ERRORS):
+            data = self.read(size)
+        self.unread(data)
+        return data
+
+    def unread(self, data: bytes) -> None:
+        """Make `data`, which was read last, the next to be read."""
+        self._again = io.BytesIO(data + self._again.read())
+        self.position -= len(data)
 
     def readline(self, size: int = _LINE_BYTES) -> bytes:
         """The next line, or its first `size` bytes."""
-        if self._error:
+        line = self._again.readline(size)
+        if not line and self._error:
             raise self._error
-        line = self._file.readline(size)
+        if not self._error and len(line) < size and not line.endswith(b"\n"):
+            line += self._file.readline(size - len(line))
         self.position += len(line)
         return line
 
@@ -156,8 +176,13 @@ class Input:
     def spans(self, border: re.Pattern[bytes]) -> Iterator[tuple[int, bytes, bool] | Skipped]:
         """Offset and bytes between borders, maybe none, and whether a border follows.
 
-        Documents that are too long are skipped; a byte order mark at the beginning of the file is dropped.
+        Documents that are too long are skipped; byte order marks that begin one are dropped.
         """
+
+        def span(offset: int, raw: bytes, closed: bool) -> tuple[int, bytes, bool]:
+            text = raw.removeprefix(BOM)
+            return offset + len(raw) - len(text), text, closed
+
         held, start, skipping = b"", self.position, False
         while True:
             step = min(max(BLOCK, len(held)), MAX_DOCUMENT_BYTES + 1 - len(held))  # doubles: linear time
@@ -165,12 +190,10 @@ class Input:
             if not block:
                 break
             held += block
-            if start == 0 and held.startswith(BOM):
-                held, start = held[len(BOM) :], len(BOM)
             at = 0
             for match in border.finditer(held):
                 if not skipping:
-                    yield start + at, held[at : match.start()], True
+                    yield span(start + at, held[at : match.start()], True)
                 at, skipping = match.end(), False
             if not skipping:  # white space before a document does not count towards its length
                 at += indent(held[at:])
@@ -180,7 +203,7 @@ class Input:
             rest = _tail(held[at:]) if skipping else held[at:]
             held, start = rest, start + len(held) - len(rest)
         if held and not skipping:
-            yield start, held, False
+            yield span(start, held, False)
 
 
 def _tail(text: bytes) -> bytes:

@@ -32,6 +32,29 @@ def test_modes_of_plain_text(tmp_path, packed):
         assert read(path, Reader(mode)) == (texts, [])
 
 
+@pytest.mark.parametrize("mode", ["blank-line", "line", "file"])
+def test_lines_that_end_with_cr_alone_are_refused(tmp_path, mode):
+    path = tmp_path / "a.txt"
+    for text in ("one\rtwo\r\rthree\r", "\ufeffone\r\rtwo"):
+        path.write_text(text, "utf-8", newline="")
+        with pytest.raises(UserError, match=r"its lines end with CR alone at byte \d; .* tr '\\r' '\\n'"):
+            read(path, Reader(mode))
+    for text in ("one two\r", "\rone two", "one\rtwo\n", "one two\r\n"):
+        path.write_text(text, "utf-8", newline="")
+        assert read(path, Reader(mode)) == (["one two"], []), "one line, with space"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "wiki_00"])
+def test_byte_order_marks_of_files_that_were_joined(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(compressed, "BLOCK", 2)
+    parts = {"a.txt": "{}\n\n", "a.jsonl": '{{"text": "{}"}}\n', "wiki_00": '<doc id="1">\n{}\n</doc>\n'}
+    texts = ("one", "two", "\ufeffthree")
+    path = tmp_path / name
+    path.write_bytes("".join("\ufeff" + parts[name].format(text) for text in texts).encode())
+    for shard_bytes in (1, 1000):
+        assert read(path, None, shard_bytes) == (["one", "two", "three"], [])
+
+
 DOCS = (
     '<doc id="1" url="u?curid=1" title="A &gt; B">\nA > B\n\nFirst <doc id=1>\nSecond.\n\n</doc>\n'
     '<doc id="2" url="u" title="Empty">\n\n</doc>\n'
@@ -106,8 +129,34 @@ def test_wet_that_is_broken(tmp_path, small):
     long, bad = len(warc("conversion", b"x" * 21)), warc("conversion", b"\xff").index(b"\xff")
     skips = [(0, "a document longer than 20 bytes"), (long + bad, "not UTF-8")]
     assert read(path) == (["WARC/1.0\ntwo"], skips)
-    path.write_bytes(RECORDS[3] + b"garbage\n" + RECORDS[3])
-    assert read(path) == (["WARC/1.0\ntwo"], [(last + 8, "damaged or truncated (no WARC record)")])
+    path.write_bytes(RECORDS[3] + b"garbage\nmore of it\n" + RECORDS[1])
+    skips = [(last, "damaged or truncated (no WARC record)")]
+    assert read(path) == (["WARC/1.0\ntwo", "Café\nmenu"], skips)
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("error", [-30, -5, -2, -1, 5, 170, 400, 10**6, 10**20])
+def test_a_wrong_content_length_costs_one_record(tmp_path, packed, error):
+    """What is read and what is skipped are all records: a length that is too long hides none."""
+    texts = [f"text {n}\n\nof {'many ' * n}words" for n in range(40)]
+    records = [warc("conversion", text.encode()) for text in texts]
+    size = len(texts[20])
+    records[20] = records[20].replace(b": %d\r" % size, b": %d\r" % max(size + error, 0))
+    path = tmp_path / f"a.wet{packed}"
+    path.write_bytes(b"".join(map(PACKERS[packed], records)))
+    found, skips = read(path)
+    assert found == [text.replace("\n\n", "\n").strip() for text in texts[:20] + texts[21:]]
+    start = sum(map(len, records[:20]))
+    assert [(offset, reason[:20]) for offset, reason in skips] == [(start, "damaged or truncated")]
+    with pytest.raises(UserError, match=f"a WARC record .* at byte {start}; .*--on-bad-input skip"):
+        read(path, Reader())
+
+
+def test_blank_lines_after_a_record_may_be_any(tmp_path):
+    path = tmp_path / "a.wet"
+    for end in (b"", b"\n", b"\n\n", b"\r\n" * 9):
+        path.write_bytes((RECORDS[1][:-4] + end) * 2)
+        assert read(path) == (["Café\nmenu"] * 2, [])
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ SPACES = "".join(character for character in map(chr, range(0x11000)) if characte
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text(st.sampled_from(SPACES + "\n\n  \t\u200b\0ab\u00e9\u2014\U0001f600")))
+@given(st.text(st.sampled_from(SPACES + "\n\n  \t\u200b\ufeff\0ab\u00e9\u2014\U0001f600")))
 def test_normalised_text(text):
-    lines = (" ".join(line.split()) for line in text.split("\n"))
+    lines = (" ".join(line.split()) for line in text.replace("\ufeff", "").split("\n"))
     assert normalise(text) == "\n".join(filter(None, lines))
 
 
@@ -110,6 +110,26 @@ def test_a_deleted_file(tmp_path):
     assert [skip[:3] for skip in skips] == [(str(path), 0, "unreadable (No such file or directory)")]
     with pytest.raises(UserError, match=f"{path}: unreadable"):
         list(Reader().read(shard))
+
+
+def test_a_pipe_is_refused_also_within_a_folder(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    for path in (tmp_path, tmp_path / "pipe.txt", tmp_path / "*.txt"):
+        with pytest.raises(UserError, match="pipe.txt: a pipe, socket or device; .* write it to a file"):
+            find_files(str(path))
+
+
+def test_a_data_card_is_no_text(tmp_path):
+    """README.md beside records, as in a snapshot of Hugging Face; beside text it is text."""
+    for name in ("README.md", "data/train.parquet", "text/README.md", "text/a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for path in (tmp_path, tmp_path / "**"):
+        with pytest.raises(UserError, match=rf"README.md: would be text .*: '{tmp_path}/\*\*/\*.parquet'$"):
+            find_files(str(path))
+    assert find_files(f"{tmp_path}/**/*.parquet") == [f"{tmp_path}/data/train.parquet"]
+    assert len(find_files(f"{tmp_path}/text")) == 2
+    assert find_files(f"{tmp_path}/README.md") == [f"{tmp_path}/README.md"]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.zst", "a.wet", "wiki_00", "b.txt"])
