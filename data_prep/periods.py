@@ -105,8 +105,9 @@ def find_periods(
     ]
     if unusable and dates.undated == "error":
         raise UserError(
-            f"--by {dates.by}, --date-key {dates.key}: {'; '.join(unusable)}; fix them, name another field, "
-            "or leave them out with --undated skip"
+            f"--by {dates.by}, --date-key {dates.key}: {'; '.join(unusable)}; say how dates are written "
+            "with --date-format (seconds, %Y%m%d, ...), fix them, name another field, or leave them out with "
+            "--undated skip"
         )
     if not words:
         listed = ", ".join(f"{count:,} {why}" for why, count in counts.items())

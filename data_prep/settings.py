@@ -25,7 +25,7 @@ from data_prep.periods import Dated
 from data_prep.pipeline import StreamSettings
 from data_prep.tokenizer import SentencePiece
 
-_DATED = ("--date-key", "--from", "--until", "--undated", "--merge-small")
+_DATED = ("--date-key", "--date-format", "--from", "--until", "--undated", "--merge-small")
 _TOKENIZERS = ("--vocab-size", "--tokenizer", "--bpe")
 _GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
 _FIXED = ("--valid-words", "--eval-words", "--valid-source", "--seed", *_TOKENIZERS, *_GPT2_FILES)
@@ -238,6 +238,7 @@ def _dates(arguments: argparse.Namespace, stream: Stream | None) -> Dates | None
     return Dates(
         by,
         arguments.date_key or (record["key"] if record else Dates.key),
+        arguments.date_format or (record.get("format", "") if record else ""),
         start=_value(arguments, "--from") or "",
         until=arguments.until or "",
         undated=arguments.undated or Dates.undated,

@@ -94,8 +94,8 @@ class Encoder(ABC):
     """Normalised text to fairseq ids, exactly as the tokenizer and fairseq-preprocess give them.
 
     But a line without tokens, such as one of SentencePiece's mark for a space alone, is <unk>: eos alone ends
-    a document. The ids of words, or of lines where words depend on each other, are cached; the new ones of many documents
-    are encoded in one call. The constructor of a subclass takes the paths of `files`.
+    a document. The ids of words, or of lines where words depend on each other, are cached; the new ones of
+    many documents are encoded in one call. The constructor of a subclass takes the paths of `files`.
     """
 
     files: ClassVar[tuple[str, ...]]

@@ -31,6 +31,7 @@ def write_dated(path: Path, dated: list[tuple[object, str]], **more: object) -> 
     lines = [
         json.dumps({"text": text} | ({} if day is None else {"date": day}) | more) for day, text in dated
     ]
+    path.parent.mkdir(exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     return path
 
@@ -172,6 +173,18 @@ def test_bounds_undated_text_and_nested_dates(news, dated, tmp_path, capsys):
     assert stream.corpus["dates"]["left_out"] == counts
     text = capsys.readouterr().out
     assert f"left out by date, documents: 3 undated, 1 unreadable, {before} before, {after} after" in text
+
+
+def test_numbers_are_dates_as_the_format_says(news, dated, prepare, tmp_path):
+    """Also in an addition, which keeps the format."""
+    whole = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "whole")
+    numbers = [(int(day[:10].replace("-", "")), text) for day, text in news]
+    early, late = ([each for each in numbers if (each[0] < 20240000) == own] for own in (True, False))
+    early_file = write_dated(tmp_path / "early/news.jsonl", early)
+    out = dated(early_file, out=tmp_path / "out", date_format="%Y%m%d")
+    assert [part.period for part in Stream.load(out).megabatches] == ["2020", "2021", "2023"]
+    prepare(write_dated(tmp_path / "late/news.jsonl", late), "--append", out=out, **APPEND)
+    assert past(out) == past(whole)
 
 
 def test_small_periods_are_merged(news, dated, tmp_path, inspected):
