@@ -15,8 +15,8 @@ from data_prep import documents, plan
 from data_prep.dates import Dates, label, number_of
 from data_prep.documents import Reader
 from data_prep.periods import merged
-from data_prep.scan import scan_shard
-from data_prep.work import Workspace
+from data_prep.scan import RECORD, scan_shard
+from data_prep.work import Workspace, mapped
 
 from .conftest import FEW, LETTERS, edited, make_documents
 from .corpus_files import warc
@@ -200,6 +200,29 @@ def test_small_periods_are_merged(news, dated, tmp_path, inspected):
     assert inspected(out, "--verify")[0] == 0
 
 
+@pytest.mark.parametrize("near", ["keep", "drop"])
+def test_duplicates_do_not_make_a_period_large(news, dated, prepare, tmp_path, near, capsys):
+    """But with near duplicates, which are found after the merge."""
+    news = [(f"{int(day[:4]) - 21}{day[4:]}", text) for day, text in news]  # 1999, 2000, 2002, 2003
+    copies = [(f"2001-{day[5:]}", text) for day, text in news if day[:4] == "2000"]
+    path = write_dated(tmp_path / "a.jsonl", [*copies, *news])
+    if near == "drop":
+        with pytest.raises(SystemExit):
+            dated(path, "--merge-small", out=tmp_path / "out", words=None, near_duplicates=near)
+        assert "megabatch_02 (2001) has 0; merge periods" in capsys.readouterr().err
+        return
+    out = dated(path, "--merge-small", out=tmp_path / "out", words=None)
+    stream = Stream.load(out)
+    assert [part.period for part in stream.megabatches] == ["1999", "2000", "2001..2002", "2003"]
+    first = years_of(news)
+    for part in (*stream.megabatches, *stream.held_out, *stream.held_out_valid):
+        assert {first[text] for text in texts(out, part.prefix)} == {part.period[-4:]}
+    late = write_dated(tmp_path / "b.jsonl", [("2004", text) for _, text in news] + [("2005", "new")])
+    with pytest.raises(SystemExit):
+        prepare(late, "--append", out=out, **APPEND)
+    assert "megabatch_04 (2004..2005) has 1; " in capsys.readouterr().err, "the stream has the rest"
+
+
 def test_the_rule_of_merging():
     sizes = {1: 3, 2: 3, 4: 9, 5: 1, 6: 5, 7: 2}
     assert merged(sizes, 6) == [[1, 2], [4], [5, 6, 7]]
@@ -230,3 +253,12 @@ def test_a_file_that_changes_between_the_dates_and_the_scan(tmp_path):
     (shard,) = documents.make_shards([("a", str(path))], space.reader)
     with pytest.raises(UserError, match=r"a.jsonl: changed since it was scanned"):
         scan_shard(space, 0, shard)
+
+
+def test_more_pairs_of_period_and_source_than_two_bytes_count(tmp_path):
+    path = write_dated(tmp_path / "a.jsonl", [("9999", "the last")])
+    pairs = tuple(f"{2020 + number // 100}/{number}" for number in range(70_000)) + ("9999/a",)
+    space = Workspace(tmp_path, 0, Reader(dates=Dates("year")), pairs)
+    (shard,) = documents.make_shards([("a", str(path))], space.reader)
+    scan_shard(space, 0, shard)
+    assert mapped(space.file("scan", 0, "bin"), RECORD)["source"].tolist() == [70_000]
