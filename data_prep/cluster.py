@@ -74,7 +74,8 @@ class ClusterWork(Work):
             share.marker.unlink(missing_ok=True)
         folder = submission.log_folder(place)
         ids: dict[Path, str] = {}
-        submission.submit(shares, self._wanted, submission.to_slurm(folder), ids)
+        send = submission.to_slurm(folder, "fix this and rerun the command")
+        submission.submit(shares, self._wanted, send, ids)
         try:
             submission.record(place, shares, ids, folder)
             yield from _follow(place, todo)

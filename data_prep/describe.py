@@ -15,6 +15,8 @@ from data_prep.work import run_all
 
 _DEVIATIONS = 6  # z from which a pair differs; i.i.d. parts of few, long documents reach 5, real streams 3.3
 _FITTED = 1.3  # ratio from which pairs of megabatch_00 differ: 20,000 tokens trained on 0.5M words reach 1.23
+_TOKENS_PER_WORD = 8  # from which text is taken to have no spaces between words; code and URLs have up to 5
+_FEW = 50  # documents of equal length below which shares of sources vary by more than 7%
 QUESTION = """\
 Are the mega-batches i.i.d.? Jensen-Shannon divergence of the token frequencies of two parts, relative to
 random regroupings of the same documents (1 = i.i.d.; at the size of the smaller part; - = too few documents).
@@ -57,6 +59,12 @@ def summary(stream: Stream) -> str:
     if left_out := corpus.get("dates", {}).get("left_out"):
         counts = ", ".join(f"{count:,} {why}" for why, count in left_out.items())
         lines.append(f"left out by date, documents: {counts}")
+    part = max(stream.parts, key=lambda part: part.tokens / part.words)
+    if (ratio := part.tokens / part.words) > _TOKENS_PER_WORD:
+        lines.append(
+            f"warning: {part.name} has {ratio:.0f} tokens a word. Sizes count what white space separates, "
+            f"and Chinese has none between words: for 1,000,000 tokens ask for {1e6 / ratio:.0f} words"
+        )
     if "skipped" in corpus:
         lines.append(corpus["skipped"]["summary"])
     return "\n".join(lines)
@@ -86,7 +94,7 @@ def describe(stream: Stream, workers: Workers) -> str:
     both = [(counts[i].tokens, counts[j].tokens, cuts, min(sizes[i], sizes[j])) for i, j in pairs]
     found = run_all(workers, "compare", similarity.compare, both, [1] * len(pairs), "pair")
     ratios = dict(zip(pairs, found, strict=True))
-    comparison = drift(stream, counts, ratios, workers) if stream.ordered else alike(stream, ratios)
+    comparison = drift(stream, counts, ratios, workers) if stream.ordered else alike(stream, counts, ratios)
     rows = []
     for part, own in zip(parts, counts, strict=True):
         middle, high = np.percentile(own.lengths, [50, 95])
@@ -102,7 +110,7 @@ Ratios = dict[tuple[int, int], tuple[float, float] | None]
 """(ratio, z) of each pair i < j of parts, see `similarity.compare`."""
 
 
-def alike(stream: Stream, ratios: Ratios) -> str:
+def alike(stream: Stream, counts: Sequence[Counts], ratios: Ratios) -> str:
     """The matrix of ratios, and the verdict on them."""
     names = [part.name for part in stream.parts]
     rows = [["", *(name.removeprefix("megabatch_") for name in names[:-1])]]
@@ -114,13 +122,25 @@ def alike(stream: Stream, ratios: Ratios) -> str:
     if not known:
         lines.append("Tokens: cannot tell, because the documents of the parts are too few or too long.")
         return "\n".join(lines)
+    weights = {
+        i: counts[i].lengths.sum() ** 2 / (counts[i].lengths ** 2).sum() for pair in known for i in pair
+    }
     differ = {
         pair: (ratio, z)
         for pair, (ratio, z) in known.items()
         if z > _DEVIATIONS and (0 not in pair or ratio > _FITTED)
     }
     (i, j), (ratio, z) = max((differ or known).items(), key=lambda item: item[1][0])
-    answer = f"NOT i.i.d., {len(differ)} of {len(known)} pairs differ" if differ else "as i.i.d."
+    few = min(weights, key=weights.__getitem__)
+    if differ:
+        answer = f"NOT i.i.d., {len(differ)} of {len(known)} pairs differ"
+    elif weights[few] < _FEW:
+        answer = (
+            f"cannot tell, because {names[few]} has the weight of only {weights[few]:.0f} documents of equal "
+            f"length (at least {_FEW} are needed): ask for more words, or cut documents with --documents"
+        )
+    else:
+        answer = "as i.i.d."
     lines.append(f"Tokens: {answer}; worst are {names[i]} and {names[j]}, ratio {ratio:.2f} (z = {z:.1f}).")
     return "\n".join(lines)
 

@@ -257,7 +257,7 @@ def test_a_file_that_changes_between_the_dates_and_the_scan(tmp_path):
 
 def test_more_pairs_of_period_and_source_than_two_bytes_count(tmp_path):
     path = write_dated(tmp_path / "a.jsonl", [("9999", "the last")])
-    pairs = tuple(f"{2020 + number // 100}/{number}" for number in range(70_000)) + ("9999/a",)
+    pairs = (*(f"{2020 + number // 100}/{number}" for number in range(70_000)), "9999/a")
     space = Workspace(tmp_path, 0, Reader(dates=Dates("year")), pairs)
     (shard,) = documents.make_shards([("a", str(path))], space.reader)
     scan_shard(space, 0, shard)

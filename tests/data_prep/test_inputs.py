@@ -173,6 +173,20 @@ def test_corpus_arguments(tmp_path, monkeypatch):
     assert named_path("../..") == ("cc", "../..")
 
 
+def test_a_path_that_exists_is_no_name(tmp_path, monkeypatch):
+    for name in ("year=2021/part-0.txt", "year=2022/part-0.txt", "part-0.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert named_path("year=2021/part-0.txt") == ("part-0", "year=2021/part-0.txt")
+    assert named_path("year=2021") == ("year=2021", "year=2021")
+    assert named_files(["year=*/part-*.txt"]) == [
+        (tmp_path.name, f"{tmp_path}/year={year}/part-0.txt") for year in (2021, 2022)
+    ]
+    assert named_path("x=year=2021") == ("x", "year=2021")
+    assert named_path("year=part-0.txt") == ("year", "part-0.txt")
+
+
 def test_modes_by_source(corpus, prepare, tmp_path):
     """One source with a document per file, another with documents between blank lines."""
     whole = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "whole")
