@@ -4,7 +4,6 @@ Memory is bounded by one document and one block of text: longer documents are re
 """
 
 import bz2
-import contextlib
 import io
 import lzma
 import os
@@ -122,29 +121,18 @@ class Input:
     def read(self, size: int) -> bytes:
         """The next `size` bytes, fewer at the end. An error is raised once all bytes before it are read."""
         left = size if self._end is None else min(size, self._end - self.position)
-        parts = []
+        parts = [self._again.read(left)]
+        left -= len(parts[0])
         try:
-            while left > 0 and (part := self._again.read(left) or self._more(left)):
+            while left > 0 and not self._error and (part := cast(Any, self._file).read1(left)):
                 parts.append(part)
                 left -= len(part)
-                self.position += len(part)
         except (OSError, *ARCHIVE_ERRORS) as error:
             self._error = error
-            if not parts:
-                raise
-        return b"".join(parts)
-
-    def _more(self, size: int) -> bytes:
-        if self._error:
+        data = b"".join(parts)
+        if self._error and not data:
             raise self._error
-        return cast(Any, self._file).read1(size)
-
-    def peek(self, size: int) -> bytes:
-        """What `read` would give; nothing where it would raise."""
-        data = b""
-        with contextlib.suppress(OSError, *ARCHIVE_ERRORS):
-            data = self.read(size)
-        self.unread(data)
+        self.position += len(data)
         return data
 
     def unread(self, data: bytes) -> None:
@@ -155,10 +143,10 @@ class Input:
     def readline(self, size: int = _LINE_BYTES) -> bytes:
         """The next line, or its first `size` bytes."""
         line = self._again.readline(size)
-        if not line and self._error:
-            raise self._error
         if not self._error and len(line) < size and not line.endswith(b"\n"):
             line += self._file.readline(size - len(line))
+        if self._error and not line:
+            raise self._error
         self.position += len(line)
         return line
 
@@ -178,11 +166,6 @@ class Input:
 
         Documents that are too long are skipped; byte order marks that begin one are dropped.
         """
-
-        def span(offset: int, raw: bytes, closed: bool) -> tuple[int, bytes, bool]:
-            text = raw.removeprefix(BOM)
-            return offset + len(raw) - len(text), text, closed
-
         held, start, skipping = b"", self.position, False
         while True:
             step = min(max(BLOCK, len(held)), MAX_DOCUMENT_BYTES + 1 - len(held))  # doubles: linear time
@@ -193,7 +176,8 @@ class Input:
             at = 0
             for match in border.finditer(held):
                 if not skipping:
-                    yield span(start + at, held[at : match.start()], True)
+                    at += len(BOM) * held.startswith(BOM, at)
+                    yield start + at, held[at : match.start()], True
                 at, skipping = match.end(), False
             if not skipping:  # white space before a document does not count towards its length
                 at += indent(held[at:])
@@ -203,7 +187,8 @@ class Input:
             rest = _tail(held[at:]) if skipping else held[at:]
             held, start = rest, start + len(held) - len(rest)
         if held and not skipping:
-            yield span(start, held, False)
+            at = len(BOM) * held.startswith(BOM)
+            yield start + at, held[at:], False
 
 
 def _tail(text: bytes) -> bytes:

@@ -33,6 +33,7 @@ _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*\n")
 _DOC_END = re.compile(rb"</doc>[ \t\r]{0,8}\n")
 _DOC_START = re.compile(rb"<doc id=(?<![^\n]<doc id=)[^\n]*>[ \t\r]*$", re.MULTILINE)
 _RECORD_END = re.compile(rb"\r\n\r\n|\s*(?:WARC/|\Z)")  # what follows the payload of a WARC record
+_RECORD_END_BYTES = 64
 _DIGITS = 18  # of a length
 _TEXT = (".txt", ".md")
 
@@ -176,23 +177,25 @@ class Wet(Format):
                 continue
             lost = False
             is_text = headers.get(b"warc-type") == b"conversion"
-            offset, end = data.position, data.position + int(length)
-            payload = data.read(min(int(length), compressed.MAX_DOCUMENT_BYTES + 1))
-            too_long = len(payload) > compressed.MAX_DOCUMENT_BYTES
-            if too_long:
-                payload = b""
-            while data.position < end and data.read(min(compressed.BLOCK, end - data.position)):
-                pass
-            if data.position == end and _RECORD_END.match(data.peek(64)):
-                if is_text and too_long:
+            most, size, offset = compressed.MAX_DOCUMENT_BYTES, int(length), data.position
+            payload = data.read(min(size, most) + _RECORD_END_BYTES)
+            if len(payload) >= size and _RECORD_END.match(payload, size):
+                data.unread(payload[size:])
+                if is_text and size > most:
                     yield data.too_long(start)
                 elif is_text:
                     date = headers.get(b"warc-date", b"").decode("ascii", "replace")
-                    yield data.decode(payload, offset, date)
-            else:  # the records that it swallowed are read
+                    yield data.decode(payload[:size], offset, date)
+            elif size > most and len(payload) > most:  # read past
+                if is_text:
+                    yield data.too_long(start)
+                while data.position < offset + size:
+                    if not data.read(min(compressed.BLOCK, offset + size - data.position)):
+                        raise Damaged("the last record is incomplete")
+            else:
                 lost = True
                 yield data.bad(start, "damaged or truncated (a WARC record of another length)")
-                data.unread(payload)
+                data.unread(payload)  # the records that it swallowed are read
 
 
 class Parquet(Format):
