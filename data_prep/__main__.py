@@ -169,7 +169,7 @@ def _add_date_flags(made: Parser) -> None:
     add("--undated", choices=("error", "skip"), help=undated)
     small = (
         "merge a period that is too small for its test, validation and training part with the next ones, and "
-        "the last with the one before; counted before duplicates are dropped (default: exit with a list)"
+        "the last with the one before; a duplicate counts in its first period (default: exit with a list)"
     )
     add("--merge-small", action="store_true", help=small)
 
