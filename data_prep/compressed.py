@@ -27,9 +27,7 @@ class Packing(NamedTuple):
     frame: Callable[[], Any]
     """Makes the decompressor of a frame."""
     padding: int = 0
-    """A multiple of so many zeros may follow the last frame."""
-    gap: int = 0
-    """The same between two frames; 0: no zeros."""
+    """A multiple of so many zeros may follow the last frame, and in .xz any frame."""
 
 
 PACKED = {
@@ -39,9 +37,7 @@ PACKED = {
         lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),
     ),
     ".bz2": Packing(re.compile(rb"BZh[1-9]1AY&SY"), bz2.BZ2Decompressor),
-    ".xz": Packing(
-        re.compile(rb"\xfd7zXZ\0"), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=4, gap=4
-    ),
+    ".xz": Packing(re.compile(rb"\xfd7zXZ\0"), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=4),
 }
 """Compressions by the suffix of the file."""
 ARCHIVE_ERRORS = (EOFError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
@@ -270,7 +266,7 @@ class _Frames(io.RawIOBase):
                 self._zeros += len(data) - len(frame)
                 if not frame:
                     continue
-                if self._zeros and (not self._packing.gap or self._zeros % self._packing.gap):
+                if self._zeros % 4 or (self._zeros and self._packing.padding != 4):
                     raise EOFError("padding between frames")
                 data, self._frame, self._zeros = frame, self._packing.frame(), 0
             self._ready = memoryview(self._frame.decompress(data))

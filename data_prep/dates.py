@@ -1,14 +1,7 @@
 """Dates of documents, and the periods of a dated stream: years, quarters, months or ISO weeks of UTC.
 
 A date is an interval of UTC, because `2023` or `2023-05` names no moment. A document is in a period if all
-of its interval is. What is read without --date-format:
-
-    text     ISO 8601 (also with `/` or `.` in the day, and `UTC` or `GMT` for `Z`), RFC 2822,
-             `2023`, `2023-05`, `2023-Q2`, `2023-W20`, `2020-2024`; digits as the number, but for YYYYMMDD
-    numbers  1000 to 9999: a year; 10^8 to 10^11: seconds since 1970, from 1973 to 5138; 3 10^11 to 10^13:
-             milliseconds, from 1979 to 2286; the same below 0
-
-All else is refused, such as `03/04/2021`, or numbers that have other meanings: 20210304, 2021030412, 2021.5.
+of its interval is. docs/data.md has the table of what is read; what could have several meanings is refused.
 """
 
 import argparse
@@ -68,7 +61,7 @@ class Dates:
     key: str = "date"
     """The field of .jsonl and .parquet files that holds the date."""
     format: str = ""
-    """See `date_format`; empty: as the module says."""
+    """See `date_format`; empty: as docs/data.md says."""
     start: str = ""
     """Documents before it are left out; empty: none."""
     until: str = ""

@@ -16,7 +16,7 @@ from data_prep.work import run_all
 _DEVIATIONS = 6  # z from which a pair differs; i.i.d. parts of few, long documents reach 5, real streams 3.3
 _FITTED = 1.3  # ratio from which pairs of megabatch_00 differ: 20,000 tokens trained on 0.5M words reach 1.23
 _TOKENS_PER_WORD = 8  # from which text is taken to have no spaces between words; code and URLs have up to 5
-_FEW = 50  # documents of equal length below which shares of sources vary by more than 7%
+_FEW = 50  # effective documents; with fewer, shares of sources vary by more than 7%
 QUESTION = """\
 Are the mega-batches i.i.d.? Jensen-Shannon divergence of the token frequencies of two parts, relative to
 random regroupings of the same documents (1 = i.i.d.; at the size of the smaller part; - = too few documents).
@@ -37,16 +37,10 @@ unknown: share of <unk>. Sources: share of the words.
 
 def summary(stream: Stream) -> str:
     """The parts as a table, and what was read, dropped and skipped."""
-    rows = [
-        [
-            f"{part.words:,}",
-            f"{part.documents:,}",
-            f"{part.items:,}",
-            f"{part.tokens:,}",
-            f"{part.bytes / 1e6:.1f}",
-        ]
-        for part in stream.parts
-    ]
+    rows = []
+    for part in stream.parts:
+        counts = part.words, part.documents, part.items, part.tokens
+        rows.append([*(f"{count:,}" for count in counts), f"{part.bytes / 1e6:.1f}"])
     corpus = stream.appended[-1]["corpus"] if stream.appended else stream.corpus
     near = contamination.near_dropped([corpus])
     lines = [
@@ -122,7 +116,7 @@ def alike(stream: Stream, counts: Sequence[Counts], ratios: Ratios) -> str:
     if not known:
         lines.append("Tokens: cannot tell, because the documents of the parts are too few or too long.")
         return "\n".join(lines)
-    weights = {
+    effective = {
         i: counts[i].lengths.sum() ** 2 / (counts[i].lengths ** 2).sum() for pair in known for i in pair
     }
     differ = {
@@ -131,16 +125,13 @@ def alike(stream: Stream, counts: Sequence[Counts], ratios: Ratios) -> str:
         if z > _DEVIATIONS and (0 not in pair or ratio > _FITTED)
     }
     (i, j), (ratio, z) = max((differ or known).items(), key=lambda item: item[1][0])
-    few = min(weights, key=weights.__getitem__)
+    few = min(effective, key=effective.__getitem__)
+    answer = "as i.i.d."
     if differ:
         answer = f"NOT i.i.d., {len(differ)} of {len(known)} pairs differ"
-    elif weights[few] < _FEW:
-        answer = (
-            f"cannot tell, because {names[few]} has the weight of only {weights[few]:.0f} documents of equal "
-            f"length (at least {_FEW} are needed): ask for more words, or cut documents with --documents"
-        )
-    else:
-        answer = "as i.i.d."
+    elif effective[few] < _FEW:
+        answer = f"cannot tell: the effective number of documents of {names[few]} is {effective[few]:.0f}, "
+        answer += f"below {_FEW}; ask for more words, or cut documents with --documents"
     lines.append(f"Tokens: {answer}; worst are {names[i]} and {names[j]}, ratio {ratio:.2f} (z = {z:.1f}).")
     return "\n".join(lines)
 

@@ -33,8 +33,6 @@ _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*\n")
 _DOC_END = re.compile(rb"</doc>[ \t\r]{0,8}\n")
 _DOC_START = re.compile(rb"<doc id=(?<![^\n]<doc id=)[^\n]*>[ \t\r]*$", re.MULTILINE)
 _RECORD_END = re.compile(rb"\r\n\r\n|\s*(?:WARC/|\Z)")  # what follows the payload of a WARC record
-_RECORD_END_BYTES = 64
-_DIGITS = 18  # of a length
 _TEXT = (".txt", ".md")
 
 
@@ -170,7 +168,7 @@ class Wet(Format):
                 name, _, value = line.partition(b":")
                 headers[name.lower()] = value.strip()
             length = headers.get(b"content-length", b"")
-            if not length.isdigit() or len(length) > _DIGITS:
+            if not re.fullmatch(rb"\d{1,18}", length):
                 if not lost:
                     lost = True
                     yield data.bad(start, "damaged or truncated (a WARC record without Content-Length)")
@@ -178,7 +176,7 @@ class Wet(Format):
             lost = False
             is_text = headers.get(b"warc-type") == b"conversion"
             most, size, offset = compressed.MAX_DOCUMENT_BYTES, int(length), data.position
-            payload = data.read(min(size, most) + _RECORD_END_BYTES)
+            payload = data.read(min(size, most) + 64)  # and the beginning of what follows
             if len(payload) >= size and _RECORD_END.match(payload, size):
                 data.unread(payload[size:])
                 if is_text and size > most:

@@ -128,7 +128,7 @@ def test_no_verdict_where_a_few_long_documents_weigh_most(tmp_path, inspected):
     lengths = [sum(len(line) + 1 for line in document) + 1 for document in parts[1]]
     weight = sum(lengths) ** 2 / sum(length**2 for length in lengths)
     verdict = re.search("^Tokens:.*", inspected(write_stream(tmp_path / "few", parts))[1], re.MULTILINE)[0]
-    assert f"cannot tell, because megabatch_01 has the weight of only {weight:.0f} documents" in verdict
+    assert f"cannot tell: the effective number of documents of megabatch_01 is {weight:.0f}, below" in verdict
     parts[2] = random_documents(9, 200, low=24)
     verdict = re.search("^Tokens:.*", inspected(write_stream(tmp_path / "odd", parts))[1], re.MULTILINE)[0]
     assert "NOT i.i.d., 3 of 6 pairs differ" in verdict
