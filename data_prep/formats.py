@@ -168,16 +168,12 @@ class Wet(Format):
                 name, _, value = line.partition(b":")
                 headers[name.lower()] = value.strip()
             length = headers.get(b"content-length", b"")
-            if not re.fullmatch(rb"\d{1,18}", length):
-                if not lost:
-                    lost = True
-                    yield data.bad(start, "damaged or truncated (a WARC record without Content-Length)")
-                continue
-            lost = False
+            size = int(length) if re.fullmatch(rb"\d{1,18}", length) else -1
             is_text = headers.get(b"warc-type") == b"conversion"
-            most, size, offset = compressed.MAX_DOCUMENT_BYTES, int(length), data.position
+            most, offset = compressed.MAX_DOCUMENT_BYTES, data.position
             payload = data.read(min(size, most) + 64)  # and the beginning of what follows
-            if len(payload) >= size and _RECORD_END.match(payload, size):
+            if 0 <= size <= len(payload) and _RECORD_END.match(payload, size):
+                lost = False
                 data.unread(payload[size:])
                 if is_text and size > most:
                     yield data.too_long(start)
@@ -185,14 +181,16 @@ class Wet(Format):
                     date = headers.get(b"warc-date", b"").decode("ascii", "replace")
                     yield data.decode(payload[:size], offset, date)
             elif size > most and len(payload) > most:  # read past
+                lost = False
                 if is_text:
                     yield data.too_long(start)
                 while data.position < offset + size:
                     if not data.read(min(compressed.BLOCK, offset + size - data.position)):
                         raise Damaged("the last record is incomplete")
             else:
+                if headers or not lost:  # else a line of text
+                    yield data.bad(start, "damaged or truncated (a WARC record without its Content-Length)")
                 lost = True
-                yield data.bad(start, "damaged or truncated (a WARC record of another length)")
                 data.unread(payload)  # the records that it swallowed are read
 
 

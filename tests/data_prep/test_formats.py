@@ -1,5 +1,6 @@
 """Formats of corpus files: what a document is in each, and what is bad input."""
 
+import itertools
 import json
 import lzma
 import random
@@ -132,6 +133,17 @@ def test_wet_that_is_broken(tmp_path, small):
     path.write_bytes(RECORDS[3] + b"garbage\nmore of it\n" + RECORDS[1])
     skips = [(last, "damaged or truncated (no WARC record)")]
     assert read(path) == (["WARC/1.0\ntwo", "Café\nmenu"], skips)
+
+
+def test_a_record_without_content_length(tmp_path):
+    path = tmp_path / "a.wet"
+    for length in (b"", b"-3", b"1e3", b"9" * 5000):
+        broken = RECORDS[1].replace(b"Content-Length: 11", b"Content-Length: " + length)
+        path.write_bytes(RECORDS[3] + broken + RECORDS[1] + broken + broken)
+        found, skips = read(path)
+        assert found == ["WARC/1.0\ntwo", "Café\nmenu"]
+        sizes = [len(RECORDS[3]), len(broken) + len(RECORDS[1]), len(broken)]
+        assert skips == [(start, skips[0][1]) for start in itertools.accumulate(sizes)]
 
 
 @pytest.mark.parametrize("packed", ["", ".gz"])
