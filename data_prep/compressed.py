@@ -139,7 +139,7 @@ class Input:
     def readline(self, size: int = _LINE_BYTES) -> bytes:
         """The next line, or its first `size` bytes."""
         line = self._again.readline(size)
-        if not self._error and len(line) < size and not line.endswith(b"\n"):
+        if not self._error and not line.endswith(b"\n"):
             line += self._file.readline(size - len(line))
         if self._error and not line:
             raise self._error

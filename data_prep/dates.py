@@ -163,7 +163,7 @@ def _of_format(value: float | str, written: str) -> date | Interval:
         return _EPOCH + timedelta(**{written: float(value)})
     text = f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
     moment = datetime.strptime(text, written)
-    if re.search("%[HIMSfcXz]", written):
+    if re.search("%[HIMSfcX]", written):
         return moment
     if re.search("%[djxUWV]", written):
         return moment.date()

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream
-from data_prep import documents, plan
+from data_prep import documents, periods, plan
 from data_prep.dates import Dates, label, number_of
 from data_prep.documents import Reader
-from data_prep.periods import merged
+from data_prep.periods import Dated, merged
 from data_prep.scan import RECORD, scan_shard
 from data_prep.work import Workspace, mapped
 
@@ -194,6 +194,9 @@ def test_small_periods_are_merged(news, dated, tmp_path, inspected):
     path = write_dated(tmp_path / "a.jsonl", news)
     out = dated(path, "--merge-small", out=tmp_path / "out", words=None)
     assert [part.period for part in Stream.load(out).megabatches] == ["2019..2020", "2021", "2024..2025"]
+    sized = Stream.load(dated(path, "--merge-small", out=tmp_path / "sized", words=300))
+    words = [part.words for part in sized.megabatches]
+    assert sized.corpus["spread"] == (max(words) - min(words)) / 300
     code, text, _ = inspected(out)
     assert code == 0
     assert ["megabatch_02", "2024..2025"] in [line.split()[:2] for line in text.splitlines()]
@@ -221,6 +224,19 @@ def test_duplicates_do_not_make_a_period_large(news, dated, prepare, tmp_path, n
     with pytest.raises(SystemExit):
         prepare(late, "--append", out=out, **APPEND)
     assert "megabatch_04 (2004..2005) has 1; " in capsys.readouterr().err, "the stream has the rest"
+
+
+def test_too_many_periods_are_counted_after_the_merge(monkeypatch):
+    monkeypatch.setattr(periods, "MOST", 3)
+    words = {f"{year}/a": 4 for year in range(2020, 2024)}
+    for small in (False, True):
+        wanted = Dated(0, 1, 2, 2, None, merge_small=small)
+        if small:
+            assert len(wanted.with_periods("year", words, False).order) == 4
+            assert wanted.with_periods("year", words, True).periods == ["2020..2021", "2022..2023"]
+        wanted = Dated(0, 1, 1, 1, None, merge_small=small)
+        with pytest.raises(UserError, match="4 periods, of which a stream has at most 3; choose longer ones"):
+            wanted.with_periods("year", words, small)
 
 
 def test_the_rule_of_merging():

@@ -1,5 +1,6 @@
 """Formats of corpus files: what a document is in each, and what is bad input."""
 
+import io
 import itertools
 import json
 import lzma
@@ -130,6 +131,12 @@ def test_wet_that_is_broken(tmp_path, small):
     long, bad = len(warc("conversion", b"x" * 21)), warc("conversion", b"\xff").index(b"\xff")
     skips = [(0, "a document longer than 20 bytes"), (long + bad, "not UTF-8")]
     assert read(path) == (["WARC/1.0\ntwo"], skips)
+    path.write_bytes(warc("warcinfo", b"x" * 21) + warc("warcinfo", b"x" * 999) + RECORDS[3])
+    assert read(path) == (["WARC/1.0\ntwo"], []), "what is no text may be long"
+    path.write_bytes(warc("conversion", b"x" * 999) + RECORDS[3])
+    assert read(path) == (["WARC/1.0\ntwo"], skips[:1])
+    path.write_bytes(warc("warcinfo", b"x" * 999)[:-9])
+    assert [reason[:20] for _, reason in read(path)[1]] == ["damaged or truncated"]
     path.write_bytes(RECORDS[3] + b"garbage\nmore of it\n" + RECORDS[1])
     skips = [(last, "damaged or truncated (no WARC record)")]
     assert read(path) == (["WARC/1.0\ntwo", "Café\nmenu"], skips)
@@ -147,7 +154,7 @@ def test_a_record_without_content_length(tmp_path):
 
 
 @pytest.mark.parametrize("packed", ["", ".gz"])
-@pytest.mark.parametrize("error", [-30, -5, -2, -1, 5, 170, 400, 10**6, 10**20])
+@pytest.mark.parametrize("error", [-30, -5, -2, -1, 5, 170, 400, 10**6, 10**9, 10**20])
 def test_a_wrong_content_length_costs_one_record(tmp_path, packed, error):
     """What is read and what is skipped are all records: a length that is too long hides none."""
     texts = [f"text {n}\n\nof {'many ' * n}words" for n in range(40)]
@@ -319,6 +326,28 @@ def test_the_bytes_of_the_tool_or_a_refusal(tmp_path, packed, data, damage):
         assert (tool.returncode, tool.stdout) == (0, own)
 
 
+def test_an_error_stays_one(tmp_path):
+    """Bytes before it are read first; nothing after it is."""
+
+    class Broken(io.BytesIO):
+        def read1(self, size=-1):
+            if self.tell() == 2:
+                self.seek(3)
+                raise OSError("broken")
+            return super().read1(min(size, 2))
+
+    data = compressed.Input(compressed.Segment("s", str(tmp_path / "a.gz"), 0, 9))
+    vars(data)["_file"] = Broken(b"ab\ncd\n")
+    assert data.read(9) == b"ab"
+    for call in (data.read, data.readline) * 2:
+        with pytest.raises(OSError, match="broken"):
+            call(9)
+    data.unread(b"b\nrest")
+    assert (data.readline(), data.readline()) == (b"b\n", b"rest")
+    with pytest.raises(OSError, match="broken"):
+        data.readline()
+
+
 def test_padding_is_that_of_the_tools(tmp_path):
     """Zeros: any number ends a .gz, multiples of four are anywhere in an .xz, and none in the others."""
     for packed in TOOLS:
@@ -331,6 +360,10 @@ def test_padding_is_that_of_the_tools(tmp_path):
             path.write_bytes(one + bytes(count))
             whole = packed == ".gz" or (packed == ".xz" and count % 4 == 0)
             assert (read(path) == (["one"], [])) == whole, (packed, count)
+        for alien in (b"junk", lzma.compress(b"y", lzma.FORMAT_ALONE), bytes([two[0] ^ 1]) + two[1:]):
+            path.write_bytes(one + alien)
+            found, skips = read(path)
+            assert (found, len(skips)) == (["one"], 1)
 
 
 @pytest.mark.parametrize("packed", [".gz", ".xz", ".bz2", ".zst"])
