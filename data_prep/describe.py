@@ -39,8 +39,8 @@ def summary(stream: Stream) -> str:
     """The parts as a table, and what was read, dropped and skipped."""
     rows = []
     for part in stream.parts:
-        counts = part.words, part.documents, part.items, part.tokens
-        rows.append([*(f"{count:,}" for count in counts), f"{part.bytes / 1e6:.1f}"])
+        numbers = part.words, part.documents, part.items, part.tokens
+        rows.append([*(f"{count:,}" for count in numbers), f"{part.bytes / 1e6:.1f}"])
     corpus = stream.appended[-1]["corpus"] if stream.appended else stream.corpus
     near = contamination.near_dropped([corpus])
     lines = [

@@ -142,7 +142,7 @@ def _value(arguments: argparse.Namespace, flag: str) -> Any:
 def named_path(argument: str) -> tuple[str, str]:
     """(source, path) of a CORPUS argument; it is a path if it exists, such as year=2021/part-0.parquet."""
     name, equals, path = argument.partition("=")
-    if not equals or "/" in name or os.path.exists(argument) or any(glob.iglob(argument)):
+    if not equals or "/" in name or any(glob.iglob(argument)):
         path = argument
         fixed = Path(path)
         if glob.has_magic(path) and not fixed.exists():  # then the last directory before the pattern
