@@ -8,7 +8,7 @@ from pathlib import Path
 
 from alma.errors import Parser, command, count, hint
 from alma.help_texts import WORKERS
-from data_prep.dates import span
+from data_prep.dates import date_format, span
 from data_prep.formats import KNOWN, MODES
 from slurm.engine import resources
 from slurm.engine.resources import Resources
@@ -153,6 +153,11 @@ def _add_date_flags(made: Parser) -> None:
         "WARC-Date (default: date; with --append: as before)"
     )
     add("--date-key", metavar="FIELD", help=key)
+    written = (
+        "how dates are written: days, seconds, milliseconds or microseconds since 1970, or a pattern such as "
+        "%%Y%%m%%d (default: ISO 8601 and what docs/data.md lists; with --append: as before)"
+    )
+    add("--date-format", type=date_format, metavar="FORMAT", help=written)
     add("--from", metavar="DATE", help="leave out documents before DATE, which is itself included")
     until = "leave out documents after DATE, all of which is included: 2023 ends with its last second"
     add("--until", metavar="DATE", help=until)
@@ -164,7 +169,7 @@ def _add_date_flags(made: Parser) -> None:
     add("--undated", choices=("error", "skip"), help=undated)
     small = (
         "merge a period that is too small for its test, validation and training part with the next ones, and "
-        "the last with the one before; counted before duplicates are dropped (default: exit with a list)"
+        "the last with the one before; a duplicate counts in its first period (default: exit with a list)"
     )
     add("--merge-small", action="store_true", help=small)
 

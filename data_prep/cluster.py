@@ -74,8 +74,9 @@ class ClusterWork(Work):
             share.marker.unlink(missing_ok=True)
         folder = submission.log_folder(place)
         ids: dict[Path, str] = {}
+        send = submission.to_slurm(folder, "fix this and rerun the command")
         try:
-            submission.submit(shares, self._wanted, submission.to_slurm(folder), ids)
+            submission.submit(shares, self._wanted, send, ids)
             submission.record(place, shares, ids, folder)
             yield from _follow(place, todo)
         except BaseException:

@@ -26,18 +26,18 @@ class Packing(NamedTuple):
     magic: re.Pattern[bytes]
     frame: Callable[[], Any]
     """Makes the decompressor of a frame."""
-    padding: bytes = b""
-    """Bytes that may follow a frame."""
+    padding: int = 0
+    """A multiple of so many zeros may follow the last frame, and in .xz any frame."""
 
 
 PACKED = {
-    ".gz": Packing(re.compile(rb"\x1f\x8b\x08"), lambda: zlib.decompressobj(31), b"\0"),
+    ".gz": Packing(re.compile(rb"\x1f\x8b\x08"), lambda: zlib.decompressobj(31), padding=1),
     ".zst": Packing(
         re.compile(rb"\x28\xb5\x2f\xfd"),
         lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),
     ),
     ".bz2": Packing(re.compile(rb"BZh[1-9]1AY&SY"), bz2.BZ2Decompressor),
-    ".xz": Packing(re.compile(rb"\xfd7zXZ\0"), lzma.LZMADecompressor, b"\0"),
+    ".xz": Packing(re.compile(rb"\xfd7zXZ\0"), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=4),
 }
 """Compressions by the suffix of the file."""
 ARCHIVE_ERRORS = (EOFError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
@@ -96,6 +96,7 @@ class Input:
         self.position = segment.start
         self._end = None if packing(segment.path) else segment.end
         self._error: Exception | None = None
+        self._again = io.BytesIO()
 
     @cached_property
     def _file(self) -> IO[bytes]:
@@ -115,26 +116,33 @@ class Input:
 
     def read(self, size: int) -> bytes:
         """The next `size` bytes, fewer at the end. An error is raised once all bytes before it are read."""
-        if self._error:
-            raise self._error
         left = size if self._end is None else min(size, self._end - self.position)
-        parts = []
+        parts = [self._again.read(left)]
+        left -= len(parts[0])
         try:
-            while left > 0 and (part := cast(Any, self._file).read1(left)):
+            while left > 0 and not self._error and (part := cast(Any, self._file).read1(left)):
                 parts.append(part)
                 left -= len(part)
-                self.position += len(part)
         except (OSError, *ARCHIVE_ERRORS) as error:
-            if not parts:
-                raise
             self._error = error
-        return b"".join(parts)
+        data = b"".join(parts)
+        if self._error and not data:
+            raise self._error
+        self.position += len(data)
+        return data
+
+    def unread(self, data: bytes) -> None:
+        """Make `data`, which was read last, the next to be read."""
+        self._again = io.BytesIO(data + self._again.read())
+        self.position -= len(data)
 
     def readline(self, size: int = _LINE_BYTES) -> bytes:
         """The next line, or its first `size` bytes."""
-        if self._error:
+        line = self._again.readline(size)
+        if not self._error and not line.endswith(b"\n"):
+            line += self._file.readline(size - len(line))
+        if self._error and not line:
             raise self._error
-        line = self._file.readline(size)
         self.position += len(line)
         return line
 
@@ -152,7 +160,7 @@ class Input:
     def spans(self, border: re.Pattern[bytes]) -> Iterator[tuple[int, bytes, bool] | Skipped]:
         """Offset and bytes between borders, maybe none, and whether a border follows.
 
-        Documents that are too long are skipped; a byte order mark at the beginning of the file is dropped.
+        Documents that are too long are skipped; byte order marks that begin one are dropped.
         """
         held, start, skipping = b"", self.position, False
         while True:
@@ -161,11 +169,10 @@ class Input:
             if not block:
                 break
             held += block
-            if start == 0 and held.startswith(BOM):
-                held, start = held[len(BOM) :], len(BOM)
             at = 0
             for match in border.finditer(held):
                 if not skipping:
+                    at += len(BOM) * held.startswith(BOM, at)
                     yield start + at, held[at : match.start()], True
                 at, skipping = match.end(), False
             if not skipping:  # white space before a document does not count towards its length
@@ -176,7 +183,8 @@ class Input:
             rest = _tail(held[at:]) if skipping else held[at:]
             held, start = rest, start + len(held) - len(rest)
         if held and not skipping:
-            yield start, held, False
+            at = len(BOM) * held.startswith(BOM)
+            yield start + at, held[at:], False
 
 
 def _tail(text: bytes) -> bytes:
@@ -228,7 +236,10 @@ def open_file(path: str) -> IO[bytes]:
 
 
 class _Frames(io.RawIOBase):
-    """All frames of a compressed file. EOFError: the last one is incomplete."""
+    """All frames of a compressed file. EOFError: the last one is incomplete.
+
+    Gives the bytes of `gzip -dc`, `bzip2 -dc`, `xz -dc`, `zstd -dc`, or an error where these fail or warn.
+    """
 
     # Python's own readers stop in silence at bytes that begin no frame, and zstandard's at a truncated one.
 
@@ -238,6 +249,7 @@ class _Frames(io.RawIOBase):
         self._frame = packing.frame()
         self._ready = memoryview(b"")
         self._input = b""
+        self._zeros = 0  # after the last frame
 
     def readable(self) -> bool:
         return True
@@ -246,14 +258,17 @@ class _Frames(io.RawIOBase):
         while not self._ready:
             data, self._input = self._input or self._file.read(_FRAME_INPUT), b""
             if not data:
-                if self._frame is not None:
+                if self._frame is not None or self._zeros % (self._packing.padding or 1):
                     raise EOFError("the last frame is incomplete")
                 return 0
             if self._frame is None:
-                data = data.lstrip(self._packing.padding)
-                if not data:
+                frame = data.lstrip(b"\0") if self._packing.padding else data
+                self._zeros += len(data) - len(frame)
+                if not frame:
                     continue
-                self._frame = self._packing.frame()
+                if self._zeros % 4 or (self._zeros and self._packing.padding != 4):
+                    raise EOFError("padding between frames")
+                data, self._frame, self._zeros = frame, self._packing.frame(), 0
             self._ready = memoryview(self._frame.decompress(data))
             if self._frame.eof:
                 self._input, self._frame = self._frame.unused_data, None

@@ -1,10 +1,11 @@
 """Dates of documents, and the periods of a dated stream: years, quarters, months or ISO weeks of UTC.
 
 A date is an interval of UTC, because `2023` or `2023-05` names no moment. A document is in a period if all
-of its interval is.
+of its interval is. docs/data.md has the table of what is read; what could have several meanings is refused.
 """
 
 import argparse
+import contextlib
 import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
@@ -14,6 +15,7 @@ from typing import Any
 
 from alma.errors import hint
 
+Interval = tuple[datetime, datetime]
 UNITS = ("year", "quarter", "month", "week")
 _MONTHS = {"year": 12, "quarter": 3, "month": 1}
 _YEARS = re.compile(r"([1-9][0-9]{0,3})-years?")
@@ -26,7 +28,17 @@ _RFC_2822 = re.compile(
     r"(?:[+-]\d{4}|UTC?|GMT|[ECMP][SD]T)(?: *\(.*\))?",
     re.ASCII,
 )
-_DAY_LENGTH = 10  # characters of YYYY-MM-DD
+_ISO = re.compile(
+    r"(?P<day>\d{4}(?:(?P<mark>[-/.])\d\d(?P=mark)\d\d|\d{4}|-?W\d\d-?\d))"
+    r"(?:(?:[Tt_]| +)(?P<time>\d\d(?::?\d\d(?::?\d\d(?:[.,]\d+)?)?)?)"
+    r" *(?P<zone>[Zz]|UTC|GMT|[+-]\d\d(?::?\d\d){0,2})?)?",
+    re.ASCII,
+)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
+_HOUR = re.compile(r"(1[89]|2[01])\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])([01]\d|2[0-3])")
+"""A number that could be YYYYMMDDHH."""
+_SINCE_1970 = ("days", "seconds", "milliseconds", "microseconds")
+"""Values of --date-format that are no pattern, all of them arguments of timedelta."""
 
 
 class LeftOut(StrEnum):
@@ -48,6 +60,8 @@ class Dates:
     """One of UNITS, or `N-years`."""
     key: str = "date"
     """The field of .jsonl and .parquet files that holds the date."""
+    format: str = ""
+    """See `date_format`; empty: as docs/data.md says."""
     start: str = ""
     """Documents before it are left out; empty: none."""
     until: str = ""
@@ -60,7 +74,7 @@ class Dates:
     def period(self, value: Any) -> int | LeftOut:
         """The number of the period of a document, by its date as in the file."""
         try:
-            found = interval(value)
+            found = interval(value, self.format)
         except (ValueError, OverflowError):
             return LeftOut.UNREADABLE
         if not found:
@@ -84,40 +98,81 @@ class Dates:
         return start[0], until[1]
 
 
-def interval(value: Any) -> tuple[datetime, datetime] | None:
-    """First and last moment of a date, in UTC; None: there is none.
+def date_format(text: str) -> str:
+    """An argparse type: what numbers since 1970 count, or a pattern of strptime that has the year."""
+    day = datetime(2023, 4, 5, tzinfo=UTC)
+    with contextlib.suppress(ValueError, re.error):
+        if text in _SINCE_1970 or datetime.strptime(day.strftime(text), text).year == day.year:
+            return text
+    known = f"{hint(text, _SINCE_1970)} or give a pattern such as %Y%m%d or %d/%m/%Y"
+    raise argparse.ArgumentTypeError(f"invalid choice: {text!r} ({known})")
 
-    Text: ISO 8601, `2023`, `2023-05`, `2023-Q2`, `2023-W20`, `2020-2024`, or RFC 2822. Numbers: seconds since
-    1970, but a year from 1000 to 9999. A time without a zone is UTC. ValueError, OverflowError: no date, or
-    beyond the years 1 to 9999.
+
+def interval(value: Any, written: str = "") -> Interval | None:
+    """First and last moment of a date, in UTC; None: there is none. `written`: see `date_format`.
+
+    A time without a zone is UTC. ValueError, OverflowError: no date, or beyond the years 1 to 9999.
     """
     if isinstance(value, str):
         value = value.strip()
-        if match := _CALENDAR.fullmatch(value):
-            return _named_days(**match.groupdict())
-        if _RFC_2822.fullmatch(value):
-            from email.utils import parsedate_to_datetime  # slow to import
-
-            value = parsedate_to_datetime(value)
-        elif value:
-            value = (date if len(value) <= _DAY_LENGTH else datetime).fromisoformat(value)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        if 1000 <= value <= 9999 and value == int(value):
-            return _named_days(str(int(value)))
-        value = _EPOCH + timedelta(seconds=value)
     if value is None or value == "":
         return None
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        if written:
+            value = _of_format(value, written)
+        else:
+            value = _of_text(value) if isinstance(value, str) else _of_number(value)
     if isinstance(value, datetime):
         moment = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
         return moment, moment
     if isinstance(value, date):
         return datetime.combine(value, time.min), datetime.combine(value, time.max)
-    raise ValueError(f"{value!r} is no date")
+    if not isinstance(value, tuple):
+        raise ValueError(f"{value!r} is no date")
+    return value
+
+
+def _of_text(text: str) -> date | Interval:
+    if match := _CALENDAR.fullmatch(text):
+        return _named_days(**match.groupdict())
+    if _RFC_2822.fullmatch(text):
+        from email.utils import parsedate_to_datetime  # slow to import
+
+        return parsedate_to_datetime(text)
+    if match := _ISO.fullmatch(text):
+        day = date.fromisoformat(re.sub("[/.]", "-", match["day"]))
+        zone = (match["zone"] or "").upper().replace("UTC", "Z").replace("GMT", "Z")
+        return datetime.fromisoformat(f"{day}T{match['time']}{zone}") if match["time"] else day
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"{text!r} is no date")
+    return _of_number(float(text))
+
+
+def _of_number(value: float) -> date | Interval:
+    if 1000 <= value <= 9999 and value == int(value):
+        return _named_days(str(int(value)))
+    if 1e8 <= abs(value) < 1e11 and not _HOUR.fullmatch(f"{value:.15g}"):
+        return _EPOCH + timedelta(seconds=value)
+    if 3e11 <= abs(value) < 1e13:
+        return _EPOCH + timedelta(milliseconds=value)
+    raise ValueError(f"{value!r} could be several dates, or is none")
+
+
+def _of_format(value: float | str, written: str) -> date | Interval:
+    if written in _SINCE_1970:
+        return _EPOCH + timedelta(**{written: float(value)})
+    text = f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+    moment = datetime.strptime(text, written)
+    if re.search("%[HIMSfcX]", written):
+        return moment
+    if re.search("%[djxUWV]", written):
+        return moment.date()
+    return _named_days(f"{moment.year:04}", month=f"{moment.month}" if re.search("%[mbB]", written) else None)
 
 
 def _named_days(
     year: str, last: str | None = None, month: str | None = None, quarter: str | None = None, week: str = ""
-) -> tuple[datetime, datetime]:
+) -> Interval:
     """First and last moment of years, a month, a quarter or an ISO week."""
     if week:
         by, first = "week", date.fromisocalendar(int(year), int(week), 1)

@@ -15,6 +15,8 @@ from data_prep.work import run_all
 
 _DEVIATIONS = 6  # z from which a pair differs; i.i.d. parts of few, long documents reach 5, real streams 3.3
 _FITTED = 1.3  # ratio from which pairs of megabatch_00 differ: 20,000 tokens trained on 0.5M words reach 1.23
+_TOKENS_PER_WORD = 8  # from which text is taken to have no spaces between words; code and URLs have up to 5
+_FEW = 50  # effective documents; with fewer, shares of sources vary by more than 7%
 QUESTION = """\
 Are the mega-batches i.i.d.? Jensen-Shannon divergence of the token frequencies of two parts, relative to
 random regroupings of the same documents (1 = i.i.d.; at the size of the smaller part; - = too few documents).
@@ -35,16 +37,10 @@ unknown: share of <unk>. Sources: share of the words.
 
 def summary(stream: Stream) -> str:
     """The parts as a table, and what was read, dropped and skipped."""
-    rows = [
-        [
-            f"{part.words:,}",
-            f"{part.documents:,}",
-            f"{part.items:,}",
-            f"{part.tokens:,}",
-            f"{part.bytes / 1e6:.1f}",
-        ]
-        for part in stream.parts
-    ]
+    rows = []
+    for part in stream.parts:
+        numbers = part.words, part.documents, part.items, part.tokens
+        rows.append([*(f"{count:,}" for count in numbers), f"{part.bytes / 1e6:.1f}"])
     corpus = stream.appended[-1]["corpus"] if stream.appended else stream.corpus
     near = contamination.near_dropped([corpus])
     lines = [
@@ -57,6 +53,12 @@ def summary(stream: Stream) -> str:
     if left_out := corpus.get("dates", {}).get("left_out"):
         counts = ", ".join(f"{count:,} {why}" for why, count in left_out.items())
         lines.append(f"left out by date, documents: {counts}")
+    part = max(stream.parts, key=lambda part: part.tokens / part.words)
+    if (ratio := part.tokens / part.words) > _TOKENS_PER_WORD:
+        lines.append(
+            f"warning: {part.name} has {ratio:.0f} tokens a word. Sizes count what white space separates, "
+            f"and Chinese has none between words: for 1,000,000 tokens ask for {1e6 / ratio:.0f} words"
+        )
     if "skipped" in corpus:
         lines.append(corpus["skipped"]["summary"])
     return "\n".join(lines)
@@ -86,7 +88,7 @@ def describe(stream: Stream, workers: Workers) -> str:
     both = [(counts[i].tokens, counts[j].tokens, cuts, min(sizes[i], sizes[j])) for i, j in pairs]
     found = run_all(workers, "compare", similarity.compare, both, [1] * len(pairs), "pair")
     ratios = dict(zip(pairs, found, strict=True))
-    comparison = drift(stream, counts, ratios, workers) if stream.ordered else alike(stream, ratios)
+    comparison = drift(stream, counts, ratios, workers) if stream.ordered else alike(stream, counts, ratios)
     rows = []
     for part, own in zip(parts, counts, strict=True):
         middle, high = np.percentile(own.lengths, [50, 95])
@@ -102,7 +104,7 @@ Ratios = dict[tuple[int, int], tuple[float, float] | None]
 """(ratio, z) of each pair i < j of parts, see `similarity.compare`."""
 
 
-def alike(stream: Stream, ratios: Ratios) -> str:
+def alike(stream: Stream, counts: Sequence[Counts], ratios: Ratios) -> str:
     """The matrix of ratios, and the verdict on them."""
     names = [part.name for part in stream.parts]
     rows = [["", *(name.removeprefix("megabatch_") for name in names[:-1])]]
@@ -114,13 +116,22 @@ def alike(stream: Stream, ratios: Ratios) -> str:
     if not known:
         lines.append("Tokens: cannot tell, because the documents of the parts are too few or too long.")
         return "\n".join(lines)
+    effective = {
+        i: counts[i].lengths.sum() ** 2 / (counts[i].lengths ** 2).sum() for pair in known for i in pair
+    }
     differ = {
         pair: (ratio, z)
         for pair, (ratio, z) in known.items()
         if z > _DEVIATIONS and (0 not in pair or ratio > _FITTED)
     }
     (i, j), (ratio, z) = max((differ or known).items(), key=lambda item: item[1][0])
-    answer = f"NOT i.i.d., {len(differ)} of {len(known)} pairs differ" if differ else "as i.i.d."
+    few = min(effective, key=effective.__getitem__)
+    answer = "as i.i.d."
+    if differ:
+        answer = f"NOT i.i.d., {len(differ)} of {len(known)} pairs differ"
+    elif effective[few] < _FEW:
+        answer = f"cannot tell: the effective number of documents of {names[few]} is {effective[few]:.0f}, "
+        answer += f"below {_FEW}; ask for more words, or cut documents with --documents"
     lines.append(f"Tokens: {answer}; worst are {names[i]} and {names[j]}, ratio {ratio:.2f} (z = {z:.1f}).")
     return "\n".join(lines)
 

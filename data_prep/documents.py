@@ -1,7 +1,7 @@
 """Corpus files cut into shards, and the documents of a shard: the input of stages scan and shuffle.
 
 A document is normalised text: lines without leading or trailing space, a single space for every run of white
-space, no empty lines.
+space, no empty lines, no byte order marks.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any
 from alma.errors import UserError
 from data_prep.compressed import Document, Segment, Skipped
 from data_prep.dates import Dates, LeftOut
-from data_prep.formats import KNOWN, Keys, raw_documents, require_known, segment_starts
+from data_prep.formats import KNOWN, Keys, kind, raw_documents, require_known, segment_starts
 
 SHARD_BYTES = 64 << 20
 """Target size of a shard in bytes of input; fixed, so that shards never depend on the number of workers."""
@@ -128,11 +128,12 @@ def count_words(text: str) -> int:
 
 
 def normalise(text: str) -> str:
-    """A single space for every run of white space, no space at the ends of lines, no empty lines.
+    """A single space for every run of white space, no space at the ends of lines, no empty lines, no U+FEFF.
 
     Equals `" ".join(line.split())` for each line, but works on the whole text: faster, and without a list of
     all words, which takes gigabytes for the longest documents.
     """
+    text = text.replace("\ufeff", "")
     for space in _ASCII_SPACES if text.isascii() else _SPACES:
         text = text.replace(space, " ")
     while "  " in text:
@@ -170,12 +171,19 @@ def find_files(path: str) -> list[str]:
         elif not file.exists():
             target = f" (a link to {os.readlink(file)}, which is missing)" if file.is_symlink() else ""
             raise UserError(f"{file}: no file or directory{target}; fetch it, or remove the link")
+        else:
+            raise UserError(f"{file}: a pipe, socket or device; text is read twice, so write it to a file")
     files = sorted(found.values())
     if not files:
         where = "an empty directory" if os.path.isdir(path) else "matches no file"
         raise UserError(f"{path}: {where} (names that begin with . or _ are ignored); expected {KNOWN}")
     for name in files:
         require_known(name)
+    cards = [name for name in files if Path(name).name.lower() == "readme.md"]
+    records = [name for name in files if kind(name) not in ("text", "wiki")]
+    if cards and records:  # such as a snapshot of Hugging Face
+        pattern = f"{Path(cards[0]).parent}/**/*{Path(records[0]).suffix}"
+        raise UserError(f"{cards[0]}: would be text beside {records[0]}; name the data alone: '{pattern}'")
     return files
 
 

@@ -32,6 +32,7 @@ _LINE = re.compile(rb"\n")
 _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*\n")
 _DOC_END = re.compile(rb"</doc>[ \t\r]{0,8}\n")
 _DOC_START = re.compile(rb"<doc id=(?<![^\n]<doc id=)[^\n]*>[ \t\r]*$", re.MULTILINE)
+_RECORD_END = re.compile(rb"\r\n\r\n|\s*(?:WARC/|\Z)")  # what follows the payload of a WARC record
 _TEXT = (".txt", ".md")
 
 
@@ -61,9 +62,10 @@ class Between(Format):
         self.border = self._border = border
 
     def documents(self, data: Input, keys: Keys) -> Iterator[Document | Skipped]:
-        for span in data.spans(self._border):
+        for number, span in enumerate(data.spans(self._border)):
             if not isinstance(span, Skipped):
-                yield data.decode(span[1], span[0])
+                alone = not (number or span[2] or data.segment.start)
+                yield _file_text(data, span[1], span[0]) if alone else data.decode(span[1], span[0])
             elif self.border is _BLANK_LINE:
                 line = f"--documents {data.segment.source}=line"
                 yield span._replace(remedy=f"no blank line ends it; if each line is a document, give {line}")
@@ -80,8 +82,15 @@ class Whole(Format):
             yield data.too_long(0)
             return
         data.read(1)  # raises an error that waits at the end
-        start = len(compressed.BOM) if raw.startswith(compressed.BOM) else 0
-        yield data.decode(raw[start:], start)
+        yield _file_text(data, raw, 0)
+
+
+def _file_text(data: Input, raw: bytes, offset: int) -> Document | Skipped:
+    """The document of a file with no other one; bad input: its lines end with CR alone, as on old Macs."""
+    if b"\n" not in raw and b"\r" in raw.strip():
+        remedy = "convert it by tr '\\r' '\\n', or leave it out with --on-bad-input skip"
+        return data.bad(offset, "its lines end with CR alone", remedy)
+    return data.decode(raw, offset)
 
 
 class WikiExtractor(Format):
@@ -146,32 +155,43 @@ class Wet(Format):
     """
 
     def documents(self, data: Input, keys: Keys) -> Iterator[Document | Skipped]:
+        lost = False  # in the rest of a bad record
         while line := data.readline():
             start = data.position - len(line)
-            if line.isspace():
-                continue
             if not line.startswith(b"WARC/"):
-                raise Damaged("no WARC record")
+                if not lost and not line.isspace():
+                    lost = True
+                    yield data.bad(start, "damaged or truncated (no WARC record)")
+                continue
             headers: dict[bytes, bytes] = {}
             while (line := data.readline()) and not line.isspace():
                 name, _, value = line.partition(b":")
                 headers[name.lower()] = value.strip()
             length = headers.get(b"content-length", b"")
-            if not length.isdigit():
-                raise Damaged("a WARC record without Content-Length")
+            size = int(length) if re.fullmatch(rb"\d{1,18}", length) else -1
             is_text = headers.get(b"warc-type") == b"conversion"
-            end = data.position + int(length)
-            if is_text and int(length) <= compressed.MAX_DOCUMENT_BYTES:
-                offset = data.position
-                payload = data.read(int(length))
-                if data.position == end:
+            most, offset = compressed.MAX_DOCUMENT_BYTES, data.position
+            payload = data.read(min(size, most) + 64)  # and the beginning of what follows
+            if 0 <= size <= len(payload) and _RECORD_END.match(payload, size):
+                lost = False
+                data.unread(payload[size:])
+                if is_text and size > most:
+                    yield data.too_long(start)
+                elif is_text:
                     date = headers.get(b"warc-date", b"").decode("ascii", "replace")
-                    yield data.decode(payload, offset, date)
-            elif is_text:
-                yield data.too_long(start)
-            while data.position < end:
-                if not data.read(min(compressed.BLOCK, end - data.position)):
-                    raise Damaged("the last record is incomplete")
+                    yield data.decode(payload[:size], offset, date)
+            elif size > most and len(payload) > most:  # read past
+                lost = False
+                if is_text:
+                    yield data.too_long(start)
+                while data.position < offset + size:
+                    if not data.read(min(compressed.BLOCK, offset + size - data.position)):
+                        raise Damaged("the last record is incomplete")
+            else:
+                if headers or not lost:  # else a line of text
+                    yield data.bad(start, "damaged or truncated (a WARC record without its Content-Length)")
+                lost = True
+                data.unread(payload)  # the records that it swallowed are read
 
 
 class Parquet(Format):

@@ -14,7 +14,6 @@ documents of the future change no part of the past but `test` and `valid`, and a
 that a new stream of all mega-batches would have.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -107,7 +106,8 @@ class Ordered(Wanted):
             problems.insert(
                 0,
                 f"{len(small):,} of {self.mega_batches:,} mega-batches have fewer than the {self.needed:,} "
-                f"words of their parts ({parts}) after dropping duplicates: {abridged(small)}; {self.remedy}",
+                f"words of their parts ({parts}) after dropping duplicates: {', '.join(small[:_SHOWN])}"
+                f"{', ...' * (len(small) > _SHOWN)}; {self.remedy}",
             )
         if problems:
             raise UserError("; ".join(problems))
@@ -138,11 +138,6 @@ class Ordered(Wanted):
             mixed = min(max(end, start + 1), spans[at].end)
             spans.insert(at, Span(t, split - self.mega_batches, mixed))
         return spans
-
-
-def abridged(names: Sequence[str]) -> str:
-    """The first of many names."""
-    return ", ".join(names[:_SHOWN]) + (f", ... ({len(names):,} in all)" if len(names) > _SHOWN else "")
 
 
 def from_corpus(corpus: list[tuple[str, bool]]) -> list[list[str]]:

@@ -58,6 +58,29 @@ class Dated(Ordered):
         """What a message calls mega-batch t."""
         return f"megabatch_{self.first + t:02d} ({self.periods[t]})"
 
+    def with_periods(self, by: str, words: Mapping[str, int], merge: bool) -> "Dated":
+        """With a mega-batch for each period, or for several with `merge`. `words`: of the sources.
+
+        UserError: too many.
+        """
+        sources: dict[int, list[str]] = {}
+        for source in sorted(words):
+            sources.setdefault(int(source.partition("/")[0]), []).append(source)
+        sizes = {number: sum(words[source] for source in sources[number]) for number in sorted(sources)}
+        groups = merged(sizes, self.needed) if merge else [[number] for number in sizes]
+        if len(groups) > MOST and merge == self.merge_small:
+            raise UserError(
+                f"--by {by}: {len(groups):,} periods, of which a stream has at most {MOST:,}; choose longer "
+                "ones, or fewer by --from and --until"
+            )
+        names = [[label(by, number) for number in group] for group in groups]
+        return replace(
+            self,
+            mega_batches=len(groups),
+            order=[[source for number in group for source in sources[number]] for group in groups],
+            periods=[own[0] if len(own) == 1 else f"{own[0]}..{own[-1]}" for own in names],
+        )
+
 
 def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> None:
     """Write dates-NNNNN.json: sources of all periods in a shard, with their words; what has no period.
@@ -80,15 +103,16 @@ def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> Non
 
 
 def find_periods(
-    space: Workspace, wanted: Dated, work: Work, shards: Sequence[tuple[int, Shard]]
+    space: Workspace, wanted: Dated, work: Work, shards: Sequence[tuple[int, Shard]], early: bool
 ) -> tuple[Dated, dict[str, Any]]:
     """Run the stage dates; the mega-batches, and for stream.json what has no period.
 
-    UserError: documents without a usable date, or no document, or too many periods.
+    `early`: merge small periods now, by words with duplicates; else the caller does. UserError: documents
+    without a usable date, or no document, or too many periods.
     """
     dates = space.reader.dates
     assert dates
-    work.each("dates", count_dates, space, "dates.json", shards, "B", wanted.merge_small)
+    work.each("dates", count_dates, space, "dates.json", shards, "B", early)
     words: Counter[str] = Counter()
     counts: Counter[str] = Counter()  # of what is left out
     first: dict[str, str] = {}
@@ -105,29 +129,14 @@ def find_periods(
     ]
     if unusable and dates.undated == "error":
         raise UserError(
-            f"--by {dates.by}, --date-key {dates.key}: {'; '.join(unusable)}; fix them, name another field, "
-            "or leave them out with --undated skip"
+            f"--by {dates.by}, --date-key {dates.key}: {'; '.join(unusable)}; say how dates are written "
+            "with --date-format (seconds, %Y%m%d, ...), fix them, name another field, or leave them out with "
+            "--undated skip"
         )
     if not words:
         listed = ", ".join(f"{count:,} {why}" for why, count in counts.items())
         raise UserError(f"no document is in a period of the stream: left out {listed or 'none'}")
-    sources: dict[int, list[str]] = {}
-    for source in sorted(words):
-        sources.setdefault(int(source.partition("/")[0]), []).append(source)
-    sizes = {number: sum(words[source] for source in sources[number]) for number in sorted(sources)}
-    groups = merged(sizes, wanted.needed) if wanted.merge_small else [[number] for number in sizes]
-    if len(groups) > MOST:
-        raise UserError(
-            f"--by {dates.by}: {len(groups):,} periods, of which a stream has at most {MOST:,}; choose "
-            "longer ones, or fewer by --from and --until"
-        )
-    names = [[label(dates.by, number) for number in group] for group in groups]
-    made = replace(
-        wanted,
-        mega_batches=len(groups),
-        order=[[source for number in group for source in sources[number]] for group in groups],
-        periods=[own[0] if len(own) == 1 else f"{own[0]}..{own[-1]}" for own in names],
-    )
+    made = wanted.with_periods(dates.by, words, wanted.merge_small and early)
     return made, {"left_out": {why: counts[why] for why in LeftOut if counts[why]}}
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sentencepiece
 
 from alma.configs import differing
@@ -21,9 +22,9 @@ from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
 from data_prep.periods import Dated, find_periods
 from data_prep.plan import CorpusPlan
-from data_prep.work import Task, Work, Workspace, damaged, read_json
+from data_prep.work import Task, Work, Workspace, damaged, read_arrays, read_json
 
-_LAYOUT = 6  # version of the work directory; increase it when files of older code cannot be used
+_LAYOUT = 7  # version of the work directory; increase it when files of older code cannot be used
 _SKIPS = 1000  # skipped documents that stream.json lists
 
 
@@ -189,7 +190,7 @@ def _run(
     ]
     dates = None
     if isinstance(settings.wanted, Dated):
-        dated, dates = find_periods(space, settings.wanted, work, shards)
+        dated, dates = find_periods(space, settings.wanted, work, shards, settings.near_duplicates)
         settings = replace(settings, wanted=dated)
         space = replace(space, sources=settings.sources)
     wanted, drop = settings.wanted, settings.near_duplicates
@@ -206,6 +207,12 @@ def _run(
         work.each("near", find_range, space, "near.bin", [(1,)] * near[0], "range", *shared)
     keys = [out / f"{part.prefix}.keys" for part in before]
     count = sort_documents(space, wanted, work, len(shards), keys, near)
+    read = settings.reader.dates
+    if read and isinstance(wanted, Dated) and wanted.merge_small and not drop:
+        sums = (read_arrays(space.file("sums", number, "npz"), "first")["first"] for number in range(count))
+        words = np.sum([own[1] for own in sums], axis=0).tolist()  # of a duplicate: in its first period
+        wanted = wanted.with_periods(read.by, dict(zip(space.sources, words, strict=True)), True)
+        settings = replace(settings, wanted=wanted)
     planned = plan_buckets(space, wanted, work, count)
     if drop:
         ranged = [(1,)] * count

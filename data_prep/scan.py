@@ -28,14 +28,14 @@ RECORD = np.dtype(
         ("second", ">u8"),
         ("words", "<u4"),
         ("bytes", "<u4"),
-        ("source", "<u2"),
+        ("source", "<u4"),
         ("shard", "<u4"),
         ("place", "<u4"),
     ]
 )
 """A document: content key (128 bits in two halves), second hash (order of the validation set), words,
 bytes of text, number of its source in `Workspace.sources`, number of its shard, its place in the shard."""
-_REST = struct.Struct("<IIHII")  # words to place of a RECORD
+_REST = struct.Struct("<IIIII")  # words to place of a RECORD
 
 _PIECE_BITS = 8 * (KEY_BYTES - DOCUMENT_BYTES)
 

@@ -25,7 +25,7 @@ from data_prep.periods import Dated
 from data_prep.pipeline import StreamSettings
 from data_prep.tokenizer import SentencePiece
 
-_DATED = ("--date-key", "--from", "--until", "--undated", "--merge-small")
+_DATED = ("--date-key", "--date-format", "--from", "--until", "--undated", "--merge-small")
 _TOKENIZERS = ("--vocab-size", "--tokenizer", "--bpe")
 _GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
 _FIXED = ("--valid-words", "--eval-words", "--valid-source", "--seed", *_TOKENIZERS, *_GPT2_FILES)
@@ -140,9 +140,9 @@ def _value(arguments: argparse.Namespace, flag: str) -> Any:
 
 
 def named_path(argument: str) -> tuple[str, str]:
-    """(source, path) of a CORPUS argument."""
+    """(source, path) of a CORPUS argument; it is a path if it exists, such as year=2021/part-0.parquet."""
     name, equals, path = argument.partition("=")
-    if not equals or "/" in name:
+    if not equals or "/" in name or any(glob.iglob(argument)):
         path = argument
         fixed = Path(path)
         if glob.has_magic(path) and not fixed.exists():  # then the last directory before the pattern
@@ -238,6 +238,7 @@ def _dates(arguments: argparse.Namespace, stream: Stream | None) -> Dates | None
     return Dates(
         by,
         arguments.date_key or (record["key"] if record else Dates.key),
+        arguments.date_format or (record.get("format", "") if record else ""),
         start=_value(arguments, "--from") or "",
         until=arguments.until or "",
         undated=arguments.undated or Dates.undated,

@@ -93,8 +93,9 @@ def _lines(texts: Iterable[bytes]) -> Iterator[str]:
 class Encoder(ABC):
     """Normalised text to fairseq ids, exactly as the tokenizer and fairseq-preprocess give them.
 
-    The ids of words, or of lines where words depend on each other, are cached; the new ones of many documents
-    are encoded in one call. The constructor of a subclass takes the paths of `files`.
+    But a line without tokens, such as one of SentencePiece's mark for a space alone, is <unk>: eos alone ends
+    a document. The ids of words, or of lines where words depend on each other, are cached; the new ones of
+    many documents are encoded in one call. The constructor of a subclass takes the paths of `files`.
     """
 
     files: ClassVar[tuple[str, ...]]
@@ -115,11 +116,17 @@ class Encoder(ABC):
     def encode(self, documents: Iterable[str]) -> np.ndarray:
         """(tokens,) the ids of all documents: each line with eos, and one more eos after each document."""
         words: list[str] = []
+        items: list[int] = []  # of each document
         for text in documents:
             words += self._cut(text)
             words += (END, END)
+            items.append(text.count("\n") + 2)
         blocks = (self._look_up(words[i : i + _BLOCK]) for i in range(0, len(words), _BLOCK))
-        return np.concatenate([np.zeros(0, self.dtype), *blocks])
+        ids = np.concatenate([np.zeros(0, self.dtype), *blocks])
+        ends = np.flatnonzero(ids == EOS)
+        empty = np.diff(ends, prepend=-1) == 1
+        empty[np.cumsum(items, dtype=int) - 1] = False
+        return np.insert(ids, ends[empty], UNKNOWN) if empty.any() else ids
 
     @abstractmethod
     def _cut(self, text: str) -> list[str]:

@@ -135,7 +135,7 @@ def _arrays(group: Sequence[Job], ids: Mapping[Path, str]) -> Iterator[tuple[lis
             yield jobs, ":".join(("aftercorr", *followed)) if followed else None
 
 
-def to_slurm(folder: Path) -> Submit:
+def to_slurm(folder: Path, remedy: str = "--dry-run shows its input") -> Submit:
     """Submit with submitit; its files and logs go to `folder`. Raises UserError if SLURM refuses."""
     from submitit import SlurmExecutor
     from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -149,7 +149,7 @@ def to_slurm(folder: Path) -> Submit:
                 return [str(sent.job_id) for sent in executor.submit_array(jobs)]
         except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
             reason = " ".join(str(error).split())
-            raise UserError(f"sbatch refused {name}: {reason}; --dry-run shows its input") from error
+            raise UserError(f"sbatch refused {name}: {reason}; {remedy}") from error
 
     return send
 

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 from data_prep import work
@@ -20,19 +21,30 @@ AFTER = {
 """Files that the next stage reads."""
 
 
+@pytest.fixture
+def stopped(corpus, prepare, tmp_path):
+    """Make a stream up to the end of a stage; returns what finishes it elsewhere."""
+
+    def call(stage: str):
+        run = work.Work.run
+
+        def stop(self, at, *arguments):
+            run(self, at, *arguments)
+            if at == stage:
+                raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(work.Work, "run", stop)
+            with pytest.raises(SystemExit):
+                prepare(corpus, out=tmp_path / "out")
+        return lambda out: prepare(corpus, out=out)
+
+    return call
+
+
 @pytest.mark.parametrize("stage", AFTER)
-def test_it_is_named(corpus, prepare, tmp_path, monkeypatch, capsys, stage):
-    run = work.Work.run
-
-    def stop(self, at, *arguments):
-        run(self, at, *arguments)
-        if at == stage:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(work.Work, "run", stop)
-        with pytest.raises(SystemExit):
-            prepare(corpus, out=tmp_path / "out")
+def test_it_is_named(stopped, tmp_path, capsys, stage):
+    finish = stopped(stage)
     for number, name in enumerate(AFTER[stage]):
         out = tmp_path / f"{number}"
         shutil.copytree(tmp_path / "out", out)
@@ -40,7 +52,7 @@ def test_it_is_named(corpus, prepare, tmp_path, monkeypatch, capsys, stage):
         os.truncate(path, path.stat().st_size // 2)
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            prepare(corpus, out=out)
+            finish(out)
         assert ended.value.code == 2
         named = {"bucket-00000.bin": "bucket-*.bin", "spill-00000.index": "spill-00000.bin"}.get(
             name, path.name
@@ -48,3 +60,17 @@ def test_it_is_named(corpus, prepare, tmp_path, monkeypatch, capsys, stage):
         assert re.search(
             rf"^error: .*/{re.escape(named)}: damaged; remove ", capsys.readouterr().err, re.MULTILINE
         )
+
+
+@pytest.mark.parametrize("name", ["documents", "words", "keys"])
+def test_a_bucket_that_is_not_as_planned(stopped, tmp_path, capsys, name):
+    """Whole, but with other documents: as many words and other keys are not enough."""
+    finish = stopped("encode")
+    (path,) = (tmp_path / "out").glob(".work-*/bucket-00001.npz")
+    arrays = work.read_arrays(path)
+    arrays[name] = arrays[name] + np.uint64(1)
+    np.savez(path, **arrays)
+    with pytest.raises(SystemExit) as ended:
+        finish(tmp_path / "out")
+    assert ended.value.code == 2
+    assert "damaged (bucket 1 differs from the plan); remove it" in capsys.readouterr().err

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream
-from data_prep import documents, plan
+from data_prep import documents, periods, plan
 from data_prep.dates import Dates, label, number_of
 from data_prep.documents import Reader
-from data_prep.periods import merged
-from data_prep.scan import scan_shard
-from data_prep.work import Workspace
+from data_prep.periods import Dated, merged
+from data_prep.scan import RECORD, scan_shard
+from data_prep.work import Workspace, mapped
 
 from .conftest import FEW, LETTERS, edited, make_documents
 from .corpus_files import warc
@@ -31,6 +31,7 @@ def write_dated(path: Path, dated: list[tuple[object, str]], **more: object) -> 
     lines = [
         json.dumps({"text": text} | ({} if day is None else {"date": day}) | more) for day, text in dated
     ]
+    path.parent.mkdir(exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     return path
 
@@ -174,6 +175,18 @@ def test_bounds_undated_text_and_nested_dates(news, dated, tmp_path, capsys):
     assert f"left out by date, documents: 3 undated, 1 unreadable, {before} before, {after} after" in text
 
 
+def test_numbers_are_dates_as_the_format_says(news, dated, prepare, tmp_path):
+    """Also in an addition, which keeps the format."""
+    whole = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "whole")
+    numbers = [(int(day[:10].replace("-", "")), text) for day, text in news]
+    early, late = ([each for each in numbers if (each[0] < 20240000) == own] for own in (True, False))
+    early_file = write_dated(tmp_path / "early/news.jsonl", early)
+    out = dated(early_file, out=tmp_path / "out", date_format="%Y%m%d")
+    assert [part.period for part in Stream.load(out).megabatches] == ["2020", "2021", "2023"]
+    prepare(write_dated(tmp_path / "late/news.jsonl", late), "--append", out=out, **APPEND)
+    assert past(out) == past(whole)
+
+
 def test_small_periods_are_merged(news, dated, tmp_path, inspected):
     """The next joins a small one; the last joins the one before."""
     news = [each for each in news if not each[0].startswith("2023")]
@@ -181,10 +194,49 @@ def test_small_periods_are_merged(news, dated, tmp_path, inspected):
     path = write_dated(tmp_path / "a.jsonl", news)
     out = dated(path, "--merge-small", out=tmp_path / "out", words=None)
     assert [part.period for part in Stream.load(out).megabatches] == ["2019..2020", "2021", "2024..2025"]
+    sized = Stream.load(dated(path, "--merge-small", out=tmp_path / "sized", words=300))
+    words = [part.words for part in sized.megabatches]
+    assert sized.corpus["spread"] == (max(words) - min(words)) / 300
     code, text, _ = inspected(out)
     assert code == 0
     assert ["megabatch_02", "2024..2025"] in [line.split()[:2] for line in text.splitlines()]
     assert inspected(out, "--verify")[0] == 0
+
+
+@pytest.mark.parametrize("near", ["keep", "drop"])
+def test_duplicates_do_not_make_a_period_large(news, dated, prepare, tmp_path, near, capsys):
+    """But with near duplicates, which are found after the merge."""
+    news = [(f"{int(day[:4]) - 21}{day[4:]}", text) for day, text in news]  # 1999, 2000, 2002, 2003
+    copies = [(f"2001-{day[5:]}", text) for day, text in news if day[:4] == "2000"]
+    path = write_dated(tmp_path / "a.jsonl", [*copies, *news])
+    if near == "drop":
+        with pytest.raises(SystemExit):
+            dated(path, "--merge-small", out=tmp_path / "out", words=None, near_duplicates=near)
+        assert "megabatch_02 (2001) has 0; merge periods" in capsys.readouterr().err
+        return
+    out = dated(path, "--merge-small", out=tmp_path / "out", words=None)
+    stream = Stream.load(out)
+    assert [part.period for part in stream.megabatches] == ["1999", "2000", "2001..2002", "2003"]
+    first = years_of(news)
+    for part in (*stream.megabatches, *stream.held_out, *stream.held_out_valid):
+        assert {first[text] for text in texts(out, part.prefix)} == {part.period[-4:]}
+    late = write_dated(tmp_path / "b.jsonl", [("2004", text) for _, text in news] + [("2005", "new")])
+    with pytest.raises(SystemExit):
+        prepare(late, "--append", out=out, **APPEND)
+    assert "megabatch_04 (2004..2005) has 1; " in capsys.readouterr().err, "the stream has the rest"
+
+
+def test_too_many_periods_are_counted_after_the_merge(monkeypatch):
+    monkeypatch.setattr(periods, "MOST", 3)
+    words = {f"{year}/a": 4 for year in range(2020, 2024)}
+    for small in (False, True):
+        wanted = Dated(0, 1, 2, 2, None, merge_small=small)
+        if small:
+            assert len(wanted.with_periods("year", words, False).order) == 4
+            assert wanted.with_periods("year", words, True).periods == ["2020..2021", "2022..2023"]
+        wanted = Dated(0, 1, 1, 1, None, merge_small=small)
+        with pytest.raises(UserError, match="4 periods, of which a stream has at most 3; choose longer ones"):
+            wanted.with_periods("year", words, small)
 
 
 def test_the_rule_of_merging():
@@ -217,3 +269,12 @@ def test_a_file_that_changes_between_the_dates_and_the_scan(tmp_path):
     (shard,) = documents.make_shards([("a", str(path))], space.reader)
     with pytest.raises(UserError, match=r"a.jsonl: changed since it was scanned"):
         scan_shard(space, 0, shard)
+
+
+def test_more_pairs_of_period_and_source_than_two_bytes_count(tmp_path):
+    path = write_dated(tmp_path / "a.jsonl", [("9999", "the last")])
+    pairs = (*(f"{2020 + number // 100}/{number}" for number in range(70_000)), "9999/a")
+    space = Workspace(tmp_path, 0, Reader(dates=Dates("year")), pairs)
+    (shard,) = documents.make_shards([("a", str(path))], space.reader)
+    scan_shard(space, 0, shard)
+    assert mapped(space.file("scan", 0, "bin"), RECORD)["source"].tolist() == [70_000]

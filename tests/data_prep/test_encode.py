@@ -43,7 +43,8 @@ def model(tmp_path_factory):
 
 
 def own_ids(processor, line):
-    return [3 if i == 0 else i + 1 for i in processor.encode(line)]
+    """A line without tokens is <unk>, because eos alone ends a document."""
+    return [3 if i == 0 else i + 1 for i in processor.encode(line)] or [3]
 
 
 def check_line(encoder, processor, line):
@@ -105,6 +106,22 @@ def test_odd_text(pair):
     ]
     for line in [*short, *(line for text in ODD for line in text.split("\n"))]:
         check_line(*pair, line)
+
+
+def test_a_line_without_tokens_ends_no_document(prepare, tmp_path, inspected):
+    """Marks of SentencePiece for a space, and what its default normalisation takes for space."""
+    lines = [line for text in make_documents(4, 200) for line in text.split("\n")]
+    model = trained(tmp_path / "m.model", lines, normalization_rule_name="nmt_nfkc")
+    odd = [f"{text}\n\u2581\n{n}\n\u200b\u200b \u200b" for n, text in enumerate(make_documents(5, 150))]
+    (tmp_path / "a.txt").write_text("\n\n".join([*odd, "\u2581", "\u2581 \u2581\n\u200b"]), "utf-8")
+    sizes = {"words": 700, "valid_words": 100, "vocab_size": None, "mega_batches": 2}
+    out = prepare(tmp_path / "a.txt", out=tmp_path / "out", tokenizer=model, **sizes)
+    for part in Stream.load(out).parts:
+        items = [item.tolist() for item in MMapIndexedDataset(str(out / part.prefix))]
+        assert items.count([2]) == part.documents
+        assert [3, 2] in items
+    assert inspected(out, "--verify")[0] == 0
+    assert inspected(out)[0] == 0
 
 
 def test_the_word_cache_is_used_and_bounded(model, monkeypatch):

@@ -1,11 +1,18 @@
 """Formats of corpus files: what a document is in each, and what is bad input."""
 
+import io
+import itertools
 import json
+import lzma
 import random
+import shutil
+import subprocess
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from alma.errors import UserError
 from data_prep import compressed, formats
@@ -25,6 +32,29 @@ def test_modes_of_plain_text(tmp_path, packed):
     }
     for mode, texts in expected.items():
         assert read(path, Reader(mode)) == (texts, [])
+
+
+@pytest.mark.parametrize("mode", ["blank-line", "line", "file"])
+def test_lines_that_end_with_cr_alone_are_refused(tmp_path, mode):
+    path = tmp_path / "a.txt"
+    for text in ("one\rtwo\r\rthree\r", "\ufeffone\r\rtwo"):
+        path.write_text(text, "utf-8", newline="")
+        with pytest.raises(UserError, match=r"its lines end with CR alone at byte \d; .* tr '\\r' '\\n'"):
+            read(path, Reader(mode))
+    for text in ("one two\r", "\rone two", "one\rtwo\n", "one two\r\n"):
+        path.write_text(text, "utf-8", newline="")
+        assert read(path, Reader(mode)) == (["one two"], []), "one line, with space"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "wiki_00"])
+def test_byte_order_marks_of_files_that_were_joined(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(compressed, "BLOCK", 2)
+    parts = {"a.txt": "{}\n\n", "a.jsonl": '{{"text": "{}"}}\n', "wiki_00": '<doc id="1">\n{}\n</doc>\n'}
+    texts = ("one", "two", "\ufeffthree")
+    path = tmp_path / name
+    path.write_bytes("".join("\ufeff" + parts[name].format(text) for text in texts).encode())
+    for shard_bytes in (1, 1000):
+        assert read(path, None, shard_bytes) == (["one", "two", "three"], [])
 
 
 DOCS = (
@@ -101,8 +131,51 @@ def test_wet_that_is_broken(tmp_path, small):
     long, bad = len(warc("conversion", b"x" * 21)), warc("conversion", b"\xff").index(b"\xff")
     skips = [(0, "a document longer than 20 bytes"), (long + bad, "not UTF-8")]
     assert read(path) == (["WARC/1.0\ntwo"], skips)
-    path.write_bytes(RECORDS[3] + b"garbage\n" + RECORDS[3])
-    assert read(path) == (["WARC/1.0\ntwo"], [(last + 8, "damaged or truncated (no WARC record)")])
+    path.write_bytes(warc("warcinfo", b"x" * 21) + warc("warcinfo", b"x" * 999) + RECORDS[3])
+    assert read(path) == (["WARC/1.0\ntwo"], []), "what is no text may be long"
+    path.write_bytes(warc("conversion", b"x" * 999) + RECORDS[3])
+    assert read(path) == (["WARC/1.0\ntwo"], skips[:1])
+    path.write_bytes(warc("warcinfo", b"x" * 999)[:-9])
+    assert [reason[:20] for _, reason in read(path)[1]] == ["damaged or truncated"]
+    path.write_bytes(RECORDS[3] + b"garbage\nmore of it\n" + RECORDS[1])
+    skips = [(last, "damaged or truncated (no WARC record)")]
+    assert read(path) == (["WARC/1.0\ntwo", "Café\nmenu"], skips)
+
+
+def test_a_record_without_content_length(tmp_path):
+    path = tmp_path / "a.wet"
+    for length in (b"", b"-3", b"1e3", b"9" * 5000):
+        broken = RECORDS[1].replace(b"Content-Length: 11", b"Content-Length: " + length)
+        path.write_bytes(RECORDS[3] + broken + RECORDS[1] + broken + broken)
+        found, skips = read(path)
+        assert found == ["WARC/1.0\ntwo", "Café\nmenu"]
+        sizes = [len(RECORDS[3]), len(broken) + len(RECORDS[1]), len(broken)]
+        assert skips == [(start, skips[0][1]) for start in itertools.accumulate(sizes)]
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("error", [-30, -5, -2, -1, 5, 170, 400, 10**6, 10**9, 10**20])
+def test_a_wrong_content_length_costs_one_record(tmp_path, packed, error):
+    """What is read and what is skipped are all records: a length that is too long hides none."""
+    texts = [f"text {n}\n\nof {'many ' * n}words" for n in range(40)]
+    records = [warc("conversion", text.encode()) for text in texts]
+    size = len(texts[20])
+    records[20] = records[20].replace(b": %d\r" % size, b": %d\r" % max(size + error, 0))
+    path = tmp_path / f"a.wet{packed}"
+    path.write_bytes(b"".join(map(PACKERS[packed], records)))
+    found, skips = read(path)
+    assert found == [text.replace("\n\n", "\n").strip() for text in texts[:20] + texts[21:]]
+    start = sum(map(len, records[:20]))
+    assert [(offset, reason[:20]) for offset, reason in skips] == [(start, "damaged or truncated")]
+    with pytest.raises(UserError, match=f"a WARC record .* at byte {start}; .*--on-bad-input skip"):
+        read(path, Reader())
+
+
+def test_blank_lines_after_a_record_may_be_any(tmp_path):
+    path = tmp_path / "a.wet"
+    for end in (b"", b"\n", b"\n\n", b"\r\n" * 9):
+        path.write_bytes((RECORDS[1][:-4] + end) * 2)
+        assert read(path) == (["Café\nmenu"] * 2, [])
 
 
 @pytest.mark.parametrize(
@@ -209,6 +282,90 @@ def test_lines_without_a_blank_one_are_not_to_be_skipped(tmp_path, small):
     assert read(path, Reader("line")) == (["a sentence"] * 9, [])
 
 
+TOOLS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
+MEMBERS = [b"one\n\n", b"", b"two " * 900, b"three"]
+
+
+def damaged(data: st.DataObject, pieces: list[bytes]) -> bytes:
+    """The pieces with damage at a border: a byte changed beside it, or the end cut off there."""
+    borders = [sum(map(len, pieces[:number])) for number in range(len(pieces) + 1)]
+    border, shift = data.draw(st.sampled_from(borders)), data.draw(st.integers(-9, 9))
+    whole, at = bytearray(b"".join(pieces)), max(border + shift, 0)
+    if data.draw(st.booleans()):
+        return bytes(whole[:at])
+    if at < len(whole):
+        whole[at] ^= 1 << data.draw(st.integers(0, 7))
+    return bytes(whole)
+
+
+@pytest.mark.parametrize("packed", TOOLS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), damage=st.booleans())
+def test_the_bytes_of_the_tool_or_a_refusal(tmp_path, packed, data, damage):
+    """Members, padding and junk; each is read whole where the tool does, without a warning."""
+    if not shutil.which(TOOLS[packed]):
+        pytest.skip(f"{TOOLS[packed]} is not installed")
+    members = st.sampled_from(MEMBERS).map(PACKERS[packed])
+    pieces = data.draw(st.lists(members, min_size=1, max_size=3))
+    alien = [b"junk", b"x", lzma.compress(b"y", lzma.FORMAT_ALONE), b"\x50\x2a\x4d\x18\1\0\0\0y"]
+    padding = st.integers(0, 9).map(bytes)
+    sound = data.draw(st.booleans())
+    if not sound:
+        extra = data.draw(st.sampled_from([padding, st.sampled_from(alien)]).flatmap(lambda kind: kind))
+        pieces.insert(data.draw(st.integers(0, len(pieces))), extra)
+    raw = damaged(data, pieces) if damage else b"".join(pieces)
+    path = tmp_path / f"a.txt{packed}"
+    path.write_bytes(raw)
+    tool = subprocess.run([TOOLS[packed], "-dc", path], capture_output=True)
+    try:
+        with compressed.open_file(str(path)) as file:
+            own = file.read()
+    except (OSError, compressed.Damaged, *compressed.ARCHIVE_ERRORS):
+        assert damage or not sound, "what is sound is read"
+    else:
+        assert (tool.returncode, tool.stdout) == (0, own)
+
+
+def test_an_error_stays_one(tmp_path):
+    """Bytes before it are read first; nothing after it is."""
+
+    class Broken(io.BytesIO):
+        def read1(self, size=-1):
+            if self.tell() == 2:
+                self.seek(3)
+                raise OSError("broken")
+            return super().read1(min(size, 2))
+
+    data = compressed.Input(compressed.Segment("s", str(tmp_path / "a.gz"), 0, 9))
+    vars(data)["_file"] = Broken(b"ab\ncd\n")
+    assert data.read(9) == b"ab"
+    for call in (data.read, data.readline) * 2:
+        with pytest.raises(OSError, match="broken"):
+            call(9)
+    data.unread(b"b\nrest")
+    assert (data.readline(), data.readline()) == (b"b\n", b"rest")
+    with pytest.raises(OSError, match="broken"):
+        data.readline()
+
+
+def test_padding_is_that_of_the_tools(tmp_path):
+    """Zeros: any number ends a .gz, multiples of four are anywhere in an .xz, and none in the others."""
+    for packed in TOOLS:
+        one, two = (PACKERS[packed](text) for text in (b"one\n\n", b"two"))
+        path = tmp_path / f"a.txt{packed}"
+        for count in (1, 3, 4, 8, 3000):
+            path.write_bytes(one + bytes(count) + two)
+            whole = packed == ".xz" and count % 4 == 0
+            assert (read(path) == (["one", "two"], [])) == whole, (packed, count)
+            path.write_bytes(one + bytes(count))
+            whole = packed == ".gz" or (packed == ".xz" and count % 4 == 0)
+            assert (read(path) == (["one"], [])) == whole, (packed, count)
+        for alien in (b"junk", lzma.compress(b"y", lzma.FORMAT_ALONE), bytes([two[0] ^ 1]) + two[1:]):
+            path.write_bytes(one + alien)
+            found, skips = read(path)
+            assert (found, len(skips)) == (["one"], 1)
+
+
 @pytest.mark.parametrize("packed", [".gz", ".xz", ".bz2", ".zst"])
 def test_several_frames_are_all_read_and_what_is_none_is_damage(tmp_path, packed):
     path = tmp_path / f"a.txt{packed}"
@@ -219,6 +376,3 @@ def test_several_frames_are_all_read_and_what_is_none_is_damage(tmp_path, packed
     found, [(offset, reason)] = read(path)
     assert (found, offset) == (["one"], 5)
     assert reason.startswith("damaged or truncated")
-    if packed in (".gz", ".xz"):
-        path.write_bytes(one + bytes(8) + two + bytes(4))
-        assert read(path) == (["one", "two"], [])

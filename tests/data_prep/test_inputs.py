@@ -20,9 +20,9 @@ SPACES = "".join(character for character in map(chr, range(0x11000)) if characte
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text(st.sampled_from(SPACES + "\n\n  \t\u200b\0ab\u00e9\u2014\U0001f600")))
+@given(st.text(st.sampled_from(SPACES + "\n\n  \t\u200b\ufeff\0ab\u00e9\u2014\U0001f600")))
 def test_normalised_text(text):
-    lines = (" ".join(line.split()) for line in text.split("\n"))
+    lines = (" ".join(line.split()) for line in text.replace("\ufeff", "").split("\n"))
     assert normalise(text) == "\n".join(filter(None, lines))
 
 
@@ -112,6 +112,26 @@ def test_a_deleted_file(tmp_path):
         list(Reader().read(shard))
 
 
+def test_a_pipe_is_refused_also_within_a_folder(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    for path in (tmp_path, tmp_path / "pipe.txt", tmp_path / "*.txt"):
+        with pytest.raises(UserError, match="pipe.txt: a pipe, socket or device; .* write it to a file"):
+            find_files(str(path))
+
+
+def test_a_data_card_is_no_text(tmp_path):
+    """README.md beside records, as in a snapshot of Hugging Face; beside text it is text."""
+    for name in ("README.md", "data/train.parquet", "text/README.md", "text/a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for path in (tmp_path, tmp_path / "**"):
+        with pytest.raises(UserError, match=rf"README.md: would be text .*: '{tmp_path}/\*\*/\*.parquet'$"):
+            find_files(str(path))
+    assert find_files(f"{tmp_path}/**/*.parquet") == [f"{tmp_path}/data/train.parquet"]
+    assert len(find_files(f"{tmp_path}/text")) == 2
+    assert find_files(f"{tmp_path}/README.md") == [f"{tmp_path}/README.md"]
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.zst", "a.wet", "wiki_00", "b.txt"])
 def test_memory_is_bounded(tmp_path, monkeypatch, name):
     """A line of 40 MB before good text, with a limit of 1 MB per document."""
@@ -151,6 +171,20 @@ def test_corpus_arguments(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "cc" / "1" / "wet")
     assert named_files(["*.gz"]) == [("wet", a)]
     assert named_path("../..") == ("cc", "../..")
+
+
+def test_a_path_that_exists_is_no_name(tmp_path, monkeypatch):
+    for name in ("year=2021/part-0.txt", "year=2022/part-0.txt", "part-0.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert named_path("year=2021/part-0.txt") == ("part-0", "year=2021/part-0.txt")
+    assert named_path("year=2021") == ("year=2021", "year=2021")
+    assert named_files(["year=*/part-*.txt"]) == [
+        (tmp_path.name, f"{tmp_path}/year={year}/part-0.txt") for year in (2021, 2022)
+    ]
+    assert named_path("x=year=2021") == ("x", "year=2021")
+    assert named_path("year=part-0.txt") == ("year", "part-0.txt")
 
 
 def test_modes_by_source(corpus, prepare, tmp_path):

@@ -1,5 +1,6 @@
 """`python -m data_prep.inspect`: statistics and verdicts are right."""
 
+import random
 import re
 import subprocess
 import sys
@@ -117,6 +118,20 @@ def test_no_verdict_with_too_few_documents(tmp_path, inspected):
     code, text, _ = inspected(out)
     assert code == 0
     assert "Tokens: cannot tell" in text
+
+
+def test_no_verdict_where_a_few_long_documents_weigh_most(tmp_path, inspected):
+    """Their sources' shares vary too much to tell; but what differs, differs."""
+    rng = random.Random(0)
+    long = [[[rng.choices(range(4, 4 + TOKENS), k=900)] for _ in range(8)] for _ in range(5)]
+    parts = [random_documents(i, 200) + long[i][: 8 if i == 1 else 2] for i in range(5)]
+    lengths = [sum(len(line) + 1 for line in document) + 1 for document in parts[1]]
+    weight = sum(lengths) ** 2 / sum(length**2 for length in lengths)
+    verdict = re.search("^Tokens:.*", inspected(write_stream(tmp_path / "few", parts))[1], re.MULTILINE)[0]
+    assert f"cannot tell: the effective number of documents of megabatch_01 is {weight:.0f}, below" in verdict
+    parts[2] = random_documents(9, 200, low=24)
+    verdict = re.search("^Tokens:.*", inspected(write_stream(tmp_path / "odd", parts))[1], re.MULTILINE)[0]
+    assert "NOT i.i.d., 3 of 6 pairs differ" in verdict
 
 
 def test_it_starts_without_heavy_imports():

@@ -3,9 +3,11 @@
 import contextlib
 import errno
 import gzip
+import itertools
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -269,3 +271,27 @@ def test_bad_input_is_left_out_of_all_stages_and_counted(corpus, prepare, tmp_pa
     with pytest.raises(SystemExit):
         prepare(*sources, out=tmp_path / "error")
     assert f"at byte {offset}" in capsys.readouterr().err
+
+
+def test_text_without_spaces_between_words_is_a_warning(prepare, tmp_path, capsys):
+    rng = random.Random(0)
+    words = ["".join(map(chr, rng.choices(range(0x4E00, 0x4E80), k=80))) for _ in range(600)]
+    (tmp_path / "a.txt").write_text("\n\n".join(map(" ".join, itertools.pairwise(words))), "utf-8")
+    sizes = {"words": 200, "valid_words": 60, "vocab_size": 150, "mega_batches": 1}
+    out = prepare(tmp_path / "a.txt", out=tmp_path / "out", **sizes)
+    part = max(Stream.load(out).parts, key=lambda part: part.tokens / part.words)
+    ratio = part.tokens / part.words
+    assert ratio > 70
+    warning = f"warning: {part.name} has {ratio:.0f} tokens a word. "
+    remedy = f"for 1,000,000 tokens ask for {1e6 / ratio:.0f} words"
+    assert re.search(f"{warning}.*{remedy}", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**63, 10**30])
+def test_any_seed(corpus, prepare, tmp_path, capsys, seed):
+    out = prepare(corpus, out=tmp_path / "out", seed=seed)
+    assert Stream.load(out).seed == seed
+    prepare(corpus, out=out, seed=seed)
+    captured = capsys.readouterr()
+    assert "already finished" in captured.err
+    assert "warning" not in captured.out, "words of about three tokens are usual"

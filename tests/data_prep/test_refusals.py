@@ -44,6 +44,7 @@ def place(tmp_path_factory) -> Path:
         "body.jsonl": GOOD + b"\n" + GOOD + b'{"body": "a"}\n' + GOOD,
         "bad.model": b"nothing",
         "news.jsonl": "\n".join(map(json.dumps, news)).encode(),
+        "days.jsonl": b'{"text": "a b", "date": 20210304}\n{"text": "c", "date": "202103"}\n',
         "coarse.jsonl": b'{"text": "a b", "date": "2021"}\n{"text": "c", "date": "44 BC"}\n{"text": "d"}',
         **{f"{2023 + n}.txt": "\n\n".join(own).encode() for n, own in enumerate(texts)},
         **{f"cut.txt{end}": PACKERS[end](TEXT * 50)[:-3] for end in ARCHIVES},
@@ -112,6 +113,9 @@ REFUSED = [
     (f"x=2023.txt y=2024.txt x=2025.txt --ordered {ORDERED}", "x: in two mega-batches; give each a name"),
     # dated
     (f"{BY} --by month --date-key day", "600 documents without a date .first: .*: no date at byte 0"),
+    (f"days.jsonl {BY[11:]}", "2 documents with an unreadable date .*: 20210304 at .*--date-format"),
+    (f"{BY} --date-format hours", "invalid choice: 'hours' .* a pattern such as %Y%m%d"),
+    (f"a.txt {SIZES} --date-format seconds", "--date-format: only with --by"),
     (f"{BY} --by day", "argument --by: invalid choice: 'day'"),
     (f"{BY} --from 2020-02-30", "--from '2020-02-30': no date; write it as 2023"),
     (f"{BY} --from 2020 --until 2019", "--from 2020 is after --until 2019"),

@@ -96,6 +96,10 @@ def test_a_refused_submission_leaves_no_jobs(slurm, tmp_path, monkeypatch):
 
 
 def test_a_share_that_fails_or_is_interrupted_leaves_no_jobs(cluster, corpus, tmp_path):
+    _, err = finish(start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--partition", "none"), 2)
+    assert "sbatch refused alma-scan: " in err
+    assert "; fix this and rerun the command" in err
+    assert "--dry-run" not in err, "it is no flag of alma data"
     text = corpus / "07.txt"
     text.write_bytes(text.read_bytes() + b"\xff\n")
     _, err = finish(start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--nodes", "2"), 2)
