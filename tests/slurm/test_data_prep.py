@@ -87,7 +87,7 @@ def test_a_refused_submission_leaves_no_jobs(slurm, tmp_path, monkeypatch):
         submitted.append("7")
         return submitted
 
-    monkeypatch.setattr("slurm.engine.submission.to_slurm", lambda folder: send)
+    monkeypatch.setattr("slurm.engine.submission.to_slurm", lambda folder, remedy: send)
     monkeypatch.setattr("slurm.engine.submission.largest_array", lambda: 1)
     tasks = [Task(tmp_path / f"{number}.npz", 1, ()) for number in range(2)]
     with pytest.raises(UserError, match="sbatch refused alma-scan"):
