@@ -136,10 +136,8 @@ def load(
         lower = ": give --cache-images DIR, or lower --image-size" if name == "folder" else ""
         raise UserError(f"{name} in {root} needs more memory than there is{lower}") from None
     except _DAMAGED as error:
-        hint = "give its folder with --data-root, or use --download"
-        if name == "folder":
-            hint = "--data-root needs train/CLASS/*.png and test/CLASS/*.png"
         reason = " ".join(str(error).split()) or type(error).__name__
+        hint = "give its folder with --data-root, or use --download"
         raise UserError(f"cannot read {name} from {root} ({reason}): {hint}") from None
 
 
@@ -233,12 +231,8 @@ class MegaBatchStream:
         total = len(self.dataset.train.labels)
         if parts is None:
             wanted = presets.megabatches(self.dataset.name) if megabatches is None else megabatches
-            if not 1 <= wanted <= total // 2:
-                raise UserError(
-                    f"{wanted} mega-batches of {total} training images: choose 1 to {total // 2}, so that "
-                    "each has an image for training and one for validation"
-                )
-            check_seed(seed)
+            presets.check_megabatches(wanted, total)
+            presets.check_seed(seed)
             order = np.random.RandomState(seed).permutation(total)
             parts = np.array_split(order, wanted)
         self.parts = [np.asarray(part, dtype=np.int64) for part in parts]
@@ -265,12 +259,6 @@ class MegaBatchStream:
         part = self.parts[t - 1]
         cut = len(part) - max(1, int(len(part) * VALIDATION))
         return part[:cut], part[cut:]
-
-
-def check_seed(seed: int) -> None:
-    """UserError: NumPy does not take the seed."""
-    if not 0 <= seed < 2**32:
-        raise UserError(f"--seed {seed}: from 0 to {2**32 - 1}")
 
 
 class StageData:

@@ -56,7 +56,7 @@ def run(
     """
     from tqdm import tqdm
 
-    from vision.data import StageData, check_seed
+    from vision.data import StageData
 
     dataset, target = stream.dataset, device_of(device)
     chosen = resolve(dataset.name, learner, preset, settings, waiting_time)
@@ -66,7 +66,7 @@ def run(
         classifiers.check(chosen, dataset.shape, dataset.classes)
     share = presets.replay_share(preset, replay) if replay_share is None else replay_share
     check_share(share, replay)
-    check_seed(seed)
+    presets.check_seed(seed)
     schedule = stages(len(stream), waiting_time, replay, replay_from if share else None)
 
     config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}

@@ -173,6 +173,9 @@ SCENARIOS = ("classes", "rotated", "permuted")
 """Streams that drift; see `scenarios.make_stream`."""
 SCENARIO_MEGABATCHES = 5
 _MEGABATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100, "folder": 100}
+SIZES = {"digits": (1437, 10), "mnist": (60_000, 10), "emnist": (112_800, 47)}
+SIZES |= {"cifar10": (50_000, 10), "cifar100": (50_000, 100)}
+"""Training images and classes of each data set."""
 
 
 def default_preset(dataset: str) -> str:
@@ -215,3 +218,19 @@ def megabatches(dataset: str, preset: str | None = None, scenario: str | None = 
         return SCENARIO_MEGABATCHES
     drafted = (preset or default_preset(dataset)) == "draft"
     return 50 if drafted and dataset != "digits" else _MEGABATCHES[dataset]
+
+
+def check_megabatches(number: int, images: int, classes: int = 0) -> None:
+    """UserError: the training images, or the `classes` of --scenario classes, are too few for `number`
+    mega-batches."""
+    most, some = (classes, "classes") if classes else (images // 2, "training images")
+    if not 1 <= number <= most:
+        choice = f"choose 1 to {most}" if most else "give more"
+        why = ", so that each has an image for training and one for validation" * (not classes)
+        raise UserError(f"{number} mega-batches of {classes or images} {some}: {choice}{why}")
+
+
+def check_seed(seed: int) -> None:
+    """UserError: NumPy does not take the seed."""
+    if not 0 <= seed < 2**32:
+        raise UserError(f"--seed {seed}: from 0 to {2**32 - 1}")
