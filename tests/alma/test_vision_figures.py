@@ -71,7 +71,7 @@ def test_the_labels_of_a_logarithmic_axis_reach_its_ends_and_do_not_touch(high):
         ticks.sort(key=lambda tick: tick.get_loc())
         boxes = [tick.label1.get_window_extent() for tick in ticks]
         assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes)), low
-        assert len(ticks) > 2, low
+        assert len(ticks) > 1, low
         gaps = math.log(high / ticks[-1].get_loc()), math.log(ticks[0].get_loc() / low)
         assert max(gaps) < 0.3 * math.log(high / low), low
 
