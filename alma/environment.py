@@ -53,8 +53,7 @@ def append_rows(
     """Play the stream up to the end of the schedule: append a row to `run` for every t from 0 (section 3.1).
 
     `measure` trains on a stage, or takes the untrained model at t = 0, and measures the model. While the
-    learner waits, the row follows from the one before by `waiting`: only a new model is tested. The last row
-    follows `before_last` of it.
+    learner waits, the row follows from the one before by `waiting`. `before_last` gets the last row first.
     Existing rows are kept: the checkpoint after `stages_done` stages may be older than they are, and
     training again repeats them.
     """

@@ -174,7 +174,7 @@ def _read(name: str, root: str, download: bool, image_size: int | None, cache: P
                 part = getattr(datasets, name.upper())(root, train=training, download=download, **split)
                 pixels = np.asarray(part.data)  # of CIFAR with channels behind
                 parts.append((pixels if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2), part.targets))
-    dataset = make_dataset(name, *parts, _KNOWN.get(name))
+    dataset = make_dataset(name, parts[0], parts[1], _KNOWN.get(name))
     if not image_size or name == "folder":
         return dataset
     train, test = (

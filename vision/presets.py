@@ -223,8 +223,7 @@ def megabatches(dataset: str, preset: str | None = None, scenario: str | None = 
 
 
 def check_megabatches(number: int, images: int, classes: int = 0) -> None:
-    """UserError: the training images, or the `classes` of --scenario classes, are too few for `number`
-    mega-batches."""
+    """UserError: the training images, or the `classes` that --scenario classes divides, are too few."""
     most, some = (classes, "classes") if classes else (images // 2, "training images")
     if not 1 <= number <= most:
         choice = f"choose 1 to {most}" if most else "give more"
