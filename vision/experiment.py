@@ -86,7 +86,7 @@ def run(
         temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
         saved, rows = directory / CHECKPOINT, record.rows
         state = read_checkpoint(saved) if len(rows) >= len(stream) and saved.exists() else {}
-        if state.get("done") == len(schedule):
+        if state.get("done") == len(schedule) and state.get("last_row"):
             if rows[-1]["t"] < len(stream):  # a kill came between the last checkpoint and the last row
                 record.append(json.loads(state["last_row"]))
             return record
