@@ -48,11 +48,12 @@ def append_rows(
     measure: Callable[[Stage | None], Measured],
     waiting: Callable[[Mapping[str, Any]], Measured],
     stages_done: int = 0,
+    before_last: Callable[[Mapping[str, Any]], None] = lambda row: None,
 ) -> None:
     """Play the stream up to the end of the schedule: append a row to `run` for every t from 0 (section 3.1).
 
     `measure` trains on a stage, or takes the untrained model at t = 0, and measures the model. While the
-    learner waits, the row follows from the one before by `waiting`: only a new model is tested.
+    learner waits, the row follows from the one before by `waiting`. `before_last` gets the last row first.
     Existing rows are kept: the checkpoint after `stages_done` stages may be older than they are, and
     training again repeats them.
     """
@@ -60,12 +61,15 @@ def append_rows(
     completing = {stage.last: stage for stage in schedule}
     stage = schedule[stages_done - 1] if stages_done else None
     row: Mapping[str, Any] = known[stage.last] if stage else {}
-    for t in range(stage.last + 1 if stage else 0, schedule[-1].last + 1 if schedule else 1):
+    end = schedule[-1].last if schedule else 0
+    for t in range(stage.last + 1 if stage else 0, end + 1):
         stage = completing.get(t, stage)
         measured = measure(stage) if t in completing or not t else waiting(row)
         place: dict[str, Any] = {"t": t, "stage": stage.index if stage else None}
         place["trained_on"] = list(stage.train_on) if stage else []
         row = place | measured | place
+        if t == end:
+            before_last(row)
         if t not in known:
             run.append(row)
 
@@ -77,6 +81,7 @@ def play(
     test: Callable[[], tuple[float, float]],
     stages_done: int = 0,
     seconds: float = 0.0,
+    before_last: Callable[[Mapping[str, Any]], None] = lambda row: None,
 ) -> None:
     """Train and test `learner` on the whole stream; see `append_rows`.
 
@@ -108,4 +113,4 @@ def play(
         extra = row["extra"] | {"flops": {}, "test_flops": 0.0}
         return {**row, "train_flops": 0, "seconds": 0.0, "extra": extra}
 
-    append_rows(run, schedule, measure, waiting, stages_done)
+    append_rows(run, schedule, measure, waiting, stages_done, before_last)

@@ -94,7 +94,9 @@ def check_ranges(options: Any) -> None:
     for name, declared in options_of(options).items():
         if (value := getattr(options, name)) is None:
             continue
-        flag, limits = flag_of(name), declared.metadata
+        flag, limits, kinds = flag_of(name), declared.metadata, tuple(_types(declared))
+        if {int, float, bool}.issuperset(kinds) and not isinstance(value, kinds + (int,) * (float in kinds)):
+            raise UserError(f"{flag} {value!r}: of type {type(value).__name__}, give {kinds[0].__name__}")
         if type(value) in (int, float) and (math.isinf(value) or not is_number(value)):
             raise UserError(f"{flag} {value:.3g}: larger than any value that a run can record")
         if limits["choices"]:
@@ -108,7 +110,7 @@ def check_ranges(options: Any) -> None:
         elif limits["above"] is not None:
             if not value > limits["above"]:
                 raise UserError(f"{flag} {value}: more than {limits['above']}")
-        elif {int, float}.intersection(_types(declared)) and not value >= limits["at_least"]:
+        elif {int, float}.intersection(kinds) and not value >= limits["at_least"]:
             raise UserError(f"{flag} {value}: at least {limits['at_least']}")
 
 

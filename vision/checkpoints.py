@@ -24,7 +24,7 @@ def reading(path: str | Path, advice: str = _ANEW) -> Iterator[None]:
     except (MemoryError, torch.OutOfMemoryError):
         raise UserError(f"{path} needs more memory than there is, or is damaged") from None
     except Exception as error:  # of torch and learners, for a file with other content than theirs
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
         raise UserError(f"{path} is damaged ({reason}): {advice}") from None
 
 

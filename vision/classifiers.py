@@ -111,6 +111,7 @@ def load_weights(network: nn.Module, settings: Settings, classes: int) -> list[s
     keep their values because the file has another number of classes. UserError: others do not fit."""
     path, name = str(settings.weights), settings.torchvision
     state = read_checkpoint(path, advice="give a file of torch.save(model.state_dict(), FILE)")
+    state = {str(key): value for key, value in state.items()}
     state = {key: state[key] for key in state if not key.startswith(_AUXILIARY.get(name, ()))}
     own, wider = network.state_dict(), _built(name, classes + 1).state_dict()
     left = [

@@ -136,10 +136,8 @@ def load(
         lower = ": give --cache-images DIR, or lower --image-size" if name == "folder" else ""
         raise UserError(f"{name} in {root} needs more memory than there is{lower}") from None
     except _DAMAGED as error:
-        hint = "give its folder with --data-root, or use --download"
-        if name == "folder":
-            hint = "--data-root needs train/CLASS/*.png and test/CLASS/*.png"
         reason = " ".join(str(error).split()) or type(error).__name__
+        hint = "give its folder with --data-root, or use --download"
         raise UserError(f"cannot read {name} from {root} ({reason}): {hint}") from None
 
 
@@ -156,7 +154,7 @@ def _read(name: str, root: str, download: bool, image_size: int | None, cache: P
         order = np.random.RandomState(0).permutation(len(digits.target))
         pixels, labels = (digits.images[order] * (255 / 16)).round().astype(np.uint8), digits.target[order]
         test = np.arange(len(order)) % 5 == 0
-        parts = [(pixels[part][:, None], labels[part]) for part in (~test, test)]
+        parts = [(pixels[part], labels[part]) for part in (~test, test)]
     else:
         from torchvision import datasets
 
@@ -174,26 +172,29 @@ def _read(name: str, root: str, download: bool, image_size: int | None, cache: P
                     (files / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
             for training in (True, False):
                 part = getattr(datasets, name.upper())(root, train=training, download=download, **split)
-                pixels = np.asarray(part.data)  # (n, height, width), of CIFAR with channels behind
-                pixels = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
-                parts.append((np.ascontiguousarray(pixels), part.targets))
-    for pixels, labels in parts:
-        if len(pixels) != len(labels):
-            raise ValueError(f"{len(pixels)} images, but {len(labels)} labels")
-    train, test = (Images(torch.as_tensor(x), torch.as_tensor(y).long()) for x, y in parts)
-    dataset = make_dataset(name, train, test, _KNOWN.get(name))
+                pixels = np.asarray(part.data)  # of CIFAR with channels behind
+                parts.append((pixels if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2), part.targets))
+    dataset = make_dataset(name, parts[0], parts[1], _KNOWN.get(name))
     if not image_size or name == "folder":
         return dataset
     train, test = (
         Images(torch.from_numpy(folder.scaled(images.numpy(), image_size)), labels)
-        for images, labels in (train, test)
+        for images, labels in (dataset.train, dataset.test)
     )
     return replace(dataset, train=train, test=test)
 
 
-def make_dataset(name: str, train: Images, test: Images, statistics: Any = None) -> Dataset:
-    """A data set of classes 0 to the largest label. `statistics` are mean and std of each channel; None
-    computes them from the training images."""
+def make_dataset(name: str, train: Sequence[Any], test: Sequence[Any], statistics: Any = None) -> Dataset:
+    """A data set of `train` and `test`: images, bytes (n, height, width) or (n, channels, height, width), and
+    labels (n,), whole numbers from 0 to one less than the number of classes; arrays or tensors.
+
+    `statistics` are mean and std of each channel; None computes them from the training images. A `name` of
+    your own has the defaults of `folder`. UserError: other arrays.
+    """
+    train, test = _images(f"training images of {name}", *train), _images(f"test images of {name}", *test)
+    sizes = [tuple(part.images.shape[1:]) for part in (train, test)]
+    if sizes[0] != sizes[1]:
+        raise UserError(f"{name}: training images are {sizes[0]}, test images {sizes[1]}: give one size")
     classes = int(max(train.labels.max(), test.labels.max())) + 1
     if statistics is None:  # from counts of the 256 values: doubles take 8 times the memory
         count = partial(torch.bincount, minlength=256)
@@ -206,6 +207,20 @@ def make_dataset(name: str, train: Images, test: Images, statistics: Any = None)
         variance = (counts * (values - mean[:, None]).square()).sum(1) / (total - 1).clamp_min(1)
         statistics = tuple(mean.tolist()), tuple(variance.sqrt().clamp_min(1e-6).tolist())
     return Dataset(name, train, test, classes, *statistics)
+
+
+def _images(what: str, images: Any, labels: Any) -> Images:
+    """Images and labels of `make_dataset` as tensors. UserError: they have other types or shapes."""
+    x, y = (np.asarray(values.cpu() if isinstance(values, Tensor) else values) for values in (images, labels))
+    channels_last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[3]
+    if x.dtype != np.uint8 or x.ndim not in (3, 4) or not x.size or channels_last:
+        needed = "uint8 (n, height, width) or (n, channels, height, width)"
+        raise UserError(f"{what} are {x.dtype} {x.shape}: give {needed}")
+    if y.shape != (len(x),) or y.dtype.kind not in "iu" or y.min() < 0:
+        least = f" from {y.min()}" if y.size else ""
+        raise UserError(f"labels of {what} are {y.dtype} {y.shape}{least}: give {len(x)} whole numbers >= 0")
+    x = np.ascontiguousarray(x if x.ndim == 4 else x[:, None])
+    return Images(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)))
 
 
 class MegaBatchStream:
@@ -233,17 +248,15 @@ class MegaBatchStream:
         total = len(self.dataset.train.labels)
         if parts is None:
             wanted = presets.megabatches(self.dataset.name) if megabatches is None else megabatches
-            if not 1 <= wanted <= total // 2:
-                raise UserError(
-                    f"{wanted} mega-batches of {total} training images: choose 1 to {total // 2}, so that "
-                    "each has an image for training and one for validation"
-                )
-            check_seed(seed)
+            presets.check_megabatches(wanted, total)
+            presets.check_seed(seed)
             order = np.random.RandomState(seed).permutation(total)
             parts = np.array_split(order, wanted)
-        self.parts = [np.asarray(part, dtype=np.int64) for part in parts]
+        self.parts = [np.asarray(part) for part in parts]
         if min(map(len, self.parts), default=0) < 2:
             raise UserError("a mega-batch needs at least 2 images: one for training, one for validation")
+        if any(part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= total for part in self.parts):
+            raise UserError(f"parts: give indices of training images, whole numbers from 0 to {total - 1}")
         self.held_out, self.scenario = [np.asarray(part, dtype=np.int64) for part in held_out], scenario
 
     @property
@@ -265,12 +278,6 @@ class MegaBatchStream:
         part = self.parts[t - 1]
         cut = len(part) - max(1, int(len(part) * VALIDATION))
         return part[:cut], part[cut:]
-
-
-def check_seed(seed: int) -> None:
-    """UserError: NumPy does not take the seed."""
-    if not 0 <= seed < 2**32:
-        raise UserError(f"--seed {seed}: from 0 to {2**32 - 1}")
 
 
 class StageData:

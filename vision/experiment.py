@@ -3,6 +3,7 @@
 As in `vision.learners.base`, torch is imported inside the functions that use it.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,12 +52,13 @@ def run(
     `replay_share` of every epoch comes from earlier mega-batches, "all" or "recent" ones. `settings` are the
     learner's, such as hidden=64. `preset` sets the defaults of both. A checkpoint is written every
     `save_interval` seconds, with `save_stages` the model of each stage; run.json records `command`. An
-    interrupted run resumes, on a CPU bit for bit; a complete one is returned. UserError: a bad setting, or
-    `out` holds another run.
+    interrupted run resumes, on a CPU bit for bit; a complete one, which has all rows and the checkpoint after
+    the last stage, is returned. UserError: a bad setting, or `out` holds another run.
     """
     from tqdm import tqdm
 
-    from vision.data import StageData, check_seed
+    from vision.checkpoints import read_checkpoint
+    from vision.data import StageData
 
     dataset, target = stream.dataset, device_of(device)
     chosen = resolve(dataset.name, learner, preset, settings, waiting_time)
@@ -66,7 +68,7 @@ def run(
         classifiers.check(chosen, dataset.shape, dataset.classes)
     share = presets.replay_share(preset, replay) if replay_share is None else replay_share
     check_share(share, replay)
-    check_seed(seed)
+    presets.check_seed(seed)
     schedule = stages(len(stream), waiting_time, replay, replay_from if share else None)
 
     config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
@@ -82,7 +84,11 @@ def run(
     with locked(directory):
         record = Run.open(directory, config, {"partition": stream.partition, "weights and order": seed})
         temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
-        if len(record.rows) > len(stream):  # complete, even if a kill came before its last checkpoint
+        saved, rows = directory / CHECKPOINT, record.rows
+        state = read_checkpoint(saved) if len(rows) >= len(stream) and saved.exists() else {}
+        if state.get("done") == len(schedule) and state.get("last_row"):
+            if rows[-1]["t"] < len(stream):  # a kill came between the last checkpoint and the last row
+                record.append(json.loads(state["last_row"]))
             return record
         if command:
             record.note(command=command)
@@ -97,8 +103,9 @@ def run(
                 )
             words: Any = {"unit": "epoch", "disable": None, "leave": False, "desc": directory.name}
             with tqdm(total=len(schedule) * epochs, initial=done * epochs, **words) as trainer.bar:
-                environment.play(record, trainer, schedule, trainer.test, done, trainer.seconds)
-            trainer.save()
+                # The last checkpoint has the row that follows it, so that a complete run has its model.
+                resumed = done, trainer.seconds, lambda row: trainer.save(last_row=json.dumps(row))
+                environment.play(record, trainer, schedule, trainer.test, *resumed)
     return record
 
 
@@ -178,7 +185,7 @@ class _Trainer:
                     self._interrupted = Progress(**state["progress"])
         return self.done
 
-    def save(self, progress: "Progress | None" = None) -> None:
+    def save(self, progress: "Progress | None" = None, last_row: str = "") -> None:
         """Write the checkpoint, within a stage with its progress."""
         state = {
             "done": self.done,
@@ -189,6 +196,7 @@ class _Trainer:
             "kept": self._cache,
             "raw": self._raw,
             "matrix": self._matrix,
+            "last_row": last_row,
         }
         self._write(CHECKPOINT, state)
         self._saved = time.monotonic()

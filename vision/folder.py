@@ -1,13 +1,16 @@
 """A folder of images, decoded into one array of bytes: root/train/CLASS/*.png and root/test/CLASS/*.png."""
 
+import contextlib
 import hashlib
 import os
 import struct
 import warnings
 import zlib
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple, NoReturn
 
 import numpy as np
 from filelock import FileLock
@@ -16,38 +19,82 @@ from numpy.lib import format as npy
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 
+KINDS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+"""Suffixes of images, in lower case."""
 _CHUNK = 64  # images of a task of a thread
 _NO_IMAGE = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, struct.error, zlib.error)
+
+
+class Listing(NamedTuple):
+    """The images of train/ and test/, each with its class, and the number of other files by reason."""
+
+    classes: list[str]
+    train: list[tuple[str, str]]
+    test: list[tuple[str, str]]
+    left_out: Counter[str]
+
+    def __str__(self) -> str:
+        counts = f"{len(self.train):,} for training and {len(self.test):,} for tests"
+        left_out = ", ".join(f"{number:,} {reason}" for reason, number in self.left_out.most_common())
+        return f"images: {counts}; classes: {len(self.classes)}; files left out: {left_out or 'none'}"
+
+
+def listed(root: Path) -> Listing:
+    """The images below root/train/CLASS and root/test/CLASS, by class and path. What is hidden, such as
+    .ipynb_checkpoints and ._00.png, is neither a class nor an image.
+
+    UserError: a folder is missing, unreadable or without images, or classes of train/ and test/ differ.
+    """
+
+    def fail(error: OSError) -> NoReturn:
+        needed = "--data-root needs train/CLASS/*.png and test/CLASS/*.png"
+        raise UserError(f"cannot read folder from {root} ({error}): {needed}")
+
+    classes: list[set[str]] = []
+    listing = Listing([], [], [], Counter())
+    for part, images in ((root / "train", listing.train), (root / "test", listing.test)):
+        tree = sorted(os.walk(part, onerror=fail, followlinks=True))
+        for folder, _, names in tree:
+            inside = Path(folder).relative_to(part).parts
+            for name in sorted(names):
+                suffix = os.path.splitext(name)[1].lower()
+                if any(word.startswith(".") for word in (*inside, name)):
+                    listing.left_out["hidden"] += 1
+                elif not inside or suffix not in KINDS:
+                    listing.left_out[(suffix or "without suffix") if inside else "in no class"] += 1
+                else:
+                    images.append((inside[0], os.path.join(folder, name)))
+        images.sort(key=lambda image: image[0])
+        classes.append({name for name in tree[0][1] if not name.startswith(".")})
+        empty = sorted(classes[-1] - {name for name, _ in images})
+        if empty or not classes[-1]:
+            raise UserError(f"{part}/{', '.join(empty) or 'CLASS'}: no images, which every class needs")
+    if odd := sorted(classes[0] ^ classes[1]):
+        raise UserError(f"{root}: train/ and test/ differ in classes: {', '.join(odd)}")
+    return listing._replace(classes=sorted(classes[0]))
 
 
 def read(root: Path, size: int | None, cache: Path | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
     """Images (n, 3, height, width) of train/ and test/, in memory or mapped from files in `cache`, and labels
     (n,).
 
-    Images are scaled to `size` x `size` pixels if given. UserError: an image is unreadable, images differ in
-    size, the classes of train/ and test/ differ, or `cache` cannot be written. FileNotFoundError: a folder is
-    missing, or has no images. MemoryError: they need more memory than there is.
+    Images are scaled to `size` x `size` pixels if given. UserError: as of `listed`, an image is unreadable,
+    images differ in size, or `cache` cannot be written. MemoryError: they need more memory than there is.
     """
-    from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
-
-    folders = root / "train", root / "test"
-    classes, others = (find_classes(part)[1] for part in folders)
-    if odd := sorted(classes.keys() ^ others.keys()):
-        raise UserError(f"{root}: train/ and test/ differ in classes: {', '.join(odd)}")
-    parts: list[tuple[np.ndarray, np.ndarray]] = []
-    for part, files in [(part, make_dataset(part, classes, IMG_EXTENSIONS)) for part in folders]:
-        paths = [path for path, _ in files]
+    listing, parts = listed(root), []
+    for part, images in ((root / "train", listing.train), (root / "test", listing.test)):
+        names, paths = zip(*images, strict=True)
         pixels = _cached(cache, part, paths, size) if cache else _decoded(paths, size)
-        parts.append((pixels, np.array([label for _, label in files])))
+        parts.append((pixels, np.unique(names, return_inverse=True)[1]))
     if parts[0][0].shape[1:] != parts[1][0].shape[1:]:
         raise UserError(f"{root}: images of train/ and test/ differ in size: give --image-size")
     return parts
 
 
-def _cached(cache: Path, part: Path, paths: list[str], size: int | None) -> np.ndarray:
+def _cached(cache: Path, part: Path, paths: Sequence[str], size: int | None) -> np.ndarray:
     """The images of `_decoded`, mapped from a file in `cache`, which the first process that needs it writes.
     The file has another name if one of `paths` has another name, size or time."""
-    digest = hashlib.sha256(repr(size).encode())
+    digest = hashlib.sha256(f"upright {size}".encode())
     for path in paths:
         stat = os.stat(path)
         digest.update(repr((os.path.relpath(path, part), stat.st_size, stat.st_mtime_ns)).encode())
@@ -68,7 +115,7 @@ def _cached(cache: Path, part: Path, paths: list[str], size: int | None) -> np.n
         raise UserError(f"{file} is damaged ({error}): delete it") from None
 
 
-def _decoded(paths: list[str], size: int | None, out: IO[bytes] | None = None) -> np.ndarray:
+def _decoded(paths: Sequence[str], size: int | None, out: IO[bytes] | None = None) -> np.ndarray:
     """Images (n, 3, height, width) of files, in memory, or mapped from the new .npy file `out`."""
     from PIL import Image
 
@@ -121,8 +168,8 @@ def scaled(images: np.ndarray, size: int) -> np.ndarray:
 
 
 def _read(path: str, size: int | None) -> np.ndarray:
-    """An image as bytes (height, width, 3)."""
-    from PIL import Image
+    """An image as bytes (height, width, 3), upright as viewers show it; of several frames, the first."""
+    from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as image:
@@ -130,6 +177,9 @@ def _read(path: str, size: int | None) -> np.ndarray:
                 raise UserError(
                     f"{path} has more than 8 bits per channel (mode {image.mode}): convert it first"
                 )
+            image.load()
+            with contextlib.suppress(*_NO_IMAGE):  # of damaged metadata
+                ImageOps.exif_transpose(image, in_place=True)
             rgb = image.convert("RGB")
             return np.asarray(rgb.resize((size, size), Image.Resampling.BILINEAR) if size else rgb)
     except (*_NO_IMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:

@@ -115,6 +115,8 @@ class Settings:
         check_ranges(self)
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise UserError("--nesterov needs --optimizer sgd and --momentum above 0")
+        if self.momentum >= 1:
+            raise UserError(f"--momentum {self.momentum}: below 1, or steps grow without end")
         if self.torchvision and self.own_layers:
             raise UserError(
                 f"--arch {self.arch}: a model of torchvision neither grows nor has experts; choose --arch "
@@ -157,14 +159,14 @@ class Settings:
         return written
 
 
-_VGG = {"arch": "vgg", "optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "augment": True}
+VGG = {"arch": "vgg", "optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "augment": True}
+"""Settings of `folder`, and of data sets of your own."""
 OF_DATASET: dict[str, dict[str, Any]] = {
     "digits": {"hidden": 32},
     "mnist": {},
     "emnist": {},
-    "cifar10": _VGG,
-    "cifar100": _VGG,
-    "folder": _VGG,
+    "cifar10": VGG,
+    "cifar100": VGG,
 }
 """Settings of each data set that differ from the defaults (appendix B.1)."""
 ANYTIME: dict[str, Any] = {"epochs": 10, "select": "last", "average": "poly:8"}
@@ -172,7 +174,10 @@ ANYTIME: dict[str, Any] = {"epochs": 10, "select": "last", "average": "poly:8"}
 SCENARIOS = ("classes", "rotated", "permuted")
 """Streams that drift; see `scenarios.make_stream`."""
 SCENARIO_MEGABATCHES = 5
-_MEGABATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100, "folder": 100}
+_MEGABATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100}
+SIZES = {"digits": (1437, 10), "mnist": (60_000, 10), "emnist": (112_800, 47)}
+SIZES |= {"cifar10": (50_000, 10), "cifar100": (50_000, 100)}
+"""Training images and classes of each data set."""
 
 
 def default_preset(dataset: str) -> str:
@@ -195,7 +200,7 @@ def of_preset(preset: str, dataset: str, kind: type[Settings], waiting_time: int
     if preset == "paper":
         return {}
     given: dict[str, Any] = {"hidden": 32, **kind.draft}
-    if OF_DATASET[dataset].get("arch") == "vgg":
+    if OF_DATASET.get(dataset, VGG).get("arch") == "vgg":
         given["epochs"] = 200
     elif "gate" in kind.names():
         given["gate"] = "hard"
@@ -214,4 +219,19 @@ def megabatches(dataset: str, preset: str | None = None, scenario: str | None = 
     if scenario:
         return SCENARIO_MEGABATCHES
     drafted = (preset or default_preset(dataset)) == "draft"
-    return 50 if drafted and dataset != "digits" else _MEGABATCHES[dataset]
+    return 50 if drafted and dataset != "digits" else _MEGABATCHES.get(dataset, 100)
+
+
+def check_megabatches(number: int, images: int, classes: int = 0) -> None:
+    """UserError: the training images, or the `classes` that --scenario classes divides, are too few."""
+    most, some = (classes, "classes") if classes else (images // 2, "training images")
+    if not 1 <= number <= most:
+        choice = f"choose 1 to {most}" if most else "give more"
+        why = ", so that each has an image for training and one for validation" * (not classes)
+        raise UserError(f"{number} mega-batches of {classes or images} {some}: {choice}{why}")
+
+
+def check_seed(seed: int) -> None:
+    """UserError: NumPy does not take the seed."""
+    if not 0 <= seed < 2**32:
+        raise UserError(f"--seed {seed}: from 0 to {2**32 - 1}")

@@ -24,7 +24,7 @@ from alma.protocol import StreamOptions
 from vision import presets
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
-from vision.sweep import USUAL, SweepRun, jobs_of, read_sections
+from vision.sweep import USUAL, SweepRun, check_data, jobs_of, read_sections
 
 _EXAMPLES = """
 examples:
@@ -209,6 +209,7 @@ def main() -> None:
     if options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: at least 1")
     jobs = jobs_of(*sections)
+    lines = check_data(jobs)
     if options.part:
         first, count = options.part
         jobs = jobs[first - 1 :: count]
@@ -216,6 +217,7 @@ def main() -> None:
         for job in jobs:
             print(job.out)
         return
+    print(*lines, sep="\n", end="\n" * bool(lines), flush=True)
     failed = run_all(jobs, options.jobs)
     if len(failed) < len(jobs) and not options.part:  # other parts may still run
         done = [job.out for job in jobs if job.out.exists()]

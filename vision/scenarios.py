@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alma.errors import UserError
-from vision.data import Dataset, Images, MegaBatchStream, check_seed
+from vision import presets
+from vision.data import Dataset, Images, MegaBatchStream
 
 
 def make_stream(dataset: Dataset, megabatches: int, seed: int, scenario: str | None) -> MegaBatchStream:
@@ -22,16 +22,12 @@ def make_stream(dataset: Dataset, megabatches: int, seed: int, scenario: str | N
 
     UserError: more mega-batches than classes, or than the images allow.
     """
-    check_seed(seed)
+    presets.check_seed(seed)
     if scenario is None:
         return MegaBatchStream(dataset, megabatches, seed)
     random = np.random.RandomState(seed)
     if scenario == "classes":
-        if not 1 <= megabatches <= dataset.classes:
-            raise UserError(
-                f"--scenario classes: {megabatches} mega-batches of {dataset.classes} classes: give "
-                f"--megabatches {dataset.classes} or fewer"
-            )
+        presets.check_megabatches(megabatches, len(dataset.train.labels), dataset.classes)
         groups = np.array_split(np.arange(dataset.classes), megabatches)
         own, held_out = (
             [np.flatnonzero(np.isin(images.labels.numpy(), group)) for group in groups]

@@ -164,6 +164,21 @@ def _job(
     )
 
 
+def check_data(jobs: Sequence[SweepRun]) -> list[str]:
+    """A line about the files of each folder of images. UserError: it is none, or a stream does not fit."""
+    from vision import folder
+
+    roots = dict.fromkeys(job.dataset["root"] for job in jobs if job.dataset["name"] == "folder")
+    listings = {root: folder.listed(Path(root)) for root in roots}
+    sizes = {root: (len(listing.train), len(listing.classes)) for root, listing in listings.items()}
+    for job in jobs:
+        images, classes = presets.SIZES.get(job.dataset["name"]) or sizes[job.dataset["root"]]
+        presets.check_megabatches(job.megabatches, images, classes if job.scenario == "classes" else 0)
+        presets.check_seed(job.stream_seed)
+        presets.check_seed(job.options["seed"])
+    return list(map(str, listings.values()))
+
+
 def read_sections(parser: Parser, words: Sequence[str]) -> list[argparse.Namespace]:
     """The sections of a command line, see `experiments.read_sections`, with the default of --out."""
     sections = experiments.read_sections(parser, words, _OF_THE_COMMAND)

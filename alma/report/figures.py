@@ -159,16 +159,15 @@ def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Look of the line of each result of a panel.
 
     Of several learners, each has its colour, and its variants are ever lighter. The waiting times of a single
-    learner have a ramp of colours instead.
+    learner have a ramp of colours instead, or else its configurations if they are more than two.
     """
-    ramp = style.wait_colours(result.waiting_time for result in results)
-    of_waits = len({result.learner for result in results}) == 1 and len(ramp) > 1
-    kinds = [(result.learner, result.waiting_time if of_waits else 0) for result in results]
-    found = []
-    for i, (learner, wait) in enumerate(kinds):
-        colour = ramp[wait] if of_waits else colour_of(learner)
-        found.append(style.variant(colour, kinds[:i].count((learner, wait))))
-    return found
+    keys = [result.waiting_time for result in results]
+    if len(set(keys)) == 1 and len(results) > 2:
+        keys = list(range(len(results)))
+    ramp = style.wait_colours(keys if len({result.learner for result in results}) == 1 else [])
+    own = [colour_of(result.learner) for result in results]
+    colours = [ramp[key] if len(ramp) > 1 else colour for key, colour in zip(keys, own, strict=True)]
+    return [style.variant(colour, colours[:i].count(colour)) for i, colour in enumerate(colours)]
 
 
 def by_kind(results: Sequence[Result]) -> dict[str, list[Result]]:

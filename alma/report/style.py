@@ -147,9 +147,11 @@ def number_axis(axes: Any, name: str, values: Sequence[float], log_from: float =
             powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
             ticks = [sub * 10.0**power for power in powers for sub in subs]
             letters = [len(f"{tick:,.6g}") + 1 for tick in ticks if low <= tick <= high]
-            if sum(letters) <= 22 if name == "x" else len(letters) <= 9:
+            if sum(letters) <= 26 if name == "x" else len(letters) <= 9:
                 break
         axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=7 if name == "x" else 15))
+        if name == "x" and sum(letters) > 26:  # every second power of ten, from the largest
+            axis.set_major_locator(ticker.FixedLocator([tick for tick in ticks if tick <= high][::-2]))
         axis.set_minor_formatter(ticker.NullFormatter())
     elif all(value == int(value) for value in values):
         axis.set_major_locator(ticker.MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))

@@ -1,12 +1,14 @@
 """The paper's figures of image runs: their contents, on runs with known numbers."""
 
+import itertools
+import math
 import re
 
 import pytest
 
 from alma.learners import colour_of
-from alma.report import figures
-from alma.report.results import non_dominated
+from alma.report import figures, style
+from alma.report.results import Result, non_dominated
 from alma.report.style import WAIT_RAMP, wait_colours
 from alma.report.vision import costs, over_time, select
 from alma.report.vision.select import Missing
@@ -45,6 +47,33 @@ def test_the_front_leaves_out_raw_weights_but_those_of_the_paper_s_learners(tmp_
     drawn_errors = sorted(y for bars in axes.containers for y in bars.lines[0].get_ydata())
     assert drawn_errors == pytest.approx([10, 20, 40])  # without 20 of raw weights with replay
     assert [text.get_text() for text in axes.texts] == ["w = 1"]
+
+
+def test_several_configurations_of_one_learner_have_a_colour_each():
+    def colours(*waits):
+        made = [Result({"learner": "sm", "waiting_time": wait}, ()) for wait in waits]
+        return [look["color"] for look in figures.looks(made)]
+
+    assert len(set(colours(*[1] * 6))) == 6
+    assert colours(1, 1) == [colour_of("sm"), style.variant(colour_of("sm"), 1)["color"]]
+    assert colours(1, 10) == [*style.wait_colours([1, 10]).values()]
+
+
+@pytest.mark.parametrize("high", [0.007, 0.04, 0.1, 2, 40, 3e4, 6e9])
+def test_the_labels_of_a_logarithmic_axis_reach_its_ends_and_do_not_touch(high):
+    for low in (high / 100, high / 3e5, high / 3e7):
+        with style.drawing():
+            figure, ((axes,),) = style.subplots(1, 1, (2.5, 2.2))
+            axes.plot([low, high], [0, 1])
+            style.number_axis(axes, "x", [low, high])
+            figure.draw_without_rendering()
+        ticks = [tick for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high * 1.001]
+        ticks.sort(key=lambda tick: tick.get_loc())
+        boxes = [tick.label1.get_window_extent() for tick in ticks]
+        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes)), low
+        assert len(ticks) > 1, low
+        gaps = math.log(high / ticks[-1].get_loc()), math.log(ticks[0].get_loc() / low)
+        assert max(gaps) < 0.3 * math.log(high / low), low
 
 
 def test_non_dominated_points():

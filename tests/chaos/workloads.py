@@ -115,11 +115,8 @@ def streams(folder: Path) -> dict[str, object]:
 
 
 def runs(folder: Path) -> dict[str, object]:
-    """Rows and names of a run's files; measurements of the machine left out.
-
-    A complete image run needs no checkpoint.pt: a kill within its last save may have left none.
-    """
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "checkpoint.pt")
+    """Rows and names of a run's files; measurements of the machine left out."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): _rows(path) for path in files}
 
 

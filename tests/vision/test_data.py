@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from vision import data
+from vision import MegaBatchStream, data, presets, run
 from vision.data import Dataset, Images, make_dataset
+from vision.learners import resolve
 
 RNG = np.random.RandomState
 EMNIST = ("emnist-balanced-train", "emnist-balanced-test")
@@ -88,6 +89,62 @@ def test_fingerprint_changes_with_any_byte():
     assert len(set(prints)) == 5
     assert fingerprint() == prints[0]
     assert re.fullmatch("[0-9a-f]{16}", prints[0])
+
+
+# Arrays of your own
+
+
+def gray(n=12):
+    return RNG(0).randint(0, 256, (n, 5, 4)).astype(np.uint8), np.arange(n) % 3
+
+
+def test_arrays_of_any_layout_make_the_same_data_set():
+    x, y = gray()
+    made = make_dataset("mine", (x, y), (x[:4], y[:4]))
+    assert (made.shape, made.classes, made.train.labels.dtype) == ((1, 5, 4), 3, torch.int64)
+    assert torch.equal(made.train.images[:, 0], torch.from_numpy(x))
+    for images, labels in (
+        (x[:, None], y.tolist()),
+        (torch.from_numpy(x), torch.from_numpy(y)),
+        (np.asfortranarray(x), y.astype(np.uint8)),
+        (x[::-1][::-1], y),
+        Images(torch.from_numpy(x)[:, None], torch.from_numpy(y)),
+    ):
+        other = make_dataset("mine", (images, labels), (x[:4], y[:4]))
+        assert (other.fingerprint, other.mean, other.std) == (made.fingerprint, made.mean, made.std)
+    colour = np.stack([x, x, x], 1)
+    assert make_dataset("mine", (colour, y), (colour, y)).shape == (3, 5, 4)
+
+
+def test_a_data_set_of_your_own_trains_with_the_defaults_of_a_folder(tmp_path):
+    part = gray()
+    record = run(MegaBatchStream(make_dataset("mine", part, part), 2), "sm", tmp_path, epochs=1, hidden=2)
+    assert (record.config["dataset"], record.config["arch"], len(record.rows)) == ("mine", "vgg", 3)
+    assert vars(resolve("mine", "gens", "draft")) == vars(resolve("folder", "gens", "draft"))
+    assert presets.megabatches("mine") == presets.megabatches("folder") == 100
+
+
+NEEDED = "give uint8 (n, height, width) or (n, channels, height, width)"
+WRONG = [
+    (lambda x, y: (x / 255, y), f"training images of mine are float64 (12, 5, 4): {NEEDED}"),
+    (lambda x, y: (x.astype(int), y), "are int64 (12, 5, 4)"),
+    (lambda x, y: (x.reshape(12, 20), y), "are uint8 (12, 20)"),
+    (lambda x, y: (x[:0], y[:0]), "are uint8 (0, 5, 4)"),
+    (lambda x, y: (np.stack([x, x, x], 3), y), "are uint8 (12, 5, 4, 3)"),
+    (
+        lambda x, y: (x, y - 1),
+        "labels of training images of mine are int64 (12,) from -1: give 12",
+    ),
+    (lambda x, y: (x, y / 2), "are float64 (12,) from 0.0: give 12 whole numbers >= 0"),
+    (lambda x, y: (x, y[1:]), "are int64 (11,)"),
+    (lambda x, y: (x, np.eye(3)[y]), "are float64 (12, 3)"),
+    (lambda x, y: (x[:, 1:], y), "mine: training images are (1, 4, 4), test images (1, 5, 4)"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_other_arrays_are_one_line(refused, change, message):
+    assert message in refused(make_dataset, "mine", change(*gray()), gray())
 
 
 # Data sets of torchvision
@@ -212,4 +269,5 @@ def test_damaged_files_are_one_line(tmp_path, refused, packed):
             assert "cannot read mnist" in refused(data.load, "mnist", str(tmp_path)), damaged[:9]
         path.write_bytes(whole)
     write_idx(tmp_path / "MNIST/raw/train-labels-idx1-ubyte", np.zeros(11))
-    assert "12 images, but 11 labels" in refused(data.load, "mnist", str(tmp_path))
+    line = refused(data.load, "mnist", str(tmp_path))
+    assert line.startswith("labels of training images of mnist are int64 (11,)")

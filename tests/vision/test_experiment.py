@@ -15,7 +15,7 @@ from alma import processes
 from alma.errors import UserError, command
 from alma.files import locked
 from alma.records import Run
-from tests.vision.conftest import numbers
+from tests.vision.conftest import equal, numbers
 from vision import MegaBatchStream, run
 from vision.data import Images
 from vision.experiment import CHECKPOINT, _Trainer
@@ -121,6 +121,51 @@ def test_a_run_without_checkpoint_restarts_and_keeps_its_rows_one_newer_than_the
     (tmp_path / "run" / CHECKPOINT).unlink()
     assert numbers(play(tmp_path / "run")) == expected
     assert whole.results.read_bytes().startswith(kept)
+
+
+LAST = {
+    "checkpoint": (_Trainer, "_write", lambda trainer, name, state: state["done"] == 7),
+    "row": (Run, "append", lambda run, row: row["t"] == 7),
+}
+
+
+@pytest.mark.parametrize("last", LAST)
+@pytest.mark.parametrize("learner", ["sm", "gens"])
+def test_a_kill_before_the_last_row_leaves_a_run_that_is_not_complete(tmp_path, monkeypatch, last, learner):
+    """The last row follows the last checkpoint; with that, nothing is trained again."""
+    whole = play(tmp_path / "whole", learner)
+    owner, name, is_last = LAST[last]
+    method = getattr(owner, name)
+
+    def killed(*arguments):
+        if is_last(*arguments):
+            raise Stop
+        return method(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, killed)
+        with pytest.raises(Stop):
+            play(tmp_path / "run", learner)
+    assert [row["t"] for row in Run.read(tmp_path / "run").rows] == list(range(7))
+    assert (tmp_path / "run" / CHECKPOINT).exists() == (last == "row")
+    if last == "row":
+        monkeypatch.setattr("vision.experiment.LEARNERS", {})
+    assert numbers(play(tmp_path / "run", learner)) == numbers(whole)
+
+
+@pytest.mark.parametrize("model", ["none", "older"])
+def test_a_run_with_all_rows_but_without_its_model_makes_the_model_and_keeps_the_rows(tmp_path, model):
+    whole = play(tmp_path, save_stages=True)
+    path, rows = tmp_path / CHECKPOINT, whole.results.read_bytes()
+    state = torch.load(path)
+    path.unlink()
+    if model == "older":
+        torch.save(state | {"done": 6, "learner": torch.load(tmp_path / "stage_005.pt")}, path)
+    play(tmp_path)
+    again = torch.load(path)
+    assert again["done"] == 7
+    assert equal(again["learner"]["model"], state["learner"]["model"])
+    assert whole.results.read_bytes() == rows
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"text" * 99, _flip])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.vision.conftest import equal, jobs, numbers, picture
+from tests.vision.conftest import command, equal, error_of, jobs, numbers, picture
 from vision import MegaBatchStream, data, folder, run
 
 pytestmark = pytest.mark.usefixtures("no_cache")
@@ -51,6 +51,86 @@ def test_gray_and_palette_images_become_colour(tmp_path):
     assert read.train.images[:, :, 1, 1].tolist() == [[40, 40, 40], [10, 20, 30], [1, 2, 3]]
 
 
+COUNTS = "images: 70 for training and 4 for tests; classes: 2; "
+COUNTS += "files left out: 6 hidden, 2 in no class, 2 .txt, 1 without suffix, 1 .heic"
+
+
+def clutter(tree):
+    """What a Mac, a notebook and a user leave in a folder; no image of it is read."""
+    colour = np.full((6, 4, 3), 9, dtype=np.uint8)
+    for part in ("train", "test"):
+        for place in (".ipynb_checkpoints", "cat/.ipynb_checkpoints"):
+            picture(tree / part / place / "00-checkpoint.png", colour)
+        (tree / part / "dog" / "._00.png").write_bytes(b"Mac OS X")
+        picture(tree / part / "stray.png", colour)
+    for name in ("a.txt", "b.TXT", "c.heic", "README"):
+        (tree / "train/cat" / name).write_bytes(b"no image")
+
+
+def test_what_is_hidden_or_no_image_is_left_out_and_counted(tree):
+    plain = load(tree)
+    assert str(folder.listed(tree)).endswith("files left out: none")
+    clutter(tree)
+    assert same(load(tree), plain)
+    assert str(folder.listed(tree)) == COUNTS
+
+
+def test_files_are_in_the_order_of_torchvision(tree):
+    from torchvision.datasets import ImageFolder
+
+    for name in ("cat/sub/a.JPG", "cat-2/b.bmp", "cat/sub-2/c.jpeg", "cat/Z.webp", "cat/sub/d.ppm"):
+        for part in ("train", "test"):
+            picture(tree / part / name, np.full((6, 4, 3), 200, dtype=np.uint8))
+    theirs, listing = ImageFolder(tree / "train"), folder.listed(tree)
+    assert listing.classes == theirs.classes == ["cat", "cat-2", "dog"]
+    assert [path for _, path in listing.train] == [path for path, _ in theirs.samples]
+    assert load(tree).train.labels.tolist() == theirs.targets
+
+
+@pytest.mark.parametrize("name", ["a.gif", "a.jfif", "a.GIF"])
+def test_gif_and_jfif_are_read(tree, name):
+    for part in ("train", "test"):
+        picture(tree / part / "cat" / "a.png", np.full((6, 4, 3), 40, dtype=np.uint8))
+        kind = "GIF" if "gif" in name.lower() else "JPEG"
+        Image.open(tree / part / "cat/a.png").save(tree / part / "cat" / name, kind)
+    read = load(tree)
+    assert len(read.train.labels) == 74 - 2
+    last = sorted(path.name for path in (tree / "train/cat").iterdir()).index(name)
+    assert (read.train.images[last].int() - 40).abs().max() < 3
+
+
+UPRIGHT = [None, None, "FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_90"]
+UPRIGHT += ["TRANSVERSE", "ROTATE_270"]
+"""By orientation, how a camera that is held so stores what is seen."""
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff"])
+def test_images_are_upright_as_viewers_show_them(tmp_path, suffix):
+    """Some orientations swap width and height."""
+    shown = np.zeros((16, 8, 3), dtype=np.uint8)
+    shown[:8, :4] = 255  # top left
+    small = Image.fromarray(shown).resize((4, 4), Image.Resampling.BILINEAR)
+    exact = {"jpg": {"quality": 100}, "webp": {"lossless": True}}.get(suffix, {})
+    for orientation, turn in enumerate(UPRIGHT):
+        stored, exif = Image.fromarray(shown), Image.Exif()
+        if orientation:
+            exif[0x0112] = orientation
+        for part in ("train", "test"):
+            path = tmp_path / part / "a" / f"{orientation}.{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            (stored.transpose(Image.Transpose[turn]) if turn else stored).save(path, exif=exif, **exact)
+    for size, expected in ((None, shown), (4, np.asarray(small))):
+        images = load(tmp_path, size=size).train.images.permute(0, 2, 3, 1).int()
+        assert (images - torch.from_numpy(expected.copy()).int()).abs().max() < 9
+
+
+def test_damaged_exif_data_do_not_keep_an_image_out(tree):
+    for path in tree.rglob("*.png"):
+        Image.open(path).save(path.with_suffix(".jpg"), quality=100, exif=b"Exif\x00\x00nonsense")
+        path.unlink()
+    assert load(tree).shape == (3, 6, 4)
+
+
 def test_image_size(tree):
     picture(tree / "train" / "cat" / "00.png", np.full((9, 9, 3), 7, dtype=np.uint8))
     read = load(tree, size=5)
@@ -71,7 +151,7 @@ def large_tests(tree):
 
 REFUSED = [
     (lambda tree: (tree / "test/dog").rename(tree / "dog"), "differ in classes: dog"),
-    (empty, "no valid file for the classes bird"),
+    (empty, "train/bird: no images"),
     (lambda tree: (tree / "test").rename(tree / "elsewhere"), "/test'): --data-root needs train/CLASS"),
     (
         lambda tree: picture(tree / "train/cat/00.png", np.zeros((9, 9, 3), np.uint8)),
@@ -170,6 +250,46 @@ def test_the_command_line(tree, tmp_path, refused):
     assert "digits, mnist" in refused(data.load, "nist")
     job.run()
     assert len(list(cache.glob("*.npy"))) == 2
+
+
+def test_the_command_says_what_it_reads_of_a_folder_once(tree, tmp_path, monkeypatch, capsys):
+    clutter(tree)
+    words = f"--dataset folder --data-root {tree} --megabatches 2 --arch mlp --epochs 1 --hidden 2".split()
+    words += ["--seeds", "0-1", "--out", tmp_path / "runs", "--part", "1/2"]
+    command(monkeypatch, *words, "--list")
+    assert capsys.readouterr().out == f"{tmp_path}/runs/sm_w1_h2_s0\n"
+    command(monkeypatch, *words)
+    assert capsys.readouterr().out == COUNTS + "\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--dataset folder --data-root nowhere", "--data-root needs train/CLASS"),
+        (
+            "--dataset folder --data-root tree --megabatches 36",
+            "36 mega-batches of 70 training images: choose",
+        ),
+        (
+            "--dataset folder --data-root tree --scenario classes",
+            "5 mega-batches of 2 classes: choose 1",
+        ),
+        ("--dataset folder --data-root one", "of 1 training images: give more, so that each has an image"),
+        ("--megabatches 10,719", "719 mega-batches of 1437 training images: choose 1 to 718"),
+        ("--scenario classes --megabatches 11", "11 mega-batches of 10 classes: choose 1 to 10"),
+        ("--seeds 0,4294967296", "--seed 4294967296: from 0"),
+        ("--stream-seed 4294967296", "--seed 4294967296: from 0"),
+    ],
+)
+@pytest.mark.parametrize("listing", [[], ["--list"]])
+def test_a_sweep_is_refused_before_its_first_run_and_by_list(
+    tree, tmp_path, monkeypatch, capsys, words, message, listing
+):
+    monkeypatch.chdir(tmp_path)
+    for part in ("train", "test"):
+        picture(tmp_path / "one" / part / "a" / "0.png", np.zeros((4, 4, 3), np.uint8))
+    assert message in error_of(monkeypatch, capsys, *words.split(), *listing, "--out", "new")
+    assert not Path("new").exists()
 
 
 # Sharing

@@ -112,6 +112,7 @@ def test_settings_without_effect_are_not_recorded():
         ("gens", {"experts": 2, "gate": "hard"}),
         ("gens", {"from_scratch": False, "average": 0}),
         ("ens", {"bootstrap": False, "member_order": "shared"}),
+        ("sm", {"lr": 1, "weight_decay": 0}),
     ],
 )
 def test_settings_that_do_not_conflict_are_taken(learner, chosen):
@@ -126,6 +127,11 @@ REFUSED = [
     ("sm", {"batch_size": 10**20}, "larger than any value that a run can record"),
     ("sm", {"weight_decay": -0.1}, "--weight-decay -0.1: at least 0"),
     ("sm", {"nesterov": True}, "--nesterov needs --optimizer sgd"),
+    *(("sm", {"optimizer": "sgd", "momentum": value}, "below 1") for value in (1.0, 1.5)),
+    ("sm", {"hidden": "4"}, "--hidden '4': of type str, give int"),
+    ("sm", {"epochs": 2.0}, "--epochs 2.0: of type float, give int"),
+    ("sm", {"lr": "1"}, "--lr '1': of type str, give float"),
+    ("sm", {"augment": "off"}, "--augment 'off': of type str, give bool"),
     ("sm", {"momentum": 0.9}, "--momentum does not apply to sm: Adadelta has none"),
     ("sm", {"patience": 3, "select": "last"}, "--select last does not ask which epoch is best"),
     ("sm", {"average": 0.5, "from_scratch": True}, "weights of unrelated models have no average"),

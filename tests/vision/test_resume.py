@@ -140,8 +140,8 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
     killer = Kills(kills, 3 * epochs, f"{kind} {backbone} {optimizer} {gate}")
     save = _Trainer.save
 
-    def save_and_maybe_die(trainer, progress=None):
-        save(trainer, progress)
+    def save_and_maybe_die(trainer, progress=None, **last):
+        save(trainer, progress, **last)
         killer.saved()
 
     lives = 0

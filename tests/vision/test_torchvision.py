@@ -185,6 +185,8 @@ MISFITS = [
     (lambda state: state | {"conv1.0.weight": torch.zeros(24, 1, 3, 3)}, "size mismatch for conv1.0.weight"),
     (lambda state: state | {"fc.weight": torch.zeros(9, 7)}, "size mismatch for fc.weight"),
     (lambda state: {"model": state}, "Missing key(s)"),
+    (lambda state: state | {1: torch.zeros(1)}, 'Unexpected key(s): "1"'),
+    (lambda state: state | {"fc.bias": 3}, "expected torch.Tensor"),
 ]
 
 
@@ -204,6 +206,13 @@ def test_a_missing_or_damaged_file_is_one_line(tmp_path, refused):
     assert f"--weights {path}: there is no such file" in refused(*play, **options)
     path.write_bytes(b"text")
     assert "give a file of torch.save(model.state_dict(), FILE)" in refused(*play, **options)
+    path.write_bytes(b"II*\0")
+    assert "is damaged (Weights only load failed): give a file" in refused(*play, **options)
+    torch.save(models.get_model(SMALL).state_dict(), path)
+    whole = path.read_bytes()
+    for size in (3, 30, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        assert "give a file of torch.save(model.state_dict(), FILE)" in refused(*play, **options)
     torch.save([1, 2], path)
     assert "it is no dictionary" in refused(*play, **options)
     assert not (tmp_path / "run").exists()

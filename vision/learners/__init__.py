@@ -65,7 +65,7 @@ def resolve(
     chosen setting that the learner does not take.
     """
     preset = preset or presets.default_preset(dataset)
-    for name, known in ((dataset, presets.DATASETS), (learner, LEARNERS), (preset, presets.PRESETS)):
+    for name, known in ((learner, LEARNERS), (preset, presets.PRESETS)):
         if name not in known:
             raise UserError(f"{name!r}: choose from {', '.join(known)}")
     chosen = chosen or {}
@@ -79,7 +79,7 @@ def resolve(
             together = {**chosen, name: value}
             if any(kind.conflict(other, together) for other in together):
                 del of_preset[name]
-    given = presets.OF_DATASET[dataset] | of_preset
+    given = presets.OF_DATASET.get(dataset, presets.VGG) | of_preset
     usual = given.get("optimizer", "adadelta")
     optimizer = chosen.get("optimizer", usual)
     if optimizer != usual:
