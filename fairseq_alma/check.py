@@ -12,15 +12,24 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import msgspec
+import yaml
 
 from alma.errors import Parser, UserError, command
+from fairseq_alma.defaults import FLAGS
 
 
 def resolve(words: list[str]) -> dict[str, Any]:
-    """The arch and all settings of a command line; exits with code 2 if fairseq-train would refuse it."""
+    """The arch and all settings of a command line; exits with code 2 if fairseq-train would refuse it.
+
+    UserError: a flag that a run cannot have.
+    """
     from fairseq import options
     from fairseq.models import ARCH_MODEL_REGISTRY
 
+    refused = yaml.safe_load(FLAGS.read_text())["refused in runs"]
+    for flag in (word.partition("=")[0] for word in words):
+        if flag in refused:
+            raise UserError(f"{flag}: {refused[flag]}")
     parser = options.get_training_parser(default_task="alma_lm")
     args = options.parse_args_and_arch(parser, words)
     config = getattr(ARCH_MODEL_REGISTRY[args.arch], "__dataclass", None)

@@ -65,7 +65,7 @@ def is_train(main) -> bool:
 
 
 def watch(main) -> None:
-    """Check after every update of `main`, if that trains, whether a signal has arrived.
+    """Check after every update of `main`, if that trains, whether a signal has arrived; keep its patience.
 
     Training stops after any validation and saving that is due; a stage that is complete ends as usual.
     """
@@ -107,3 +107,4 @@ def watch(main) -> None:
         sys.exit(EXIT_CODE)
 
     main.__globals__["validate_and_save"] = validate_and_save
+    AlmaLMTask.early_stop = vars(main.__globals__["should_stop_early"])
