@@ -218,14 +218,14 @@ def _at_the_same_batch(original, iterator, state: dict[str, Any]) -> None:
     if position and state.get("batches", batches) != batches:
         raise UserError(
             f"training stopped within an epoch of {state['batches']:,} batches, and now it has {batches:,}: "
-            "give the earlier --batch-size, --max-tokens and --tokens-per-sample to resume, or "
-            "--reset-dataloader to begin the epoch again"
+            "give the earlier --batch-size, --max-tokens and --tokens-per-sample to resume, "
+            "or fairseq-train --reset-dataloader to begin the epoch again"
         )
     done, rest = divmod(position * before, iterator.num_shards)
     if rest:
         raise UserError(
             f"training stopped within an epoch, after {position:,} batches in each of {before} processes, "
-            f"which {iterator.num_shards} cannot share: give --distributed-world-size {before} to resume, or "
-            "--reset-dataloader to begin the epoch again"
+            f"which {iterator.num_shards} cannot share: give --distributed-world-size {before} to "
+            "resume, or fairseq-train --reset-dataloader to begin the epoch again"
         )
     original(iterator, {**state, "iterations_in_epoch": done})

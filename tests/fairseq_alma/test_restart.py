@@ -1,5 +1,6 @@
 """A killed training, started again with the same command, equals an uninterrupted one, with every flag."""
 
+import argparse
 import itertools
 import re
 import signal
@@ -51,7 +52,6 @@ FLAGS = {
     "order": "--curriculum 1 --update-ordered-indices-seed --grouped-shuffling",
     "groups": "--grouped-shuffling --update-epoch-batch-itr True",
     "end": "--max-update 99 --max-epoch 3",
-    "least": "--stop-min-lr 2e-3 --max-update 99 --warmup-updates 0",
     "validation": "--valid-subset test,valid --validate-interval 2 --validate-interval-updates 3 "
     "--validate-after-updates 5 --fixed-validation-seed 4 --max-valid-steps 2",
     "none": "--disable-validation",
@@ -62,7 +62,7 @@ FLAGS = {
     "anew": "--no-last-checkpoints",
     "average": "--store-ema --ema-decay .5 --ema-start-update 3 --ema-update-freq 2 --ema-fp32",
     "polynomial_average": "--store-ema --ema-poly 4",
-    "patience": "--patience 7 --validate-interval-updates 3 --lr 1 --clip-norm 0",
+    "patience": "--patience 6 --validate-interval-updates 3 --maximize-best-checkpoint-metric",
     "restored": "--restore-file STAGE --reset-optimizer --reset-dataloader",
     "once": "--continue-once STAGE --reset-dataloader --reset-meters --reset-lr-scheduler --reset-optimizer",
     "finetuned": "--finetune-from-model STAGE --stage 1 --replay-share .5 --replay-from recent",
@@ -70,7 +70,6 @@ FLAGS = {
     "--max-update 40",
 }
 """Flags of a training, with others than their defaults; STAGE is the checkpoint of a training."""
-STOP_EARLY = ("patience", "least")  # after update 16
 FAST = ("patience", "once", "order")
 
 DIES = """
@@ -92,11 +91,11 @@ def names(text: str) -> set[str]:
     return {word for word in text.split() if word.startswith("--")}
 
 
-def parsed(*words: str) -> set[str]:
-    """The first names of all flags of fairseq-train that these choices have."""
+def actions_of(*words: str) -> dict[str, argparse.Action]:
+    """All flags of fairseq-train, by their first names, that these choices have."""
     parser = options.get_training_parser(default_task="alma_lm")
     options.parse_args_and_arch(parser, ["STREAM", *words])
-    return {action.option_strings[0] for action in parser._actions if action.option_strings} - {"-h"}
+    return {action.option_strings[0]: action for action in parser._actions if action.option_strings}
 
 
 def test_the_table_has_every_flag_of_fairseqs_parser_once():
@@ -107,8 +106,8 @@ def test_the_table_has_every_flag_of_fairseqs_parser_once():
     for flag in ("--optimizer", "--lr-scheduler", "--criterion"):
         choices += [(flag, choice) for choice in TABLE["choices"][flag]]
     more = {"triangular": ("--max-lr", "1")}
-    known = parsed().union(*(parsed(*pair, *more.get(pair[1], ())) for pair in choices))
-    assert set(listed) == known
+    known = set(actions_of()).union(*(actions_of(*pair, *more.get(pair[1], ())) for pair in choices))
+    assert set(listed) == known - {"-h"}
     assert TABLE["refused in runs"].keys() <= set(itertools.chain(*lists.values()))
     assert names(" ".join((*FLAGS.values(), BASE, TINY))) >= set(lists["resumed"])
 
@@ -121,7 +120,7 @@ def test_no_other_choice_of_fairseq_is_accepted(kind, capsys):
     needed = {"composite_loss": ("--underlying-criterion", "cross_entropy")}
     for choice in others:
         with pytest.raises(SystemExit, match="2"):
-            parsed(flag, choice, *needed.get(choice, ()))
+            actions_of(flag, choice, *needed.get(choice, ()))
         assert capsys.readouterr().err.startswith(f"error: {flag} {choice}: the task alma_lm takes ")
 
 
@@ -131,25 +130,24 @@ def test_what_the_table_refuses_is_refused_with_its_remedy(capsys):
             command(lambda: call(*words))()
         return capsys.readouterr().err
 
-    parser = options.get_training_parser(default_task="alma_lm")
     rare = "--optimizer adafactor --lr-scheduler reduce_lr_on_plateau".split()
-    options.parse_args_and_arch(parser, ["STREAM", *rare])
+    actions = {**actions_of(), **actions_of(*rare)}
     for flag, remedy in TABLE["refused"].items():
-        action = parser._option_string_actions[flag]
+        action = actions[flag]
         value = next((choice for choice in action.choices or () if choice != action.default), "7")
         words = (flag,) if action.nargs == 0 else (flag, value)
         if flag in ("--relative-step", "--warmup-init"):
             words += ("--optimizer", "adafactor")
         if flag == "--lr-patience":
             words += ("--lr-scheduler", "reduce_lr_on_plateau")
-        assert error(parsed, *words) == f"error: {flag}: {remedy}\n"
+        assert error(actions_of, *words) == f"error: {flag}: {remedy}\n"
         if action.nargs != 0 and action.default is not None:
-            parsed(*words[2:], flag, str(action.default))
+            actions_of(*words[2:], flag, str(action.default))
     for flag, remedy in TABLE["refused in runs"].items():
         assert error(resolve, ["STREAM", flag]) == f"error: {flag}: {remedy}\n"
     words = ("--reset-meters", "--finetune-from-model", "x.pt")
     expected = "error: --reset-meters: --finetune-from-model resets all but the weights; leave it out\n"
-    assert error(parsed, *words) == expected
+    assert error(actions_of, *words) == expected
 
 
 @pytest.mark.parametrize(
@@ -170,7 +168,7 @@ def test_a_killed_training_equals_an_uninterrupted_one(
     dying = user_dir(DIES)
     for update in (14, 19):
         code = train("killed", *dying, dies=str(update + (20 if flags == "continuous" else 0)))
-        assert code == (0 if flags in STOP_EARLY and update == 19 else -signal.SIGKILL)
+        assert code == (0 if (flags, update) == ("patience", 19) else -signal.SIGKILL)
     assert train("killed") == 0
     files = [sorted(path.name for path in (tmp_path / folder).glob("*.pt")) for folder in ("whole", "killed")]
     assert files[0] == files[1]
