@@ -19,10 +19,7 @@ from fairseq_alma.defaults import FLAGS
 
 
 def resolve(words: list[str]) -> dict[str, Any]:
-    """The arch and all settings of a command line; exits with code 2 if fairseq-train would refuse it.
-
-    UserError: a flag that a run cannot have.
-    """
+    """The arch and all settings of a command line, unless fairseq-train (exit code 2) or a run refuses it."""
     from fairseq import options
     from fairseq.models import ARCH_MODEL_REGISTRY
 

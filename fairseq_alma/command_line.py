@@ -24,8 +24,6 @@ from fairseq_alma import defaults
 logger = logging.getLogger(__name__)
 
 TASK = "alma_lm"
-_LIMITS = ("max-target-positions", "max-tokens", "max-tokens-valid")
-"""Flags that limit the tokens of a block, besides --tokens-per-sample."""
 
 
 def is_ours(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
@@ -130,7 +128,8 @@ def _check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace, give
 def _check_blocks(args: argparse.Namespace) -> None:
     """UserError: fairseq would leave out tokens of an evaluation, in blocks that exceed a limit."""
     longest, what, mode = args.tokens_per_sample, "a block", args.sample_break_mode
-    limits = {f"--{name}": getattr(args, name.replace("-", "_"), None) for name in _LIMITS}
+    limits = {"--max-target-positions": args.max_target_positions, "--max-tokens": args.max_tokens}
+    limits["--max-tokens-valid"] = args.max_tokens_valid
     if mode not in (None, "none"):
         limits["--tokens-per-sample"] = longest
         longest, what = 0, f"with --sample-break-mode {mode} the longest line"

@@ -155,10 +155,7 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
 
 
 def _reset_once(cfg) -> None:
-    """Drop --reset-* flags that the training of the last checkpoint had: it applied them when it began.
-
-    `cfg`: a copy of fairseq's checkpoint config.
-    """
+    """Drop the --reset-* flags that the training of the last checkpoint had: it applied them as it began."""
     last = Path(cfg.save_dir, "checkpoint_last.pt")
     flags = [name for name in cfg if name.startswith("reset_") and cfg[name]]
     if flags and cfg.restore_file == last.name and last.exists():

@@ -290,8 +290,7 @@ class AlmaLMTask(LanguageModelingTask):
     def get_batch_iterator(self, dataset, *args, **kwargs):
         """As fairseq's, but every block is evaluated, and workers live for one epoch.
 
-        fairseq drops a last batch that is no --required-batch-size-multiple (8), and so up to 7 blocks. In
-        training they differ from epoch to epoch; a stage of fewer blocks drops none.
+        fairseq drops a last batch that is no --required-batch-size-multiple (8): in training random blocks.
 
         Persistent workers and their iterator are a reference cycle: the garbage collector would end them, and
         wait for 5 s, because it closes their queue first.
