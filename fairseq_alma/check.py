@@ -8,6 +8,8 @@ would refuse a command line: one line on standard error and exit code 2.
 import json
 import logging
 import sys
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -19,14 +21,10 @@ from fairseq_alma.defaults import FLAGS
 
 
 def resolve(words: list[str]) -> dict[str, Any]:
-    """The arch and all settings of a command line, unless fairseq-train (exit code 2) or a run refuses it."""
+    """The arch and all settings of a command line; exits with code 2 if fairseq-train would refuse it."""
     from fairseq import options
     from fairseq.models import ARCH_MODEL_REGISTRY
 
-    refused = yaml.safe_load(FLAGS.read_text())["refused in runs"]
-    for flag in (word.partition("=")[0] for word in words):
-        if flag in refused:
-            raise UserError(f"{flag}: {refused[flag]}")
     parser = options.get_training_parser(default_task="alma_lm")
     args = options.parse_args_and_arch(parser, words)
     config = getattr(ARCH_MODEL_REGISTRY[args.arch], "__dataclass", None)
@@ -39,6 +37,14 @@ def resolve(words: list[str]) -> dict[str, Any]:
     return {"arch": args.arch, "settings": settings}
 
 
+def check_run(words: Iterable[str]) -> None:
+    """UserError: a flag that fairseq-train takes, but no run."""
+    refused = yaml.safe_load(FLAGS.read_text())["refused in runs"]
+    for flag in (word.partition("=")[0] for word in words):
+        if flag in refused:
+            raise UserError(f"{flag}: {refused[flag]}")
+
+
 @command
 def main() -> None:
     """Resolve fairseq-train command lines, given as JSON."""
@@ -47,6 +53,7 @@ def main() -> None:
         lines = msgspec.json.decode(sys.stdin.buffer.read(), type=list[list[str]])
     except msgspec.DecodeError as error:
         raise UserError(f"standard input: give a JSON list of command lines ({error})") from None
+    check_run(chain(*lines))
     for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # a second to import, and not needed
         sys.modules[name] = MagicMock()
     import fairseq  # noqa: F401  the plug-in registers with it

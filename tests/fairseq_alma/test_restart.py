@@ -12,7 +12,7 @@ from fairseq.registry import REGISTRIES
 
 from alma.errors import command
 from fairseq_alma import defaults
-from fairseq_alma.check import resolve
+from fairseq_alma.check import check_run
 from tests.fairseq_alma.conftest import TINY
 from tests.fairseq_alma.shared import assert_same_model, assert_same_training
 
@@ -146,7 +146,7 @@ def test_what_the_table_refuses_is_refused_with_its_remedy(capsys):
         if action.nargs != 0 and action.default is not None:
             actions_of(*words[2:], flag, str(action.default))
     for flag, remedy in TABLE["refused in runs"].items():
-        assert error(resolve, ["STREAM", flag]) == f"error: {flag}: {remedy}\n"
+        assert error(check_run, ["STREAM", flag]) == f"error: {flag}: {remedy}\n"
     words = ("--reset-meters", "--finetune-from-model", "x.pt")
     expected = "error: --reset-meters: --finetune-from-model resets all but the weights; leave it out\n"
     assert error(actions_of, *words) == expected
