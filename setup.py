@@ -41,7 +41,11 @@ if __name__ == "__main__":
         packages=find_packages(include=[*PACKAGES, *(f"{name}.*" for name in PACKAGES)]),
         py_modules=["fairseq_alma_hook"],
         entry_points={"console_scripts": ["alma = alma.__main__:main"]},
-        package_data={"alma.report.lm": ["*.csv"], "alma.report.html": ["*.html"]},
+        package_data={
+            "alma.report.lm": ["*.csv"],
+            "alma.report.html": ["*.html"],
+            "fairseq_alma": ["*.yaml"],
+        },
         install_requires=[
             "torch>=2.7",
             "torchvision>=0.22",

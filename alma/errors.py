@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn
@@ -158,10 +159,15 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
                 raise
             remedy = "free some space there" if error.errno in _FULL else "fix this"
             fail(f"{error.filename or 'cannot write'}: {error.strerror}; {remedy} and rerun the command")
-        except KeyboardInterrupt:
-            _interrupted()
+        except KeyboardInterrupt as stop:
+            _interrupted(*stop.args)
 
     return run
+
+
+def interrupt(number: int, frame: object = None) -> NoReturn:
+    """A signal handler: end as on Ctrl-C, with exit code 128 + the signal's number."""
+    raise KeyboardInterrupt(number)
 
 
 def require_package(name: str, flag: str) -> None:
@@ -170,9 +176,9 @@ def require_package(name: str, flag: str) -> None:
         raise UserError(f"{flag} needs the package {name}: pip install {name}")
 
 
-def _interrupted() -> NoReturn:
+def _interrupted(number: int = signal.SIGINT) -> NoReturn:
     print("interrupted; rerun the same command to resume", file=sys.stderr)
-    sys.exit(130)
+    sys.exit(128 + number)
 
 
 def fail(message: str) -> NoReturn:

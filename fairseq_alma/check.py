@@ -8,12 +8,16 @@ would refuse a command line: one line on standard error and exit code 2.
 import json
 import logging
 import sys
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 from unittest.mock import MagicMock
 
 import msgspec
+import yaml
 
 from alma.errors import Parser, UserError, command
+from fairseq_alma.defaults import FLAGS
 
 
 def resolve(words: list[str]) -> dict[str, Any]:
@@ -33,6 +37,14 @@ def resolve(words: list[str]) -> dict[str, Any]:
     return {"arch": args.arch, "settings": settings}
 
 
+def check_run(words: Iterable[str]) -> None:
+    """UserError: a flag that fairseq-train takes, but no run."""
+    refused = yaml.safe_load(FLAGS.read_text())["refused in runs"]
+    for flag in (word.partition("=")[0] for word in words):
+        if flag in refused:
+            raise UserError(f"{flag}: {refused[flag]}")
+
+
 @command
 def main() -> None:
     """Resolve fairseq-train command lines, given as JSON."""
@@ -41,6 +53,7 @@ def main() -> None:
         lines = msgspec.json.decode(sys.stdin.buffer.read(), type=list[list[str]])
     except msgspec.DecodeError as error:
         raise UserError(f"standard input: give a JSON list of command lines ({error})") from None
+    check_run(chain(*lines))
     for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # a second to import, and not needed
         sys.modules[name] = MagicMock()
     import fairseq  # noqa: F401  the plug-in registers with it

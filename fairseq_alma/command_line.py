@@ -5,16 +5,20 @@ import ast
 import contextlib
 import itertools
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import yaml
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, FairseqLanguageModel
+from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
 from alma.errors import UserError, closest, hint
 from alma.options import flag_of
+from alma.stream import Stream, is_stream, read_index
 from fairseq_alma import defaults
 
 logger = logging.getLogger(__name__)
@@ -89,6 +93,8 @@ def parse(
     if problems:
         raise UserError("; ".join(problems))
     if training:
+        _check_flags(parser, args, given)
+        _check_blocks(args)
         _check_model(args)
         _fill_schedule(args, given, scheduler)
         chosen = defaults.chosen(given, scheduler).items()
@@ -101,6 +107,49 @@ def _shown(values: dict[str, object]) -> str:
     return " ".join(flag if value is True else f"{flag} {value}" for flag, value in values.items())
 
 
+def _check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace, given: set[str]) -> None:
+    """UserError: a flag or a choice with which a training fails, or its restart computes something else."""
+    table = yaml.safe_load(defaults.FLAGS.read_text())
+    for flag in given & table["refused"].keys():
+        action = parser._option_string_actions[flag]
+        if getattr(args, action.dest) != action.default:
+            raise UserError(f"{flag}: {table['refused'][flag]}")
+    for flag, choices in table["choices"].items():
+        name = flag[2:].replace("-", "_")
+        choice = getattr(args, name)
+        kind = REGISTRIES[name]["registry"].get(choice, str) if name in REGISTRIES else str
+        if choice not in (None, *choices) and kind.__module__.startswith(("fairseq.", "builtins")):
+            raise UserError(f"{flag} {choice}: the task {TASK} takes {', '.join(choices)}")
+    resets = sorted(flag for flag in given if flag.startswith("--reset-") and flag != "--reset-logging")
+    if resets and args.finetune_from_model:
+        raise UserError(f"{resets[0]}: --finetune-from-model resets all but the weights; leave it out")
+
+
+def _check_blocks(args: argparse.Namespace) -> None:
+    """UserError: fairseq would leave out tokens of an evaluation, in blocks that exceed a limit."""
+    longest, what, mode = args.tokens_per_sample, "a block", args.sample_break_mode
+    limits = {"--max-target-positions": args.max_target_positions, "--max-tokens": args.max_tokens}
+    limits["--max-tokens-valid"] = args.max_tokens_valid
+    if mode not in (None, "none"):
+        limits["--tokens-per-sample"] = longest
+        longest, what = 0, f"with --sample-break-mode {mode} the longest line"
+        data = args.data.split(":")[0]
+        names = [os.path.join(data, name) for name in ("valid", "test")]
+        if is_stream(data):
+            stream = Stream.load(data)
+            parts = (stream.valid, stream.test, *stream.held_out, *stream.held_out_valid)
+            names = [stream.path(part) for part in parts]
+        for name in names:
+            if os.path.exists(f"{name}.idx"):
+                longest = max(longest, int(read_index(f"{name}.idx")[0].max(initial=0)))
+    for flag, limit in limits.items():
+        if limit and limit < longest:
+            raise UserError(
+                f"{flag} {limit}: {what} has {longest} tokens and could not be evaluated: give {flag} "
+                f"{longest} or more" + (", or leave --sample-break-mode out" if what != "a block" else "")
+            )
+
+
 def _check_model(args: argparse.Namespace) -> None:
     """UserError: a model that `fairseq_alma.evaluate` cannot measure."""
     known = ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")
@@ -111,8 +160,6 @@ def _check_model(args: argparse.Namespace) -> None:
             f"--arch {args.arch}: the task {TASK} trains switch_gmoe*, {', '.join(known)} and your own "
             "language models (--user-dir)"
         )
-    if args.criterion == "adaptive_loss":
-        raise UserError("--criterion adaptive_loss: perplexity needs all logits; give cross_entropy")
     if name not in ("transformer_lm", "lightconv_lm"):  # the others use these with adaptive_loss only
         return
     for part in ("adaptive_softmax_cutoff", "adaptive_input", "character_embeddings", "base_layers"):
@@ -146,8 +193,9 @@ def _fill_schedule(args: argparse.Namespace, given: set[str], scheduler: str) ->
 
 def _check_values(action: argparse.Action) -> None:
     """Let argparse check lists and tuples of numbers; fairseq would evaluate them later, with a traceback."""
-    if action.dest == "total_num_update":
-        action.type = float  # fairseq declares no type, since its default is another flag's value
+    # fairseq declares no type where the default is another flag's value.
+    numbers = {"total_num_update": float, "max_tokens_valid": int, "batch_size_valid": int}
+    action.type = numbers.get(action.dest, action.type)
     convert, default = action.type, action.default
     tuple_as_text = convert is str and isinstance(default, (tuple, list))
     if convert is None or (isinstance(convert, type) and not tuple_as_text):

@@ -9,13 +9,11 @@ import importlib.util
 import os
 import shutil
 import socket
-import types
 import zipfile
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from fairseq import checkpoint_utils, options
 from fairseq.data.iterators import EpochBatchIterator
@@ -44,10 +42,6 @@ def install() -> None:
     replace(Trainer, "train_step", _empty_batches_first)
     replace(EpochBatchIterator, "state_dict", _with_processes)
     replace(EpochBatchIterator, "load_state_dict", _at_the_same_batch)
-    if not hasattr(np, "compat"):
-        # TokenBlockDataset's break mode "eos" (fairseq-interactive) uses np.compat.long, gone in NumPy 2.
-        # No upstream issue known; unnecessary once fairseq supports NumPy 2.
-        np.compat = types.SimpleNamespace(long=np.int64)  # type: ignore[attr-defined]  # noqa: NPY201
 
 
 def replace(owner: Any, name: str, replacement: Callable) -> None:
@@ -224,14 +218,14 @@ def _at_the_same_batch(original, iterator, state: dict[str, Any]) -> None:
     if position and state.get("batches", batches) != batches:
         raise UserError(
             f"training stopped within an epoch of {state['batches']:,} batches, and now it has {batches:,}: "
-            "give the earlier --batch-size, --max-tokens and --tokens-per-sample to resume, or "
-            "--reset-dataloader to begin the epoch again"
+            "give the earlier --batch-size, --max-tokens and --tokens-per-sample to resume, "
+            "or fairseq-train --reset-dataloader to begin the epoch again"
         )
     done, rest = divmod(position * before, iterator.num_shards)
     if rest:
         raise UserError(
             f"training stopped within an epoch, after {position:,} batches in each of {before} processes, "
-            f"which {iterator.num_shards} cannot share: give --distributed-world-size {before} to resume, or "
-            "--reset-dataloader to begin the epoch again"
+            f"which {iterator.num_shards} cannot share: give --distributed-world-size {before} to "
+            "resume, or fairseq-train --reset-dataloader to begin the epoch again"
         )
     original(iterator, {**state, "iterations_in_epoch": done})

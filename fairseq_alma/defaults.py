@@ -7,6 +7,7 @@ The defaults follow the paper's section 5 and appendix B.2; all other flags and 
 import argparse
 from collections.abc import Collection
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
 from alma import averages
@@ -61,6 +62,9 @@ UNLESS = {
     "--no-epoch-checkpoints": _SAVING,
 }
 """Defaults that do not apply if one of these flags is given."""
+
+FLAGS = Path(__file__).with_name("flags.yaml")
+"""What each flag of fairseq-train does to an interrupted training, and those that are refused."""
 
 WARMUP = 500
 """Updates of linear warm-up, at most a tenth of all; then the learning rate decays linearly to 0."""

@@ -16,10 +16,12 @@ import torch
 from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.optim.adam import Adam
+from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
 from fairseq.trainer import Trainer
 from omegaconf import open_dict
 
 from alma.errors import UserError, command, fail
+from alma.options import flag_of
 from fairseq_alma import checkpoint, command_line, compat, growth, interrupt, start_checks
 from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel
@@ -32,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingComplete(Exception):
-    """The loaded checkpoint already has --max-update updates."""
+    """The loaded checkpoint already has --max-update updates, or --patience has ended its training."""
 
 
 def install_first(original, *args, **kwargs):
@@ -127,6 +129,7 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     if getattr(trainer.cfg.model, "moe_expert_parallel", False):
         expert_parallel.check(trainer.cfg)
     cfg = copy.deepcopy(cfg)  # it changes; checkpoints store what the user gave
+    _reset_once(cfg)
     growth.prepare(cfg, trainer)
     if new_stage := schedule.starts_stage(cfg):
         schedule.prepare(cfg, trainer)
@@ -140,10 +143,26 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
         schedule.begin(trainer, loaded[0])
     weight_average.begin(trainer, loaded[0])
     tensorboard.begin(trainer)
-    max_update = trainer.cfg.optimization.max_update
-    if max_update and trainer.get_num_updates() >= max_update:
+    if loaded[0] and not new_stage and isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule):
+        position, loss = loaded[0]["train_iterator"], loaded[0]["val_loss"]
+        if loss is not None and not position["iterations_in_epoch"]:  # saved before the step of its epoch
+            trainer.lr_step(position["epoch"] - 1, loss)
+    max_update, patience = trainer.cfg.optimization.max_update, cfg.patience
+    stopped = 0 < patience <= trainer.task.early_stop.get("num_runs", 0)
+    if stopped or (max_update and trainer.get_num_updates() >= max_update):
         raise TrainingComplete
     return loaded
+
+
+def _reset_once(cfg) -> None:
+    """Drop the --reset-* flags that the training of the last checkpoint had: it applied them as it began."""
+    last = Path(cfg.save_dir, "checkpoint_last.pt")
+    flags = [name for name in cfg if name.startswith("reset_") and cfg[name]]
+    if flags and cfg.restore_file == last.name and last.exists():
+        before = checkpoint.memory_map(str(last))["cfg"]["checkpoint"]
+        for name in filter(before.get, flags):
+            cfg[name] = False
+            logger.info(f"{flag_of(name)}: applied before {last} was written; this start resumes from it")
 
 
 def _load_into(original, trainer, filename, *args, **kwargs):

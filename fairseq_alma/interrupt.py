@@ -19,7 +19,6 @@ import threading
 import torch
 from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
-from fairseq.file_io import PathManager
 from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
 
 from fairseq_alma.task import AlmaLMTask
@@ -73,7 +72,7 @@ def is_train(main) -> bool:
 
 
 def watch(main) -> None:
-    """Check after every update of `main`, if that trains, whether a signal has arrived.
+    """Check after every update of `main`, if that trains, whether a signal has arrived; keep its patience.
 
     Training stops after any validation and saving that is due; a stage that is complete ends as usual.
     """
@@ -106,8 +105,6 @@ def watch(main) -> None:
             only_last = copy.deepcopy(saves)
             only_last.no_epoch_checkpoints, only_last.save_interval_updates = True, 0
             checkpoint_utils.save_checkpoint(only_last, trainer, epoch_itr, None)  # no loss: not the best
-        if saves.write_checkpoints_asynchronously:
-            PathManager.async_close()
         logger.info(f"stopped by a signal after update {updates}, exit code {EXIT_CODE}: run it again")
         if together:
             # A launcher kills the other processes when the first one exits: wait until all have written.
@@ -115,3 +112,4 @@ def watch(main) -> None:
         sys.exit(EXIT_CODE)
 
     main.__globals__["validate_and_save"] = validate_and_save
+    AlmaLMTask.early_stop = vars(main.__globals__["should_stop_early"])

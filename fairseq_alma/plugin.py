@@ -1,8 +1,12 @@
 """Register the task, the archs and the criterion with fairseq.
 
-A script that imports fairseq gets these names and nothing else; `hooks` are installed when a command starts.
+A script that imports fairseq gets these names and np.compat, and nothing else; `hooks` are installed when a
+command starts.
 """
 
+import types
+
+import numpy as np
 from fairseq import options
 
 from fairseq_alma import compat, hooks, switch_lm, task
@@ -10,4 +14,8 @@ from fairseq_alma.training import loss
 
 __all__ = ["loss", "switch_lm", "task"]
 
+if not hasattr(np, "compat"):
+    # TokenBlockDataset's break mode "eos" (fairseq-interactive, `score` of a hub model) uses np.compat.long,
+    # gone in NumPy 2. No upstream issue known; unnecessary once fairseq supports NumPy 2.
+    np.compat = types.SimpleNamespace(long=np.int64)  # type: ignore[attr-defined]  # noqa: NPY201
 compat.replace(options, "get_parser", hooks.install_first)

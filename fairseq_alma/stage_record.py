@@ -18,6 +18,7 @@ from alma.flops import Shape, Weights
 from alma.metrics import bits_per_byte, perplexity
 from alma.schema import LARGEST
 from fairseq_alma.checkpoint import memory_map_last, memory_map_members
+from fairseq_alma.data.token_blocks import Tokens
 from fairseq_alma.ensemble import EnsembleDecoder, ensemble_of
 from fairseq_alma.moe.metrics import evaluate
 
@@ -107,7 +108,7 @@ def training_record(checkpoint: str, shape: Shape | Weights) -> dict[str, Any]:
 def describe(split: str, loaded: Loaded) -> dict[str, Any]:
     """Perplexity on a split per token, and per word and byte if the stream says how many it has.
 
-    UserError: the loss is not finite.
+    UserError: the model cannot read all tokens of the split, or the loss is not finite.
     """
     cfg, task, model = loaded.cfg, loaded.task, loaded.model
     if torch.cuda.is_available() and not cfg.common.cpu:
@@ -124,7 +125,13 @@ def describe(split: str, loaded: Loaded) -> dict[str, Any]:
     if sys.stderr.isatty():
         batches = progress_bar.progress_bar(batches, log_format="tqdm", prefix=f"evaluating on {split}")
     result = evaluate(model, batches, task.dictionary.pad())
-    nll = result.nll / result.tokens
+    tokens = len(Tokens(*task.sources[split]))
+    if result.tokens != tokens:
+        raise UserError(
+            f"{split}: only {result.tokens:,} of {tokens:,} tokens can be evaluated: leave out "
+            "--sample-break-mode, or give a larger --tokens-per-sample"
+        )
+    nll = result.nll / tokens
     if not perplexity(nll) <= LARGEST:
         raise UserError(f"the loss on {split} is {nll:.4g}: training has diverged; try a lower --lr")
     part = {"valid": task.stream.valid, "test": task.stream.test}.get(split) if task.stream else None

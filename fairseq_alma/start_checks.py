@@ -16,6 +16,8 @@ def check_gpus(cfg) -> None:
     wanted = cfg.task.expect_gpus
     # Without a usable driver device_count() may still count the GPUs.
     usable = torch.cuda.device_count() if torch.cuda.is_available() and not cfg.common.cpu else 0
+    if not usable and cfg.distributed_training.ddp_backend == "fully_sharded":
+        raise UserError("--ddp-backend fully_sharded needs a GPU: leave it out, or give pytorch_ddp")
     if usable < wanted:
         raise UserError(
             f"planned: {wanted} GPU{'s' * (wanted != 1)} here, but torch {torch.__version__} can use "

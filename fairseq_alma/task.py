@@ -5,7 +5,7 @@ import logging
 import time
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 import torch
@@ -96,6 +96,9 @@ class AlmaLMTask(LanguageModelingTask):
     DATA is a stream directory (see alma.stream) or the output directory of fairseq-preprocess; several of the
     latter, joined by ':', are shards of one corpus. The split `train` has the mega-batches of the stage.
     """
+
+    early_stop: ClassVar[dict[str, Any]] = {}
+    """What fairseq's should_stop_early counts for --patience, if this process trains (`interrupt.watch`)."""
 
     def __init__(self, args, dictionary, output_dictionary=None, targets=None):
         super().__init__(args, dictionary, output_dictionary, targets)
@@ -284,13 +287,18 @@ class AlmaLMTask(LanguageModelingTask):
             dataset = self._blocks(split, max_positions - kwargs.get("context_window", 0))
         return super().eval_lm_dataloader(dataset, max_positions=max_positions, **kwargs)
 
-    def get_batch_iterator(self, *args, **kwargs):
-        """As fairseq's, with workers for one epoch.
+    def get_batch_iterator(self, dataset, *args, **kwargs):
+        """As fairseq's, but every block is evaluated, and workers live for one epoch.
 
-        Persistent ones and their iterator are a reference cycle: the garbage collector would end them, and
+        fairseq drops a last batch that is no --required-batch-size-multiple (8): in training random blocks.
+
+        Persistent workers and their iterator are a reference cycle: the garbage collector would end them, and
         wait for 5 s, because it closes their queue first.
         """
-        iterator = super().get_batch_iterator(*args, **kwargs)
+        multiple = kwargs.get("required_batch_size_multiple", 1)
+        if dataset is not self.datasets.get("train") or len(dataset) < multiple:
+            kwargs["required_batch_size_multiple"] = 1
+        iterator = super().get_batch_iterator(dataset, *args, **kwargs)
         iterator.reuse_dataloader = iterator.persistent_workers = False
         return iterator
 
@@ -356,6 +364,7 @@ class AlmaLMTask(LanguageModelingTask):
         if not torch.cuda.is_available():
             self.peak_memory = max(self.peak_memory, peak_memory())
         state = {name: getattr(self, name) for name in _KEPT} | {"stage": self.args.stage}
+        state["early_stop"] = dict(self.early_stop)
         state["seconds"] += time.monotonic() - self.started
         return {type(self).__name__: state}
 
@@ -363,6 +372,7 @@ class AlmaLMTask(LanguageModelingTask):
         """Restore the measurements."""
         for name in _KEPT:
             setattr(self, name, state[name])
+        self.early_stop.update(state.get("early_stop", {}))
 
 
 def collect_outputs(model, outputs: list[tuple]) -> RemovableHandle:

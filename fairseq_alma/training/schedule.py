@@ -66,7 +66,7 @@ def begin(trainer, extra_state: dict[str, Any] | None) -> None:
     counts = (extra_state or {}).get(type(task).__name__, {})
     done = trainer.get_num_updates()
     if done and counts.get("stage") == task.args.stage:
-        task.set_checkpoint_dict(counts)
+        task.set_checkpoint_dict({**counts, "early_stop": {}})
         return
     task.first_update = done
     if done:

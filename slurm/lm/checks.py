@@ -37,11 +37,6 @@ def _problems(request: Request) -> Iterator[str]:
         yield f"--from-scratch: {request.learner} trains new models in every stage; leave it out"
     if own.switch and not (arch := settings["--arch"]).startswith("switch_"):
         yield f"--arch {arch}: {request.learner} needs experts: give --arch switch_gmoe"
-    for flag in ("--no-save", "--no-last-checkpoints"):
-        if settings[flag]:
-            yield f"{flag}: a run needs the last checkpoint of each stage; leave it out"
-    if "--checkpoint-suffix" in request.flags:
-        yield "--checkpoint-suffix: a run finds its checkpoints by their names; leave it out"
     for flag in _POSITIVE:
         values = settings[flag] if isinstance(settings[flag], list) else [settings[flag]]
         yield from (f"{flag} {value}: at least 1" for value in values if value is not None and value < 1)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
-from alma.errors import UserError
+from alma.errors import UserError, interrupt
 from slurm.engine import children, resources, submission, terminal
 from slurm.engine.machine import Machine
 from slurm.lm.announce import announce
@@ -26,7 +26,7 @@ def start(words: Sequence[str], options: argparse.Namespace) -> None:
     """Run a command line of the launcher, whose own options are parsed."""
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is signal.SIG_DFL:  # nohup ignores SIGHUP
-            signal.signal(ending, signal.default_int_handler)  # end the child and say so, as on Ctrl-C
+            signal.signal(ending, interrupt)  # end the child and say so, as on Ctrl-C
     resources.check_cluster(options, slurm=("wait",), local=("jobs",))
     wanted, jobs, on_slurm = resources.read(options), options.jobs or 1, options.cluster == "slurm"
     if options.megabatches and not options.dry_run:

@@ -31,7 +31,7 @@ _EVALUATE = (sys.executable, "-m", "fairseq_alma.evaluate")
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
 _EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
 _EVALUATION_FLAGS += ("--max-tokens", "--batch-size", "--required-batch-size-multiple", "--tokens-per-sample")
-_EVALUATION_FLAGS += ("--sample-break-mode", "--add-bos-token", *CUT_FLAGS)
+_EVALUATION_FLAGS += ("--sample-break-mode", *CUT_FLAGS)
 
 
 def tokens_of_batch(settings: FlagValues) -> int | None:

@@ -25,7 +25,7 @@ _OF_THE_LAUNCHER = {
     "--save-dir": "give --out RUN before the `--`",
     "--task": "leave it out, it is always alma_lm",
     "--stage": _EVERY_STAGE,
-    "--finetune-from-model": _EVERY_STAGE,
+    "--finetune-from-model": "stage 0 starts a new model, each later stage from the stage before",
     "--restore-file": _EVERY_STAGE,
     **{flag_of(name): f"give {flag_of(name)} before the `--`" for name in options_of(Request)},
 }

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from alma.errors import UserError
 from alma.files import make_directory, patiently_locked, write_json_atomic
 from alma.options import flag_words
 from alma.records import Run
 from slurm.engine import children
 from slurm.engine.jobs import Job
 from slurm.lm.plan import Plan, StageSpec, Training
-from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect
+from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect, read_marker
 from slurm.lm.sharing import take_over
 
 Environment = Mapping[str, str]
@@ -40,10 +41,15 @@ class RunJob(Job):
         return self.plan.stages[self.index]
 
     def model_of(self, directory: Path) -> Path:
-        """The model of the training in `directory`: the best by validation, or the last."""
-        best = directory / "checkpoint_best.pt"
-        last = self.plan.request.one_schedule or not best.exists()
-        return directory / "checkpoint_last.pt" if last else best
+        """The checkpoint that the training in `directory` chose at its end. UserError: it is missing."""
+        marker = directory / TRAINED
+        model = directory / read_marker(marker)["checkpoint"] if marker.exists() else marker
+        if not model.exists():
+            raise UserError(
+                f"{model}: missing, and it is the model of a trained stage: restore it, or delete "
+                f"{directory} and rerun the command to train that stage again"
+            )
+        return model
 
     @abstractmethod
     def do(self, environment: Environment | None = None, watch: Watch | None = None) -> None:
@@ -87,7 +93,9 @@ class TrainJob(RunJob):
             command += ["--finetune-from-model", str(self.model_of(self.training.previous))]
         children.run(command, self.directory / log, f"training of {self.name}", watch, environment)
         if log == "train.log":
-            write_json_atomic(self.marker, {"checkpoint": self.model_of(self.directory).name})
+            # The best by validation; a schedule over all stages goes on from the last.
+            best = (self.directory / "checkpoint_best.pt").exists() and not self.plan.request.one_schedule
+            write_json_atomic(self.marker, {"checkpoint": f"checkpoint_{'best' if best else 'last'}.pt"})
 
     def work(self) -> None:
         from submitit import JobEnvironment

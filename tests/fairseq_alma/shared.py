@@ -60,6 +60,21 @@ def assert_same_model(a, b, exact: bool = True) -> None:
             torch.testing.assert_close(first[name], second[name], atol=1e-5, rtol=1e-5, msg=name)
 
 
+def assert_same_training(first, second) -> None:
+    """Assert that two checkpoints have the same training state, bit for bit; times may differ."""
+    assert_same_model(first, second)
+    a, b = load(first), load(second)
+    history = [state["optimizer_history"][-1]["num_updates"] for state in (a, b)]
+    assert history[0] == history[1]
+    torch.testing.assert_close(a["last_optimizer_state"], b["last_optimizer_state"], rtol=0, atol=0)
+    torch.testing.assert_close(a["extra_state"].get("ema"), b["extra_state"].get("ema"), rtol=0, atol=0)
+    for name in ("best", "val_loss", "train_iterator"):
+        assert a["extra_state"].get(name) == b["extra_state"].get(name), name
+    kept = [state["extra_state"]["AlmaLMTask"] for state in (a, b)]
+    for name in kept[0].keys() - {"seconds", "peak_memory"}:
+        assert kept[0][name] == kept[1][name], name
+
+
 class Plain:
     """An optimizer that only runs backward."""
 

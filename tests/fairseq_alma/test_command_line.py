@@ -10,6 +10,8 @@ import pytest
 import yaml
 from fairseq import options
 
+from alma.errors import command
+from alma.stream import read_index
 from fairseq_alma import check, defaults
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +26,7 @@ def settings(*words: str) -> dict:
 def refused(capsys, *words: str) -> str:
     """The one-line error of a command line."""
     with pytest.raises(SystemExit, match="2"):
-        check.resolve(list(words))
+        command(lambda: check.resolve(list(words)))()
     output = capsys.readouterr()
     assert output.out == ""
     (line,) = output.err.splitlines()
@@ -123,13 +125,56 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
         ),
         (
             "S --criterion adaptive_loss",
-            "--criterion adaptive_loss: perplexity needs all logits; give cross_entropy",
+            "--criterion adaptive_loss: the task alma_lm takes cross_entropy, chunked_cross_entropy, "
+            "label_smoothed_cross_entropy",
         ),
+        (
+            "S --max-target-positions 32",
+            "--max-target-positions 32: a block has 512 tokens and could not be evaluated: give "
+            "--max-target-positions 512 or more",
+        ),
+        (
+            "S --max-tokens 1024 --max-tokens-valid 256",
+            "--max-tokens-valid 256: a block has 512 tokens and could not be evaluated: give "
+            "--max-tokens-valid 512 or more",
+        ),
+        (
+            "S --sample-break-mode complete_doc",
+            "--sample-break-mode complete_doc: the task alma_lm takes none, complete, eos",
+        ),
+        (
+            "S --ddp-backend slowmo",
+            "--ddp-backend slowmo: the task alma_lm takes pytorch_ddp, c10d, legacy_ddp, no_c10d, "
+            "fully_sharded",
+        ),
+        ("S --max-tokens-valid many", "--max-tokens-valid: invalid int value: 'many'"),
         ("--max-update 3", "no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`"),
     ],
 )
 def test_an_invalid_command_line_is_one_line(capsys, words, line):
     assert refused(capsys, *words.split()) == line
+
+
+@pytest.mark.parametrize("mode", ["eos", "complete"])
+def test_a_break_mode_that_leaves_out_lines_of_an_evaluation_is_refused(capsys, stream, mode):
+    longest = max(int(read_index(f"{stream}/{name}.idx")[0].max()) for name in ("valid", "test"))
+    words = ("--sample-break-mode", mode, "--max-tokens", "4096", "--tokens-per-sample")
+    assert refused(capsys, str(stream), *words, str(longest - 1)) == (
+        f"--tokens-per-sample {longest - 1}: with --sample-break-mode {mode} the longest line has {longest} "
+        f"tokens and could not be evaluated: give --tokens-per-sample {longest} or more, or leave "
+        "--sample-break-mode out"
+    )
+    assert check.resolve([str(stream), *words, str(longest)])
+    assert check.resolve([str(stream), "--tokens-per-sample", "64"])
+
+
+def test_a_flag_at_its_default_and_a_choice_of_ones_own_are_not_refused(tmp_path):
+    (tmp_path / "__init__.py").write_text(
+        "from fairseq.optim import register_optimizer\nfrom fairseq.optim.sgd import SGD\n"
+        "register_optimizer('own_sgd')(type('OwnSGD', (SGD,), {'__module__': __name__}))\n"
+    )
+    found = settings("--zero-sharding", "none", "--user-dir", str(tmp_path), "--optimizer", "own_sgd")
+    assert found["--optimizer"] == "own_sgd"
 
 
 def test_the_literal_command_trains(start, stream, tmp_path):

@@ -7,10 +7,9 @@ import sys
 import time
 
 import pytest
-import torch
 
 from fairseq_alma import interrupt
-from tests.fairseq_alma.shared import assert_same_model, load
+from tests.fairseq_alma.shared import assert_same_training, load
 
 AGAIN = 75
 HALF_PRECISIONS = ("fp16", "memory-efficient-fp16", "bf16", "memory-efficient-bf16", "amp")
@@ -42,19 +41,6 @@ def at_update(user_dir):
         return flags, {"SIGNAL_AT": str(update), "SIGNAL_TO": str(rank)}
 
     return make
-
-
-def assert_same(first, second) -> None:
-    """Assert that two checkpoints have the same training state, bit for bit; times may differ."""
-    assert_same_model(first, second)
-    a, b = load(first), load(second)
-    history = [state["optimizer_history"][-1]["num_updates"] for state in (a, b)]
-    assert history[0] == history[1]
-    torch.testing.assert_close(a["last_optimizer_state"], b["last_optimizer_state"], rtol=0, atol=0)
-    for name in ("best", "val_loss", "train_iterator"):
-        assert a["extra_state"][name] == b["extra_state"][name], name
-    tokens = [state["extra_state"]["AlmaLMTask"]["train_tokens"] for state in (a, b)]
-    assert tokens[0] == tokens[1]
 
 
 def position(path) -> tuple[int, dict]:
@@ -112,7 +98,7 @@ def test_half_precisions_resume_bit_for_bit_while_the_loss_scale_grows(train, st
         stop_at(update, save, *flags)
     train(save, *flags)
     last = "checkpoint_last.pt"
-    assert_same(tmp_path / "whole" / last, save / last)
+    assert_same_training(tmp_path / "whole" / last, save / last)
     state = load(save / last)["last_optimizer_state"]
     if "bf16" not in precision:
         assert (state["scaler"]["scale"] if kind == "amp" else state["loss_scale"]) == 128 * 2**3
@@ -140,7 +126,7 @@ def test_it_saves_once_and_validates_only_when_due(train, stop_at, tmp_path):
     train(save, *flags)
     assert {path.name for path in save.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
     for name in ("checkpoint_1_4.pt", "checkpoint_1_8.pt", "checkpoint_last.pt", "checkpoint_best.pt"):
-        assert_same(tmp_path / "whole" / name, save / name)
+        assert_same_training(tmp_path / "whole" / name, save / name)
 
 
 def test_a_signal_in_the_last_update_changes_nothing(start, stream, tiny, tmp_path, at_update):
@@ -153,7 +139,7 @@ def test_a_signal_in_the_last_update_changes_nothing(start, stream, tiny, tmp_pa
         again = tmp_path / f"{name}_again"
         arguments = (stream, *tiny, "--save-dir", again, *flags, *more)
         assert finish(start("train", *arguments, environment=environment)).count("Finished saving") == 1
-        assert_same(save / "checkpoint_last.pt", again / "checkpoint_last.pt")
+        assert_same_training(save / "checkpoint_last.pt", again / "checkpoint_last.pt")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +160,7 @@ def test_at_the_end_of_an_epoch_it_resumes_with_the_next(train, stop_at, tiny, t
     finished = stop_at(2 * last, save, *flags)
     assert finished.output.count("Finished saving") == (3 if plateau else 2)
     train(save, *flags)
-    assert_same(tmp_path / "whole" / "checkpoint_last.pt", save / "checkpoint_last.pt")
+    assert_same_training(tmp_path / "whole" / "checkpoint_last.pt", save / "checkpoint_last.pt")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +187,7 @@ def test_two_processes_stop_after_the_same_update_when_one_gets_the_signal(
     assert position(save / "checkpoint_last.pt")[0] == 5
     for child in start_two(*flags, "--save-dir", save):
         finish(child)
-    assert_same(tmp_path / "whole" / "checkpoint_last.pt", save / "checkpoint_last.pt")
+    assert_same_training(tmp_path / "whole" / "checkpoint_last.pt", save / "checkpoint_last.pt")
 
 
 @pytest.mark.parametrize("to", ["starting parent", "worker"])

@@ -1,6 +1,9 @@
 """fairseq's own commands with the plug-in: training, resuming, growing, several processes, errors."""
 
 import math
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -60,9 +63,8 @@ def test_killed_training_resumes_bit_for_bit(start, train, stream, tiny, tmp_pat
 
 
 def test_validation_loss_and_cost_are_recorded(train, evaluate, stream, tiny, tmp_path):
-    # Without a multiple of 1, the last few blocks are dropped.
-    flags = ("--save-interval-updates", "8", "--required-batch-size-multiple", "1")
-    output = train(tmp_path / "run", *flags)
+    """Every validation within the training reads every block, as evaluation does."""
+    output = train(tmp_path / "run", "--save-interval-updates", "8")
     best = tmp_path / "run" / "checkpoint_best.pt"
     record = evaluate("--path", best, "--valid")
     of_valid = evaluate("--path", best, "--gen-subset", "valid")
@@ -175,6 +177,39 @@ def test_a_preprocessed_directory_trains_stage_by_stage(train, preprocessed, tmp
         output = train(save, "--stage", stage, *flags, *previous, data=preprocessed)
         assert f"stage {stage}: {stage + 1}" in output
         previous = ["--finetune-from-model", save / "checkpoint_last.pt"]
+
+
+def test_fewer_blocks_than_a_batch_is_a_multiple_of_train(train, stream, tmp_path):
+    train(tmp_path / "run", *"--tokens-per-sample 2304 --max-tokens 18432 --max-update 2".split())
+    counts = load(tmp_path / "run/checkpoint_last.pt")["extra_state"]["AlmaLMTask"]
+    parts = Stream.load(stream)
+    assert parts.megabatches[0].tokens < 7 * 2304
+    assert counts["valid_tokens"] == 2 * parts.valid.tokens
+    assert counts["train_tokens"] == 2 * parts.megabatches[0].tokens
+
+
+@pytest.mark.parametrize("mode", ["eos", "complete_doc"])
+def test_an_evaluation_that_would_leave_out_tokens_is_refused(start, stream, stage0, tmp_path, mode):
+    flags = ("--task", "alma_lm", "--path", stage0, "--gen-subset", "test", "--sample-break-mode", mode)
+    error = start("evaluate", stream, *flags, "--out", tmp_path / "x.json").wait().error
+    tokens = Stream.load(stream).test.tokens
+    assert re.fullmatch(
+        rf"test: only [\d,]+ of {tokens:,} tokens can be evaluated: leave out --sample.*", error
+    )
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_a_hub_model_scores_text_in_a_script(stage0, stream):
+    code = f"""
+from fairseq.models.transformer_lm import TransformerLanguageModel
+model = TransformerLanguageModel.from_pretrained(
+    {str(stage0.parent)!r}, "checkpoint_last.pt", data_name_or_path={str(stream)!r}, bpe="sentencepiece",
+    sentencepiece_model={str(stream / "tokenizer.model")!r})
+print(len(model.score("The function returns")["positional_scores"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 1
 
 
 def test_a_failed_write_is_one_line_and_keeps_the_earlier_checkpoint(start, train, stream, tiny, stage0):

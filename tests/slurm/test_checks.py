@@ -21,7 +21,6 @@ GMOE = ["--learner", "gmoe"]
         (["--", "stray"], "flags of fairseq-train"),
         (["--", "--max-update", "many"], "--max-update: invalid int value: 'many'"),
         (["--", "--moe-expert-count", "4", "--arch", "transformer_lm"], "unrecognized argument"),
-        (["--", "--no-save"], "--no-save: a run needs the last checkpoint of each stage"),
         (["--waiting-time", "5"], "longer than the stream"),
         (["--grow-experts", "2"], "--grow-experts needs --learner gmoe, not sm: leave it out"),
         (["--members", "2"], "--members needs --learner ens or umix, not sm"),
@@ -38,7 +37,7 @@ GMOE = ["--learner", "gmoe"]
             for schedule in ("continuous", "rsqrt", "autoregressive")
             for words in (["--lr-scheduler", "polynomial_decay"], ["--total-num-update", "600"])
         ),
-        (["--", "--checkpoint-suffix", "_x"], "--checkpoint-suffix: a run finds"),
+        (["--", "--finetune-from-model", "x"], "stage 0 starts a new model, each later stage"),
         (["--", "--tokens-per-sample", "0"], "--tokens-per-sample 0: at least 1"),
         (["--", "--update-freq", "0"], "--update-freq 0: at least 1"),
         (["--seed", "5000000000"], "--seed 5000000000: below 2,147,483,648"),

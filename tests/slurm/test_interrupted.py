@@ -42,7 +42,7 @@ def test_an_interrupt_stops_the_child_and_says_how_to_resume(launcher, how):
     wait_for((launcher.out / "stage_00/checkpoint_last.pt").exists)
     process.send_signal(how)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == 128 + how
     assert err.splitlines()[-1] == "interrupted; rerun the same command to resume"
     assert ended(int(launcher.pids.read_text()))
 

@@ -1,11 +1,12 @@
 """Rows of a stage, the progress of a training, and child processes."""
 
+import json
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from launcher import ended, wait_for
+from launcher import FLAGS, ended, wait_for
 
 from alma.errors import UserError
 from alma.records import check_row
@@ -118,3 +119,23 @@ def test_save_ends_a_child_which_is_to_be_run_again(tmp_path, handler):
         python(code, tmp_path / "log", lambda line: children.save(5) if line == "ready" else None)
     assert time.monotonic() - began < 20
     children.save(5)  # no child is running
+
+
+@pytest.mark.parametrize("gone", ["checkpoint_best.pt", "trained.json"])
+def test_a_stage_whose_model_is_gone_is_not_continued_from_another(launcher, gone):
+    """checkpoint_last.pt is there, but the best checkpoint was measured."""
+    launcher.run("--stages", "1")
+    rows = launcher.rows
+    (launcher.out / "stage_00" / gone).unlink()
+    _, err = launcher.run("--stages", "2", code=2)
+    assert f"stage_00/{gone}: missing, and it is the model of a trained stage: restore it, or delete " in err
+    assert launcher.rows == rows
+    assert not list((launcher.out / "stage_01").glob("*.pt"))
+
+
+def test_a_marker_names_the_checkpoint_of_its_schedule(launcher):
+    for words, name in (((), "best"), (("--schedule", "continuous"), "last")):
+        launcher.run_words("stream", "--learner", "sm", "--out", name, "--stages", "2", *words, "--", *FLAGS)
+        for stage in (0, 1):
+            marker = launcher.folder / name / f"stage_0{stage}/trained.json"
+            assert json.loads(marker.read_text()) == {"checkpoint": f"checkpoint_{name}.pt"}

@@ -1,0 +1,180 @@
+"""A killed training, started again with the same command, equals an uninterrupted one, with every flag."""
+
+import argparse
+import itertools
+import re
+import signal
+
+import pytest
+import yaml
+from fairseq import options
+from fairseq.registry import REGISTRIES
+
+from alma.errors import command
+from fairseq_alma import defaults
+from fairseq_alma.check import check_run
+from tests.fairseq_alma.conftest import TINY
+from tests.fairseq_alma.shared import assert_same_model, assert_same_training
+
+TABLE = yaml.safe_load(defaults.FLAGS.read_text())
+LISTED = ("resumed", "rebuilt", "unused")
+BASE = "--max-tokens 1024 --update-freq 2 --save-interval-updates 4 --keep-interval-updates 1"
+"""8 updates an epoch; the folder keeps what later flags say."""
+FLAGS = {
+    "fp16": "--fp16 --fp16-init-scale 4 --fp16-scale-window 3 --fp16-scale-tolerance .25 "
+    "--min-loss-scale 1e-3 --threshold-loss-scale 2",
+    "lean_fp16": "--memory-efficient-fp16 --fp16-scale-window 9",
+    "bf16": "--bf16",
+    "lean_bf16": "--memory-efficient-bf16",
+    "amp": "--amp --amp-batch-retries 1 --amp-init-scale 8 --amp-scale-window 3",
+    "adam": "--optimizer adam --use-old-adam --adam-betas (0.8,0.9) --adam-eps 1e-6 --weight-decay .01",
+    "adamax": "--optimizer adamax --adamax-betas (0.8,0.9) --adamax-eps 1e-6 --no-bias-correction",
+    "nag": "--optimizer nag --momentum .5",
+    "sgd": "--optimizer sgd --momentum .5",
+    "adagrad": "--optimizer adagrad",
+    "adadelta": "--optimizer adadelta --adadelta-rho .8 --adadelta-eps 1e-5 --anneal-eps",
+    "adafactor": "--optimizer adafactor --adafactor-eps (1e-20,1e-2) --clip-threshold 2 --decay-rate -.5 "
+    "--beta1 .5 --scale-parameter",
+    "polynomial": "--end-learning-rate 1e-4 --power 2",
+    "fixed": "--lr-scheduler fixed --lr 1e-3,2e-3 --warmup-updates 3",
+    "inverse_sqrt": "--lr-scheduler inverse_sqrt --warmup-init-lr 1e-4",
+    "cosine": "--lr-scheduler cosine --min-lr 1e-5 --lr-period-updates 5 --t-mult 2 --lr-shrink .5",
+    "plateau": "--lr-scheduler reduce_lr_on_plateau --lr-threshold .5 --lr-shrink .5 --validate-interval 1",
+    "step": "--lr-scheduler step --lr-decay .5 --lr-deacy-period 5",
+    "tri_stage": "--lr-scheduler tri_stage --warmup-steps 4 --hold-steps 4 --decay-steps 9 "
+    "--init-lr-scale .1 --final-lr-scale .1",
+    "thirds": "--lr-scheduler tri_stage --phase-ratio (0.3,0.3,0.4)",
+    "triangular": "--lr-scheduler triangular --max-lr .01 --lr-period-updates 6 --shrink-min --lr-shrink .5",
+    "manual": "--lr-scheduler manual --epoch2lr {'1':1e-3,'2':2e-3} --update2lr {'6':1e-3,'11':3e-3}",
+    "data": "--batch-size 16 --required-batch-size-multiple 5 --batch-size-valid 3 --max-tokens-valid 512 "
+    "--seed 3 --num-workers 1 --skip-remainder-batch --sentence-avg --clip-norm .1 --dropout .2",
+    "layers": "--arch transformer_lm --decoder-ffn-embed-dim 32 --decoder-layerdrop .3",
+    "order": "--curriculum 1 --update-ordered-indices-seed --grouped-shuffling",
+    "groups": "--grouped-shuffling --update-epoch-batch-itr True",
+    "end": "--max-update 99 --max-epoch 3",
+    "validation": "--valid-subset test,valid --validate-interval 2 --validate-interval-updates 3 "
+    "--validate-after-updates 5 --fixed-validation-seed 4 --max-valid-steps 2",
+    "none": "--disable-validation",
+    "folder": "--save-interval 2 --keep-interval-updates 2 --keep-interval-updates-pattern 8 "
+    "--keep-last-epochs 1 --keep-best-checkpoints 2 --best-checkpoint-metric ppl "
+    "--maximize-best-checkpoint-metric",
+    "epochs": "--no-epoch-checkpoints --save-interval 1",
+    "anew": "--no-last-checkpoints",
+    "average": "--store-ema --ema-decay .5 --ema-start-update 3 --ema-update-freq 2 --ema-fp32",
+    "polynomial_average": "--store-ema --ema-poly 4",
+    "patience": "--patience 6 --validate-interval-updates 3 --maximize-best-checkpoint-metric",
+    "restored": "--restore-file STAGE --reset-optimizer --reset-dataloader",
+    "once": "--continue-once STAGE --reset-dataloader --reset-meters --reset-lr-scheduler --reset-optimizer",
+    "finetuned": "--finetune-from-model STAGE --stage 1 --replay-share .5 --replay-from recent",
+    "continuous": "--finetune-from-model STAGE --stage 1 --schedule continuous --lr-scheduler fixed "
+    "--max-update 40",
+}
+"""Flags of a training, with others than their defaults; STAGE is the checkpoint of a training."""
+FAST = ("patience", "once", "order")
+
+DIES = """
+import os, signal
+from fairseq_alma.task import AlmaLMTask
+
+step = AlmaLMTask.train_step
+
+def train_step(self, sample, model, criterion, optimizer, update_num, **kwargs):
+    if update_num == int(os.environ["DIES_AT"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, sample, model, criterion, optimizer, update_num, **kwargs)
+
+AlmaLMTask.train_step = train_step
+"""
+
+
+def names(text: str) -> set[str]:
+    return {word for word in text.split() if word.startswith("--")}
+
+
+def actions_of(*words: str) -> dict[str, argparse.Action]:
+    """All flags of fairseq-train, by their first names, that these choices have."""
+    parser = options.get_training_parser(default_task="alma_lm")
+    options.parse_args_and_arch(parser, ["STREAM", *words])
+    return {action.option_strings[0]: action for action in parser._actions if action.option_strings}
+
+
+def test_the_table_has_every_flag_of_fairseqs_parser_once():
+    lists = {name: TABLE[name].split() for name in LISTED}
+    listed = [*itertools.chain(*lists.values()), *TABLE["refused"]]
+    assert len(listed) == len(set(listed))
+    choices = [("--arch", arch) for arch in ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")]
+    for flag in ("--optimizer", "--lr-scheduler", "--criterion"):
+        choices += [(flag, choice) for choice in TABLE["choices"][flag]]
+    more = {"triangular": ("--max-lr", "1")}
+    known = set(actions_of()).union(*(actions_of(*pair, *more.get(pair[1], ())) for pair in choices))
+    assert set(listed) == known - {"-h"}
+    assert TABLE["refused in runs"].keys() <= set(itertools.chain(*lists.values()))
+    assert names(" ".join((*FLAGS.values(), BASE, TINY))) >= set(lists["resumed"])
+
+
+@pytest.mark.parametrize("kind", ["optimizer", "lr_scheduler", "criterion"])
+def test_no_other_choice_of_fairseq_is_accepted(kind, capsys):
+    flag = f"--{kind.replace('_', '-')}"
+    registered = REGISTRIES[kind]["registry"].items()
+    others = {name for name, made in registered if made.__module__.startswith("fairseq.")}
+    others -= set(TABLE["choices"][flag])
+    assert others
+    needed = {"composite_loss": ("--underlying-criterion", "cross_entropy")}
+    for choice in others:
+        with pytest.raises(SystemExit, match="2"):
+            actions_of(flag, choice, *needed.get(choice, ()))
+        assert capsys.readouterr().err.startswith(f"error: {flag} {choice}: the task alma_lm takes ")
+
+
+def test_what_the_table_refuses_is_refused_with_its_remedy(capsys):
+    def error(call, *words: str) -> str:
+        with pytest.raises(SystemExit, match="2"):
+            command(lambda: call(*words))()
+        return capsys.readouterr().err
+
+    rare = "--optimizer adafactor --lr-scheduler reduce_lr_on_plateau".split()
+    actions = {**actions_of(), **actions_of(*rare)}
+    for flag, remedy in TABLE["refused"].items():
+        action = actions[flag]
+        value = next((choice for choice in action.choices or () if choice != action.default), "7")
+        words = (flag,) if action.nargs == 0 else (flag, value)
+        if flag in ("--relative-step", "--warmup-init"):
+            words += ("--optimizer", "adafactor")
+        if flag == "--lr-patience":
+            words += ("--lr-scheduler", "reduce_lr_on_plateau")
+        assert error(actions_of, *words) == f"error: {flag}: {remedy}\n"
+        if action.nargs != 0 and action.default is not None:
+            actions_of(*words[2:], flag, str(action.default))
+    for flag, remedy in TABLE["refused in runs"].items():
+        assert error(check_run, ["STREAM", flag]) == f"error: {flag}: {remedy}\n"
+    words = ("--reset-meters", "--finetune-from-model", "x.pt")
+    expected = "error: --reset-meters: --finetune-from-model resets all but the weights; leave it out\n"
+    assert error(actions_of, *words) == expected
+
+
+@pytest.mark.parametrize(
+    "flags", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FLAGS]
+)
+def test_a_killed_training_equals_an_uninterrupted_one(
+    start, stream, tiny, user_dir, stage0, tmp_path, flags
+):
+    text = FLAGS[flags].replace("STAGE", str(stage0))
+    if "--lr-scheduler" in text:  # not all have these flags of `tiny`
+        tiny = re.sub("--(lr-scheduler|total-num-update|warmup-updates) [^ ]+", "", " ".join(tiny)).split()
+    words = (stream, *tiny, *BASE.split(), *text.split(), "--save-dir")
+
+    def train(folder: str, *more, dies: str = "") -> int:
+        return start("train", *words, tmp_path / folder, *more, environment={"DIES_AT": dies}).wait().code
+
+    assert train("whole") == 0
+    dying = user_dir(DIES)
+    for update in (14, 19):
+        code = train("killed", *dying, dies=str(update + (20 if flags == "continuous" else 0)))
+        assert code == (0 if (flags, update) == ("patience", 19) else -signal.SIGKILL)
+    assert train("killed") == 0
+    files = [sorted(path.name for path in (tmp_path / folder).glob("*.pt")) for folder in ("whole", "killed")]
+    assert files[0] == files[1]
+    last = "checkpoint_last.pt" if "checkpoint_last.pt" in files[0] else files[0][-1]
+    assert_same_training(tmp_path / "whole" / last, tmp_path / "killed" / last)
+    for name in files[0]:
+        assert_same_model(tmp_path / "whole" / name, tmp_path / "killed" / name)
