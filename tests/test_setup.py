@@ -127,7 +127,7 @@ def test_importing_fairseq_replaces_nothing_and_a_command_installs_the_hooks_onc
     """Handlers of signals only for our task: they would keep another training from ending. --user-dir names
     task and arch too; without it: tests/test_chain.py."""
     words = (
-        f"{tmp_path} --user-dir {ROOT}/fairseq_alma --task alma_lm --arch switch_gmoe --cpu --max-tokens 64"
+        f"{tmp_path} --user-dir {ROOT}/fairseq_alma --task alma_lm --arch switch_gmoe --cpu --max-tokens 512"
     )
     done = python(
         "import signal, sys, fairseq, fairseq.trainer\n"

@@ -96,12 +96,14 @@ def test_states_of_a_local_run(launcher, monkeypatch, capsys):
     results = launcher.out / "results.jsonl"
     results.write_text("".join(results.read_text().splitlines(keepends=True)[:2]))
     assert " stopped " in line(1)  # killed between two rows
-    (launcher.out / "stage_01/trained.json").unlink()
+    trained = launcher.out / "stage_01/trained.json"
+    kept = trained.rename(trained.with_suffix(".kept"))
     log = launcher.out / "stage_01/train.log"
     log.write_text("\n$ fairseq-train\nRuntimeError: of an earlier start\n\n$ fairseq-train\n")
     assert " stopped " in line(1)
     log.write_text("\n$ fairseq-train\nRuntimeError: out of luck\n")
     assert line(1).endswith("run/stage_01/train.log: RuntimeError: out of luck")
+    kept.rename(trained)
     launcher.run()
     assert line(0).startswith("run mega-batch 4 of 4 done ")
     assert call(cancel.main, monkeypatch, "run") == 2
