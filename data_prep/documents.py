@@ -9,6 +9,7 @@ import fnmatch
 import glob
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -165,7 +166,8 @@ def find_files(path: str) -> list[str]:
     else:
         raise UserError(f"{path}: no such file or directory")
     found: dict[str, str] = {}
-    for file in (file for root in roots for file in _paths_below(root)):
+    hidden: list[str] = []
+    for file in (file for root in roots for file in _paths_below(root, hidden)):
         if file.is_file():
             found.setdefault(os.path.realpath(file), str(file.absolute()))
         elif not file.exists():
@@ -184,11 +186,13 @@ def find_files(path: str) -> list[str]:
     if cards and records:  # such as a snapshot of Hugging Face
         pattern = f"{Path(cards[0]).parent}/**/*{Path(records[0]).suffix}"
         raise UserError(f"{cards[0]}: would be text beside {records[0]}; name the data alone: '{pattern}'")
+    if hidden:
+        print(f"{path}: left out: {len(hidden):,} names that begin with . or _", file=sys.stderr)
     return files
 
 
-def _paths_below(root: str) -> Iterator[Path]:
-    """`root`, or what is not hidden in a directory and those below."""
+def _paths_below(root: str, hidden: list[str]) -> Iterator[Path]:
+    """`root`, or what is in a directory and those below; names that begin with . or _ go to `hidden`."""
 
     def fail(error: OSError) -> None:
         raise UserError(f"{error.filename}: unreadable ({error.strerror})")
@@ -199,11 +203,13 @@ def _paths_below(root: str) -> Iterator[Path]:
     walked: set[str] = set()
     for folder, below, names in os.walk(root, onerror=fail, followlinks=True):
         real = os.path.realpath(folder)
-        # links may lead in circles
-        below[:] = [] if real in walked else sorted(name for name in below if not name.startswith((".", "_")))
-        if real not in walked:
-            yield from (Path(folder, name) for name in sorted(names) if not name.startswith((".", "_")))
+        if real in walked:  # links may lead in circles
+            below.clear()
+            continue
         walked.add(real)
+        hidden += [name for name in (*below, *names) if name.startswith((".", "_"))]
+        below[:] = sorted(name for name in below if not name.startswith((".", "_")))
+        yield from (Path(folder, name) for name in sorted(names) if not name.startswith((".", "_")))
 
 
 def make_shards(files: list[tuple[str, str]], reader: Reader, shard_bytes: int = SHARD_BYTES) -> list[Shard]:

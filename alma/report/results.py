@@ -184,14 +184,19 @@ def memory(rows: Rows, until: float = math.inf) -> int:
 def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     """The runs in the directories at and below `places`, each once; then the raw weights of averaged ones.
 
-    Links to folders are followed. See `alma.report.raw`. UserError: a place has no run.
+    Links to folders are followed. See `alma.report.raw`. UserError: a place has no run, or a folder is
+    unreadable.
     """
+
+    def fail(error: OSError) -> None:
+        raise UserError(f"{error.filename}: unreadable ({error.strerror})")
+
     runs: dict[str, Run] = {}
     for place in map(Path, places):
         if not place.is_dir():
             raise UserError(f"{place} is not a folder: give run directories, or folders that contain some")
         walked: set[str] = set()
-        for folder, below, files in os.walk(place, followlinks=True):
+        for folder, below, files in os.walk(place, onerror=fail, followlinks=True):
             real = os.path.realpath(folder)
             below[:] = [] if real in walked else sorted(below)  # links may lead in a circle
             walked.add(real)

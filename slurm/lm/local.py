@@ -63,8 +63,10 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
                 collect(job.plan, runs[job.run])
             how = "was complete" if complete else f"done in {time.monotonic() - began:.0f} s"
             if isinstance(job, TrainJob):
-                progress.count(job, job.training.updates or 0, skipped=complete)
-                how += f", shared with {job.training.source}" if job.training.source else ""
+                source = job.training.source
+                if job.training.updates:
+                    progress.count(job, job.training.updates, skipped=complete or source is not None)
+                how += f", shared with {source}" if source else ""
             else:
                 how += f", perplexity {read_measured(job.marker)['perplexity']:,.2f}"
             say(f"{job}: {how}{'' if complete or not progress.bar.disable else progress.left}")

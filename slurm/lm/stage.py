@@ -46,7 +46,7 @@ class RunJob(Job):
         model = directory / read_marker(marker)["checkpoint"] if marker.exists() else marker
         if not model.exists():
             raise UserError(
-                f"{model}: missing, and it is the model of a trained stage: restore it, or delete "
+                f"{model}: missing, and a later job needs this training: restore it, or delete "
                 f"{directory} and rerun the command to train that stage again"
             )
         return model

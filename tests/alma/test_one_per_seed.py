@@ -1,7 +1,11 @@
 """A run counts once in everything that reads records: copies, one seed in several folders, seeds that run."""
 
+import os
 import shutil
 
+import pytest
+
+from alma.errors import UserError
 from alma.report import figures
 from alma.report.advice.__main__ import main as advise_main
 from alma.report.advice.advice import advise
@@ -186,3 +190,18 @@ def test_a_copy_does_not_change_a_choice_by_validation(tmp_path):
     said = report(tmp_path, "--select", "valid-first").stdout
     assert "hidden=8 (30.00); left out: hidden=16 (32.00)" in said
     assert said.count("a copy of") == 2
+
+
+def test_an_unreadable_folder_is_no_run_less(tmp_path, monkeypatch):
+    image_run(tmp_path / "sm", [0.6, 0.5, 0.2])
+    scan = os.scandir
+
+    def scandir(folder):
+        if str(folder).endswith("locked"):
+            raise PermissionError(13, "Permission denied", folder)
+        return scan(folder)
+
+    (tmp_path / "locked").mkdir()
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(UserError, match="locked: unreadable .Permission denied"):
+        find_runs([tmp_path])

@@ -83,7 +83,7 @@ def test_cuts_and_blocks_do_not_matter_for_records(tmp_path, small, name, data, 
     assert read(path, reader, shard_bytes) == whole
 
 
-def test_hidden_names_are_read_only_when_named(tmp_path, monkeypatch):
+def test_hidden_names_are_read_only_when_named_and_else_counted(tmp_path, monkeypatch, capsys):
     names = "a.txt _SUCCESS .a.txt _b.txt .cache/c.txt _temporary/0/d.txt e/.f/g.txt e/h.md".split()
     for name in names:
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -98,6 +98,9 @@ def test_hidden_names_are_read_only_when_named(tmp_path, monkeypatch):
         ("in/.*.txt", [".a.txt"]),
     ):
         assert [os.path.relpath(file, tmp_path / "in") for file in find_files(path)] == expected, path
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "in: left out: 6 names that begin with . or _"
+    assert not [line for line in said if line.startswith(("in/.cache", "in/_temporary", "in/_*.txt"))]
 
 
 def test_a_deleted_file(tmp_path):

@@ -128,7 +128,7 @@ def test_a_stage_whose_model_is_gone_is_not_continued_from_another(launcher, gon
     rows = launcher.rows
     (launcher.out / "stage_00" / gone).unlink()
     _, err = launcher.run("--stages", "2", code=2)
-    assert f"stage_00/{gone}: missing, and it is the model of a trained stage: restore it, or delete " in err
+    assert f"stage_00/{gone}: missing, and a later job needs this training: restore it, or delete " in err
     assert launcher.rows == rows
     assert not list((launcher.out / "stage_01").glob("*.pt"))
 
