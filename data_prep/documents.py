@@ -166,8 +166,8 @@ def find_files(path: str) -> list[str]:
     else:
         raise UserError(f"{path}: no such file or directory")
     found: dict[str, str] = {}
-    hidden: list[str] = []
-    for file in (file for root in roots for file in _paths_below(root, hidden)):
+    left_out: list[str] = []
+    for file in (file for root in roots for file in _paths_below(root, left_out)):
         if file.is_file():
             found.setdefault(os.path.realpath(file), str(file.absolute()))
         elif not file.exists():
@@ -186,8 +186,8 @@ def find_files(path: str) -> list[str]:
     if cards and records:  # such as a snapshot of Hugging Face
         pattern = f"{Path(cards[0]).parent}/**/*{Path(records[0]).suffix}"
         raise UserError(f"{cards[0]}: would be text beside {records[0]}; name the data alone: '{pattern}'")
-    if hidden:
-        print(f"{path}: left out: {len(hidden):,} names that begin with . or _", file=sys.stderr)
+    if left_out:
+        print(f"{path}: left out: {len(left_out):,} names that begin with . or _", file=sys.stderr)
     return files
 
 
