@@ -23,7 +23,7 @@ BENCHMARKS = {
     "training_memory": "Peak memory of a training step, counted on the meta device",
     "data_prep": "Text to mega-batches",
 }
-ALONE = ("advice_calibration", "cadence_calibration", "gpu")
+ALONE = ("advice_calibration", "cadence_calibration", "gpu", "waiting_rule")
 """Run only by name, with flags of their own."""
 
 

@@ -1,145 +1,140 @@
-"""How often `alma advise` sees a difference: pairs of configurations with made-up errors.
+"""Differences that `alma advise` sees and that are not there, or are; how its forecasts hold.
 
-    python -m benchmarks advice_calibration --pairs 200 --seed 0     about three minutes of one core
+    python -m benchmarks advice_calibration --records 400 --seed 0     half an hour of one core
 
-The log error of a run is a power law with an offset, plus a run effect, plus the noise of each stage. Pairs
-are two configurations of one law (the share with evidence should be near the nominal 10%), or with errors 5%
-or 10% apart. A third configuration, of another size and with 3 seeds, is in the same records, except in the
-row "nothing to pool", where all have one seed. Where the stream drifts, the errors of all configurations walk
-together. The last table is of forecasts: how many stages to come were
-in the intervals.
+The log error of a run is a power law with an offset, plus a run effect, plus the noise of each stage (1.5%).
+Fields of 2 to 24 configurations have one law: a *report* has evidence if any of its answers has. Run effects
+have one deviation (3%) or one of 1 to 16% for each configuration. Fixed pairs have errors 5% apart. Forecasts
+are of curves inside the family of laws and of four that are not, or only since a short while.
 """
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from alma.errors import Parser
 from alma.records import Run
-from alma.report.advice.candidates import find_candidates, forecasts
-from alma.report.advice.decisions import difference_interval
-from alma.report.advice.forecast import LEVELS, interval
+from alma.report.advice.candidates import choose, find_candidates
+from alma.report.advice.comparison import Field, compare
+from alma.report.advice.forecast import Fit, LearningCurve, estimate_scatter, interval
 from alma.report.results import Result, Section
-from alma.stages import stages
 from alma.tables import as_text
 
-B = 100
-QUESTION = "one model or several?"
-RUN_SDS = (0.0, 0.03, 0.1)
-KINDS = [(w, now, 0.015) for w in (1, 10) for now in (20, 50, 90, 100)] + [(1, 90, 0.01), (1, 90, 0.02)]
-"""w, now, noise of a stage."""
+B, NOW, NOISE = 40, 20, 0.015
+FIELDS = (2, 4, 12, 24)
+SEEDS = (2, 3, 5)
+AXES = {
+    "replay_share": (0, 0.5),
+    "average": (None, "poly:8"),
+    "hidden": (8, 16, 32),
+    "learner": ("sm", "ens"),
+}
+Law = Callable[[np.random.Generator], np.ndarray]
+T = np.arange(1.0, 101)
+CURVES: dict[str, Law] = {
+    "inside the family": lambda r: 0.5 * T ** -r.uniform(0.2, 0.7) + r.choice([0.0, 0.02, 0.05]),
+    "exponential to a plateau": lambda r: 0.05 + 0.45 * np.exp(-T / r.uniform(15, 30)),
+    "kink at t = 30": lambda r: 0.5 * np.minimum(T, 30) ** -0.5 * np.maximum(T / 30, 1) ** -0.1,
+    "falls, then flat from t = 25": lambda r: 0.5 * np.minimum(T, 25) ** -0.5,
+    "a - b log t": lambda r: (u := r.uniform(0.5, 0.9)) - u / 5.5 * np.log(T),
+}
 
 
-class Cell(NamedTuple):
-    """Pairs of one kind."""
-
-    now: int
-    seeds: int
-    run_sd: float  # of the run effect
-    waiting_time: int = 1
-    noise: float = 0.015  # of a stage
-    third: int = 3  # seeds of the third configuration
-    gap: float = 0.0  # log ratio of the two errors
-    drift: float = 0.0  # deviation of the steps of a walk that all log errors share
-
-
-def make_section(cell: Cell, random: np.random.Generator) -> Section:
-    """Records of sm, of ens (exp(gap) times the errors) and of a third configuration."""
-    exponent, offset = random.uniform(0.2, 0.7), random.choice([0.0, 0.02, 0.05])
-    kinds = [("sm", 8, cell.seeds, 0.0), ("ens", 8, cell.seeds, cell.gap), ("sm", 16, cell.third, -0.3)]
-    path = cell.drift * random.standard_normal(B).cumsum() if cell.drift else np.zeros(B)
+def make_section(
+    gaps: Sequence[float], spreads: Sequence[float], seeds: int, random: np.random.Generator
+) -> Section:
+    """Records of a configuration for each log ratio of errors and deviation of run effects."""
+    t = np.arange(1.0, B + 1)
+    law = np.log(0.5 * t ** -random.uniform(0.2, 0.7) + random.choice([0.0, 0.02, 0.05]))
+    kinds = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())]
     results = []
-    for learner, size, seeds, gap in kinds:
-        config = {"learner": learner, "waiting_time": cell.waiting_time, "megabatches": B, "replay": False}
-        config |= {"seed": 0, "hidden": size, "members": 5 if learner == "ens" else 1}
-        law = np.log(0.5 * np.arange(1.0, B + 1) ** -exponent + offset) + gap + path
-        repeats = [_rows(law, cell, random) for _ in range(seeds)]
+    for kind, gap, spread in zip(kinds, gaps, spreads, strict=False):
+        kind = {name: value for name, value in kind.items() if value is not None}
+        config = kind | {"waiting_time": 1, "megabatches": B, "replay": False}
+        effects = spread * random.standard_normal((seeds, 1))
+        values = np.exp(law + gap + effects + NOISE * random.standard_normal((seeds, B)))
+        errors = [[0.9, *each] for each in values.tolist()]
+        repeats = tuple({i: _row(i, value) for i, value in enumerate(each)} for each in errors)
         runs = tuple(Run(None, {"config": config | {"seed": seed}}) for seed in range(seeds))  # type: ignore
-        results.append(Result(config, tuple(repeats), settings=f"hidden={size}", runs=runs))
+        results.append(Result(config | {"seed": 0}, repeats, settings=str(kind), runs=runs))
     return Section("made-up errors", results)
 
 
-def _rows(law: np.ndarray, cell: Cell, random: np.random.Generator) -> dict[int, dict]:
-    """One run."""
-    effect = cell.run_sd * random.standard_normal()
-    rows = {0: _row(0, None, 0.9)}
-    for stage in stages(B, cell.waiting_time, False):
-        value = float(np.exp(law[stage.last - 1] + effect + cell.noise * random.standard_normal()))
-        present = rows[max(rows)]
-        rows |= {t: present | {"t": t, "train_flops": 0.0} for t in range(max(rows) + 1, stage.last)}
-        rows[stage.last] = _row(stage.last, stage.index, value)
-    return rows
+def _row(t: int, value: float) -> dict:
+    stage = t - 1 if t else None
+    costs = {"parameters": 80, "train_flops": 1e12, "seconds": 1.0}
+    return {"t": t, "stage": stage, "metric": "error", "value": value, "extra": {}} | costs
 
 
-def _row(t: int, stage: int | None, value: float) -> dict:
-    measured = {"metric": "error", "value": value, "parameters": 80, "train_flops": 1e12, "extra": {}}
-    return {"t": t, "stage": stage, **measured}
+def fields(records: int, seed: int) -> Iterator[list[str]]:
+    """Share of reports with any evidence among equal configurations."""
+    yield ["configurations", "spread of runs", *(f"{n} seeds" for n in SEEDS)]
+    for count, unequal in itertools.product(FIELDS, (False, True)):
+        shares = []
+        for seeds in SEEDS:
+            random, found = np.random.default_rng(seed), 0
+            for _ in range(records):
+                spreads = np.geomspace(0.01, 0.16, count) if unequal else np.full(count, 0.03)
+                made = find_candidates(
+                    make_section([0.0] * count, random.permutation(spreads).tolist(), seeds, random), NOW
+                )
+                choice = choose(made)
+                assert choice
+                found += any(each.evidence for each in compare(Field(made), choice, made))
+            shares.append(f"{found / records:.1%}")
+        yield [str(count), "1 to 16%" if unequal else "3%", *shares]
 
 
-def outcome(cell: Cell, pairs: int, by: str = "coming", seed: int = 0) -> tuple[float, float]:
-    """Share of the pairs of a cell with evidence that ens is worse, and that it is better."""
-    random = np.random.default_rng(seed)
-    worse, better = 0, 0
-    for _ in range(pairs):
-        all_forecasts = forecasts(find_candidates(make_section(cell, random), cell.now), by)
-        low, high = difference_interval(QUESTION, all_forecasts[0], all_forecasts[1], all_forecasts)
-        worse, better = worse + (low > 0), better + (high < 0)
-    return worse / pairs, better / pairs
+def pairs(records: int, seed: int) -> Iterator[list[str]]:
+    """Share of fixed pairs, beside a third configuration, in which the better side is found."""
+    yield ["spread of runs", *(f"{n} seeds: {what}" for n in SEEDS for what in ("found", "wrong sign"))]
+    for spread in (0.0, 0.03, 0.1):
+        cells = []
+        for seeds in SEEDS:
+            random, right, wrong = np.random.default_rng(seed), 0, 0
+            for _ in range(records):
+                section = make_section([0.0, math.log(1.05), -0.3], [spread] * 3, seeds, random)
+                made = find_candidates(section, NOW)
+                low, high = Field(made).interval("one model or several?", 0, 1)
+                right, wrong = right + (low > 0), wrong + (high < 0)
+            cells += [f"{right / records:.1%}", f"{wrong / records:.1%}"]
+        yield [f"{spread:.0%}", *cells]
 
 
-def equal_learners(pairs: int, seed: int) -> Iterator[list[str]]:
-    """Rows of the table of equal learners."""
-    kinds = [(sd, seeds) for sd in RUN_SDS for seeds in (1, 3)]
-    yield ["w", "now", "stage noise", *(f"run SD {sd:.0%}, {seeds} seed(s)" for sd, seeds in kinds)]
-    rows: dict[tuple, list] = {
-        (w, now, noise): [Cell(now, n, sd, w, noise) for sd, n in kinds] for w, now, noise in KINDS
-    }
-    rows[1, "90, nothing to pool", 0.015] = [Cell(90, 1, sd, third=1) if n == 1 else None for sd, n in kinds]
-    for now in (20, 90):
-        rows[1, f"{now}, stream drifts by 5%", 0.015] = [Cell(now, n, sd, drift=0.05) for sd, n in kinds]
-    for (waiting_time, now, noise), cells in rows.items():
-        shares = [f"{sum(outcome(cell, pairs, seed=seed)):.1%}" if cell else "" for cell in cells]
-        yield [str(waiting_time), str(now), f"{noise:.1%}", *shares]
-
-
-def different_learners(pairs: int, seed: int) -> Iterator[list[str]]:
-    """Rows of the table of learners whose errors differ."""
-    yield ["now", "errors differ by", "run SD", "seeds", "found", "wrong sign"]
-    for now in (20, 50, 90):
-        for gap in (0.05, 0.1):
-            worse, better = outcome(Cell(now, 3, 0.03, gap=math.log1p(gap)), pairs, seed=seed)
-            yield [str(now), f"{gap:.0%}", "3%", "3", f"{worse:.1%}", f"{better:.1%}"]
-
-
-def forecasts_held(sections: int, seed: int) -> Iterator[list[str]]:
-    """Rows of the table of forecasts."""
-    yield ["w", "now", *(f"{level:.0%} interval held" for level in LEVELS)]
-    for waiting_time, now in [(w, now) for w in (1, 10) for now in (20, 50, 90)]:
-        random, cell = np.random.default_rng(seed), Cell(now, 3, 0.03, waiting_time)
-        inside: dict[float, list[bool]] = {level: [] for level in LEVELS}
-        for _ in range(sections):
-            section = make_section(cell, random)
-            for each in forecasts(find_candidates(section, now), "coming"):
-                rows = each.candidate.result.repeats
-                came = [np.mean([run[t]["value"] for run in rows]) for t in each.candidate.to_come]
-                for level in LEVELS:
-                    low, high = interval(each.draws, level)
-                    inside[level] += ((low <= came) & (came <= high)).tolist()
-        yield [str(waiting_time), str(now), *(f"{np.mean(inside[level]):.1%}" for level in LEVELS)]
+def held(records: int, seed: int) -> Iterator[list[str]]:
+    """Share of the stages to come, up to t = 100, in their 90% intervals, and how far forecasts are off."""
+    origins = (20, 50)
+    yield ["curve", *(f"t = {now}: {what}" for now in origins for what in ("held", "off by", "as last time"))]
+    for name, law in CURVES.items():
+        cells = []
+        for now in origins:
+            random, scores = np.random.default_rng(seed), []
+            for _ in range(records):
+                effects = 0.03 * random.standard_normal((3, 1))
+                values = law(random) * np.exp(effects + NOISE * random.standard_normal((3, 100)))
+                curve = LearningCurve(T[:now], values[:, :now])
+                draws, _ = Fit(curve, estimate_scatter([curve])).draw(T[now:].tolist(), 1000, random)
+                (low, high), came = interval(draws), values[:, now:].mean(0)
+                middle, present = np.median(draws, 0), values[:, now - 1].mean()
+                off, naive = (abs(np.log(each / came)).mean() for each in (middle, present))
+                scores.append([((low <= came) & (came <= high)).mean(), off, naive])
+            cells += [f"{share:.1%}" for share in np.mean(scores, 0)]
+        yield [name, *cells]
 
 
 def main(arguments: Sequence[str]) -> None:
     """Print the tables."""
     parser = Parser(prog="python -m benchmarks advice_calibration", description=__doc__)
-    parser.add_argument("--pairs", type=int, default=200, metavar="N", help="pairs of a cell (default: 200)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the made-up runs (default: 0)")
+    add = parser.add_argument
+    add("--records", type=int, default=400, metavar="N", help="of a kind (default: 400)")
+    add("--seed", type=int, default=0, metavar="S", help="of the made-up runs (default: 0)")
     options = parser.parse_args(arguments)
-    pairs, seed = options.pairs, options.seed
+    records, seed = options.records, options.seed
     for title, rows in (
-        (f"Equal learners: share of {pairs} pairs with evidence (nominal: 10%)", equal_learners(pairs, seed)),
-        (f"Different learners: share of {pairs} pairs with evidence", different_learners(pairs, seed)),
-        ("Forecasts: share of the stages to come", forecasts_held(max(1, pairs // 4), seed)),
+        ("Forecasts: share of the stages to come in 90% intervals", held(records, seed)),
+        (f"Fixed pairs, errors 5% apart: share of {records}", pairs(records, seed)),
+        (f"Equal configurations: share of {records} reports with any evidence", fields(records, seed)),
     ):
-        print(title, as_text(list(rows)), sep="\n", end="\n\n")
+        print(title, as_text(list(rows)), sep="\n", end="\n\n", flush=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from alma.report import age
-from alma.report.age import Losses
+from alma.report.age import Losses, MeanOverSeeds
 from alma.report.compare import configurations
 from alma.report.results import Result
 from alma.report.tables import TitledTable
@@ -95,13 +95,14 @@ def titled(rows: Sequence[Aged]) -> TitledTable:
     return TitledTable(f"Loss against age ({unit(first)}), {first.stream}", cells_by_row, note)
 
 
-def interval(values: Sequence[float], digits: int, sign: str = "-") -> str:
-    """Mean and 90% interval over seeds, such as "0.051 [0.043, 0.060]"; "" of none, and of an infinite mean.
+def interval(values: Sequence[float], digits: int) -> str:
+    """Mean and 90% interval over seeds, such as "0.051 [0.043, 0.060]"; "" of none or an infinite mean."""
+    return shown(age.over_seeds(values), digits)
 
-    `sign` "+" shows the sign of positive numbers, too.
-    """
-    mean, *ends = age.over_seeds(values)
-    if not math.isfinite(mean):
+
+def shown(known: MeanOverSeeds, digits: int, sign: str = "-") -> str:
+    """As `interval`; `sign` "+" shows the sign of positive numbers, too."""
+    if not math.isfinite(known.mean):
         return ""
-    shown, low, high = (f"{number:{sign}.{digits}f}" for number in (mean, *ends))
-    return shown if math.isnan(ends[0]) else f"{shown} [{low}, {high}]"
+    mean, low, high = (f"{number:{sign}.{digits}f}" for number in known)
+    return mean if math.isnan(known.low) else f"{mean} [{low}, {high}]"

@@ -1,6 +1,7 @@
 """Differences of configurations from one of them, paired by seed: `alma report RUNS --baseline LABEL`."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,18 +9,23 @@ from dataclasses import replace
 from alma import metrics
 from alma.errors import UserError
 from alma.report import age, age_table, compare
-from alma.report.age_table import AGES, interval, unit
+from alma.report.age import MeanOverSeeds
+from alma.report.age_table import AGES, shown, unit
 from alma.report.results import Result, column, compute
 from alma.report.tables import TitledTable
 
 _NOTE = """\
-Each configuration minus {baseline}, paired by seed; below 0 it is better. In brackets: 90% \
-intervals over the n seeds that both have (Student's t). Comp is a multiple of the baseline's. Last: at the \
-last t up to which all these runs have rows (column t, if it is not B); later rows are ignored. \
-The untrained model of a learner that waits counts in average and {total}."""
+Each configuration minus {baseline}; below 0 it is better. In brackets: 90% intervals, of differences \
+paired by the n seeds that both have (Student's t) or, without common seeds, of the n of each (Welch). Comp \
+is a multiple of the baseline's. Last: at the last t up to which all these runs have rows (column t, if it is not B); later rows are ignored. \
+Trained: the average from the first t on at which both have trained; the untrained model of a learner that \
+waits counts in average and {total}."""
 _BY_AGE = """
 Newest, next, past: {unit} on the newest mega-batch of the training data, on the next one and on all before, \
 means over the stages of both. End: on all held-out parts, after the last of these stages."""
+
+
+_NONE = MeanOverSeeds(math.nan, math.nan, math.nan)
 
 
 def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list[Result | None]:
@@ -51,8 +57,8 @@ def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list
 def tables(results: Sequence[Result], baseline: Result | None) -> list[TitledTable]:
     """What a report shows of one metric, B and data: the general table, loss against age, the differences."""
     aged = age_table.aged(results)
-    shown = [compare.titled(results), *([age_table.titled(aged)] if aged else [])]
-    return shown + ([titled(baseline, results)] if baseline else [])
+    found = [compare.titled(results), *([age_table.titled(aged)] if aged else [])]
+    return found + ([titled(baseline, results)] if baseline else [])
 
 
 def _labels(results: Sequence[Result]) -> str:
@@ -65,7 +71,12 @@ def titled(baseline: Result, results: Sequence[Result]) -> TitledTable:
     pairs = [_paired(other, baseline) for other in others]
     columns = {
         **compare.configurations(others),
-        "n": [str(len(one.repeats)) for one, _ in pairs],
+        "n": [
+            str(len(one.repeats))
+            if _seeds(one) == _seeds(other)
+            else f"{len(one.repeats)}, {len(other.repeats)}"
+            for one, other in pairs
+        ],
     }
     if any(one.repeats and not one.finished for one, _ in pairs):
         columns["t"] = [str(one.progress) if one.repeats else "" for one, _ in pairs]
@@ -75,38 +86,43 @@ def titled(baseline: Result, results: Sequence[Result]) -> TitledTable:
         columns["Comp"].append(f"{ours / theirs:.3g}x" if theirs else "")
     differences = [_differences(one, other) for one, other in pairs]
     for name in dict.fromkeys(itertools.chain(*differences)):
-        of_metric = name in ("last", "average", baseline.display.total)
+        of_metric = name in ("last", "trained", "average", baseline.display.total)
         digits = 2 if of_metric or baseline.metric == "error" else 3
-        columns[name] = [interval(each.get(name, []), digits, "+") for each in differences]
+        columns[name] = [shown(each.get(name, _NONE), digits, "+") for each in differences]
     note = _NOTE + _BY_AGE * (age.losses_of(baseline) is not None)
     note = note.format(baseline=baseline.label, total=baseline.display.total, unit=unit(baseline))
-    if lone := [one.label for one, _ in pairs if not one.repeats]:
-        note += f"\nNo seed in common with {baseline.label}, so no difference: {'; '.join(lone)}."
     cells = [list(columns), *map(list, zip(*columns.values(), strict=True))]
-    return TitledTable(f"Differences from {baseline.label}, {baseline.stream}", cells, note)
+    return TitledTable(f"Differences from {baseline.label}, 90% intervals, {baseline.stream}", cells, note)
+
+
+def _seeds(result: Result) -> list[int]:
+    return [run.config["seed"] for run in result.runs]
 
 
 def _paired(one: Result, other: Result) -> tuple[Result, Result]:
-    """Both with the seeds that both have, and the t up to which all these runs have all rows."""
+    """Both with the seeds that both have, or all if they share none, and the t up to which all these runs
+    have all rows."""
     runs = [{run.config["seed"]: run for run in result.runs} for result in (one, other)]
     common = sorted(runs[0].keys() & runs[1].keys())
-    rows = [[{row["t"]: row for row in of[seed].rows} for seed in common] for of in runs]
-    shared = set.intersection(*map(set, itertools.chain(*rows))) if common else set()
+    chosen = [[of[seed] for seed in common or sorted(of)] for of in runs]
+    rows = [[{row["t"]: row for row in run.rows} for run in of] for of in chosen]
+    shared = set.intersection(*map(set, itertools.chain(*rows)))
     last = next(t for t in itertools.count() if t + 1 not in shared)
     cut = [tuple({t: each[t] for t in shared if t <= last} for each in repeats) for repeats in rows]
     return (
-        replace(one, repeats=cut[0], runs=tuple(map(runs[0].__getitem__, common))),
-        replace(other, repeats=cut[1], runs=tuple(map(runs[1].__getitem__, common))),
+        replace(one, repeats=cut[0], runs=tuple(chosen[0])),
+        replace(other, repeats=cut[1], runs=tuple(chosen[1])),
     )
 
 
-def _differences(one: Result, other: Result) -> dict[str, list[float]]:
-    """Differences of a pair by name, one value per seed; {} if the two share no seed, or no t from 1 on.
+def _differences(one: Result, other: Result) -> dict[str, MeanOverSeeds]:
+    """Differences of a pair by name; {} if the two share no t from 1 on.
 
     The measures are those of all rows, then means over the cells of the evaluation matrix that both have.
     """
-    if not one.repeats or 1 not in one.times:
+    if 1 not in one.times:
         return {}
+    begun = [t for t in one.times if t and not (one.waiting(t) or other.waiting(t))]
     cells: list[dict[tuple[float, float], list[float]]] = []  # loss by newest and held-out part, per seed
     for result in (one, other):
         losses = age.losses_of(result)
@@ -125,6 +141,9 @@ def _differences(one: Result, other: Result) -> dict[str, list[float]]:
         values = [column(rows, "value") for rows in result.repeats]
         side = {
             "last": [result.display.factor * each[max(each)] for each in values],
+            "trained": [
+                result.display.factor * statistics.fmean(each[t] for t in begun) for each in values if begun
+            ],
             "average": [result.display.factor * metrics.average(each) for each in values],
             result.display.total: [metrics.cumulative_error_rate(each) for each in values],
         }
@@ -134,4 +153,10 @@ def _differences(one: Result, other: Result) -> dict[str, list[float]]:
                     map(statistics.fmean, zip(*map(of_result.__getitem__, places), strict=True))
                 )
         sides.append(side)
-    return {name: [a - b for a, b in zip(sides[0][name], sides[1][name], strict=True)] for name in sides[0]}
+    paired = _seeds(one) == _seeds(other)
+    return {
+        name: age.over_seeds([a - b for a, b in zip(ours, theirs, strict=True)])
+        if paired
+        else age.welch(ours, theirs)
+        for name, ours, theirs in ((name, sides[0][name], sides[1][name]) for name in sides[0])
+    }

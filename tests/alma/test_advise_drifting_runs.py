@@ -41,11 +41,14 @@ def test_three_questions_on_runs(tmp_path):
     answers = {each["question"]: each["advice"] for each in record["decisions"]}
     assert answers == {"replay?": "replay: 0.5", "last weights or anew?": "last weights"}
     often = record["retraining"]
-    assert (often["advice"], often["unit"]) == ("every period", "percentage points")
+    assert (often["advice"], often["unit"]) == ("every 2nd mega-batch", "percentage points")
     assert often["effect_of_age"][0] == pytest.approx(2, abs=0.3)
-    assert often["cadences"][1]["against_first"][0] == pytest.approx(1, abs=0.3)
-    # 6 TFLOPs so far, and 1 for a training: in both mega-batches to come, or in one
-    assert [each["compute"] for each in often["cadences"]][:2] == [8, 7]
+    two, four = (often["cadences"][i]["extra"][0] for i in (1, 2))
+    assert four - two == pytest.approx(2, abs=0.3)
+    # 1 TFLOP for a training: in both mega-batches to come, or in one; what is spent does not count
+    costs = [each["cost"].split(", ")[:2] for each in often["cadences"]]
+    assert costs[0] == ["2 trainings in 2 mega-batches", "2 TFLOPs"]
+    assert costs[1] == ["1 training in 2 mega-batches", "1 TFLOPs"]
     decisions = [line for line in done.stdout.splitlines() if line.startswith(("replay?", "last weights or"))]
     assert [line.rsplit("  ", 1)[1].strip() for line in decisions] == ["replay: 0.5", "last weights"]
     assert "lower now" in done.stdout
@@ -56,8 +59,11 @@ def test_three_questions_on_runs(tmp_path):
     assert all(low < mean < high for mean, low, high in ahead.values())
     assert "On the next period: so far, in percentage points," in done.stdout
     assert "How often to retrain? sm, replay 0.5 w=1" in done.stdout
-    limited = call(tmp_path / "runs", "--from", 6, "--budget", "8TFLOPs").stdout
-    assert "every period" in limited
+    limited = call(tmp_path / "runs", "--from", 6, "--budget", "7TFLOPs").stdout
+    assert "every mega-batch" not in limited
+    planned = call(tmp_path / "runs", "--from", 6, "--price", "1/2").stdout
+    assert "Retrain in 1 mega-batch, then not again (1 in 2 mega-batches): it saves" in planned
+    assert "from_scratch=True w=1 costs 20" in planned
 
 
 def test_parts_to_come_are_not_read(tmp_path):
@@ -109,8 +115,9 @@ def test_text_is_in_nats_and_a_stream_without_drift_is_no_evidence(tmp_path):
         noise = np.random.default_rng(seed).normal(0, 0.01, (7, 7))
         drifting(run, lambda t, j, e=noise: float(50 * math.exp(0.0 if not t else e[t, j] - 0.02 * t)))
     done = call(tmp_path)
-    assert "How often to retrain? sm w=1\nNo evidence either way.\n" in done.stdout
-    assert "nats a token a period: no evidence that the stream drifts." in done.stdout
+    assert "How often to retrain? sm w=1\nNo evidence either way: until" in done.stdout
+    assert "Percent: of perplexity." in done.stdout
+    assert "nats a token a mega-batch: no evidence that the stream drifts." in done.stdout
     assert "Backtest of staleness (nats a token)" in call(tmp_path, "--backtest").stdout
 
 

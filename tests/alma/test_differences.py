@@ -2,6 +2,8 @@
 
 import math
 
+from scipy import stats
+
 from alma.report import differences
 from alma.report.results import find_runs, group
 
@@ -44,11 +46,22 @@ def test_only_common_seeds_and_common_t_count(tmp_path):
     assert (row["learner"], row["n"], row["t"]) == ("sm", "1", "2")  # the baseline is the one behind
     image_run(tmp_path / "umix", [0.1] * 4, seed=7, learner="umix")
     lone = rows_of(tmp_path, "sm")["umix"]
-    assert (lone["n"], lone["average"], lone["Comp"]) == ("0", "", "")
-    said = report(tmp_path, "--baseline", "sm").stdout
-    assert "No seed in common with sm w=1, so no difference: umix w=1.\n" in said
-    image_run(tmp_path / "umix1", [0.1] * 4, seed=1, learner="umix")
-    assert "No seed in common" not in report(tmp_path, "--baseline", "sm").stdout
+    assert (lone["n"], lone["average"], lone["last"]) == ("1, 2", "-16.25", "+0.00")
+
+
+def test_other_seeds_are_compared_by_welch_and_trained_models_by_themselves(tmp_path):
+    """Averages .2, .3, .4 against .5 and .7, from t = 2 on."""
+    for seed, level in enumerate((0.2, 0.3, 0.4)):
+        image_run(tmp_path / f"sm{seed}", [level] * 4, seed=seed)
+    for seed, level in ((7, 0.5), (8, 0.7)):
+        image_run(tmp_path / f"ens{seed}", [0.9, level, level, level], 2, seed=seed, learner="ens")
+    (row,) = rows_of(tmp_path, "sm").values()
+    assert row["n"] == "2, 3"
+    error = (0.02 / 2 + 0.01 / 3) ** 0.5
+    freedom = error**4 / ((0.02 / 2) ** 2 + (0.01 / 3) ** 2 / 2)
+    half = 100 * error * float(stats.t.ppf(0.95, freedom))
+    assert row["trained"] == f"+30.00 [{30 - half:+.2f}, {30 + half:+.2f}]"
+    assert row["average"].startswith("+37.50 [")
 
 
 def test_an_unpaired_seed_that_is_behind_changes_nothing(tmp_path):
@@ -96,7 +109,7 @@ def test_losses_are_compared_by_age(tmp_path):
     assert rows_of(tmp_path, "gmoe")["sm"]["newest"] == "-0.125"  # the baseline waits
     done = report(tmp_path, "--baseline", "sm w=1", "--out", tmp_path / "out")
     for text in (done.stdout, (tmp_path / "out/report.md").read_text()):
-        assert "Differences from sm w=1, B = 4" in text
+        assert "Differences from sm w=1, 90% intervals, B = 4" in text
         assert "nats a token on the newest mega-batch" in text
         assert "+0.125" in text
     assert "Differences" not in report(tmp_path).stdout

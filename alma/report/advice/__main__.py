@@ -1,22 +1,22 @@
 """Advice from the records of runs: wait or train, grow or not, one model or several: `alma advise`."""
 
 import argparse
+import math
 import re
 from pathlib import Path
 
-from alma.errors import Parser, UserError, command, count
+from alma.errors import Parser, UserError, command, count, number_list
 from alma.files import atomic_write, make_directory, write_json_atomic
 from alma.help_texts import RUNS
-from alma.report.advice import MEASURES
 from alma.report.results import find_runs
 
 _EXAMPLES = """\
 examples:
   alma advise runs/mnist
-  alma advise runs/mnist --budget 2TFLOPs --parameters 60k
-  alma advise runs/mnist --from 100 --out advice
+  alma advise runs/mnist --from 100 --budget 2TFLOPs --out advice
+  alma advise runs/mnist --brief advice.html
   alma advise runs/mnist --backtest
-  alma advise --matrix losses.csv --groups '1b/*'
+  alma advise --matrix losses.csv --groups '1b/*' --every 1,3,12 --price 0.05
 """
 
 
@@ -25,9 +25,9 @@ def parser() -> Parser:
     made = Parser(
         prog="python -m alma.report.advice",
         usage="%(prog)s [RUN...] [options]",
-        description="Advice for the mega-batches to come, from runs on one stream: the front of error, "
-        "compute and parameters, forecasts with 90% intervals, and what each decision is worth. On a stream "
-        "that drifts, also how often to retrain.",
+        description="Advice for the mega-batches to come, from runs on one stream: the learner with the "
+        "lowest expected error, and what each decision is worth, with 90% intervals. On a stream that "
+        "drifts, also how often to retrain.",
         epilog=_EXAMPLES,
     )
     add = made.add_argument
@@ -37,12 +37,15 @@ def parser() -> Parser:
     add("--matrix", type=Path, action="append", metavar="FILE", help=matrix)
     groups = "with --matrix: MODEL/DOMAIN, or patterns, such as 1b/news,'3b/*' (default: all, in turn)"
     add("--groups", type=lambda text: text.split(","), metavar="LIST", help=groups)
-    by = "; ".join(f"{name}: {what}" for name, what in MEASURES.items())
-    add("--by", choices=list(MEASURES), help=f"what is compared (default: coming). {by}")
-    budget = "most training compute of a run up to the last mega-batch, such as 50TFLOPs (default: no limit)"
+    budget = "most training compute of a run to come, such as 50TFLOPs (default: no limit)"
     add("--budget", type=_flops, metavar="FLOPS", help=budget)
-    parameters = "most parameters of the model, such as 20M (default: no limit)"
-    add("--parameters", type=count, metavar="N", help=parameters)
+    every = "how often to retrain: cadences in periods, such as 1,3,12 (default: as far as the data reach)"
+    add("--every", type=_cadences, default=(), metavar="LIST", help=every)
+    worth = "a gain below this is a tie: a loss, or percent of perplexity or points of error (default: 1%%)"
+    add("--worth", type=_worth, metavar="LOSS|PERCENT", help=worth)
+    price = "of a training, in units of loss summed over periods, or both in money: TRAINING/LOSS such as "
+    price += "400/1000. Gives one plan: when to retrain first, and how often then"
+    add("--price", type=_price, default=math.nan, metavar="PRICE", help=price)
     now = "give the advice of mega-batch T: rows after it are not read (default: the last one)"
     add("--from", type=int, dest="now", metavar="T", help=now)
     backtest = (
@@ -50,6 +53,8 @@ def parser() -> Parser:
     )
     backtest += "beside that of naive rules"
     add("--backtest", action="store_true", help=backtest)
+    brief = "one screen for readers who know no nats, with a picture: to FILE.html or FILE.md, or printed"
+    add("--brief", nargs="?", type=Path, const=Path(), metavar="FILE", help=brief)
     out = "folder for advice.md and advice.json, or backtest.md and backtest.json (default: none)"
     add("--out", type=Path, metavar="DIR", help=out)
     return made
@@ -60,17 +65,43 @@ def _flops(text: str) -> float:
     return count(re.sub(r"flops?$", "", text, flags=re.IGNORECASE)) / 1e12
 
 
+def _cadences(text: str) -> list[int]:
+    """Whole numbers above 0."""
+    if not (found := number_list(text)) or 0 in found:
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers above 0, such as 1,3,12")
+    return found
+
+
+def _worth(text: str) -> tuple[float, bool]:
+    """A number, and whether it is percent."""
+    return _price(text.removesuffix("%")), text.endswith("%")
+
+
+def _price(text: str) -> float:
+    """A number, or the ratio of two."""
+    try:
+        over, _, under = text.partition("/")
+        value = float(over) / float(under or 1)
+    except (ValueError, ZeroDivisionError):
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 on, such as 0.3 or 400/1000")
+    return value
+
+
 def _check(options: argparse.Namespace) -> None:
     """UserError: options that contradict each other."""
-    given = [value is not None for value in (options.now, options.budget, options.parameters)]
     if bool(options.runs) == bool(options.matrix):
         raise UserError("give run directories, or --matrix FILE with losses from elsewhere")
     if options.groups and not options.matrix:
         raise UserError("--groups chooses among the losses of --matrix")
-    if options.matrix and any([*given, options.by]):
-        raise UserError("--by, --from, --budget and --parameters need runs: leave them out with --matrix")
-    if options.backtest and any(given):
-        raise UserError("--backtest tries all t and limits: leave out --from, --budget and --parameters")
+    limited = options.now is not None or options.budget is not None
+    if options.matrix and limited:
+        raise UserError("--from and --budget need runs: leave them out with --matrix")
+    if options.backtest and (limited or options.brief):
+        raise UserError("--backtest tries all t and budgets: leave out --from, --budget and --brief")
+    if options.brief and options.brief.name and options.brief.suffix not in (".md", ".html"):
+        raise UserError(f"--brief {options.brief}: give a file that ends in .md or .html")
 
 
 @command
@@ -79,22 +110,26 @@ def main() -> None:
     options = parser().parse_args()
     _check(options)
     from alma.report.advice.advice import Advice, advise  # loads NumPy and SciPy, so the options come first
-    from alma.report.advice.backtest import Backtest, look_back
+    from alma.report.advice.backtest import Backtest, backtest
+    from alma.report.advice.brief import write_brief
     from alma.report.advice.candidates import one_section
-    from alma.report.advice.choice import Limits
     from alma.report.advice.matrix import MatrixReport, read_groups, report_on
     from alma.report.advice.text import as_markdown, as_text
 
-    by = options.by or "coming"
     report: Advice | Backtest | MatrixReport
+    asked = {"every": options.every, "worth": options.worth, "price": options.price}
     if options.matrix:
-        report = report_on(read_groups(options.matrix, options.groups or ()), options.backtest)
+        report = report_on(read_groups(options.matrix, options.groups or ()), options.backtest, **asked)
     elif options.backtest:
-        report = look_back(one_section(find_runs(options.runs)), by)
+        report = backtest(one_section(find_runs(options.runs)))
     else:
-        section = one_section(find_runs(options.runs), options.now)
-        report = advise(section, by, options.now, Limits(options.budget, options.parameters))
-    print(as_text(report.parts))
+        report = advise(
+            one_section(find_runs(options.runs), options.now), options.now, options.budget, **asked
+        )
+    if options.brief and not isinstance(report, Backtest):
+        print(write_brief(report, options.brief if options.brief.name else None))
+    else:
+        print(as_text(report.parts))
     if options.out:
         stem = "backtest" if options.backtest else "advice"
         make_directory(options.out)

@@ -1,184 +1,134 @@
-"""The advice of one mega-batch: the choice, what each decision is worth, the front, forecasts."""
+"""The advice of one mega-batch: the choice, what each decision is worth, the front, how often to retrain."""
 
+import re
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from alma.errors import UserError
-from alma.report.advice.backtest import regrets_so_far
-from alma.report.advice.cadence import Compute, Retraining, retraining
-from alma.report.advice.candidates import Forecast, find_candidates, forecasts
-from alma.report.advice.choice import Limits, choose, front
-from alma.report.advice.decisions import Comparison, compare
-from alma.report.advice.forecast import LEVELS, interval
+from alma.report.advice.backtest import look_back, mean_regrets, naive_rule_won
+from alma.report.advice.cadence import Period, Retraining, TrainingCost, retraining
+from alma.report.advice.candidates import Candidate, choose, find_candidates
+from alma.report.advice.comparison import Comparison, Field, compare
+from alma.report.advice.forecast import Array, interval
 from alma.report.advice.questions import QUESTIONS
 from alma.report.advice.staleness import known_at
 from alma.report.advice.text import DocumentPart, expected, number
-from alma.report.age import MeanOverSeeds, losses_of
+from alma.report.advice.waiting import short_run
+from alma.report.age import losses_of
 from alma.report.age_table import unit
-from alma.report.compare import abbreviated
-from alma.report.results import Display, Section, left_out, matrix, rounded
+from alma.report.results import Display, Section, left_out, matrix, non_dominated, rounded
 from alma.report.tables import Table
 
-_MOST_TIMES = 4  # columns of forecasts
+_COSTS = ("train_flops", "seconds")
 _MOST_LABELS = 6  # of a remark
-DIFFERENCE = (
-    "Difference: the other configuration less the choice; positive values are worse. The two answer the "
-    "other questions alike; further settings, such as the learning rate, may differ: each is at its best."
+NOTE = (
+    "Difference: the other configuration less the choice; positive values are worse. All intervals of a "
+    "report hold together in 90% of reports. The two answer the other questions alike; further settings "
+    "may differ. Seeds: so many a side would settle it, if the difference stays."
 )
-_CAVEATS = {
-    "average": "This mean counts the past, and untrained models while a learner waits.",
-    "cer": "This sum counts the past, and untrained models while a learner waits.",
-    "final": "This ignores what the models before the last one served.",
-}
+FRONT = "Configurations that no other one beats in both the expected measure and training compute to come."
 _DRIFTS = "Mega-batches have held-out parts of their own, but these forecasts assume an i.i.d. stream."
-ON_NEXT = "On the next period: so far, in {unit}, on the held-out part of the mega-batch after each stage."
 _FEW = "How often to retrain takes more models, each tested on the mega-batches after it."
-STEP = "Next step: the cheapest configuration with a lower expected value, for so many times the compute."
 
 
 class Advice(NamedTuple):
-    """Forecasts of the candidates of a stream, and what follows from them."""
+    """What is expected of the candidates of a stream, and what follows from it."""
 
     title: str
-    by: str
-    limits: Limits
-    found: list[Forecast]
-    front: list[Forecast]
-    choice: Forecast | None  # None: nothing stays within the limits
-    rule: str  # of the choice: one of RULES
-    regrets: dict[str, float]  # of each rule at earlier mega-batches; {}: too few of them
+    budget: float | None  # TFLOPs of training to come
+    found: list[Candidate]
+    choice: Candidate | None  # None: nothing stays within the budget
     comparisons: list[Comparison]
-    waiting: list[str]  # configurations without a complete stage
-    left_out: list[str]  # lines about runs that do not count
-    drifts: bool  # whether each mega-batch has a test set of its own
+    remarks: list[str]  # what weakens the advice
     retraining: Retraining | None  # how often to train the choice; None: no evaluation matrix, or a small one
 
     @property
-    def now(self) -> int:
-        """The last t that was read."""
-        return self.found[0].candidate.start
-
-    @property
-    def until(self) -> int:
-        """The last t of the forecast."""
-        return self.found[0].candidate.until
-
-    @property
     def display(self) -> Display:
-        return self.found[0].candidate.result.display
-
-    @property
-    def measure(self) -> str:
-        """Such as "mean error (%)" or "CER"."""
-        kind = "mean" if self.by == "coming" else self.by
-        return self.display.total if self.by == "cer" else f"{kind} {self.display.name}"
+        return self.found[0].result.display
 
     @property
     def span(self) -> str:
         """The t that the measure covers."""
-        if self.by == "coming":
-            return f"t={self.now + 1}..{self.until}"
-        return f"t={self.until}" if self.by == "final" else f"t=1..{self.until}"
+        return f"t={self.found[0].start + 1}..{self.found[0].until}"
 
-    @property
-    def factor(self) -> int:
-        """Multiplies shown values of the measure: errors are in percent, sums of errors are not."""
-        return 1 if self.by == "cer" else self.display.factor
+    def shown(self, measure: float | Array) -> Any:
+        """Values of the measure as they are shown: errors in percent."""
+        return self.display.factor * measure
+
+    def difference(self, each: Comparison) -> tuple[float, float, float]:
+        """A difference and its interval: in percentage points, or in percent of the choice's perplexity."""
+        scale = 100 / each.choice.expected if self.display.factor == 1 else self.display.factor
+        return scale * each.difference, scale * each.low, scale * each.high
 
     @property
     def parts(self) -> list[DocumentPart]:
         """The document."""
-        compute, parameters = self.limits
-        limits = [] if compute is None else [f"{compute:.3g} TFLOPs"]
-        limits += [] if parameters is None else [f"{abbreviated(parameters)} parameters"]
-        read = f"Rows up to t={self.now} of {len(self.found)} configurations; forecast to t={self.until}"
-        read += f" within {' and '.join(limits)}." if limits else "."
+        now, until = self.found[0].start, self.found[0].until
+        read = f"Rows up to t={now} of {len(self.found)} configurations; forecast to t={until}"
+        read += "." if self.budget is None else f" within {self.budget:.3g} TFLOPs of training to come."
         found = [DocumentPart(f"Advice: {self.title}", [read])]
         if self.choice:
-            command = self.choice.candidate.command
-            lines = [*self.summary, *([f"Command: {command}"] if command else [])]
+            command = self.choice.command
+            lines = [self.summary, *([f"Command: {command}"] if command else [])]
             decisions = decision_table(self) if self.comparisons else None
-            heading = f"Choice by {self.measure} over {self.span}"
-            found.append(DocumentPart(heading, lines, decisions, self.unanswered))
+            below = [NOTE] * bool(self.comparisons) + self._unanswered
+            found.append(
+                DocumentPart(f"Choice by mean {self.display.name} over {self.span}", lines, decisions, below)
+            )
         found += self.retraining.parts if self.retraining else []
-        heading = f"Front: not beaten in {self.measure} over {self.span}, compute and parameters"
-        found.append(DocumentPart(heading, (), front_table(self), [STEP]))
-        heading = f"Forecast of the test {self.display.name}"
-        return [*found, DocumentPart(heading, (), forecast_table(self), self.remarks)]
+        return [*found, DocumentPart("Front", [FRONT], front_table(self), self.remarks)]
 
     @property
-    def summary(self) -> list[str]:
-        """The choice in sentences: what it is, by which rule, and what the measure counts."""
+    def summary(self) -> str:
+        """The choice in a sentence."""
         assert self.choice
-        value = expected(self.factor * self.choice.totals, self.factor * self.choice.expected)
-        kind = "Expected" if self.rule != "forecast" else "Lowest expected"
-        lines = [f"{kind} {self.measure} over {self.span}: {self.choice.candidate.label}, {value}."]
-        if self.rule != "forecast":
-            regret, ours = self.regrets[self.rule], self.regrets["forecast"]
-            against = f"regret {regret:.1%} against {ours:.1%} of the forecasts at earlier mega-batches"
-            lines.append(f'Chosen by "{self.rule}": {against}.')
-        return lines + ([_CAVEATS[self.by]] if self.by in _CAVEATS else [])
+        value = expected(self.shown(self.choice.measure(self.choice.draws)), self.shown(self.choice.expected))
+        return f"Lowest expected mean {self.display.name} over {self.span}: {self.choice.label}, {value}."
 
     @property
-    def unanswered(self) -> list[str]:
-        """What the differences mean, and questions that no run answers."""
+    def _unanswered(self) -> list[str]:
+        """Questions that no run answers."""
         answered = {each.question for each in self.comparisons}
-        missing = [question for question in QUESTIONS if question not in answered]
-        alone = (
-            f"No run within the limits differs from the choice in this question alone: {' '.join(missing)}"
+        missing = " ".join(question for question in QUESTIONS if question not in answered)
+        return [f"No run within the budget differs from the choice in this question alone: {missing}"] * bool(
+            missing
         )
-        notes = [DIFFERENCE] if answered else []
-        if any(each.on_next for each in self.comparisons):
-            notes.append(ON_NEXT.format(unit=unit(self.found[0].candidate.result)))
-        return [*notes, *([alone] if missing else [])]
-
-    @property
-    def remarks(self) -> list[str]:
-        """What weakens the advice."""
-        lines = list(self.left_out)
-        lines += [f"No complete stage yet, left out: {_some(self.waiting)}."] if self.waiting else []
-        if all(len(each.candidate.seeds) == 1 for each in self.found):
-            lines.append("One seed: how much runs differ is unknown, so no difference is evidence.")
-        if self.drifts:
-            lines.append(f"{_DRIFTS} {_FEW}" if self.choice and not self.retraining else _DRIFTS)
-        few = [each.candidate.label for each in self.found if len(each.candidate.ends) < 3]
-        if few:
-            lines.append(f"Fewer than 3 stages, so that the law is mostly assumed: {_some(few)}.")
-        if self.choice is None:
-            compute = min(each.candidate.compute_until for each in self.found)
-            parameters = abbreviated(min(each.candidate.parameters_until for each in self.found))
-            least = f"the least are {compute:.3g} TFLOPs and {parameters} parameters"
-            lines.append(f"No configuration stays within the limits: {least}.")
-        return lines
 
     def record(self) -> dict[str, Any]:
-        """For JSON. Values of metric and measure are unscaled: errors are fractions."""
-        best = {id(each) for each in self.front}
+        """For JSON. Values of the metric are unscaled: errors are fractions."""
         return {
-            "from": self.now,
-            "until": self.until,
-            "by": self.by,
-            "measure": f"{self.measure} over {self.span}",
-            "rule": self.rule,
-            "regrets": {rule: rounded(regret) for rule, regret in self.regrets.items()},
-            "limits": self.limits._asdict(),
-            "choice": self.choice.candidate.label if self.choice else None,
+            "from": self.found[0].start,
+            "until": self.found[0].until,
+            "measure": f"mean {self.display.name} over {self.span}",
+            "budget": self.budget,
+            "choice": self.choice.label if self.choice else None,
             "decisions": [
                 {
                     "question": each.question,
                     "advice": each.advice,
                     "evidence": each.evidence,
-                    "other": each.other.candidate.label,
+                    "other": each.other.label,
                     "difference": rounded(each.difference),
                     "interval": [rounded(each.low), rounded(each.high)],
-                    "on_next": list(map(rounded, each.on_next)) if each.on_next else None,
+                    "seeds": each.seeds,
                 }
                 for each in self.comparisons
             ],
             "configurations": [
-                {"front": id(each) in best, "within_limits": self.limits.allow(each)} | _record(each, self.by)
+                {
+                    "label": each.label,
+                    "command": each.command,
+                    "seeds": len(each.seeds),
+                    "from": each.now,
+                    "expected": rounded(each.expected),
+                    "interval": list(map(rounded, interval(each.measure(each.draws)))),
+                    "compute": rounded(each.compute),
+                    "hours": rounded(each.hours),
+                    "law": each.fit.law,
+                }
                 for each in self.found
             ],
             "retraining": self.retraining.record() if self.retraining else None,
@@ -186,38 +136,78 @@ class Advice(NamedTuple):
         }
 
 
-def advise(section: Section, by: str, now: int | None = None, limits: Limits | None = None) -> Advice:
-    """The advice of mega-batch `now` (None: the last one), from rows up to there.
+def advise(section: Section, now: int | None = None, budget: float | None = None, **asked: Any) -> Advice:
+    """The advice of mega-batch `now` (None: the last one), from rows up to there, within a `budget` of
+    training compute to come (TFLOPs). `asked`: `every`, `worth` and `price` of `retraining`.
 
     UserError: no stage is complete by then, or the stream has no such mega-batch.
     """
-    limits = limits or Limits()
-    candidates = find_candidates(section, now)
-    found = forecasts(candidates, by)
-    regrets = regrets_so_far(section, by, list(filter(limits.allow, found)))
-    rule = min(regrets, key=regrets.__getitem__, default="forecast")
-    choice = choose(found, limits, rule)
-    comparisons = compare(choice, found, limits) if choice else []
-    ready = {candidate.label for candidate in candidates}
+    found = find_candidates(section, now)
+    choice = choose(found, budget)
+    allowed = [each for each in found if budget is None or each.compute <= 1.01 * budget]
+    comparisons = compare(Field(found), choice, allowed) if choice else []
+    often = _retraining(choice, budget, asked) if choice else None
+    twin = next((each for each in found if choice and _twins(each, choice)), None)
+    if often and twin and (other := _retraining(twin, budget, asked)):
+        other.price *= (other.cost.flops or 1) / (often.cost.flops or 1)
+        often.other = other
+    remarks = _remarks(section, found, choice, comparisons, often)
+    return Advice(section.title, budget, found, choice, comparisons, remarks, often)
+
+
+def _remarks(
+    section: Section,
+    found: Sequence[Candidate],
+    choice: Candidate | None,
+    comparisons: Sequence[Comparison],
+    often: Retraining | None,
+) -> list[str]:
+    lines = left_out(section.results)
+    ready = {each.label for each in found}
     waiting = [result.label for result in section.results if result.label not in ready]
-    drifts = any(matrix(rows) for result in section.results for rows in result.repeats)
-    often = _retraining(choice, limits) if choice else None
-    answers = comparisons, waiting, left_out(section.results), drifts, often
-    return Advice(section.title, by, limits, found, front(found), choice, rule, regrets, *answers)
+    lines += [f"No complete stage yet, left out: {_some(waiting)}."] if waiting else []
+    lines += naive_rule_won(mean_regrets(look_back(section, found[0].start, stages=False)))
+    single = [each for each in comparisons if min(len(each.choice.seeds), len(each.other.seeds)) < 2]
+    if single:
+        many = max((each.seeds or 3 for each in single), default=3)
+        lines.append(
+            f"One seed says nothing about how far runs differ, so there is no evidence: run {max(2, many)} "
+            f"seeds of {_some([each.other.label for each in single])} and of the choice."
+        )
+    if any(matrix(rows) for result in section.results for rows in result.repeats):
+        lines.append(f"{_DRIFTS} {_FEW}" if choice and not often else _DRIFTS)
+    few = [each.label for each in found if len(each.ends) < 3]
+    lines += [f"Fewer than 3 stages, so that the law is mostly assumed: {_some(few)}."] if few else []
+    if choice is None:
+        least = min(each.compute for each in found)
+        lines.append(f"No configuration stays within the budget: the least is {least:.3g} TFLOPs to come.")
+    return lines + (short_run(found, choice) if choice else [])
 
 
-def _retraining(choice: Forecast, limits: Limits) -> Retraining | None:
+def _twins(one: Candidate, other: Candidate) -> bool:
+    """Whether they differ in `--from-scratch` alone."""
+    same = {"from_scratch": None, "seed": None}
+    return one is not other and one.result.config | same == other.result.config | same
+
+
+def _retraining(choice: Candidate, budget: float | None, asked: dict[str, Any]) -> Retraining | None:
     """How often to retrain the choice, from the held-out parts up to the last t that was read."""
-    candidate = choice.candidate
-    losses = losses_of(candidate.result)
+    losses, last = losses_of(choice.result), choice.ends[-1]
     if not losses:
         return None
-    last = candidate.ends[-1]
-    training = candidate.result.over_seeds(lambda rows: rows[last]["train_flops"])[0] / 1e12
-    compute = Compute(candidate.compute, training, candidate.until - candidate.now)
+    rows, info = choice.result.repeats[0], choice.result.runs[0].info
+    flops, seconds = (fmean(r[last][cost] for r in choice.result.repeats) for cost in _COSTS)
+    hours = seconds / 3600 * (info.get("gpus") or info.get("processes") or 1)
+    cost = TrainingCost(flops / 1e12, hours, "GPU-hours" if info.get("gpus") else "core-hours")
+    names = rows[last]["extra"].get("matrix_periods", [])
+    forms = {r"\d{4}-\d{2}": "month", r"\d{4}": "year"}
+    nouns = [noun for form, noun in forms.items() if names and all(re.fullmatch(form, n) for n in names)]
+    period = Period(nouns[0] if nouns else "mega-batch")
+    rest = choice.result.megabatches - choice.now
     try:
-        known = known_at(losses, candidate.now)
-        return retraining(known, unit(candidate.result), "a mega-batch", compute, limits.compute)
+        return retraining(
+            known_at(losses, choice.now), unit(choice.result), period, cost, rest=rest, most=budget, **asked
+        )
     except UserError:  # too few models
         return None
 
@@ -228,106 +218,31 @@ def _some(labels: Sequence[str]) -> str:
     return "; ".join(labels[:_MOST_LABELS]) + f" and {more} more" * (more > 0)
 
 
-def _ratio(one: Forecast, other: Forecast) -> str:
-    """Training compute of one in multiples of the other's."""
-    cost, unit = one.candidate.compute_until, other.candidate.compute_until
-    return f"{cost / unit:.3g}x" if unit else "?"
-
-
 def decision_table(advice: Advice) -> Table:
     """A row for each answered question."""
-    what = f"difference in {advice.measure} over {advice.span}, 90%"
-    header = ["question", "advice", "compared with", what, "its Comp"]
-    table = [[*header, *(["on the next period, 90%", "lower now"] if advice.drifts else [])]]
+    what = "percentage points" if advice.display.factor > 1 else "% of perplexity"
+    table = [
+        ["question", "advice", "compared with", f"difference ({what}), 90%", "its Comp to come", "seeds"]
+    ]
     for each in advice.comparisons:
-        difference = MeanOverSeeds(*(advice.factor * x for x in (each.difference, each.low, each.high)))
-        label, cost = each.other.candidate.label, _ratio(each.other, each.choice)
-        row = [each.question, each.advice, label, _signed(difference), cost]
-        drifting = [_signed(each.on_next) if each.on_next else "?", each.lower_now]
-        table.append([*row, *(drifting if advice.drifts else [])])
+        mean, low, high = advice.difference(each)
+        shown = f"{mean:+.3g} " + (f"[{low:+.3g}, {high:+.3g}]" if np.isfinite(high) else "[?]")
+        cost = f"{each.other.compute / each.choice.compute:.3g}x" if each.choice.compute else "?"
+        seeds = str(each.seeds or ("" if each.evidence else "?"))
+        table.append([each.question, each.advice, each.other.label, shown, cost, seeds])
     return table
-
-
-def _signed(difference: MeanOverSeeds) -> str:
-    """A difference with its interval."""
-    mean, low, high = difference
-    return f"{mean:+.3g} " + (f"[{low:+.3g}, {high:+.3g}]" if np.isfinite(high) else "[?]")
 
 
 def front_table(advice: Advice) -> Table:
-    """The candidates on the front, with the step to the next lower expected measure."""
-    at_now = f"{advice.display.name} at t={advice.now}"
-    measured = at_now if advice.by == "coming" else f"{advice.measure} so far"
-    header = ["configuration", "seeds", measured, f"{advice.measure} over {advice.span}, 90%"]
-    table = [[*header, "Comp (TFLOPs)", "parameters", "within limits", "next step"]]
-    for each in advice.front:
-        candidate, seeds = each.candidate, len(each.candidate.result.repeats)
-        so_far, deviation = candidate.so_far(advice.by)
-        spread = f" ±{number(advice.factor * deviation)}" * (seeds > 1)
-        present = number(advice.factor * so_far) + spread + _shorter(advice, each)
-        cells = [candidate.label, str(seeds), present]
-        totals = expected(advice.factor * each.totals, advice.factor * each.expected)
-        cells += [totals, f"{candidate.compute_until:,.3g}"]
-        cells += [abbreviated(candidate.parameters_until), "yes" if advice.limits.allow(each) else "no"]
-        table.append([*cells, _step(advice, each)])
+    """The candidates on the front, by ascending compute."""
+    header = ["configuration", "seeds", f"{advice.display.name} at t={advice.found[0].start}"]
+    table = [[*header, f"mean over {advice.span}, 90%", "law", "TFLOPs to come", "hours to come"]]
+    points = [(float(f"{each.compute:.3g}"), each.expected) for each in advice.found]
+    for i in non_dominated(points):
+        each = advice.found[i]
+        behind = f" (t={each.now})" * (each.now < advice.found[0].start)
+        present = number(advice.shown(each.values[each.now])) + behind
+        measure = expected(advice.shown(each.measure(each.draws)), advice.shown(each.expected))
+        costs = [f"{each.compute:,.3g}", f"{each.hours:,.2g}"]
+        table.append([each.label, str(len(each.seeds)), present, measure, each.fit.law, *costs])
     return table
-
-
-def _shorter(advice: Advice, each: Forecast) -> str:
-    """The last t of a candidate whose runs have fewer rows than others; "" otherwise."""
-    now = each.candidate.now
-    return f" (t={now})" if now < advice.now else ""
-
-
-def _step(advice: Advice, each: Forecast) -> str:
-    """What the next lower expected measure costs in compute; "" for the lowest."""
-    lower = [other for other in advice.front if other.expected < each.expected]
-    if not lower:
-        return ""
-    after = min(lower, key=lambda other: other.candidate.compute_until)
-    gain = advice.factor * (after.expected - each.expected)
-    return f"{gain:+.3g} for {_ratio(after, each)}"
-
-
-def forecast_table(advice: Advice) -> Table:
-    """The metric at mega-batches to come, of the candidates on the front and in comparisons."""
-    shown = [*advice.front, *(each.other for each in advice.comparisons)]
-    factor, span = advice.display.factor, advice.until - advice.now
-    steps = {1, *(max(1, round(span * i / (_MOST_TIMES - 1))) for i in range(1, _MOST_TIMES))}
-    times = sorted(advice.now + step for step in steps)
-    table = [["configuration", "law", f"t={advice.now}", *(f"t={t}, 90%" for t in times)]]
-    for each in {id(each): each for each in shown}.values():
-        law, probability = each.fit.law
-        present = number(factor * each.candidate.values[each.candidate.now]) + _shorter(advice, each)
-        cells = [expected(factor * each.at(t)) if np.ptp(each.at(t)) else present for t in times]
-        table.append([each.candidate.label, f"{law} ({probability:.0%})", present, *cells])
-    return table
-
-
-def _record(each: Forecast, by: str) -> dict[str, Any]:
-    """A candidate for JSON."""
-    candidate = each.candidate
-    law, probability = each.fit.law
-    bounds = {f"{level:g}": interval(each.draws, level) for level in LEVELS}
-    return {
-        "label": candidate.label,
-        "command": candidate.command,
-        "seeds": len(candidate.result.repeats),
-        "from": candidate.now,
-        "so_far": rounded(candidate.so_far(by)[0]),
-        "expected": rounded(each.expected),
-        "interval": [rounded(value) for value in interval(each.totals)],
-        "compute": rounded(candidate.compute_until),
-        "parameters": rounded(candidate.parameters_until),
-        "law": {"name": law, "probability": rounded(probability)},
-        "forecast": [
-            {
-                "t": t,
-                "mean": rounded(each.draws[:, i].mean()),
-                "intervals": {
-                    level: [rounded(low[i]), rounded(high[i])] for level, (low, high) in bounds.items()
-                },
-            }
-            for i, t in enumerate(candidate.to_come)
-        ],
-    }

@@ -1,189 +1,376 @@
-"""How often to retrain on a stream that drifts: the loss that each cadence costs, and what is known of it."""
+"""How often to retrain on a stream that drifts: what cadences cost and gain, and a plan at a price."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from alma.report.advice.decisions import NO_EVIDENCE
-from alma.report.advice.forecast import Array, interval
-from alma.report.advice.staleness import StalenessFit, effect_of_age
-from alma.report.advice.text import DocumentPart, expected, number
+from alma.report.advice.staleness import Array, Law, Laws
+from alma.report.advice.text import DocumentPart, number
 from alma.report.age import Losses, MeanOverSeeds
 from alma.report.results import rounded
 from alma.report.tables import Table
 
 QUESTION = "how often to retrain?"
-_EVERY = (1, 2, 4, 8)
+NO_EVIDENCE = "no evidence either way"
+_YEAR = {"month": 12, "day": 365, "year": 1}
+_NAMES = {("month", 3): "every quarter", ("day", 7): "every week"}
+_SURPRISE = 4.0  # deviations above the usual loss from which a deployed model counts as stale
+_UNKNOWN = (
+    "No answer: without losses on the periods before a model's training, drift and lack of training cannot "
+    "be told apart. Test each model on earlier periods, too"
+)
 NOTE = """\
-Extra loss: above a model trained until the period that is served, mean over the periods up to the next \
-training; it includes what less training costs. Naive rules: "as last time" takes the extra losses on the \
-last period, interpolated in age; "no staleness" expects none, so that the rarest training is the best."""
+Extra loss: above a model trained until the period that is served, mean over ages up to the next training \
+and the periods to come; it includes what less training costs. "As last time": by the extra losses on the \
+last period. Gain: what the next rarer cadence loses more. Costs are of trainings to come."""
 
 
-class Cadence(NamedTuple):
-    """A training every so many periods."""
+class Period(NamedTuple):
+    """The time between two occasions to retrain."""
 
-    every: int
-    extra: Array  # draws of the mean extra loss of the models that serve, (DRAWS,)
-    last_time: float  # the same by the extra losses on the last period; NaN if there are none
-    compute: float | None  # TFLOPs up to the end of the stream; None: unknown
+    noun: str = "period"  # "month", "day", "year", "mega-batch"
+    size: float = 1.0  # on the axis of the losses
 
-    @property
-    def middle(self) -> float:
-        """The median of the extra loss: over two seeds, draws have no mean."""
-        return float(np.median(self.extra))
+    def every(self, k: int) -> str:
+        """The name of a cadence."""
+        if self.noun not in _YEAR or k == 1:
+            return f"every {'' if k == 1 else {2: '2nd ', 3: '3rd '}.get(k, f'{k}th ')}{self.noun}"
+        return "once a year" if k == _YEAR[self.noun] else _NAMES.get((self.noun, k), f"every {self.span(k)}")
 
-    @property
-    def name(self) -> str:
-        """Such as "every 2nd period"."""
-        if self.every == 1:
-            return "every period"
-        return f"every {self.every}{'nd' if self.every == 2 else 'th'} period"
+    def span(self, k: float) -> str:
+        """Such as "3 months"."""
+        return f"{k:.3g} {self.noun}{'' if k == 1 else 'es' if self.noun[-2:] == 'ch' else 's'}"
 
 
-class Compute(NamedTuple):
-    """Training compute in TFLOPs, from which that of a cadence follows."""
+class TrainingCost(NamedTuple):
+    """What one training costs; None: unknown."""
 
-    spent: float
-    training: float  # of the last stage
-    periods: int  # to come
-
-    def of(self, every: int) -> float:
-        """Up to the end of the forecast."""
-        return self.spent + self.training * self.periods / every
+    flops: float | None = None  # TFLOPs
+    hours: float | None = None
+    machine: str = "GPU-hours"
 
 
-class Retraining(NamedTuple):
+class RetrainingPlan(NamedTuple):
+    """The plan of least expected total cost at a price."""
+
+    first: int | None  # periods from now to the next training; None: none
+    every: int  # from then on
+    trainings: int
+    total: float  # expected, in units of loss summed over the periods to come
+    savings: dict[str, MeanOverSeeds]  # loss and price that the other plan costs more
+    flips: tuple[float, float]  # the prices between which the plan has as many trainings
+
+
+class Retraining:
     """The answer for one configuration, or for one model of a matrix from elsewhere."""
 
-    label: str
-    unit: str  # of losses; "": that of the file
-    period: str  # what a period is
-    drift: MeanOverSeeds  # effect of age, for a period
-    cadences: list[Cadence]  # within the budget, the most frequent one first
-    law: tuple[float, float]  # exponent, probability
+    def __init__(self, losses: Losses, unit: str, period: Period, cost: TrainingCost, rest: int):
+        """`rest`: periods to come. UserError: too few models were tested on one period."""
+        self.losses, self.unit, self.period, self.cost, self.rest = losses, unit, period, cost, rest
+        self.laws = Laws(losses)
+        self.drift = MeanOverSeeds(*(period.size * value for value in self.laws.effect_of_age()))
+        self.cadences: list[int] = [1]
+        self.worth, self.price = 0.0, math.nan
+        self.other: Retraining | None = None  # the same but for `--from-scratch`
+
+    def extra(self, every: int, law: Law) -> float:
+        """Mean extra loss at ages of 1 to `every` periods, on the periods to come."""
+        ahead = self.period.size * np.arange(1, self.rest + 1)
+        return float(np.mean(law.extra(self.period.size * np.arange(1, every + 1)[:, None], ahead)))
+
+    def _aged(self, age: int, law: Law) -> float:
+        """Extra loss at an age in periods, without what less training costs."""
+        return float(law.b * (age * self.period.size) ** law.c)
+
+    def _old(self, age: int, law: Law) -> float:
+        """Extra loss at an age in periods, on the next period."""
+        return float(law.extra(age * self.period.size, self.period.size))
+
+    def gain(self, every: int, rarer: int) -> MeanOverSeeds:
+        """Loss that a rarer cadence has more."""
+        return self.laws.estimate(lambda law: self.extra(rarer, law) - self.extra(every, law))
 
     @property
-    def drifts(self) -> bool:
-        """Whether nothing speaks against a drift: the interval of the effect of age, if known, is above 0."""
-        return not self.drift.low <= 0
+    def unknown(self) -> bool:
+        """Whether no model has losses on the past."""
+        return math.isnan(self.drift.mean)
 
-    def against_first(self, cadence: Cadence) -> tuple[float, float, float]:
-        """Extra loss less that of the most frequent cadence, with its 90% interval."""
-        draws = cadence.extra - self.cadences[0].extra
-        low, high = interval(draws)
-        return float(np.median(draws)), float(low), float(high)
+    @cached_property
+    def found(self) -> tuple[int, bool]:
+        """The cadence to use: a more frequent one only if it gains what it is worth. Whether a still more
+        frequent one may."""
+        chosen, maybe = self.cadences[-1], False
+        drifts = self.drift.low > 0 and self.laws.estimate(partial(self._aged, chosen)).low > 0
+        for k in reversed(self.cadences[:-1]):
+            gain = self.gain(k, chosen)
+            if gain.mean >= self.worth and gain.low > 0 and drifts:
+                chosen, maybe = k, False
+            else:
+                maybe = maybe or not gain.high < self.worth
+        return chosen, maybe
 
     @property
     def advice(self) -> str:
-        """The better of the two most frequent cadences, or that there is no evidence."""
-        if len(self.cadences) < 2 or not self.drifts:
+        """The cadence to use, or that there is no evidence."""
+        if self.unknown or (self.found[1] and self.found[0] == self.cadences[-1]):
             return NO_EVIDENCE
-        _, low, high = self.against_first(self.cadences[1])
-        return NO_EVIDENCE if low <= 0 <= high else self.cadences[0 if low > 0 else 1].name
-
-    @property
-    def lines(self) -> list[str]:
-        """The answer in sentences."""
-        mean, low, high = self.drift
-        shown = f"{number(mean)} [{number(low)}, {number(high)}]" if low <= high else f"{number(mean)} [?]"
-        found = "the stream drifts" if low > 0 else "no evidence that the stream drifts"
-        if math.isnan(mean):
-            effect = "Effect of age: unknown without losses on periods before a model was trained."
-        else:
-            shown += self.unit and f" {self.unit}"
-            effect = f"Effect of age, amount of training taken out: {shown} a period: {found}."
-        exponent, probability = self.law
-        law = f"The law of extra loss is age^{exponent:g} ({probability:.0%}). A period is {self.period}."
-        return [f"{self.answer}.", effect, law]
+        return self.period.every(self.found[0])
 
     @property
     def answer(self) -> str:
-        """The advice, and what it gains."""
-        if self.advice == NO_EVIDENCE:
-            return NO_EVIDENCE.capitalize()
-        first, second = self.cadences[:2]
-        mean, low, high = self.against_first(second)
-        better, other = (first, second) if low > 0 else (second, first)
-        least, most = sorted(map(abs, (low, high)))
-        gain = f"the loss is {abs(mean):.3g} [{least:.3g}, {most:.3g}] lower than {other.name}"
-        return f"{better.name.capitalize()}: {gain}"
+        """The advice in a sentence: what it gains and costs, how sure it is."""
+        if self.unknown:
+            return _UNKNOWN
+        if not math.isnan(self.price):
+            return self._of_plan
+        (chosen, maybe), rarest = self.found, self.cadences[-1]
+        name, rare = self.period.every(chosen), self.period.every(rarest)
+        if chosen != rarest:
+            won = f"{name.capitalize()}, {self._costs(chosen)}: {self._points(self.gain(chosen, rarest))}"
+            return f"{won} better than {rare}" + "; whether more often gains more is open" * maybe
+        if maybe:
+            until = f"until more periods and models are known, {name} is the cheaper one"
+            return f"{NO_EVIDENCE.capitalize()}: {until}, {self._costs(chosen)}"
+        most = self._percent(max(self.gain(k, rarest).high for k in self.cadences))
+        limit = f"more often gains {most} at most, and {self._percent(self.worth)} would be worth it"
+        return f"{name.capitalize()} is enough, {self._costs(chosen)}: {limit}"
+
+    def _costs(self, every: int) -> str:
+        """Of the trainings to come, such as "12 trainings a year, 3 GPU-hours"."""
+        span = "a year" if _YEAR.get(self.period.noun) == self.rest else f"in {self.period.span(self.rest)}"
+        count, cost = self.rest / every, self.cost
+        costs = [f"{count:.3g} training{'s' * (count != 1)} {span}"]
+        costs += [f"{number(count * cost.flops)} TFLOPs"] if cost.flops is not None else []
+        return ", ".join(costs + ([f"{number(count * cost.hours)} {cost.machine}"] if cost.hours else []))
+
+    def _percent(self, loss: float) -> str:
+        """A loss for readers who know no nats: percent of perplexity, or points of error."""
+        if not self.unit.startswith("nats"):
+            return f"{number(loss)} points"
+        percent = 100 * math.expm1(loss)
+        return f"{percent:.2g}%" if abs(percent) < 99.5 else f"{percent:.0f}%"
+
+    def _points(self, loss: MeanOverSeeds, shown: Callable[[float], str] | None = None) -> str:
+        """With the interval, such as "4.1% [3%, 5.2%]"."""
+        mean, *ends = map(shown or self._percent, loss)
+        ends = [end.removesuffix(" points") for end in ends]
+        return f"{mean} [{', '.join(ends)}]" if loss.low <= loss.high else f"{mean} [?]"
+
+    @property
+    def lines(self) -> list[str]:
+        """The answer, and what it rests on."""
+        if self.unknown:
+            return [f"{self.answer}."]
+        size, noun, span = self.period.size, self.period.noun, self.period.span
+        at = dict.fromkeys([self.cadences[0], *(k for k in self.cadences if k == 3), self.cadences[-1]])
+        olds = [(k, self.laws.estimate(partial(self._old, k))) for k in at]
+        worse = [f"{span(k)} old is {self._points(each)} worse" for k, each in olds]
+        of = " Percent: of perplexity." if self.unit.startswith("nats") else ""
+        ages = [age / size for age in self.losses.by_age if age > 0]
+        slope = self.laws.estimate(lambda law: law.b * (size * max(ages)) ** law.c / max(ages))
+        drift = "the stream drifts" if self.drift.low > 0 else "no evidence that the stream drifts"
+        lines = [
+            f"{self.answer}.",
+            f"A model {', one '.join(worse)} than a new one.{of}",
+            f"Loss rises by {self._points(slope, number)} {self.unit} a {noun} of age. Ages from "
+            f"{span(min(ages))} to {span(max(ages))} were measured; others follow the law age^"
+            f"{self.laws.whole.c:g}.",
+            f"Effect of age, amount of training taken out: {self._points(self.drift, number)} "
+            f"{self.unit} a {noun}: {drift}.",
+        ]
+        if self.laws.broken is not None:
+            when = self.period.span((self.losses.periods[-1] - self.laws.broken) / size)
+            lines.append(f"The stream broke {when} before the last period; no other break is expected.")
+        return lines
 
     @property
     def parts(self) -> list[DocumentPart]:
         """The document."""
-        return [DocumentPart(f"{QUESTION.capitalize()} {self.label}", self.lines, self._table(), [NOTE])]
+        return [
+            DocumentPart(f"{QUESTION.capitalize()} {self.losses.label}", self.lines, self._table(), [NOTE])
+        ]
 
     def _table(self) -> Table:
-        first = self.cadences[0]
-        extra = f"extra loss{self.unit and f' ({self.unit})'}, 90%"
-        header = ["training", extra, "as last time", f"against {first.name}, 90%"]
-        table = [[*header, "trainings", *(["Comp (TFLOPs)"] if first.compute is not None else [])]]
-        for each in self.cadences:
-            last = "" if math.isnan(each.last_time) else number(each.last_time)
-            mean, low, high = self.against_first(each)
-            against = f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]" if each is not first else ""
-            compute = [f"{each.compute:.3g}"] if each.compute is not None else []
-            share = f"{first.every / each.every:.3g}x"
-            table.append([each.name, expected(each.extra, each.middle), last, against, share, *compute])
+        header = ["training", *([] if self.unknown else [f"extra loss ({self.unit}), 90%"]), "as last time"]
+        table = [[*header, *([] if self.unknown else ["gain, 90%"]), "cost of trainings to come"]]
+        for k, rarer in zip(self.cadences, [*self.cadences[1:], None], strict=True):
+            row = [] if self.unknown else [self._points(self.laws.estimate(partial(self.extra, k)), number)]
+            last = self._last_time(k)
+            row.append("" if math.isnan(last) else number(last))
+            row += [] if self.unknown else [self._points(self.gain(k, rarer), number) if rarer else ""]
+            table.append([self.period.every(k), *row, self._costs(k)])
         return table
+
+    def _last_time(self, every: int) -> float:
+        """Mean extra loss at ages of 1 to `every` periods by that on the last period that has a model of its
+        own; NaN if none has."""
+        values, ages = self.laws.values, self.laws.ages
+        for j in reversed(range(len(self.losses.periods))):
+            known = {a: v for a, v in zip(ages[:, j], values[:, j], strict=True) if a >= 0 and np.isfinite(v)}
+            if 0 in known and len(known) > 1:
+                at = sorted(known)
+                wanted = self.period.size * np.arange(1, every + 1)
+                return float(np.interp(wanted, at, [known[a] - known[0] for a in at]).mean())
+        return math.nan
+
+    @cached_property
+    def plan(self) -> RetrainingPlan:
+        """The plan of least expected total cost over the periods to come: a first training in 0, 1, ...
+        periods, or none, and then one every so many periods."""
+        span = np.arange(1, self.rest + 1)
+        some = np.unique(np.round(np.geomspace(1, self.rest, 40)).astype(int)).tolist()
+        plans = [(self.rest, 1), *((j - 1, k) for j in some for k in some)]
+        first, every = np.array(plans).T[:, :, None]
+        ages = np.where(span > first, (span - first - 1) % every + 1, 0)  # 0: the present model
+        count = (ages == 1).sum(1)
+        loss = self._totals(ages, self._hopeful)
+        total = loss + self.price * count
+        best = min(range(len(plans)), key=lambda i: (round(total[i], 9), count[i]))
+
+        def saving(other: int, law: Law) -> float:
+            more = self._totals(ages[[other, best]], law)
+            return float(more[0] - more[1] + self.price * (count[other] - count[best]))
+
+        others = {"retraining every " + self.period.noun: plans.index((0, 1)), "never": 0}
+        savings = {name: self.laws.estimate(partial(saving, i)) for name, i in others.items()}
+        own, least = int(count[best]), {n: loss[count == n].min() for n in np.unique(count).tolist()}
+        prices = {n: (least[n] - least[own]) / (own - n) for n in least if n != own}
+        low = max((float(prices[n]) for n in prices if n > own), default=0.0)
+        high = min((float(prices[n]) for n in prices if n < own), default=math.inf)
+        return RetrainingPlan(
+            plans[best][0] if own else None,
+            plans[best][1],
+            own,
+            float(total[best]),
+            savings,
+            (max(low, 0.0) + 0.0, high),
+        )
+
+    def _totals(self, ages: Any, law: Law) -> Array:
+        """Extra loss summed over the periods to come, of plans (plans, periods) of ages."""
+        span = self.period.size * np.arange(1, self.rest + 1)
+        old = law.extra(span + self.losses.periods[-1] - self.losses.until[-1], span) + self._excess
+        new = law.extra(span[:, None], span)
+        return np.asarray(np.vstack([old, new])[ages, np.arange(self.rest)].sum(1))
+
+    @cached_property
+    def _hopeful(self) -> Law:
+        """The law with the mean of b by its error: it cannot be below 0. So what is not known is tried."""
+        law, age = self.laws.whole, max(1, self.rest // 2)
+        mean, _, high = self.laws.estimate(partial(self._aged, age))
+        error = (high - mean) / 1.9
+        if not error > 0:
+            return law
+        at, unit = mean / error, error / (age * self.period.size) ** law.c
+        density = math.exp(-(at**2) / 2) / math.sqrt(2 * math.pi)
+        return law._replace(b=unit * (at * 0.5 * math.erfc(-at / math.sqrt(2)) + density))
+
+    @cached_property
+    def _excess(self) -> float:
+        """How far the last losses of the present model are above the usual level of those that served, age
+        taken out, if by more than _SURPRISE deviations: difficulty that is usual is no reason to retrain."""
+        periods, until, served = np.array(self.losses.periods), self.laws.until, []
+        for j in np.flatnonzero(periods > until[0]):
+            i = int((until < periods[j]).sum()) - 1
+            loss = self.laws.values[i, j] - float(self.laws.whole.extra(periods[j] - until[i]))
+            served += [(i == len(until) - 1, loss)] if np.isfinite(loss) else []
+        own = sum(newest for newest, _ in served)
+        before, since = np.split(np.array([loss for _, loss in served]), [len(served) - own])
+        if not own or len(before) < 4:
+            return 0.0
+        rises = [(float(since[i:].mean() - before.mean()), math.sqrt(own - i)) for i in range(own)]
+        rise, root = max(rises, key=lambda each: each[0] * each[1])
+        return rise if rise * root > _SURPRISE * before.std(ddof=1) else 0.0
+
+    @property
+    def _of_plan(self) -> str:
+        """The plan in a sentence."""
+        plan, (low, high) = self.plan, self.plan.flips
+        when = "Do not retrain" if plan.first is None else "Retrain now"
+        when = f"Retrain in {self.period.span(plan.first)}" if plan.first else when
+        again = f", then {self.period.every(plan.every)}" if plan.trainings > 1 else ", then not again"
+        savings = [f"{self._points(saving, number)} against {name}" for name, saving in plan.savings.items()]
+        ends = f"from {number(low)} to {number(high)}" if high < math.inf else f"above {number(low)}"
+        when += again if plan.first is not None else ""
+        return (
+            f"{when} ({plan.trainings} in {self.period.span(self.rest)}): it saves {' and '.join(savings)}, "
+            f"in {self.unit} summed over periods. So for prices {ends}{self._other_way}"
+        )
+
+    @property
+    def _other_way(self) -> str:
+        """What the plan of the other one of "last weights" and "anew" costs more, or less."""
+        other = self.other
+        if not other or other.laws.values.shape != self.laws.values.shape or other.unknown:
+            return ""
+        gap = (other.laws.values - self.laws.values)[self.laws.ages == 0]
+        more = other.plan.total + self.rest * float(gap[np.isfinite(gap)].mean()) - self.plan.total
+        verdict = "keep to this one" if more > 0 else "take that one"
+        return f". {other.losses.label} costs {number(more)} more in all: {verdict}"
 
     def record(self) -> dict[str, Any]:
         """For JSON: losses in nats a token, errors in percent."""
+        plan = None if self.unknown or math.isnan(self.price) else self.plan._asdict()
+        if plan:
+            plan["savings"] = {name: list(map(rounded, saving)) for name, saving in plan["savings"].items()}
+            plan |= {"price": self.price, "flips": [x if x < math.inf else None for x in plan["flips"]]}
         return {
-            "label": self.label,
+            "label": self.losses.label,
             "question": QUESTION,
+            "answer": self.answer,
             "advice": self.advice,
             "evidence": self.advice != NO_EVIDENCE,
             "unit": self.unit,
-            "period": self.period,
-            "effect_of_age": [rounded(value) for value in self.drift],
-            "law": {"exponent": self.law[0], "probability": rounded(self.law[1])},
+            "period": self.period._asdict(),
+            "effect_of_age": list(map(rounded, self.drift)),
+            "law": {name: rounded(float(value)) for name, value in self.laws.whole._asdict().items()},
             "cadences": [
                 {
-                    "every": each.every,
-                    "extra": rounded(each.middle),
-                    "interval": [rounded(value) for value in interval(each.extra)],
-                    "as_last_time": rounded(each.last_time),
-                    "against_first": [rounded(value) for value in self.against_first(each)],
-                    "compute": rounded(each.compute),
+                    "every": k,
+                    "extra": None
+                    if self.unknown
+                    else list(map(rounded, self.laws.estimate(partial(self.extra, k)))),
+                    "as_last_time": rounded(self._last_time(k)),
+                    "cost": self._costs(k),
                 }
-                for each in self.cadences
+                for k in self.cadences
             ],
+            "plan": plan,
         }
 
 
 def retraining(
-    losses: Losses, unit: str, period: str, compute: Compute | None = None, budget: float | None = None
+    losses: Losses,
+    unit: str,
+    period: Period | None = None,
+    cost: TrainingCost | None = None,
+    every: Sequence[int] = (),
+    worth: tuple[float, bool] | None = None,
+    price: float = math.nan,
+    rest: int = 0,
+    most: float | None = None,
 ) -> Retraining:
-    """How often to retrain, from `losses` in a `unit`; a `period` is described as "{:g} months".
+    """How often to retrain, from `losses` in a `unit`.
 
-    Cadences are as long as the oldest model at hand, and two at least; those above the budget (TFLOPs) are
-    left out, but for the cheapest. UserError: too few models were tested on one period.
+    every  cadences in periods (none: 1, 2, 4, 8, or 1, 3, 6, 12 months, up to the oldest age at hand)
+    worth  a gain below it is a tie: in the unit, or (True) percent of perplexity or points of error
+    price  of a training, in the unit summed over periods; rest: periods to come (0: 365 days, or 12)
+    most   TFLOPs of trainings to come: cadences that need more are left out, but for the rarest
     """
-    fit = StalenessFit(losses)
-    oldest = max(losses.by_age) / fit.period
-    every = [k for k in _EVERY if k <= max(2, oldest)]
-    cost = {k: compute.of(k) if compute else None for k in every}
-    within = [k for k in every if budget is None or (cost[k] or 0.0) <= 1.01 * budget] or every[-1:]
-    cadences = []
-    for k in within:
-        ages = [fit.period * i for i in range(1, k + 1)]
-        last_time = _on_the_last_period(losses, fit.mean, ages)
-        cadences.append(Cadence(k, fit.extra(ages).mean(1), last_time, cost[k]))
-    drift = MeanOverSeeds(*(fit.period * value for value in effect_of_age(losses)))
-    return Retraining(losses.label, unit, period.format(fit.period), drift, cadences, fit.law)
-
-
-def _on_the_last_period(losses: Losses, mean: Array, ages: Sequence[float]) -> float:
-    """Mean extra loss at these ages on the last period that has a model of its own; NaN if none has."""
-    for j in reversed(range(len(losses.periods))):
-        period = losses.periods[j]
-        known = {period - u: mean[i, j] for i, u in enumerate(losses.until) if u <= period}
-        known = {a: float(loss) for a, loss in known.items() if np.isfinite(loss)}
-        if 0 in known and len(known) > 1:
-            at = sorted(known)
-            return float(np.mean(np.interp(ages, at, [known[a] - known[0] for a in at])))
-    return math.nan
+    period = period or Period()
+    found = Retraining(
+        losses, unit, period, cost or TrainingCost(), rest or {"day": 365}.get(period.noun, 12)
+    )
+    oldest = max(losses.by_age) / period.size
+    usual = {"month": (1, 3, 6, 12), "day": (1, 7, 30, 365)}.get(period.noun, (1, 2, 4, 8))
+    found.cadences = sorted(set(every)) or [k for k in usual if k <= max(2, oldest)]
+    if most is not None and found.cost.flops is not None:
+        cheap = [k for k in found.cadences if found.cost.flops * found.rest / k <= 1.01 * most]
+        found.cadences = cheap or found.cadences[-1:]
+    value, percent = worth or (1.0, True)
+    found.worth = math.log1p(value / 100) if percent and unit.startswith("nats") else value
+    found.price = price
+    return found

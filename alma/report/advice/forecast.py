@@ -1,25 +1,30 @@
-"""Forecasts of a learner's metric: a law in the data seen, with intervals.
+"""Forecasts of a learner's metric: laws in the data seen, with intervals.
 
 The log of the metric of run s of a configuration, after t of the T mega-batches that were read, is
 
-    y_s(t) = level + a_s + f(t / T) + walk(log t) + e_s(t),     e ~ N(0, noise^2)
+    y_s(t) = level + a_s + f(log(t / T)) + walk(log t) + e_s(t),     e ~ N(0, noise^2)
 
-    level   f = 0                                nothing changes any more
-    power   f = -b log(t / T)
-    offset  f = log((1 - c) (t / T)^-b + c)      the share c never goes away
+with one of these laws f(x), x = log(t / T), whose family is a guess, so that a forecast mixes all of them:
 
-(Hestness et al., 2017, arXiv 1712.00409, for the power law with an offset). a_s is the run effect, which
-`decisions.py` estimates: a forecast is of the runs at hand. The mean of n runs has noise / sqrt(n) but the
-same walk, of variance (drift * noise)^2 over e times the data. Noise and drift are estimated from all
-configurations (`estimate_scatter`); close stages are averaged first, for speed.
+    level        0
+    power        -b x                                        (Hestness et al., 2017, arXiv 1712.00409)
+    offset       log((1 - c) exp(-b x) + c)                  the share c never goes away
+    exponential  log((1 - c) exp(-k (exp(x) - 1)) + c)       falls to a plateau
+    logarithm    log(1 - b x)                                 a - b log t
+    kink         a power whose exponent changes from b to r b at some t <= T
 
-Exponent b and offset c have a grid of values, level and variance the usual conjugate prior. The marginal
-likelihood of each cell of the grid is then exact: it compares the laws, and a forecast mixes all of them.
+The kink at T itself is what no curve can show before it happens: it widens every forecast. a_s is the run
+effect, which `comparison.py` estimates: a forecast is of the runs at hand. The mean of n runs has noise /
+sqrt(n) but the same walk, of variance (drift * noise)^2 over e times the data. Noise and drift are estimated
+from all configurations (`estimate_scatter`); close stages are averaged first, for speed.
+
+The parameters of the laws have a grid of values, level and variance the usual conjugate prior. The marginal
+likelihood of each cell of the grid is then exact: it weighs the laws.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -29,51 +34,84 @@ from scipy.special import gammaln
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-LAWS = ("level", "power", "offset")
-LEVELS = (0.9, 0.5)
-"""Probability of the intervals."""
 DRIFTS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Deviations of the walk over e times the data, in multiples of the noise, that are compared."""
+LAWS = {
+    "level": 0.1,
+    "power": 0.2,
+    "offset": 0.44,
+    "exponential": 0.08,
+    "logarithm": 0.05,
+    "kink": 0.1,
+    "kink ahead": 0.08,
+}
+"""The laws with their probability a priori."""
 _NO_DRIFT = 3.0  # how much likelier no drift is a priori than each other one
-_PRIOR = (0.1, 0.3, 0.6)  # of the laws
 _EXPONENT, _SPREAD = 0.35, 0.8  # median and log-deviation of b a priori
 _DEGREES = 5.0  # of freedom: the weight of the pooled noise against the residuals of one curve
 _USUAL_NOISE = 0.03  # of one run, where no residuals tell; it counts as one residual
 _GROUP = 1.1  # stages are averaged in groups of mega-batches up to this factor apart
+_LEAST = 0.02  # of 1 - b x
 
 
-def _grid() -> tuple[Array, Array, Array, Array]:
-    """Exponents, offsets, prior probability and law of each cell."""
-    exponents, offsets = np.linspace(0.02, 1.2, 100), np.linspace(0.04, 0.96, 40)
-    cells = [(0.0, 0.0, 0), *((b, 0.0, 1) for b in exponents)]
-    cells += [(b, c, 2) for b in exponents for c in offsets]
-    b, c, law = (np.array(column) for column in zip(*cells, strict=True))
-    density = np.ones_like(b)
-    falling = law > 0
-    density[falling] = np.exp(-0.5 * (np.log(b[falling] / _EXPONENT) / _SPREAD) ** 2) / b[falling]
-    for index, share in enumerate(_PRIOR):
-        density[law == index] *= share / density[law == index].sum()
-    return b, c, density, law
+class _Cells(NamedTuple):
+    """The grid: a law with its parameters and prior probability a cell, arrays (cells,)."""
+
+    law: Array  # index in LAWS
+    b: Array  # exponent or rate
+    c: Array  # offset; kink: log(t / T) of the change
+    r: Array  # kink: the exponent after it, in multiples of b
+    prior: Array
 
 
-_B, _C, _DENSITY, _LAW = _grid()
+def _grid() -> _Cells:
+    exponents, offsets = np.linspace(0.02, 1.2, 60), np.linspace(0.03, 0.96, 32)
+    changes, ratios = np.log([0.3, 0.4, 0.5, 0.7, 0.85]), (0.0, 0.2, 0.5, 1.5, 2.0)
+    rates, slopes = np.geomspace(0.3, 8.0, 56), np.linspace(0.01, 1.2, 120)
+    parameters = {
+        "level": [(0.0, 0.0, 0.0)],
+        "power": [(b, 0.0, 0.0) for b in exponents],
+        "offset": [(b, c, 0.0) for b, c in itertools.product(exponents, offsets)],
+        "exponential": [(k, c, 0.0) for k, c in itertools.product(rates, [0.0, *offsets])],
+        "logarithm": [(b, 0.0, 0.0) for b in slopes],
+        "kink": list(itertools.product(exponents[1::2], changes, ratios)),
+        "kink ahead": list(itertools.product(exponents, [0.0], ratios)),
+    }
+    cells = [(i, *values) for i, law in enumerate(LAWS) for values in parameters[law]]
+    law, b, c, r = (np.array(column) for column in zip(*cells, strict=True))
+    prior = np.ones_like(b)
+    powers = (b > 0) & (law != list(LAWS).index("exponential"))
+    prior[powers] = np.exp(-0.5 * (np.log(b[powers] / _EXPONENT) / _SPREAD) ** 2) / b[powers]
+    for i, share in enumerate(LAWS.values()):
+        prior[law == i] *= share / prior[law == i].sum()
+    return _Cells(law, b, c, r, prior)
 
 
-@dataclass(frozen=True)
-class LearningCurve:
+_CELLS = _grid()
+
+
+def _log_shape(x: Array) -> Array:
+    """Each law at x = log(t / T), (n,), without its level: (cells, n)."""
+    found = np.zeros((len(_CELLS.b), len(x)))
+    for i, law in enumerate(LAWS):
+        at = _CELLS.law == i
+        b, c, r = (each[at, None] for each in (_CELLS.b, _CELLS.c, _CELLS.r))
+        if law in ("power", "offset"):
+            found[at] = np.log((1 - c) * np.exp(-b * x) + c)
+        elif law == "exponential":
+            found[at] = np.log(np.maximum((1 - c) * np.exp(-b * (np.exp(x) - 1)) + c, 1e-9))
+        elif law == "logarithm":
+            found[at] = np.log(np.maximum(1 - b * x, _LEAST))
+        else:
+            found[at] = -r * b * np.maximum(x, c) - b * np.minimum(x - c, 0)
+    return found
+
+
+class LearningCurve(NamedTuple):
     """The metric at the ends of stages, over seeds: times (n,) in mega-batches, values (seeds, n) > 0."""
 
     times: Array
     values: Array
-
-    @property
-    def mean(self) -> Array:
-        """Mean over seeds, (n,)."""
-        return self.values.mean(0)
-
-    def of_run(self, index: int) -> "LearningCurve":
-        """The curve of one seed."""
-        return LearningCurve(self.times, self.values[index : index + 1])
 
 
 class Scatter(NamedTuple):
@@ -95,6 +133,7 @@ class _Groups:
         self.root = np.linalg.cholesky(np.diag(1 / self.sizes) + walk)
         self.one = self.whitened(np.ones(len(ahead)))
         self.precision = float(self.one @ self.one)
+        self.error = self.precision**-0.5  # of a level, in multiples of the noise
         self.shapes = self.whitened(_log_shape(ahead).T)  # (groups, cells)
         self.shape_levels = self.one @ self.shapes / self.precision
         self.shapes -= np.outer(self.one, self.shape_levels)
@@ -117,7 +156,7 @@ class _Groups:
         return level - self.shape_levels, np.maximum(squares, 0.0)
 
 
-_groups = lru_cache(32)(_Groups)
+_groups = lru_cache(64)(_Groups)
 
 
 class Fit:
@@ -128,19 +167,19 @@ class Fit:
         seeds = seeds or len(curve.values)
         self._drift = scatter.drift * math.sqrt(seeds)  # more seeds lessen the noise, not the walk
         groups = self._groups = _groups(tuple(curve.times), self._drift)
-        values = groups.whitened(groups.mean(np.log(curve.mean)))
+        values = groups.whitened(groups.mean(np.log(curve.values.mean(0))))
         self._now, self._seeds = math.log(curve.times[-1]), seeds
         self._level, self._squares = groups.fit(values)
         self.residual_freedom = max(0, len(values) - 3)  # level, exponent and offset fit three groups
         self.residual_squares = float(self._squares.min()) * seeds  # of one run
-        self.log_evidence = self.weigh(scatter.noise)
+        self.weigh(scatter.noise)
 
     def weigh(self, noise: float) -> float:
         """Weigh the laws by their likelihood with this noise of one run; log of the sum of the weights."""
         prior = _DEGREES * noise**2 / self._seeds
         self._freedom = _DEGREES + len(self._groups.sizes) - 1
         self._scale = (prior + self._squares) / self._freedom  # of the variance, (cells,)
-        weight = np.log(_DENSITY) - 0.5 * self._freedom * np.log(prior + self._squares)
+        weight = np.log(_CELLS.prior) - 0.5 * self._freedom * np.log(prior + self._squares)
         self._probability = np.exp(weight - weight.max())
         total = float(self._probability.sum())
         self._probability /= total
@@ -148,52 +187,32 @@ class Fit:
         return float(weight.max() + math.log(total) + constants - self._groups.log_volume)
 
     @property
-    def law(self) -> tuple[str, float]:
-        """The most probable law, and its probability."""
-        shares = np.bincount(_LAW, self._probability, len(LAWS))
-        return LAWS[int(shares.argmax())], float(shares.max())
+    def law(self) -> str:
+        """The most probable law."""
+        return list(LAWS)[int(np.bincount(_CELLS.law, self._probability).argmax())]
 
     def expected(self, times: Sequence[float]) -> Array:
         """The metric that the laws expect at times after the curve's end, (times,)."""
-        return (self._probability * np.exp(self._level)) @ _shapes(tuple(times), self._now)
+        values, probability = self.of_laws(times)
+        return np.exp(probability @ np.log(values))
 
     def of_laws(self, times: Sequence[float]) -> tuple[Array, Array]:
-        """The metric that each law expects at times after the curve's end, (laws, times), and the laws'
+        """The metric that each law expects at times after the curve's end, (cells, times), and the cells'
         probabilities."""
         return np.exp(self._level)[:, None] * _shapes(tuple(times), self._now), self._probability
 
-    def walks(self, times: Sequence[float], draws: int, random: np.random.Generator) -> Array:
-        """Draws of the log factors by which the metric drifts from its law, (draws, times)."""
-        ahead = np.log(np.asarray(times, dtype=float)) - self._now
-        if not self._drift:
-            return np.zeros((draws, len(ahead)))
-        deviation = self._deviation(self._probability @ self._scale, draws, random)
-        return self._walk(deviation, ahead, random)
-
-    def draw(self, times: Sequence[float], draws: int, random: np.random.Generator) -> Array:
-        """Draws of the metric at times after the curve's end, (draws, times)."""
+    def draw(self, times: Sequence[float], draws: int, random: np.random.Generator) -> tuple[Array, Array]:
+        """Draws of the metric at times after the curve's end, and of the log factors by which it walks from
+        its law: (draws, times) each."""
         ahead = np.log(np.asarray(times, dtype=float)) - self._now
         cell = random.choice(len(self._level), draws, p=self._probability)
-        deviation = self._deviation(self._scale[cell], draws, random)
-        level = self._level[cell] + deviation / math.sqrt(self._groups.precision) * random.standard_normal(
-            draws
-        )
-        noise = deviation[:, None] * random.standard_normal((draws, len(ahead)))
-        law = level[:, None] + np.log(_shapes(tuple(times), self._now)[cell])
-        return np.exp(law + self._walk(deviation, ahead, random) + noise)
-
-    def _deviation(self, scale: Any, draws: int, random: np.random.Generator) -> Array:
-        return np.sqrt(self._freedom * scale / random.chisquare(self._freedom, draws))
-
-    def _walk(self, deviation: Array, ahead: Array, random: np.random.Generator) -> Array:
-        steps = random.standard_normal((len(deviation), len(ahead))) * np.sqrt(np.diff(ahead, prepend=0.0))
-        return self._drift * deviation[:, None] * steps.cumsum(1)
-
-
-def _log_shape(ahead: Array) -> Array:
-    """Log of the laws at log(t / T) = `ahead` (n,), without their level: (cells, n)."""
-    b, c = _B[:, None], _C[:, None]
-    return np.log((1 - c) * np.exp(-b * ahead) + c)
+        scale = self._freedom * self._scale[cell] / random.chisquare(self._freedom, draws)
+        deviation = np.sqrt(scale)[:, None]
+        steps, noise = random.standard_normal((2, draws, len(ahead)))
+        walk = self._drift * deviation * (steps * np.sqrt(np.diff(ahead, prepend=0.0))).cumsum(1)
+        level = self._level[cell, None] + deviation * random.standard_normal((draws, 1)) * self._groups.error
+        law = level + np.log(_shapes(tuple(times), self._now)[cell])
+        return np.exp(law + walk + deviation * noise), walk
 
 
 @lru_cache(8)
@@ -202,16 +221,14 @@ def _shapes(times: tuple[float, ...], now: float) -> Array:
     return np.exp(_log_shape(np.log(np.array(times, dtype=float)) - now))
 
 
-def interval(draws: Array, level: float = LEVELS[0]) -> Any:
+def interval(draws: Array, level: float = 0.9) -> Any:
     """Lower and upper end of the central interval of this probability, over the first dimension."""
     return np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
 
 
 def estimate_scatter(curves: Sequence[LearningCurve]) -> Scatter:
-    """Noise and drift of one run: of DRIFTS the likeliest, by the residuals of all curves.
-
-    The noise is also that by which the steps of runs of one configuration differ.
-    """
+    """Noise and drift of one run: of DRIFTS the likeliest, by the residuals of all curves and by how much
+    the steps of runs of one configuration differ."""
     between, steps = _between_runs(curves)
     found = []
     for drift in DRIFTS:

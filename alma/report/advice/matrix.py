@@ -1,23 +1,26 @@
 """Losses from a CSV file of elsewhere: models trained until some time, tested on others."""
 
 import csv
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
 from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from alma.errors import UserError, hint
-from alma.report.advice.cadence import Retraining, retraining
-from alma.report.advice.staleness_backtest import StalenessBacktest, look_back_on
+from alma.report.advice.cadence import Period, Retraining, TrainingCost, retraining
+from alma.report.advice.staleness import StalenessBacktest, look_back_on
 from alma.report.advice.text import DocumentPart
 from alma.report.age import Losses
 from alma.schema import is_number
 
 _NEEDED = ("trained_until", "tested_on", "loss")
 _GROUP = ("model", "domain")
+_UNIT = "nats"
 
 
 class LossGroup(NamedTuple):
@@ -25,6 +28,14 @@ class LossGroup(NamedTuple):
 
     losses: Losses
     unit: str  # of time: "months", "days", or "" of plain numbers
+    gpu_hours: float | None  # of the newest training; None: the file has none
+
+    @property
+    def period(self) -> Period:
+        """A month, a day, or the median distance of the held-out parts."""
+        if self.unit:
+            return Period(self.unit.removesuffix("s"))
+        return Period(size=median(b - a for a, b in itertools.pairwise(self.losses.periods)))
 
     def name(self, time: float) -> str:
         """A time as the file writes it."""
@@ -51,13 +62,13 @@ class MatrixReport(NamedTuple):
         return {"groups": [each.record() for each in self.found]}
 
 
-def report_on(groups: Sequence[LossGroup], backtest: bool) -> MatrixReport:
-    """How often to retrain, or the backtest of staleness, of each group. UserError: a group is too small."""
+def report_on(groups: Sequence[LossGroup], backtest: bool, **asked: Any) -> MatrixReport:
+    """The answer of `retraining`, as it is `asked`, or the backtest, of each group. UserError: one is too
+    small."""
     if backtest:
-        return MatrixReport([look_back_on(g.losses.label, "", [g.losses], g.name) for g in groups])
-    period = "{} (median distance of the held-out parts)"
+        return MatrixReport([look_back_on(g.losses.label, _UNIT, [g.losses], g.name) for g in groups])
     return MatrixReport(
-        [retraining(g.losses, "", period.format(f"{{:g}} {g.unit}".rstrip())) for g in groups]
+        [retraining(g.losses, _UNIT, g.period, TrainingCost(hours=g.gpu_hours), **asked) for g in groups]
     )
 
 
@@ -70,6 +81,7 @@ class _Loss(NamedTuple):
     until: float
     tested: float
     loss: float
+    gpu_hours: float | None
 
 
 def read_groups(paths: Sequence[Path], wanted: Sequence[str] = ()) -> list[LossGroup]:
@@ -87,7 +99,11 @@ def read_groups(paths: Sequence[Path], wanted: Sequence[str] = ()) -> list[LossG
             raise UserError(f"--groups {pattern}: no such group in the file; {hint(pattern, groups)}")
     chosen = [g for g in groups if not wanted or any(fnmatchcase(g, pattern) for pattern in wanted)]
     (unit,) = kinds
-    return [LossGroup(_losses(g, [line for line in lines if line.group == g]), unit) for g in chosen]
+    found = []
+    for group in chosen:
+        own = [line for line in lines if line.group == group]
+        found.append(LossGroup(_losses(group, own), unit, max(own, key=lambda line: line.until).gpu_hours))
+    return found
 
 
 def _lines(path: Path, kinds: dict[str, str]) -> Iterator[_Loss]:
@@ -109,7 +125,9 @@ def _lines(path: Path, kinds: dict[str, str]) -> Iterator[_Loss]:
         names = [row[name].strip() for name in _GROUP if row.get(name)]
         until, tested = (_time(row[name], f"{place}, {name}", kinds) for name in _NEEDED[:2])
         loss = _number(row["loss"], f"{place}, loss")
-        yield _Loss(place, "/".join(names) or path.stem, row.get("seed", "").strip(), until, tested, loss)
+        hours = _number(row["gpu_hours"], f"{place}, gpu_hours") if row.get("gpu_hours") else None
+        group, seed = "/".join(names) or path.stem, row.get("seed", "").strip()
+        yield _Loss(place, group, seed, until, tested, loss, hours)
     if empty:
         raise UserError(f"{path}: no losses below the names of the columns")
 

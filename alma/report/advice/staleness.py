@@ -1,232 +1,209 @@
-"""Forecasts of staleness: the extra loss of a model by its age, with intervals.
+"""The law of staleness: the loss that age adds, with what less training costs taken out; its backtest.
 
-The loss of the model that was trained until period u on the held-out part of a period p >= u is, as a mean
-over seeds,
+The loss of the model that was trained until period u on the held-out part of a period p is
 
-    R(u, p) = d(p) + b (a / A)^c + m(u) + W(u) + e(u, p),     a = p - u
+    R(u, p) = d(p) + b a^c + g h(n(u)),    a = p - u > 0      (f |a|^c in place of b a^c for a < 0)
 
     d   the difficulty of the period: free, so only models on one period are compared
-    b   extra loss at the age A; any number. c: 0 (a level), 1 (linear), up to 1.5. The law is 0 at age 0
-    m   how models differ by chance: model * noise
-    W   a walk, by which a stream drifts more in one period than in another: walk * noise in each period
-    e   noise of a cell
+    b   what age adds; f: what the model forgets of the past; both are 0 or more
+    g   what training gains, 0 or more: n(u) amounts of it until u, h(n) = (n^-k - 1) / k, or -log n for k = 0
+    c   of _EXPONENTS, and k of _LEARNING: the pair with the least squares
 
-Exponent c and the ratios `model` and `walk` have a grid of values, b a flat prior and the noise that of
-Jeffreys. The marginal likelihood of each point of the grid is then exact, and draws mix all of them. A slope
-over age that differs between seeds widens the law by its standard error.
-
-An older model has also trained less, which the law includes; `age_effect` tells whether the stream drifts.
+Only losses on the past tell b from g. Intervals are of a jackknife over periods, by Student's t; how other
+exponents differ counts by their likelihood, for which a model is one observation.
 """
 
-import functools
-import itertools
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.linalg import block_diag, helmert, solve_triangular
+from scipy.optimize import nnls
 
 from alma.errors import UserError
-from alma.report import age
-from alma.report.advice.forecast import Array
-from alma.report.age import Losses, MeanOverSeeds
+from alma.report.advice.text import DocumentPart, number
+from alma.report.age import Losses, MeanOverSeeds, age_effect, t_interval
+from alma.report.results import rounded
 
-DRAWS = 1000
-_EXPONENTS = tuple(i / 20 for i in range(31))
-_MODEL_RATIOS = (0.0, 1.0, 3.0)
-_WALK_RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-_MOST = 30  # of the newest models and periods are read: older ones say little, and cost time
-_LEAST_NOISE = 1e-5  # records round losses
-_DAMPING = (0.6, 0.8, 0.9999)  # of a trend of losses in each period ahead, equally likely; the last: none
-_LEAST_CONTRASTS = 3  # of models on one period: a slope and two for its error
+Array = np.ndarray[Any, np.dtype[np.float64]]
+_EXPONENTS = (0.25, 0.5, 1.0)
+_LEARNING = (0.0, 0.5, 1.0)
+_BREAK = 0.5  # share of the residuals below which a break explains them
+RULES = ("forecast", "no staleness", "as last time")
+NOTE = """\
+At each period only models and held-out parts up to there are read. Forecasts are of the extra loss of the \
+models at hand on each period to come, above the model that is trained until that period; they are off by \
+the mean absolute difference. "No staleness" expects 0, "as last time" the extra loss on the last period."""
 
 
 def known_at(losses: Losses, last: float) -> Losses:
     """What was known at period `last`: no later model, no later held-out part."""
-    columns = sum(period <= last for period in losses.periods)
-    rows = sum(u <= last for u in losses.until)
+    columns, rows = (sum(at <= last for at in axis) for axis in (losses.periods, losses.until))
     seeds = tuple(tuple(row[:columns] for row in seed[:rows]) for seed in losses.seeds)
     return Losses(losses.label, losses.until[:rows], losses.periods[:columns], seeds)
 
 
-def effect_of_age(losses: Losses) -> MeanOverSeeds:
-    """`age_effect`, extra loss a period of distance without the amount of training, with its 90% interval.
+class Law(NamedTuple):
+    """A fitted law; `amount` is n of the last period, `step` the distance of two models."""
 
-    The interval is that of a jackknife over periods, whose variance is added to that over seeds. NaN of fewer
-    than three periods that have both a model and a held-out part.
+    b: float
+    c: float
+    f: float
+    g: float
+    k: float
+    amount: float
+    step: float
+
+    def extra(self, ages: Any, ahead: Any = 0.0) -> Array:
+        """Loss above a new model at ages >= 0 on periods that lie `ahead` of the last one."""
+        amount, ages = self.amount + np.asarray(ahead) / self.step, np.asarray(ages, dtype=float)
+        before = np.minimum(np.maximum(amount - ages / self.step, 1.0), amount)
+        return np.asarray(self.b * ages**self.c + self.g * (_left(before, self.k) - _left(amount, self.k)))
+
+
+def _left(amount: Any, k: float) -> Array:
+    """h(n): what a learner has left to gain."""
+    return np.asarray((amount**-k - 1) / k if k else -np.log(amount))
+
+
+class Laws:
+    """The law of a matrix, and those without each period, of each seed, and of other exponents.
+
+    A break is a step between all older models and newer periods: `broken` is the first of these, None without
+    evidence. UserError: fewer than three models can be compared.
     """
-    values = age.age_effect(losses)
-    mean = statistics.fmean(values)
-    left_out = [age.age_effect(_without(losses, p)) for p in losses.until if p in losses.periods]
-    means = np.array([statistics.fmean(each) for each in left_out])
-    count = len(means)
-    if count < 3 or not np.isfinite([mean, *means]).all():
-        return MeanOverSeeds(mean, np.nan, np.nan)
-    variance = (count - 1) * means.var() + (statistics.variance(values) / len(values) if values[1:] else 0.0)
-    return age.t_interval(mean, float(np.sqrt(variance)), count - 1)
-
-
-def _without(losses: Losses, period: float) -> Losses:
-    """Without the model and the held-out part of a period."""
-    rows = [i for i, u in enumerate(losses.until) if u != period]
-    columns = [j for j, p in enumerate(losses.periods) if p != period]
-    seeds = tuple(tuple(tuple(seed[i][j] for j in columns) for i in rows) for seed in losses.seeds)
-    kept = tuple(losses.until[i] for i in rows), tuple(losses.periods[j] for j in columns)
-    return Losses(losses.label, *kept, seeds)
-
-
-class StalenessFit:
-    """The posterior of a law of staleness, as DRAWS draws."""
 
     def __init__(self, losses: Losses):
-        """UserError: too few models were tested on one period."""
-        self.losses = losses
-        mean = np.mean(losses.seeds, axis=0)
-        self.mean = np.where(np.isfinite(mean), mean, np.nan)  # (rows, columns); NaN where a seed has none
-        first_row, first = (len(each) - _MOST for each in (losses.until, losses.periods))
-        cells = [cell for a, found in losses.by_age.items() if a >= 0 for cell in found]
-        cells = sorted((j, i) for i, j in cells if i >= first_row and j >= first)
-        sizes = [len(list(same)) for _, same in itertools.groupby(cells, lambda cell: cell[0])]
-        if len(cells) - len(sizes) < _LEAST_CONTRASTS:
-            raise UserError(
-                f"{losses.label}: no forecast of staleness from fewer than {_LEAST_CONTRASTS} comparisons of "
-                "models of different ages on one period: test more models on the periods after them"
-            )
-        if len(losses.periods) < 2:
-            raise UserError(f"{losses.label}: no forecast of staleness from models tested on a single period")
-        gaps = [later - earlier for earlier, later in itertools.pairwise(losses.periods)]
-        self.period = statistics.median(gaps)  # distance of the held-out parts
-        columns, rows = np.array(cells).T
-        self._until = np.array(losses.until)[rows]
-        ages = np.array(losses.periods)[columns] - self._until
-        self._unit = float(np.median(ages[ages > 0]))  # A
-        self._contrasts = block_diag(*(helmert(size) if size > 1 else np.zeros((0, 1)) for size in sizes))
-        self._values = self._contrasts @ self.mean[rows, columns]
-        self._shapes = self._contrasts @ self._shape(ages)  # (contrasts, laws)
-        self._weigh()
-        self._draw(np.random.default_rng(0))
+        self.losses, self.until, self.periods = losses, np.array(losses.until), np.array(losses.periods)
+        self.values = np.mean(losses.seeds, axis=0)  # (models, periods), NaN where a seed has none
+        self.ages = self.periods - self.until[:, None]
+        known = np.isfinite(self.values)
+        compared = known & (known.sum(0) > 1)
+        if compared.any(1).sum() < 3 or not (compared & (self.ages > 0)).any():
+            raise UserError(f"{losses.label}: fewer than 3 models tested on periods after their training")
+        inner = self.periods[(self.periods > self.until[1]) & (self.periods <= self.until[-1])]
+        rest, law = self._fit(self.values, known, None)[0]
+        found = [(self._fit(self.values, known, at, (law.c,), (law.k,))[0][0], at) for at in inner]
+        left, at = min(found, default=(rest, None))
+        self.broken: float | None = at if left < _BREAK * rest else None
+        (rest, self.whole), *others = self._fit(self.values, known, self.broken)
+        shares = [(rest / max(each, 1e-9)) ** (len(self.until) - 1) for each, _ in others]
+        self.others = [
+            (share / (1 + sum(shares)), law) for share, (_, law) in zip(shares, others, strict=True)
+        ]
+        self._own = [(self.until != u)[:, None] & (self.periods != u) for u in self.until]
+        self.without = [self._fit(self.values, known & own, self.broken)[0][1] for own in self._own]
+        self.of_seeds = [self._fit(np.array(seed), known, self.broken)[0][1] for seed in losses.seeds]
 
-    def _shape(self, ages: Array) -> Array:
-        """The laws with b = 1, (ages, laws)."""
-        relative = np.maximum(ages, 0)[:, None] / self._unit
-        return np.where(relative > 0, relative ** np.array(_EXPONENTS), 0.0)
+    def _fit(
+        self,
+        values: Array,
+        known: Any,
+        broken: float | None,
+        exponents: Any = _EXPONENTS,
+        ks: Any = _LEARNING,
+    ) -> list[tuple[float, Law]]:
+        """Least squares over the `known` cells, difficulty taken out by period, for each c and k: the norm of
+        the residuals and the law, the best first."""
+        count, step = np.maximum(known.sum(0), 1), float(np.median(np.diff(self.until)))
+        amounts = 1 + (self.until - self.until[0]) / step
 
-    def _model_covariance(self, left: Array, right: Array, model: float, walk: float) -> Array:
-        """Covariance of m + W between models, in multiples of the noise's variance, (left, right)."""
-        first = self._until.min()
-        shared = np.minimum.outer(left - first, right - first) / self.period
-        return np.asarray(model**2 * (left[:, None] == right) + walk**2 * shared)
+        def centred(x: Any) -> Array:
+            x = np.where(known, x, 0.0)
+            return np.asarray((x - x.sum(0) / count)[known])
 
-    def _weigh(self) -> None:
-        """Likelihood, slope and scale of each point of the grid: arrays (ratios, laws)."""
-        self._ratios = list(itertools.product(_MODEL_RATIOS, _WALK_RATIOS))
-        self.freedom = len(self._values) - 1
-        parts = [self._model_covariance(self._until, self._until, *each) for each in ((1, 0), (0, 1))]
-        one, walks = (self._contrasts @ part @ self._contrasts.T for part in parts)
-        weights, self._slopes, self._scales, self._errors, self._roots = [], [], [], [], []
-        for model, walk in self._ratios:
-            root = np.linalg.cholesky(np.eye(len(one)) + model**2 * one + walk**2 * walks)
-            y, x = (solve_triangular(root, each, lower=True) for each in (self._values, self._shapes))
-            precision = (x**2).sum(0)
-            slope = y @ x / precision
-            squares = np.maximum(y @ y - slope**2 * precision, 0.0) + self.freedom * _LEAST_NOISE**2
-            volume = np.log(np.diag(root)).sum() + 0.5 * np.log(precision)
-            weights.append(-volume - 0.5 * self.freedom * np.log(squares))
-            self._slopes.append(slope)
-            self._scales.append(squares / self.freedom)
-            self._errors.append(1 / precision)
-            self._roots.append(root)
-        weight = np.exp(np.array(weights) - np.max(weights))
-        self._probability = weight / weight.sum()
+        columns = []
+        if broken is not None:
+            old, past = (self.until < broken)[:, None], self.periods < broken
+            columns += [centred(1.0 * side) for side in (old & ~past, ~old & past)]
+        fits = []
+        amount, wide = 1 + float(self.periods[-1] - self.until[0]) / step, np.ones(len(self.periods))
+        gains = {k: centred(_left(amounts, k)[:, None] * wide) for k in ks}
+        for c in exponents:
+            sides = [centred(np.maximum(side, 0.0) ** c) for side in (self.ages, -self.ages)]
+            for k, gain in gains.items():
+                (b, f, g, *_), rest = nnls(np.column_stack([*sides, gain, *columns]), centred(values))
+                fits.append((float(rest), Law(float(b), c, float(f), float(g), k, amount, step)))
+        return sorted(fits)
 
-    def _draw(self, random: np.random.Generator) -> None:
-        """Draws of the grid, the noise, b, and how slopes differ between seeds: arrays (DRAWS,)."""
-        point = random.choice(self._probability.size, DRAWS, p=self._probability.ravel())
-        self._at, self._law = np.unravel_index(point, self._probability.shape)
-        scale, slope, error = (
-            np.array(each)[self._at, self._law] for each in (self._scales, self._slopes, self._errors)
-        )
-        self._noise = np.sqrt(self.freedom * scale / random.chisquare(self.freedom, DRAWS))
-        self._b = slope + self._noise * np.sqrt(error) * random.standard_normal(DRAWS)
-        slopes = age.staleness(self.losses)
-        self._of_seeds = np.zeros(DRAWS)
-        if len(slopes) > 1 and np.isfinite(slopes).all():
-            spread = statistics.stdev(slopes) / np.sqrt(len(slopes))
-            self._of_seeds = spread * random.standard_t(len(slopes) - 1, DRAWS)
-        self._random = random
+    def estimate(self, of: Callable[[Law], float]) -> MeanOverSeeds:
+        """A number of the law with its 90% interval; no interval (NaN) of fewer than three models."""
+        value = of(self.whole)
+        exponent = sum(share * (of(law) - value) ** 2 for share, law in self.others)
+        return _jackknife(value, list(map(of, self.without)), list(map(of, self.of_seeds)), exponent)
+
+    def effect_of_age(self) -> MeanOverSeeds:
+        """`age_effect`, extra loss a unit of distance without the amount of training, with its 90% interval;
+        NaN without losses on the past."""
+        values, without = age_effect(self.losses), []
+        for u, own in zip(self.until, self._own, strict=True):
+            if u in self.periods:
+                seeds = np.where(own, self.losses.seeds, np.nan).tolist()
+                kept = Losses("", self.losses.until, self.losses.periods, seeds)
+                without.append(statistics.fmean(age_effect(kept)))
+        return _jackknife(statistics.fmean(values), without, values)
+
+
+def _jackknife(
+    value: float, without: Sequence[float], seeds: Sequence[float], variance: float = 0.0
+) -> MeanOverSeeds:
+    """90% interval of a value from those without each of n periods (Tukey, 1958), those of each seed, and a
+    further variance."""
+    count = len(without)
+    if count < 3 or not np.isfinite([value, *without]).all():
+        return MeanOverSeeds(value, math.nan, math.nan)
+    variance += (count - 1) * float(np.var(without))
+    variance += statistics.variance(seeds) / len(seeds) if seeds[1:] else 0.0
+    return t_interval(value, math.sqrt(variance), count - 1)
+
+
+class StalenessBacktest(NamedTuple):
+    """How forecasts of extra loss turned out."""
+
+    title: str
+    unit: str  # of losses
+    scores: dict[str, Array]  # by period, and of all: how far off each forecast was, (cells, RULES)
 
     @property
-    def law(self) -> tuple[float, float]:
-        """The most probable exponent c, and its probability."""
-        shares = self._probability.sum(0)
-        return _EXPONENTS[int(shares.argmax())], float(shares.max())
+    def parts(self) -> list[DocumentPart]:
+        """The document."""
+        table = [["period", "cells", *(f"{rule} off by" for rule in RULES)]]
+        table += [[name, str(len(off)), *map(number, off.mean(0))] for name, off in self.scores.items()]
+        return [DocumentPart(f"Backtest of staleness ({self.unit}): {self.title}", (), table, [NOTE])]
 
-    def extra(self, ages: Sequence[float]) -> Array:
-        """Draws of the extra loss that the laws expect at these ages, (DRAWS, ages)."""
-        at = np.asarray(ages, dtype=float)
-        return self._drawn_law(at) + np.outer(self._of_seeds, at)
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        off = {k: dict(zip(RULES, map(rounded, v.mean(0)), strict=True)) for k, v in self.scores.items()}
+        return {"title": self.title, "unit": self.unit, "off_by": off}
 
-    def _drawn_law(self, ages: Array) -> Array:
-        """Draws of the law at ages (n,) or (DRAWS, n): (DRAWS, n)."""
-        relative = np.maximum(ages, 0) / self._unit
-        exponents = np.array(_EXPONENTS)[self._law, None]
-        return self._b[:, None] * np.where(relative > 0, relative**exponents, 0.0)
 
-    def extra_losses(self, row: int, periods: Sequence[float]) -> Array:
-        """Draws of R(u, p) - R(p, p) for the model u of a row and periods after all of `losses`,
-        (DRAWS, periods). The model p is yet to be trained."""
-        trained = self.losses.until[row]
-        expected, variance = np.zeros(DRAWS), np.zeros((DRAWS, len(periods)))
-        for g, (model, walk) in enumerate(self._ratios):
-            drawn = self._at == g
-            if not drawn.any():
+def look_back_on(
+    title: str, unit: str, group: Sequence[Losses], name: Callable[[float], str]
+) -> StalenessBacktest:
+    """Forecasts at each period at which a model of `group` was trained (tenths, of more than ten), against
+    what came. UserError: no model is old enough at a period before the last one.
+    """
+    scores: dict[float, list[list[float]]] = {}
+    for losses in group:
+        mean, until, periods = np.mean(losses.seeds, axis=0), losses.until, losses.periods
+        fresh = {p: mean[until.index(p), j] for j, p in enumerate(periods) if p in until}
+        tenths = {round(len(until) * tenth / 10) for tenth in range(1, 11)} - {0}
+        for now in (until[i - 1] for i in sorted(tenths)):
+            known = known_at(losses, now)
+            try:
+                law = Laws(known).whole
+            except UserError:
                 continue
-            own = self._model_covariance(np.array([trained]), self._until, model, walk)[0]
-            newest = self._model_covariance(np.array([periods[0]]), self._until, model, walk)[0]
-            known = solve_triangular(self._roots[g], self._contrasts @ (own - newest), lower=True)
-            weights = solve_triangular(self._roots[g], known, lower=True, trans="T")
-            law = (weights @ self._shapes)[self._law[drawn]]
-            expected[drawn] = weights @ self._values - law * self._b[drawn]
-            distance = (np.array(periods) - trained) / self.period
-            variance[drawn] = 2 + 2 * model**2 + walk**2 * distance - known @ known
-        scatter = self._noise[:, None] * np.sqrt(variance) * self._random.standard_normal(variance.shape)
-        return self.extra([p - trained for p in periods]) + expected[:, None] + scatter
-
-    def coming_losses(self, row: int, periods: Sequence[float]) -> Array | None:
-        """Draws of R(u, p) for the model u of a row and periods after all of `losses`, (DRAWS, periods).
-
-        From its loss on the last period on, the law adds what age costs, and difficulty walks on with the
-        mean and the variance of its steps so far. Both trends may fade, as trends often do (Gardner and
-        McKenzie, 1985). None: fewer than two steps, or no loss on the last period.
-        """
-        (steps, adds, gap), last = self._steps, self.mean[row, -1]
-        if len(gap) < 2 or not np.isfinite(last):
-            return None
-        trained, newest = self.losses.until[row], self.losses.periods[-1]
-        harder = steps - self._b[:, None] * adds.T[self._law]  # (DRAWS, steps)
-        rate = harder.sum(1) / gap.sum()
-        squares = ((harder - np.outer(rate, gap)) ** 2 / gap).sum(1)
-        deviation = np.sqrt(squares / self._random.chisquare(len(gap) - 1, DRAWS))
-        ahead = np.array(periods) - newest
-        spread = np.sqrt(ahead + ahead**2 / gap.sum()) * self._random.standard_normal((DRAWS, len(ahead)))
-        noise = np.sqrt(2) * self._noise[:, None] * self._random.standard_normal((DRAWS, len(ahead)))
-        share = self._random.choice(_DAMPING, (DRAWS, 1))
-        faded = self.period * share * (1 - share ** (ahead / self.period)) / (1 - share)  # (DRAWS, periods)
-        aged = self._drawn_law(newest - trained + faded) - self._drawn_law(np.array([newest - trained]))
-        return np.asarray(last + aged + rate[:, None] * faded + deviation[:, None] * spread + noise)
-
-    @functools.cached_property
-    def _steps(self) -> tuple[Array, Array, Array]:
-        """From each period to the next, over the models trained by then: mean change of the loss, (steps,),
-        that of the laws with b = 1, (steps, laws), and the distance, (steps,)."""
-        at, trained = np.array(self.losses.periods), np.array(self.losses.until)
-        steps, adds, gaps = [], [], []
-        for j in range(len(at) - 1):
-            change = self.mean[:, j + 1] - self.mean[:, j]
-            kept = (trained <= at[j]) & np.isfinite(change)
-            if kept.any():
-                later, earlier = (self._shape(each - trained[kept]) for each in at[[j + 1, j]])
-                steps.append(change[kept].mean())
-                adds.append((later - earlier).mean(0))
-                gaps.append(at[j + 1] - at[j])
-        return np.array(steps), np.array(adds), np.array(gaps)
+            last = len(known.periods) - 1
+            for i, j in np.ndindex(len(known.until), len(periods)):
+                came = mean[i, j] - fresh.get(periods[j], math.nan)
+                before = mean[i, last] - fresh.get(periods[last], math.nan)
+                if j > last and np.isfinite(came + before):
+                    forecast = float(law.extra(periods[j] - until[i], periods[j] - periods[last]))
+                    off = [abs(each - came) for each in (forecast, 0.0, before)]
+                    scores.setdefault(now, []).append(off)
+    if not scores:
+        raise UserError(f"--backtest: {title}: too few models with a loss on their own period")
+    found = {name(now): np.array(off) for now, off in sorted(scores.items())}
+    return StalenessBacktest(title, unit, found | {"all": np.concatenate(list(found.values()))})

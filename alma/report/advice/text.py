@@ -6,6 +6,8 @@ from typing import NamedTuple
 from alma.report import tables
 from alma.report.advice.forecast import Array, interval
 
+NO_EVIDENCE = "no evidence either way"
+
 
 class DocumentPart(NamedTuple):
     """A heading with lines above and below a table, each of which may be missing."""

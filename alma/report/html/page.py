@@ -83,14 +83,14 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
 def tables(section: Section, baseline: Result | None) -> Iterator[TitledTable]:
     """The tables that `alma report` prints, and that of `alma advise`."""
     yield from differences.tables(section.results, baseline)
-    from alma.report.advice.advice import DIFFERENCE, advise, decision_table  # loads NumPy and SciPy
+    from alma.report.advice.advice import NOTE, advise, decision_table  # loads NumPy and SciPy
 
     try:
-        advice = advise(section, "coming")
+        advice = advise(section)
     except UserError:  # no stage is complete, or a value is not finite
         return
     if advice.comparisons:
-        note = " ".join([*advice.summary, DIFFERENCE, *advice.remarks])
+        note = " ".join([advice.summary, NOTE, *advice.remarks])
         yield TitledTable("Advice", decision_table(advice), note)
 
 
