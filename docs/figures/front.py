@@ -21,7 +21,7 @@ PAPER = [
     (2.93, 29.4),  # ens, 32 units, w = 1
     (6.19, 25.9),  # ens, 64 units, w = 1
 ]
-# (TFLOPs, CER) by hidden units; docs/anytime.md, "Images", column `sm`; 128: docs/results.md, "Epochs and width"
+# (TFLOPs, CER) by hidden units; docs/anytime.md, "Images"; 128: docs/results.md, "Epochs and width"
 PRESET = {
     4: (0.007, 97.1),
     8: (0.014, 46.5),
