@@ -36,7 +36,7 @@ COLOURS = ("#B03A2E", "#2E6DA4")
 
 def main() -> None:
     """Draw and write the picture."""
-    with matplotlib.rc_context(style.SETTINGS | {"font.size": 11, "axes.labelsize": 11}):
+    with matplotlib.rc_context(style.SETTINGS | {"font.size": 11.5, "axes.labelsize": 11.5}):
         figure, ((axes,),) = style.subplots(1, 1, (5, 3.5))
         for points, colour in zip((PAPER, list(PRESET.values())), COLOURS, strict=True):
             errors = [100 * cer / B for _, cer in points]
@@ -60,7 +60,7 @@ def main() -> None:
         axes.set_yticks([2, 5, 10, 20], ["2%", "5%", "10%", "20%"])
         axes.minorticks_off()
         axes.set(xlabel="training compute (TFLOPs)", ylabel="mean test error")
-        figure.suptitle("Averages and replay: less error, less compute", fontsize=13, weight="bold")
+        figure.suptitle("Averages and replay: less error, less compute", fontsize=12.5, weight="bold")
         style.save(figure, Path(__file__).with_suffix(".svg"), formats=("svg",))
 
 

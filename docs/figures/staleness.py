@@ -22,7 +22,7 @@ def main() -> None:
     """Draw and write the picture."""
     with open(Path(__file__).with_suffix(".csv"), encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    with matplotlib.rc_context(style.SETTINGS | {"font.size": 11, "axes.labelsize": 11}):
+    with matplotlib.rc_context(style.SETTINGS | {"font.size": 11.5, "axes.labelsize": 11.5}):
         figure, ((axes,),) = style.subplots(1, 1, (5, 3.5))
         for share, (label, colour, place) in LOOKS.items():
             curve = [row for row in rows if row["replay_share"] == share]
@@ -40,8 +40,8 @@ def main() -> None:
             xticks=range(-4, 5, 2), ylim=(-0.2, 0.48), xlabel="periods from the last training to the text"
         )
         axes.set(ylabel="extra loss (nats a token)")
-        title = "Models age; replay helps on older text only"
-        figure.suptitle(title, fontsize=13, weight="bold")
+        title = "Models age; replay helps on older text"
+        figure.suptitle(title, fontsize=12.5, weight="bold")
         style.save(figure, Path(__file__).with_suffix(".svg"), formats=("svg",))
 
 

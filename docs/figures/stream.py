@@ -22,9 +22,9 @@ INK, SOFT = "0.15", "0.4"
 
 def main() -> None:
     """Draw and write the picture."""
-    with matplotlib.rc_context(style.SETTINGS | {"font.size": 11, "axes.labelsize": 11}):
+    with matplotlib.rc_context(style.SETTINGS | {"font.size": 11.5, "axes.labelsize": 11.5}):
         figure, ((lanes,), (error,)) = style.subplots(2, 1, (5, 4.2), height_ratios=(3, 2.4), sharex=True)
-        lanes.set_title("New data keeps arriving: train now, or wait?", fontsize=13, weight="bold", x=0.42)
+        lanes.set_title("New data keeps arriving: train now, or wait?", fontsize=12.5, weight="bold", x=0.42)
         _draw_stream(lanes)
         for row, w in enumerate(NAMES):
             _draw_lane(lanes, -1.2 * row - 0.9, w)
@@ -53,7 +53,7 @@ def _draw_lane(axes: Any, y: float, w: int) -> None:
     for stage in stages(B, w, replay=False):
         axes.plot(stage.last, y, "o", color=colour, markersize=16, markeredgecolor="white", zorder=3)
         number = {"color": "white", "ha": "center", "va": "center_baseline", "weight": "bold"}
-        axes.text(stage.last, y, str(stage.index), fontsize=11, zorder=4, **number)
+        axes.text(stage.last, y, str(stage.index), fontsize=11.5, zorder=4, **number)
     if w == B:
         axes.text(B / 2, y + 0.12, "untrained until the end", ha="center", va="bottom", color=SOFT)
 
