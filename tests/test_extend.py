@@ -1,4 +1,4 @@
-"""docs/extend.md and extend_more.md: pasted into a checkout as they say, their code and commands do what they promise."""
+"""docs/extend.md and extend_more.md: pasted as they say, their code and commands do what they promise."""
 
 import ast
 import json
