@@ -1,4 +1,4 @@
-"""docs/extend.md: pasted into a checkout as the page says, its code and commands do what it promises."""
+"""docs/extend.md and extend_more.md: pasted as they say, their code and commands do what they promise."""
 
 import ast
 import json
@@ -30,11 +30,12 @@ def paste(place, where, text):
 
 @pytest.fixture(scope="module")
 def pasted(tmp_path_factory):
-    """A copy of the code with the blocks of the page pasted, and the output of each of its commands."""
+    """A copy of the code with the blocks of the pages pasted, and the output of each of its commands."""
     place = tmp_path_factory.mktemp("checkout")
     for name in CODE:
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
-    blocks = BLOCK.findall((ROOT / "docs/extend.md").read_text("utf-8"))
+    pages = [(ROOT / "docs" / name).read_text("utf-8") for name in ("extend.md", "extend_more.md")]
+    blocks = BLOCK.findall("".join(pages))
     for text in (text for kind, text in blocks if kind == "python"):
         paste(place, *text.split("\n", 1))
     folder = place / "bin"  # with `alma` of the copy
