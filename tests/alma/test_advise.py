@@ -318,7 +318,7 @@ def test_the_brief_is_one_screen_with_a_picture(tmp_path):
     done = call(tmp_path / "runs", "--from", 20, "--brief", tmp_path / "advice.html")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "advice.html").read_text()
-    for said in ("Use ens w=1", "Several instead of one", "TFLOPs and", "data:image/svg+xml"):
+    for said in ("Use ens w=1", "Several instead of one", "TFLOPs, ", "data:image/svg+xml"):
         assert said in page
     assert len(done.stdout.splitlines()) < 25
     assert call(tmp_path / "runs", "--brief", tmp_path / "advice.md").returncode == 0

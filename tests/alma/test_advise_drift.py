@@ -168,7 +168,6 @@ def test_a_bad_file_is_one_line(table, edit, told):
     [
         (["--groups", "7b"], "no such group"),
         (["--groups", "1b/new"], "did you mean 1b/news?"),
-        (["--by", "final"], "need runs"),
         (["runs"], "or --matrix FILE"),
         (["--every", "0,3"], "whole numbers above 0, such as 1,3,12"),
         (["--worth", "much"], "a number from 0 on"),

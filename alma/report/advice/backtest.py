@@ -73,10 +73,10 @@ def look_back(section: Section, until: int, stages: bool = True) -> list[Origin]
     """Origins before `until`: all t of up to 10 mega-batches, else their tenths.
 
     Configurations without all rows up to `until` are left out, and, without `stages`, the forecasts of
-    stages, which take most of the time. [] if fewer than two configurations are left.
+    stages, which take most of the time. [] if none is left.
     """
     whole = section._replace(results=[each for each in section.results if each.progress >= until])
-    if len(whole.results) < 2:
+    if not whole.results:
         return []
     actual = {each.label: each for each in find_candidates(whole, until)}
     tenths = range(1, until) if until <= 10 else sorted({round(until * i / 10) for i in range(1, 10)})
@@ -135,12 +135,12 @@ def naive_rule_won(regrets: dict[str, float]) -> list[str]:
 
 
 def backtest(section: Section) -> Backtest:
-    """The backtest of a stream. UserError: no two configurations have seen it all in at least two stages."""
+    """The backtest of a stream. UserError: none has seen it all in at least two stages."""
     end = section.results[0].megabatches
     origins = look_back(section, end)
     if not origins:
         raise UserError(
-            "--backtest needs two configurations that have seen the whole stream in at least two stages"
+            "--backtest needs a configuration that has seen the whole stream in at least two stages"
         )
     behind = [each for each in section.results if each.progress < end]
     below = left_out(section.results)
