@@ -53,6 +53,7 @@ def make_section(
     for kind, gap, spread in zip(kinds, gaps, spreads, strict=False):
         kind = {name: value for name, value in kind.items() if value is not None}
         config = kind | {"waiting_time": 1, "megabatches": B, "replay": False}
+        config |= {"members": 5 if kind["learner"] == "ens" else 1}
         effects = spread * random.standard_normal((seeds, 1))
         values = np.exp(law + gap + effects + NOISE * random.standard_normal((seeds, B)))
         errors = [[0.9, *each] for each in values.tolist()]

@@ -252,7 +252,7 @@ def test_a_wrong_advice_is_a_regret(tmp_path):
         (["--from", "0"], "--from 0: a mega-batch of the stream, from 1 to 4"),
         (["--from", "5"], "--from 5: a mega-batch of the stream, from 1 to 4"),
         (["--budget", "many"], "'many' is not a positive whole number"),
-        (["--brief", "page.pdf"], "a file that ends in .md or .html"),
+        (["--brief", "page.pdf"], "give a .md or .html file, or --brief after the runs"),
         (["--backtest", "--from", "2"], "leave out --from"),
     ],
 )

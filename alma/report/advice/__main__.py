@@ -91,6 +91,8 @@ def _price(text: str) -> float:
 
 def _check(options: argparse.Namespace) -> None:
     """UserError: options that contradict each other."""
+    if options.brief and options.brief.name and options.brief.suffix not in (".md", ".html"):
+        raise UserError(f"--brief {options.brief}: give a .md or .html file, or --brief after the runs")
     if bool(options.runs) == bool(options.matrix):
         raise UserError("give run directories, or --matrix FILE with losses from elsewhere")
     if options.groups and not options.matrix:
@@ -100,8 +102,6 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("--from and --budget need runs: leave them out with --matrix")
     if options.backtest and (limited or options.brief):
         raise UserError("--backtest tries all t and budgets: leave out --from, --budget and --brief")
-    if options.brief and options.brief.name and options.brief.suffix not in (".md", ".html"):
-        raise UserError(f"--brief {options.brief}: give a file that ends in .md or .html")
 
 
 @command

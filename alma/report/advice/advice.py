@@ -10,7 +10,7 @@ import numpy as np
 from alma.errors import UserError
 from alma.report.advice.backtest import look_back, mean_regrets, naive_rule_won
 from alma.report.advice.cadence import Period, Retraining, TrainingCost, retraining
-from alma.report.advice.candidates import Candidate, choose, find_candidates
+from alma.report.advice.candidates import Candidate, choose, find_candidates, within
 from alma.report.advice.comparison import Comparison, Field, compare
 from alma.report.advice.forecast import Array, interval
 from alma.report.advice.questions import QUESTIONS
@@ -25,9 +25,10 @@ from alma.report.tables import Table
 _COSTS = ("train_flops", "seconds")
 _MOST_LABELS = 6  # of a remark
 NOTE = (
-    "Difference: the other configuration less the choice; positive values are worse. All intervals of a "
-    "report hold together in 90% of reports. The two answer the other questions alike; further settings "
-    "may differ. Seeds: so many a side would settle it, if the difference stays."
+    "Difference: the other configuration less the choice; positive values are worse. Intervals are so "
+    "wide that equal configurations show any evidence in a tenth of reports. The two answer the other "
+    "questions alike; further settings may differ. Seeds: so many a side would settle it, if the difference "
+    "stays."
 )
 FRONT = "Configurations that no other one beats in both the expected measure and training compute to come."
 _DRIFTS = "Mega-batches have held-out parts of their own, but these forecasts assume an i.i.d. stream."
@@ -143,12 +144,12 @@ def advise(section: Section, now: int | None = None, budget: float | None = None
     UserError: no stage is complete by then, or the stream has no such mega-batch.
     """
     found = find_candidates(section, now)
-    choice = choose(found, budget)
-    allowed = [each for each in found if budget is None or each.compute <= 1.01 * budget]
+    allowed = within(found, budget)
+    choice = choose(allowed)
     comparisons = compare(Field(found), choice, allowed) if choice else []
-    often = _retraining(choice, budget, asked) if choice else None
+    often = _retraining(choice, asked) if choice else None
     twin = next((each for each in found if choice and _twins(each, choice)), None)
-    if often and twin and (other := _retraining(twin, budget, asked)):
+    if often and twin and (other := _retraining(twin, asked)):
         other.price *= (other.cost.flops or 1) / (often.cost.flops or 1)
         often.other = other
     remarks = _remarks(section, found, choice, comparisons, often)
@@ -169,9 +170,9 @@ def _remarks(
     lines += naive_rule_won(mean_regrets(look_back(section, found[0].start, stages=False)))
     single = [each for each in comparisons if min(len(each.choice.seeds), len(each.other.seeds)) < 2]
     if single:
-        many = max((each.seeds or 3 for each in single), default=3)
+        many = max(each.seeds or 3 for each in single)
         lines.append(
-            f"One seed says nothing about how far runs differ, so there is no evidence: run {max(2, many)} "
+            f"One seed says nothing about how far runs differ, so there is no evidence: run {many} "
             f"seeds of {_some([each.other.label for each in single])} and of the choice."
         )
     if any(matrix(rows) for result in section.results for rows in result.repeats):
@@ -190,7 +191,7 @@ def _twins(one: Candidate, other: Candidate) -> bool:
     return one is not other and one.result.config | same == other.result.config | same
 
 
-def _retraining(choice: Candidate, budget: float | None, asked: dict[str, Any]) -> Retraining | None:
+def _retraining(choice: Candidate, asked: dict[str, Any]) -> Retraining | None:
     """How often to retrain the choice, from the held-out parts up to the last t that was read."""
     losses, last = losses_of(choice.result), choice.ends[-1]
     if not losses:
@@ -205,9 +206,8 @@ def _retraining(choice: Candidate, budget: float | None, asked: dict[str, Any]) 
     period = Period(nouns[0] if nouns else "mega-batch")
     rest = choice.result.megabatches - choice.now
     try:
-        return retraining(
-            known_at(losses, choice.now), unit(choice.result), period, cost, rest=rest, most=budget, **asked
-        )
+        known = known_at(losses, choice.now)
+        return retraining(known, unit(choice.result), period, cost, rest=rest, **asked)
     except UserError:  # too few models
         return None
 

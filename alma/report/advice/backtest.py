@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from alma.errors import UserError
-from alma.report.advice.candidates import Candidate, choose, find_candidates
+from alma.report.advice.candidates import Candidate, choose, find_candidates, within
 from alma.report.advice.forecast import interval
 from alma.report.advice.staleness import StalenessBacktest, look_back_on
 from alma.report.advice.text import DocumentPart
@@ -102,13 +102,13 @@ def _regrets(found: Sequence[Candidate], means: dict[str, float]) -> dict[str, l
     regrets: dict[str, list[float]] = {rule: [] for rule in RULES}
     sizes = set()
     for most in sorted({each.compute for each in found}):
-        allowed = [each for each in found if each.compute <= 1.01 * most]
+        allowed = within(found, most)
         best = min(means[each.label] for each in allowed)
         if len(allowed) < 2 or len(allowed) in sizes or best <= 0:
             continue
         sizes.add(len(allowed))
         chosen = {rule: min(allowed, key=key) for rule, key in _NAIVE.items()}
-        chosen["forecast"] = choose(found, most) or allowed[0]
+        chosen["forecast"] = choose(allowed) or allowed[0]
         for rule, each in chosen.items():
             regrets[rule].append(means[each.label] / best - 1)
     return regrets

@@ -42,7 +42,7 @@ def lines(report: Advice | MatrixReport) -> list[tuple[str, str]]:
         ),
         (
             "How sure",
-            f"{len(known)} of {len(report.comparisons)} answers have evidence, at 90% for all together.",
+            f"{len(known)} of {len(report.comparisons)} answers have evidence, at 90%.",
         ),
     ]
     if report.retraining:

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from alma.report.advice.staleness import Array, Law, Laws
-from alma.report.advice.text import DocumentPart, number
+from alma.report.advice.text import NO_EVIDENCE, DocumentPart, number
 from alma.report.age import Losses, MeanOverSeeds
 from alma.report.results import rounded
 from alma.report.tables import Table
 
 QUESTION = "how often to retrain?"
-NO_EVIDENCE = "no evidence either way"
 _YEAR = {"month": 12, "day": 365, "year": 1}
 _NAMES = {("month", 3): "every quarter", ("day", 7): "every week"}
 _SURPRISE = 4.0  # deviations above the usual loss from which a deployed model counts as stale
@@ -351,14 +350,12 @@ def retraining(
     worth: tuple[float, bool] | None = None,
     price: float = math.nan,
     rest: int = 0,
-    most: float | None = None,
 ) -> Retraining:
     """How often to retrain, from `losses` in a `unit`.
 
     every  cadences in periods (none: 1, 2, 4, 8, or 1, 3, 6, 12 months, up to the oldest age at hand)
     worth  a gain below it is a tie: in the unit, or (True) percent of perplexity or points of error
     price  of a training, in the unit summed over periods; rest: periods to come (0: 365 days, or 12)
-    most   TFLOPs of trainings to come: cadences that need more are left out, but for the rarest
     """
     period = period or Period()
     found = Retraining(
@@ -367,9 +364,6 @@ def retraining(
     oldest = max(losses.by_age) / period.size
     usual = {"month": (1, 3, 6, 12), "day": (1, 7, 30, 365)}.get(period.noun, (1, 2, 4, 8))
     found.cadences = sorted(set(every)) or [k for k in usual if k <= max(2, oldest)]
-    if most is not None and found.cost.flops is not None:
-        cheap = [k for k in found.cadences if found.cost.flops * found.rest / k <= 1.01 * most]
-        found.cadences = cheap or found.cadences[-1:]
     value, percent = worth or (1.0, True)
     found.worth = math.log1p(value / 100) if percent and unit.startswith("nats") else value
     found.price = price

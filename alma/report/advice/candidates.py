@@ -192,8 +192,12 @@ def find_candidates(section: Section, now: int | None = None, until: int | None 
     return [replace(each, scatter=scatter) for each in found]
 
 
-def choose(found: Sequence[Candidate], budget: float | None = None) -> Candidate | None:
-    """The rule of choice: the lowest expected measure within a budget of compute to come (TFLOPs), if any is.
-    1% more counts as equal: stages differ in size."""
-    allowed = (each for each in found if budget is None or each.compute <= 1.01 * budget)
+def within(found: Sequence[Candidate], budget: float | None) -> list[Candidate]:
+    """The candidates within a budget of compute to come, in TFLOPs (None: no limit). 1% more counts as equal:
+    stages differ in size."""
+    return [each for each in found if budget is None or each.compute <= 1.01 * budget]
+
+
+def choose(allowed: Sequence[Candidate]) -> Candidate | None:
+    """The rule of choice: the lowest expected measure; None of no candidate."""
     return min(allowed, key=lambda each: each.expected, default=None)
