@@ -44,7 +44,7 @@ def parser() -> Parser:
     worth = "a gain below this is a tie: a loss, or percent of perplexity or points of error (default: 1%%)"
     add("--worth", type=_worth, metavar="LOSS|PERCENT", help=worth)
     price = "of a training, in units of loss summed over periods, or both in money: TRAINING/LOSS such as "
-    price += "400/1000. Gives one plan: when to retrain first, and how often then"
+    price += "400/1000. Gives one plan: when to retrain first, and how often then (default: no plan)"
     add("--price", type=_price, default=math.nan, metavar="PRICE", help=price)
     now = "give the advice of mega-batch T: rows after it are not read (default: the last one)"
     add("--from", type=int, dest="now", metavar="T", help=now)
