@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from alma.errors import Parser
-from alma.report.advice.cadence import Retraining, retraining
+from alma.report.advice.cadence import Retraining
 from alma.report.advice.staleness import Array
 from alma.report.age import Losses
 from alma.tables import as_text
@@ -77,7 +77,7 @@ def outcome(kind: Drift, periods: int, seeds: int, count: int, seed: int = 0) ->
         extra = float(np.diag(kind._replace(jump=0.0).extra(at - age, at, 0)).mean())
         true += extra / 4 if age > 1 else extra / 4 - extra
     for _ in range(count):
-        answer = retraining(make_losses(kind, periods, seeds, random), "nats a token")
+        answer = Retraining(make_losses(kind, periods, seeds, random), "nats a token")
         (chosen, maybe), gain = answer.found, answer.gain(1, 4)
         more += chosen != answer.cadences[-1]
         enough += chosen == answer.cadences[-1] and not maybe
@@ -96,7 +96,7 @@ class World(NamedTuple):
         """Of what a deployment knows after period `now`."""
         kept, axis = self.losses[np.array(trained) - 1, :now], tuple(np.arange(1.0, now + 1))
         known = Losses("", tuple(map(float, trained)), axis, (tuple(map(tuple, kept)),))
-        return retraining(known, "nats a token", price=self.price, rest=PERIODS - now)
+        return Retraining(known, "nats a token", price=self.price, rest=PERIODS - now)
 
     def served(self, trained: Sequence[int], now: int) -> Array:
         """Losses of the models that were deployed, on periods 2 to now."""

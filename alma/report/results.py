@@ -335,9 +335,16 @@ def non_dominated(points: Sequence[tuple[float, float]]) -> list[int]:
     return found
 
 
-def rounded(value: float | None) -> float | int | None:
-    """A number for JSON with few digits; None for NaN and infinity, which JSON lacks."""
-    if value is None or not math.isfinite(value):
+def rounded(value: Any) -> Any:
+    """For JSON: numbers with few digits, None for NaN and infinity, which JSON lacks; a NamedTuple as an
+    object."""
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return rounded(value._asdict()) if hasattr(value, "_asdict") else [rounded(each) for each in value]
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
         return None
     short = float(f"{value:.6g}")
     return int(short) if short == int(short) and abs(short) < 1e15 else short

@@ -42,8 +42,8 @@ def test_three_questions_on_runs(tmp_path):
     assert answers == {"replay?": "replay: 0.5", "last weights or anew?": "last weights"}
     often = record["retraining"]
     assert (often["advice"], often["unit"]) == ("every 2nd mega-batch", "percentage points")
-    assert often["effect_of_age"][0] == pytest.approx(2, abs=0.3)
-    two, four = (often["cadences"][i]["extra"][0] for i in (1, 2))
+    assert often["effect_of_age"]["mean"] == pytest.approx(2, abs=0.3)
+    two, four = (often["cadences"][i]["extra"]["mean"] for i in (1, 2))
     assert four - two == pytest.approx(2, abs=0.3)
     # 1 TFLOP for a training: in both mega-batches to come, or in one; what is spent does not count
     costs = [each["cost"].split(", ")[:2] for each in often["cadences"]]

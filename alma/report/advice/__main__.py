@@ -42,7 +42,7 @@ def parser() -> Parser:
     every = "how often to retrain: cadences in periods, such as 1,3,12 (default: as far as the data reach)"
     add("--every", type=_cadences, default=(), metavar="LIST", help=every)
     worth = "a gain below this is a tie: a loss, or percent of perplexity or points of error (default: 1%%)"
-    add("--worth", type=_worth, metavar="LOSS|PERCENT", help=worth)
+    add("--worth", type=_worth, default="1%", metavar="LOSS|PERCENT", help=worth)
     price = "of a training, in units of loss summed over periods, or both in money: TRAINING/LOSS such as "
     price += "400/1000. Gives one plan: when to retrain first, and how often then (default: no plan)"
     add("--price", type=_price, default=math.nan, metavar="PRICE", help=price)

@@ -1,6 +1,5 @@
 """The advice of one mega-batch: the choice, what each decision is worth, the front, how often to retrain."""
 
-import re
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -8,21 +7,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from alma.errors import UserError
-from alma.report.advice.backtest import look_back, mean_regrets, naive_rule_won
-from alma.report.advice.cadence import Period, Retraining, TrainingCost, retraining
+from alma.report.advice.backtest import look_back, naive_rule_won
+from alma.report.advice.cadence import Period, Retraining, TrainingCost
 from alma.report.advice.candidates import Candidate, choose, find_candidates, within
 from alma.report.advice.comparison import Comparison, Field, compare
-from alma.report.advice.forecast import Array, interval
 from alma.report.advice.questions import QUESTIONS
 from alma.report.advice.staleness import known_at
-from alma.report.advice.text import DocumentPart, expected, number
+from alma.report.advice.text import DocumentPart, number, with_interval
 from alma.report.advice.waiting import short_run
-from alma.report.age import losses_of
+from alma.report.age import MeanOverSeeds, losses_of
 from alma.report.age_table import unit
 from alma.report.results import Display, Section, left_out, matrix, non_dominated, rounded
 from alma.report.tables import Table
 
-_COSTS = ("train_flops", "seconds")
 _MOST_LABELS = 6  # of a remark
 NOTE = (
     "Difference: the other configuration less the choice; positive values are worse. Intervals are so "
@@ -51,34 +48,33 @@ class Advice(NamedTuple):
         return self.found[0].result.display
 
     @property
-    def span(self) -> str:
-        """The t that the measure covers."""
-        return f"t={self.found[0].start + 1}..{self.found[0].until}"
+    def measured(self) -> str:
+        """What is forecast, such as "mean error (%) over t=21..100"."""
+        return f"mean {self.display.name} over t={self.found[0].start + 1}..{self.found[0].until}"
 
-    def shown(self, measure: float | Array) -> Any:
-        """Values of the measure as they are shown: errors in percent."""
-        return self.display.factor * measure
-
-    def difference(self, each: Comparison) -> tuple[float, float, float]:
+    def difference(self, each: Comparison) -> MeanOverSeeds:
         """A difference and its interval: in percentage points, or in percent of the choice's perplexity."""
         scale = 100 / each.choice.expected if self.display.factor == 1 else self.display.factor
-        return scale * each.difference, scale * each.low, scale * each.high
+        return MeanOverSeeds(*(scale * value for value in (each.difference, each.low, each.high)))
 
     @property
     def parts(self) -> list[DocumentPart]:
         """The document."""
-        now, until = self.found[0].start, self.found[0].until
-        read = f"Rows up to t={now} of {len(self.found)} configurations; forecast to t={until}"
+        read = f"Rows up to t={self.found[0].start} of {len(self.found)} configurations; forecast to "
+        read += f"t={self.found[0].until}"
         read += "." if self.budget is None else f" within {self.budget:.3g} TFLOPs of training to come."
         found = [DocumentPart(f"Advice: {self.title}", [read])]
         if self.choice:
-            command = self.choice.command
-            lines = [self.summary, *([f"Command: {command}"] if command else [])]
+            lines = [self.summary] + [f"Command: {self.choice.command}"] * bool(self.choice.command)
             decisions = decision_table(self) if self.comparisons else None
-            below = [NOTE] * bool(self.comparisons) + self._unanswered
-            found.append(
-                DocumentPart(f"Choice by mean {self.display.name} over {self.span}", lines, decisions, below)
-            )
+            below = [NOTE] * bool(self.comparisons)
+            missing = QUESTIONS.keys() - {each.question for each in self.comparisons}
+            if missing:
+                asked = " ".join(question for question in QUESTIONS if question in missing)
+                below.append(
+                    f"No run within the budget differs from the choice in this question alone: {asked}"
+                )
+            found.append(DocumentPart(f"Choice by {self.measured}", lines, decisions, below))
         found += self.retraining.parts if self.retraining else []
         return [*found, DocumentPart("Front", [FRONT], front_table(self), self.remarks)]
 
@@ -86,68 +82,57 @@ class Advice(NamedTuple):
     def summary(self) -> str:
         """The choice in a sentence."""
         assert self.choice
-        value = expected(self.shown(self.choice.measure(self.choice.draws)), self.shown(self.choice.expected))
-        return f"Lowest expected mean {self.display.name} over {self.span}: {self.choice.label}, {value}."
-
-    @property
-    def _unanswered(self) -> list[str]:
-        """Questions that no run answers."""
-        answered = {each.question for each in self.comparisons}
-        missing = " ".join(question for question in QUESTIONS if question not in answered)
-        return [f"No run within the budget differs from the choice in this question alone: {missing}"] * bool(
-            missing
-        )
+        value = with_interval(self.choice.forecast, self.display.factor)
+        return f"Lowest expected {self.measured}: {self.choice.label}, {value}."
 
     def record(self) -> dict[str, Any]:
         """For JSON. Values of the metric are unscaled: errors are fractions."""
-        return {
+        decisions = [
+            each._asdict()
+            | {"advice": each.advice, "evidence": each.evidence}
+            | {"choice": each.choice.label, "other": each.other.label}
+            for each in self.comparisons
+        ]
+        configurations = [
+            {
+                "label": each.label,
+                "command": each.command,
+                "seeds": len(each.seeds),
+                "from": each.now,
+                "expected": each.forecast,
+                "compute": each.compute,
+                "hours": each.hours,
+                "law": each.fit.law,
+            }
+            for each in self.found
+        ]
+        found = {
             "from": self.found[0].start,
             "until": self.found[0].until,
-            "measure": f"mean {self.display.name} over {self.span}",
+            "measure": self.measured,
             "budget": self.budget,
             "choice": self.choice.label if self.choice else None,
-            "decisions": [
-                {
-                    "question": each.question,
-                    "advice": each.advice,
-                    "evidence": each.evidence,
-                    "other": each.other.label,
-                    "difference": rounded(each.difference),
-                    "interval": [rounded(each.low), rounded(each.high)],
-                    "seeds": each.seeds,
-                }
-                for each in self.comparisons
-            ],
-            "configurations": [
-                {
-                    "label": each.label,
-                    "command": each.command,
-                    "seeds": len(each.seeds),
-                    "from": each.now,
-                    "expected": rounded(each.expected),
-                    "interval": list(map(rounded, interval(each.measure(each.draws)))),
-                    "compute": rounded(each.compute),
-                    "hours": rounded(each.hours),
-                    "law": each.fit.law,
-                }
-                for each in self.found
-            ],
+            "decisions": decisions,
+            "configurations": configurations,
             "retraining": self.retraining.record() if self.retraining else None,
             "remarks": self.remarks,
         }
+        return dict(rounded(found))
 
 
 def advise(section: Section, now: int | None = None, budget: float | None = None, **asked: Any) -> Advice:
     """The advice of mega-batch `now` (None: the last one), from rows up to there, within a `budget` of
-    training compute to come (TFLOPs). `asked`: `every`, `worth` and `price` of `retraining`.
+    training compute to come (TFLOPs). `asked`: `every`, `worth` and `price` of `Retraining`.
 
     UserError: no stage is complete by then, or the stream has no such mega-batch.
     """
     found = find_candidates(section, now)
     allowed = within(found, budget)
-    choice = choose(allowed)
-    comparisons = compare(Field(found), choice, allowed) if choice else []
-    often = _retraining(choice, asked) if choice else None
+    choice, comparisons, often = None, [], None
+    if allowed:
+        choice = choose(allowed)
+        comparisons = compare(Field(found), choice, allowed)
+        often = _retraining(choice, asked)
     twin = next((each for each in found if choice and _twins(each, choice)), None)
     if often and twin and (other := _retraining(twin, asked)):
         other.price *= (other.cost.flops or 1) / (often.cost.flops or 1)
@@ -167,7 +152,7 @@ def _remarks(
     ready = {each.label for each in found}
     waiting = [result.label for result in section.results if result.label not in ready]
     lines += [f"No complete stage yet, left out: {_some(waiting)}."] if waiting else []
-    lines += naive_rule_won(mean_regrets(look_back(section, found[0].start, stages=False)))
+    lines += naive_rule_won(look_back(section, found[0].start, stages=False))
     single = [each for each in comparisons if min(len(each.choice.seeds), len(each.other.seeds)) < 2]
     if single:
         many = max(each.seeds or 3 for each in single)
@@ -196,18 +181,14 @@ def _retraining(choice: Candidate, asked: dict[str, Any]) -> Retraining | None:
     losses, last = losses_of(choice.result), choice.ends[-1]
     if not losses:
         return None
-    rows, info = choice.result.repeats[0], choice.result.runs[0].info
-    flops, seconds = (fmean(r[last][cost] for r in choice.result.repeats) for cost in _COSTS)
-    hours = seconds / 3600 * (info.get("gpus") or info.get("processes") or 1)
-    cost = TrainingCost(flops / 1e12, hours, "GPU-hours" if info.get("gpus") else "core-hours")
-    names = rows[last]["extra"].get("matrix_periods", [])
-    forms = {r"\d{4}-\d{2}": "month", r"\d{4}": "year"}
-    nouns = [noun for form, noun in forms.items() if names and all(re.fullmatch(form, n) for n in names)]
-    period = Period(nouns[0] if nouns else "mega-batch")
+    rows, info = [repeat[last] for repeat in choice.result.repeats], choice.result.runs[0].info
+    hours = fmean(row["seconds"] for row in rows) / 3600 * (info.get("gpus") or info.get("processes") or 1)
+    machine = "GPU-hours" if info.get("gpus") else "core-hours"
+    cost = TrainingCost(fmean(row["train_flops"] for row in rows) / 1e12, hours, machine)
+    period = Period.of(rows[0]["extra"].get("matrix_periods", []))
     rest = choice.result.megabatches - choice.now
     try:
-        known = known_at(losses, choice.now)
-        return retraining(known, unit(choice.result), period, cost, rest=rest, **asked)
+        return Retraining(known_at(losses, choice.now), unit(choice.result), period, cost, rest=rest, **asked)
     except UserError:  # too few models
         return None
 
@@ -235,14 +216,13 @@ def decision_table(advice: Advice) -> Table:
 
 def front_table(advice: Advice) -> Table:
     """The candidates on the front, by ascending compute."""
-    header = ["configuration", "seeds", f"{advice.display.name} at t={advice.found[0].start}"]
-    table = [[*header, f"mean over {advice.span}, 90%", "law", "TFLOPs to come", "hours to come"]]
+    display, start = advice.display, advice.found[0].start
+    header = ["configuration", "seeds", f"{display.name} at t={start}", f"{advice.measured}, 90%"]
+    table = [[*header, "law", "TFLOPs to come", "hours to come"]]
     points = [(float(f"{each.compute:.3g}"), each.expected) for each in advice.found]
-    for i in non_dominated(points):
-        each = advice.found[i]
-        behind = f" (t={each.now})" * (each.now < advice.found[0].start)
-        present = number(advice.shown(each.values[each.now])) + behind
-        measure = expected(advice.shown(each.measure(each.draws)), advice.shown(each.expected))
+    for each in (advice.found[i] for i in non_dominated(points)):
+        present = number(display.factor * each.values[each.now]) + f" (t={each.now})" * (each.now < start)
+        measure = with_interval(each.forecast, display.factor)
         costs = [f"{each.compute:,.3g}", f"{each.hours:,.2g}"]
         table.append([each.label, str(len(each.seeds)), present, measure, each.fit.law, *costs])
     return table

@@ -1,20 +1,19 @@
 """How often to retrain on a stream that drifts: what cadences cost and gain, and a plan at a price."""
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from alma.report.advice.staleness import Array, Law, Laws
-from alma.report.advice.text import NO_EVIDENCE, DocumentPart, number
+from alma.report.advice.text import NO_EVIDENCE, DocumentPart, number, with_interval
 from alma.report.age import Losses, MeanOverSeeds
 from alma.report.results import rounded
-from alma.report.tables import Table
 
 QUESTION = "how often to retrain?"
-_YEAR = {"month": 12, "day": 365, "year": 1}
 _NAMES = {("month", 3): "every quarter", ("day", 7): "every week"}
 _SURPRISE = 4.0  # deviations above the usual loss from which a deployed model counts as stale
 _UNKNOWN = (
@@ -27,17 +26,41 @@ and the periods to come; it includes what less training costs. "As last time": b
 last period. Gain: what the next rarer cadence loses more. Costs are of trainings to come."""
 
 
+class Calendar(NamedTuple):
+    """How periods of one kind are named and counted."""
+
+    label: str  # how a stream names one, as a pattern
+    year: int  # so many are a year
+    cadences: tuple[int, ...]  # to compare, if none are asked for
+
+
+CALENDAR = {
+    "day": Calendar(r"\d{4}-\d{2}-\d{2}", 365, (1, 7, 30, 365)),
+    "week": Calendar(r"\d{4}-W\d{2}", 52, (1, 4, 13, 52)),
+    "month": Calendar(r"\d{4}-\d{2}", 12, (1, 3, 6, 12)),
+    "quarter": Calendar(r"\d{4}-Q\d", 4, (1, 2, 4, 8)),
+    "year": Calendar(r"\d{4}", 1, (1, 2, 4, 8)),
+}
+
+
 class Period(NamedTuple):
     """The time between two occasions to retrain."""
 
-    noun: str = "period"  # "month", "day", "year", "mega-batch"
+    noun: str = "period"  # one of CALENDAR, "mega-batch"
     size: float = 1.0  # on the axis of the losses
+
+    @classmethod
+    def of(cls, labels: Sequence[str]) -> "Period":
+        """By the labels of a stream's periods; a mega-batch if they are no dates, or there are none."""
+        fits = (noun for noun, each in CALENDAR.items() if all(re.fullmatch(each.label, x) for x in labels))
+        return cls(next(fits, "mega-batch") if labels else "mega-batch")
 
     def every(self, k: int) -> str:
         """The name of a cadence."""
-        if self.noun not in _YEAR or k == 1:
+        if k == 1 or self.noun not in CALENDAR:
             return f"every {'' if k == 1 else {2: '2nd ', 3: '3rd '}.get(k, f'{k}th ')}{self.noun}"
-        return "once a year" if k == _YEAR[self.noun] else _NAMES.get((self.noun, k), f"every {self.span(k)}")
+        once = k == CALENDAR[self.noun].year
+        return "once a year" if once else _NAMES.get((self.noun, k), f"every {self.span(k)}")
 
     def span(self, k: float) -> str:
         """Such as "3 months"."""
@@ -64,33 +87,51 @@ class RetrainingPlan(NamedTuple):
 
 
 class Retraining:
-    """The answer for one configuration, or for one model of a matrix from elsewhere."""
+    """How often to retrain one configuration, or one model of a matrix from elsewhere."""
 
-    def __init__(self, losses: Losses, unit: str, period: Period, cost: TrainingCost, rest: int):
-        """`rest`: periods to come. UserError: too few models were tested on one period."""
-        self.losses, self.unit, self.period, self.cost, self.rest = losses, unit, period, cost, rest
+    def __init__(
+        self,
+        losses: Losses,
+        unit: str,
+        period: Period = Period(),  # noqa: B008
+        cost: TrainingCost = TrainingCost(),  # noqa: B008
+        every: Sequence[int] = (),
+        worth: tuple[float, bool] = (1.0, True),
+        price: float = math.nan,
+        rest: int = 0,
+    ):
+        """From `losses` in a `unit`. UserError: too few models were tested on one period.
+
+        every  cadences in periods (none: those of CALENDAR, or 1, 2, 4, 8, up to the oldest age at hand)
+        worth  a gain below it is a tie: in the unit, or (True) percent of perplexity or points of error
+        price  of a training, in the unit summed over periods
+        rest   periods to come (0: 365 days, or 12)
+        """
+        self.losses, self.unit, self.period, self.cost, self.price = losses, unit, period, cost, price
+        self.rest = rest or {"day": 365, "week": 52}.get(period.noun, 12)
         self.laws = Laws(losses)
         self.drift = MeanOverSeeds(*(period.size * value for value in self.laws.effect_of_age()))
-        self.cadences: list[int] = [1]
-        self.worth, self.price = 0.0, math.nan
+        usual = CALENDAR[period.noun].cadences if period.noun in CALENDAR else (1, 2, 4, 8)
+        oldest = max(2, max(losses.by_age) / period.size)
+        self.cadences = sorted(set(every)) or [k for k in usual if k <= oldest]
+        self.worth = math.log1p(worth[0] / 100) if worth[1] and unit.startswith("nats") else worth[0]
         self.other: Retraining | None = None  # the same but for `--from-scratch`
 
-    def extra(self, every: int, law: Law) -> float:
+    def extra(self, every: int) -> MeanOverSeeds:
         """Mean extra loss at ages of 1 to `every` periods, on the periods to come."""
-        ahead = self.period.size * np.arange(1, self.rest + 1)
-        return float(np.mean(law.extra(self.period.size * np.arange(1, every + 1)[:, None], ahead)))
-
-    def _aged(self, age: int, law: Law) -> float:
-        """Extra loss at an age in periods, without what less training costs."""
-        return float(law.b * (age * self.period.size) ** law.c)
-
-    def _old(self, age: int, law: Law) -> float:
-        """Extra loss at an age in periods, on the next period."""
-        return float(law.extra(age * self.period.size, self.period.size))
+        return self.laws.estimate(lambda law: self._extra(every, law))
 
     def gain(self, every: int, rarer: int) -> MeanOverSeeds:
         """Loss that a rarer cadence has more."""
-        return self.laws.estimate(lambda law: self.extra(rarer, law) - self.extra(every, law))
+        return self.laws.estimate(lambda law: self._extra(rarer, law) - self._extra(every, law))
+
+    def _extra(self, every: int, law: Law) -> float:
+        ahead = self.period.size * np.arange(1, self.rest + 1)
+        return float(np.mean(law.extra(self.period.size * np.arange(1, every + 1)[:, None], ahead)))
+
+    def aged(self, age: int) -> MeanOverSeeds:
+        """Extra loss at an age in periods, without what less training costs."""
+        return self.laws.estimate(lambda law: law.b * (age * self.period.size) ** law.c)
 
     @property
     def unknown(self) -> bool:
@@ -102,7 +143,7 @@ class Retraining:
         """The cadence to use: a more frequent one only if it gains what it is worth. Whether a still more
         frequent one may."""
         chosen, maybe = self.cadences[-1], False
-        drifts = self.drift.low > 0 and self.laws.estimate(partial(self._aged, chosen)).low > 0
+        drifts = self.drift.low > 0 and self.aged(chosen).low > 0
         for k in reversed(self.cadences[:-1]):
             gain = self.gain(k, chosen)
             if gain.mean >= self.worth and gain.low > 0 and drifts:
@@ -126,24 +167,26 @@ class Retraining:
         if not math.isnan(self.price):
             return self._of_plan
         (chosen, maybe), rarest = self.found, self.cadences[-1]
-        name, rare = self.period.every(chosen), self.period.every(rarest)
+        name, rare, costs = self.period.every(chosen), self.period.every(rarest), self._costs(chosen)
         if chosen != rarest:
-            won = f"{name.capitalize()}, {self._costs(chosen)}: {self._points(self.gain(chosen, rarest))}"
-            return f"{won} better than {rare}" + "; whether more often gains more is open" * maybe
+            won = (
+                f"{name.capitalize()}, {costs}: {self._points(self.gain(chosen, rarest))} better than {rare}"
+            )
+            return won + "; whether more often gains more is open" * maybe
         if maybe:
-            until = f"until more periods and models are known, {name} is the cheaper one"
-            return f"{NO_EVIDENCE.capitalize()}: {until}, {self._costs(chosen)}"
+            return f"{NO_EVIDENCE.capitalize()}: until more is known, {name} is the cheaper one, {costs}"
         most = self._percent(max(self.gain(k, rarest).high for k in self.cadences))
         limit = f"more often gains {most} at most, and {self._percent(self.worth)} would be worth it"
-        return f"{name.capitalize()} is enough, {self._costs(chosen)}: {limit}"
+        return f"{name.capitalize()} is enough, {costs}: {limit}"
 
     def _costs(self, every: int) -> str:
         """Of the trainings to come, such as "12 trainings a year, 3 GPU-hours"."""
-        span = "a year" if _YEAR.get(self.period.noun) == self.rest else f"in {self.period.span(self.rest)}"
-        count, cost = self.rest / every, self.cost
-        costs = [f"{count:.3g} training{'s' * (count != 1)} {span}"]
-        costs += [f"{number(count * cost.flops)} TFLOPs"] if cost.flops is not None else []
-        return ", ".join(costs + ([f"{number(count * cost.hours)} {cost.machine}"] if cost.hours else []))
+        dated = self.period.noun in CALENDAR
+        count = (CALENDAR[self.period.noun].year if dated else self.rest) / every
+        costs = [(self.cost.flops, "TFLOPs"), (self.cost.hours, self.cost.machine)]
+        span = "a year" if dated else f"in {self.period.span(self.rest)}"
+        trainings = f"{count:.3g} training{'s' * (count != 1)} {span}"
+        return ", ".join([trainings, *(f"{number(count * each)} {name}" for each, name in costs if each)])
 
     def _percent(self, loss: float) -> str:
         """A loss for readers who know no nats: percent of perplexity, or points of error."""
@@ -152,11 +195,11 @@ class Retraining:
         percent = 100 * math.expm1(loss)
         return f"{percent:.2g}%" if abs(percent) < 99.5 else f"{percent:.0f}%"
 
-    def _points(self, loss: MeanOverSeeds, shown: Callable[[float], str] | None = None) -> str:
-        """With the interval, such as "4.1% [3%, 5.2%]"."""
-        mean, *ends = map(shown or self._percent, loss)
-        ends = [end.removesuffix(" points") for end in ends]
-        return f"{mean} [{', '.join(ends)}]" if loss.low <= loss.high else f"{mean} [?]"
+    def _points(self, loss: MeanOverSeeds) -> str:
+        """In percent or points with the interval, such as "4.1% [3%, 5.2%]"."""
+        mean, *ends = map(self._percent, loss)
+        shown = ", ".join(end.removesuffix(" points") for end in ends)
+        return f"{mean} [{shown if loss.low <= loss.high else '?'}]"
 
     @property
     def lines(self) -> list[str]:
@@ -165,43 +208,37 @@ class Retraining:
             return [f"{self.answer}."]
         size, noun, span = self.period.size, self.period.noun, self.period.span
         at = dict.fromkeys([self.cadences[0], *(k for k in self.cadences if k == 3), self.cadences[-1]])
-        olds = [(k, self.laws.estimate(partial(self._old, k))) for k in at]
-        worse = [f"{span(k)} old is {self._points(each)} worse" for k, each in olds]
-        of = " Percent: of perplexity." if self.unit.startswith("nats") else ""
+        olds = {k: self.laws.estimate(partial(Law.extra, ages=k * size, ahead=size)) for k in at}
+        worse = ", one ".join(f"{span(k)} old is {self._points(each)} worse" for k, each in olds.items())
         ages = [age / size for age in self.losses.by_age if age > 0]
         slope = self.laws.estimate(lambda law: law.b * (size * max(ages)) ** law.c / max(ages))
         drift = "the stream drifts" if self.drift.low > 0 else "no evidence that the stream drifts"
         lines = [
             f"{self.answer}.",
-            f"A model {', one '.join(worse)} than a new one.{of}",
-            f"Loss rises by {self._points(slope, number)} {self.unit} a {noun} of age. Ages from "
-            f"{span(min(ages))} to {span(max(ages))} were measured; others follow the law age^"
-            f"{self.laws.whole.c:g}.",
-            f"Effect of age, amount of training taken out: {self._points(self.drift, number)} "
-            f"{self.unit} a {noun}: {drift}.",
+            f"A model {worse} than a new one.{' Percent: of perplexity.' * self.unit.startswith('nats')}",
+            f"Loss rises by {with_interval(slope)} {self.unit} a {noun} of age. Ages from {span(min(ages))} "
+            f"to {span(max(ages))} were measured; others follow the law age^{self.laws.whole.c:g}.",
+            f"Effect of age, amount of training taken out: {with_interval(self.drift)} {self.unit} a {noun}: "
+            f"{drift}.",
         ]
         if self.laws.broken is not None:
-            when = self.period.span((self.losses.periods[-1] - self.laws.broken) / size)
+            when = span((self.losses.periods[-1] - self.laws.broken) / size)
             lines.append(f"The stream broke {when} before the last period; no other break is expected.")
         return lines
 
     @property
     def parts(self) -> list[DocumentPart]:
         """The document."""
-        return [
-            DocumentPart(f"{QUESTION.capitalize()} {self.losses.label}", self.lines, self._table(), [NOTE])
-        ]
-
-    def _table(self) -> Table:
-        header = ["training", *([] if self.unknown else [f"extra loss ({self.unit}), 90%"]), "as last time"]
-        table = [[*header, *([] if self.unknown else ["gain, 90%"]), "cost of trainings to come"]]
+        table = [["training", f"extra loss ({self.unit}), 90%", "as last time", "gain, 90%"]]
+        table[0].append("cost of trainings to come")
         for k, rarer in zip(self.cadences, [*self.cadences[1:], None], strict=True):
-            row = [] if self.unknown else [self._points(self.laws.estimate(partial(self.extra, k)), number)]
-            last = self._last_time(k)
-            row.append("" if math.isnan(last) else number(last))
-            row += [] if self.unknown else [self._points(self.gain(k, rarer), number) if rarer else ""]
-            table.append([self.period.every(k), *row, self._costs(k)])
-        return table
+            last, gain = self._last_time(k), with_interval(self.gain(k, rarer)) if rarer else ""
+            cells = [with_interval(self.extra(k)), "" if math.isnan(last) else number(last), gain]
+            table.append([self.period.every(k), *cells, self._costs(k)])
+        if self.unknown:  # neither extra losses nor gains
+            table = [[row[0], row[2], row[4]] for row in table]
+        title = f"{QUESTION.capitalize()} {self.losses.label}"
+        return [DocumentPart(title, self.lines, table, [NOTE])]
 
     def _last_time(self, every: int) -> float:
         """Mean extra loss at ages of 1 to `every` periods by that on the last period that has a model of its
@@ -233,20 +270,15 @@ class Retraining:
             more = self._totals(ages[[other, best]], law)
             return float(more[0] - more[1] + self.price * (count[other] - count[best]))
 
-        others = {"retraining every " + self.period.noun: plans.index((0, 1)), "never": 0}
-        savings = {name: self.laws.estimate(partial(saving, i)) for name, i in others.items()}
-        own, least = int(count[best]), {n: loss[count == n].min() for n in np.unique(count).tolist()}
-        prices = {n: (least[n] - least[own]) / (own - n) for n in least if n != own}
-        low = max((float(prices[n]) for n in prices if n > own), default=0.0)
-        high = min((float(prices[n]) for n in prices if n < own), default=math.inf)
-        return RetrainingPlan(
-            plans[best][0] if own else None,
-            plans[best][1],
-            own,
-            float(total[best]),
-            savings,
-            (max(low, 0.0) + 0.0, high),
-        )
+        others = {f"retraining every {self.period.noun}": plans.index((0, 1)), "never": 0}
+        savings = {name: self.laws.estimate(partial(saving, i)) for name, i in others.items() if i != best}
+        own = int(count[best])
+        least = {n: loss[count == n].min() for n in np.unique(count).tolist()}
+        prices = {n: float((least[n] - least[own]) / (own - n)) for n in least if n != own}
+        low = max((price for n, price in prices.items() if n > own), default=0.0)
+        high = min((price for n, price in prices.items() if n < own), default=math.inf)
+        start = plans[best][0] if own else None
+        return RetrainingPlan(start, plans[best][1], own, float(total[best]), savings, (max(low, 0.0), high))
 
     def _totals(self, ages: Any, law: Law) -> Array:
         """Extra loss summed over the periods to come, of plans (plans, periods) of ages."""
@@ -259,7 +291,7 @@ class Retraining:
     def _hopeful(self) -> Law:
         """The law with the mean of b by its error: it cannot be below 0. So what is not known is tried."""
         law, age = self.laws.whole, max(1, self.rest // 2)
-        mean, _, high = self.laws.estimate(partial(self._aged, age))
+        mean, _, high = self.aged(age)
         error = (high - mean) / 1.9
         if not error > 0:
             return law
@@ -290,81 +322,39 @@ class Retraining:
         plan, (low, high) = self.plan, self.plan.flips
         when = "Do not retrain" if plan.first is None else "Retrain now"
         when = f"Retrain in {self.period.span(plan.first)}" if plan.first else when
-        again = f", then {self.period.every(plan.every)}" if plan.trainings > 1 else ", then not again"
-        savings = [f"{self._points(saving, number)} against {name}" for name, saving in plan.savings.items()]
+        if plan.first is not None:
+            when += f", then {self.period.every(plan.every)}" if plan.trainings > 1 else ", then not again"
+        savings = " and ".join(f"{with_interval(each)} against {name}" for name, each in plan.savings.items())
         ends = f"from {number(low)} to {number(high)}" if high < math.inf else f"above {number(low)}"
-        when += again if plan.first is not None else ""
-        return (
-            f"{when} ({plan.trainings} in {self.period.span(self.rest)}): it saves {' and '.join(savings)}, "
-            f"in {self.unit} summed over periods. So for prices {ends}{self._other_way}"
+        text = (
+            f"{when} ({plan.trainings} in {self.period.span(self.rest)}): it saves {savings}, in {self.unit} "
         )
-
-    @property
-    def _other_way(self) -> str:
-        """What the plan of the other one of "last weights" and "anew" costs more, or less."""
+        text += f"summed over periods. So for prices {ends}"
         other = self.other
         if not other or other.laws.values.shape != self.laws.values.shape or other.unknown:
-            return ""
+            return text
         gap = (other.laws.values - self.laws.values)[self.laws.ages == 0]
-        more = other.plan.total + self.rest * float(gap[np.isfinite(gap)].mean()) - self.plan.total
+        more = other.plan.total + self.rest * float(gap[np.isfinite(gap)].mean()) - plan.total
         verdict = "keep to this one" if more > 0 else "take that one"
-        return f". {other.losses.label} costs {number(more)} more in all: {verdict}"
+        return f"{text}. {other.losses.label} costs {number(more)} more in all: {verdict}"
 
     def record(self) -> dict[str, Any]:
         """For JSON: losses in nats a token, errors in percent."""
-        plan = None if self.unknown or math.isnan(self.price) else self.plan._asdict()
-        if plan:
-            plan["savings"] = {name: list(map(rounded, saving)) for name, saving in plan["savings"].items()}
-            plan |= {"price": self.price, "flips": [x if x < math.inf else None for x in plan["flips"]]}
-        return {
+        cadences = [
+            {"every": k, "extra": self.extra(k), "as_last_time": self._last_time(k), "cost": self._costs(k)}
+            for k in self.cadences
+        ]
+        found = {
             "label": self.losses.label,
             "question": QUESTION,
             "answer": self.answer,
             "advice": self.advice,
             "evidence": self.advice != NO_EVIDENCE,
             "unit": self.unit,
-            "period": self.period._asdict(),
-            "effect_of_age": list(map(rounded, self.drift)),
-            "law": {name: rounded(float(value)) for name, value in self.laws.whole._asdict().items()},
-            "cadences": [
-                {
-                    "every": k,
-                    "extra": None
-                    if self.unknown
-                    else list(map(rounded, self.laws.estimate(partial(self.extra, k)))),
-                    "as_last_time": rounded(self._last_time(k)),
-                    "cost": self._costs(k),
-                }
-                for k in self.cadences
-            ],
-            "plan": plan,
+            "period": self.period,
+            "effect_of_age": self.drift,
+            "law": self.laws.whole,
+            "cadences": cadences,
+            "plan": None if self.unknown or math.isnan(self.price) else self.plan,
         }
-
-
-def retraining(
-    losses: Losses,
-    unit: str,
-    period: Period | None = None,
-    cost: TrainingCost | None = None,
-    every: Sequence[int] = (),
-    worth: tuple[float, bool] | None = None,
-    price: float = math.nan,
-    rest: int = 0,
-) -> Retraining:
-    """How often to retrain, from `losses` in a `unit`.
-
-    every  cadences in periods (none: 1, 2, 4, 8, or 1, 3, 6, 12 months, up to the oldest age at hand)
-    worth  a gain below it is a tie: in the unit, or (True) percent of perplexity or points of error
-    price  of a training, in the unit summed over periods; rest: periods to come (0: 365 days, or 12)
-    """
-    period = period or Period()
-    found = Retraining(
-        losses, unit, period, cost or TrainingCost(), rest or {"day": 365}.get(period.noun, 12)
-    )
-    oldest = max(losses.by_age) / period.size
-    usual = {"month": (1, 3, 6, 12), "day": (1, 7, 30, 365)}.get(period.noun, (1, 2, 4, 8))
-    found.cadences = sorted(set(every)) or [k for k in usual if k <= max(2, oldest)]
-    value, percent = worth or (1.0, True)
-    found.worth = math.log1p(value / 100) if percent and unit.startswith("nats") else value
-    found.price = price
-    return found
+        return dict(rounded(found))

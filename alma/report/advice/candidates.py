@@ -11,8 +11,9 @@ import numpy as np
 from alma.configs import canonical
 from alma.errors import UserError
 from alma.records import Run
-from alma.report.advice.forecast import Array, Fit, LearningCurve, Scatter, estimate_scatter
+from alma.report.advice.forecast import Array, Fit, LearningCurve, Scatter, estimate_scatter, interval
 from alma.report.advice.questions import sides
+from alma.report.age import MeanOverSeeds
 from alma.report.results import Result, Section, find_sections, trained
 from alma.stages import stages
 
@@ -45,7 +46,7 @@ class Candidate:
     @property
     def command(self) -> str | None:
         """The command that makes or resumes its first run, if it is recorded."""
-        return next((run.info["command"] for run in self.result.runs if "command" in run.info), None)
+        return self.result.runs[0].info.get("command")
 
     @cached_property
     def sides(self) -> dict[str, str]:
@@ -122,6 +123,11 @@ class Candidate:
         """The measure that the laws expect."""
         return float(self.measure(self.fit.expected(self.to_come)[None])[0])
 
+    @property
+    def forecast(self) -> MeanOverSeeds:
+        """The expected measure with its 90% interval."""
+        return MeanOverSeeds(self.expected, *interval(self.measure(self.draws)).tolist())
+
     @cached_property
     def of_runs(self) -> list[float]:
         """The measure that each seed is expected to have by its own curve."""
@@ -149,11 +155,6 @@ class Candidate:
         at = order[probability[order].cumsum().searchsorted(ranks).clip(max=len(order) - 1)]
         walked = self.measure(self.fit.expected(self.to_come) * np.exp(self._drawn[1]))
         return np.log(measures[at] / measures[at].mean()) + np.log(walked / self.expected)
-
-    def at(self, t: int) -> Array:
-        """Draws of the metric at a t after `now`, (DRAWS,)."""
-        index = int(np.searchsorted(self.to_come, t, "right")) - 1
-        return self.draws[:, index] if index >= 0 else np.full(DRAWS, self.values[self.now])
 
 
 def one_section(runs: Sequence[Run], until: int | None = None) -> Section:
@@ -198,6 +199,6 @@ def within(found: Sequence[Candidate], budget: float | None) -> list[Candidate]:
     return [each for each in found if budget is None or each.compute <= 1.01 * budget]
 
 
-def choose(allowed: Sequence[Candidate]) -> Candidate | None:
-    """The rule of choice: the lowest expected measure; None of no candidate."""
-    return min(allowed, key=lambda each: each.expected, default=None)
+def choose(allowed: Sequence[Candidate]) -> Candidate:
+    """The rule of choice: the lowest expected measure."""
+    return min(allowed, key=lambda each: each.expected)

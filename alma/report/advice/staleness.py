@@ -16,6 +16,7 @@ exponents differ counts by their likelihood, for which a model is one observatio
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,6 +89,7 @@ class Laws:
         left, at = min(found, default=(rest, None))
         self.broken: float | None = at if left < _BREAK * rest else None
         (rest, self.whole), *others = self._fit(self.values, known, self.broken)
+        self.scatter = rest / math.sqrt(max(1, known.sum() - known.any(0).sum() - 3))  # of one cell
         shares = [(rest / max(each, 1e-9)) ** (len(self.until) - 1) for each, _ in others]
         self.others = [
             (share / (1 + sum(shares)), law) for share, (_, law) in zip(shares, others, strict=True)
@@ -127,11 +129,14 @@ class Laws:
                 fits.append((float(rest), Law(float(b), c, float(f), float(g), k, amount, step)))
         return sorted(fits)
 
-    def estimate(self, of: Callable[[Law], float]) -> MeanOverSeeds:
-        """A number of the law with its 90% interval; no interval (NaN) of fewer than three models."""
-        value = of(self.whole)
-        exponent = sum(share * (of(law) - value) ** 2 for share, law in self.others)
-        return _jackknife(value, list(map(of, self.without)), list(map(of, self.of_seeds)), exponent)
+    def estimate(self, of: Callable[[Law], Any], cell: bool = False) -> MeanOverSeeds:
+        """A number of the law with its 90% interval; no interval (NaN) of fewer than three models. `cell`:
+        the interval of the difference of two losses, each with the scatter of a cell."""
+        value, without, seeds = (
+            [float(of(law)) for law in laws] for laws in ([self.whole], self.without, self.of_seeds)
+        )
+        variance = sum(share * (float(of(law)) - value[0]) ** 2 for share, law in self.others)
+        return _jackknife(value[0], without, seeds, variance + 2 * self.scatter**2 * cell)
 
     def effect_of_age(self) -> MeanOverSeeds:
         """`age_effect`, extra loss a unit of distance without the amount of training, with its 90% interval;
@@ -163,19 +168,26 @@ class StalenessBacktest(NamedTuple):
 
     title: str
     unit: str  # of losses
-    scores: dict[str, Array]  # by period, and of all: how far off each forecast was, (cells, RULES)
+    scores: dict[str, Array]  # by period, and of all, a row a cell: in the 90% interval, and off by RULES
+
+    def means(self, name: str) -> dict[str, float]:
+        """The share of cells in their interval, and how far each rule was off, of one of `scores`."""
+        held, *off = self.scores[name].mean(0).tolist()
+        return {"90% interval held": held} | dict(zip(RULES, off, strict=True))
 
     @property
     def parts(self) -> list[DocumentPart]:
         """The document."""
-        table = [["period", "cells", *(f"{rule} off by" for rule in RULES)]]
-        table += [[name, str(len(off)), *map(number, off.mean(0))] for name, off in self.scores.items()]
+        table = [["period", "cells", "90% interval held", *(f"{rule} off by" for rule in RULES)]]
+        for name, cells in self.scores.items():
+            held, *off = self.means(name).values()
+            table.append([name, str(len(cells)), f"{held:.0%}", *map(number, off)])
         return [DocumentPart(f"Backtest of staleness ({self.unit}): {self.title}", (), table, [NOTE])]
 
     def record(self) -> dict[str, Any]:
         """For JSON."""
-        off = {k: dict(zip(RULES, map(rounded, v.mean(0)), strict=True)) for k, v in self.scores.items()}
-        return {"title": self.title, "unit": self.unit, "off_by": off}
+        off_by = {name: rounded(self.means(name)) for name in self.scores}
+        return {"title": self.title, "unit": self.unit, "off_by": off_by}
 
 
 def look_back_on(
@@ -192,7 +204,7 @@ def look_back_on(
         for now in (until[i - 1] for i in sorted(tenths)):
             known = known_at(losses, now)
             try:
-                law = Laws(known).whole
+                laws = Laws(known)
             except UserError:
                 continue
             last = len(known.periods) - 1
@@ -200,9 +212,10 @@ def look_back_on(
                 came = mean[i, j] - fresh.get(periods[j], math.nan)
                 before = mean[i, last] - fresh.get(periods[last], math.nan)
                 if j > last and np.isfinite(came + before):
-                    forecast = float(law.extra(periods[j] - until[i], periods[j] - periods[last]))
-                    off = [abs(each - came) for each in (forecast, 0.0, before)]
-                    scores.setdefault(now, []).append(off)
+                    law = partial(Law.extra, ages=periods[j] - until[i], ahead=periods[j] - periods[last])
+                    expected, low, high = laws.estimate(law, cell=True)
+                    off = [abs(each - came) for each in (expected, 0.0, before)]
+                    scores.setdefault(now, []).append([low <= came <= high, *off])
     if not scores:
         raise UserError(f"--backtest: {title}: too few models with a loss on their own period")
     found = {name(now): np.array(off) for now, off in sorted(scores.items())}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from alma.report import tables
-from alma.report.advice.forecast import Array, interval
+from alma.report.age import MeanOverSeeds
 
 NO_EVIDENCE = "no evidence either way"
 
@@ -36,10 +36,10 @@ def as_markdown(parts: Sequence[DocumentPart]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def expected(draws: Array, mean: float | None = None) -> str:
-    """Mean (None: that of the draws) and 90% interval, such as "24 [22.5, 25.8]"."""
-    low, high = interval(draws)
-    return f"{number(float(draws.mean() if mean is None else mean))} [{number(low)}, {number(high)}]"
+def with_interval(value: MeanOverSeeds, factor: float = 1.0) -> str:
+    """In multiples of 1 / factor, such as "24 [22.5, 25.8]"; "24 [?]" without an interval."""
+    mean, low, high = (number(factor * each) for each in value)
+    return f"{mean} [{low}, {high}]" if value.low <= value.high else f"{mean} [?]"
 
 
 def number(value: float) -> str:
