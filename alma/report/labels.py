@@ -57,8 +57,8 @@ def describe(
 ) -> str:
     """The named settings of a flat config: `experts=2 lr=2e-3 fp16`. `text` writes a value (`as_setting`)."""
     text = text or as_setting
-    texts = (f"{name.removeprefix('--')}={text(config[name])}" for name in names if name in config)
-    return " ".join(text.rstrip("=") for text in texts)
+    given = [(name.removeprefix("--"), config[name]) for name in names if name in config]
+    return " ".join(name if value is True else f"{name}={text(value)}".rstrip("=") for name, value in given)
 
 
 def variants(configs: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -> list[str]:

@@ -52,7 +52,7 @@ def test_three_questions_on_runs(tmp_path):
     assert "How often to retrain? sm, replay 0.5 w=1" in done.stdout
     planned = call(tmp_path / "runs", "--from", 6, "--price", "1/2").stdout
     assert "Retrain in 1 mega-batch, then not again (1 in 2 mega-batches): it saves" in planned
-    assert "from_scratch=True w=1 costs 20" in planned
+    assert "from_scratch w=1 costs 20" in planned
 
 
 def test_parts_to_come_are_not_read(tmp_path):

@@ -174,7 +174,9 @@ class Retraining:
             )
             return won + "; whether more often gains more is open" * maybe
         if maybe:
-            return f"{NO_EVIDENCE.capitalize()}: until more is known, {name} is the cheaper one, {costs}"
+            text = f"{NO_EVIDENCE.capitalize()}: until more is known, {name} is the cheaper one, {costs}"
+            many = self.models_to_settle
+            return text + f". About {many} models would settle it ({len(self.losses.until)} now)" * bool(many)
         most = self._percent(max(self.gain(k, rarest).high for k in self.cadences))
         limit = f"more often gains {most} at most, and {self._percent(self.worth)} would be worth it"
         return f"{name.capitalize()} is enough, {costs}: {limit}"
@@ -183,10 +185,27 @@ class Retraining:
         """Of the trainings to come, such as "12 trainings a year, 3 GPU-hours"."""
         dated = self.period.noun in CALENDAR
         count = (CALENDAR[self.period.noun].year if dated else self.rest) / every
-        costs = [(self.cost.flops, "TFLOPs"), (self.cost.hours, self.cost.machine)]
         span = "a year" if dated else f"in {self.period.span(self.rest)}"
-        trainings = f"{count:.3g} training{'s' * (count != 1)} {span}"
-        return ", ".join([trainings, *(f"{number(count * each)} {name}" for each, name in costs if each)])
+        return ", ".join([f"{count:.3g} training{'s' * (count != 1)} {span}", *self._paid(count)])
+
+    def _paid(self, trainings: float) -> list[str]:
+        costs = [(self.cost.flops, "TFLOPs"), (self.cost.hours, self.cost.machine)]
+        return [f"{number(trainings * each)} {name}" for each, name in costs if each]
+
+    @property
+    def models_to_settle(self) -> int | None:
+        """About so many models would be evidence if all estimates stay, since half-widths of slopes shrink as
+        n^-1.5. None: more than twice as many as there are, for which that is no good guess."""
+        rarest, doubts = self.cadences[-1], []
+        for gain in (self.gain(k, rarest) for k in self.cadences[:-1]):
+            doubts.append((gain.high - gain.mean, abs(gain.mean - self.worth * (gain.mean < self.worth))))
+            if gain.mean >= self.worth:
+                doubts += [(each.high - each.mean, each.mean) for each in (self.drift, self.aged(rarest))]
+        count = len(self.losses.until)
+        needed = count * max((half / max(apart, 1e-12) for half, apart in doubts), default=math.nan) ** (
+            2 / 3
+        )
+        return math.ceil(needed) if needed <= 2 * count else None
 
     def _percent(self, loss: float) -> str:
         """A loss for readers who know no nats: percent of perplexity, or points of error."""

@@ -1,0 +1,33 @@
+"""The tables of docs/advice.md: made-up records and streams, then recorded runs.
+
+python -m benchmarks advice --records 400 --worlds 16 runs/advice_mnist runs/time_git     an hour and more
+"""
+
+from collections.abc import Sequence
+
+from alma.errors import Parser, UserError
+from alma.report.advice.backtest import backtest
+from alma.report.advice.candidates import one_section
+from alma.report.advice.text import as_text
+from alma.report.results import find_runs
+from benchmarks import advice_calibration, cadence_calibration, waiting_rule
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the tables."""
+    parser = Parser(prog="python -m benchmarks advice", description=__doc__)
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUNS", help="folders of runs, one stream each")
+    add("--records", default="400", metavar="N", help="made-up records of a kind (default: 400)")
+    add("--count", default="40", metavar="N", help="matrices of a kind and size (default: 40)")
+    add("--worlds", default="16", metavar="N", help="deployments of a stream and ratio (default: 16)")
+    options = parser.parse_args(arguments)
+    for place in options.runs:
+        try:
+            print(as_text(backtest(one_section(find_runs([place]))).parts), end="\n\n", flush=True)
+        except UserError as error:
+            print(f"{place}: {error}\n")
+        waiting_rule.main([place])
+        print(flush=True)
+    cadence_calibration.main(["--count", options.count, "--worlds", options.worlds])
+    advice_calibration.main(["--records", options.records])
