@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean
 
@@ -11,7 +11,15 @@ import numpy as np
 from alma.configs import canonical
 from alma.errors import UserError
 from alma.records import Run
-from alma.report.advice.forecast import Array, Fit, LearningCurve, Scatter, estimate_scatter, interval
+from alma.report.advice.forecast import (
+    Array,
+    Fit,
+    LearningCurve,
+    Scatter,
+    estimate_scatter,
+    interval,
+    shared_priors,
+)
 from alma.report.advice.questions import sides
 from alma.report.age import MeanOverSeeds
 from alma.report.results import Result, Section, find_sections, trained
@@ -33,7 +41,8 @@ class Candidate:
     now: int  # the last t that was read
     start: int  # that of the run that is furthest: mega-batches after it are to come
     until: int  # the last t of the forecast
-    scatter: Scatter | None = None  # that of all candidates; None: not yet estimated
+    scatter: Scatter | None = None  # that of all candidates; None, as the prior: not yet estimated
+    prior: Array | None = field(default=None, compare=False)  # of the laws
 
     @property
     def label(self) -> str:
@@ -107,7 +116,8 @@ class Candidate:
 
     def _fit(self, values: Array) -> Fit:
         assert self.scatter
-        return Fit(self.curve._replace(values=values), self.scatter, len(self.curve.values))
+        assert self.prior is not None
+        return Fit(self.curve._replace(values=values), self.scatter, len(self.curve.values), self.prior)
 
     def measure(self, metric: Array, present: float | None = None) -> Array:
         """The measure, (n,), from the metric at `to_come`, (n, stages); `present`: of the present model
@@ -189,8 +199,10 @@ def find_candidates(section: Section, now: int | None = None, until: int | None 
     found = [each for each in found if each.ends]
     if not found:
         raise UserError(f"no stage is complete by t={now}: nothing to forecast from")
-    scatter = estimate_scatter([each.curve for each in found])
-    return [replace(each, scatter=scatter) for each in found]
+    curves = [each.curve for each in found]
+    scatter = estimate_scatter(curves)
+    priors = zip(found, shared_priors(curves, scatter), strict=True)
+    return [replace(each, scatter=scatter, prior=prior) for each, prior in priors]
 
 
 def within(found: Sequence[Candidate], budget: float | None) -> list[Candidate]:

@@ -19,7 +19,9 @@ sqrt(n) but the same walk, of variance (drift * noise)^2 over e times the data. 
 from all configurations (`estimate_scatter`); close stages are averaged first, for speed.
 
 The parameters of the laws have a grid of values, level and variance the usual conjugate prior. The marginal
-likelihood of each cell of the grid is then exact: it weighs the laws.
+likelihood of each cell of the grid is then exact: it weighs the laws. Learners on one stream fall alike, so
+half of a curve's prior is what the other curves tell (`shared_priors`): without it the forecast of a learner
+with two stages is mostly assumed, and the best of many such guesses is chosen.
 """
 
 import itertools
@@ -46,6 +48,8 @@ LAWS = {
     "kink ahead": 0.08,
 }
 """The laws with their probability a priori."""
+_SHARED = 0.5  # of the prior: the mean of the other curves' posteriors
+_TELLING = 5  # degrees of freedom of the residuals from which a curve tells its law
 _NO_DRIFT = 3.0  # how much likelier no drift is a priori than each other one
 _EXPONENT, _SPREAD = 0.35, 0.8  # median and log-deviation of b a priori
 _DEGREES = 5.0  # of freedom: the weight of the pooled noise against the residuals of one curve
@@ -162,13 +166,15 @@ _groups = lru_cache(64)(_Groups)
 class Fit:
     """The posterior of a curve's law. `scatter` is that of `estimate_scatter`."""
 
-    def __init__(self, curve: LearningCurve, scatter: Scatter, seeds: int | None = None):
+    def __init__(
+        self, curve: LearningCurve, scatter: Scatter, seeds: int | None = None, prior: Array = _CELLS.prior
+    ):
         """`seeds`: as many as the mean has whose law the curve is to be weighed like (None: its own)."""
         seeds = seeds or len(curve.values)
         self._drift = scatter.drift * math.sqrt(seeds)  # more seeds lessen the noise, not the walk
         groups = self._groups = _groups(tuple(curve.times), self._drift)
         values = groups.whitened(groups.mean(np.log(curve.values.mean(0))))
-        self._now, self._seeds = math.log(curve.times[-1]), seeds
+        self._now, self._seeds, self._prior = math.log(curve.times[-1]), seeds, prior
         self._level, self._squares = groups.fit(values)
         self.residual_freedom = max(0, len(values) - 3)  # level, exponent and offset fit three groups
         self.residual_squares = float(self._squares.min()) * seeds  # of one run
@@ -179,17 +185,17 @@ class Fit:
         prior = _DEGREES * noise**2 / self._seeds
         self._freedom = _DEGREES + len(self._groups.sizes) - 1
         self._scale = (prior + self._squares) / self._freedom  # of the variance, (cells,)
-        weight = np.log(_CELLS.prior) - 0.5 * self._freedom * np.log(prior + self._squares)
-        self._probability = np.exp(weight - weight.max())
-        total = float(self._probability.sum())
-        self._probability /= total
+        weight = np.log(self._prior) - 0.5 * self._freedom * np.log(prior + self._squares)
+        self.probability = np.exp(weight - weight.max())
+        total = float(self.probability.sum())
+        self.probability /= total
         constants = gammaln(self._freedom / 2) - gammaln(_DEGREES / 2) + 0.5 * _DEGREES * math.log(prior)
         return float(weight.max() + math.log(total) + constants - self._groups.log_volume)
 
     @property
     def law(self) -> str:
         """The most probable law."""
-        return list(LAWS)[int(np.bincount(_CELLS.law, self._probability).argmax())]
+        return list(LAWS)[int(np.bincount(_CELLS.law, self.probability).argmax())]
 
     def expected(self, times: Sequence[float]) -> Array:
         """The metric that the laws expect at times after the curve's end, (times,)."""
@@ -199,13 +205,13 @@ class Fit:
     def of_laws(self, times: Sequence[float]) -> tuple[Array, Array]:
         """The metric that each law expects at times after the curve's end, (cells, times), and the cells'
         probabilities."""
-        return np.exp(self._level)[:, None] * _shapes(tuple(times), self._now), self._probability
+        return np.exp(self._level)[:, None] * _shapes(tuple(times), self._now), self.probability
 
     def draw(self, times: Sequence[float], draws: int, random: np.random.Generator) -> tuple[Array, Array]:
         """Draws of the metric at times after the curve's end, and of the log factors by which it walks from
         its law: (draws, times) each."""
         ahead = np.log(np.asarray(times, dtype=float)) - self._now
-        cell = random.choice(len(self._level), draws, p=self._probability)
+        cell = random.choice(len(self._level), draws, p=self.probability)
         scale = self._freedom * self._scale[cell] / random.chisquare(self._freedom, draws)
         deviation = np.sqrt(scale)[:, None]
         steps, noise = random.standard_normal((2, draws, len(ahead)))
@@ -239,6 +245,18 @@ def estimate_scatter(curves: Sequence[LearningCurve]) -> Scatter:
         evidence = sum(fit.weigh(noise) for fit in fits) - (math.log(_NO_DRIFT) if drift else 0.0)
         found.append((evidence, Scatter(noise, drift)))
     return max(found)[1]
+
+
+def shared_priors(curves: Sequence[LearningCurve], scatter: Scatter) -> list[Array]:
+    """The prior of each curve, with its share of the other curves' posteriors."""
+    fits = [Fit(curve, scatter) for curve in curves]
+    told = np.array([fit.probability * (fit.residual_freedom >= _TELLING) for fit in fits])
+    count, total = sum(fit.residual_freedom >= _TELLING for fit in fits), told.sum(0)
+    others = [count - (fit.residual_freedom >= _TELLING) for fit in fits]
+    return [
+        (1 - _SHARED) * _CELLS.prior + _SHARED * np.maximum(total - own, 0.0) / n if n else _CELLS.prior
+        for own, n in zip(told, others, strict=True)
+    ]
 
 
 def _between_runs(curves: Sequence[LearningCurve]) -> tuple[float, int]:
