@@ -49,7 +49,8 @@ class MeanOverSeeds(NamedTuple):
 def losses_of(result: Result) -> Losses | None:
     """The losses of a run's configuration: nats a token, or errors in %; None without an evaluation matrix.
 
-    A row per trained model, from the mega-batch at which its stage ends.
+    A row per trained model, from the mega-batch at which its stage ends; NaN on held-out parts that the stream
+    did not have then.
     """
     if not all(matrix(rows) for rows in result.repeats):
         return None
@@ -65,8 +66,12 @@ def losses_of(result: Result) -> Losses | None:
     if not until:
         return None
     matrices = map(matrix, result.repeats)
-    seeds = tuple(tuple(tuple(map(loss, by_t[t])) for t in until) for by_t in matrices)
-    return Losses(result.label, until, tuple(range(1, result.megabatches + 1)), seeds)
+    periods = range(1, result.megabatches + 1)
+    seeds = tuple(
+        tuple(tuple(loss(by_t[t][j - 1]) if j <= len(by_t[t]) else math.nan for j in periods) for t in until)
+        for by_t in matrices
+    )
+    return Losses(result.label, until, tuple(periods), seeds)
 
 
 def staleness_curve(losses: Losses) -> dict[float, list[float]]:

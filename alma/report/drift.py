@@ -57,7 +57,8 @@ def mean_matrix(result: Result) -> list[list[float]]:
         else:
             parts = zip(*(of_seed[t] for of_seed in matrices), strict=True)
             rows.append([result.display.factor * (sum(cells) / len(cells)) for cells in parts])
-    return rows
+    most = max(map(len, rows))  # the stream may have grown
+    return [row + [math.nan] * (most - len(row)) for row in rows]
 
 
 def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:

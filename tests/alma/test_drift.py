@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from alma.report import drift
+from alma.report import compare, drift
+from alma.report.age import losses_of
 from alma.report.lm import tables as lm_tables
 from alma.report.results import find_runs, group, matrix
 from alma.report.vision import costs
@@ -154,6 +155,20 @@ def test_the_command_draws_them_and_the_csv_has_a_column_per_part_and_mean(drift
     assert [line["extra.matrix.3"] for line in lines] == ["0.9", "0.9", "0.6000000000000001", "0.1"]
     assert [float(line["forward_transfer"]) for line in lines] == pytest.approx([0.8] * 4)
     assert lines[0]["extra.matrix_experts.2.1"] == "[0.2, 0.8]"
+
+
+def test_a_stream_that_grew_leaves_cells_of_its_new_parts_empty(tmp_path):
+    """The rows of t = 1 and 2 were written when the stream had three mega-batches."""
+    run = drifting(image_run(tmp_path / "run", [0.5, 0.4, 0.3, 0.2]), lambda t, j: 0.1 * t + 0.01 * j)
+    edited(run, lambda row: row["extra"].update(matrix=row["extra"]["matrix"][: 3 if row["t"] < 3 else 4]))
+    result = result_of(tmp_path)
+    cells = drift.mean_matrix(result)
+    assert [sum(map(math.isnan, row)) for row in cells] == [1, 1, 0, 0]
+    assert losses_of(result).by_age.keys() == {-3, -2, -1, 0, 1, 2}
+    assert compare.transfer(result.repeats[0]).forward_transfer == pytest.approx(
+        (0.12 + 0.13 + 0.23 + 0.34) / 4
+    )
+    assert report(tmp_path).returncode == 0
 
 
 def test_raw_weights_have_their_own_matrix_or_none(tmp_path):

@@ -133,7 +133,7 @@ INVALID = [
     ({"parameters": 10**400}, "`$.parameters`"),
     ({"surprise": 1}, "unknown fields ['surprise']"),
     ({"extra": {"valid": "text"}}, "`$.extra.valid`"),
-    ({"extra": {"matrix": [0.1]}}, "matrix has 1 numbers, not 4"),
+    ({"extra": {"matrix": [0.1] * 5}}, "matrix has 5 numbers, not 2 to 4"),
     ({"extra": {"matrix_experts": [{"a": [1]}, {"b": [1]}]}}, "different layers"),
     ({"extra": {"raw": {"loss": 1.0}}}, "raw lacks error"),
     ({"extra": {"raw": {"error": None}}}, "`$.extra.raw.error`"),

@@ -297,7 +297,9 @@ class Retraining:
         low = max((price for n, price in prices.items() if n > own), default=0.0)
         high = min((price for n, price in prices.items() if n < own), default=math.inf)
         start = plans[best][0] if own else None
-        return RetrainingPlan(start, plans[best][1], own, float(total[best]), savings, (max(low, 0.0), high))
+        return RetrainingPlan(
+            start, plans[best][1], own, float(total[best]), savings, (max(low, 0.0) + 0.0, high)
+        )
 
     def _totals(self, ages: Any, law: Law) -> Array:
         """Extra loss summed over the periods to come, of plans (plans, periods) of ages."""
