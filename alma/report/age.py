@@ -49,8 +49,8 @@ class MeanOverSeeds(NamedTuple):
 def losses_of(result: Result) -> Losses | None:
     """The losses of a run's configuration: nats a token, or errors in %; None without an evaluation matrix.
 
-    A row per trained model, from the mega-batch at which its stage ends; NaN on held-out parts that the stream
-    did not have then.
+    A row per trained model, from the mega-batch at which its stage ends; NaN on held-out parts that the
+    stream did not have then.
     """
     if not all(matrix(rows) for rows in result.repeats):
         return None

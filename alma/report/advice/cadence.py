@@ -294,12 +294,10 @@ class Retraining:
         own = int(count[best])
         least = {n: loss[count == n].min() for n in np.unique(count).tolist()}
         prices = {n: float((least[n] - least[own]) / (own - n)) for n in least if n != own}
-        low = max((price for n, price in prices.items() if n > own), default=0.0)
+        low = max([0.0, *(price for n, price in prices.items() if n > own)])
         high = min((price for n, price in prices.items() if n < own), default=math.inf)
         start = plans[best][0] if own else None
-        return RetrainingPlan(
-            start, plans[best][1], own, float(total[best]), savings, (max(low, 0.0) + 0.0, high)
-        )
+        return RetrainingPlan(start, plans[best][1], own, float(total[best]), savings, (low, high))
 
     def _totals(self, ages: Any, law: Law) -> Array:
         """Extra loss summed over the periods to come, of plans (plans, periods) of ages."""
