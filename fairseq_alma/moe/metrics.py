@@ -68,18 +68,20 @@ def log_layers(logging_outputs: Sequence[Mapping[str, Any]]) -> None:
         if float(tokens) == 0:
             continue
         share_E = load_E / tokens
-        nll_E = total["nll"] / load_E.clamp(min=1) if "nll" in total else ()
-        for name, value in (
-            ("balance_loss", total["balance"] / tokens),
-            ("dropped", total["dropped"] / tokens),
-            ("max_load", share_E.max() * len(share_E)),
-            ("dead_experts", (load_E == 0).sum()),
-            ("entropy", total["entropy"] / tokens),
-            ("top1_prob", total["top1"] / tokens),
-            *((f"share{expert}", share) for expert, share in enumerate(share_E)),
-            *((f"nll{expert}", nll) for expert, nll in enumerate(nll_E)),
-        ):
-            metrics.log_scalar(f"{layer}_{name}", value, tokens, priority=2000, round=3)
+        found = {
+            "balance_loss": total["balance"] / tokens,
+            "dropped": total["dropped"] / tokens,
+            "max_load": share_E.max() * len(share_E),
+            "dead_experts": (load_E == 0).sum(),
+            "entropy": total["entropy"] / tokens,
+            "top1_prob": total["top1"] / tokens,
+        } | {f"share{expert}": share for expert, share in enumerate(share_E)}
+        if "nll" in total:
+            found |= {f"nll{expert}": nll for expert, nll in enumerate(total["nll"] / load_E.clamp(min=1))}
+        # as Python's floats: a meter takes a tenth of the time that it takes with tensors
+        values = torch.stack([value.double() for value in found.values()]).tolist()
+        for name, value in zip(found, values, strict=True):
+            metrics.log_scalar(f"{layer}_{name}", value, float(tokens), priority=2000, round=3)
 
 
 @dataclass
