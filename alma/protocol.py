@@ -121,7 +121,7 @@ class TextOptions(StreamOptions):
 
 TEXT_PRESETS = ("paper", "anytime")
 ANYTIME: dict[str, Any] = {"schedule": "continuous", "average": "poly:8", "replay_share": 0.5}
-"""Options of --preset anytime for language models: what paid in docs/results.md, without a search."""
+"""Options of --preset anytime for language models: what paid in docs/results/average.md, without a search."""
 
 
 def of_preset(preset: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:

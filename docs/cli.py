@@ -1,4 +1,5 @@
-"""mkdocs hook: the page of commands, cli.md, is the `--help` of all commands of the day of the build."""
+"""mkdocs hooks: the page of commands, cli.md, is the `--help` of all commands of the day of the build; search
+works in a folder without a script from the network."""
 
 import importlib
 import os
@@ -31,6 +32,14 @@ def page() -> str:
     with mock.patch.dict(os.environ, COLUMNS="100"):  # the width of help
         texts = [f"## {title}\n\n```text\n{each.format_help()}```\n" for title, each in parsers.items()]
     return "\n".join([ABOUT, *texts])
+
+
+def on_post_page(output, page, config):
+    """Material's plugin `offline` loads a script from the network: ours is in the folder."""
+    from mkdocs.utils import get_relative_url
+
+    own = get_relative_url("search_in_folder.js", page.url)
+    return output.replace("https://unpkg.com/iframe-worker/shim", own)
 
 
 def on_files(files, config):
