@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 from mkdocs.structure.files import File
+from mkdocs.utils import get_relative_url
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 ABOUT = """\
@@ -15,6 +16,7 @@ ABOUT = """\
 
 `alma COMMAND` is short for `python -m MODULE`; the modules are in brackets.
 """
+_SHIM = "https://unpkg.com/iframe-worker/shim"
 OTHERS = ("fairseq_alma.evaluate", "fairseq_alma.reshard")
 """Modules with a command line that have no subcommand."""
 
@@ -36,10 +38,12 @@ def page() -> str:
 
 def on_post_page(output, page, config):
     """Material's plugin `offline` loads a script from the network: ours is in the folder."""
-    from mkdocs.utils import get_relative_url
+    return output.replace(_SHIM, get_relative_url("search_in_folder.js", page.url))
 
-    own = get_relative_url("search_in_folder.js", page.url)
-    return output.replace("https://unpkg.com/iframe-worker/shim", own)
+
+def on_post_template(output, template_name, config):
+    """The same for 404.html."""
+    return output.replace(_SHIM, "search_in_folder.js")
 
 
 def on_files(files, config):

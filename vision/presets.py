@@ -2,7 +2,7 @@
 
 Each field of `Settings`, and of the subclass that belongs to a learner, is a flag of `vision/run.py` of the
 same name. The presets are those of the paper, of its first draft, of the authors' released code, and
-`anytime`, at a tenth of the paper's compute; docs/results/average.md says how each of its settings was chosen.
+`anytime`, at a tenth of the paper's compute; docs/results/average.md says how its settings were chosen.
 """
 
 from collections.abc import Mapping

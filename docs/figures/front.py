@@ -10,8 +10,8 @@ import matplotlib
 from alma.report import style
 
 B = 500
-# (TFLOPs, CER); docs/results/average.md, "MNIST: averages of weights", raw weights, and the column Comp of "the grid
-# of Figure 7": all learners that no other of these beats in both error and compute
+# (TFLOPs, CER); docs/results/average.md, "MNIST: averages of weights", raw weights, and the column Comp of
+# docs/results/wait.md: all learners that no other of these beats in both error and compute
 PAPER = [
     (0.07, 69.4),  # gens, 4 units, w = 10
     (0.14, 56.6),  # gens, 8 units, w = 10
