@@ -13,13 +13,14 @@ HERE = Path(__file__).resolve().parent
 
 
 class BuildWithPth(build_py):
-    """Puts the .pth file beside the packages: Python reads such files at site-packages' top level only."""
+    """Adds the experiments and the .pth file: Python reads such files at site-packages' top level only."""
 
     def run(self) -> None:
-        """Build as ever, then add the file to what goes into a wheel."""
+        """Build as ever, then add them to what goes into a wheel."""
         super().run()
         if not self.editable_mode:
             self.copy_file(str(HERE / PTH), str(Path(self.build_lib, PTH)))
+            self.copy_tree(str(HERE / "experiments"), str(Path(self.build_lib, "experiments")))
 
 
 class EditableWithPth(editable_wheel):

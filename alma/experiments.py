@@ -39,6 +39,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a YAML file. UserError: there is no such file, or it is not a mapping."""
     import yaml
 
+    if not path.exists() and path.parts[0] == "experiments":  # those that are installed
+        path = Path(__file__).parents[1] / path
     try:
         record = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

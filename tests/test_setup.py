@@ -29,6 +29,7 @@ FAIRSEQ = {
 def source(tmp_path_factory) -> Path:
     """A copy of the packaged files, so that builds do not write to the tree."""
     folder = tmp_path_factory.mktemp("source")
+    shutil.copytree(ROOT / "experiments", folder / "experiments")
     for path in ROOT.iterdir():
         if (path / "__init__.py").exists() and path.name not in {"tests", "benchmarks"}:
             shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -72,7 +73,7 @@ def test_wheel_holds_packages_hook_and_pth(kind: str, source: Path, tmp_path: Pa
         packages = [path.parent for path in source.glob("*/__init__.py")]
         modules = {str(path.relative_to(source)) for package in packages for path in package.rglob("*.py")}
         assert {"alma", "data_prep", "fairseq_alma"} <= {package.name for package in packages}
-        assert not {*modules, "fairseq_alma_hook.py"} - set(archive.namelist())
+        assert not {*modules, "fairseq_alma_hook.py", "experiments/index.yaml"} - set(archive.namelist())
         (scripts,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
         assert "alma = alma.__main__:main" in archive.read(scripts).decode().splitlines()
 
