@@ -138,24 +138,7 @@ def load(
     except _DAMAGED as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         hint = "give its folder with --data-root, or use --download"
-        where = _damaged_file(Path(root, name.upper(), "raw")) or root
-        raise UserError(f"cannot read {name} from {where} ({reason}): {hint}") from None
-
-
-def _damaged_file(raw: Path) -> Path | None:
-    """The first file of MNIST or EMNIST that torchvision cannot read; it does not name the file."""
-    from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
-
-    for path in sorted(raw.glob("*-ubyte*")):
-        with tempfile.NamedTemporaryFile() as file:
-            try:
-                content = path.read_bytes()
-                file.write(gzip.decompress(content) if path.suffix == ".gz" else content)
-                file.flush()
-                read_sn3_pascalvincent_tensor(file.name)
-            except _DAMAGED:
-                return path
-    return None
+        raise UserError(f"cannot read {name} from {root} ({reason}): {hint}") from None
 
 
 def _read(name: str, root: str, download: bool, image_size: int | None, cache: Path | None = None) -> Dataset:

@@ -21,6 +21,7 @@ from alma.errors import Parser, UserError, command, number_list
 from alma.help_texts import DATA_ROOT, JOBS, SEEDS, SIZE
 from alma.options import add_options, names_of, options_of
 from alma.protocol import StreamOptions
+from alma.tables import as_text
 from vision import presets
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
@@ -97,11 +98,10 @@ def summarise(places: Sequence[Path], out: Path) -> None:
     from alma.report import compare
     from alma.report.figures import write_figures
     from alma.report.results import find_runs, group, left_out
-    from alma.report.tables import for_terminal
 
     for results in group(find_runs(places)):
         titled = compare.titled(results)
-        print(titled.title, for_terminal(titled.cells), sep="\n", end="\n\n")
+        print(titled.title, as_text(titled.cells), sep="\n", end="\n\n")
         print(*left_out(results), *write_figures(results, out), sep="\n")
 
 
