@@ -34,14 +34,14 @@ def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
     """
     paths = []
     with style.drawing():
-        for name, make in (("over_time", _over_time), ("front", front)):
+        for name, make in (("over_time", over_time_figure), ("front", front)):
             if figure := make(results):
                 paths.append(out / f"{results[0].stem}_{name}.png")
                 style.save(figure, paths[-1])
     return paths
 
 
-def _over_time(results: Sequence[Result]) -> Any:
+def over_time_figure(results: Sequence[Result]) -> Any:
     """Lines over the stream; if many, in panels by learner and replay."""
     members = by_kind(results)
     inches = (3.6, 3.0) if len(members) == 1 else (2.5, 2.2)

@@ -149,7 +149,7 @@ def test_a_figure_names_its_data_and_has_the_same_bytes_again(tmp_path):
     (results,) = group([Run.read(tmp_path / "a")])
     for name in ("one", "two"):
         with style.drawing():
-            style.save(figures._over_time(results), tmp_path / f"{name}.png")
+            style.save(figures.over_time_figure(results), tmp_path / f"{name}.png")
     for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
         data = (tmp_path / "one").with_suffix(suffix).read_bytes()
         assert data == (tmp_path / "two").with_suffix(suffix).read_bytes()
