@@ -31,7 +31,6 @@ TABLE2, TIME = TEXT = ("table2", "time")
 MODELS = {"small": ("tiny",), "saturated": ("saturated_small", "saturated"), "paper": ("base", "large")}
 """The sizes of the rows of Table 2, by size."""
 _DATA_SET = re.compile("cifar100?|e?mnist")
-_PRINTED = 12  # words of a command
 _EXAMPLES = """\
 examples:
   alma reproduce --list
@@ -49,9 +48,7 @@ class Command(NamedTuple):
     folder: Path | None = None
 
     def __str__(self) -> str:
-        words = ["python" if word == sys.executable else word for word in self.words]
-        hidden = len(words) - _PRINTED
-        return f"$ {shlex.join(words[:_PRINTED])}" + (f" ... ({hidden} more)" if hidden > 0 else "")
+        return "$ " + shlex.join(["python" if word == sys.executable else word for word in self.words])
 
 
 def tool(module: str, *words: object, folder: Path | None = None) -> Command:
