@@ -5,14 +5,13 @@ import difflib
 import errno
 import functools
 import importlib.util
-import itertools
 import math
 import os
 import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NoReturn
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -44,8 +43,6 @@ class HelpFormatter(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """argparse that raises UserError, with a hint for a misspelt word, in place of printing its usage."""
 
-    _words: Sequence[str] = ()
-
     def __init__(self, *, prog: str, other: str = "", other_flags: Collection[str] = (), **settings: Any):
         """`prog`: the program in help and errors, unless it runs as a subcommand of `alma`.
 
@@ -56,39 +53,23 @@ class Parser(argparse.ArgumentParser):
             prog = sys.argv[0]
         super().__init__(**{"prog": prog, "formatter_class": HelpFormatter, **settings})
 
-    def parse_known_args(self, args=None, namespace=None):
-        """Keep the words: argparse passes only a message to `error`."""
-        self._words = sys.argv[1:] if args is None else list(args)
-        return super().parse_known_args(args, namespace)
-
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             problem = f"invalid choice: {value!r} ({hint(str(value), map(str, action.choices))})"
             raise argparse.ArgumentError(action, problem)
 
     def error(self, message: str) -> NoReturn:
-        words: Sequence[str] = message.partition("unrecognized arguments: ")[2].split()
-        if "arguments are required" in message:  # one may be present but misspelt
-            words = self._words
-        names = (word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", words))
-        hints = [self.suggest(name) for name in dict.fromkeys(names) if name.startswith("--")]
-        hint = " ".join(filter(None, hints))
-        raise UserError(f"{message}{hint and f' ({hint})'}; see `{self.prog} --help`")
-
-    def suggest(self, name: str) -> str:
-        """Such as "did you mean --out?"; empty if no option is close."""
-        own = self._option_string_actions
-        if name in own or (self.allow_abbrev and any(each.startswith(name) for each in own)):
-            return ""
-        meant = closest(name, [*own, *self._other_flags])
-        if meant in own or not self._other:
-            return f"did you mean {meant}?" if meant else ""
-        place = "put it after `--`"
-        if meant is None:
-            return f"if {name} is a flag of {self._other}, {place}"
-        if name == meant:
-            return f"{name} is a flag of {self._other}: {place}"
-        return f"did you mean {meant}? Then {place}"
+        own, hints = self._option_string_actions, []
+        for word in message.partition("unrecognized arguments: ")[2].split():
+            name = word.partition("=")[0]
+            meant = closest(name, [*own, *self._other_flags])
+            if name.startswith("--") and meant in own:
+                hints.append(f"did you mean {meant}?")
+            elif name.startswith("--") and self._other:
+                what = f"{meant} is" if meant else f"if {name} is"
+                hints.append(f"{what} a flag of {self._other}: put it after `--`")
+        hint = f" ({' '.join(hints)})" if hints else ""
+        raise UserError(f"{message}{hint}; see `{self.prog} --help`")
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from alma.errors import Parser, UserError, closest
+from alma.errors import Parser, UserError, hint
 from alma.schema import is_plain
 
 _ONE_VALUE: tuple[str, ...] = ("stream", "size", "out", "name", "seed", "seeds", "stages")
@@ -44,9 +44,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     try:
         record = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        near = closest(path.name, (file.name for file in path.parent.glob("*.yaml")))
-        hint = f"; did you mean {path.with_name(near)}?" if near else ""
-        raise UserError(f"{path}: no such experiment{hint}") from None
+        names = (file.name for file in path.parent.glob("*.yaml"))
+        raise UserError(f"{path}: no such experiment; {hint(path.name, names)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, no such date
         raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(record, dict):
@@ -159,13 +158,14 @@ def _check_lists(where: object, settings: Mapping[str, Any]) -> None:
     """Raise UserError unless each value of a list can have a run of its own."""
     for name, value in settings.items():
         if isinstance(value, list) and name in _ONE_VALUE:
-            hint = "; several seeds are `seeds: 0-2`" if name in ("seed", "seeds") else ""
-            raise UserError(f"{where}: {name} takes one value, not a list{hint}")
+            raise UserError(f"{where}: {name} takes one value, not a list; several seeds are `seeds: 0-2`")
         values = [] if value is None else values_of(f"{where}: {name}", value)  # None: left out
         folders = [folder_part(name, one) for one in values]
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
-            hint = "; a value with commas needs quotes, such as '2,2,4'"
-            raise UserError(f"{where}: two values of the list have the folder {twice}{hint}")
+            raise UserError(
+                f"{where}: two values of the list have the folder {twice}; a value with commas needs quotes, "
+                "such as '2,2,4'"
+            )
 
 
 def read_experiment(path: Path, size: str | None, overrides: Mapping[str, Any]) -> Iterator[Combination]:
@@ -231,9 +231,7 @@ def read_sections(
             if name in of_the_command:
                 raise UserError(f"{path}: {name} says how to run: give --{name} on the command line")
             if name not in known:
-                near = closest(str(name), known)
-                hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`"
-                raise UserError(f"{path}: {name} is not a setting ({hint})")
+                raise UserError(f"{path}: {name} is not a setting ({hint(str(name), known)})")
             values = values_of(f"{path}: {name}", value)
             if isinstance(value, bool) and known[name].nargs == 0:
                 own_words.append(f"--{name}" if value else f"--no-{name}")

@@ -43,9 +43,7 @@ def reading(path: str) -> Iterator[None]:
         if isinstance(error, FileNotFoundError):
             what = "no such checkpoint"
         elif isinstance(error, IsADirectoryError):
-            inside = [*Path(path).glob("*.pt"), *Path(path).glob("*/*.pt")]
-            example = max(inside, key=lambda file: (file.name == "checkpoint_best.pt", file), default=None)
-            what = f"is a directory; give a checkpoint, such as {example}" if example else "has no checkpoint"
+            what = "is a directory; give a checkpoint in it, such as checkpoint_best.pt"
         raise UserError(f"{path}: {what}") from error
     except _FOREIGN as error:
         if isinstance(error, torch.OutOfMemoryError):

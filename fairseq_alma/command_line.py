@@ -5,7 +5,6 @@ import ast
 import contextlib
 import itertools
 import logging
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -18,7 +17,6 @@ from fairseq.tasks import TASK_REGISTRY
 
 from alma.errors import UserError, closest, hint
 from alma.options import flag_of
-from alma.stream import Stream, is_stream, read_index
 from fairseq_alma import defaults
 
 logger = logging.getLogger(__name__)
@@ -127,26 +125,12 @@ def _check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace, give
 
 def _check_blocks(args: argparse.Namespace) -> None:
     """UserError: fairseq would leave out tokens of an evaluation, in blocks that exceed a limit."""
-    longest, what, mode = args.tokens_per_sample, "a block", args.sample_break_mode
-    limits = {"--max-target-positions": args.max_target_positions, "--max-tokens": args.max_tokens}
-    limits["--max-tokens-valid"] = args.max_tokens_valid
-    if mode not in (None, "none"):
-        limits["--tokens-per-sample"] = longest
-        longest, what = 0, f"with --sample-break-mode {mode} the longest line"
-        data = args.data.split(":")[0]
-        names = [os.path.join(data, name) for name in ("valid", "test")]
-        if is_stream(data):
-            stream = Stream.load(data)
-            parts = (stream.valid, stream.test, *stream.held_out, *stream.held_out_valid)
-            names = [stream.path(part) for part in parts]
-        for name in names:
-            if os.path.exists(f"{name}.idx"):
-                longest = max(longest, int(read_index(f"{name}.idx")[0].max(initial=0)))
-    for flag, limit in limits.items():
-        if limit and limit < longest:
+    for name in ("max_target_positions", "max_tokens", "max_tokens_valid"):
+        flag, limit, length = flag_of(name), getattr(args, name), args.tokens_per_sample
+        if limit and limit < length:
             raise UserError(
-                f"{flag} {limit}: {what} has {longest} tokens and could not be evaluated: give {flag} "
-                f"{longest} or more" + (", or leave --sample-break-mode out" if what != "a block" else "")
+                f"{flag} {limit}: a block has {length} tokens and could not be evaluated: give {flag} "
+                f"{length} or more"
             )
 
 

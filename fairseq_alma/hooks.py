@@ -16,7 +16,6 @@ import torch
 from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.optim.adam import Adam
-from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
 from fairseq.trainer import Trainer
 from omegaconf import open_dict
 
@@ -143,10 +142,6 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
         schedule.begin(trainer, loaded[0])
     weight_average.begin(trainer, loaded[0])
     tensorboard.begin(trainer)
-    if loaded[0] and not new_stage and isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule):
-        position, loss = loaded[0]["train_iterator"], loaded[0]["val_loss"]
-        if loss is not None and not position["iterations_in_epoch"]:  # saved before the step of its epoch
-            trainer.lr_step(position["epoch"] - 1, loss)
     max_update, patience = trainer.cfg.optimization.max_update, cfg.patience
     stopped = 0 < patience <= trainer.task.early_stop.get("num_runs", 0)
     if stopped or (max_update and trainer.get_num_updates() >= max_update):

@@ -19,7 +19,6 @@ import threading
 import torch
 from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
-from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
 
 from fairseq_alma.task import AlmaLMTask
 
@@ -98,9 +97,6 @@ def watch(main) -> None:
         saved = (end_of_epoch and epoch_itr.epoch % saves.save_interval == 0) or (  # fairseq's condition
             every > 0 and 0 < updates >= cfg.dataset.validate_after_updates and updates % every == 0
         )
-        if end_of_epoch and isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule):
-            trainer.lr_step(epoch_itr.epoch, losses[0])  # main's next step; a resume would lack the loss
-            saved = False
         if not (saved or saves.no_save or saves.no_last_checkpoints):
             only_last = copy.deepcopy(saves)
             only_last.no_epoch_checkpoints, only_last.save_interval_updates = True, 0

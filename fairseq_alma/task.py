@@ -13,7 +13,6 @@ from fairseq.data import MonolingualDataset, TokenBlockDataset
 from fairseq.data.encoders.gpt2_bpe import DEFAULT_ENCODER_JSON
 from fairseq.dataclass import ChoiceEnum
 from fairseq.distributed import utils as distributed_utils
-from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from numpy.typing import NDArray
@@ -114,8 +113,6 @@ class AlmaLMTask(LanguageModelingTask):
         check_share(args.replay_share, args.replay)
         if args.replay_share and not args.stage:
             raise UserError("--replay-share: stage 0 has no earlier mega-batches; leave it out there")
-        if args.replay_share and args.sample_break_mode not in (None, "none"):
-            raise UserError("--replay-share needs blocks of equal length: --sample-break-mode none")
         # By split: prefixes of the files, and the numbers of their items to use (None: all).
         self.sources: dict[str, tuple[list[str], NDArray[np.int64] | None]] = {}
 
@@ -251,7 +248,7 @@ class AlmaLMTask(LanguageModelingTask):
         across_items = self.args.sample_break_mode in (None, "none")
         blocks: token_blocks.TokenBlocks | TokenBlockDataset
         if not across_items or self.targets != ["future"]:
-            indexed, mode = preprocessed.indexed(prefixes, items), self.args.sample_break_mode
+            indexed, mode = preprocessed.indexed(prefixes), self.args.sample_break_mode
             blocks = TokenBlockDataset(
                 indexed, indexed.sizes, length, self.dictionary.pad(), eos, mode, include_targets=True
             )
@@ -320,8 +317,7 @@ class AlmaLMTask(LanguageModelingTask):
         expect_padding(model, sample.get("padded"))
         outputs: list[tuple] = []
         with torch.autograd.profiler.record_function("forward"), collect_outputs(model, outputs):
-            with torch.autocast(sample["target"].device.type, enabled=isinstance(optimizer, AMPOptimizer)):
-                loss, sample_size, logging_output = criterion(model, sample)
+            loss, sample_size, logging_output = criterion(model, sample)
             routings = routings_of(outputs[-1]) if outputs else {}
             outputs.clear()  # free the logits before backward
             balance = sum(routing.balance_loss for routing in routings.values())

@@ -3,12 +3,10 @@
 Corpus, stream, three language models, image learners, report; minutes on a CPU.
 """
 
-import json
 import os
 import shlex
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,54 +18,15 @@ TRAINING = (
     "--lr 4e-3 --warmup-updates 10 --clip-norm 1 --no-epoch-checkpoints --cpu"
 )
 DECAY = "--lr-scheduler polynomial_decay --total-num-update 40"
-CHANGELOGS = Path("/usr/share/doc")
-PERIODS = 4
-PERIOD = "--words 20k --eval-words 2k --valid-words 2k --vocab-size 2000"
-LEAST_WORDS = 30_000
-"""Words of a year of the demo: a quarter more than PERIOD takes, because duplicates are dropped."""
 
 
-def corpus(out: Path) -> tuple[str, tuple[int, int] | None]:
-    """Write the text of the demo; its file, and its first and last year: None if it has no dates.
-
-    Dated text is the changelogs of Debian's packages, if the machine has enough of them.
-    """
-    changelogs, documentation = (out / f"corpus/{name}.jsonl" for name in ("changelogs", "pydoc"))
-    if any(CHANGELOGS.glob("*/changelog.Debian.gz")):
-        run([f"alma corpus debian-changelogs {CHANGELOGS} --out {shlex.quote(str(changelogs))}"])
-        if span := years(changelogs):
-            return str(changelogs), span
-        print(f"no {PERIODS} years in a row have {LEAST_WORDS:,} words each: the demo takes undated text")
-    run([f"alma corpus pydoc --out {shlex.quote(str(documentation))}"])
-    return str(documentation), None
-
-
-def years(path: Path) -> tuple[int, int] | None:
-    """The PERIODS years in a row with most documents, each with LEAST_WORDS or more; None: there are none.
-
-    Changelogs of a release have small entries up to its year, and a few very long ones of later fixes.
-    """
-    words: Counter[int] = Counter()
-    documents: Counter[int] = Counter()
-    with open(path, encoding="utf-8") as file:
-        for record in map(json.loads, file):
-            year = int(record["date"][:4])
-            documents[year] += 1
-            words[year] += len(record["text"].split())
-    spans = [range(year, year + PERIODS) for year in sorted(words)]
-    enough = [span for span in spans if all(words[year] >= LEAST_WORDS for year in span)]
-    best = max(enough, key=lambda span: sum(documents[year] for year in span), default=None)
-    return (best[0], best[-1]) if best else None
-
-
-def steps(out: Path, text: str, span: tuple[int, int] | None) -> list[list[str]]:
-    """The command lines of each step but the first; those of one step run at the same time. See `corpus`."""
-    stream, runs = (shlex.quote(str(out / name)) for name in ("stream", "runs"))
+def steps(out: Path) -> list[list[str]]:
+    """The command lines of each step; those of one step run at the same time."""
+    text, stream, runs = (shlex.quote(str(out / name)) for name in ("corpus/pydoc.jsonl", "stream", "runs"))
     sizes = "--mega-batches 4 --words 100k --eval-words 10k --valid-words 10k --vocab-size 4000"
-    if span:
-        sizes = f"--by year --from {span[0]} --until {span[1]} {PERIOD}"
     return [
-        [f"alma data {shlex.quote(text)} --out {stream} {sizes} --seed 1 --max-document-words 1k"],
+        [f"alma corpus pydoc --out {text}"],
+        [f"alma data {text} --out {stream} {sizes} --seed 1 --max-document-words 1k"],
         [
             f"alma train {stream} --learner sm --cluster local --out {runs}/sm -- {TRAINING} {DECAY}",
             f"alma train {stream} --learner gmoe --cluster local --out {runs}/gmoe --grow-experts 2,2,4 "
@@ -116,7 +75,7 @@ def parser() -> Parser:
 @command
 def main() -> None:
     out = parser().parse_args().out
-    for lines in steps(out, *corpus(out)):
+    for lines in steps(out):
         run(lines)
     print(f"\ndone: {out / 'report/report.md'}")
 

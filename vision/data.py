@@ -15,11 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch import Tensor
 
 from alma.errors import UserError
-from alma.files import atomic_write
 from alma.stages import Stage
 from vision import folder, presets
 from vision.examples import AnyExamples, Examples, StoredExamples
@@ -36,9 +34,6 @@ _DAMAGED = (
 _SMALL, _NORMALISED = 1 << 14, 1 << 28
 """Values of an image, and bytes of the images of a stage or test set, up to which they are normalised once.
 Beyond, each batch is normalised anew, which takes little time beside a network for such images."""
-
-SHARED: Path | None = None
-"""Folder of files in which the processes of a sweep share their data sets."""
 
 
 class Images(NamedTuple):
@@ -120,42 +115,15 @@ def load(
         raise UserError(f"--cache-images needs --dataset folder: the images of {name} are read into memory")
     if image_size is not None and image_size < 1:
         raise UserError(f"--image-size {image_size}: at least 1")
-    wanted = name, root, download, image_size
     try:
-        if name == "folder" or not SHARED:
-            return _read(*wanted, Path(cache_images) if cache_images else SHARED)
-        file = SHARED / (hashlib.sha256(repr(wanted).encode()).hexdigest()[:16] + ".pt")
-        with FileLock(SHARED / ".lock"):
-            if not file.exists():
-                dataset = _read(*wanted)
-                dataset.fingerprint  # noqa: B018  computed here, it is saved, too
-                with atomic_write(file, "wb") as out:
-                    torch.save(dataset, out)
-        return torch.load(file, mmap=True, weights_only=False)
+        return _read(name, root, download, image_size, Path(cache_images) if cache_images else None)
     except MemoryError:
         lower = ": give --cache-images DIR, or lower --image-size" if name == "folder" else ""
         raise UserError(f"{name} in {root} needs more memory than there is{lower}") from None
     except _DAMAGED as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         hint = "give its folder with --data-root, or use --download"
-        where = _damaged_file(Path(root, name.upper(), "raw")) or root
-        raise UserError(f"cannot read {name} from {where} ({reason}): {hint}") from None
-
-
-def _damaged_file(raw: Path) -> Path | None:
-    """The first file of MNIST or EMNIST that torchvision cannot read; it does not name the file."""
-    from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
-
-    for path in sorted(raw.glob("*-ubyte*")):
-        with tempfile.NamedTemporaryFile() as file:
-            try:
-                content = path.read_bytes()
-                file.write(gzip.decompress(content) if path.suffix == ".gz" else content)
-                file.flush()
-                read_sn3_pascalvincent_tensor(file.name)
-            except _DAMAGED:
-                return path
-    return None
+        raise UserError(f"cannot read {name} from {root} ({reason}): {hint}") from None
 
 
 def _read(name: str, root: str, download: bool, image_size: int | None, cache: Path | None = None) -> Dataset:

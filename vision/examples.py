@@ -31,7 +31,7 @@ class Examples(NamedTuple):
 class StoredExamples:
     """Examples whose images stay bytes in the memory of their data set; only a batch of them is normalised.
 
-    The numbers are those of `Examples`, in a quarter of the memory or, of a shared data set, in none.
+    The numbers are those of `Examples`, in a quarter of the memory or, of images in files, in none.
     """
 
     source: Tensor  # bytes of all images of the data set, (N, channels, height, width)

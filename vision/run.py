@@ -9,6 +9,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,6 +22,7 @@ from alma.errors import Parser, UserError, command, number_list
 from alma.help_texts import DATA_ROOT, JOBS, SEEDS, SIZE
 from alma.options import add_options, names_of, options_of
 from alma.protocol import StreamOptions
+from alma.tables import as_text
 from vision import presets
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
@@ -40,7 +42,7 @@ examples:
 def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     """Run the jobs in processes of one thread each; returns the errors of those that failed.
 
-    They share data sets in files, and each takes the next GPU. A single job runs in this process: an MLP,
+    Each process takes the next GPU. A single job runs in this process: an MLP,
     which gains nothing from more, in one thread unless OMP_NUM_THREADS is set. UserError: the system killed a
     process.
     """
@@ -55,36 +57,42 @@ def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
         return []
     from alma.workers import Workers
 
+    if downloads := {tuple(job.dataset.items()) for job in jobs if job.dataset.get("download")}:
+        from vision.data import load
+
+        for dataset in downloads:  # once, not in each process
+            load(**dict(dataset))
     failed: list[Exception] = []
     began = time.monotonic()
     count = multiprocessing.get_context("spawn").Value("i", 0)
-    with tempfile.TemporaryDirectory(prefix="alma-images-") as shared:
-        setup = partial(_prepare, Path(shared), count, jobs[0].options["device"])
-        with Workers(processes, setup, flag="--jobs") as workers:
-            results = workers.run(SweepRun.run, [(job,) for job in jobs])
-            for done, (number, result) in enumerate(results, start=1):
-                name, outcome = jobs[number].out.name, "done"
-                try:
-                    result()
-                except Exception as error:
-                    outcome = "failed"
-                    if not isinstance(error, UserError):
-                        traceback.print_exception(error)
-                        error = RuntimeError(f"{name}: {type(error).__name__}: {error}")
-                    failed.append(error)
-                left = (time.monotonic() - began) / done * (len(jobs) - done) / 60
-                print(f"{done}/{len(jobs)}  {name}: {outcome}  (about {left:.0f} min left)", flush=True)
+    setup = partial(_prepare, count, jobs[0].options["device"])
+    with (
+        tempfile.TemporaryDirectory(prefix="alma-images-") as cache,  # a folder is decoded once, for all
+        Workers(processes, setup, flag="--jobs") as workers,
+    ):
+        cached = {"folder": {"cache_images": cache}}
+        tasks = [(replace(job, dataset=cached.get(job.dataset["name"], {}) | job.dataset),) for job in jobs]
+        results = workers.run(SweepRun.run, tasks)
+        for done, (number, result) in enumerate(results, start=1):
+            name, outcome = jobs[number].out.name, "done"
+            try:
+                result()
+            except Exception as error:
+                outcome = "failed"
+                if not isinstance(error, UserError):
+                    traceback.print_exception(error)
+                    error = RuntimeError(f"{name}: {type(error).__name__}: {error}")
+                failed.append(error)
+            left = (time.monotonic() - began) / done * (len(jobs) - done) / 60
+            print(f"{done}/{len(jobs)}  {name}: {outcome}  (about {left:.0f} min left)", flush=True)
     return failed
 
 
-def _prepare(shared: Path, count: Any, device: str) -> None:
+def _prepare(count: Any, device: str) -> None:
     """Set up a worker process; `count` is the number of those set up so far."""
     import torch
 
-    from vision import data
-
     torch.set_num_threads(1)  # idle OpenMP threads spin: two runs on two cores would slow each other down
-    data.SHARED = shared
     with count.get_lock():
         number = count.value
         count.value += 1
@@ -97,11 +105,10 @@ def summarise(places: Sequence[Path], out: Path) -> None:
     from alma.report import compare
     from alma.report.figures import write_figures
     from alma.report.results import find_runs, group, left_out
-    from alma.report.tables import for_terminal
 
     for results in group(find_runs(places)):
         titled = compare.titled(results)
-        print(titled.title, for_terminal(titled.cells), sep="\n", end="\n\n")
+        print(titled.title, as_text(titled.cells), sep="\n", end="\n\n")
         print(*left_out(results), *write_figures(results, out), sep="\n")
 
 

@@ -147,23 +147,6 @@ def regret(losses: Losses, best: dict[float, float], ages: Callable[[float], boo
     return [_mean([seed[i][j] - best[losses.periods[j]] for i, j in cells]) for seed in losses.seeds]
 
 
-def difference_on_next(one: Losses, other: Losses, paired: bool) -> MeanOverSeeds:
-    """Loss of `other` less that of `one` on the period after the newest that each model was trained on.
-
-    The mean over the periods that both have, NaN without any. The interval over seeds is for configurations
-    with the same seeds, in the same order (`paired`); NaN otherwise.
-    """
-    cells = [{each.periods[j]: (i, j) for i, j in each.by_age.get(1, [])} for each in (one, other)]
-    common = cells[0].keys() & cells[1].keys()
-    ours, theirs = (
-        [_mean([seed[i][j] for i, j in map(found.__getitem__, common)]) for seed in each.seeds]
-        for each, found in zip((one, other), cells, strict=True)
-    )
-    if paired:
-        return over_seeds([b - a for a, b in zip(ours, theirs, strict=True)])
-    return MeanOverSeeds(_mean(theirs) - _mean(ours), math.nan, math.nan)
-
-
 def over_seeds(values: Sequence[float]) -> MeanOverSeeds:
     """Mean and t-interval over seeds."""
     mean = _mean(values)

@@ -50,10 +50,6 @@ class Aged:
         regret = {at: age.regret(self.losses, self.best, partial(operator.eq, at)) for at in ages}
         return {"extra loss": age.staleness_curve(self.losses), "regret": regret}
 
-    def plain(self, value: float) -> float | None:
-        """A value for CSV: an error as a fraction, None for NaN."""
-        return None if math.isnan(value) else value / self.result.display.factor
-
 
 def aged(results: Sequence[Result]) -> list[Aged]:
     """Loss against age of the results of one table that have an evaluation matrix and are trained.

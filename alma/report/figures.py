@@ -1,14 +1,14 @@
-"""Figures of any runs: the metric over the stream, and its average against compute and memory (Figure 5)."""
+"""Figures of any runs: the metric over the stream, and the front."""
 
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from alma import metrics
 from alma.learners import colour_of
 from alma.report import style
-from alma.report.results import Result, Rows, column, compute, memory, trained
+from alma.report.front import front
+from alma.report.results import Result, Rows
 from alma.report.style import number_axis
 
 MOST_LINES = 6
@@ -30,26 +30,19 @@ class Curve(NamedTuple):
 def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
     """Write the figures of results of one table to `out`; returns the paths of the PNG files.
 
-    Over time they show the untrained error but not the untrained perplexity (see `results.DISPLAYS`). The
-    averages are those of the tables: over 1..t, with the untrained model while the learner waits.
+    Over time they show the untrained error but not the untrained perplexity (see `results.DISPLAYS`).
     """
-    first = results[0]
-    waits = any(result.waiting(t) for result in results for t in result.times if t)
-    average = f"average {first.display.name} over 1..t" + ",\nuntrained while waiting" * waits
     paths = []
     with style.drawing():
-        for name, cost, x_label, y_label in (
-            ("over_time", None, "mega-batch t", f"test {first.display.name}"),
-            ("compute", compute, "training compute up to t (TFLOPs)", average),
-            ("memory", memory, "parameters summed up to t, Mem", average),
-        ):
-            paths.append(out / f"{first.stem}_{name}.png")
-            style.save(_figure(results, cost, x_label, y_label), paths[-1])
+        for name, make in (("over_time", over_time_figure), ("front", front)):
+            if figure := make(results):
+                paths.append(out / f"{results[0].stem}_{name}.png")
+                style.save(figure, paths[-1])
     return paths
 
 
-def _figure(results: Sequence[Result], cost: MeasureAt | None, x_label: str, y_label: str) -> Any:
-    """Lines over the stream, or against a cost; if many, in panels by learner and replay."""
+def over_time_figure(results: Sequence[Result]) -> Any:
+    """Lines over the stream; if many, in panels by learner and replay."""
     members = by_kind(results)
     inches = (3.6, 3.0) if len(members) == 1 else (2.5, 2.2)
     figure, panels = style.named_panels(list(members), inches, sharex=True, sharey=True)
@@ -59,19 +52,9 @@ def _figure(results: Sequence[Result], cost: MeasureAt | None, x_label: str, y_l
     for name, axes in panels.items():
         axes.title.set(color=colour_of(members[name][0].learner), fontweight="bold")
         for result, look in zip(members[name], looks(members[name]), strict=True):
-            if cost:
-                curves.append(average_against(result, cost))
-                draw_curve(axes, curves[-1], **look)
-            else:
-                curves.append(draw_over_time(axes, result, **look))
+            curves.append(draw_over_time(axes, result, **look))
             legend.setdefault(name, []).append((result.label, look))
-    if cost:
-        for axes in panels.values():
-            number_axis(axes, "x", [x for curve in curves for x in curve.x])
-            number_axis(axes, "y", [y for curve in curves for y in curve.y], log_from=5)
-        style.name_axes(figure, list(panels.values()), x_label, y_label)
-    else:
-        frame_over_time(figure, [(list(panels.values()), curves)], y_label)
+    frame_over_time(figure, [(list(panels.values()), curves)], f"test {results[0].display.name}")
     style.add_legend(figure, legend)
     return figure
 
@@ -80,12 +63,6 @@ def over_time(result: Result) -> Curve:
     """The metric at each t that figures show (see `results.DISPLAYS`)."""
     times = [t for t in result.times if result.display.untrained or not result.waiting(t)]
     return curve(result, times, lambda rows, t: t, lambda rows, t: rows[t]["value"])
-
-
-def average_against(result: Result, cost: MeasureAt) -> Curve:
-    """A point per t since the first stage: the average over 1..t against the cost up to t."""
-    times = trained(result.repeats[0])
-    return curve(result, times, cost, lambda rows, t: metrics.average(column(rows, "value", t)))
 
 
 def curve(result: Result, times: Sequence[int], x: MeasureAt, y: MeasureAt) -> Curve:

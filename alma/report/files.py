@@ -1,16 +1,14 @@
 """The files of a report: report.md, report.csv, figures, and the paper's tables."""
 
 import csv
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from alma.configs import flatten
 from alma.files import atomic_write
 from alma.records import Run
-from alma.report import age_table, compare, differences, drift, style
-from alma.report.age_table import Aged
+from alma.report import compare, differences, drift, style
 from alma.report.figures import write_figures
 from alma.report.results import Result, matrix
 from alma.report.style import Picture
@@ -60,32 +58,24 @@ def write_report(
     origins = [(r.directory, r.config["seed"], r.info.get("created"), r.info.get("commit")) for r in runs]
     different = {str(row): list(map(str, row)) for row in origins}  # a directory with an average is two runs
     parts += ["## Runs", as_markdown([["run", "seed", "started", "commit"], *different.values()])]
-    write_csv(runs, out / "report.csv", map(age_table.aged, groups))
+    write_csv(runs, out / "report.csv")
     with atomic_write(out / "report.md") as file:
         file.write("\n\n".join(parts) + "\n")
     return written
 
 
-def write_csv(runs: Sequence[Run], path: Path, aged: Iterable[Sequence[Aged]]) -> None:
+def write_csv(runs: Sequence[Run], path: Path) -> None:
     """Write all rows in long format: a line per run and t, with all settings and all fields.
 
     A run with an average has a second line per t, without `config.average`, for its raw weights. The means
-    over an evaluation matrix are on each line of the run, and so is its loss against age.
+    over an evaluation matrix are on each line of the run.
     """
-    of_age = {}  # by the id of the run
-    for row in itertools.chain.from_iterable(aged):
-        for i, run in enumerate(row.result.runs):
-            of_age[id(run)] = {
-                name.replace(", ", "_").replace("effect of age", "age_effect"): row.plain(values[i])
-                for name, values in row.columns.items()
-            }
     records: list[dict[str, Any]] = []
     for run in runs:
         rows = {row["t"]: row for row in run.rows}
         same: dict[str, Any] = {"run": str(run.directory)}
         same |= {f"config.{key}": value for key, value in flatten(run.config).items()}
         same |= compare.transfer(rows)._asdict() if matrix(rows) else {}
-        same |= of_age.get(id(run), {})
         for measured in run.rows:
             extra = measured["extra"].copy()
             for name in extra.keys() & {"matrix", "matrix_experts"}:  # a column for each held-out part

@@ -4,9 +4,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from alma import metrics
+from alma.configs import canonical
 from alma.learners import colour_of
 from alma.report import style
-from alma.report.results import Result, non_dominated
+from alma.report.lm.entries import model_size
+from alma.report.results import Result, average_trained, column, compute, non_dominated
 from alma.report.style import LegendEntries, dot, mark, number_axis
 
 TFLOPS = "training compute (TFLOPs)"
@@ -26,6 +29,37 @@ class Point(NamedTuple):
     def kind(self) -> tuple[str, bool]:
         """Variant and replay, which the marker shows."""
         return self.result.variant, self.result.config["replay"]
+
+
+def front(results: Sequence[Result]) -> Any:
+    """The figure of the complete results of one table; None of fewer than two.
+
+    Of text, those with the smallest waiting time, so that all averages start at one stage: the untrained
+    perplexity would hide all differences. Raw weights are left out where the figure has their average, except
+    those of the paper's learners.
+    """
+    first, text = results[0], not results[0].display.untrained
+    shown = [result for result in results if result.finished]
+    least = min((result.waiting_time for result in shown), default=0)
+    shown = [result for result in shown if not text or result.waiting_time == least]
+    keys = [canonical(result.config, "average", "seed") for result in shown]
+    averaged = {key for key, result in zip(keys, shown, strict=True) if "average" in result.config}
+    points = []
+    for key, result in zip(keys, shown, strict=True):
+        if not result.variant or "average" in result.config or key not in averaged:
+            mean, deviation = result.over_seeds(
+                lambda rows: (
+                    first.display.factor
+                    * (average_trained(rows, max(rows)) if text else metrics.average(column(rows, "value")))
+                )
+            )
+            at = result.over_seeds(compute)[0], mean, deviation
+            points.append(Point(result, *at, f"w = {result.waiting_time}", model_size(result)))
+    if len(points) < 2:
+        return None
+    waiting = f"since t = {least}" if text else "over the stream,\nuntrained while waiting included"
+    label = f"average {first.display.name} {waiting}"
+    return draw_front(points, f"{first.stream}: {first.metric} against compute", label)
 
 
 def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:

@@ -172,13 +172,13 @@ def column(rows: Rows, field: str, until: float = math.inf) -> dict[int, Any]:
 
 
 def compute(rows: Rows, until: float = math.inf) -> float:
-    """Comp over t <= `until`, in TFLOPs."""
+    """Comp (eq. 2) over t = 0..`until`, in TFLOPs; 0 while waiting."""
     return metrics.cumulative_compute(column(rows, "train_flops", until)) / 1e12
 
 
-def memory(rows: Rows, until: float = math.inf) -> int:
-    """Mem over t <= `until`, in parameters."""
-    return metrics.cumulative_memory(column(rows, "parameters", until))
+def memory(rows: Rows) -> int:
+    """Mem (eq. 2): the sum over t = 0..B of free parameters."""
+    return metrics.cumulative_memory(column(rows, "parameters"))
 
 
 def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:

@@ -1,8 +1,6 @@
 """Tables as text and Markdown."""
 
 import html
-import shutil
-import sys
 from typing import NamedTuple
 
 from alma.tables import Table, as_text
@@ -17,20 +15,11 @@ class TitledTable(NamedTuple):
 
     def as_text(self) -> str:
         """Title, table and note for the terminal."""
-        return "\n".join([self.title, for_terminal(self.cells), self.note])
+        return "\n".join([self.title, as_text(self.cells), self.note])
 
     def as_markdown(self, level: str) -> list[str]:
         """The same as parts of a Markdown document; `level` are the marks of the heading, such as "##"."""
         return [f"{level} {markdown(self.title)}", as_markdown(self.cells), markdown(self.note)]
-
-
-def for_terminal(table: Table) -> str:
-    """The table as text; on its side if the terminal is too narrow for it and it is narrower then."""
-    text = as_text(table)
-    if not sys.stdout.isatty() or text.index("\n") <= shutil.get_terminal_size().columns:
-        return text
-    on_its_side = as_text([list(column) for column in zip(*table, strict=True)])
-    return min(text, on_its_side, key=lambda lines: lines.index("\n"))
 
 
 def as_markdown(table: Table) -> str:

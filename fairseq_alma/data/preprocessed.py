@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from fairseq.data import ConcatDataset, Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.data.indexed_dataset import MMapIndexedDataset
@@ -24,15 +23,10 @@ MEGABATCH_WORDS = 440_000_000
 _CHUNK = 1 << 18  # items per pass of the word count
 
 
-def indexed(prefixes: Sequence[str], items: NDArray[np.int64] | None = None) -> Any:
-    """The concatenated items of .bin/.idx files, or those in `items` (n,), as a dataset with `sizes`."""
+def indexed(prefixes: Sequence[str]) -> Any:
+    """The concatenated items of .bin/.idx files as a dataset with `sizes`."""
     shards = [MMapIndexedDataset(prefix) for prefix in prefixes]
-    corpus = shards[0] if len(shards) == 1 else ConcatDataset(shards)
-    if items is None:
-        return corpus
-    subset: Any = torch.utils.data.Subset(corpus, items)  # type: ignore[arg-type]
-    subset.sizes = np.asarray(corpus.sizes)[items]
-    return subset
+    return shards[0] if len(shards) == 1 else ConcatDataset(shards)
 
 
 def checked(prefixes: list[str]) -> list[str]:

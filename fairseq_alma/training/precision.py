@@ -1,21 +1,15 @@
-"""fairseq's optimizers for --fp16, --bf16 and --amp, with correct scaling and complete checkpoints.
+"""fairseq's optimizers for --fp16 and --bf16, with complete checkpoints.
 
-* --amp runs on a CPU too, and skips an update on all processes or on none. It unscales each gradient once;
-  fairseq does so twice (no upstream issue known). The scale grows every --amp-scale-window updates; fairseq
-  mistakes --amp-init-scale for this window (https://github.com/facebookresearch/fairseq/issues/5342).
-* Checkpoints include the fp32 weights and the loss scaler's state, so that training resumes, on a CPU bit
-  for bit.
-
-Unnecessary once fairseq's own do the same; for the last point no upstream issue is known. The fp32 weights of
---fp16 and --bf16 are one tensor per parameter everywhere (`hooks` sets --fp16-no-flatten-grads), so that a
-checkpoint does not depend on the device, and growth and expert parallelism find each parameter's state.
+These include the fp32 weights and the loss scaler's state, so that training resumes, on a CPU bit for bit. No
+upstream issue known; unnecessary once fairseq's own do. The fp32 weights are one tensor per parameter
+everywhere (`hooks` sets --fp16-no-flatten-grads), so that a checkpoint does not depend on the device, and
+growth and expert parallelism find each parameter's state.
 """
 
 from typing import Any
 
 import torch
 from fairseq import optim
-from fairseq.distributed import utils as distributed_utils
 
 from fairseq_alma.moe.expert_parallel import params_of
 
@@ -33,50 +27,12 @@ def replace_optimizer(trainer) -> None:
     a checkpoint records the optimizer's name.
     """
     optimizer = trainer.optimizer
-    if type(optimizer) is optim.AMPOptimizer:
-        optimizer.__class__ = AMPOptimizer
-        optimizer.trainer = trainer
-        common, device = trainer.cfg.common, trainer.device.type
-        settings = {"init_scale": common.fp16_init_scale}
-        if common.amp_scale_window is not None:
-            settings["growth_interval"] = common.amp_scale_window
-        if distributed_utils.get_data_parallel_world_size() == 1:
-            optimizer._grad_scaler = torch.amp.GradScaler(device, **settings)
-        else:  # an expert that only one process holds can overflow there alone, yet all must skip the update
-            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # a second of imports
-
-            group = distributed_utils.get_data_parallel_group()
-            optimizer._grad_scaler = ShardedGradScaler(device, process_group=group, **settings)
-    elif type(optimizer) is optim.MemoryEfficientFP16Optimizer:
+    if type(optimizer) is optim.MemoryEfficientFP16Optimizer:
         optimizer.__class__ = MemoryEfficientFP16Optimizer
     elif type(optimizer) is optim.FP16Optimizer:
         optimizer.__class__ = FP16Optimizer
         optimizer.optimizer.register_state_dict_post_hook(_add_weights)
         optimizer.optimizer.register_load_state_dict_post_hook(_take_weights)
-
-
-class AMPOptimizer(optim.AMPOptimizer):
-    """--amp. The scaler steps the torch optimizer that clipping has unscaled, so it unscales only once."""
-
-    trainer: Any
-
-    def step(self, closure=None, scale: float = 1.0, groups=None) -> None:
-        """Update the parameters, or skip the update and lower the scale; fairseq's arguments are unused."""
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Add the scale, its growth counter and fairseq's count of retries of the current batch."""
-        state = self.scaler.state_dict()
-        state = {name: state[name] for name in ("scale", "_growth_tracker")}
-        return super().state_dict() | {_SCALER: state | {"retries": self.trainer._amp_retries}}
-
-    def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
-        """Restore them."""
-        super().load_state_dict(state_dict, optimizer_overrides)
-        saved = dict(state_dict[_SCALER])
-        self.trainer._amp_retries = saved.pop("retries")
-        self.scaler.load_state_dict(self.scaler.state_dict() | saved)
 
 
 class _SavesScaler:

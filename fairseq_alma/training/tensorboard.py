@@ -1,35 +1,39 @@
 """TensorBoard over the stages of a model: x is the number of updates since the model was new.
 
 fairseq starts every stage at step 0, unless the schedule is continuous. Here the steps of a stage follow
-those of the stage before it.
+those of the stage before it. After an interruption, training repeats some: TensorBoard hides what the first
+pass logged of them.
 """
 
 import math
 import os
+import time
 from functools import partial
 from typing import Any
 
 from fairseq.logging import progress_bar
+from tensorboardX import SummaryWriter
 
-from alma.board import Board
 from fairseq_alma.checkpoint import updates_so_far
 
 
-class StageWriter(Board):
-    """Fairseq's SummaryWriter in a process that trains a stage."""
+class StageWriter(SummaryWriter):
+    """Fairseq's SummaryWriter in a process that trains or evaluates a stage."""
 
-    def __init__(self, logdir: str, earlier: int, done: int) -> None:
-        """`done`: fairseq's update count when this process starts; `earlier`: updates before that count."""
-        self.earlier, self.first = earlier, earlier + done + 1
-        super().__init__(logdir, self.first)
+    def __init__(self, logdir: str, earlier: int = 0, done: int | None = None) -> None:
+        """`done`: fairseq's update count when this process starts to train; `earlier`: updates before it."""
+        self.earlier, self.first = earlier, None if done is None else earlier + done + 1
+        # Without the suffix, tensorboardX would overwrite the file of a writer that began in the same second.
+        suffix = f".{time.time_ns()}.{os.getpid()}"
+        super().__init__(logdir, purge_step=self.first, flush_secs=1, filename_suffix=suffix)
 
     def add_text(self, tag: str, text: str) -> None:
         """Add a text at the first update of this process."""
-        self.writer.add_text(tag, text, self.first)
+        super().add_text(tag, text, self.first)
 
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
         """Add a value after update `step` of fairseq's count."""
-        self.writer.add_scalar(tag, value, self.earlier + step)
+        super().add_scalar(tag, value, self.earlier + step)
 
 
 def begin(trainer) -> None:
@@ -53,6 +57,7 @@ def add_evaluation(logdir: str, split: str, record: dict[str, Any], path: str | 
     for layer, experts in record["experts"].items():
         for name, key in (("share", "share"), ("nll", "loss")):
             values |= {f"l{layer}_{name}{number}": value for number, value in enumerate(experts[key])}
-    board = Board(os.path.join(logdir, split))
-    board.add(values, updates_so_far(path) if path else 0)
-    board.close()
+    writer = StageWriter(os.path.join(logdir, split))
+    for name, value in values.items():
+        writer.add_scalar(name, value, updates_so_far(path) if path else 0)
+    writer.close()

@@ -246,14 +246,6 @@ def run_here(main, arguments, cwd=ROOT):
     return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
-class Terminal(io.StringIO):
-    """Standard output that is a terminal."""
-
-    def isatty(self):
-        """Whether it is one."""
-        return True
-
-
 def legend_of(figure):
     """Texts of a figure's legend, each in one line."""
     return [text.get_text().replace("\n", " ") for text in figure.legends[0].get_texts()]

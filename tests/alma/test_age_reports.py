@@ -1,6 +1,5 @@
 """Staleness and regret in everything that `alma report` writes, from records with known laws."""
 
-import csv
 import math
 
 import pytest
@@ -61,7 +60,6 @@ def test_nothing_appears_without_drift_or_before_training(tmp_path):
     done = report(tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "taleness" not in done.stdout + (tmp_path / "out/report.md").read_text()
-    assert "staleness" not in (tmp_path / "out/report.csv").read_text()
     assert not [path for path in (tmp_path / "out").iterdir() if path.name in STEPS or "stale" in path.name]
 
 
@@ -92,19 +90,6 @@ def test_an_unfinished_run_has_the_ages_of_its_models(tmp_path):
     assert list(found[0].curves["regret"]) == [-1, 0, 1, 2, 3]
     assert found[0].columns["staleness"] == pytest.approx([4])
     assert rows_of(tmp_path)["sm (not finished, t=2/4)"]["staleness"] == "4.00"
-
-
-def test_report_csv_has_fractions_for_each_run(runs):
-    done = report(runs, "--out", runs / "out")
-    assert done.returncode == 0, done.stderr
-    assert {path.name for path in (runs / "out").iterdir()} >= STEPS
-    with open(runs / "out/report.csv") as file:
-        lines = [line for line in csv.DictReader(file) if line["config.learner"] == "sm"]
-    slopes = {(line["config.seed"], round(float(line["staleness"]), 9)) for line in lines}
-    assert slopes == {("0", 0.04), ("1", 0.06)}
-    assert {round(float(line["age_effect"]), 9) for line in lines} == {0.02, 0.03}
-    newest = {(line["config.seed"], round(float(line["regret_newest"]), 9)) for line in lines}
-    assert newest == {("0", 0.05), ("1", 0.15)}
 
 
 @pytest.mark.parametrize("copies", [1, 3])

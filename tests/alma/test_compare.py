@@ -4,11 +4,11 @@ import csv
 
 import pytest
 
-from alma.report import compare, tables
+from alma.report import compare
 from alma.report.labels import describe
 from alma.report.results import find_runs, group
 
-from .synthetic import Terminal, by_learner, image_run, make_run, report, table_rows, with_info
+from .synthetic import by_learner, image_run, make_run, report, table_rows, with_info
 
 
 def names(place):
@@ -169,17 +169,3 @@ def test_long_streams_show_first_quarters_and_last_and_each_metric_has_a_table(t
 def test_parameters_have_three_digits_and_a_suffix():
     counts = (0, 999, 1000, 436e6, 999.4e6, 999.9e6, 6.57e9)
     assert list(map(compare.abbreviated, counts)) == ["0", "999", "1k", "436M", "999M", "1G", "6.57G"]
-
-
-def test_a_table_wider_than_the_terminal_lies_on_its_side_if_it_is_narrower_so(tmp_path, monkeypatch):
-    make_run(tmp_path, [5e4, 5e4, *(30.0 + t for t in range(6))], 2)
-    (results,) = group(find_runs([tmp_path]))
-    whole = compare.table(results)
-    monkeypatch.setenv("COLUMNS", "60")
-    assert tables.for_terminal(whole) == tables.as_text(whole)  # not a terminal
-    monkeypatch.setattr("sys.stdout", Terminal())
-    lines = tables.for_terminal(whole).splitlines()
-    assert [line.split()[0] for line in lines[:2]] == ["learner", "w"]
-    assert max(map(len, lines)) < 60
-    monkeypatch.setenv("COLUMNS", "999")
-    assert tables.for_terminal(whole) == tables.as_text(whole)

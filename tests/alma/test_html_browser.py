@@ -45,7 +45,7 @@ def browser(tmp_path_factory):
 def test_no_errors_no_markup_from_records_and_pictures_of_drift(browser):
     assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []
     assert browser.execute_script("return document.querySelectorAll('[onload], main b, .plot a').length") == 0
-    assert len(browser.execute_script("return [...document.images].map(e => e.naturalWidth)")) == 2
+    assert len(browser.execute_script("return [...document.images].map(e => e.naturalWidth)")) == 4
 
 
 def test_hover_and_menu_tell_the_numbers(browser):

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from alma.records import Run
-from alma.report import compare, figures, style
-from alma.report.results import Result, compute, group, memory
+from alma.report import figures, style
+from alma.report.results import Result, group
 
-from .synthetic import PARAMETERS, error_of, image_run, make_run, report
+from .synthetic import error_of, image_run, make_run, report
 
 
 def test_out_writes_markdown_csv_and_figures(tmp_path):
@@ -20,7 +20,7 @@ def test_out_writes_markdown_csv_and_figures(tmp_path):
     make_run(tmp_path / "runs/w2", [0.9, 0.9, 0.3], waiting_time=2, **settings)
     done = report(tmp_path / "runs", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    written = {Path(line) for line in done.stdout.splitlines()[-5:]}
+    written = {Path(line) for line in done.stdout.splitlines()[-4:]}
     drawn = [path for path in written if path.suffix == ".png"]
     written |= {path.with_suffix(suffix) for path in drawn for suffix in (".svg", ".pdf")}
     assert written == set((tmp_path / "out").iterdir())
@@ -34,7 +34,7 @@ def test_out_writes_markdown_csv_and_figures(tmp_path):
     assert "| sm | 1 | no | 2 | 65M | 90.00 ±0.00 | 55.00 ±7.07 | 20.00 ±0.00 |" in markdown
     assert "| sm | 2 | no | 1 | 65M | 90.00 | \\* | 30.00 |" in markdown
     pictures = re.findall(r"!\[.*\]\((.*)\)", markdown)
-    assert pictures == ["error_B2_over_time.png", "error_B2_compute.png", "error_B2_memory.png"]
+    assert pictures == ["error_B2_over_time.png", "error_B2_front.png"]
 
 
 def test_a_run_without_rows_has_a_remark(tmp_path):
@@ -122,25 +122,17 @@ def test_errors_after_the_tables(tmp_path):
         assert (done.returncode, len(done.stderr.splitlines()), told in done.stderr) == (2, 1, True)
 
 
-def test_averages_of_figures_and_tables_agree(tmp_path):
-    """Waiting counts in both, so that they rank alike."""
-    make_run(tmp_path / "1", [50000.0, 300.0, 290.0, 280.0, 270.0], lr=1)
-    make_run(tmp_path / "2", [50000.0, 50000.0, 24.0, 24.0, 20.0], waiting_time=2)
-    (results,) = group([Run.read(tmp_path / name) for name in "12"])
-    ends = [figures.average_against(result, compute) for result in results]
-    assert [end.x for end in ends] == [[2000, 4000, 6000, 8000], [4000, 4000, 8000]]
-    tables = [result.over_seeds(compare.AVERAGES["average"])[0] for result in results]
-    assert [end.y[-1] for end in ends] == pytest.approx(tables)
-    over_time = figures.over_time(results[1])
-    assert (over_time.x, over_time.y) == ([2, 3, 4], [24.0, 24.0, 20.0])  # no untrained perplexity
+def test_figures_leave_out_the_untrained_perplexity(tmp_path):
+    make_run(tmp_path, [50000.0, 50000.0, 24.0, 24.0, 20.0], waiting_time=2)
+    ((result,),) = group([Run.read(tmp_path)])
+    over_time = figures.over_time(result)
+    assert (over_time.x, over_time.y) == ([2, 3, 4], [24.0, 24.0, 20.0])
 
 
 def test_figures_show_the_untrained_error(tmp_path):
     make_run(tmp_path, [0.9, 0.9, 0.3], waiting_time=2, metric="error")
     ((result,),) = group([Run.read(tmp_path)])
     assert figures.over_time(result).y == pytest.approx([90, 90, 30])
-    trade_off = figures.average_against(result, memory)
-    assert (trade_off.x, trade_off.y) == ([3 * PARAMETERS], pytest.approx([60]))
 
 
 def test_many_curves_differ_in_colour_or_line():
@@ -157,7 +149,7 @@ def test_a_figure_names_its_data_and_has_the_same_bytes_again(tmp_path):
     (results,) = group([Run.read(tmp_path / "a")])
     for name in ("one", "two"):
         with style.drawing():
-            style.save(figures._figure(results, None, "t", "perplexity"), tmp_path / f"{name}.png")
+            style.save(figures.over_time_figure(results), tmp_path / f"{name}.png")
     for suffix, start in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
         data = (tmp_path / "one").with_suffix(suffix).read_bytes()
         assert data == (tmp_path / "two").with_suffix(suffix).read_bytes()

@@ -57,15 +57,6 @@ def test_spokes_are_linear_or_logarithmic(tmp_path):
     assert [spoke.logarithmic for spoke in found.values()] == [False, True, False, True]
 
 
-def test_excess_waiting_times_are_left_out_between_the_extremes(tmp_path):
-    for w in range(1, 11):
-        image_run(tmp_path / str(w), [0.5] * 10, w)
-    kept, left_out = select.at_most(7, results_of(tmp_path))
-    waits = [result.config["waiting_time"] for result in kept]
-    assert (len(waits), waits[0], waits[-1]) == (7, 1, 10)
-    assert sorted(waits + left_out) == list(range(1, 11))
-
-
 @pytest.mark.parametrize(("growth", "methods"), [((5, 3, 1), 1), ((1, 1, 1), 1), ((5, 1, 1), 2)])
 def test_growth_after_as_many_mega_batches_is_one_method(tmp_path, growth, methods):
     for w, every in zip((1, 2, 20), growth, strict=True):

@@ -74,9 +74,7 @@ def test_python_objects_are_named_and_not_loaded(path):
 
 def test_foreign_files_are_not_called_damaged(path, tmp_path):
     assert "no such checkpoint" in message(tmp_path / "none.pt")
-    assert f"is a directory; give a checkpoint, such as {path}" in message(tmp_path)
-    (tmp_path / "empty").mkdir()
-    assert "has no checkpoint" in message(tmp_path / "empty")
+    assert "is a directory; give a checkpoint in it" in message(tmp_path)
     path.write_text("no checkpoint\n" * 10)
     assert "not a fairseq checkpoint" in message(path)
     assert DELETE not in message(path)

@@ -11,7 +11,6 @@ import yaml
 from fairseq import options
 
 from alma.errors import command
-from alma.stream import read_index
 from fairseq_alma import check, defaults
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,7 +139,7 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
         ),
         (
             "S --sample-break-mode complete_doc",
-            "--sample-break-mode complete_doc: the task alma_lm takes none, complete, eos",
+            "--sample-break-mode complete_doc: the task alma_lm takes none",
         ),
         (
             "S --ddp-backend slowmo",
@@ -153,19 +152,6 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
 )
 def test_an_invalid_command_line_is_one_line(capsys, words, line):
     assert refused(capsys, *words.split()) == line
-
-
-@pytest.mark.parametrize("mode", ["eos", "complete"])
-def test_a_break_mode_that_leaves_out_lines_of_an_evaluation_is_refused(capsys, stream, mode):
-    longest = max(int(read_index(f"{stream}/{name}.idx")[0].max()) for name in ("valid", "test"))
-    words = ("--sample-break-mode", mode, "--max-tokens", "4096", "--tokens-per-sample")
-    assert refused(capsys, str(stream), *words, str(longest - 1)) == (
-        f"--tokens-per-sample {longest - 1}: with --sample-break-mode {mode} the longest line has {longest} "
-        f"tokens and could not be evaluated: give --tokens-per-sample {longest} or more, or leave "
-        "--sample-break-mode out"
-    )
-    assert check.resolve([str(stream), *words, str(longest)])
-    assert check.resolve([str(stream), "--tokens-per-sample", "64"])
 
 
 def test_a_flag_at_its_default_and_a_choice_of_ones_own_are_not_refused(tmp_path):

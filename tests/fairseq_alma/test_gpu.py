@@ -100,7 +100,6 @@ def train(arguments: list) -> list[float]:
     [
         "",
         "--memory-efficient-fp16",
-        "--amp",
         "--fp16 --checkpoint-activations",
         "--fp16 --ddp-backend fully_sharded",
         "--ddp-backend fully_sharded --checkpoint-activations",
@@ -116,7 +115,7 @@ def test_training_has_the_losses_of_the_cpu(stream, tiny, tmp_path, flags):
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
 
 
-@pytest.mark.parametrize("flags", ["", "--fp16", "--bf16", "--amp", "--bf16 --checkpoint-activations"])
+@pytest.mark.parametrize("flags", ["", "--fp16", "--bf16", "--bf16 --checkpoint-activations"])
 def test_a_training_resumes_with_the_losses_of_one_that_ran_through(stream, tiny, tmp_path, flags):
     """In the middle of an epoch, with the state of the optimizer and the scale of the loss."""
     command = [stream, *tiny, "--distributed-world-size", "1", *flags.split(), "--save-dir"]
@@ -133,7 +132,6 @@ def test_a_training_resumes_with_the_losses_of_one_that_ran_through(stream, tiny
     [
         "--moe-capacity-factor 0",
         "--checkpoint-activations --fp16",
-        "--amp --fp16-init-scale 65536",
         "--bf16 --ddp-backend pytorch_ddp",
     ],
 )

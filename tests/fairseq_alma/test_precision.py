@@ -1,4 +1,4 @@
-"""Loss scaling of --amp and --fp16, and the fp32 weights.
+"""The fp32 weights of --fp16 and --bf16.
 
 test_interrupt tests resuming, test_expert_parallel several processes.
 """
@@ -39,7 +39,7 @@ def parameters(dtype=torch.float32) -> list[torch.nn.Parameter]:
 def build(kind, params, **common):
     """Build our version of fairseq's optimizer class `kind`, and its trainer."""
     cfg = config(**common)
-    trainer = SimpleNamespace(cfg=cfg, device=torch.device("cpu"), _amp_retries=0)
+    trainer = SimpleNamespace(cfg=cfg, device=torch.device("cpu"))
     trainer.optimizer = kind.build_optimizer(cfg, params)
     precision.replace_optimizer(trainer)
     return trainer.optimizer, trainer
@@ -56,33 +56,6 @@ def update(optimizer, params, step: int, clip: float = 0.0, factor: float = 1e-3
     norm = optimizer.clip_grad_norm(clip)
     optimizer.step()
     return norm
-
-
-@pytest.mark.parametrize("clip", [0.0, 1e-3])
-def test_amp_equals_fp32_at_a_large_scale(clip):
-    """Exactly, since 65536 is a power of two."""
-    models = [parameters(), parameters()]
-    plain = optim.build_optimizer(config().optimizer, models[0])
-    scaled, _ = build(optim.AMPOptimizer, models[1])
-    for step in range(5):
-        norms = [update(o, model, step, clip) for o, model in zip((plain, scaled), models, strict=True)]
-        assert scaled.scaler.get_scale() == 65536
-        assert torch.equal(*norms)
-        assert not clip or norms[0] > clip
-        assert all(torch.equal(a, b) for a, b in zip(*models, strict=True))
-
-
-def test_amp_skips_an_overflow_and_grows_the_scale_after_its_window():
-    params = parameters()
-    optimizer, _ = build(optim.AMPOptimizer, params, amp_scale_window=3)
-    scales = []
-    for step in range(8):
-        before = [p.detach().clone() for p in params]
-        update(optimizer, params, step, factor=float("inf") if step == 1 else 1e-3)
-        changed = not all(torch.equal(a, b) for a, b in zip(before, params, strict=True))
-        assert changed == (step != 1)
-        scales.append(optimizer.scaler.get_scale() / 65536)
-    assert scales == [1, 0.5, 0.5, 0.5, 1, 1, 1, 2]
 
 
 @pytest.mark.parametrize("fp16", [True, False])

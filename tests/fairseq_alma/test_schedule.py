@@ -72,14 +72,6 @@ def test_what_a_continuous_stage_lacks_is_one_line(start, stream, tiny, first, t
     [
         (("--replay-share", "0.5"), "--replay-share: stage 0 has no earlier mega-batches"),
         (("--stage", "1", "--replay-share", "1"), "--replay-share 1.0: a share of each stage"),
-        (
-            [
-                *"--stage 1 --replay-share .5 --tokens-per-sample 2048 --max-tokens 4096".split(),
-                "--sample-break-mode",
-                "eos",
-            ],
-            "blocks of equal length",
-        ),
     ],
 )
 def test_a_replay_that_cannot_be_is_refused(build, flags, line):

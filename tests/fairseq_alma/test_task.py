@@ -152,19 +152,6 @@ def test_gpt2_ids_without_the_encoder_json_that_made_them(build, numbered, gpt2_
             task.megabatches  # noqa: B018
 
 
-@pytest.mark.parametrize("mode", ["complete", "eos"])
-def test_blocks_of_whole_items_are_fairseqs(build, preprocessed, mode):
-    """In these break modes, a block begins and ends with an item."""
-    flags = ("--megabatch-words", "20000", "--sample-break-mode", mode)
-    flags += ("--tokens-per-sample", "2048", "--max-tokens", "4096")
-    task, _ = build(*flags, data=preprocessed)
-    task.load_dataset("train")
-    dataset = task.dataset("train")
-    assert {int(dataset[i]["target"][-1]) for i in range(len(dataset))} == {task.dictionary.eos()}
-    corpus, items = whole(preprocessed), task.megabatches[0]
-    assert sorted(tokens_of(task, "train")) == sorted(torch.cat([corpus[i] for i in items]).tolist())
-
-
 def test_the_cut_depends_on_its_seed_only(build, preprocessed):
     def cut(*flags):
         task, _ = build("--megabatch-words", "12000", *flags, data=preprocessed)
@@ -259,15 +246,13 @@ def test_damaged_preprocessed_data_are_refused(build, preprocessed, tmp_path):
         build("--megabatch-words", "20000", data=shard)[0].load_dataset("train")
 
 
-@pytest.mark.parametrize("mode", ["none", "complete"])
-def test_an_empty_split_is_refused(build, preprocessed, tmp_path, mode):
+def test_an_empty_split_is_refused(build, preprocessed, tmp_path):
     shard = tmp_path / "shard"
     shutil.copytree(preprocessed.split(":")[0], shard)
     (shard / "train.bin").write_bytes(b"")
     write_index(shard / "train.idx", np.zeros(0, np.int32), dtype_code(8))
-    flags = ("--sample-break-mode", mode, "--tokens-per-sample", "2048", "--max-tokens", "4096")
     with pytest.raises(UserError, match="train is empty"):
-        build(*flags, data=shard)[0].load_dataset("train")
+        build(data=shard)[0].load_dataset("train")
 
 
 def test_a_stage_out_of_range_is_refused(build, stream):

@@ -46,9 +46,12 @@ def monolingual(blocks, **options) -> MonolingualDataset:
 
 
 def fairseqs(prefixes, length, items=None, **options) -> MonolingualDataset:
-    indexed = preprocessed.indexed(prefixes, items)
+    indexed = preprocessed.indexed(prefixes)
+    sizes = np.asarray(indexed.sizes)
+    if items is not None:
+        indexed, sizes = torch.utils.data.Subset(indexed, items), sizes[items]
     mode = {"pad": PAD, "eos": EOS, "break_mode": "none", "include_targets": True}
-    return monolingual(TokenBlockDataset(indexed, indexed.sizes, length, **mode), **options)
+    return monolingual(TokenBlockDataset(indexed, sizes, length, **mode), **options)
 
 
 def ours(prefixes, length, items=None, **options) -> MonolingualDataset:

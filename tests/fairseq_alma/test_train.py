@@ -131,28 +131,24 @@ def test_two_gloo_processes_equal_gradient_accumulation_in_one(
     assert counts[0]["train_tokens"] == counts[1]["train_tokens"]
 
 
-_QUICK = [("--fp16", "chunked_cross_entropy"), ("--amp", "cross_entropy")]
+_QUICK = [("--fp16", "chunked_cross_entropy"), ("--bf16", "cross_entropy")]
 
 
 @pytest.mark.parametrize(
     ("half", "criterion"),
     [
         pytest.param(half, criterion, marks=() if (half, criterion) in _QUICK else pytest.mark.slow)
-        for half in ("--fp16", "--memory-efficient-fp16", "--bf16", "--memory-efficient-bf16", "--amp")
+        for half in ("--fp16", "--memory-efficient-fp16", "--bf16", "--memory-efficient-bf16")
         for criterion in ("cross_entropy", "chunked_cross_entropy")
     ],
 )
 def test_half_precisions_learn_like_fp32(train, tmp_path, half, criterion):
-    """--amp with the loss scale of a real run."""
     flags = ("--dropout", "0", "--criterion", criterion, "--clip-norm", "0.1")
     whole = train(tmp_path / "fp32", *flags)
-    scale = ("--fp16-init-scale", "65536") if half == "--amp" else ()
-    output = train(tmp_path / "half", *flags, half, *scale)
+    output = train(tmp_path / "half", *flags, half)
     losses = losses_of(whole, output)
     assert losses[1] == pytest.approx(losses[0], rel=5e-3)
     assert losses[1][-1] < losses[1][0] - 0.5
-    if half == "--amp":
-        return
     weight = load(tmp_path / "half/checkpoint_last.pt")["model"]["decoder.layers.1.fc1.w1"]  # saved in fp32
     assert torch.equal(weight, weight.to(torch.bfloat16 if "bf16" in half else torch.float16).float())
 

@@ -62,7 +62,7 @@ GMOE = ["--learner", "gmoe"]
         ([*GMOE, "--grow-experts", "2,2"], "2 growths given, but 4 stages grow 3 times"),
         ([*GMOE, "--grow-experts", "2,7,1"], "growth 2 adds 7 to 6"),
         ([*GMOE, "--grow-experts", "two"], "--grow-experts: 'two': a whole number"),
-        (["--nonsense"], "if --nonsense is a flag of fairseq-train, put it after"),
+        (["--nonsense"], "if --nonsense is a flag of fairseq-train: put it after"),
         (["--arch", "switch_gmoe"], "--arch is a flag of fairseq-train: put it after `--`"),
         (["--waiting-tim", "4"], "did you mean --waiting-time.\\)"),
         (["--learner", "gmo"], "invalid choice: 'gmo' .did you mean gmoe"),

@@ -292,21 +292,6 @@ def test_a_sweep_is_refused_before_its_first_run_and_by_list(
     assert not Path("new").exists()
 
 
-# Sharing
-
-
-@pytest.mark.parametrize("name", ["digits", "folder"])
-def test_a_shared_data_set_is_read_once_and_mapped_by_others(tree, tmp_path, name, monkeypatch):
-    plain = data.load(name, str(tree), image_size=12)
-    monkeypatch.setattr(data, "SHARED", tmp_path)
-    for _ in range(2):
-        data.load.cache_clear()
-        shared = data.load(name, str(tree), image_size=12)
-        assert same(plain, shared)
-        shared.train.images[0] = 99  # in a private copy
-        monkeypatch.setattr(*((data, "_read") if name == "digits" else (folder, "_decoded")), None)
-
-
 def test_other_data_sets_are_scaled_as_a_folder_is():
     scaled, plain = data.load("digits", image_size=20), data.load("digits")
     assert scaled.shape == (1, 20, 20)

@@ -12,12 +12,12 @@ from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 from alma.records import Run
 from alma.report import differences, drift, style
+from alma.report.figures import over_time_figure
 from alma.report.html import figures
 from alma.report.results import Result, Section, find_sections
 from alma.report.tables import TitledTable
@@ -25,13 +25,13 @@ from alma.report.tables import TitledTable
 _FRONT = (
     "A point per configuration: its mean over seeds with the standard deviation; lower left is better. The "
     "dashed line joins non-dominated configurations; pale ones have not finished and do not count. Averages "
-    "and sums are over t = 1, 2, ..., final values at the last t."
+    "and sums are over t = 1, 2, ..., final values at the last t. Click in the legend to hide a "
+    "configuration, twice to see it alone."
 )
 _CURVES = (
-    "After each mega-batch: the mean over seeds. A value is held until the next stage. Untrained errors are "
-    "dotted and pale."
+    "After each mega-batch: the mean over seeds, with a band of ±1 standard deviation. A value is held until "
+    "the next stage. Untrained errors are dotted and pale."
 )
-_LEGEND = " Click in the legend to hide a configuration, twice to see it alone."
 
 
 def write_page(
@@ -66,15 +66,19 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
         parts.append(_listed(map(escape, remarks)))
     for i, (section, baseline_result) in enumerate(zip(sections, baselines, strict=True)):
         parts.append(f'<h2 id="s{i}">{escape(section.title)}</h2>')
-        parts.append(_plotted("Front", _FRONT + _LEGEND, figures.front(section.results)))
-        parts.append(_plotted("Over the stream", _CURVES + _LEGEND, figures.curves(section.results)))
+        front = json.dumps(figures.front(section.results), allow_nan=False, separators=(",", ":"))
+        front = front.replace("&", "\\u0026").replace("<", "\\u003c")  # cannot end the script
+        parts.append(
+            f'<h3>Front</h3>\n<p>{_FRONT}</p>\n<div class="plot" role="img" aria-label="Front"></div>'
+        )
+        parts.append(f'<script type="application/json">{front}</script>\n<h3>Over the stream</h3>')
         with style.drawing():
-            for j, (_, figure, caption) in enumerate(drift.figures(section.results)):
+            curves = ("over_time", over_time_figure(section.results), _CURVES)
+            for _, figure, caption in (curves, *drift.figures(section.results)):
                 file = io.BytesIO()
                 figure.savefig(file, format="svg", bbox_inches="tight", metadata=style.METADATA["svg"])
                 source = f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
-                heading = "<h3>Drift</h3>" * (j == 0)
-                parts.append(f'{heading}<img alt="" src="{source}"><p>{escape(caption)}</p>')
+                parts.append(f'<img alt="" src="{source}"><p>{escape(caption)}</p>')
         parts.append("<h3>Tables</h3>")
         parts += map(_table, tables(section, baseline_result))
     return "\n".join(parts)
@@ -92,15 +96,6 @@ def tables(section: Section, baseline: Result | None) -> Iterator[TitledTable]:
     if advice.comparisons:
         note = " ".join([advice.summary, NOTE, *advice.remarks])
         yield TitledTable("Advice", decision_table(advice), note)
-
-
-def _plotted(title: str, caption: str, figure: Any) -> str:
-    text = json.dumps(figure, allow_nan=False, separators=(",", ":"))
-    text = text.replace("&", "\\u0026").replace("<", "\\u003c")  # cannot end the script
-    return (
-        f'<h3>{title}</h3>\n<p>{caption}</p>\n<div class="plot" role="img" aria-label="{title}"></div>'
-        f'<script type="application/json">{text}</script>'
-    )
 
 
 def _table(table: TitledTable) -> str:

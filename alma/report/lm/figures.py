@@ -9,7 +9,7 @@ from alma.flops import ARCHS, Shape
 from alma.learners import colour_of
 from alma.report import style
 from alma.report.figures import curve
-from alma.report.front import Point, draw_front
+from alma.report.front import front
 from alma.report.lm.entries import Entry, sizes
 from alma.report.lm.reference import Reference, reference
 from alma.report.results import average_trained, compute, trained
@@ -39,9 +39,9 @@ _PAPER = (
     "for large; section 6.2 prints 42 and 126."
 )
 _FRONT = (
-    "Average perplexity over the stream against training compute. The grey line joins the configurations "
-    "that no other beats in both; labels are their experts, such as 4@2 for 2 members with 4 experts each. "
-    "All have one waiting time, so that their averages start at the same mega-batch."
+    "Average perplexity since the first stage against training compute. The grey line joins the "
+    "configurations that no other beats in both. All have one waiting time, so that their averages start at "
+    "the same mega-batch."
 )
 
 
@@ -63,64 +63,31 @@ def write_figures(found: Mapping[str, Sequence[Entry]], out: Path) -> tuple[list
         pictures.append(Picture(out / f"{name}.png", caption))
         style.save(figure, pictures[-1].path)
 
-    def leave_out(name: str, entries: Sequence[Entry], shown: Sequence[Entry]) -> None:
-        names = [f"{entry.setting} of {entry.size}" for entry in entries if entry not in shown]
-        remarks.extend([f"not in {name}: {'; '.join(names)}"] if names else [])
-
     with style.drawing():
         for suffix, entries in found.items():
             shown = comparable(entries)
-            leave_out(
-                "Figure 5 (one waiting time, usual updates, no replay, not from scratch)", entries, shown
-            )
+            names = [f"{entry.setting} of {entry.size}" for entry in entries if entry not in shown]
+            if names:
+                protocol = "one waiting time, usual updates, no replay, not from scratch"
+                remarks.append(f"not in Figure 5 ({protocol}): {'; '.join(names)}")
             if shown:
-                figure, matched = figure5(shown, paper, f"average perplexity over {_first(shown)}..t")
+                first = trained(shown[0].result.repeats[0])[0]
+                figure, matched = figure5(shown, paper, f"average perplexity over {first}..t")
                 save(figure, f"figure5{suffix}", CAPTION + _PAPER * bool(matched))
                 remarks.append(f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper")
-            shown = complete(entries)
-            leave_out("the front (one waiting time, whole stream)", entries, shown)
-            if len(shown) < 2:
-                remarks.append("front: only one configuration" if shown else "front: no configuration")
-                continue
-            first = shown[0].result
-            label = f"average perplexity over t = {_first(shown)}..{first.megabatches}"
-            title = f"{first.stream}: perplexity against compute"
-            figure = draw_front(list(map(front_point, shown)), title, label)
-            save(figure, f"front{suffix}", _FRONT)
+            if figure := front([entry.result for entry in entries]):
+                save(figure, f"front{suffix}", _FRONT)
+            else:
+                remarks.append("front: no two complete runs of one waiting time")
     return pictures, remarks
-
-
-def _first(shown: Sequence[Entry]) -> int:
-    """The t of the first stage of entries with one waiting time."""
-    return trained(shown[0].result.repeats[0])[0]
 
 
 def comparable(entries: Sequence[Entry]) -> list[Entry]:
     """Entries with the paper's protocol, usual updates and the smallest w: averages since the same t."""
     usual = [entry for entry in entries if entry.plain and entry.multiplier == 1]
-    return _smallest_wait([entry for entry in usual if trained(entry.result.repeats[0])])
-
-
-def complete(entries: Sequence[Entry]) -> list[Entry]:
-    """Entries of the whole stream with the smallest w, so that averages start at the same t.
-
-    The untrained perplexity, about the vocabulary size, does not count: it would hide all differences.
-    """
-    return _smallest_wait([entry for entry in entries if entry.result.finished])
-
-
-def _smallest_wait(entries: Sequence[Entry]) -> list[Entry]:
-    least = min((entry.result.waiting_time for entry in entries), default=0)
-    return [entry for entry in entries if entry.result.waiting_time == least]
-
-
-def front_point(entry: Entry) -> Point:
-    """Average perplexity against compute, with the experts as a note."""
-    result, end = entry.result, entry.result.times[-1]
-    structure = entry.structure(end)
-    experts = structure + " experts" * (structure != "dense")
-    mean, deviation = result.over_seeds(lambda rows: average_trained(rows, end))
-    return Point(result, result.over_seeds(compute)[0], mean, deviation, experts, entry.size)
+    usual = [entry for entry in usual if trained(entry.result.repeats[0])]
+    least = min((entry.result.waiting_time for entry in usual), default=0)
+    return [entry for entry in usual if entry.result.waiting_time == least]
 
 
 def trajectory(entry: Entry) -> Trajectory:

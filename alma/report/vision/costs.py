@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from alma.configs import canonical
 from alma.report import style
-from alma.report.front import TFLOPS, Point, draw_front
+from alma.report.front import TFLOPS
+from alma.report.front import front as front_of
 from alma.report.results import Result, compute, memory
 from alma.report.style import LegendEntries, dot, mark, number_axis
 from alma.report.vision import select
@@ -18,23 +18,10 @@ CER = "cumulative error rate, CER\n(untrained errors while waiting included)"
 
 
 def front(results: Sequence[Result]) -> dict[str, Any]:
-    """Mean error over t = 1..B against training compute; a line joins those that no other beats in both.
-
-    Raw weights are left out where the figure has their average, except those of the paper's learners.
-    """
-    if len(results) < 2:
+    """Mean error over t = 1..B against training compute."""
+    if not (figure := front_of(results)):
         raise Missing("only one configuration")
-    share = 100 / results[0].megabatches
-    keys = [canonical({k: v for k, v in r.config.items() if k != "average"}, "seed") for r in results]
-    averaged = {key for key, result in zip(keys, results, strict=True) if "average" in result.config}
-    points = []
-    for key, result in zip(keys, results, strict=True):
-        if not result.variant or "average" in result.config or key not in averaged:
-            mean, deviation = result.over_seeds(cer)
-            at = result.over_seeds(compute)[0], share * mean, share * deviation
-            points.append(Point(result, *at, f"w = {wait(result)}", f"{size(result)} units"))
-    label = "mean test error over the stream (%),\nuntrained errors while waiting included"
-    return {"": draw_front(points, f"{results[0].stream}: error against compute", label)}
+    return {"": figure}
 
 
 def against_costs(results: Sequence[Result]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from alma.records import Run
 from alma.report import style
 from alma.report.results import Result
-from alma.report.style import WAIT_RAMP, Picture
+from alma.report.style import Picture
 from alma.report.vision import costs, over_time, select
 from alma.report.vision.select import Missing
 
@@ -24,13 +24,9 @@ def write_paper_figures(runs: Sequence[Run], out: Path) -> tuple[list[Picture], 
     pictures: list[Picture] = []
     with style.drawing():
         for stem, results in select.data_sets(done).items():
-            shown, excess = select.at_most(len(WAIT_RAMP), results)
-            if excess:
-                waits = ", ".join(map(str, excess))
-                remarks.append(f"{stem}: more waiting times than colours, left out: {waits}")
             for name, (make, caption) in FIGURES.items():
                 try:
-                    for suffix, figure in make(shown).items():
+                    for suffix, figure in make(results).items():
                         pictures.append(Picture(out / f"{stem}_{name}{suffix}.png", caption))
                         style.save(figure, pictures[-1].path)
                 except Missing as reason:

@@ -83,14 +83,6 @@ def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
     return found
 
 
-def at_most(most: int, results: Sequence[Result]) -> tuple[list[Result], list[int]]:
-    """The results of at most `most` waiting times, including the extremes; and the waiting times left out."""
-    waits = distinct(wait, results)
-    steps = [round(i * (len(waits) - 1) / (most - 1)) for i in range(most)]
-    kept = waits if len(waits) <= most else [waits[step] for step in steps]
-    return [r for r in results if wait(r) in kept], [w for w in waits if w not in kept]
-
-
 def size(result: Result) -> int:
     """Size of the backbone: units of a hidden layer, or channels; 0 for a model of torchvision."""
     return result.config.get("hidden", 0)
@@ -251,27 +243,20 @@ def ablation(results: Sequence[Result]) -> dict[str, Result]:
 
     The two agree in all other settings; of several pairs, the one with the most seeds, then the largest size
     and the smallest waiting time. If there are such runs, also moe, and an ensemble of mixtures, each trained
-    on one stage's data (gens with several experts): the run whose settings are closest to the tree's, never
-    the one with the lowest error. Missing: there is no pair.
+    on one stage's data (gens with several experts): the run with most settings of the tree's, never the one
+    with the lowest error. Missing: there is no pair.
     """
     pairs = _pairs([r for r in results if r.learner == "gmoe"], "router", "tree", "flat")
     if not pairs:
         raise Missing("no two runs of gmoe that differ only in --router tree and flat")
     tree, flat = max(pairs, key=lambda pair: (len(pair[0].repeats), size(pair[0]), -wait(pair[0])))
-
-    def distance(result: Result) -> tuple[bool, int]:
-        """Whether the numbers of experts differ from the tree's, and how many common settings do."""
-        common = result.config.keys() & tree.config.keys() - {"learner", "seed"}
-        names = differing([{key: config[key] for key in common} for config in (result.config, tree.config)])
-        return "experts" in names, len(names)
-
     shown = {"gmoe, tree": tree, "gmoe, flat": flat}
     for name, learner in (("moe", "moe"), ("ensemble of moe", "gens")):
         mixtures = [r for r in results if r.learner == learner and r.config.get("experts", 1) > 1]
         controlled = [tree.config.get(key) for key in _CONTROLLED]
         candidates = [r for r in mixtures if [r.config.get(key) for key in _CONTROLLED] == controlled]
         if candidates:
-            nearest = min(candidates, key=distance)
+            nearest = max(candidates, key=lambda r: sum(v == tree.config.get(k) for k, v in r.config.items()))
             shown[f"{name}, {nearest.config['experts']} experts"] = nearest
     return shown
 
