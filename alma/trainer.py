@@ -1,8 +1,8 @@
 """The border between ALMA and a trainer of your own, for `alma train STREAM --trainer COMMAND`.
 
 ALMA writes stage.json and runs COMMAND with its path as the last argument, once for each training and each
-evaluation. COMMAND writes trained.json, and a training its checkpoint, into the folder of stage.json. A trainer
-in Python uses `StageTask`, which needs neither torch nor fairseq. docs/trainers.md lists the fields.
+evaluation. COMMAND writes trained.json, and a training its checkpoint, into the folder of stage.json. One in
+Python uses `StageTask`, which needs neither torch nor fairseq. docs/trainers.md lists the fields.
 """
 
 import json
