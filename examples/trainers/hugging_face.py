@@ -1,7 +1,7 @@
 """A trainer of Hugging Face: alma train STREAM --trainer 'python examples/trainers/hugging_face.py [MODEL]'.
 
-It trains the causal language model in the folder MODEL, whose ids must be those of the stream, or else a small
-Llama of its own. (transformers.Trainer would need the package accelerate, too.)
+It trains the causal language model in the folder MODEL, whose ids must be those of the stream, else a small
+Llama. (transformers.Trainer would need the package accelerate, too.)
 """
 
 import os

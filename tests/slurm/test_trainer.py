@@ -64,7 +64,8 @@ if fault == "silent":
     sys.exit()
 amounts = {"updates": len(new), "tokens": 100 * len(new), "seconds": 1.0, "checkpoint": "model.txt"}
 amounts |= {"lazy": {"updates": 0}, "less": {"tokens": -1}}.get(fault, {})
-amounts |= {"nothing": {"checkpoint": "gone.pt"}, "typo": {"flop": 3}, "outside": {"checkpoint": "../stage.json"}}.get(fault, {})
+amounts |= {"nothing": {"checkpoint": "gone.pt"}, "typo": {"flop": 3}}.get(fault, {})
+amounts |= {"outside": {"checkpoint": "../stage.json"}}.get(fault, {})
 task.finish(parameters=10, **amounts)
 """
 
@@ -222,6 +223,36 @@ def test_on_slurm_its_jobs_are_arrays(train):
     assert "run stage 0, member 1 of 2, run stage 0, member 2 of 2" in said
     assert "one task of one node" in train(*words, "--nodes", "2", code=2)
     assert not Path("run").exists()
+
+
+EXAMPLES = ROOT / "examples/trainers"
+FLAGS = "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2 --cpu"
+FLAGS += " --decoder-ffn-embed-dim 16 --tokens-per-sample 64 --batch-size 8 --optimizer adam --lr 5e-3"
+FLAGS += " --max-update 10 --num-workers 0 --no-epoch-checkpoints"
+
+
+@pytest.mark.parametrize("example", ["plain_torch.py", "hugging_face.py"])
+def test_an_example_learns(train, example):
+    if example == "hugging_face.py":
+        pytest.importorskip("transformers")
+    words = ("--learner", "sm", "--replay-share", ".5", "--stages", "2", "--waiting-time", "2")
+    train(*words, "--budget", "updates=20", "--out", "run", trainer=f"{EXAMPLES / example}")
+    values = [row["value"] for row in rows()]
+    assert values[-1] < values[-2] < 0.9 * values[0]
+
+
+def test_fairseq_as_a_trainer_has_the_rows_of_sm(train, stream, monkeypatch):
+    train("--learner", "sm", "--stages", "1", "--out", "own", trainer=f"{EXAMPLES}/fairseq_dummy.py {FLAGS}")
+    words = (stream, "--learner", "sm", "--stages", "1", "--out", "built-in", "--", *FLAGS.split())
+    assert call(main, monkeypatch, *words) == 0
+    for ours, theirs in zip(rows("own"), rows("built-in"), strict=True):
+        del theirs["extra"]["eval_flops_per_example_with_attention"]
+        assert ours["extra"].pop("perplexity_per_word") == pytest.approx(
+            theirs["extra"].pop("perplexity_per_word")
+        )
+        assert ours["extra"].pop("bits_per_byte") == pytest.approx(theirs["extra"].pop("bits_per_byte"))
+        assert ours["extra"].pop("valid") == pytest.approx(theirs["extra"].pop("valid"))
+        assert ours == theirs
 
 
 def test_the_schema_of_answers_is_checked_on_both_sides(train):
