@@ -1,8 +1,7 @@
-"""The border between ALMA and a trainer of your own, for `alma train STREAM --trainer COMMAND`.
+"""The border between ALMA and a trainer of your own; docs/trainers.md lists the fields of its two files.
 
-ALMA writes stage.json and runs COMMAND with its path as the last argument, once for each training and each
-evaluation. COMMAND writes trained.json, and a training its checkpoint, into the folder of stage.json. One in
-Python uses `StageTask`, which needs neither torch nor fairseq. docs/trainers.md lists the fields.
+`alma train STREAM --trainer COMMAND` writes stage.json and runs COMMAND with its path, for each training and
+evaluation. COMMAND writes trained.json, and a training its checkpoint, into the folder of stage.json.
 """
 
 import json
@@ -23,9 +22,9 @@ from alma.stream import DTYPES, INSIDE, read_index
 if TYPE_CHECKING:
     import numpy as np
 
-VERSION = 1
 STAGE, TRAINED = "stage.json", "trained.json"
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_VERSION = Annotated[int, msgspec.Meta(ge=1, le=1)]
+_LOSS = Annotated[float, msgspec.Meta(ge=0, le=math.log(LARGEST))]
 
 
 @dataclass(frozen=True)
@@ -40,39 +39,28 @@ class TextPart:
     files: tuple[TEXT, ...]
 
     def file(self, suffix: str) -> Path:
-        """The file that ends in `suffix`. UserError: there is none, or several."""
+        """Its only file with this suffix; without one the program ends with one line and exit code 2."""
         found = [name for name in self.files if name.endswith(suffix)]
-        if len(found) != 1:
-            raise UserError(f"{self.name}: {len(found)} files {suffix}, not 1: {', '.join(self.files)}")
-        return Path(found[0])
+        return Path(found[0]) if len(found) == 1 else fail(f"{self.name}: {len(found)} files {suffix}, not 1")
 
     def read_tokens(self) -> "np.ndarray":
-        """The token ids of fairseq's .bin, (tokens,), mapped into memory. Each line ends in eos, 2; a lone
-        eos ends a document."""
+        """The ids in fairseq's .bin, (tokens,), in a memory map. Lines end in 2; a lone 2 ends a document."""
         import numpy as np
 
         return np.memmap(self.file(".bin"), DTYPES[read_index(self.file(".idx"))[1]], "r")
 
     def read_documents(self) -> Iterator[Any]:
-        """The values of the lines of a .jsonl file."""
+        """The values of the lines of the .jsonl file."""
         with self.file(".jsonl").open("rb") as lines:
             yield from map(json.loads, lines)
 
 
 @dataclass(frozen=True)
-class Loss:
-    """Of a part: the mean over so many tokens, in the trainer's own vocabulary, in nats a token."""
-
-    loss: Annotated[float, msgspec.Meta(ge=0, le=math.log(LARGEST))]
-    tokens: COUNT
-
-
-@dataclass(frozen=True)
 class Answer:
-    """trained.json. FLOPs and seconds are those of the training; FLOPs count a multiply-add as 2."""
+    """trained.json; amounts are those of a training, losses (nats a token, tokens) those of an evaluation."""
 
     parameters: COUNT
-    losses: dict[TEXT, Loss] = field(default_factory=dict)
+    losses: dict[TEXT, tuple[_LOSS, COUNT]] = field(default_factory=dict)
     checkpoint: INSIDE | None = None
     updates: NATURAL = 0
     tokens: NATURAL = 0
@@ -87,7 +75,7 @@ class Answer:
 class StageTask:
     """stage.json: what COMMAND is to do."""
 
-    version: Annotated[int, msgspec.Meta(ge=VERSION, le=VERSION)] = VERSION
+    version: _VERSION = 1
     action: Literal["train", "evaluate"]
     out: TEXT
     stream: TEXT
@@ -110,11 +98,11 @@ class StageTask:
 
     @classmethod
     def read(cls, path: str) -> "StageTask":
-        """The task in the file `path`; another file ends the program with one line and exit code 2."""
+        """The task in a file; another file ends the program with one line and exit code 2."""
         try:
             return msgspec.convert(parse_json(Path(path).read_bytes()), cls)
         except (OSError, ValueError) as error:
-            fail(f"{path}: no {STAGE} of version {VERSION} ({error})")
+            fail(f"{path}: no {STAGE} that this version of ALMA reads ({error})")
 
     def progress(self, updates: int, loss: float) -> None:
         """Print a line from which `alma train` and `alma status` show the progress."""
@@ -122,33 +110,30 @@ class StageTask:
         print(f"alma | train_inner | {json.dumps(stats)}", flush=True)
 
     def finish(self, losses: Mapping[str, tuple[float, int]] | None = None, **others: Any) -> None:
-        """Write trained.json, last and atomically. `losses`: nats a token and tokens, by name of the part.
+        """Write trained.json, last and atomically: `losses` by name of the part, and `others` of `Answer`.
 
-        `others`: fields of `Answer`. A wrong one ends the program with one line and exit code 2.
+        A wrong one ends the program with one line and exit code 2.
         """
-        pairs = (losses or {}).items()
-        of_parts = {name: {"loss": float(loss), "tokens": int(count)} for name, (loss, count) in pairs}
-        record = others | {"losses": of_parts}
+        of_parts = {name: (float(loss), int(tokens)) for name, (loss, tokens) in (losses or {}).items()}
         try:
-            self.checked(record)
+            self.checked(others | {"losses": of_parts})
         except UserError as error:
             fail(str(error))
-        write_json_atomic(Path(self.out, TRAINED), record)
+        write_json_atomic(Path(self.out, TRAINED), others | {"losses": of_parts})
 
     def checked(self, record: Any) -> Answer:
-        """The fields of trained.json. UserError: they do not answer this task."""
+        """The answer in `record`. UserError: a field is wrong, or does not answer this task."""
         try:
             require(record, {}, ["parameters"])
+            answer = msgspec.convert(record, Answer)
             if unknown := sorted(record.keys() - {each.name for each in fields(Answer)}):
                 raise ValueError(f"unknown fields {', '.join(unknown)}")
-            answer = msgspec.convert(record, Answer)
             if lacking := [part.name for part in self.evaluate if part.name not in answer.losses]:
                 raise ValueError(f"no loss of {', '.join(lacking)}")
-            if self.action == "train":
-                if not (answer.updates and answer.tokens):
-                    raise ValueError("a training without updates, or without tokens")
-                if not (answer.checkpoint and Path(self.out, answer.checkpoint).exists()):
-                    raise ValueError(f"checkpoint {answer.checkpoint}: no such file in the folder")
+            if self.action == "train" and not (answer.updates and answer.tokens):
+                raise ValueError("a training without updates, or without tokens")
+            if self.action == "train" and not Path(self.out, answer.checkpoint or "/none").exists():
+                raise ValueError(f"checkpoint {answer.checkpoint}: no such file in the folder")
         except ValueError as error:
             raise UserError(f"{Path(self.out, TRAINED)}: {error}; correct the trainer and rerun") from None
         return answer
@@ -157,6 +142,6 @@ class StageTask:
 def stop_requests() -> Callable[[], bool]:
     """Whether ALMA or SLURM has asked to stop since this call: then save, and exit with code 75."""
     received: list[int] = []
-    for number in _SIGNALS:
-        signal.signal(number, lambda signal, frame: received.append(signal))
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, frame: received.append(number))
     return lambda: bool(received)

@@ -135,19 +135,19 @@ def measured(
     plan: Plan, task: StageTask, found: Answer, trainings: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The content of untrained.json or result.json; `trainings`: the costs of the deployed models."""
-    stream, test = Stream.load(plan.stream), found.losses["test"]
-    nats, valid = test.loss * test.tokens, [found.losses[part.name] for part in task.valid]
-    loss = sum(one.loss * one.tokens for one in valid) / sum(one.tokens for one in valid)
+    stream, (nll, tokens) = Stream.load(plan.stream), found.losses["test"]
+    valid = [found.losses[part.name] for part in task.valid]
+    on_valid = sum(loss * count for loss, count in valid) / sum(count for _, count in valid)
     flops = found.eval_flops_per_example
     record = {
-        "nll": test.loss,
-        "perplexity": perplexity(test.loss),
-        "tokens": test.tokens,
+        "nll": nll,
+        "perplexity": perplexity(nll),
+        "tokens": tokens,
         "words": stream.test.words,
         "bytes": stream.test.bytes,
-        "perplexity_per_word": perplexity(nats / stream.test.words),
-        "bits_per_byte": bits_per_byte(nats, stream.test.bytes),
-        "valid": {"loss": loss, "perplexity": perplexity(loss)},
+        "perplexity_per_word": perplexity(nll * tokens / stream.test.words),
+        "bits_per_byte": bits_per_byte(nll * tokens, stream.test.bytes),
+        "valid": {"loss": on_valid, "perplexity": perplexity(on_valid)},
         "parameters": found.parameters,
         "eval_flops_per_example": 2 * found.parameters if flops is None else flops,
         "members": len(task.members or task.seeds),
@@ -155,7 +155,7 @@ def measured(
         "training": list(trainings),
     }
     if stream.ordered:
-        record["matrix"] = [perplexity(found.losses[part.name].loss) for part in stream.held_out]
+        record["matrix"] = [perplexity(found.losses[part.name][0]) for part in stream.held_out]
         if stream.held_out[0].period:
             record["matrix_periods"] = [part.period for part in stream.held_out]
     return record
