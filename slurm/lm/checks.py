@@ -94,10 +94,8 @@ def _of_trainer(request: Request) -> Iterator[str]:
     learner = request.learner_spec
     if learner.joint or learner.switch or learner.growth:
         yield f"--learner {request.learner} needs models of fairseq: give sm, ens or gens with --trainer"
-    for name in (*_OF_FAIRSEQ, *(f"`-- {flag}`" for flag in request.flags)):
-        if name[0] == "`" or name in changed(request):
-            flag = name if name[0] == "`" else flag_of(name)
-            yield f"{flag} is for the training of fairseq: leave it out, a trainer takes its flags in COMMAND"
+    for flag in (*(flag_of(name) for name in _OF_FAIRSEQ if name in changed(request)), *request.flags):
+        yield f"{flag} is for the training of fairseq: leave it out, a trainer takes its flags in COMMAND"
     try:
         words = shlex.split(request.trainer)
     except ValueError as error:

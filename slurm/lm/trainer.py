@@ -26,31 +26,22 @@ def training_of(plan: Plan, spec: StageSpec, training: Training, checkpoint: Pat
     stream, share = Stream.load(plan.stream), plan.request.replay_share
     earlier = spec.stage.earlier if share else ()
     kind, _, amount = (plan.request.budget or "").partition("=")
-    return _task(
-        plan,
-        spec,
-        training.command,
-        train=[stream.megabatches[t - 1] for t in spec.stage.train_on if t not in earlier],
-        earlier=[stream.megabatches[t - 1] for t in earlier],
-        replay_share=share if earlier else 0.0,
-        checkpoint=checkpoint and str(checkpoint.resolve()),
-        member=training.member,
-        seeds=(training.seed,),
-        budget={kind: int(amount)} if amount else {},
-    )
+    own: dict[str, Any] = {"member": training.member, "seeds": (training.seed,)}
+    own["train"] = [stream.megabatches[t - 1] for t in spec.stage.train_on if t not in earlier]
+    own["earlier"] = [stream.megabatches[t - 1] for t in earlier]
+    own["replay_share"] = share if earlier else 0.0
+    own["checkpoint"] = checkpoint and str(checkpoint.resolve())
+    own["budget"] = {kind: int(amount)} if amount else {}
+    return _task(plan, spec, training.command, **own)
 
 
 def evaluation_of(plan: Plan, spec: StageSpec | None, models: Sequence[Path]) -> StageTask:
     """The task of an evaluation: of the `models` after a stage, or untrained. UserError: damaged files."""
-    stream, first = Stream.load(plan.stream), plan.stages[0]
-    return _task(
-        plan,
-        spec,
-        spec.evaluate if spec else plan.untrained,
-        evaluate=[stream.test, *_valid(stream, spec or first), *stream.held_out],
-        members=tuple(str(model.resolve()) for model in models),
-        seeds=tuple(training.seed for training in (spec or first).trainings),
-    )
+    stream, of = Stream.load(plan.stream), spec or plan.stages[0]
+    own: dict[str, Any] = {"evaluate": [stream.test, *_valid(stream, of), *stream.held_out]}
+    own["members"] = tuple(str(model.resolve()) for model in models)
+    own["seeds"] = tuple(training.seed for training in of.trainings)
+    return _task(plan, spec, spec.evaluate if spec else plan.untrained, **own)
 
 
 def _task(plan: Plan, spec: StageSpec | None, command: Sequence[str], **own: Any) -> StageTask:
@@ -117,10 +108,9 @@ def answer(
 def _read(task: StageTask, path: Path) -> Answer:
     try:
         return task.checked(parse_json(path.read_bytes()))
-    except FileNotFoundError:
-        raise UserError(f"the trainer ended without {path}; correct the trainer and rerun") from None
-    except ValueError as error:
-        raise UserError(f"{path}: {error}; correct the trainer and rerun") from None
+    except (OSError, ValueError) as error:
+        why = f"the trainer ended without a whole {path} ({error})"
+        raise UserError(f"{why}; correct the trainer and rerun") from None
 
 
 def marker(task: StageTask, trained: Answer) -> dict[str, Any]:
