@@ -5,6 +5,7 @@ the kinds of their values, labels of reports which of them tell two runs apart; 
 fairseq-train has those that are `passed`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +56,13 @@ def _growth(value: Any) -> list[int]:
     if 0 in numbers:
         raise ValueError(f"{value}: give a number of 1 or more, or one for each growth, such as 2 or 2,2,4")
     return numbers
+
+
+def _budget(text: str) -> str:
+    """The value of --budget. ValueError: it is none."""
+    if not re.fullmatch(r"(updates|tokens|seconds)=[1-9]\d{0,17}", text):
+        raise ValueError(f"{text}: give updates=N, tokens=N or seconds=N, such as updates=400")
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +123,20 @@ class TextOptions(StreamOptions):
     )
     context_window: int = option(
         0, "evaluate each token with at least N tokens of context, where the text has them", record=CHANGED
+    )
+    trainer: str | None = option(
+        None,
+        "train and evaluate by a program of yours in place of fairseq's: it gets the path of a stage.json as "
+        "its last argument, and writes trained.json (docs/trainers.md)",
+        metavar="COMMAND",
+        record=CHANGED,
+    )
+    budget: str | None = option(
+        None,
+        "with --trainer: of each training: updates=N, tokens=N or seconds=N (default: the trainer decides)",
+        read=_budget,
+        metavar="AMOUNT",
+        record=CHANGED,
     )
     name: str | None = option(None, "label of the run in reports", metavar="TEXT", record=CHANGED)
 

@@ -23,6 +23,7 @@ from alma.files import fsync_directory, make_directory, write_json_atomic
 from alma.options import kinds_of
 from alma.protocol import TextOptions
 from alma.schema import AMOUNT, COUNT, LARGEST, NATURAL, NUMBER, TEXT, is_plain, parse_json, require, whole
+from alma.trainer import STAGE
 
 CONFIG_KEYS = ("learner", "megabatches", "waiting_time", "replay", "seed")
 MACHINE_FIELDS = frozenset({"seconds", "peak_memory_bytes"})
@@ -172,9 +173,10 @@ class Run:
 
     @property
     def trained(self) -> bool:
-        """Whether anything was trained: a row has a stage, or there is a checkpoint."""
+        """Whether anything was trained: a row has a stage, or there is a checkpoint, or what may be one."""
         stages = (row["stage"] is not None for row in self.rows)
-        return any(stages) or any(self.directory.rglob("*.pt"))
+        by_trainer = (path for path in self.directory.glob("stage_*/**/model/*") if path.name != STAGE)
+        return any(stages) or any(self.directory.rglob("*.pt")) or any(by_trainer)
 
     def note(self, **facts: Any) -> None:
         """Record facts in run.json that may change whenever the run is started."""

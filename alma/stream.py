@@ -38,7 +38,7 @@ _HEADER = struct.Struct("<9sQBQ")  # magic, version 1, dtype code, number of ite
 DTYPES = {4: "int32", 8: "uint16", 9: "uint32"}  # of NumPy, by fairseq's codes
 _REMAKE = "rebuild the stream with `alma data`"
 _ABSENT_IF_EMPTY = ("period", "held_out", "held_out_valid")
-_Inside = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|\Z))[^\x00-\x1f\x7f-\x9f]+\Z")]
+INSIDE = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|\Z))[^\x00-\x1f\x7f-\x9f]+\Z")]
 """A path inside the stream."""
 
 
@@ -70,7 +70,7 @@ class Part:
 
     name: TEXT
     """`megabatch_00`, ..., `valid` or `test`; in an ordered stream also `test_00`, ..., `valid_00`, ..."""
-    prefix: _Inside
+    prefix: INSIDE
     """Path relative to the stream, without suffix: `megabatch_00/train`, ...; the name of other parts."""
     words: COUNT  # whitespace-separated words of the normalised text
     tokens: COUNT  # token ids in the .bin file, every eos counted
@@ -78,7 +78,7 @@ class Part:
     items: COUNT  # lines plus one document break for each document
     bytes: COUNT  # UTF-8 bytes of the normalised text, with one newline after each line
     sources: dict[TEXT, NATURAL]  # words by source
-    files: dict[_Inside, FileInfo]  # by path relative to the stream
+    files: dict[INSIDE, FileInfo]  # by path relative to the stream
     period: TEXT = ""
     """In a dated stream, that of a mega-batch and its held-out parts: `2023`, `2023-W20`, `2020..2021`."""
 
@@ -101,7 +101,7 @@ class Stream:
     valid: Part
     test: Part
     settings: dict[str, Any]
-    files: dict[_Inside, FileInfo]
+    files: dict[INSIDE, FileInfo]
     """Of dict.txt and the tokenizer: tokenizer.model, or encoder.json and vocab.bpe."""
     corpus: dict[str, Any] = field(default_factory=dict)
     """Statistics of the corpus: documents, words, duplicates, surplus; spread of the mega-batches' words."""

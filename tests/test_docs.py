@@ -254,7 +254,9 @@ def test_documented_keys_of_text_runs():
     more = "--schedule continuous --average .9 --replay-share .5 --replay-from recent"
     commands.append(f"S --learner sm --out R {more} --cooldown .5")
     requests = [request for words in commands for request in read_with_stand_in(words.split())]
-    configs = [make_plan(place(request, Machine((10**10,) * 2, None)), 3).config for request in requests]
+    requests = [place(request, Machine((10**10,) * 2, None)) for request in requests]
+    requests += read_with_stand_in("S --learner sm --out R --trainer T --budget updates=2".split())
+    configs = [make_plan(request, 3).config for request in requests]
     data = keys_in("slurm/lm/record.py", "identity")
     assert_described(configs, "config, all runs", "config, text", unseen=data)
     assert data <= documented("config, text").keys()

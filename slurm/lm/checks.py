@@ -1,6 +1,8 @@
 """Settings of a request that contradict its learner or each other; the length of its stream."""
 
 import json
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 from alma import averages
 from alma.errors import UserError
 from alma.learners import text_learners
-from alma.options import flag_of
+from alma.options import changed, flag_of
 from alma.stages import check_share
 from alma.stream import Stream, is_stream
 from slurm.engine import children
@@ -18,6 +20,8 @@ from slurm.lm.plan import CUT_FLAGS, ENCODER, Request
 _POSITIVE: tuple[str, ...] = ("--tokens-per-sample", "--required-batch-size-multiple", "--update-freq")
 _POSITIVE += ("--distributed-world-size", "--batch-size", "--max-tokens")
 _MOST_SEED = 2**31
+_OF_FAIRSEQ = ("schedule", "cooldown", "average", "update_multiplier", "context_window")
+"""Options that a trainer of the user's lacks."""
 
 
 def check(request: Request) -> None:
@@ -28,6 +32,7 @@ def check(request: Request) -> None:
 
 
 def _problems(request: Request) -> Iterator[str]:
+    yield from _of_trainer(request)
     specs, own, settings = text_learners(), request.learner_spec, request.settings
     for name in dict.fromkeys(name for spec in specs.values() for name in spec.options):
         if name not in own.options and getattr(request, name) is not None:
@@ -80,9 +85,29 @@ def _problems(request: Request) -> Iterator[str]:
         yield f"--average {request.average} {needed} after the `--`"
 
 
+def _of_trainer(request: Request) -> Iterator[str]:
+    """Problems of --trainer and --budget."""
+    if not request.trainer:
+        if request.budget:
+            yield f"--budget {request.budget} needs --trainer; fairseq's training has `-- --max-update N`"
+        return
+    learner = request.learner_spec
+    if learner.joint or learner.switch or learner.growth:
+        yield f"--learner {request.learner} needs models of fairseq: give sm, ens or gens with --trainer"
+    for flag in (*(flag_of(name) for name in _OF_FAIRSEQ if name in changed(request)), *request.flags):
+        yield f"{flag} is for the training of fairseq: leave it out, a trainer takes its flags in COMMAND"
+    try:
+        words = shlex.split(request.trainer)
+    except ValueError as error:
+        yield f"--trainer {request.trainer}: {error}"
+        return
+    if not words or not shutil.which(words[0]):
+        yield f"--trainer {request.trainer}: no such program; give a command such as 'python my_trainer.py'"
+
+
 def count_megabatches(request: Request) -> int:
     """B: from stream.json, or from the flags that cut a fairseq-preprocess directory."""
-    if is_stream(request.stream):
+    if request.trainer or is_stream(request.stream):
         return len(Stream.load(request.stream).megabatches)
     say(f"cutting {request.stream} into mega-batches")
     answer = json.loads(children.ask(reshard_command(request), "cutting the data"))

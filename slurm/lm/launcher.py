@@ -41,6 +41,9 @@ def start(words: Sequence[str], options: argparse.Namespace) -> None:
         threads = max(1, len(os.sched_getaffinity(0)) // jobs)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before the first child, which reads it once
     forks = options.cluster == "local" and not options.dry_run and not Machine.here().gpus
+    forks = forks and not all(request.trainer for request in requests)
+    if on_slurm and wanted.nodes * wanted.tasks_per_node > 1 and any(one.trainer for one in requests):
+        raise UserError("--trainer: a job is one task of one node; start your processes in COMMAND")
     with children.preloaded(["fairseq_alma.preloaded"]) if forks else nullcontext():
         requests = resolved(requests)
         on_cpu = all(request.settings["--cpu"] for request in requests)
@@ -52,7 +55,8 @@ def start(words: Sequence[str], options: argparse.Namespace) -> None:
             megabatches = options.megabatches or count_megabatches(request)
             try:
                 check(request)
-                plans.append(make_plan(place(request, machine), megabatches))
+                placed = request if request.trainer else place(request, machine)
+                plans.append(make_plan(placed, megabatches))
             except UserError as error:
                 raise UserError(f"{request.out}: {error}") from error
         plans = share(plans)

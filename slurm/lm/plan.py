@@ -19,6 +19,7 @@ from alma.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
 from alma.options import NEVER, changed, check_ranges, flag_of, flag_words, option, options_of, recorded
 from alma.protocol import TextOptions
 from alma.stages import Stage, stages
+from alma.trainer import STAGE
 
 Flags = Mapping[str, Sequence[str]]
 """The words of each flag of fairseq-train by its name, which is one of them."""
@@ -27,6 +28,8 @@ FlagValues = Mapping[str, Any]
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
 CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
 ENCODER = "--gpt2-encoder-json"  # its default is a URL, which nothing here reads
+FOREIGN = {"train": "model", "evaluate": "evaluation", "untrained": "untrained"}
+"""Folders in which a trainer of the user's does its jobs, by kind, in those of their markers."""
 _EVALUATE = (sys.executable, "-m", "fairseq_alma.evaluate")
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
 _EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
@@ -139,9 +142,15 @@ class Training:
     """Whether it is a cool-down, from the end of the same stage."""
     source: Path | None = None
     """Directory of the same training in another run, whose checkpoints it takes over; None: it trains."""
+    seed: int = 0
+    member: int = 0
+    trainer: str | None = None
+    """The user's command in place of fairseq-train; `arguments` then only tell trainings apart."""
 
     @property
     def command(self) -> tuple[str, ...]:
+        if self.trainer:
+            return by_trainer(self.trainer, self.directory, "train")
         return (sys.executable, "-m", "fairseq_cli.train", *self.arguments)
 
 
@@ -181,6 +190,11 @@ class Plan:
         return self.request.stream
 
 
+def by_trainer(trainer: str, directory: Path, kind: str) -> tuple[str, ...]:
+    """The command of a job that the user's own trainer does."""
+    return (*shlex.split(trainer), str((directory / FOREIGN[kind]).resolve() / STAGE))
+
+
 def make_plan(request: Request, megabatches: int) -> Plan:
     """Plan a run, whose settings `check` has accepted, on B = `megabatches`. Raises UserError for growths."""
     learner = LEARNERS[request.learner]
@@ -209,10 +223,11 @@ def make_plan(request: Request, megabatches: int) -> Plan:
             grow_optimizer=request.grow_optimizer or kept,
         )
     config = {"learner": request.learner, "megabatches": megabatches, **recorded(whole)}
-    config["arch"] = request.settings["--arch"]
-    config["moe_expert_count"] = request.settings.get("--moe-expert-count")
     flags = {name: words for name, words in request.flags.items() if name not in _SET_HERE}
-    config["fairseq_flags"] = list(chain(*flags.values()))
+    if not request.trainer:
+        config["arch"] = request.settings["--arch"]
+        config["moe_expert_count"] = request.settings.get("--moe-expert-count")
+        config["fairseq_flags"] = list(chain(*flags.values()))
     if request.placement:  # its values in place of the user's
         if request.placement.by_machine:
             config["tokens_per_update"] = request.placement.tokens
@@ -228,6 +243,8 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     untrained += flag_words("--context-window", request.context_window or None)
     untrained += ["--out", str(request.out / "untrained.json"), *first[0].arguments]
     untrained += board
+    if request.trainer:
+        untrained = list(by_trainer(request.trainer, request.out, "untrained"))
     members = {f"member_{k}": seed for k, seed in enumerate(seeds)} if len(seeds) > 1 else {}
     return Plan(request, config, members, tuple(untrained), specs)
 
@@ -251,6 +268,7 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
     sizes = ["--arch", settings["--arch"], *flag_words("--moe-expert-count", experts)]
     sizes += flag_words("--members", count if joint else None)  # of one fairseq-train
     here = [request.stream, "--task", "alma_lm", *sizes]
+    here += [*flag_words("--trainer", request.trainer), *flag_words("--budget", request.budget)]
     shared = []  # by a training and its cool-down
     for name, value in changed(request).items():
         replays = name.startswith("replay_")  # stage 0 has nothing to replay
@@ -285,7 +303,8 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
         words += chain(*own.values())
         previous = None if not index or renews else folder(index - 1, member)
         earlier = updates * index if one_schedule else 0
-        trainings.append(Training(directory, tuple(words), previous, updates or None, earlier))
+        made = Training(directory, tuple(words), previous, updates or None, earlier)
+        trainings.append(replace(made, seed=seed, member=member, trainer=request.trainer))
         if request.cooldown:  # the next stage does not see it
             place, length = directory / "cooldown", max(1, round(request.cooldown * updates))
             words = [*here, *common, str(place), *shared, *_cooldown_flags(request, flags, index, length)]
@@ -318,6 +337,8 @@ def _cooldown_flags(request: Request, flags: Flags, index: int, length: int) -> 
 
 def _evaluation(request: Request, index: int, result: Path) -> tuple[str, ...]:
     """The command line that evaluates a stage, without --path."""
+    if request.trainer:
+        return by_trainer(request.trainer, result.parent, "evaluate")
     words = [*_EVALUATE, request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
     words += ["--stage", str(index), "--waiting-time", str(request.waiting_time), "--out", str(result)]
     words += flag_words("--context-window", request.context_window or None)

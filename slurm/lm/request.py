@@ -144,14 +144,26 @@ def resolve(lines: Sequence[Sequence[str]]) -> list[FlagValues]:
 
 def resolved(requests: Sequence[Request]) -> list[Request]:
     """The requests with their settings. Raises UserError if fairseq-train would refuse their flags."""
+    by_fairseq = [request for request in requests if not request.trainer]
     lines = []
-    for request in requests:
+    for request in by_fairseq:
         of_options = (*("--schedule", request.schedule), *request.average_words)  # which set other defaults
         flags = itertools.chain(*request.flags.values())
         lines.append([request.stream, "--task", "alma_lm", *of_options, *flags])
+    known = iter(resolve(lines) if lines else [])
     found = []
-    for request, settings in zip(requests, resolve(lines), strict=True):
+    for request in requests:
+        settings = next(known) if not request.trainer else _without_flags(request)
         if "--distributed-world-size" not in request.flags:  # the default is this machine's number of GPUs
             settings = {**settings, "--distributed-world-size": None}
         found.append(replace(request, settings=settings))
     return found
+
+
+def _without_flags(request: Request) -> FlagValues:
+    """The settings of a training that has no flags of fairseq-train: only the number of updates is known."""
+    kind, _, amount = (request.budget or "").partition("=")
+    names = ("--cpu", "--fp16", "--batch-size", "--max-tokens")
+    ones = dict.fromkeys(("--tokens-per-sample", "--required-batch-size-multiple", "--num-workers"), 1)
+    updates = int(amount) if kind == "updates" else 0
+    return dict.fromkeys(names) | ones | {"--arch": "", "--max-update": updates, "--update-freq": [1]}

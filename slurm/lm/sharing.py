@@ -12,8 +12,11 @@ from pathlib import Path
 
 from alma.errors import UserError
 from alma.files import make_directory, write_json_atomic
-from slurm.lm.plan import Plan
+from slurm.lm.plan import FOREIGN, Plan
 from slurm.lm.record import TRAINED, read_marker
+
+_BEGUN = ("checkpoint_last.pt", FOREIGN["train"])
+"""Of a training that has begun, one of these exists."""
 
 
 def share(plans: Sequence[Plan]) -> list[Plan]:
@@ -34,7 +37,7 @@ def share(plans: Sequence[Plan]) -> list[Plan]:
     sources: dict[Path, Path] = {}
     for group in groups.values():
         first = next((path for path in group if (path / TRAINED).exists()), group[0])
-        begun = {path for path in group if (path / "checkpoint_last.pt").exists()}
+        begun = {path for path in group for name in _BEGUN if (path / name).exists()}
         sources |= {path: first for path in group if path != first and path not in begun}
     shared = []
     for plan in plans:
@@ -57,13 +60,23 @@ def take_over(source: Path, directory: Path) -> None:
     for path in sorted(source.glob("*.pt")):
         part = directory / f"{path.name}.part"
         part.unlink(missing_ok=True)
-        try:
-            os.link(path, part)
-        except OSError:  # another file system, or one without links
-            shutil.copy2(path, part)
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
+        _link(path, part)
         os.replace(part, directory / path.name)
         part.unlink(missing_ok=True)  # renaming a link to another of the same file does nothing
+    if (source / FOREIGN["train"]).exists():
+        whole = directory / f"{FOREIGN['train']}.part"
+        shutil.rmtree(whole, ignore_errors=True)
+        shutil.copytree(source / FOREIGN["train"], whole, copy_function=_link)
+        os.replace(whole, directory / FOREIGN["train"])
     marker = read_marker(source / TRAINED)
     write_json_atomic(directory / TRAINED, marker | {"shared_with": str(source)})
+
+
+def _link(path: str | Path, to: str | Path) -> None:
+    """A link, or a copy where links are impossible: another file system, or one without them."""
+    try:
+        os.link(path, to)
+    except OSError:
+        shutil.copy2(path, to)
+        with open(to, "rb") as file:
+            os.fsync(file.fileno())

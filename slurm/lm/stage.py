@@ -19,6 +19,7 @@ from alma.options import flag_words
 from alma.records import Run
 from slurm.engine import children
 from slurm.engine.jobs import Job
+from slurm.lm import trainer
 from slurm.lm.plan import Plan, StageSpec, Training
 from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect, read_marker
 from slurm.lm.sharing import take_over
@@ -86,6 +87,13 @@ class TrainJob(RunJob):
             take_over(self.training.source, self.directory)
             return
         make_directory(self.directory)
+        if self.training.trainer:
+            start = self.training.previous and self.model_of(self.training.previous)
+            task = trainer.training_of(self.plan, self.spec, self.training, start)
+            words, output, what = self.training.command, self.directory / log, f"training of {self.name}"
+            answer = trainer.answer(task, words, output, what, watch, environment)
+            write_json_atomic(self.marker, trainer.marker(task, answer))
+            return
         if arguments is None:
             arguments = self._joined(1, 0, secrets.token_hex(8), "localhost")
         command = [*self.training.command, *arguments]
@@ -138,10 +146,20 @@ class EvaluateJob(RunJob):
     def do(self, environment: Environment | None = None, watch: Watch | None = None) -> None:
         if self.done:
             return
+        models: list[Path] = []
         command, log, what = self.plan.untrained, "untrained.log", "evaluation of the untrained model"
         if self.kind == "evaluate":
-            models = ":".join(str(self.model_of(model)) for model in self.spec.models)
-            command, log, what = (*self.spec.evaluate, "--path", models), "eval.log", self.name
+            command, log, what = self.spec.evaluate, "eval.log", self.name
+            models = [self.model_of(model) for model in self.spec.models]
+        if self.plan.request.trainer:
+            task = trainer.evaluation_of(self.plan, self.spec if models else None, models)
+            answer = trainer.answer(task, command, self.directory / log, what, watch, environment)
+            markers = [read_marker(model / TRAINED) for model in self.spec.models] if models else []
+            costs = [marker["training"] for marker in markers]
+            write_json_atomic(self.marker, trainer.measured(self.plan, task, answer, costs))
+            return
+        if models:
+            command = (*command, "--path", ":".join(map(str, models)))
         children.run(command, self.directory / log, what, watch, environment)
 
 

@@ -1,0 +1,147 @@
+"""The border between ALMA and a trainer of your own; docs/trainers.md lists the fields of its two files.
+
+`alma train STREAM --trainer COMMAND` writes stage.json and runs COMMAND with its path, for each training and
+evaluation. COMMAND writes trained.json, and a training its checkpoint, into the folder of stage.json.
+"""
+
+import json
+import math
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+
+from alma.errors import UserError, fail
+from alma.files import write_json_atomic
+from alma.schema import AMOUNT, COUNT, LARGEST, NATURAL, TEXT, parse_json, require
+from alma.stream import DTYPES, INSIDE, read_index
+
+if TYPE_CHECKING:
+    import numpy as np
+
+STAGE, TRAINED = "stage.json", "trained.json"
+_VERSION = Annotated[int, msgspec.Meta(ge=1, le=1)]
+_LOSS = Annotated[float, msgspec.Meta(ge=0, le=math.log(LARGEST))]
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """A mega-batch, or a set that is evaluated. The counts are those of the stream."""
+
+    name: TEXT
+    period: TEXT
+    words: NATURAL
+    bytes: NATURAL
+    tokens: NATURAL
+    files: tuple[TEXT, ...]
+
+    def file(self, suffix: str) -> Path:
+        """Its only file with this suffix; without one the program ends with one line and exit code 2."""
+        found = [name for name in self.files if name.endswith(suffix)]
+        return Path(found[0]) if len(found) == 1 else fail(f"{self.name}: {len(found)} files {suffix}, not 1")
+
+    def read_tokens(self) -> "np.ndarray":
+        """The ids in fairseq's .bin, (tokens,), in a memory map. Lines end in 2; a lone 2 ends a document."""
+        import numpy as np
+
+        return np.memmap(self.file(".bin"), DTYPES[read_index(self.file(".idx"))[1]], "r")
+
+    def read_documents(self) -> Iterator[Any]:
+        """The values of the lines of the .jsonl file."""
+        with self.file(".jsonl").open("rb") as lines:
+            yield from map(json.loads, lines)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """trained.json; amounts are those of a training, losses (nats a token, tokens) those of an evaluation."""
+
+    parameters: COUNT
+    losses: dict[TEXT, tuple[_LOSS, COUNT]] = field(default_factory=dict)
+    checkpoint: INSIDE | None = None
+    updates: NATURAL = 0
+    tokens: NATURAL = 0
+    seconds: AMOUNT = 0.0
+    flops: AMOUNT | None = None
+    validation_flops: AMOUNT = 0.0
+    eval_flops_per_example: AMOUNT | None = None
+    peak_memory_bytes: NATURAL = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTask:
+    """stage.json: what COMMAND is to do."""
+
+    version: _VERSION = 1
+    action: Literal["train", "evaluate"]
+    out: TEXT
+    stream: TEXT
+    dictionary: NATURAL
+    learner: TEXT
+    member: NATURAL = 0
+    stage: NATURAL | None
+    t: NATURAL
+    megabatches: COUNT
+    waiting_time: COUNT
+    train: tuple[TextPart, ...] = ()
+    earlier: tuple[TextPart, ...] = ()
+    replay_share: AMOUNT = 0.0
+    valid: tuple[TextPart, ...]
+    evaluate: tuple[TextPart, ...] = ()
+    checkpoint: TEXT | None = None
+    members: tuple[TEXT, ...] = ()
+    seeds: tuple[NATURAL, ...]
+    budget: dict[Literal["updates", "tokens", "seconds"], COUNT] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str) -> "StageTask":
+        """The task in a file; another file ends the program with one line and exit code 2."""
+        try:
+            return msgspec.convert(parse_json(Path(path).read_bytes()), cls)
+        except (OSError, ValueError) as error:
+            fail(f"{path}: no {STAGE} that this version of ALMA reads ({error})")
+
+    def progress(self, updates: int, loss: float) -> None:
+        """Print a line from which `alma train` and `alma status` show the progress."""
+        stats = {"num_updates": updates, "loss": round(loss, 3), "ppl": round(math.exp(min(loss, 99)), 2)}
+        print(f"alma | train_inner | {json.dumps(stats)}", flush=True)
+
+    def finish(self, losses: Mapping[str, tuple[float, int]] | None = None, **others: Any) -> None:
+        """Write trained.json, last and atomically: `losses` by name of the part, and `others` of `Answer`.
+
+        A wrong one ends the program with one line and exit code 2.
+        """
+        of_parts = {name: (float(loss), int(tokens)) for name, (loss, tokens) in (losses or {}).items()}
+        try:
+            self.checked(others | {"losses": of_parts})
+        except UserError as error:
+            fail(str(error))
+        write_json_atomic(Path(self.out, TRAINED), others | {"losses": of_parts})
+
+    def checked(self, record: Any) -> Answer:
+        """The answer in `record`. UserError: a field is wrong, or does not answer this task."""
+        try:
+            require(record, {}, ["parameters"])
+            answer = msgspec.convert(record, Answer)
+            if unknown := sorted(record.keys() - {each.name for each in fields(Answer)}):
+                raise ValueError(f"unknown fields {', '.join(unknown)}")
+            if lacking := [part.name for part in self.evaluate if part.name not in answer.losses]:
+                raise ValueError(f"no loss of {', '.join(lacking)}")
+            if self.action == "train" and not (answer.updates and answer.tokens):
+                raise ValueError("a training without updates, or without tokens")
+            if self.action == "train" and not Path(self.out, answer.checkpoint or "/none").exists():
+                raise ValueError(f"checkpoint {answer.checkpoint}: no such file in the folder")
+        except ValueError as error:
+            raise UserError(f"{Path(self.out, TRAINED)}: {error}; correct the trainer and rerun") from None
+        return answer
+
+
+def stop_requests() -> Callable[[], bool]:
+    """Whether ALMA or SLURM has asked to stop since this call: then save, and exit with code 75."""
+    received: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, frame: received.append(number))
+    return lambda: bool(received)
