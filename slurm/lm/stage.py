@@ -6,6 +6,7 @@ resumes from its last checkpoint.
 
 import os
 import secrets
+import shlex
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from alma.records import Run
 from slurm.engine import children
 from slurm.engine.jobs import Job
 from slurm.lm.plan import Plan, StageSpec, Training
-from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect, read_marker
+from slurm.lm.record import RESULT, SCORES, TRAINED, UNTRAINED, collect, read_marker, read_scores
 from slurm.lm.sharing import take_over
 
 Environment = Mapping[str, str]
@@ -140,9 +141,19 @@ class EvaluateJob(RunJob):
             return
         command, log, what = self.plan.untrained, "untrained.log", "evaluation of the untrained model"
         if self.kind == "evaluate":
-            models = ":".join(str(self.model_of(model)) for model in self.spec.models)
-            command, log, what = (*self.spec.evaluate, "--path", models), "eval.log", self.name
+            models = [str(self.model_of(model)) for model in self.spec.models]
+            self._score(models, environment)
+            command, log, what = (*self.spec.evaluate, "--path", ":".join(models)), "eval.log", self.name
         children.run(command, self.directory / log, what, watch, environment)
+
+    def _score(self, models: Sequence[str], environment: Environment | None) -> None:
+        """Write scores.json by the user's program, before result.json, so that a failure leaves no row."""
+        if not self.plan.request.evaluate or (self.directory / SCORES).exists():
+            return
+        log, lines = self.directory / "scores.log", [""]
+        words = [*shlex.split(self.plan.request.evaluate), *models]
+        children.run(words, log, f"--evaluate of {self.name}", lines.append, environment)
+        write_json_atomic(self.directory / SCORES, read_scores(lines[-1].encode(), log))
 
 
 def jobs_of(plan: Plan) -> list[RunJob]:
