@@ -131,8 +131,8 @@ def read_scores(text: bytes, where: Path) -> dict[str, float]:
             require(scores, dict.fromkeys(scores, NUMBER))
             return scores
     raise UserError(
-        f'{where}: its last line is no JSON object of numbers such as {{"cloze_error": 0.25}}: let the program '
-        "of --evaluate print one, and rerun the command"
+        f'{where}: its last line is no JSON object of numbers such as {{"cloze_error": 0.25}}: repair the '
+        "program of --evaluate, and rerun the command"
     )
 
 
