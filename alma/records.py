@@ -51,6 +51,7 @@ class _Extra(_Evaluation, total=False):
     bytes: AMOUNT | None
     perplexity_per_word: AMOUNT | None
     bits_per_byte: AMOUNT | None
+    scores: dict[str, NUMBER]
     expert_layers: dict[str, dict[str, list[NUMBER]]]
     matrix_experts: list[dict[str, list[NUMBER]]]
     matrix_periods: list[TEXT]

@@ -1,14 +1,15 @@
 """The stream directory: B mega-batches of token ids, a validation and a test set, and stream.json.
 
-    STREAM/stream.json  dict.txt  tokenizer.model (or GPT-2's encoder.json and vocab.bpe)
+    STREAM/stream.json  dict.txt  tokenizer.model (or the files of another tokenizer)
     STREAM/megabatch_00/train.{bin,idx,keys} ...  valid.{bin,idx,keys}  test.{bin,idx,keys}
     STREAM/test_00.{bin,idx,keys} ...  valid_00.{bin,idx,keys} ...    of an ordered stream
 
 .bin and .idx are fairseq's mmap format; .keys holds the 16-byte content keys of the documents, ascending.
 
 data_prep writes streams, fairseq_alma reads them, and only this module knows the format. An item is a line
-of text followed by eos; an item of length 1 (a lone eos) ends each document. stream.json is written last,
-so a directory with one is complete.
+of text followed by eos; an item of length 1 (a lone eos) ends each document. With the tokenizer of a Hugging
+Face folder an item is a document followed by eos. stream.json is written last, so a directory with one is
+complete.
 """
 
 import dataclasses
@@ -102,7 +103,7 @@ class Stream:
     test: Part
     settings: dict[str, Any]
     files: dict[INSIDE, FileInfo]
-    """Of dict.txt and the tokenizer: tokenizer.model, or encoder.json and vocab.bpe."""
+    """Of dict.txt and the tokenizer."""
     corpus: dict[str, Any] = field(default_factory=dict)
     """Statistics of the corpus: documents, words, duplicates, surplus; spread of the mega-batches' words."""
     appended: tuple[dict[str, Any], ...] = ()

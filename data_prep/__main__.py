@@ -180,7 +180,8 @@ def _add_tokenizer_flags(made: Parser) -> None:
     either = group.add_mutually_exclusive_group().add_argument
     train = "train a BPE of V tokens, without the special tokens, on the first mega-batch"
     either("--vocab-size", type=count, metavar="V", help=train)
-    either("--tokenizer", metavar="MODEL", help="use your own SentencePiece .model")
+    own = "use your own SentencePiece .model, or the byte-level BPE of a Hugging Face folder, with its ids"
+    either("--tokenizer", metavar="MODEL", help=own)
     either("--bpe", choices=("gpt2",), help="use the byte-level BPE of GPT-2, from the next two files")
     encoder = "with --bpe gpt2: encoder.json, the ids of the tokens"
     group.add_argument("--gpt2-encoder-json", metavar="FILE", help=encoder)

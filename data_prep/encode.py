@@ -13,6 +13,7 @@ from alma.files import atomic_write, fsync_directory, write_json_atomic
 from alma.stream import DTYPES, SUFFIXES, FileInfo, Part, write_index
 from data_prep.dictionary import DICTIONARY, EOS, SPECIALS, dictionary_text
 from data_prep.gpt2 import GPT2
+from data_prep.hugging_face import HuggingFace, HuggingFacePair
 from data_prep.near_duplicates import ENTRY
 from data_prep.plan import CorpusPlan, load_plan
 from data_prep.shuffle import bucket_texts
@@ -26,7 +27,8 @@ _BLOCK_BYTES = 1 << 20  # text that is encoded in one call
 
 def open_encoder(files: Mapping[str, str | Path]) -> Encoder:
     """The encoder of a tokenizer's files, given by their names in a stream. UserError: they are damaged."""
-    kind = GPT2 if files.keys() >= set(GPT2.files) else SentencePiece
+    kinds = (GPT2, HuggingFace, HuggingFacePair, SentencePiece)
+    kind = next(kind for kind in kinds if files.keys() >= set(kind.files))
     return kind(*(files[name] for name in kind.files))
 
 
@@ -37,7 +39,7 @@ def load_encoder(directory: Path) -> Encoder:
 
 
 def encode_bucket(space: Workspace, bucket: int, shards: int) -> None:
-    """Write the files of a bucket. An item is a line of a document with eos, or one eos after the last."""
+    """Write the files of a bucket. An item ends with eos: see `Encoder.encode`."""
     encoder = load_encoder(space.directory)
     sizes: list[np.ndarray] = []
     counts = np.zeros(encoder.dictionary_size, np.int64)

@@ -19,6 +19,7 @@ from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
 from data_prep.formats import stem
 from data_prep.gpt2 import GPT2
+from data_prep.hugging_face import HuggingFace, HuggingFacePair
 from data_prep.near_duplicates import library
 from data_prep.order import Ordered, from_corpus
 from data_prep.periods import Dated
@@ -248,6 +249,16 @@ def _dates(arguments: argparse.Namespace, stream: Stream | None) -> Dates | None
 
 def _tokenizer(arguments: argparse.Namespace) -> dict[str, str]:
     """`StreamSettings.tokenizer`. UserError: a missing file, or an incomplete set of flags."""
+    if arguments.tokenizer and (folder := Path(arguments.tokenizer)).is_dir():
+        if _given(arguments, *_GPT2_FILES):
+            raise UserError(f"{', '.join(_GPT2_FILES)}: only with --bpe gpt2; leave them out")
+        for kind in (HuggingFace, HuggingFacePair):
+            if all((folder / name).is_file() for name in kind.files):
+                return {name: str(folder / name) for name in kind.files}
+        raise UserError(
+            f"--tokenizer {folder}: no tokenizer.json, nor vocab.json and merges.txt, of a byte-level BPE; "
+            "save them there"
+        )
     given = {flag: _value(arguments, flag) for flag in _given(arguments, "--tokenizer", *_GPT2_FILES)}
     problems = [f"{flag} {path}: no such file" for flag, path in given.items() if not Path(path).is_file()]
     if any((flag in given) != bool(arguments.bpe) for flag in _GPT2_FILES):

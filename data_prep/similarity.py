@@ -61,16 +61,17 @@ def open_part(path: str) -> tuple[np.ndarray, np.ndarray]:
         ids = np.memmap(f"{path}.bin", DTYPES[code], "r")
     except (OSError, ValueError) as error:  # missing; or empty, or not a whole number of ids
         raise UserError(f"{path}: damaged ({error}); `--verify` lists all damage") from error
+    keys = np.fromfile(f"{path}.keys", f"S{KEY_BYTES}") if os.path.isfile(f"{path}.keys") else ids[:0]
+    whole = len(keys) == len(sizes)  # else items are lines, and one of a lone eos ends a document
     found, position = [np.zeros(0, np.int64)], 0
     for start in range(0, len(sizes), _BLOCK):
         block = sizes[start : start + _BLOCK]
         running = np.cumsum(block, dtype=np.int64) + position
-        found.append(running[block == 1])
+        found.append(running[(block == 1) | whole])
         position = int(running[-1])
     ends = np.concatenate(found)
     if not len(ends) or ends[-1] != len(ids) or (np.diff(ends) < 1).any():
         raise UserError(f"{path}: damaged (.idx does not fit .bin); `--verify` lists all damage")
-    keys = np.fromfile(f"{path}.keys", f"S{KEY_BYTES}") if os.path.isfile(f"{path}.keys") else ends[:0]
     if len(keys) == len(ends):
         documents = keys.astype(f"S{DOCUMENT_BYTES}")
         ends = ends[np.append(documents[1:] != documents[:-1], True)]

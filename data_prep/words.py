@@ -14,17 +14,22 @@ from data_prep.shingles import hash_bytes, hash_pieces
 from data_prep.similarity import open_part, token_blocks
 from data_prep.work import run_all
 
+_IDS = ("encoder.json", "vocab.json", "tokenizer.json")
+"""Files with the ids of byte-level tokens."""
+
 
 @dataclass(frozen=True)
 class Spelling:
-    """How tokens make words, three arrays (V,); a word does not depend on the tokens it was cut into."""
+    """How tokens make words, four arrays (V,); a word does not depend on the tokens it was cut into."""
 
     begins: np.ndarray
     """Whether a word begins with the token, wherever it stands."""
+    ends: np.ndarray
+    """Whether the next token begins a word."""
     codes: np.ndarray
-    """`shingles.hash_bytes` of the token without its mark of a space, uint64."""
+    """`shingles.hash_bytes` of the token without its marks of space, uint64."""
     sizes: np.ndarray
-    """Bytes of the token without its mark, int32."""
+    """Bytes of the token without its marks, int32."""
 
 
 def new_shares(stream: Stream, workers: Workers) -> list[float]:
@@ -42,19 +47,25 @@ def new_shares(stream: Stream, workers: Workers) -> list[float]:
 
 def read_spelling(stream: Stream) -> Spelling:
     """The spelling of a stream's tokens. UserError: damaged files."""
-    tokens, space = read_tokens(stream.directory), "\u2581"  # SentencePiece's mark of a space
-    if "encoder.json" in stream.files:
-        space = "\u0120"
-        path = stream.directory / "encoder.json"
+    tokens, space, line = read_tokens(stream.directory), "\u2581", "\n"  # of SentencePiece, without lines
+    if name := next((name for name in _IDS if name in stream.files), None):
+        space, line = "\u0120", "\u010a"  # as byte-level tokens are spelt
+        path = stream.directory / name
         try:
-            spelt = {str(i): token for token, i in json.loads(path.read_text("utf-8")).items()}
+            ids = json.loads(path.read_text("utf-8"))
+            if name == "tokenizer.json":
+                added = {token["content"]: token["id"] for token in ids["added_tokens"]}
+                ids = ids["model"]["vocab"] | added
+            spelt = {str(i): token for token, i in ids.items()}
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: damaged ({error}); `--verify` lists all damage") from error
         tokens = [spelt.get(token, "") for token in tokens]
-    pieces = [b""] * SPECIALS + [token.removeprefix(space).encode() for token in tokens]
+    pieces = [b""] * SPECIALS + [token.removeprefix(space).strip(line).encode() for token in tokens]
     pieces[UNKNOWN] = b"\0"
+    eos = [number == EOS for number in range(SPECIALS)]  # a word of its own, without bytes
     return Spelling(
-        np.array([False] * SPECIALS + [token.startswith(space) for token in tokens]),
+        np.array(eos + [token.startswith((space, line)) for token in tokens]),
+        np.array(eos + [token.endswith(line) for token in tokens]),
         np.array([hash_bytes(piece) for piece in pieces]),
         np.array([len(piece) for piece in pieces], np.int32),
     )
@@ -76,18 +87,16 @@ def count_words(path: str, spelling: Spelling) -> tuple[np.ndarray, np.ndarray]:
 def word_blocks(path: str, spelling: Spelling) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield blocks of (words,) hashes of the words of a part, and of the numbers of their documents.
 
-    A word begins with a line or with a token of `begins`. UserError: the files do not fit each other.
+    UserError: the files do not fit each other.
     """
     ids, ends = open_part(path)
-    begins = spelling.begins.copy()
-    begins[EOS] = True  # it is cut off as a word of its own, which is then left out
     held = ids[:0]  # the last word of a block, which may go on in the next
     for start, block in token_blocks(ids):
         start -= len(held)
         block = np.concatenate([held, block])
-        first = begins[block]
+        first = spelling.begins[block]
         first[0] = True
-        first[1:] |= block[:-1] == EOS
+        first[1:] |= spelling.ends[block[:-1]]
         at = np.flatnonzero(first)
         if start + len(block) < len(ids):
             held = block[at[-1] :]
@@ -96,6 +105,6 @@ def word_blocks(path: str, spelling: Spelling) -> Iterator[tuple[np.ndarray, np.
             number = np.searchsorted(ends, start, "right")
             breaks = ends[number : np.searchsorted(ends, start + len(block), "left")] - start
             documents = number + np.searchsorted(breaks, at, "right")
-            is_word = block[at] != EOS
+            is_word = np.add.reduceat(spelling.sizes[block], at) > 0  # not eos or a line break
             hashes = hash_pieces(spelling.codes[block], spelling.sizes[block], at)
             yield hashes[is_word], documents[is_word]

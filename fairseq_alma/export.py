@@ -85,7 +85,8 @@ def main() -> None:
         data = Path(memory_map(path)["cfg"]["task"]["data"])
         if not data.is_dir():
             raise UserError(f"{data}: the stream of {options.model} is not here; give it as --tokenizer")
-        tokenizer = data if is_stream(data) else None
+        known = (data / "tokenizer.model", data / "vocab.bpe")  # a model's own tokenizer is that model's
+        tokenizer = data if is_stream(data) and any(map(Path.is_file, known)) else None
     export(path, options.out, tokenizer, chosen or "trained")
     print(f"{options.out}: load it with AutoModelForCausalLM.from_pretrained(…, trust_remote_code=True)")
 

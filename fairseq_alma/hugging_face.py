@@ -103,6 +103,9 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
     """
     stream = Stream.load(directory)
     stream.check([])
+    if {"tokenizer.json", "vocab.json"} & stream.files.keys():
+        what = "its tokenizer is a model's own, whose ids are 4 lower, and cannot be exported"
+        raise UserError(f"{directory}: {what}; use that of the model")
     spaces = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     if gpt2 := "vocab.bpe" in stream.files:
         ids = json.loads((directory / "encoder.json").read_bytes())

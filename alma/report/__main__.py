@@ -12,6 +12,7 @@ from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
 from alma.report.results import find_runs, group, left_out
+from alma.report.scores import BITS, scored
 from alma.report.selection import CHOOSABLE, SELECTIONS, best_by_validation
 from alma.report.vision import figures as vision_figures
 from alma.report.vision.select import is_image
@@ -24,6 +25,7 @@ examples:
   alma report runs/tune --select valid-first
   alma report runs --baseline "sm w=1"
   alma report runs/table2 --table lm
+  alma report runs --metric bits-per-byte
 """
 
 
@@ -44,6 +46,8 @@ def parser() -> Parser:
     add("--hold", metavar="NAMES", help=hold + "among all of them)")
     choose = f"with --select: settings to choose too, of {', '.join(CHOOSABLE)}"
     add("--choose", metavar="NAMES", help=choose)
+    number = f"compare runs by {BITS} of the test text, which compares tokenizers too, or by a score of "
+    add("--metric", metavar="NAME", help=number + "`alma train --evaluate` (default: perplexity or error)")
     baseline = "add a table of the differences from this configuration, paired by seed, with 90%% intervals; "
     baseline += 'LABEL: the learner as in the table or, with w and replay, as in figures, such as "sm w=1"'
     add("--baseline", metavar="LABEL", help=baseline)
@@ -67,6 +71,8 @@ def main() -> None:
         if getattr(options, flag) and not options.select:
             raise UserError(f"--{flag} needs --select valid or valid-first")
     runs = find_runs(options.runs)
+    if options.metric:
+        runs = scored(runs, options.metric)
     if options.figures == "vision" and not any(map(is_image, runs)):
         raise UserError(f"no image run in {', '.join(options.runs)}, which --figures vision needs")
     choices: list[str] = []

@@ -13,7 +13,7 @@ from typing import Any
 from alma import metrics
 from alma.records import Run
 
-_OF_THE_AVERAGE = {"raw", "valid", "nll", "perplexity_per_word", "bits_per_byte"}
+_OF_THE_AVERAGE = {"raw", "valid", "nll", "perplexity_per_word", "bits_per_byte", "scores"}
 _OF_THE_AVERAGE |= {"expert_layers", "matrix", "matrix_experts"}
 """Fields of `extra` that are about the averaged weights, or hold both."""
 
@@ -38,7 +38,10 @@ class Raw(Run):
                 known |= {name: raw[name] for name in ("matrix", "valid") if name in raw}
                 words, tokens = extra.get("words"), extra.get("tokens")
                 if row["metric"] == "perplexity" and words and tokens and value:
-                    known["perplexity_per_word"] = metrics.perplexity(math.log(value) * tokens / words)
+                    nll = math.log(value) * tokens
+                    known["perplexity_per_word"] = metrics.perplexity(nll / words)
+                    if size := extra.get("bytes"):
+                        known["bits_per_byte"] = metrics.bits_per_byte(nll, size)
                 rows.append(row | {"value": value, "extra": known})
             elif row["stage"] is None:
                 rows.append(row)

@@ -94,12 +94,14 @@ class Result:
 
     @property
     def metric(self) -> str:
-        """Name of the metric: "perplexity" or "error"."""
+        """Name of the metric: "perplexity" or "error", or that of `alma.report.scores`."""
         return next(iter(self.repeats[0].values()))["metric"]
 
     @property
     def display(self) -> Display:
-        return DISPLAYS[self.metric]
+        """Of a score, as of a perplexity, the untrained model's is not in figures."""
+        name = self.metric
+        return DISPLAYS.get(name) or Display(name, 1, f"cumulative {name}", untrained=False)
 
     @property
     def times(self) -> list[int]:
@@ -140,7 +142,7 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
 
 def progress(rows: Rows) -> int:
     """The last t up to which there are all rows."""
-    return next(t for t in itertools.count() if t + 1 not in rows)
+    return next(t for t in itertools.count(min(rows)) if t + 1 not in rows)
 
 
 def trained(rows: Rows) -> list[int]:

@@ -73,6 +73,14 @@ class Request(TextOptions):
         at_least=1,
         record=NEVER,
     )
+    evaluate: str | None = option(
+        None,
+        "score each stage by a program of yours too: its last arguments are the paths of the deployed "
+        "checkpoints, its last line of output is a JSON object of numbers (docs/concepts.md); "
+        "'timeout 1h ...' ends one that hangs",
+        metavar="COMMAND",
+        record=NEVER,
+    )
     flags: Flags = field(default_factory=dict)
     """Of fairseq-train."""
     settings: FlagValues = field(default_factory=dict)

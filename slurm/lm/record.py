@@ -1,5 +1,6 @@
 """The run directory of a plan: its config, its rows from what each stage measured, and their table."""
 
+import contextlib
 import hashlib
 import itertools
 from collections.abc import Collection, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any, TypedDict
 from alma.environment import Measured, append_rows
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
-from alma.schema import AMOUNT, NATURAL, TEXT, parse_json, require
+from alma.schema import AMOUNT, NATURAL, NUMBER, TEXT, parse_json, require
 from alma.stages import Stage, stages
 from alma.stream import FileInfo, Stream, is_stream
 from alma.tables import as_text
@@ -17,6 +18,8 @@ from slurm.lm.plan import Plan, StageSpec
 
 UNTRAINED, RESULT = "untrained.json", "result.json"
 """Measurements of the untrained model, in the run's directory, and of a stage, in the stage's."""
+SCORES = "scores.json"
+"""What --evaluate printed, in the stage's directory."""
 TRAINED = "trained.json"
 """Marker in the directory of a training."""
 
@@ -103,6 +106,8 @@ def _measured(plan: Plan, spec: StageSpec | None) -> Measured:
     markers = [read_marker(directory / TRAINED) for directory in trained if (directory / TRAINED).exists()]
     if sources := [marker["shared_with"] for marker in markers if "shared_with" in marker]:
         fields["extra"]["shared_with"] = sources
+    if (scores := spec.directory / SCORES).exists():
+        fields["extra"]["scores"] = read_scores(scores.read_bytes(), scores)
     return fields
 
 
@@ -116,6 +121,19 @@ def waiting_fields(row: Mapping[str, Any]) -> Measured:
 def read_measured(path: Path, trainings: int | None = None) -> dict[str, Any]:
     """Read untrained.json or result.json. UserError: damaged, or not of as many `trainings`, if given."""
     return _read(path, _KINDS, _KINDS, trainings)
+
+
+def read_scores(text: bytes, where: Path) -> dict[str, float]:
+    """The numbers that --evaluate printed in a line, or that `where` has. UserError: they are none."""
+    with contextlib.suppress(ValueError):
+        scores = parse_json(text)
+        if isinstance(scores, dict) and scores:
+            require(scores, dict.fromkeys(scores, NUMBER))
+            return scores
+    raise UserError(
+        f'{where}: its last line is no JSON object of numbers such as {{"cloze_error": 0.25}}: repair the '
+        "program of --evaluate, and rerun the command"
+    )
 
 
 def read_marker(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ resumes from its last checkpoint.
 
 import os
 import secrets
+import shlex
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from slurm.engine import children
 from slurm.engine.jobs import Job
 from slurm.lm import trainer
 from slurm.lm.plan import Plan, StageSpec, Training
-from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect, read_marker
+from slurm.lm.record import RESULT, SCORES, TRAINED, UNTRAINED, collect, read_marker, read_scores
 from slurm.lm.sharing import take_over
 
 Environment = Mapping[str, str]
@@ -151,6 +152,7 @@ class EvaluateJob(RunJob):
         if self.kind == "evaluate":
             command, log, what = self.spec.evaluate, "eval.log", self.name
             models = [self.model_of(model) for model in self.spec.models]
+            self._score(models, environment)
         if self.plan.request.trainer:
             task = trainer.evaluation_of(self.plan, self.spec if models else None, models)
             answer = trainer.answer(task, command, self.directory / log, what, watch, environment)
@@ -161,6 +163,15 @@ class EvaluateJob(RunJob):
         if models:
             command = (*command, "--path", ":".join(map(str, models)))
         children.run(command, self.directory / log, what, watch, environment)
+
+    def _score(self, models: Sequence[Path], environment: Environment | None) -> None:
+        """Write scores.json by the user's program, before result.json, so that a failure leaves no row."""
+        if not self.plan.request.evaluate or (self.directory / SCORES).exists():
+            return
+        log, lines = self.directory / "scores.log", [""]
+        words = [*shlex.split(self.plan.request.evaluate), *map(str, models)]
+        children.run(words, log, f"--evaluate of {self.name}", lines.append, environment)
+        write_json_atomic(self.directory / SCORES, read_scores(lines[-1].encode(), log))
 
 
 def jobs_of(plan: Plan) -> list[RunJob]:

@@ -19,7 +19,7 @@ from alma.records import Run
 from alma.report import differences, drift, style
 from alma.report.figures import over_time_figure
 from alma.report.html import figures
-from alma.report.results import Result, Section, find_sections
+from alma.report.results import DISPLAYS, Result, Section, find_sections
 from alma.report.tables import TitledTable
 
 _FRONT = (
@@ -87,6 +87,8 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
 def tables(section: Section, baseline: Result | None) -> Iterator[TitledTable]:
     """The tables that `alma report` prints, and that of `alma advise`."""
     yield from differences.tables(section.results, baseline)
+    if section.results[0].metric not in DISPLAYS:  # advice knows no scores
+        return
     from alma.report.advice.advice import NOTE, advise, decision_table  # loads NumPy and SciPy
 
     try:

@@ -1,0 +1,152 @@
+"""The ids of a Hugging Face folder are those of the library tokenizers, and give back every document."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alma.errors import UserError
+from alma.stream import DTYPES, Stream, read_index
+from alma.workers import Workers
+from data_prep import contamination, hugging_face
+from data_prep.documents import normalise
+from data_prep.hugging_face import HuggingFace, HuggingFacePair
+from data_prep.similarity import open_part
+
+from .conftest import make_documents
+
+tokenizers = pytest.importorskip("tokenizers")
+_SLASH = hugging_face._BY_WORD[1].replace(r"[\r\n]*", r"[\r\n/]*")  # as in o200k: a line break ends no token
+PATTERNS = [*hugging_face._BY_WORD, _SLASH]
+LINES = "it's THEY'LL 12345\na\u00e9\u0301 \u6f22\u5b57 x\u00b2.\n/path\n\n'\U0001f600!!\n<|end|> \u200b$5.0"
+
+
+def save(path, pattern="", form=None, **changes):
+    """A tokenizer.json of 400 tokens with a pattern; `changes`: of its JSON."""
+    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
+    engine.pre_tokenizer = bytes_
+    if pattern:
+        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+        engine.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, bytes_])
+    engine.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = bytes_.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False
+    )
+    engine.train_from_iterator([*make_documents(5, 60), *5 * [LINES]], trainer)
+    state = json.loads(engine.to_str()) | {"normalizer": form}
+    for name, change in changes.items():
+        state[name] = change(state[name])
+    path.write_text(json.dumps(state), "utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Our encoder and the library's, of each pattern; that of Qwen with NFC."""
+    folder = tmp_path_factory.mktemp("tokenizers")
+    made = []
+    for number, pattern in enumerate(PATTERNS):
+        form = {"type": "NFC"} if number == 2 else None
+        path = save(folder / f"{number}.json", pattern, form)
+        library = tokenizers.Tokenizer.from_file(str(path))
+        library.encode_special_tokens = True
+        made.append((HuggingFace(path), library))
+    return made
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    texts=st.lists(
+        st.text(
+            st.sampled_from("abST 'ls1 2\n\n/.,;\u00e9\u0301\u6f22\u200b\U0001f600<|>")
+            | st.characters(codec="utf-8")
+        ),
+        max_size=3,
+    )
+)
+def test_ids_are_the_librarys(pairs, texts):
+    documents = [text for text in map(normalise, [*texts, LINES]) if text]
+    for own, library in pairs:
+        found = own.encode(documents)
+        ids = [library.encode(text, add_special_tokens=False).ids for text in documents]
+        assert found.tolist() == [i for each in ids for i in [*(i + 4 for i in each), 2]]
+        if own is not pairs[2][0]:  # NFC changes text
+            assert [library.decode(each, skip_special_tokens=False) for each in ids] == documents
+
+
+def test_only_patterns_that_allow_it_are_cut(pairs, tmp_path):
+    assert [own._by_word for own, _ in pairs] == [True, True, True, False]
+    space = {"id": 400, "content": "a b", "single_word": False, "lstrip": False, "rstrip": False}
+    space |= {"normalized": False, "special": False}
+    path = save(tmp_path / "t.json", added_tokens=lambda tokens: [*tokens, space])
+    own = HuggingFace(path)
+    assert own.encode(["xa bx"]).tolist().count(404) == 1
+    assert own.dictionary_size == 405
+
+
+def test_the_stream_has_a_document_as_one_item(corpus, prepare, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save(folder / "tokenizer.json", PATTERNS[1])
+    out = prepare(corpus, out=tmp_path / "out", vocab_size=None, tokenizer=str(folder))
+    stream = Stream.load(out)
+    stream.check(stream.parts)
+    library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    dictionary = (out / "dict.txt").read_text().split("\n")
+    ids, ends = open_part(stream.path(stream.test))
+    assert len(ends) == stream.test.documents == stream.test.items
+    assert (np.flatnonzero(ids == 2) + 1).tolist() == ends.tolist()
+    sizes, code = read_index(f"{stream.path(stream.test)}.idx")
+    assert np.cumsum(sizes).tolist() == ends.tolist()
+    assert DTYPES[code] == ids.dtype
+    spelt = [[int(dictionary[i - 4].split()[0]) for i in part[:-1]] for part in np.split(ids, ends[:-1])]
+    texts = [library.decode(each) for each in spelt]
+    assert sum(len(text.encode()) + 1 for text in texts) == stream.test.bytes
+    assert sum(len(text.split()) for text in texts) == stream.test.words
+    assert any("\n" in text for text in texts)
+    with Workers(1) as workers:
+        measured = contamination.contamination(stream, workers)
+    whole = [max(len(text.split()) - contamination.N + 1, 0) for text in texts]
+    assert measured[0].words == sum(whole)
+
+
+def test_a_pair_of_files_has_the_ids_of_gpt2(pairs, tmp_path):
+    model = json.loads(pairs[0][1].to_str())["model"]
+    files = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    files[0].write_text(json.dumps(model["vocab"]), "utf-8")
+    files[1].write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in model["merges"]), "utf-8")
+    assert (
+        HuggingFacePair(*files).encode([normalise(LINES)]).tolist()
+        == pairs[0][0].encode([normalise(LINES)]).tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("normalizer", lambda _: {"type": "Lowercase"}, "no byte-level BPE"),
+        ("pre_tokenizer", lambda _: {"type": "Whitespace"}, "no byte-level BPE"),
+        ("pre_tokenizer", lambda step: step | {"add_prefix_space": True}, "no byte-level BPE"),
+        ("pre_tokenizer", lambda _: None, "no byte-level BPE"),
+        (
+            "model",
+            lambda model: {"type": "WordLevel", "vocab": model["vocab"], "unk_token": "a"},
+            "no byte-level BPE",
+        ),
+        ("model", lambda model: model | {"vocab": {}}, "cannot read it"),
+    ],
+)
+def test_what_is_no_byte_level_bpe_is_refused(tmp_path, name, change, message):
+    path = save(tmp_path / "tokenizer.json", **{name: change})
+    with pytest.raises(UserError, match=message):
+        HuggingFace(path)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(corpus, prepare, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        prepare(corpus, out=tmp_path / "out", vocab_size=None, tokenizer=str(tmp_path))
+    assert "no tokenizer.json, nor vocab.json and merges.txt" in capsys.readouterr().err
