@@ -46,18 +46,11 @@ if __name__ == "__main__":
             "alma.report.html": ["*.html"],
             "fairseq_alma": ["*.yaml"],
         },
+        # Enough for `alma corpus`, `data`, `inspect`, `report` and `advise`: no torch, nothing to compile.
         install_requires=[
-            "torch>=2.7",
-            "torchvision>=0.22",
             "numpy>=2",
-            "fairseq-fixed>=0.12.3.1,<0.13",
-            "fairscale>=0.4.13,<0.5",
             "sentencepiece>=0.2.2",
-            "safetensors>=0.4.5",
             "scipy>=1.13",
-            "submitit>=1.5",
-            "scikit-learn>=1.4",
-            "pillow>=10",
             "matplotlib>=3.8",
             "plotly>=6",
             "orjson>=3.10",
@@ -65,11 +58,22 @@ if __name__ == "__main__":
             "filelock>=3.15",
             "regex",
             "zstandard>=0.22",
-            "tensorboardX>=2.6",
             "pyyaml>=6",
             "tqdm>=4.66",
         ],
         extras_require={
+            # What trains, and submits jobs to SLURM; `fairseq-fixed` and `fairscale` need a compiler and `make`.
+            "train": [
+                "torch>=2.7",
+                "torchvision>=0.22",
+                "fairseq-fixed>=0.12.3.1,<0.13",
+                "fairscale>=0.4.13,<0.5",
+                "safetensors>=0.4.5",
+                "submitit>=1.5",
+                "scikit-learn>=1.4",
+                "pillow>=10",
+                "tensorboardX>=2.6",
+            ],
             # What reads .parquet, speaks GPT-2's BPE, and finds near duplicates.
             "corpus": ["pyarrow>=17", "tokenizers>=0.20", "rensa>=0.5,<0.6"],
             # What loads the folders that `alma export` writes.
