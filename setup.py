@@ -62,7 +62,7 @@ if __name__ == "__main__":
             "tqdm>=4.66",
         ],
         extras_require={
-            # What trains, and submits jobs to SLURM; `fairseq-fixed` and `fairscale` need a compiler and `make`.
+            # What trains, and submits jobs to SLURM. fairseq and fairscale need a compiler, and `make`.
             "train": [
                 "torch>=2.7",
                 "torchvision>=0.22",

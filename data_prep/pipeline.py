@@ -24,7 +24,7 @@ from data_prep.periods import Dated, find_periods
 from data_prep.plan import CorpusPlan
 from data_prep.work import Task, Work, Workspace, damaged, read_arrays, read_json
 
-_LAYOUT = 7  # version of the work directory; increase it when files of older code cannot be used
+_LAYOUT = 8  # version of the work directory; increase it when files of older code cannot be used
 _SKIPS = 1000  # skipped documents that stream.json lists
 
 
@@ -43,6 +43,8 @@ class StreamSettings:
     """Paths of the files of a given tokenizer, by their names in the stream; empty: train one."""
     near_duplicates: bool = False
     """Whether near duplicates are dropped."""
+    write: str = "fairseq"
+    """What is written beside fairseq's files, a key of `write.SUFFIXES`."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -66,6 +68,7 @@ class StreamSettings:
             "sources": list(self.sources),
             "input": _digest(identity),
             **({"near_duplicates": "drop"} if self.near_duplicates else {}),
+            **({"write": self.write} if self.write != "fairseq" else {}),
         }
 
 
@@ -223,8 +226,10 @@ def _run(
         arguments = (space, planned.buckets(0), len(shards), settings.vocab_size)
         task = Task(space.directory / tokenizer.MODEL, 1, arguments)
         work.run("tokenizer", tokenizer.train_tokenizer, [task], "model")
-    buckets = [(words,) for words in planned.bucket_words.tolist()]
-    work.each("encode", encode.encode_bucket, space, "bucket.npz", buckets, "word", len(shards))
+    periods = [wanted.period(wanted.names[split]) for split in planned.bucket_split.tolist()]
+    buckets = list(zip(planned.bucket_words.tolist(), periods, strict=True))
+    to_encode = (len(shards), settings.write)
+    work.each("encode", encode.encode_bucket, space, "bucket.npz", buckets, "word", *to_encode)
     encode.check_encode(space, planned)
     code = encode.load_encoder(space.directory).dtype_code
     tasks: list[Task] = []
@@ -234,7 +239,7 @@ def _run(
         kept = None
         if drop and len(tasks) + wanted.first in arrivals:  # mega-batches are the first parts
             kept = count, len(tasks) + wanted.first
-        final = (space, name, own, space.by_name(words), code, kept)
+        final = (space, name, own, space.by_name(words), code, kept, settings.write)
         tasks.append(Task(space.directory / f"{name}.json", sum(words), final))
     work.run("finalise", encode.finalise_part, tasks, "word")
     parts = [replace(_part(space, task.done), period=wanted.period(task.done.stem)) for task in tasks]
