@@ -120,6 +120,11 @@ def _add_stream_flags(made: Parser) -> None:
         "(default: fairseq, nothing else; with --append: as before)"
     )
     add("--write", choices=("fairseq", "jsonl", "parquet", "megatron"), help=write)
+    dropped = (
+        "list the documents dropped as duplicates in dropped.jsonl: id, the id that each repeats, exact or "
+        "near, similarity (default with --append: as before)"
+    )
+    add("--write-dropped", action="store_true", help=dropped)
     append = "add mega-batches to the finished stream --out; documents that it already contains are dropped"
     add("--append", action="store_true", help=append)
     ordered = (

@@ -17,6 +17,7 @@ from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
 from data_prep import cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
+from data_prep.copies import add_copies, write_copies
 from data_prep.cut import Wanted
 from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
@@ -43,6 +44,8 @@ class StreamSettings:
     """Paths of the files of a given tokenizer, by their names in the stream; empty: train one."""
     near_duplicates: bool = False
     """Whether near duplicates are dropped."""
+    write_dropped: bool = False
+    """Whether dropped.jsonl lists the duplicates."""
     write: str = "fairseq"
     """What is written beside fairseq's files, a key of `write.SUFFIXES`."""
 
@@ -68,6 +71,7 @@ class StreamSettings:
             "sources": list(self.sources),
             "input": _digest(identity),
             **({"near_duplicates": "drop"} if self.near_duplicates else {}),
+            **({"write_dropped": True} if self.write_dropped else {}),
             **({"write": self.write} if self.write != "fairseq" else {}),
         }
 
@@ -220,6 +224,9 @@ def _run(
     if drop:
         ranged = [(1,)] * count
         work.each("hashes", plan.keep_entries, space, "past.bin", ranged, "range", count, len(shards), wanted)
+    if settings.write_dropped:
+        ranged = [(1,)] * count
+        work.each("copies", write_copies, space, "copies.jsonl", ranged, "range", count, len(shards), wanted)
     work.each("shuffle", shuffle.shuffle_shard, space, "spill.npy", shards, "B", wanted, count)
     if settings.vocab_size is not None:
         # Only of the first mega-batch: the others have not arrived when the model is first trained.
@@ -243,6 +250,8 @@ def _run(
         tasks.append(Task(space.directory / f"{name}.json", sum(words), final))
     work.run("finalise", encode.finalise_part, tasks, "word")
     parts = [replace(_part(space, task.done), period=wanted.period(task.done.stem)) for task in tasks]
+    if settings.write_dropped:
+        parts[0] = add_copies(space, parts[0], count, wanted.first)
     corpus = _corpus_record(space, settings, planned, len(shards))
     return corpus | ({"dates": dates} if dates else {}), parts
 

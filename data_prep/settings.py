@@ -133,6 +133,7 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
         tokenizer=tokenizer,
         near_duplicates=near == "drop",
         write=write,
+        write_dropped=arguments.write_dropped or bool(stream and stream.settings.get("write_dropped")),
     )
 
 

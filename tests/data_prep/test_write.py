@@ -51,6 +51,33 @@ def test_an_addition_is_written_as_before_and_has_its_periods(prepare, tmp_path)
             assert {(row["date"], row["source"]) for row in rows} == {(year, "news")}
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_dropped_lists_what_stream_json_counts(ordered, near, prepare, tmp_path, inspected):
+    flags = {
+        "near_duplicates": "drop",
+        "write": "jsonl",
+        "words": 1200,
+        "mega_batches": None if ordered else 2,
+    }
+    if ordered:
+        flags |= {"eval_words": 200}
+    given = [*near, *(["--ordered"] if ordered else []), "--write-dropped"]
+    out = prepare(*given, out=tmp_path / "out", **flags)
+    rows = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
+    corpus = Stream.load(out).corpus
+    similar = [row for row in rows if row["kind"] == "near"]
+    assert len(similar) == corpus["near_duplicate_documents"] > 20
+    assert len(rows) == corpus["duplicate_documents"]
+    kept = {}
+    for path in out.rglob("*.jsonl"):
+        if path.name != "dropped.jsonl":
+            kept |= {row["id"]: row for row in map(json.loads, path.read_text().splitlines())}
+    assert not {row["id"] for row in similar} & kept.keys()
+    assert all(0.75 < row["similarity"] <= 1 and row["repeats"] != row["id"] for row in similar)
+    assert all(row["repeats"] == row["id"] for row in rows if row["kind"] == "exact")
+    assert inspected(out, "--verify")[0] == 0
+
+
 def test_megatron_reads_the_same_tokens(corpus, prepare, tmp_path, inspected):
     """By a reader after the published format: header, lengths, pointers, document indices."""
     out = prepare(f"a={corpus}/alpha.txt", out=tmp_path / "out", mega_batches=2, write="megatron")
