@@ -21,6 +21,8 @@ _SCALE = {"": 1} | {suffix: 10 ** (3 * k) for k, suffix in enumerate("kMGTPE", s
 _COLUMNS = 100  # of help; longer lines are hard to read
 _SHOWN = 12  # choices that an error lists
 _MOST_NUMBERS = 100_000  # of a range
+_TRAIN = ("torch", "torchvision", "fairseq", "fairscale", "safetensors", "submitit", "sklearn", "PIL")
+"""What the light installation lacks."""
 
 
 class UserError(Exception):
@@ -131,7 +133,12 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             sys.exit(141)
         except ImportError as error:
             if not isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while a compiled module starts
-                raise
+                package = (error.name or "").partition(".")[0]
+                if not isinstance(error, ModuleNotFoundError) or package not in _TRAIN:
+                    raise
+                fail(
+                    f"this needs {package}, which the light installation leaves out: run `pip install .`, or `make`"
+                )
             _interrupted()
         except OSError as error:
             if isinstance(error.__context__, KeyboardInterrupt):  # shutil.rmtree closes a descriptor twice

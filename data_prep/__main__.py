@@ -114,6 +114,17 @@ def _add_stream_flags(made: Parser) -> None:
     add = made.add_argument_group("stream", sizes).add_argument
     number = functools.partial(add, type=count)
     add("--out", type=Path, required=True, metavar="STREAM", help="directory of the stream to make")
+    write = (
+        "what to write beside fairseq's files, for other software. jsonl, parquet: the documents of each "
+        "part with id, source, date (its period) and text; megatron: an index for Megatron's IndexedDataset "
+        "(default: fairseq, nothing else; with --append: as before)"
+    )
+    add("--write", choices=("fairseq", "jsonl", "parquet", "megatron"), help=write)
+    dropped = (
+        "list the documents dropped as duplicates in dropped.jsonl: id, the id that each repeats, exact or "
+        "near, similarity (default with --append: as before)"
+    )
+    add("--write-dropped", action="store_true", help=dropped)
     append = "add mega-batches to the finished stream --out; documents that it already contains are dropped"
     add("--append", action="store_true", help=append)
     ordered = (

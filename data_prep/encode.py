@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from data_prep.plan import CorpusPlan, load_plan
 from data_prep.shuffle import bucket_texts
 from data_prep.tokenizer import Encoder, SentencePiece
 from data_prep.work import Workspace, damaged, mapped, open_items, read_arrays
+from data_prep.write import SUFFIXES as WRITTEN
+from data_prep.write import json_line, write_jsonl, write_megatron, write_parquet
 
 NEAR = ".near"
 """Suffix of the file with the hashes of documents, beside a mega-batch."""
@@ -38,15 +41,21 @@ def load_encoder(directory: Path) -> Encoder:
     return open_encoder({path.name: path for path in directory.iterdir()})
 
 
-def encode_bucket(space: Workspace, bucket: int, shards: int) -> None:
-    """Write the files of a bucket. An item ends with eos: see `Encoder.encode`."""
+def encode_bucket(space: Workspace, bucket: int, period: str, shards: int, write: str) -> None:
+    """Write the files of a bucket. An item ends with eos: see `Encoder.encode`.
+
+    `period`: of its documents, or empty. `write`: a key of `write.SUFFIXES`.
+    """
     encoder = load_encoder(space.directory)
     sizes: list[np.ndarray] = []
     counts = np.zeros(encoder.dictionary_size, np.int64)
     block: list[str] = []
     words = text_bytes = held = 0
     keys: list[bytes] = []
-    with atomic_write(space.file("bucket", bucket, "bin"), "wb") as file:
+    with ExitStack() as files:
+        file = files.enter_context(atomic_write(space.file("bucket", bucket, "bin"), "wb"))
+        if write in ("jsonl", "parquet"):
+            lines = files.enter_context(atomic_write(space.file("bucket", bucket, "jsonl"), "wb"))
 
         def flush() -> None:
             ids = encoder.encode(block)
@@ -55,7 +64,9 @@ def encode_bucket(space: Workspace, bucket: int, shards: int) -> None:
             sizes.append(np.diff(np.flatnonzero(ids == EOS), prepend=-1).astype(np.int32))
             block.clear()
 
-        for key, text in bucket_texts(space, bucket, shards):
+        for key, text, source in bucket_texts(space, bucket, shards):
+            if write in ("jsonl", "parquet"):
+                lines.write(json_line(key, space.sources[source].rpartition("/")[2], period, text))
             block.append(text.decode())
             words += text.count(b" ") + text.count(b"\n") + 1
             text_bytes += len(text) + 1
@@ -97,6 +108,7 @@ def finalise_part(
     sources: dict[str, int],
     code: int,
     near: tuple[int, int] | None = None,
+    write: str = "fairseq",
 ) -> None:
     """Concatenate the buckets of a split; `sources`: its words by source, `code`: fairseq's dtype code.
 
@@ -130,7 +142,12 @@ def finalise_part(
             for number in range(files):
                 entries = mapped(space.file("past", number, "bin"), ENTRY)
                 file.write(entries[entries["arrival"] == arrival].tobytes())
-    suffixes = (*SUFFIXES, NEAR) if near else SUFFIXES
+    if write == "megatron":
+        write_megatron(path, np.asarray(lengths), code)
+    elif write != "fairseq":
+        join = write_jsonl if write == "jsonl" else write_parquet
+        join(Path(f"{path}.{write}"), (space.file("bucket", bucket, "jsonl") for bucket in buckets))
+    suffixes = (*SUFFIXES, *([NEAR] if near else []), *WRITTEN[write])
     part = Part(
         name=name,
         prefix=prefix,

@@ -31,8 +31,8 @@ ENTRY = np.dtype([("key", KEY), ("arrival", "<u2"), ("hashes", "u1", HASHES)])
 """A document: key, number of its mega-batch, the lowest bytes of its hashes."""
 BAND = np.dtype([("band", ">u8"), ("row", "<u4")])
 """Hashes and number of a band, row of its document among the entries."""
-NEAR = np.dtype([("key", KEY), ("arrival", "<u2"), ("other_arrival", "<u2"), ("other", KEY)])
-"""A document and the first similar one of a mega-batch that is not later."""
+NEAR = np.dtype([("key", KEY), ("arrival", "<u2"), ("other_arrival", "<u2"), ("other", KEY), ("equal", "u1")])
+"""A document, the first similar one of a mega-batch that is not later, and how many hashes are equal."""
 
 RANGE_BANDS = 1 << 22
 """Bands of a range on average; a task takes about 300 MB."""
@@ -216,7 +216,7 @@ def _compare(entries: np.ndarray, bands: np.ndarray, first: int) -> np.ndarray:
         equal = (entries["hashes"][i] == entries["hashes"][j]).sum(1)
         near = (equal >= _EQUAL) & (entries["key"][i] != entries["key"][j])
         made = np.zeros(int(near.sum()), NEAR)
-        i, j = i[near], j[near]
+        i, j, made["equal"] = i[near], j[near], equal[near]
         made["key"], made["arrival"] = entries["key"][i], entries["arrival"][i]
         made["other"], made["other_arrival"] = entries["key"][j], entries["arrival"][j]
         found.append(_first_of_each(made))

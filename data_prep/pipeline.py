@@ -17,6 +17,7 @@ from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
 from data_prep import cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
+from data_prep.copies import add_copies, write_copies
 from data_prep.cut import Wanted
 from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
@@ -24,7 +25,7 @@ from data_prep.periods import Dated, find_periods
 from data_prep.plan import CorpusPlan
 from data_prep.work import Task, Work, Workspace, damaged, read_arrays, read_json
 
-_LAYOUT = 7  # version of the work directory; increase it when files of older code cannot be used
+_LAYOUT = 8  # version of the work directory; increase it when files of older code cannot be used
 _SKIPS = 1000  # skipped documents that stream.json lists
 
 
@@ -43,6 +44,10 @@ class StreamSettings:
     """Paths of the files of a given tokenizer, by their names in the stream; empty: train one."""
     near_duplicates: bool = False
     """Whether near duplicates are dropped."""
+    write_dropped: bool = False
+    """Whether dropped.jsonl lists the duplicates."""
+    write: str = "fairseq"
+    """What is written beside fairseq's files, a key of `write.SUFFIXES`."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -66,6 +71,8 @@ class StreamSettings:
             "sources": list(self.sources),
             "input": _digest(identity),
             **({"near_duplicates": "drop"} if self.near_duplicates else {}),
+            **({"write_dropped": True} if self.write_dropped else {}),
+            **({"write": self.write} if self.write != "fairseq" else {}),
         }
 
 
@@ -217,14 +224,19 @@ def _run(
     if drop:
         ranged = [(1,)] * count
         work.each("hashes", plan.keep_entries, space, "past.bin", ranged, "range", count, len(shards), wanted)
+    if settings.write_dropped:
+        ranged = [(1,)] * count
+        work.each("copies", write_copies, space, "copies.jsonl", ranged, "range", count, len(shards), wanted)
     work.each("shuffle", shuffle.shuffle_shard, space, "spill.npy", shards, "B", wanted, count)
     if settings.vocab_size is not None:
         # Only of the first mega-batch: the others have not arrived when the model is first trained.
         arguments = (space, planned.buckets(0), len(shards), settings.vocab_size)
         task = Task(space.directory / tokenizer.MODEL, 1, arguments)
         work.run("tokenizer", tokenizer.train_tokenizer, [task], "model")
-    buckets = [(words,) for words in planned.bucket_words.tolist()]
-    work.each("encode", encode.encode_bucket, space, "bucket.npz", buckets, "word", len(shards))
+    periods = [wanted.period(wanted.names[split]) for split in planned.bucket_split.tolist()]
+    buckets = list(zip(planned.bucket_words.tolist(), periods, strict=True))
+    to_encode = (len(shards), settings.write)
+    work.each("encode", encode.encode_bucket, space, "bucket.npz", buckets, "word", *to_encode)
     encode.check_encode(space, planned)
     code = encode.load_encoder(space.directory).dtype_code
     tasks: list[Task] = []
@@ -234,10 +246,12 @@ def _run(
         kept = None
         if drop and len(tasks) + wanted.first in arrivals:  # mega-batches are the first parts
             kept = count, len(tasks) + wanted.first
-        final = (space, name, own, space.by_name(words), code, kept)
+        final = (space, name, own, space.by_name(words), code, kept, settings.write)
         tasks.append(Task(space.directory / f"{name}.json", sum(words), final))
     work.run("finalise", encode.finalise_part, tasks, "word")
     parts = [replace(_part(space, task.done), period=wanted.period(task.done.stem)) for task in tasks]
+    if settings.write_dropped:
+        parts[0] = add_copies(space, parts[0], count, wanted.first)
     corpus = _corpus_record(space, settings, planned, len(shards))
     return corpus | ({"dates": dates} if dates else {}), parts
 

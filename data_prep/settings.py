@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from alma.errors import UserError, hint
+from alma.errors import UserError, hint, require_package
 from alma.stream import Stream
 from data_prep.cut import Wanted
 from data_prep.dates import Dates, interval, number_of
@@ -95,6 +95,16 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
             problems.append(f"give {', '.join(lacking)}")
         if not _given(arguments, *_TOKENIZERS):
             problems.append(f"give one of {', '.join(_TOKENIZERS)}: the tokenizer")
+    write = stream.settings.get("write", "fairseq") if stream else arguments.write or "fairseq"
+    if arguments.write not in (None, write):
+        problems.append(f"--write: the stream was made with {write}; leave it out")
+    if write == "megatron" and arguments.tokenizer and Path(arguments.tokenizer).is_dir():
+        problems.append(
+            "--write megatron: not with --tokenizer FOLDER; write jsonl, and tokenize with Megatron"
+        )
+    if write == "parquet":
+        with noted(problems):
+            require_package("pyarrow", "--write parquet")
     with noted(problems):
         tokenizer = _tokenizer(arguments)
     with noted(problems):
@@ -127,6 +137,8 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
         vocab_size=None if stream else arguments.vocab_size,
         tokenizer=tokenizer,
         near_duplicates=near == "drop",
+        write=write,
+        write_dropped=arguments.write_dropped or bool(stream and stream.settings.get("write_dropped")),
     )
 
 

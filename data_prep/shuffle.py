@@ -20,7 +20,7 @@ from data_prep.pools import LEFT_OUT
 from data_prep.scan import content_keys, keyed_texts, repeats
 from data_prep.work import Workspace, damaged, mapped, mapped_array
 
-INDEX = np.dtype([("high", ">u8"), ("low", ">u8"), ("bytes", "<u4"), ("crc", "<u4")])
+INDEX = np.dtype([("high", ">u8"), ("low", ">u8"), ("bytes", "<u4"), ("crc", "<u4"), ("source", "<u4")])
 
 RUN_BYTES = 64 << 20
 """Text in memory before a sorted run is written."""
@@ -34,18 +34,19 @@ def shuffle_shard(space: Workspace, number: int, shard: Shard, wanted: Wanted, r
     plan = load_plan(space)
     expected = planned_documents(space, number, plan, wanted, ranges)
     tables = []
+    ids = {name: number for number, name in enumerate(space.sources)}
     with (
         atomic_write(space.file("spill", number, "bin"), "wb") as texts,
         atomic_write(space.file("spill", number, "index"), "wb") as index,
     ):
         run = _SortedRun(texts, index, len(plan.bucket_split))
-        for hashes, _, data, _ in keyed_texts(space, shard):
+        for hashes, source, data, _ in keyed_texts(space, shard):
             key = hashes[:KEY_BYTES]
             scanned, bucket = next(expected, (None, LEFT_OUT))
             if scanned != key:
                 raise changed(shard)
             if bucket != LEFT_OUT:
-                run.add(bucket, key, data)
+                run.add(bucket, key, data, ids[source])
             if run.size >= RUN_BYTES:
                 tables.append(run.write())
         tables.append(run.write())
@@ -86,12 +87,14 @@ class _SortedRun:
         self._bucket_of: list[int] = []
         self._keys: list[bytes] = []
         self._data: list[bytes] = []
+        self._sources: list[int] = []
 
-    def add(self, bucket: int, key: bytes, data: bytes) -> None:
+    def add(self, bucket: int, key: bytes, data: bytes, source: int) -> None:
         """Collect a document."""
         self._bucket_of.append(bucket)
         self._keys.append(key)
         self._data.append(data)
+        self._sources.append(source)
         self.size += len(data)
 
     def write(self) -> np.ndarray:
@@ -101,6 +104,7 @@ class _SortedRun:
         rows["high"], rows["low"] = np.frombuffer(b"".join(self._keys), ">u8").reshape(-1, 2).T
         rows["bytes"] = [len(data) for data in self._data]
         rows["crc"] = [zlib.crc32(data) for data in self._data]
+        rows["source"] = self._sources
         order = np.lexsort((rows["low"], rows["high"], bucket_of))
         rows = rows[order]
         self._index.write(rows.tobytes())
@@ -109,14 +113,14 @@ class _SortedRun:
         positions = np.concatenate([[0], np.cumsum(rows["bytes"], dtype=np.int64)])
         table = self._written + np.stack([documents, positions[documents]], axis=1)
         self._written = table[-1].copy()
-        for each in (self._bucket_of, self._keys, self._data):
+        for each in (self._bucket_of, self._keys, self._data, self._sources):
             each.clear()
         self.size = 0
         return table
 
 
-def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[tuple[bytes, bytes]]:
-    """Content key and text of the documents of a bucket in hash order. Memory: the text of the bucket.
+def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[tuple[bytes, bytes, int]]:
+    """Content key, text and source number of the documents of a bucket in hash order. Memory: its text.
 
     UserError: a text is not as it was written.
     """
@@ -144,8 +148,8 @@ def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[tuple[b
     starts = np.cumsum(sizes) - sizes - before[chunk]
     order = np.lexsort((rows["low"], rows["high"]))
     keys = content_keys(rows[order]).tobytes()
-    columns = (chunk, starts, starts + sizes, rows["crc"])
-    for place, (i, start, end, crc) in enumerate(
+    columns = (chunk, starts, starts + sizes, rows["crc"], rows["source"])
+    for place, (i, start, end, crc, source) in enumerate(
         zip(*(column[order].tolist() for column in columns), strict=True)
     ):
         text = chunks[i][start:end]
@@ -153,4 +157,4 @@ def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[tuple[b
             raise UserError(
                 f"{space.directory}: damaged (a document of bucket {bucket}); remove it and run again"
             )
-        yield keys[KEY_BYTES * place : KEY_BYTES * (place + 1)], text
+        yield keys[KEY_BYTES * place : KEY_BYTES * (place + 1)], text, source

@@ -38,7 +38,7 @@ _ROW = 32  # words per sentence passed to SentencePiece, which is fastest around
 
 def train_tokenizer(space: Workspace, buckets: list[int], shards: int, vocab_size: int) -> None:
     """Train on the documents of the buckets, in their order, and write tokenizer.model."""
-    texts = (text for bucket in buckets for _, text in bucket_texts(space, bucket, shards))
+    texts = (text for bucket in buckets for _, text, _ in bucket_texts(space, bucket, shards))
     model = train(texts, vocab_size)
     with atomic_write(space.directory / MODEL, "wb") as file:
         file.write(model)
