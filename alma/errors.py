@@ -136,9 +136,7 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
                 package = (error.name or "").partition(".")[0]
                 if not isinstance(error, ModuleNotFoundError) or package not in _TRAIN:
                     raise
-                fail(
-                    f"this needs {package}, which the light installation leaves out: run `pip install .`, or `make`"
-                )
+                fail(f"this needs {package}, which the light installation leaves out: run `pip install .`")
             _interrupted()
         except OSError as error:
             if isinstance(error.__context__, KeyboardInterrupt):  # shutil.rmtree closes a descriptor twice

@@ -95,16 +95,8 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
             problems.append(f"give {', '.join(lacking)}")
         if not _given(arguments, *_TOKENIZERS):
             problems.append(f"give one of {', '.join(_TOKENIZERS)}: the tokenizer")
-    write = stream.settings.get("write", "fairseq") if stream else arguments.write or "fairseq"
-    if arguments.write not in (None, write):
-        problems.append(f"--write: the stream was made with {write}; leave it out")
-    if write == "megatron" and arguments.tokenizer and Path(arguments.tokenizer).is_dir():
-        problems.append(
-            "--write megatron: not with --tokenizer FOLDER; write jsonl, and tokenize with Megatron"
-        )
-    if write == "parquet":
-        with noted(problems):
-            require_package("pyarrow", "--write parquet")
+    with noted(problems):
+        write = _write(arguments, stream)
     with noted(problems):
         tokenizer = _tokenizer(arguments)
     with noted(problems):
@@ -257,6 +249,18 @@ def _dates(arguments: argparse.Namespace, stream: Stream | None) -> Dates | None
         undated=arguments.undated or Dates.undated,
         after=after,
     )
+
+
+def _write(arguments: argparse.Namespace, stream: Stream | None) -> str:
+    """What is written beside fairseq's files: a key of `write.SUFFIXES`. UserError: it cannot be."""
+    made = stream.settings.get("write", "fairseq") if stream else arguments.write or "fairseq"
+    if arguments.write not in (None, made):
+        raise UserError(f"--write: the stream was made with {made}; leave it out")
+    if made == "megatron" and arguments.tokenizer and Path(arguments.tokenizer).is_dir():
+        raise UserError("--write megatron: not with --tokenizer FOLDER; write jsonl in its place")
+    if made == "parquet":
+        require_package("pyarrow", "--write parquet")
+    return str(made)
 
 
 def _tokenizer(arguments: argparse.Namespace) -> dict[str, str]:

@@ -267,7 +267,7 @@ def test_documented_keys_of_text_runs():
     row = measured_fields(measured, [True])
     extra = documented("extra, text")
     # with --average, if the stream drifts, if another run of the launch has the same training
-    at_times = {"raw", "matrix", "matrix_experts", "matrix_periods", "shared_with"}
+    at_times = {"raw", "matrix", "matrix_experts", "matrix_periods", "scores", "shared_with"}
     assert row["extra"].keys() | at_times == extra.keys()
     assert training.keys() - MACHINE_FIELDS == extra["training"][1]
 
