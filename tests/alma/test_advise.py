@@ -309,7 +309,7 @@ def test_the_page_shows_the_advice(tmp_path):
     assert with_advice[-1].title == "Advice"
     advice = advise(find_sections(find_runs([tmp_path]))[0])
     assert with_advice[-1].cells == decision_table(advice)
-    assert "Lowest expected mean error (%) over t=41..41: ens w=1" in with_advice[-1].note
+    assert "Use ens w=1: lowest expected mean error (%) at t=41, " in with_advice[-1].note
     assert "Advice" not in {table.title for table in without}
 
 

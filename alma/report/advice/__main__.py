@@ -44,8 +44,9 @@ def parser() -> Parser:
     worth = "a gain below this is a tie: a loss, or percent of perplexity or points of error (default: 1%%)"
     add("--worth", type=_worth, default="1%", metavar="LOSS|PERCENT", help=worth)
     price = "of a training, in units of loss summed over periods, or both in money: TRAINING/LOSS such as "
-    price += "400/1000. Gives one plan: when to retrain first, and how often then (default: no plan)"
-    add("--price", type=_price, default=math.nan, metavar="PRICE", help=price)
+    price += "400/1000, LOSS for a unit in one period; 1%% of perplexity is 0.01 of the unit nats. "
+    price += "Gives one plan: when to retrain first, and how often then (default: no plan)"
+    add("--price", type=_price, default=(math.nan, 0.0), metavar="PRICE", help=price)
     now = "give the advice of mega-batch T: rows after it are not read (default: the last one)"
     add("--from", type=int, dest="now", metavar="T", help=now)
     backtest = (
@@ -74,19 +75,20 @@ def _cadences(text: str) -> list[int]:
 
 def _worth(text: str) -> tuple[float, bool]:
     """A number, and whether it is percent."""
-    return _price(text.removesuffix("%")), text.endswith("%")
+    return _price(text.removesuffix("%"))[0], text.endswith("%")
 
 
-def _price(text: str) -> float:
-    """A number, or the ratio of two."""
+def _price(text: str) -> tuple[float, float]:
+    """A number, or the ratio of two, and the second of them (0: there is one only)."""
     try:
-        over, _, under = text.partition("/")
+        over, slash, under = text.partition("/")
         value = float(over) / float(under or 1)
+        money = float(under) if slash else 0.0
     except (ValueError, ZeroDivisionError):
-        value = math.nan
-    if not 0 <= value < math.inf:
+        value = money = math.nan
+    if not (0 <= value < math.inf and 0 <= money < math.inf):
         raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 on, such as 0.3 or 400/1000")
-    return value
+    return value, money
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -117,7 +119,8 @@ def main() -> None:
     from alma.report.advice.text import as_markdown, as_text
 
     report: Advice | Backtest | MatrixReport
-    asked = {"every": options.every, "worth": options.worth, "price": options.price}
+    price, money = options.price
+    asked = {"every": options.every, "worth": options.worth, "price": price, "money": money}
     if options.matrix:
         report = report_on(read_groups(options.matrix, options.groups or ()), options.backtest, **asked)
     elif options.backtest:

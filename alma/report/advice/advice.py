@@ -28,7 +28,7 @@ NOTE = (
     "stays."
 )
 FRONT = "Configurations that no other one beats in both the expected measure and training compute to come."
-_DRIFTS = "Mega-batches have held-out parts of their own, but these forecasts assume an i.i.d. stream."
+_DRIFTS = 'Forecasts assume an i.i.d. stream. If only new data count, go by "regret, next" of alma report.'
 _FEW = "How often to retrain takes more models, each tested on the mega-batches after it."
 
 
@@ -50,7 +50,8 @@ class Advice(NamedTuple):
     @property
     def measured(self) -> str:
         """What is forecast, such as "mean error (%) over t=21..100"."""
-        return f"mean {self.display.name} over t={self.found[0].start + 1}..{self.found[0].until}"
+        first, last = self.found[0].start + 1, self.found[0].until
+        return f"mean {self.display.name} " + (f"over t={first}..{last}" if first < last else f"at t={last}")
 
     def difference(self, each: Comparison) -> MeanOverSeeds:
         """A difference and its interval: in percentage points, or in percent of the choice's perplexity."""
@@ -83,7 +84,7 @@ class Advice(NamedTuple):
         """The choice in a sentence."""
         assert self.choice
         value = with_interval(self.choice.forecast, self.display.factor)
-        return f"Lowest expected {self.measured}: {self.choice.label}, {value}."
+        return f"Use {self.choice.label}: lowest expected {self.measured}, {value}."
 
     def record(self) -> dict[str, Any]:
         """For JSON. Values of the metric are unscaled: errors are fractions."""

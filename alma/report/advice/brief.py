@@ -44,22 +44,22 @@ def lines(report: Advice | MatrixReport) -> dict[str, str]:
     ]
     costs = f"{number(report.choice.compute)} TFLOPs, {number(report.choice.hours)} hours of training"
     return {
-        "Recommendation": f"Use {report.choice.label}. {report.summary}",
+        "Recommendation": report.summary,
         **often,
         "What it gains": " ".join(_gain(report, each) for each in known) or "No difference is certain yet.",
-        "What it costs": f"{costs} until t={report.choice.until}.",
+        "What it costs": f"{costs} until mega-batch {report.choice.until}.",
         "How sure": f"{len(known)} of {len(report.comparisons)} answers have evidence, at 90%.",
         "What would change it": " ".join([*settled, *report.remarks]) or "Nothing that was measured.",
     }
 
 
 def _gain(report: Advice, each: Comparison) -> str:
-    kind = "points of error" if report.display.factor > 1 else "% of perplexity"
+    kind = " points of error" if report.display.factor > 1 else "% of perplexity"
     better, worse = (each.choice, each.other) if each.difference >= 0 else (each.other, each.choice)
     mean, *ends = (abs(value) for value in report.difference(each))
     sides = f"{better.sides[each.question]} instead of {worse.sides[each.question]}"
     least, most = map(number, sorted(ends))
-    return f"{sides.capitalize()}: {number(mean)} {kind} fewer ({least} to {most})."
+    return f"{sides.capitalize()}: {number(mean)}{kind} less ({least} to {most})."
 
 
 def _settle(each: Comparison) -> str:
@@ -71,6 +71,8 @@ def _settle(each: Comparison) -> str:
 def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
     """Write the brief to `path`, .md with a picture beside it or .html with it inside; returns its text."""
     found = lines(report)
+    if "perplexity" in " ".join(found.values()):
+        found["Perplexity"] = "Among so many equally likely words a model in effect chooses; lower is better."
     title = f"Advice: {report.title}" if isinstance(report, Advice) else "How often to retrain"
     text = "\n\n".join([f"# {title}", *(f"**{heading}.** {body}" for heading, body in found.items())]) + "\n"
     if path is None:
@@ -115,7 +117,7 @@ def _draw_ages(axes: Any, often: Sequence[Retraining]) -> None:
         curve = {a / each.period.size: np.mean(v) for a, v in staleness_curve(each.losses).items() if a >= 0}
         values = [100 * np.expm1(v) if text else v for v in curve.values()]
         axes.plot(list(curve), values, marker="o", label=each.losses.label)
-    axes.set_xlabel(f"{often[0].period.noun}s since training")
+    axes.set_xlabel(f"age of the model (1: a {often[0].period.noun})")
     axes.set_ylabel("worse than a new model (%)" if text else "points of error worse")
 
 
@@ -123,8 +125,8 @@ def _draw_forecasts(axes: Any, report: Advice) -> None:
     factor = report.display.factor
     rivals = [report.choice, *(each.other for each in report.comparisons)]
     for candidate in {each.label: each for each in rivals if each}.values():
-        known = [factor * value for value in candidate.values.values()]
-        (line,) = axes.plot(list(candidate.values), known, label=candidate.label)
+        known = {t: factor * value for t, value in candidate.values.items() if t >= candidate.ends[0]}
+        (line,) = axes.plot(list(known), list(known.values()), label=candidate.label)
         low, high = factor * interval(candidate.draws)
         ahead = {"color": line.get_color(), "drawstyle": "steps-post"}
         axes.plot(candidate.to_come, factor * np.median(candidate.draws, 0), linestyle="--", **ahead)

@@ -98,6 +98,7 @@ class Retraining:
         every: Sequence[int] = (),
         worth: tuple[float, bool] = (1.0, True),
         price: float = math.nan,
+        money: float = 0.0,
         rest: int = 0,
     ):
         """From `losses` in a `unit`. UserError: too few models were tested on one period.
@@ -105,9 +106,11 @@ class Retraining:
         every  cadences in periods (none: those of CALENDAR, or 1, 2, 4, 8, up to the oldest age at hand)
         worth  a gain below it is a tie: in the unit, or (True) percent of perplexity or points of error
         price  of a training, in the unit summed over periods
+        money  that one unit costs in one period (0: unknown): the plan is told in it
         rest   periods to come (0: 365 days, or 12)
         """
-        self.losses, self.unit, self.period, self.cost, self.price = losses, unit, period, cost, price
+        self.losses, self.unit, self.period, self.cost = losses, unit, period, cost
+        self.price, self.money = price, money
         self.rest = rest or {"day": 365, "week": 52}.get(period.noun, 12)
         self.laws = Laws(losses)
         self.drift = MeanOverSeeds(*(period.size * value for value in self.laws.effect_of_age()))
@@ -338,24 +341,24 @@ class Retraining:
     @property
     def _of_plan(self) -> str:
         """The plan in a sentence."""
-        plan, (low, high) = self.plan, self.plan.flips
+        plan, one = self.plan, self.money or 1.0
+        low, high = (one * price for price in plan.flips)
         when = "Do not retrain" if plan.first is None else "Retrain now"
         when = f"Retrain in {self.period.span(plan.first)}" if plan.first else when
         if plan.first is not None:
             when += f", then {self.period.every(plan.every)}" if plan.trainings > 1 else ", then not again"
-        savings = " and ".join(f"{with_interval(each)} against {name}" for name, each in plan.savings.items())
+        saved = [f"{with_interval(each, one)} against {name}" for name, each in plan.savings.items()]
+        unit = "the money of --price" if self.money else f"{self.unit} summed over periods"
         ends = f"from {number(low)} to {number(high)}" if high < math.inf else f"above {number(low)}"
-        text = (
-            f"{when} ({plan.trainings} in {self.period.span(self.rest)}): it saves {savings}, in {self.unit} "
-        )
-        text += f"summed over periods. So for prices {ends}"
+        text = f"{when} ({plan.trainings} in {self.period.span(self.rest)}): it saves {' and '.join(saved)}, "
+        text += f"in {unit}. So for prices {ends}"
         other = self.other
         if not other or other.laws.values.shape != self.laws.values.shape or other.unknown:
             return text
         gap = (other.laws.values - self.laws.values)[self.laws.ages == 0]
         more = other.plan.total + self.rest * float(gap[np.isfinite(gap)].mean()) - plan.total
         verdict = "keep to this one" if more > 0 else "take that one"
-        return f"{text}. {other.losses.label} costs {number(more)} more in all: {verdict}"
+        return f"{text}. {other.losses.label} costs {number(one * more)} more in all: {verdict}"
 
     def record(self) -> dict[str, Any]:
         """For JSON: losses in nats a token, errors in percent."""
