@@ -72,7 +72,9 @@ def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
     """Write the brief to `path`, .md with a picture beside it or .html with it inside; returns its text."""
     found = lines(report)
     if "perplexity" in " ".join(found.values()):
-        found["Perplexity"] = "Among so many equally likely words a model in effect chooses; lower is better."
+        found["Perplexity"] = (
+            "Among so many equally likely tokens (words or parts of words) a model in effect chooses; lower is better."
+        )
     title = f"Advice: {report.title}" if isinstance(report, Advice) else "How often to retrain"
     text = "\n\n".join([f"# {title}", *(f"**{heading}.** {body}" for heading, body in found.items())]) + "\n"
     if path is None:
