@@ -73,7 +73,7 @@ def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
     found = lines(report)
     if "perplexity" in " ".join(found.values()):
         found["Perplexity"] = (
-            "Among so many equally likely tokens (words or parts of words) a model in effect chooses; lower is better."
+            "The number of equally likely tokens that a model in effect chooses from; lower is better."
         )
     title = f"Advice: {report.title}" if isinstance(report, Advice) else "How often to retrain"
     text = "\n\n".join([f"# {title}", *(f"**{heading}.** {body}" for heading, body in found.items())]) + "\n"
