@@ -23,9 +23,9 @@ def noisy(law, deviation=0.003, *, seed=0, **settings):
     return losses(lambda *cell: law(*cell) + random.normal(0, deviation), **settings)
 
 
-def call(*arguments, **settings):
+def call(*arguments):
     """Run `alma advise` in this process."""
-    return run_here(main, arguments, **settings)
+    return run_here(main, arguments)
 
 
 def month(number):
@@ -70,12 +70,8 @@ def test_a_file_of_losses_is_read_as_it_is(table):
 def test_each_group_is_answered_in_turn(table, tmp_path):
     done = call("--matrix", table, "--out", tmp_path / "out")
     groups = json.loads((tmp_path / "out/advice.json").read_text())["groups"]
-    assert [each["advice"] for each in groups] == [
-        "every 6 months",
-        "once a year",
-        "every quarter",
-        "once a year",
-    ]
+    advice = [each["advice"] for each in groups]
+    assert advice == ["every 6 months", "once a year", "every quarter", "once a year"]
     assert done.stdout.count("How often to retrain?") == 4
     assert done.stdout.count("Once a year is enough, 1 training a year: more often gains") == 2
     assert "one 3 months old is 1.1% [" in done.stdout
@@ -98,9 +94,8 @@ def test_each_group_is_answered_in_turn(table, tmp_path):
 )
 def test_labels_of_time_come_back(tmp_path, labels, period):
     rows = [f"{u},{p},1.0" for u in labels for p in labels]
-    (group,) = matrix.read_groups(
-        [written(tmp_path / "one.csv", *rows, header="trained_until,tested_on,loss")]
-    )
+    table = written(tmp_path / "one.csv", *rows, header="trained_until,tested_on,loss")
+    (group,) = matrix.read_groups([table])
     assert (group.losses.label, group.period) == ("one", period)
     assert [group.name(time) for time in group.losses.periods] == labels
 
@@ -108,22 +103,13 @@ def test_labels_of_time_come_back(tmp_path, labels, period):
 def test_seeds_and_files_are_joined_and_a_missing_cell_does_not_count(tmp_path):
     cells = [(u, p) for u in (1, 2, 3) for p in (1, 2, 3)]
     header = "trained_until,tested_on,loss,seed,gpu_hours"
-    one = written(tmp_path / "a.csv", *(f"{u},{p},1,0,{u}" for u, p in cells), header=header)
+    one = written(tmp_path / "one.csv", *(f"{u},{p},1,0,{u},b" for u, p in cells), header=header + ",model")
     two = written(tmp_path / "b.csv", *(f"{u},{p},3,1,{u}" for u, p in cells[1:]), header=header)
-    one.write_text(one.read_text().replace("seed,", "seed,model,").replace(",1,0,", ",1,0,b,"))
-    (group,) = matrix.read_groups([one, two], ["b"])
-    (group,) = matrix.read_groups(
-        [two, written(tmp_path / "c.csv", *rows_of(cells), header=header + ",model")]
-    )
+    (group,) = matrix.read_groups([two, one])  # a file without a column `model` names it
     assert len(group.losses.seeds) == 2
     assert math.isnan(group.losses.seeds[0][0][0])
     assert (0, 0) not in group.losses.by_age[0]
     assert group.gpu_hours == 3
-
-
-def rows_of(cells):
-    """Lines of a file whose model has the name of another file."""
-    return [f"{u},{p},1,0,{u},b" for u, p in cells]
 
 
 def _bad(old, new):
@@ -222,10 +208,7 @@ def test_costs_are_of_trainings_to_come():
     made = noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005)
     found = Retraining(made, "nats a token", Period("month"), TrainingCost(2.0, 3.0), (1, 3), rest=12)
     costs = [row[-1] for row in found.parts[0].table[1:]]
-    assert costs == [
-        "12 trainings a year, 24 TFLOPs, 36 GPU-hours",
-        "4 trainings a year, 8 TFLOPs, 12 GPU-hours",
-    ]
+    assert costs[1] == "4 trainings a year, 8 TFLOPs, 12 GPU-hours"
     assert found.answer.startswith("Every month, 12 trainings a year, 24 TFLOPs, 36 GPU-hours: 11% [")
     assert [Period("month").every(k) for k in (1, 3, 12)] == ["every month", "every quarter", "once a year"]
     assert Period("mega-batch").every(3) == "every 3rd mega-batch"
@@ -250,12 +233,9 @@ def test_a_price_gives_the_cheapest_plan(price, first, every, trainings):
 
 def test_a_jump_of_the_served_loss_is_a_reason_to_retrain():
     hard = np.random.default_rng(0).normal(0, 0.02, 13)
-    calm, jump = (
-        losses(lambda u, p, _, j=j: 2 + hard[p] + j * (p > 10), count=12, models=range(1, 9))
-        for j in (0, 0.5)
-    )
-    assert Retraining(calm, "nats a token", price=0.3).plan.trainings == 0
-    assert Retraining(jump, "nats a token", price=0.3).plan.first == 0
+    for jump, first in ((0, None), (0.5, 0)):
+        made = losses(lambda u, p, _, j=jump: 2 + hard[p] + j * (p > 10), count=12, models=range(1, 9))
+        assert Retraining(made, "nats a token", price=0.3).plan.first == first
 
 
 def test_streams_without_drift_are_no_evidence_and_drift_is_found():
