@@ -232,7 +232,8 @@ def _run(values, *names, **settings):
     return lambda place: [image_run(place / d, values, data=d, **settings) for d in names or ["digits"]]
 
 
-_FOUR, _OTHER = _run([0.5, 0.4, 0.3, 0.2]), "runs of different streams, metrics or B"
+_FOUR, _ENS = (_run([0.5, 0.4, 0.3, 0.2], learner=each) for each in ("sm", "ens"))
+_OTHER = "runs of different streams, metrics or B"
 
 
 @pytest.mark.parametrize(
@@ -249,7 +250,7 @@ _FOUR, _OTHER = _run([0.5, 0.4, 0.3, 0.2]), "runs of different streams, metrics 
         (_run([0.5] * 12, rows=1), "", "no stage is complete by t=0"),
         (_run([0.9, 0.5], w=2), "--backtest", "at least two stages"),
         (_run([0.5, 0.4], "aa", "bb"), "", _OTHER),
-        (lambda place: rename_metric(_FOUR(place / "b")[0], "perplexity") and _FOUR(place), "", _OTHER),
+        (lambda place: rename_metric(_ENS(place / "b")[0], "perplexity") and _FOUR(place), "", _OTHER),
     ],
 )
 def test_bad_options_and_records_are_one_line(tmp_path, make, arguments, told):

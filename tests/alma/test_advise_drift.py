@@ -57,8 +57,7 @@ def test_a_file_of_losses_is_read_as_it_is(table):
 def test_each_group_is_answered_in_turn(table, tmp_path):
     done = call_advise("--matrix", table, "--out", tmp_path / "out")
     groups = done.record["groups"]
-    advice = [each["advice"] for each in groups]
-    assert advice == ["every 6 months", "once a year", "every quarter", "once a year"]
+    assert [g["advice"] for g in groups] == ["every 6 months", "once a year", "every quarter", "once a year"]
     assert done.stdout.count("How often to retrain?") == 4
     assert done.stdout.count("Once a year is enough, 1 training a year: more often gains") == 2
     assert "one 3 months old is 1.1% [" in done.stdout
@@ -169,11 +168,12 @@ def test_without_losses_on_the_past_there_is_no_answer():
 
 
 def test_what_training_gains_shrinks_and_is_not_drift():
-    made = noisy(lambda u, p, _: 3 - 0.5 * math.log(u), seed=1)
-    found = Retraining(made, "nats a token")
+    found = Retraining(noisy(lambda u, p, _: 3 - 0.5 * math.log(u), seed=1), "nats a token")
     assert found.advice == NO_EVIDENCE
     assert found._last_time(1) == pytest.approx(0.5 * math.log(8 / 7), abs=0.01)
     assert found.extra(1).mean < 0.7 * found._last_time(1)
+    even = noisy(lambda u, p, _: 3 - 0.1 * u, count=24)  # no law of training: that of age takes it
+    assert Retraining(even, "nats a token").advice == NO_EVIDENCE
 
 
 def test_the_effect_of_age_has_an_interval_over_periods_and_seeds():

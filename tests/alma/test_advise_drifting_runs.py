@@ -37,7 +37,6 @@ def test_three_questions_on_runs(tmp_path):
     costs = [each["cost"].split(", ")[:2] for each in often["cadences"]]
     assert costs[0] == ["2 trainings in 2 mega-batches", "2 TFLOPs"]
     assert costs[1] == ["1 training in 2 mega-batches", "1 TFLOPs"]
-    assert "How often to retrain? sm, replay 0.5 w=1" in done.stdout
     planned = call_advise(tmp_path / "runs", "--from", 6, "--price", "1/2").stdout
     assert "Retrain in 1 mega-batch, then not again (1 in 2 mega-batches): it saves" in planned
     assert ", in the money of --price. So for prices from " in planned
