@@ -79,12 +79,13 @@ def test_runs_of_one_seed_are_compared_in_pairs(tmp_path):
     """The seeds differ by 50%, the average is 2% better in each run; other seeds show nothing."""
     for seed, level in enumerate((0.3, 0.5, 0.8)):
         values = law(level, 0.4, 0, 0.002, seed)
-        averaged(image_run(tmp_path / "a" / f"{seed}", values, seed=seed, average=0.9), 0.98 - seed / 1000)
+        for place, size in ("a", 8), ("b/paired", 16):
+            run = image_run(tmp_path / place / f"{seed}", values, seed=seed, average=0.9, size=size)
+            averaged(run, 0.98 - seed / 1000)
         image_run(tmp_path / "b" / f"raw{seed}", values, seed=seed)
-        better = [0.98 * value for value in values]
-        image_run(tmp_path / "b" / f"{seed}", better, seed=seed + 3, average=0.9)
-    (paired,), (apart,) = (advice_on(tmp_path / name, 20).comparisons for name in "ab")
-    assert (paired.question, paired.advice) == ("average the weights?", "average")
+        image_run(tmp_path / "b" / f"{seed}", [0.97 * value for value in values], seed=seed + 3, average=0.9)
+    (paired,), (apart, _) = (advice_on(tmp_path / name, 20).comparisons for name in "ab")
+    assert (paired.advice, paired.question, apart.question) == ("average", *2 * ["average the weights?"])
     assert apart.low < 0 < apart.high
     assert apart.high - apart.low > 5 * (paired.high - paired.low)
 

@@ -138,8 +138,7 @@ def _bad(old, new):
     ],
 )
 def test_a_bad_file_or_option_is_one_line(table, edit, told):
-    options = edit.split() if isinstance(edit, str) else ()
-    if not options:
+    if not (options := edit.split() if isinstance(edit, str) else []):
         edit(table)
     assert told in error_of(call_advise("--matrix", table, *options))
 
