@@ -12,6 +12,7 @@ import numpy as np
 from alma.records import Run, check_row
 from alma.report import compare, style
 from alma.report.__main__ import main as report_main
+from alma.report.advice.__main__ import main as advise_main
 from alma.report.age import Losses
 from alma.report.lm.entries import find_entries
 from alma.report.results import find_runs, group
@@ -244,6 +245,15 @@ def run_here(main, arguments, cwd=ROOT):
         except SystemExit as end:
             code = end.code
     return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def call_advise(*arguments):
+    """Run `alma advise` in this process; if it ends with --out, `record` is what it wrote there as JSON."""
+    done = run_here(advise_main, arguments)
+    if arguments[-2:-1] == ("--out",):
+        (file,) = Path(arguments[-1]).glob("*.json")
+        done.record = json.loads(file.read_text())
+    return done
 
 
 def legend_of(figure):
