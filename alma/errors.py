@@ -5,13 +5,14 @@ import difflib
 import errno
 import functools
 import importlib.util
+import itertools
 import math
 import os
 import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -45,6 +46,8 @@ class HelpFormatter(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """argparse that raises UserError, with a hint for a misspelt word, in place of printing its usage."""
 
+    _words: Sequence[str] = ()
+
     def __init__(self, *, prog: str, other: str = "", other_flags: Collection[str] = (), **settings: Any):
         """`prog`: the program in help and errors, unless it runs as a subcommand of `alma`.
 
@@ -55,6 +58,11 @@ class Parser(argparse.ArgumentParser):
             prog = sys.argv[0]
         super().__init__(**{"prog": prog, "formatter_class": HelpFormatter, **settings})
 
+    def parse_known_args(self, args=None, namespace=None):
+        """Keep the words: argparse passes only a message to `error`."""
+        self._words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             problem = f"invalid choice: {value!r} ({hint(str(value), map(str, action.choices))})"
@@ -62,8 +70,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         own, hints = self._option_string_actions, []
-        for word in message.partition("unrecognized arguments: ")[2].split():
-            name = word.partition("=")[0]
+        words = message.partition("unrecognized arguments: ")[2].split()
+        if "arguments are required" in message:  # one may be present but misspelt
+            words = list(itertools.takewhile(lambda word: word != "--", self._words))
+        for name in dict.fromkeys(word.partition("=")[0] for word in words):
+            if name in own or (self.allow_abbrev and any(each.startswith(name) for each in own)):
+                continue
             meant = closest(name, [*own, *self._other_flags])
             if name.startswith("--") and meant in own:
                 hints.append(f"did you mean {meant}?")

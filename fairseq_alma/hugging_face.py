@@ -1,7 +1,10 @@
 """Convert a checkpoint to a directory that Hugging Face transformers loads (see `fairseq_alma.export`)."""
 
 import json
+import os
 import shutil
+import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -165,13 +168,17 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
     model = read_model(path, weights)
     converted = tokenizer_of(tokenizer, model.config) if tokenizer else None
     make_directory(out)
+    (out / "config.json").unlink(missing_ok=True)  # moved last: it marks a complete directory
     try:
-        if converted:
-            converted.save_pretrained(out)
-        shutil.copyfile(_CODE, out / _CODE.name)
-        model.save_pretrained(out)
-        for weights_file in out.glob("*.safetensors"):
-            weights_file.chmod(0o644)  # safetensors sets 0600
+        with tempfile.TemporaryDirectory(dir=out) as folder:
+            model.save_pretrained(folder)
+            shutil.copyfile(_CODE, Path(folder, _CODE.name))
+            if converted:
+                converted.save_pretrained(folder)
+            mode = stat.S_IMODE(os.stat(Path(folder, "config.json")).st_mode)
+            for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == "config.json"):
+                file.chmod(mode)  # safetensors sets 0600
+                os.replace(file, out / file.name)
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{out}: cannot be written ({error}: full disk, quota?); free some space and rerun the command"

@@ -30,6 +30,10 @@ TABLE2, TIME = TEXT = ("table2", "time")
 """Experiments of language models, below EXPERIMENTS, and the folders of their runs."""
 MODELS = {"small": ("tiny",), "saturated": ("saturated_small", "saturated"), "paper": ("base", "large")}
 """The sizes of the rows of Table 2, by size."""
+_LOAD = (
+    "import sys; from alma.errors import command; from vision.data import load; "
+    "command(lambda: load(sys.argv[1], sys.argv[2], sys.argv[3:] == ['download']))()"
+)
 _DATA_SET = re.compile("cifar100?|e?mnist")
 _EXAMPLES = """\
 examples:
@@ -90,7 +94,6 @@ def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) 
         return
     own = record.get("flags", {}).get(options.size, "")
     root = ["--data-root", options.data_root] if options.data_root else []
-    download = ["--download"] * options.download
     drawn_runs: list[str] = []
     for key, text in record["experiments"].items():
         file, *flags = f"{text} {own}".split()
@@ -98,7 +101,7 @@ def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) 
         size = ["--size", options.size] if options.size in DATA else []
         words = [EXPERIMENTS / file, *size, *flags, "--out", place / "runs" / folder]
         found = children.ask(tool("vision.run", *words, "--list").words, file).splitlines()
-        yield tool("vision.run", *words, *root, *download, "--jobs", options.jobs, "--part", "1/1")
+        yield tool("vision.run", *words, *root, "--jobs", options.jobs, "--part", "1/1")
         if key.endswith("-stages"):
             yield tool("vision.tsne", *found, *root, "--out", place / name / "tsne.png")
         else:
@@ -200,6 +203,13 @@ def main() -> None:
         for name in names:
             print(f"\n{name}", *commands(name, records[name], options), sep="\n")
         return
+    # before any run: read, with --download fetch, each image data set that the figures need
+    texts = [folder for name in names for folder in records[name]["experiments"] if folder not in TEXT]
+    sets = {DATA.get(options.size) or _DATA_SET.search(text)[0] for text in texts}  # type: ignore[index]
+    for data in sorted(sets - {"digits"}):
+        words = [sys.executable, "-c", _LOAD, data, str(options.data_root or "data")]
+        if code := run(Command(words + ["download"] * options.download)):
+            sys.exit(code)
     summary: list[str] = []
     try:
         for name in names:

@@ -32,7 +32,7 @@ def training_of(plan: Plan, spec: StageSpec, training: Training, checkpoint: Pat
     own["replay_share"] = share if earlier else 0.0
     own["checkpoint"] = checkpoint and str(checkpoint.resolve())
     own["budget"] = {kind: int(amount)} if amount else {}
-    return _task(plan, spec, training.command, **own)
+    return _task(plan, stream, spec, training.command, **own)
 
 
 def evaluation_of(plan: Plan, spec: StageSpec | None, models: Sequence[Path]) -> StageTask:
@@ -41,11 +41,13 @@ def evaluation_of(plan: Plan, spec: StageSpec | None, models: Sequence[Path]) ->
     own: dict[str, Any] = {"evaluate": [stream.test, *_valid(stream, of), *stream.held_out]}
     own["members"] = tuple(str(model.resolve()) for model in models)
     own["seeds"] = tuple(training.seed for training in of.trainings)
-    return _task(plan, spec, spec.evaluate if spec else plan.untrained, **own)
+    return _task(plan, stream, spec, spec.evaluate if spec else plan.untrained, **own)
 
 
-def _task(plan: Plan, spec: StageSpec | None, command: Sequence[str], **own: Any) -> StageTask:
-    stream, request = Stream.load(plan.stream), plan.request
+def _task(
+    plan: Plan, stream: Stream, spec: StageSpec | None, command: Sequence[str], **own: Any
+) -> StageTask:
+    request = plan.request
     own["valid"] = _valid(stream, spec or plan.stages[0])
     for name in own.keys() & {"train", "earlier", "valid", "evaluate"}:
         stream.check(own[name])

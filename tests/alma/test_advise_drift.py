@@ -206,6 +206,23 @@ def test_a_price_gives_the_cheapest_plan(price, first, every, trainings):
         assert max(low, -1e-9) <= mean <= high
 
 
+def test_an_open_question_names_the_models_that_would_settle_it():
+    open_ = Retraining(noisy(lambda u, p, _: 2 + 0.008 * abs(p - u), 0.03, seed=3), "nats a token")
+    assert open_.advice == NO_EVIDENCE
+    assert 8 < open_.models_to_settle <= 16
+    assert f". About {open_.models_to_settle} models would settle it (8 now)" in open_.answer
+    assert Retraining(noisy(lambda u, p, _: 3 - 0.5 * math.log(u), seed=1), "nats").models_to_settle is None
+
+
+def test_periods_are_named_and_counted_by_their_labels():
+    week = Period.of(["2025-W52", "2026-W01"])
+    assert (week.noun, week.every(4), week.every(52)) == ("week", "every 4 weeks", "once a year")
+    assert Period.of(["2025-Q4"]).noun == "quarter"
+    assert Period.of(["2020..2021", "2022"]) == Period.of([]) == Period("mega-batch")
+    made = Retraining(noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005), "nats a token", week, every=(1, 4))
+    assert [row[-1] for row in made.parts[0].table[1:]] == ["52 trainings a year", "13 trainings a year"]
+
+
 def test_a_jump_of_the_served_loss_is_a_reason_to_retrain():
     hard = np.random.default_rng(0).normal(0, 0.02, 13)
     for jump, first in ((0, None), (0.5, 0)):

@@ -24,7 +24,7 @@ def parser(**settings) -> Parser:
     [
         ("a --out b --wrokers 4", "unrecognized arguments: --wrokers 4 (did you mean --workers?)"),
         ("a --out b --wrokers=4", "unrecognized arguments: --wrokers=4 (did you mean --workers?)"),
-        ("a --ot b --worker 3", "the following arguments are required: --out"),
+        ("a --ot b --worker 3", "the following arguments are required: --out (did you mean --out?)"),
         ("a --out b --nothing-like-it", "unrecognized arguments: --nothing-like-it"),
         ("a -- --ot", "the following arguments are required: --out"),
         ("--out b --workers x", "argument --workers: invalid int value: 'x'"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from alma.report.advice.candidates import DRAWS
-from alma.report.advice.forecast import Fit, LearningCurve, Scatter, estimate_scatter, interval
+from alma.report.advice.forecast import Fit, LearningCurve, Scatter, estimate_scatter, interval, shared_priors
 
 from .synthetic import law
 
@@ -62,3 +62,16 @@ def test_a_curve_that_stops_to_fall_soon_after_stays_in_its_interval(change):
     draws = Fit(curve, estimate_scatter([curve])).draw(t[20:], DRAWS, np.random.default_rng(0))[0]
     low, high = interval(draws)
     assert np.mean((low <= values[20:]) & (values[20:] <= high)) > 0.5
+
+
+def test_a_learner_with_one_stage_takes_half_of_its_prior_from_the_others():
+    """Three learners fall as t^-.8; what is expected of a fourth lies between that and no knowledge."""
+    t, random = np.arange(1.0, 21), np.random.default_rng(0)
+    known = [LearningCurve(t, 0.5 * t**-0.8 * np.exp(0.01 * random.normal(size=(3, 20)))) for _ in range(3)]
+    new = LearningCurve(np.array([20.0]), np.full((3, 1), 0.2))
+    scatter = estimate_scatter([*known, new])
+    alone, shared = (
+        Fit(new, scatter, 3, shared_priors(each, scatter)[-1]) for each in ([new], [*known, new])
+    )
+    assert shared.expected([40])[0] < 0.5 * alone.expected([40])[0] + 0.5 * 0.2 * 2**-0.8 + 0.005
+    assert np.array_equal(alone.probability, Fit(new, scatter).probability)

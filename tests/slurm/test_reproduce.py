@@ -188,15 +188,21 @@ def test_the_exit_code_of_a_tool_is_passed_on_and_ends_the_list(small, monkeypat
     assert "\nfirst: paper: waiting helps" in capsys.readouterr().out
 
 
-def test_missing_images_end_it_and_download_reaches_the_tool_that_reads(small, monkeypatch, capfd):
+def test_missing_images_end_everything_before_the_first_run(small, monkeypatch, capfd):
+    """With one line that names the data set, and what is missing; --download fetches it once, first."""
+    started = []
+    real = reproduce.run
+    monkeypatch.setattr(reproduce, "run", lambda one: started.append(one.words) or real(one))
     (small / "sizes.yaml").write_text("sizes: {medium: {dataset: mnist, megabatches: 2}}")
-    assert call(main, monkeypatch, "all", "--size", "medium", "--data-root", "nowhere") == 2
+    assert call(main, monkeypatch, "all", "--size", "paper", "--data-root", "nowhere") == 2
     said = capfd.readouterr()
     assert "cannot read mnist from nowhere" in said.err
-    started = []
+    assert said.err.count("\n") == 1
+    assert len(started) == 1
+    assert not Path("reproduced").exists()
+    started.clear()
     monkeypatch.setattr(reproduce.children, "ask", lambda *_: "run\n")
     monkeypatch.setattr(reproduce, "run", lambda one: started.append(one.words) or 0)
     assert call(main, monkeypatch, "all", "--size", "medium", "--download") == 0
-    assert [(words[2], "--download" in words) for words in started] == [
-        *(("vision.run", True), ("alma.report", False)) * 2
-    ]
+    assert started[0][-3:] == ["mnist", "data", "download"]
+    assert [words[2] for words in started[1:]] == ["vision.run", "alma.report"] * 2
