@@ -14,7 +14,7 @@ import pytest
 from alma import __main__ as alma
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ("torch", "fairseq", "numpy", "matplotlib", "plotly", "sentencepiece", "submitit", "sklearn", "scipy")
+HEAVY = ("torch", "fairseq", "numpy", "matplotlib", "sentencepiece", "submitit", "sklearn", "scipy")
 CALLS = """
 import contextlib, io, json, runpy, sys
 found = []

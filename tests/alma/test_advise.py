@@ -8,7 +8,7 @@ from alma.report.advice.backtest import look_back, means
 from alma.report.advice.candidates import find_candidates, one_section
 from alma.report.advice.comparison import Field, compare
 from alma.report.advice.forecast import Fit
-from alma.report.html.page import tables
+from alma.report.page import tables
 from alma.report.results import find_runs, find_sections
 from benchmarks.advice_calibration import NOW, make_section
 
