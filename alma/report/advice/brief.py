@@ -16,8 +16,8 @@ from alma.report.advice.cadence import Retraining
 from alma.report.advice.comparison import Comparison
 from alma.report.advice.forecast import interval
 from alma.report.advice.matrix import MatrixReport
-from alma.report.advice.text import number
 from alma.report.age import staleness_curve
+from alma.report.tables import number
 
 _PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title><style>body{{font:16px/1.5 sans-serif;max-width:44em;margin:2em auto;padding:0 1em}}
