@@ -282,7 +282,7 @@ def test_the_brief_is_one_screen_with_a_picture(tmp_path):
     two_learners(tmp_path / "runs", seeds=3)
     done = call_advise(tmp_path / "runs", "--from", 20, "--brief", tmp_path / "advice.html")
     page = (tmp_path / "advice.html").read_text()
-    for said in ("Use ens w=1", "Several instead of one", "TFLOPs, ", "data:image/svg+xml"):
+    for said in ("Use ens: several", "Several instead of one", "TFLOPs, ", "data:image/svg+xml"):
         assert said in page
     assert len(done.stdout.splitlines()) < 25
     call_advise(tmp_path / "runs", "--brief", tmp_path / "advice.md")

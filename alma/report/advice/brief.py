@@ -72,11 +72,8 @@ def _gain(report: Advice, each: Comparison) -> str:
 
 def _settle(each: Comparison) -> str:
     sides = " against ".join(one.sides[each.question] for one in (each.choice, each.other))
-    return (
-        f"Too close to call, {sides}."
-        if each.seeds is None
-        else f"{each.seeds} seeds a side would tell, {sides}."
-    )
+    seeds = f"{each.seeds} seeds a side would tell" if each.seeds else "Too close to call"
+    return f"{seeds}, {sides}."
 
 
 def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
