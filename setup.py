@@ -44,7 +44,7 @@ if __name__ == "__main__":
         entry_points={"console_scripts": ["alma = alma.__main__:main"]},
         package_data={
             "alma.report.lm": ["*.csv"],
-            "alma.report.html": ["*.html"],
+            "alma.report": ["*.html"],
             "fairseq_alma": ["*.yaml"],
         },
         install_requires=[
@@ -60,7 +60,6 @@ if __name__ == "__main__":
             "scikit-learn>=1.4",
             "pillow>=10",
             "matplotlib>=3.8",
-            "plotly>=6",
             "orjson>=3.10",
             "msgspec>=0.20",
             "filelock>=3.15",
@@ -77,8 +76,7 @@ if __name__ == "__main__":
             "export": ["transformers>=5"],
             "dev": [
                 *("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.12", "mypy>=1.15"),
-                # What tests of the notebook and of the report page in a browser need.
-                *("ipykernel>=6", "nbclient>=0.10", "nbformat>=5", "selenium>=4.20"),
+                *("ipykernel>=6", "nbclient>=0.10", "nbformat>=5"),  # of the notebook's test
             ],
             "docs": ["mkdocs-material>=9.7"],
             # What must be there before fairseq-fixed and fairscale can be built without build isolation.

@@ -29,7 +29,6 @@ TOOLS = {
     "train": Tool("training", "slurm.launch", "train a language model on a stream, here or on SLURM"),
     "images": Tool("training", "vision.run", "train image learners: digits, MNIST, CIFAR, your own folder"),
     "reproduce": Tool("training", "slurm.reproduce", "run and draw a figure or table of the paper"),
-    "demo": Tool("training", "slurm.demo", "see all of it on small data, in minutes"),
     "status": Tool("jobs", "slurm.status", "show the state of runs: progress, errors, logs"),
     "cancel": Tool("jobs", "slurm.cancel", "cancel the SLURM jobs of runs"),
     "report": Tool("results", "alma.report.__main__", "compare runs: tables, figures, a web page"),
@@ -45,7 +44,6 @@ ABOUT = "Anytime learning at macroscale: train and compare models on data that a
 
 EXAMPLES = """\
 examples:
-  alma demo
   alma images --learner sm,ens,gmoe --waiting-time 1,4 --out runs/digits
   alma report runs/digits --html report.html
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from alma.errors import Parser, UserError
 from alma.report.advice.backtest import backtest
 from alma.report.advice.candidates import one_section
-from alma.report.advice.text import as_text
 from alma.report.results import find_runs
 from benchmarks import advice_calibration, cadence_calibration, waiting_rule
 
@@ -24,7 +23,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     for place in options.runs:
         try:
-            print(as_text(backtest(one_section(find_runs([place]))).parts), end="\n\n", flush=True)
+            for part in backtest(one_section(find_runs([place]))).parts:
+                print(part.as_text(), end="\n\n", flush=True)
         except UserError as error:
             print(f"{place}: {error}\n")
         waiting_rule.main([place])

@@ -14,7 +14,7 @@ import pytest
 from alma import __main__ as alma
 
 ROOT = Path(__file__).parent.parent
-HEAVY = ("torch", "fairseq", "numpy", "matplotlib", "plotly", "sentencepiece", "submitit", "sklearn", "scipy")
+HEAVY = ("torch", "fairseq", "numpy", "matplotlib", "sentencepiece", "submitit", "sklearn", "scipy")
 CALLS = """
 import contextlib, io, json, runpy, sys
 found = []
@@ -29,7 +29,7 @@ for module, *words in json.load(sys.stdin):
 print(json.dumps(found))
 """
 """Runs command lines of modules as `python -m` does, all in one process."""
-MODULES = ("data_prep", "data_prep.corpus", "data_prep.inspect", "slurm.launch", "slurm.demo")
+MODULES = ("data_prep", "data_prep.corpus", "data_prep.inspect", "slurm.launch")
 MODULES += ("slurm.status", "slurm.cancel", "alma.report", "vision.tsne")
 
 

@@ -1,4 +1,4 @@
-"""Compare runs: a table, and on request an interactive page, Markdown, CSV and figures: `alma report`."""
+"""Compare runs: a table, and on request a page, Markdown, CSV and figures: `alma report`."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ from alma.files import make_directory
 from alma.help_texts import RUNS
 from alma.report import differences
 from alma.report.files import write_report
-from alma.report.html.page import write_page
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
+from alma.report.page import write_page
 from alma.report.results import find_runs, group, left_out
 from alma.report.scores import BITS, scored
 from alma.report.selection import CHOOSABLE, SELECTIONS, best_by_validation
@@ -53,7 +53,7 @@ def parser() -> Parser:
     add("--baseline", metavar="LABEL", help=baseline)
     out = "folder for report.md, report.csv and figures (default: none; report with --figures)"
     add("--out", type=Path, metavar="DIR", help=out)
-    page = "write an interactive page too: one self-contained file, such as report.html"
+    page = "write a page too: one self-contained file, such as report.html"
     add("--html", type=Path, metavar="FILE", help=page)
     figures = "draw the figures of the paper for image runs (vision) or language models (lm)"
     add("--figures", choices=("vision", "lm"), help=figures)

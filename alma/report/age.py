@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from alma.report.results import Result, matrix
+from alma.report.tables import number
 from alma.stages import stages
 
 
@@ -44,6 +45,11 @@ class MeanOverSeeds(NamedTuple):
     mean: float
     low: float
     high: float
+
+    def text(self, factor: float = 1.0) -> str:
+        """In multiples of 1 / factor, such as "24 [22.5, 25.8]"; "24 [?]" without an interval."""
+        mean, low, high = (number(factor * each) for each in self)
+        return f"{mean} [{low}, {high}]" if self.low <= self.high else f"{mean} [?]"
 
 
 def losses_of(result: Result) -> Losses | None:

@@ -1,25 +1,35 @@
-"""Tables as text and Markdown."""
+"""Tables and numbers as text and Markdown."""
 
 import html
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from alma.tables import Table, as_text
 
 
 class TitledTable(NamedTuple):
-    """A table with its title, and a note on its columns."""
+    """A table with its title, and a note on its columns; or without one of these."""
 
     title: str
     cells: Table
-    note: str
+    note: str = ""
+    above: Sequence[str] = ()  # lines between title and table
 
     def as_text(self) -> str:
-        """Title, table and note for the terminal."""
-        return "\n".join([self.title, as_text(self.cells), self.note])
+        """Title, lines, table and note for the terminal."""
+        table = [as_text(self.cells)] if self.cells else []
+        return "\n".join([self.title, *self.above, *table, *([self.note] if self.note else [])])
 
     def as_markdown(self, level: str) -> list[str]:
         """The same as parts of a Markdown document; `level` are the marks of the heading, such as "##"."""
-        return [f"{level} {markdown(self.title)}", as_markdown(self.cells), markdown(self.note)]
+        table = [as_markdown(self.cells)] if self.cells else []
+        below = filter(None, self.note.split("\n"))
+        return [f"{level} {markdown(self.title)}", *map(markdown, self.above), *table, *map(markdown, below)]
+
+
+def number(value: float) -> str:
+    """Three digits, of thousands all."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def as_markdown(table: Table) -> str:

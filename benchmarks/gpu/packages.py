@@ -24,7 +24,7 @@ CARRIED = 64 << 20
 SOURCES = ("fairscale", "antlr4-python3-runtime")
 MISSING = (
     *SOURCES,
-    *("fairseq-fixed", "hydra-core", "omegaconf", "bitarray", "cffi", "pycparser", "submitit", "plotly"),
+    *("fairseq-fixed", "hydra-core", "omegaconf", "bitarray", "cffi", "pycparser", "submitit"),
     *("orjson", "zstandard", "tensorboardx", "msgspec", "rensa"),
 )
 """Packages that the machine lacks; tests compare them with what ALMA requires."""

@@ -8,7 +8,7 @@ from alma.report.advice.backtest import look_back, means
 from alma.report.advice.candidates import find_candidates, one_section
 from alma.report.advice.comparison import Field, compare
 from alma.report.advice.forecast import Fit
-from alma.report.html.page import tables
+from alma.report.page import tables
 from alma.report.results import find_runs, find_sections
 from benchmarks.advice_calibration import NOW, make_section
 
@@ -282,7 +282,7 @@ def test_the_brief_is_one_screen_with_a_picture(tmp_path):
     two_learners(tmp_path / "runs", seeds=3)
     done = call_advise(tmp_path / "runs", "--from", 20, "--brief", tmp_path / "advice.html")
     page = (tmp_path / "advice.html").read_text()
-    for said in ("Use ens w=1", "Several instead of one", "TFLOPs, ", "data:image/svg+xml"):
+    for said in ("Use ens: several", "Several instead of one", "TFLOPs, ", "data:image/svg+xml"):
         assert said in page
     assert len(done.stdout.splitlines()) < 25
     call_advise(tmp_path / "runs", "--brief", tmp_path / "advice.md")

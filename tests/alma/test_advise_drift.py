@@ -162,7 +162,7 @@ def test_without_losses_on_the_past_there_is_no_answer():
     found = Retraining(made, "nats a token", price=0.1)
     assert found.answer.startswith("No answer: without losses on the periods before")
     assert (found.advice, found.lines) == (NO_EVIDENCE, [f"{found.answer}."])
-    assert found.parts[0].table[0] == ["training", "as last time", "cost of trainings to come"]
+    assert found.parts[0].cells[0] == ["training", "as last time", "cost of trainings to come"]
     assert json.loads(json.dumps(found.record()))["plan"] is None
 
 
@@ -185,7 +185,7 @@ def test_the_effect_of_age_has_an_interval_over_periods_and_seeds():
 def test_costs_are_of_trainings_to_come():
     made = noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005)
     found = Retraining(made, "nats a token", Period("month"), TrainingCost(2.0, 3.0), (1, 3), rest=12)
-    assert found.parts[0].table[2][-1] == "4 trainings a year, 8 TFLOPs, 12 GPU-hours"
+    assert found.parts[0].cells[2][-1] == "4 trainings a year, 8 TFLOPs, 12 GPU-hours"
     assert found.answer.startswith("Every month, 12 trainings a year, 24 TFLOPs, 36 GPU-hours: 11% [")
     assert [Period("month").every(k) for k in (1, 3, 12)] == ["every month", "every quarter", "once a year"]
     assert Period("mega-batch").every(3) == "every 3rd mega-batch"
@@ -220,7 +220,7 @@ def test_periods_are_named_and_counted_by_their_labels():
     assert Period.of(["2025-Q4"]).noun == "quarter"
     assert Period.of(["2020..2021", "2022"]) == Period.of([]) == Period("mega-batch")
     made = Retraining(noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005), "nats a token", week, every=(1, 4))
-    assert [row[-1] for row in made.parts[0].table[1:]] == ["52 trainings a year", "13 trainings a year"]
+    assert [row[-1] for row in made.parts[0].cells[1:]] == ["52 trainings a year", "13 trainings a year"]
 
 
 def test_a_jump_of_the_served_loss_is_a_reason_to_retrain():

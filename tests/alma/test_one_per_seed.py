@@ -10,7 +10,7 @@ from alma.report import figures
 from alma.report.advice.__main__ import main as advise_main
 from alma.report.advice.advice import advise
 from alma.report.advice.candidates import one_section
-from alma.report.html.page import tables
+from alma.report.page import tables
 from alma.report.results import Section, find_runs, group, left_out
 from alma.report.vision import select
 from vision.run import summarise

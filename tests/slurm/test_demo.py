@@ -1,51 +1,67 @@
-"""The commands of the demo."""
+"""The commands of the demo: a script, run here with a program in place of `alma` that notes its words."""
 
-import shlex
+import json
+import os
+import subprocess
 from pathlib import Path
 
-import pytest
 from launcher import read_requests
 
 from data_prep.__main__ import parser
 from data_prep.corpus.__main__ import parser as corpus_parser
-from slurm import demo
 from slurm.lm.plan import make_plan
 from vision.run import jobs_of
 from vision.run import parser as vision_parser
 
+SCRIPT = Path(__file__).parents[2] / "experiments/demo.sh"
+ALMA = """#!/usr/bin/env python3
+import json, os, pathlib, sys, time
+kind = sys.argv[1]
+with open("words", "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+deadline = time.monotonic() + 60
+together = lambda: sum(json.loads(line)[0] == kind for line in pathlib.Path("words").read_text().splitlines())
+while kind in ("train", "images") and together() < 3:
+    assert time.monotonic() < deadline, "the others have not started"
+    time.sleep(0.01)
+if os.environ.get("FAILS", "-") in sys.argv:
+    sys.exit(3)
+"""
+
+
+def demo(place, **environment):
+    """Exit code of the demo, and the words of each command."""
+    (place / "bin").mkdir()
+    (place / "bin/alma").write_text(ALMA)
+    (place / "bin/alma").chmod(0o755)
+    everything = os.environ | {"PATH": f"{place}/bin:{os.environ['PATH']}"} | environment
+    done = subprocess.run(["sh", SCRIPT, "a b"], cwd=place, env=everything, capture_output=True, text=True)
+    return done.returncode, [json.loads(line) for line in (place / "words").read_text().splitlines()]
+
 
 def test_the_programs_accept_the_commands(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    lines = [line for step in demo.steps(Path("a b")) for line in step]
-    corpus, prepare, *launches, images, preset, drift, report = map(shlex.split, lines)
-    assert corpus_parser().parse_args(corpus[2:]).out == "a b/corpus/pydoc.jsonl"
-    stream = parser().parse_args(prepare[2:])
+    code, lines = demo(tmp_path)
+    assert (code, len(lines)) == (0, 9)
+    corpus, prepare, *middle, report = lines
+    assert corpus_parser().parse_args(corpus[1:]).out == "a b/corpus/pydoc.jsonl"
+    stream = parser().parse_args(prepare[1:])
     assert (stream.corpus, stream.out) == (["a b/corpus/pydoc.jsonl"], Path("a b/stream"))
     assert stream.mega_batches == 4
-    plans = [make_plan(read_requests(launch[2:])[0], 4) for launch in launches]
-    assert [plan.config["learner"] for plan in plans] == ["sm", "gmoe", "sm"]
-    assert plans[2].config["schedule"] == "continuous"
-    assert plans[1].config["grow_experts"] == [2, 2, 4]
-    assert all(plan.out.parent == Path("a b/runs") for plan in plans)
-    sweep = vision_parser().parse_args(images[2:])
-    assert len(jobs_of(sweep)) == 8
-    assert len(jobs_of(vision_parser().parse_args(preset[2:]))) == 2
-    drifting = vision_parser().parse_args(drift[2:])
-    assert len(jobs_of(drifting)) == 4
-    assert sweep.out.parent == drifting.out.parent == Path("a b/runs")
-    assert report == ["alma", "report", "a b/runs", "--out", "a b/report"]
+    plans = [make_plan(read_requests(line[1:])[0], 4) for line in middle if line[0] == "train"]
+    of = {plan.out: plan.config for plan in plans}
+    assert of[Path("a b/runs/gmoe")]["grow_experts"] == [2, 2, 4]
+    assert of[Path("a b/runs/anytime")]["schedule"] == "continuous"
+    assert of[Path("a b/runs/sm")]["learner"] == "sm"
+    sweeps = [vision_parser().parse_args(line[1:]) for line in middle if line[0] == "images"]
+    counts = {sweep.out: len(jobs_of(sweep)) for sweep in sweeps}
+    assert counts == {
+        Path("a b/runs", name): n for name, n in (("digits", 8), ("digits_anytime", 2), ("drift", 4))
+    }
+    assert report == ["report", "a b/runs", "--out", "a b/report"]
 
 
-def test_commands_of_a_step_run_concurrently_and_a_failure_ends_the_demo(monkeypatch, tmp_path):
-    (tmp_path / "meet.py").write_text(
-        "import pathlib, sys, time\n"
-        "mine, other = map(pathlib.Path, sys.argv[1:3]); mine.touch()\n"
-        "while not other.exists(): time.sleep(0.01)\n"
-        "sys.exit(int(sys.argv[3]))\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "OWN_MODULES", {"PYTHONPATH": str(tmp_path)})
-    demo.run(["meet here there 0", "meet there here 0"])
-    with pytest.raises(SystemExit) as stop:
-        demo.run(["meet here there 0", "meet there here 3"])
-    assert stop.value.code == 3
+def test_a_failure_ends_the_demo_after_the_commands_beside_it(tmp_path):
+    code, lines = demo(tmp_path, FAILS="gmoe")
+    assert code == 3
+    assert [line[0] for line in lines] == ["corpus", "data", "train", "train", "train"]

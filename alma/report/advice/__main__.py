@@ -1,6 +1,7 @@
 """Advice from the records of runs: wait or train, grow or not, one model or several: `alma advise`."""
 
 import argparse
+import itertools
 import math
 import re
 from pathlib import Path
@@ -116,7 +117,7 @@ def main() -> None:
     from alma.report.advice.brief import write_brief
     from alma.report.advice.candidates import one_section
     from alma.report.advice.matrix import MatrixReport, read_groups, report_on
-    from alma.report.advice.text import as_markdown, as_text
+    from alma.report.tables import TitledTable
 
     report: Advice | Backtest | MatrixReport
     price, money = options.price
@@ -132,12 +133,14 @@ def main() -> None:
     if options.brief and not isinstance(report, Backtest):
         print(write_brief(report, options.brief if options.brief.name else None))
     else:
-        print(as_text(report.parts))
+        print("\n\n".join(part.as_text() for part in report.parts))
     if options.out:
         stem = "backtest" if options.backtest else "advice"
         make_directory(options.out)
         with atomic_write(options.out / f"{stem}.md") as file:
-            file.write(as_markdown(report.parts))
+            levels = itertools.chain(["#"], itertools.repeat("##"))
+            blocks = itertools.chain(*map(TitledTable.as_markdown, report.parts, levels))
+            file.write("\n\n".join(blocks) + "\n")
         write_json_atomic(options.out / f"{stem}.json", report.record())
         print(options.out / f"{stem}.md", options.out / f"{stem}.json", sep="\n")
 

@@ -13,14 +13,16 @@ from alma.report.advice.candidates import Candidate, choose, find_candidates, wi
 from alma.report.advice.comparison import Comparison, Field, compare
 from alma.report.advice.questions import QUESTIONS
 from alma.report.advice.staleness import known_at
-from alma.report.advice.text import DocumentPart, number, with_interval
-from alma.report.advice.waiting import short_run
 from alma.report.age import MeanOverSeeds, losses_of
 from alma.report.age_table import unit
 from alma.report.results import Display, Section, left_out, matrix, non_dominated, rounded
-from alma.report.tables import Table
+from alma.report.tables import Table, TitledTable, number
 
 _MOST_LABELS = 6  # of a remark
+_SHORT_WAIT, _SHORT_STAGES = (
+    10,
+    2,
+)  # of the run that tells: `python -m benchmarks waiting_rule`
 NOTE = (
     "Difference: the other configuration less the choice; positive values are worse. Intervals are so "
     "wide that equal configurations show any evidence in a tenth of reports. The two answer the other "
@@ -59,15 +61,15 @@ class Advice(NamedTuple):
         return MeanOverSeeds(*(scale * value for value in (each.difference, each.low, each.high)))
 
     @property
-    def parts(self) -> list[DocumentPart]:
+    def parts(self) -> list[TitledTable]:
         """The document."""
         read = f"Rows up to t={self.found[0].start} of {len(self.found)} configurations; forecast to "
         read += f"t={self.found[0].until}"
         read += "." if self.budget is None else f" within {self.budget:.3g} TFLOPs of training to come."
-        found = [DocumentPart(f"Advice: {self.title}", [read])]
+        found = [TitledTable(f"Advice: {self.title}", [], above=[read])]
         if self.choice:
             lines = [self.summary] + [f"Command: {self.choice.command}"] * bool(self.choice.command)
-            decisions = decision_table(self) if self.comparisons else None
+            decisions = decision_table(self) if self.comparisons else []
             below = [NOTE] * bool(self.comparisons)
             missing = QUESTIONS.keys() - {each.question for each in self.comparisons}
             if missing:
@@ -75,15 +77,15 @@ class Advice(NamedTuple):
                 below.append(
                     f"No run within the budget differs from the choice in this question alone: {asked}"
                 )
-            found.append(DocumentPart(f"Choice by {self.measured}", lines, decisions, below))
+            found.append(TitledTable(f"Choice by {self.measured}", decisions, "\n".join(below), lines))
         found += self.retraining.parts if self.retraining else []
-        return [*found, DocumentPart("Front", [FRONT], front_table(self), self.remarks)]
+        return [*found, TitledTable("Front", front_table(self), "\n".join(self.remarks), [FRONT])]
 
     @property
     def summary(self) -> str:
         """The choice in a sentence."""
         assert self.choice
-        value = with_interval(self.choice.forecast, self.display.factor)
+        value = self.choice.forecast.text(self.display.factor)
         return f"Use {self.choice.label}: lowest expected {self.measured}, {value}."
 
     def record(self) -> dict[str, Any]:
@@ -171,6 +173,20 @@ def _remarks(
     return lines + (short_run(found, choice) if choice else [])
 
 
+def short_run(found: Sequence[Candidate], choice: Candidate) -> list[str]:
+    """A line about the cheapest run that would tell whether to wait; [] if runs with several waiting times
+    exist, or the stream is too short for it."""
+    until, end = _SHORT_WAIT * _SHORT_STAGES, choice.result.megabatches
+    if any(each.result.waiting_time > 1 for each in found) or until >= end:
+        return []
+    spent = sum(choice.result.repeats[0][t]["train_flops"] for t in range(1, choice.now + 1))
+    return [
+        f"Runs at w = 1 cannot tell whether to wait. The cheapest run that would: w = {_SHORT_WAIT} up to "
+        f"{until}, about {until / end:.0%} of the stream's compute ({spent / choice.now * until / 1e12:.2g} "
+        "TFLOPs)."
+    ]
+
+
 def _twins(one: Candidate, other: Candidate) -> bool:
     """Whether they differ in `--from-scratch` alone."""
     same = {"from_scratch": None, "seed": None}
@@ -223,7 +239,7 @@ def front_table(advice: Advice) -> Table:
     points = [(float(f"{each.compute:.3g}"), each.expected) for each in advice.found]
     for each in (advice.found[i] for i in non_dominated(points)):
         present = number(display.factor * each.values[each.now]) + f" (t={each.now})" * (each.now < start)
-        measure = with_interval(each.forecast, display.factor)
+        measure = each.forecast.text(display.factor)
         costs = [f"{each.compute:,.3g}", f"{each.hours:,.2g}"]
         table.append([each.label, str(len(each.seeds)), present, measure, each.fit.law, *costs])
     return table

@@ -10,11 +10,10 @@ from alma.errors import UserError
 from alma.report.advice.candidates import Candidate, choose, find_candidates, within
 from alma.report.advice.forecast import Array, interval
 from alma.report.advice.staleness import StalenessBacktest, look_back_on
-from alma.report.advice.text import DocumentPart
 from alma.report.age import losses_of
 from alma.report.age_table import unit
 from alma.report.results import Section, left_out, rounded
-from alma.report.tables import Table
+from alma.report.tables import Table, TitledTable
 
 NOTE = """\
 At each t only rows up to t are read, by the same code as for advice. Forecasts are of the test metric after \
@@ -50,14 +49,14 @@ class Backtest(NamedTuple):
     staleness: StalenessBacktest | None  # of a stream that drifts
 
     @property
-    def parts(self) -> list[DocumentPart]:
+    def parts(self) -> list[TitledTable]:
         """The document."""
         table: Table = [["t", "stages to come", *_MEASURES]]
         for name, some in [*((str(each.now), [each]) for each in self.origins), ("all", self.origins)]:
             stages, *shares = means(some).values()
             table.append([name, str(stages), *("" if math.isnan(each) else f"{each:.1%}" for each in shares)])
         won = naive_rule_won(self.origins)
-        part = DocumentPart(f"Backtest: {self.title}", won, table, [NOTE, *self.below])
+        part = TitledTable(f"Backtest: {self.title}", table, "\n".join([NOTE, *self.below]), won)
         return [part, *(self.staleness.parts if self.staleness else [])]
 
     def record(self) -> dict[str, Any]:

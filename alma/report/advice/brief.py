@@ -13,11 +13,12 @@ from alma.files import atomic_write, make_directory
 from alma.report import style
 from alma.report.advice.advice import Advice
 from alma.report.advice.cadence import Retraining
+from alma.report.advice.candidates import Candidate
 from alma.report.advice.comparison import Comparison
 from alma.report.advice.forecast import interval
 from alma.report.advice.matrix import MatrixReport
-from alma.report.advice.text import number
 from alma.report.age import staleness_curve
+from alma.report.tables import number
 
 _PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title><style>body{{font:16px/1.5 sans-serif;max-width:44em;margin:2em auto;padding:0 1em}}
@@ -44,13 +45,20 @@ def lines(report: Advice | MatrixReport) -> dict[str, str]:
     ]
     costs = f"{number(report.choice.compute)} TFLOPs, {number(report.choice.hours)} hours of training"
     return {
-        "Recommendation": report.summary,
+        "Recommendation": _recommendation(report, report.choice),
         **often,
         "What it gains": " ".join(_gain(report, each) for each in known) or "No difference is certain yet.",
         "What it costs": f"{costs} until mega-batch {report.choice.until}.",
         "How sure": f"{len(known)} of {len(report.comparisons)} answers have evidence, at 90%.",
         "What would change it": " ".join([*settled, *report.remarks]) or "Nothing that was measured.",
     }
+
+
+def _recommendation(report: Advice, choice: Candidate) -> str:
+    """The choice by its sides of the questions that were compared, and what is expected of it."""
+    sides = ", ".join(choice.sides[each.question] for each in report.comparisons)
+    value = choice.forecast.text(report.display.factor)
+    return f"Use {choice.result.method}{f': {sides}' if sides else ''}. Expected {report.measured}: {value}."
 
 
 def _gain(report: Advice, each: Comparison) -> str:
@@ -63,9 +71,9 @@ def _gain(report: Advice, each: Comparison) -> str:
 
 
 def _settle(each: Comparison) -> str:
-    if each.seeds is None:
-        return f"Too close to call against {each.other.label}."
-    return f"{each.seeds} seeds a side would settle it against {each.other.label}."
+    sides = " against ".join(one.sides[each.question] for one in (each.choice, each.other))
+    seeds = f"{each.seeds} seeds a side would tell" if each.seeds else "Too close to call"
+    return f"{seeds}, {sides}."
 
 
 def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from alma.report.advice.questions import NO_EVIDENCE
 from alma.report.advice.staleness import Array, Law, Laws
-from alma.report.advice.text import NO_EVIDENCE, DocumentPart, number, with_interval
 from alma.report.age import Losses, MeanOverSeeds
 from alma.report.results import rounded
+from alma.report.tables import TitledTable, number
 
 QUESTION = "how often to retrain?"
 _NAMES = {("month", 3): "every quarter", ("day", 7): "every week"}
@@ -238,9 +239,9 @@ class Retraining:
         lines = [
             f"{self.answer}.",
             f"A model {worse} than a new one.{' Percent: of perplexity.' * self.unit.startswith('nats')}",
-            f"Loss rises by {with_interval(slope)} {self.unit} a {noun} of age. Ages from {span(min(ages))} "
+            f"Loss rises by {slope.text()} {self.unit} a {noun} of age. Ages from {span(min(ages))} "
             f"to {span(max(ages))} were measured; others follow the law age^{self.laws.whole.c:g}.",
-            f"Effect of age, amount of training taken out: {with_interval(self.drift)} {self.unit} a {noun}: "
+            f"Effect of age, amount of training taken out: {self.drift.text()} {self.unit} a {noun}: "
             f"{drift}.",
         ]
         if self.laws.broken is not None:
@@ -249,18 +250,18 @@ class Retraining:
         return lines
 
     @property
-    def parts(self) -> list[DocumentPart]:
+    def parts(self) -> list[TitledTable]:
         """The document."""
         table = [["training", f"extra loss ({self.unit}), 90%", "as last time", "gain, 90%"]]
         table[0].append("cost of trainings to come")
         for k, rarer in zip(self.cadences, [*self.cadences[1:], None], strict=True):
-            last, gain = self._last_time(k), with_interval(self.gain(k, rarer)) if rarer else ""
-            cells = [with_interval(self.extra(k)), "" if math.isnan(last) else number(last), gain]
+            last, gain = self._last_time(k), self.gain(k, rarer).text() if rarer else ""
+            cells = [self.extra(k).text(), "" if math.isnan(last) else number(last), gain]
             table.append([self.period.every(k), *cells, self._costs(k)])
         if self.unknown:  # neither extra losses nor gains
             table = [[row[0], row[2], row[4]] for row in table]
         title = f"{QUESTION.capitalize()} {self.losses.label}"
-        return [DocumentPart(title, self.lines, table, [NOTE])]
+        return [TitledTable(title, table, NOTE, self.lines)]
 
     def _last_time(self, every: int) -> float:
         """Mean extra loss at ages of 1 to `every` periods by that on the last period that has a model of its
@@ -347,7 +348,7 @@ class Retraining:
         when = f"Retrain in {self.period.span(plan.first)}" if plan.first else when
         if plan.first is not None:
             when += f", then {self.period.every(plan.every)}" if plan.trainings > 1 else ", then not again"
-        saved = [f"{with_interval(each, one)} against {name}" for name, each in plan.savings.items()]
+        saved = [f"{each.text(one)} against {name}" for name, each in plan.savings.items()]
         unit = "the money of --price" if self.money else f"{self.unit} summed over periods"
         ends = f"from {number(low)} to {number(high)}" if high < math.inf else f"above {number(low)}"
         text = f"{when} ({plan.trainings} in {self.period.span(self.rest)}): it saves {' and '.join(saved)}, "

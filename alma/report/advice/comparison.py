@@ -22,8 +22,7 @@ from scipy.special import gammaln
 
 from alma.report.advice.candidates import DRAWS, Candidate
 from alma.report.advice.forecast import Array
-from alma.report.advice.questions import QUESTIONS, differ_in
-from alma.report.advice.text import NO_EVIDENCE
+from alma.report.advice.questions import NO_EVIDENCE, QUESTIONS, differ_in
 
 _DEGREES = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 64.0])  # d
 _SCALES = np.geomspace(1e-4, 1.0, 41)  # s

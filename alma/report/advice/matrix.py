@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from alma.errors import UserError, hint
 from alma.report.advice.cadence import Period, Retraining, TrainingCost
 from alma.report.advice.staleness import StalenessBacktest, look_back_on
-from alma.report.advice.text import DocumentPart
 from alma.report.age import Losses
+from alma.report.tables import TitledTable
 from alma.schema import is_number
 
 _TIMES = ("trained_until", "tested_on")
@@ -38,10 +38,10 @@ class MatrixReport(NamedTuple):
     found: Sequence[Retraining | StalenessBacktest]
 
     @property
-    def parts(self) -> list[DocumentPart]:
+    def parts(self) -> list[TitledTable]:
         """The document; only the last part has the note."""
         *parts, last = (part for each in self.found for part in each.parts)
-        return [*(part._replace(below=()) for part in parts), last]
+        return [*(part._replace(note="") for part in parts), last]
 
     def record(self) -> dict[str, Any]:
         """For JSON."""

@@ -33,6 +33,7 @@ QUESTIONS = {
     "which size?": lambda result: f"size {model_size(result)}",
 }
 """Decisions, and the side of each that a result stands for."""
+NO_EVIDENCE = "no evidence either way"
 _OF_THE_LEARNER = ("grow the model?", "one model or several?")
 _LEARNER = "learner"
 

@@ -23,9 +23,9 @@ import numpy as np
 from scipy.optimize import nnls
 
 from alma.errors import UserError
-from alma.report.advice.text import DocumentPart, number
 from alma.report.age import Losses, MeanOverSeeds, age_effect, t_interval
 from alma.report.results import rounded
+from alma.report.tables import TitledTable, number
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 _EXPONENTS = (0.25, 0.5, 1.0)
@@ -176,13 +176,13 @@ class StalenessBacktest(NamedTuple):
         return {"90% interval held": held} | dict(zip(RULES, off, strict=True))
 
     @property
-    def parts(self) -> list[DocumentPart]:
+    def parts(self) -> list[TitledTable]:
         """The document."""
         table = [["period", "cells", "90% interval held", *(f"{rule} off by" for rule in RULES)]]
         for name, cells in self.scores.items():
             held, *off = self.means(name).values()
             table.append([name, str(len(cells)), f"{held:.0%}", *map(number, off)])
-        return [DocumentPart(f"Backtest of staleness ({self.unit}): {self.title}", (), table, [NOTE])]
+        return [TitledTable(f"Backtest of staleness ({self.unit}): {self.title}", table, NOTE)]
 
     def record(self) -> dict[str, Any]:
         """For JSON."""

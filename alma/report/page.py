@@ -1,11 +1,10 @@
-"""Write the report page: text, figures, style and scripts in one HTML file that needs no network.
+"""Write the report page: text, figures and style in one HTML file that needs no network.
 
-Everything from run records is escaped, here or by `alma.report.html.figures.plain`: none of it is markup.
+Everything from run records is escaped: none of it is markup.
 """
 
 import base64
 import io
-import json
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -18,15 +17,13 @@ from alma.files import atomic_write, make_directory
 from alma.records import Run
 from alma.report import differences, drift, style
 from alma.report.figures import over_time_figure
-from alma.report.html import figures
+from alma.report.front import front
 from alma.report.results import DISPLAYS, Result, Section, find_sections
 from alma.report.tables import TitledTable
 
 _FRONT = (
-    "A point per configuration: its mean over seeds with the standard deviation; lower left is better. The "
-    "dashed line joins non-dominated configurations; pale ones have not finished and do not count. Averages "
-    "and sums are over t = 1, 2, ..., final values at the last t. Click in the legend to hide a "
-    "configuration, twice to see it alone."
+    "A point per complete configuration: its mean over seeds with the standard deviation; lower left is "
+    "better. The line joins those that no other equals or beats in both."
 )
 _CURVES = (
     "After each mega-batch: the mean over seeds, with a band of ±1 standard deviation. A value is held until "
@@ -44,10 +41,8 @@ def write_page(
     """
     if path.is_dir():
         raise UserError(f"--html: {path} is a folder; give a file, such as {path / 'report.html'}")
-    from plotly.offline import get_plotlyjs
-
     template = Template((resources.files(__package__) / "page.html").read_text("utf-8"))
-    page = template.substitute(plotly=get_plotlyjs(), body=body(runs, remarks, baseline))
+    page = template.substitute(body=body(runs, remarks, baseline))
     make_directory(path.parent)
     with atomic_write(path) as file:
         file.write(page)
@@ -66,19 +61,16 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
         parts.append(_listed(map(escape, remarks)))
     for i, (section, baseline_result) in enumerate(zip(sections, baselines, strict=True)):
         parts.append(f'<h2 id="s{i}">{escape(section.title)}</h2>')
-        front = json.dumps(figures.front(section.results), allow_nan=False, separators=(",", ":"))
-        front = front.replace("&", "\\u0026").replace("<", "\\u003c")  # cannot end the script
-        parts.append(
-            f'<h3>Front</h3>\n<p>{_FRONT}</p>\n<div class="plot" role="img" aria-label="Front"></div>'
-        )
-        parts.append(f'<script type="application/json">{front}</script>\n<h3>Over the stream</h3>')
         with style.drawing():
-            curves = ("over_time", over_time_figure(section.results), _CURVES)
-            for _, figure, caption in (curves, *drift.figures(section.results)):
-                file = io.BytesIO()
-                figure.savefig(file, format="svg", bbox_inches="tight", metadata=style.METADATA["svg"])
-                source = f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
-                parts.append(f'<img alt="" src="{source}"><p>{escape(caption)}</p>')
+            curves = over_time_figure(section.results)
+            shown = [("front", front(section.results), _FRONT), ("over_time", curves, _CURVES)]
+            shown += drift.figures(section.results)
+            for name, figure, caption in shown:
+                if figure:
+                    file = io.BytesIO()
+                    figure.savefig(file, format="svg", bbox_inches="tight", metadata=style.METADATA["svg"])
+                    source = f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+                    parts.append(f'<img alt="{name}" src="{source}"><p>{escape(caption)}</p>')
         parts.append("<h3>Tables</h3>")
         parts += map(_table, tables(section, baseline_result))
     return "\n".join(parts)
