@@ -80,9 +80,9 @@ class ExpertParallelDispatcher(PaddedDispatcher):
 
 
 def clip_grad_norm_(original, params, max_norm: float, aggregate_norm_fn=None) -> Tensor:
-    """fairseq's `original`, with the local experts of all processes in the norm.
+    """fairseq's clip_grad_norm_, `original`, with the experts of all processes in the norm.
 
-    fairseq marks a parameter that differs between processes by an attribute `expert`, and leaves it out.
+    fairseq leaves out parameters with an attribute `expert`, which differ between processes.
     Returns the norm over all processes, a scalar. Collective.
     """
     params = [params] if torch.is_tensor(params) else list(params)
@@ -116,13 +116,13 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def whole_states(optimizer: torch.optim.Optimizer, group: ExpertParallelGroup) -> None:
-    """Make the optimizer's state dicts hold all experts, as the model's do; they become collectives."""
+    """Make the optimizer's state dicts hold all experts, as the model's do. Both become collectives."""
     optimizer.register_state_dict_post_hook(partial(_replace, group.gather, 1))
     optimizer.register_load_state_dict_pre_hook(partial(_replace, group.local, group.size))
 
 
 def _replace(function, processes: int, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Apply `function` to the experts' states in `state_dict`, which has those of so many processes."""
+    """Apply `function` to the experts' states in `state_dict`, which holds those of `processes` processes."""
     params = params_of(optimizer)
     for index, state in state_dict["state"].items():
         if hasattr(params[index], "expert"):

@@ -67,7 +67,7 @@ class SwitchFFN(nn.Module):
         `largest_batch` is the largest S of all processes; only expert parallelism needs it.
         """
         time, batch, dim = x_TBD.shape
-        # Batch-major: what exceeds the capacity are the last sequences, not the end of each.
+        # Batch-major, so that the capacity drops tokens of the last sequences, not the end of each sequence.
         x_SD = x_TBD.transpose(0, 1).reshape(-1, dim)
         padding_S = None if padding_BT is None else padding_BT.reshape(-1)
         # The capacity counts padding too: it must not depend on the content of later sequences.

@@ -17,7 +17,7 @@ from fairseq_alma.moe.layer import routings_of
 from fairseq_alma.moe.router import Routing
 
 _PREFIX = "moe_l"
-"""Of the keys in a fairseq logging output: moe_l{layer}_{statistic}."""
+"""Prefix of the keys in a fairseq logging output: moe_l{layer}_{statistic}."""
 
 
 @torch.no_grad()
@@ -78,7 +78,7 @@ def log_layers(logging_outputs: Sequence[Mapping[str, Any]]) -> None:
         } | {f"share{expert}": share for expert, share in enumerate(share_E)}
         if "nll" in total:
             found |= {f"nll{expert}": nll for expert, nll in enumerate(total["nll"] / load_E.clamp(min=1))}
-        # as Python's floats: a meter takes a tenth of the time that it takes with tensors
+        # Python floats: a meter takes ten times as long with tensors
         values = torch.stack([value.double() for value in found.values()]).tolist()
         for name, value in zip(found, values, strict=True):
             metrics.log_scalar(f"{layer}_{name}", value, float(tokens), priority=2000, round=3)

@@ -27,7 +27,7 @@ LEARNERS: dict[str, type[Learner]] = {
 
 
 def all_settings() -> dict[str, Field]:
-    """The settings of all learners by name, as the first learner with each of them defines it."""
+    """The settings of all learners by name, each as the first learner that has it defines it."""
     known: dict[str, Field] = {}
     for kind in LEARNERS.values():
         known |= {field.name: field for field in fields(kind.settings_class) if field.name not in known}
@@ -58,10 +58,10 @@ def resolve(
     chosen: Mapping[str, Any] | None = None,
     waiting_time: int = 1,
 ) -> Settings:
-    """The settings of a run: the learner's defaults, then those of the data set, the preset, another
-    optimizer than theirs, and `chosen`.
+    """The settings of a run: the learner's defaults, overridden in turn by those of the data set, the preset,
+    a chosen optimizer, and `chosen`.
 
-    `preset` None is that of `presets.default_preset`. UserError: an unknown name, a value out of range, a
+    `preset` None: `presets.default_preset`. UserError: an unknown name, a value out of range, a
     chosen setting that the learner does not take.
     """
     preset = preset or presets.default_preset(dataset)

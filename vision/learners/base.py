@@ -62,7 +62,7 @@ class Learner:
             self.model.reset(self.generator_for("init", member, stage), member)
 
     def new_average(self) -> "Average | None":
-        """With `settings.average`, an average of models like the present one that has seen none yet."""
+        """With `settings.average`, an empty average of models of the current shape."""
         from vision.optim import Average
 
         return Average(self.model, self.settings.average) if self.settings.average else None
@@ -120,7 +120,7 @@ class Learner:
         return self.classify(self.deployed, examples), flops
 
     def classify(self, model: Any, examples: "AnyExamples") -> "Tensor":
-        """Classes (n,) that `model` predicts: the present one, or its average."""
+        """Classes (n,) that `model` predicts: the current model, or its average."""
         from vision.train import evaluate
 
         return evaluate(model, examples, lambda images: self.scores(model(images)).argmax(0))

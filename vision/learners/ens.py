@@ -70,8 +70,8 @@ class Ens(Learner):
         return self.backbone(self.settings.members)
 
     def resamples(self, index: int, data: "StageData") -> "Tensor | None":
-        """With `bootstrap`, indices (M, n) of each member's training examples: as many of each mega-batch as
-        it has, drawn with replacement. A replayed mega-batch has the resample of its own stage."""
+        """With `bootstrap`, indices (M, n) of each member's training examples: each mega-batch resampled with
+        replacement, at its own size. A replayed mega-batch keeps the resample of its own stage."""
         if not self.settings.bootstrap:
             return None
         import torch

@@ -52,8 +52,8 @@ class Firefly(GrowingLearner):
         return {"widths": list(self.model.widths)}
 
     def grow(self, index: int, data: "StageData") -> dict[str, float]:
-        """Over-grow, tune and score the candidates on the training data of the new stage, keep the best. Each
-        hidden layer gets enough candidates for new neurons to spend the whole budget on them."""
+        """Over-grow, tune and score the candidates on the new stage's training data, and keep the best. Each
+        hidden layer gets enough candidate neurons to spend the whole budget there."""
         import torch
 
         from vision.firefly import MEASURED, Overgrown

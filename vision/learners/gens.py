@@ -40,8 +40,8 @@ class GEnsSettings(MixtureSettings):
 
     @classmethod
     def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
-        """`from_scratch` would reset a network that has never been trained, `average` would average one, and
-        plain networks have no gates."""
+        """Every stage trains a new member, so `from_scratch` and `average` do not apply; plain networks have
+        no gates."""
         if name in ("gate", "router") and chosen.get("experts", 1) == 1:
             return "its members have gates only with --experts 2 or more"
         if name == "from_scratch" and chosen[name]:

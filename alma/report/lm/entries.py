@@ -67,7 +67,7 @@ class Entry(NamedTuple):
         return self.result.over_seeds(lambda rows: rows[t]["parameters"])[0]
 
     def match(self, t: int, paper: Iterable[Reference]) -> Reference | None:
-        """The paper's line with this setting and structure at t, and this size up to TOLERANCE."""
+        """The paper's row for this setting and structure at t, with the same size up to TOLERANCE."""
         key = self.result.learner, self.result.waiting_time, self.multiplier, self.structure(t)
         for line in paper if self.plain and not self.result.variant else ():
             close = abs(self.parameters(t) - line.parameters) <= TOLERANCE * line.parameters

@@ -83,7 +83,7 @@ def write_figures(found: Mapping[str, Sequence[Entry]], out: Path) -> tuple[list
 
 
 def comparable(entries: Sequence[Entry]) -> list[Entry]:
-    """Entries with the paper's protocol, usual updates and the smallest w: averages since the same t."""
+    """Entries with the paper's protocol, usual updates and the smallest w: their averages start at one t."""
     usual = [entry for entry in entries if entry.plain and entry.multiplier == 1]
     usual = [entry for entry in usual if trained(entry.result.repeats[0])]
     least = min((entry.result.waiting_time for entry in usual), default=0)
@@ -99,7 +99,7 @@ def trajectory(entry: Entry) -> Trajectory:
 
 
 def paper_trajectory(entry: Entry, paper: Sequence[Reference]) -> Trajectory | None:
-    """The paper's line for the same setting and size, up to the first t that the paper lacks."""
+    """The paper's curve for the same setting and size, up to the first t without a number."""
     found = Trajectory(([], [], []), [], [])
     spent, parameters, experts = found.x
     seen: list[float] = []
@@ -123,7 +123,7 @@ def paper_trajectory(entry: Entry, paper: Sequence[Reference]) -> Trajectory | N
 
 
 def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) -> tuple[Any, int]:
-    """The figure, and the number of results that have a line of the paper beside theirs."""
+    """The figure, and the number of results with a counterpart in the paper."""
     from matplotlib.ticker import MaxNLocator
 
     figure, (panels,) = style.subplots(1, 3, (10.6, 3.5), sharey=True)

@@ -15,9 +15,9 @@ from alma.report.tables import TitledTable
 
 
 def tables(found: Mapping[str, list[Entry]]) -> tuple[dict[str, TitledTable], list[str]]:
-    """Table 2 and, if there are runs for it, Table 1 of the entries of each B, by file name without suffix.
+    """Table 2 and, if runs allow, Table 1 for the entries of each B, by file name without suffix.
 
-    The second value has a line per missing Table 1.
+    The second value says, in a line each, why a Table 1 is missing.
     """
     made, missing = {}, []
     for suffix, entries in found.items():
@@ -120,7 +120,7 @@ def table1(entries: Sequence[Entry]) -> TitledTable | str:
 
 
 def _waits(entry: Entry, w: int, k: int) -> bool:
-    """Whether it has waited for w mega-batches before each stage up to t = k, of w times the updates."""
+    """Whether each stage up to t = k waited for w mega-batches and took w times the usual updates."""
     return entry.result.waiting_time == entry.multiplier == w and entry.plain and k in entry.result.times
 
 

@@ -79,7 +79,7 @@ def replay_at_all_waits(results: Sequence[Result]) -> dict[str, Any]:
 def _draw_pairs(pairs: Sequence[tuple[Any, str, Pair]]) -> dict[str, LegendEntries]:
     """Draw lines from results without replay (hollow points) to those with replay (filled points).
 
-    Of each pair, its panel and colour. Returns the entries of the legend.
+    `pairs`: the panel, colour and results of each. Returns the entries of the legend.
     """
     plain = [pair[0] for _, _, pair in pairs]
     markers = dict(zip(distinct(size, plain), itertools.cycle(style.MARKERS), strict=False))

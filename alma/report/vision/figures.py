@@ -95,5 +95,5 @@ FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
         "without growth (moe) and an ensemble of mixtures, each trained on the data of one stage (gens).",
     ),
 }
-"""By name: a function of the results that returns figures by suffix of the file name, or raises Missing; and
-the caption of these figures, with the paper's errata."""
+"""By name: a function from results to figures by file-name suffix, which may raise Missing; and their
+caption, with the paper's errata."""

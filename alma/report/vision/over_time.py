@@ -48,7 +48,7 @@ def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
 def _panel(
     title: str, lines: Sequence[tuple[str, Result, dict[str, Any]]], area: bool = False
 ) -> dict[str, Any]:
-    """A figure with one panel; of each line its name, result and look."""
+    """A figure with one panel. `lines`: the name, result and look of each."""
     figure, ((axes,),) = style.subplots(1, 1, (5.2, 2.9))
     curves = [draw_over_time(axes, result, **look) for _, result, look in lines]
     axes.set_title(title)

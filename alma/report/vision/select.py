@@ -56,7 +56,7 @@ def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
     """Results by data set and B (such as mnist_B500), sorted by method, size and waiting time.
 
-    Their `settings` are those that differ from the most frequent ones of their learner.
+    `settings` of a result: what differs from the most frequent settings of its learner.
     """
     found = {}
     for results in group(runs):
@@ -128,7 +128,7 @@ def at_one_wait(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def _pairs(results: Sequence[Result], name: str, one: Any, other: Any) -> list[Pair]:
-    """Results whose setting `name` is `one` and `other`, and that agree in all else but the seed."""
+    """Pairs of results with `name` set to `one` and to `other`, otherwise equal but for the seed."""
     first = {canonical(r.config, name, "seed"): r for r in results if r.config.get(name) == one}
     second = {canonical(r.config, name, "seed"): r for r in results if r.config.get(name) == other}
     return [(first[key], result) for key, result in second.items() if key in first]
@@ -154,7 +154,7 @@ def extreme_sizes(results: Sequence[Result]) -> list[Result]:
 
 
 def waiting_wins(members: Sequence[Result]) -> dict[int, int]:
-    """The waiting time with the lowest mean error by t = 1..B, where it is not the shortest one.
+    """The waiting time with the lowest mean error, by t, for each t at which it is not the shortest one.
 
     `members` are complete results of one learner and size, at least one.
     """
@@ -243,8 +243,8 @@ def ablation(results: Sequence[Result]) -> dict[str, Result]:
 
     The two agree in all other settings; of several pairs, the one with the most seeds, then the largest size
     and the smallest waiting time. If there are such runs, also moe, and an ensemble of mixtures, each trained
-    on one stage's data (gens with several experts): the run with most settings of the tree's, never the one
-    with the lowest error. Missing: there is no pair.
+    on one stage's data (gens with several experts): each the run that shares most settings with
+    the tree, never chosen by its error. Missing: there is no pair.
     """
     pairs = _pairs([r for r in results if r.learner == "gmoe"], "router", "tree", "flat")
     if not pairs:
@@ -289,7 +289,7 @@ def wait_entries(shown: Sequence[Result], results: Sequence[Result]) -> LegendEn
 
 
 def colour_titles(panels: dict[str, Any], shown: Sequence[Result], results: Sequence[Result]) -> None:
-    """Give the titles of panels, which are by method, the colours of the learners."""
+    """Colour the title of each method's panel as its learner."""
     for result in shown:
         colour = look(result, results)["color"]
         panels[result.method].title.set(color=colour, fontweight="bold")
