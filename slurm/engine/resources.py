@@ -134,10 +134,8 @@ WAIT = "with --cluster slurm: wait until all jobs have ended; exit with 1 if one
 
 def add_cluster(group: argparse._ArgumentGroup, *places: str) -> None:
     """Add --cluster with the choices `places`, the first of which is the default."""
-    debug = "debug: here, with training attached to the terminal, so that breakpoint() works (one GPU); "
-    text = f"where to run; local: on this machine; {debug * ('debug' in places)}slurm: as SLURM jobs"
-    help_text = f"{text} (default: {places[0]})"
-    group.add_argument("--cluster", choices=places, default=places[0], help=help_text)
+    text = f"where to run; local: on this machine; slurm: as SLURM jobs (default: {places[0]})"
+    group.add_argument("--cluster", choices=places, default=places[0], help=text)
 
 
 def add_flags(parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: str = "training") -> None:
