@@ -25,9 +25,8 @@ def read(text: object, last: bool = False) -> float | str:
         decay = -1.0
     if not 0 <= decay < 1:
         more = ", or last:K such as last:8" if last else ""
-        raise ValueError(
-            f"{text} is no average: give a decay below 1 such as .95, or poly:ETA such as poly:8{more}"
-        )
+        some = f"a decay below 1 such as .95, or poly:ETA such as poly:8{more}"
+        raise ValueError(f"{text} is no average: give {some}")
     return decay
 
 

@@ -162,10 +162,8 @@ def _check_lists(where: object, settings: Mapping[str, Any]) -> None:
         values = [] if value is None else values_of(f"{where}: {name}", value)  # None: left out
         folders = [folder_part(name, one) for one in values]
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
-            raise UserError(
-                f"{where}: two values of the list have the folder {twice}; a value with commas needs quotes, "
-                "such as '2,2,4'"
-            )
+            quotes = "a value with commas needs quotes, such as '2,2,4'"
+            raise UserError(f"{where}: two values of the list have the folder {twice}; {quotes}")
 
 
 def read_experiment(path: Path, size: str | None, overrides: Mapping[str, Any]) -> Iterator[Combination]:

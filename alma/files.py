@@ -100,10 +100,9 @@ def checkpoint_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         with atomic_write(path, "wb") as file:
             yield file
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        raise UserError(
-            f"{path}: cannot be written ({type(error).__name__}: full disk, quota?); free some space and "
-            "rerun the command, which resumes from the last checkpoint"
-        ) from error
+        remedy = "free some space and rerun the command, which resumes from the last checkpoint"
+        what = f"cannot be written ({type(error).__name__}: full disk, quota?)"
+        raise UserError(f"{path}: {what}; {remedy}") from error
 
 
 @contextmanager

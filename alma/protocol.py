@@ -16,10 +16,7 @@ from alma.errors import number_list
 from alma.learners import DEFAULT_GROWTH, LEARNERS
 from alma.options import CHANGED, option
 
-REPLAY_FROM = ("all", "recent")
-"""Where a replay by share comes from: all earlier mega-batches, or those of the stage before."""
 SCHEDULES = ("stage", "continuous", "rsqrt", "autoregressive")
-ROUTERS = ("preserve", "copy", "tree")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +40,7 @@ class StreamOptions:
     replay_from: str = option(
         "all",
         "with --replay-share: all earlier mega-batches evenly, or the recent ones, of the stage before",
-        choices=REPLAY_FROM,
+        choices=("all", "recent"),
         record=CHANGED,
         passed=True,
     )
@@ -81,7 +78,7 @@ class TextOptions(StreamOptions):
         "preserve: correct the router so that the function stays the same, except for fairseq-train's "
         "--grow-noise; copy: copy the row of the router, as in the paper; tree: add a gate for each split "
         "(default: preserve)",
-        choices=ROUTERS,
+        choices=("preserve", "copy", "tree"),
         passed=True,
     )
     grow_optimizer: str | None = option(

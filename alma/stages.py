@@ -46,14 +46,10 @@ def stages(
     if megabatches < 1:
         raise UserError(f"a stream needs at least 1 mega-batch, not {megabatches}")
     if waiting_time < 1:
-        raise UserError(
-            f"waiting time {waiting_time}: use 1 (train on each mega-batch as it arrives) or more"
-        )
+        raise UserError(f"waiting time {waiting_time}: use 1 (train on each mega-batch) or more")
     if waiting_time > megabatches:
-        raise UserError(
-            f"waiting time {waiting_time} is longer than the stream of {megabatches} mega-batches: "
-            f"use at most {megabatches} (train once, on all data) or a longer stream"
-        )
+        what = f"waiting time {waiting_time} is longer than the stream of {megabatches} mega-batches"
+        raise UserError(f"{what}: use at most {megabatches} (train once, on all data) or a longer stream")
     plan = []
     for index, first in enumerate(range(1, megabatches + 1, waiting_time)):
         last = min(first + waiting_time - 1, megabatches)

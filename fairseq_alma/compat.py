@@ -215,17 +215,13 @@ def _at_the_same_batch(original, iterator, state: dict[str, Any]) -> None:
     """
     position, before = state.get("iterations_in_epoch", 0), state.get("processes", iterator.num_shards)
     batches = len(iterator.frozen_batches)
+    anew = "to resume, or fairseq-train --reset-dataloader to begin the epoch again"
     if position and state.get("batches", batches) != batches:
-        raise UserError(
-            f"training stopped within an epoch of {state['batches']:,} batches, and now it has {batches:,}: "
-            "give the earlier --batch-size, --max-tokens and --tokens-per-sample to resume, "
-            "or fairseq-train --reset-dataloader to begin the epoch again"
-        )
+        what = f"training stopped within an epoch of {state['batches']:,} batches, and now it has {batches:,}"
+        raise UserError(f"{what}: give the earlier --batch-size, --max-tokens and --tokens-per-sample {anew}")
     done, rest = divmod(position * before, iterator.num_shards)
     if rest:
-        raise UserError(
-            f"training stopped within an epoch, after {position:,} batches in each of {before} processes, "
-            f"which {iterator.num_shards} cannot share: give --distributed-world-size {before} to "
-            "resume, or fairseq-train --reset-dataloader to begin the epoch again"
-        )
+        what = f"training stopped within an epoch, after {position:,} batches in each of {before} processes"
+        remedy = f"give --distributed-world-size {before} {anew}"
+        raise UserError(f"{what}, which {iterator.num_shards} cannot share: {remedy}")
     original(iterator, {**state, "iterations_in_epoch": done})

@@ -47,9 +47,8 @@ def losing_experts(losses: Tensor, count: int) -> list[int]:
     UserError: `count` > E, since a growth splits each expert at most once.
     """
     if count > losses.numel():
-        raise UserError(
-            f"--grow-experts {count}: a growth splits each of the {losses.numel()} experts at most once"
-        )
+        of = f"each of the {losses.numel()} experts"
+        raise UserError(f"--grow-experts {count}: a growth splits {of} at most once")
     return torch.topk(losses, count).indices.tolist()
 
 
@@ -131,15 +130,11 @@ def prepare(cfg, trainer) -> None:
     if fresh:
         path = cfg.finetune_from_model
         if path and not os.path.exists(path):
-            raise UserError(
-                f"--finetune-from-model {path}: no such checkpoint; train the previous stage first"
-            )
+            raise UserError(f"--finetune-from-model {path}: no such checkpoint; train the stage before")
     if not path or experts is None:
         if task.grow_experts:
-            raise UserError(
-                f"--grow-experts {task.grow_experts} needs --arch switch_gmoe*, and the previous stage's "
-                "checkpoint as --finetune-from-model; drop the flag in stage 0"
-            )
+            needs = "--arch switch_gmoe*, and the previous stage's checkpoint as --finetune-from-model"
+            raise UserError(f"--grow-experts {task.grow_experts} needs {needs}; drop the flag in stage 0")
         return
     weights = memory_map(path)["model"].items()
     before = next((len(value) for name, value in weights if name.endswith(".fc1.router.weight")), None)
@@ -200,9 +195,7 @@ def _write_grown(path: str, grown: str, trainer) -> None:
         try:
             parents = {prefix: losing_experts(loss, args.grow_experts) for prefix, loss in losses.items()}
             for prefix, split in parents.items():
-                logger.info(
-                    f"growing {prefix}: splitting experts {split}, which have the largest validation loss"
-                )
+                logger.info(f"growing {prefix}: splitting experts {split}, of the largest validation loss")
             state = checkpoint_utils.load_checkpoint_to_cpu(path)
             growth = (parents, args.grow_router, args.grow_noise, means, trainer.cfg.common.seed + args.stage)
             grow_model_state(state["model"], *growth)

@@ -19,11 +19,9 @@ def check_gpus(cfg) -> None:
     if not usable and cfg.distributed_training.ddp_backend == "fully_sharded":
         raise UserError("--ddp-backend fully_sharded needs a GPU: leave it out, or give pytorch_ddp")
     if usable < wanted:
-        raise UserError(
-            f"planned: {wanted} GPU{'s' * (wanted != 1)} here, but torch {torch.__version__} can use "
-            f"{usable}: compare the driver that nvidia-smi shows with torch's CUDA and install a torch build "
-            "for it, or train on a CPU with --cpu"
-        )
+        what = f"{wanted} GPU{'s' * (wanted != 1)} here, but torch {torch.__version__} can use {usable}"
+        remedy = "install a torch build for the driver that nvidia-smi shows, or train on a CPU with --cpu"
+        raise UserError(f"planned: {what}: {remedy}")
 
 
 def check_batch(cfg) -> None:
@@ -31,18 +29,16 @@ def check_batch(cfg) -> None:
     if not cfg.task.expect_tokens:
         return
     joined = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    data, freq = cfg.dataset, cfg.optimization.update_freq[0]
+    data, freq, planned = cfg.dataset, cfg.optimization.update_freq[0], cfg.task.expect_tokens
     limits = (data.batch_size, data.max_tokens, cfg.task.tokens_per_sample, data.required_batch_size_multiple)
     tokens = tokens_of(freq, *limits)
-    if tokens is None or tokens * joined == cfg.task.expect_tokens:
+    if tokens is None or tokens * joined == planned:
         return
     names = [name for name in ("RANK", "WORLD_SIZE", "SLURM_NTASKS") if name in os.environ]
-    raise UserError(
-        f"planned: {cfg.task.expect_tokens:,} tokens an update in {cfg.task.expect_tokens / tokens:g} "
-        f"processes, but {joined} joined, with {joined * tokens:,} tokens: "
-        + (f"unset {', '.join(names)}, or " if names else "")
-        + f"plan with --distributed-world-size {joined}"
-    )
+    what = f"{planned:,} tokens an update in {planned / tokens:g} processes"
+    found = f"{joined} joined, with {joined * tokens:,} tokens"
+    unset = f"unset {', '.join(names)}, or " if names else ""
+    raise UserError(f"planned: {what}, but {found}: {unset}plan with --distributed-world-size {joined}")
 
 
 def alone(cfg) -> AbstractContextManager:

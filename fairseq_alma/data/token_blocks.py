@@ -118,10 +118,9 @@ class ReplayBlocks(TokenBlocks):
             count = wanted // len(earlier) + (k < wanted % len(earlier))
             whole = len(tokens) // new.length
             if not whole:
-                raise UserError(
-                    f"--replay-share: an earlier mega-batch of {len(tokens)} tokens is shorter than "
-                    f"--tokens-per-sample {new.length}: use larger mega-batches or shorter blocks"
-                )
+                small = f"an earlier mega-batch of {len(tokens)} tokens"
+                remedy = f"is shorter than --tokens-per-sample {new.length}: give shorter blocks"
+                raise UserError(f"--replay-share: {small} {remedy}")
             passes = [rng.permutation(whole) for _ in range(-(-count // whole))]
             self.chosen.append(np.concatenate([np.empty(0, np.int64), *passes])[:count])
         self.edges = np.cumsum([len(new), *map(len, self.chosen)])

@@ -24,8 +24,7 @@ from fairseq_alma.moe.router import Routing
 class ExpertParallelGroup:
     """The W processes that share the experts; process w holds experts w * E / W to (w + 1) * E / W - 1."""
 
-    process_group: Any
-    """From torch.distributed."""
+    process_group: Any  # of torch.distributed
 
     def __deepcopy__(self, memo) -> "ExpertParallelGroup":
         """A copied model shares its experts among the same processes."""

@@ -27,9 +27,7 @@ from fairseq_alma.moe.dispatchers import as_autocast
 class ChunkedCrossEntropyConfig(CrossEntropyCriterionConfig):
     """Options of fairseq's cross_entropy, and the chunk size."""
 
-    loss_chunk_tokens: int = flag(
-        1024, "compute the logits of this many tokens at a time; fewer use less memory"
-    )
+    loss_chunk_tokens: int = flag(1024, "tokens whose logits exist at a time; fewer use less memory")
 
 
 @register_criterion("chunked_cross_entropy", dataclass=ChunkedCrossEntropyConfig)
@@ -80,10 +78,8 @@ def output_weights(decoder: nn.Module) -> list[Tensor]:
     layer = getattr(decoder, "output_projection", None)
     # None with an adaptive softmax.
     if not isinstance(layer, nn.Linear) or layer.bias is not None:
-        raise UserError(
-            "--criterion chunked_cross_entropy needs a linear output layer (no adaptive softmax, no mean of "
-            f"probabilities), which {type(decoder).__name__} lacks: use --criterion cross_entropy"
-        )
+        lacks = f"a linear output layer, which {type(decoder).__name__} lacks: use --criterion cross_entropy"
+        raise UserError(f"--criterion chunked_cross_entropy needs {lacks}")
     return [layer.weight]
 
 

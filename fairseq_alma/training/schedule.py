@@ -38,10 +38,9 @@ def prepare(cfg, trainer) -> None:
     check_optimizer(path, state.get("last_optimizer_state"))
     done = state["optimizer_history"][-1]["num_updates"]
     if limit and done >= limit:
-        raise UserError(
-            f"--max-update {limit}: {path} has {done} updates, which --schedule {args.schedule} counts too: "
-            f"give --max-update {done} plus the updates of this stage"
-        )
+        what = f"{path} has {done} updates, which --schedule {args.schedule} counts too"
+        remedy = f"give --max-update {done} plus the updates of this stage"
+        raise UserError(f"--max-update {limit}: {what}: {remedy}")
     cfg.finetune_from_model, cfg.restore_file = None, path
     cfg.reset_meters = cfg.reset_dataloader = True
     # All schedules follow from the update count, and a cool-down has another --lr-scheduler than its stage.
@@ -51,10 +50,8 @@ def prepare(cfg, trainer) -> None:
 def check_optimizer(path: str, state: dict[str, Any] | None) -> None:
     """UserError: the checkpoint `path` has no optimizer state."""
     if state is None:
-        raise UserError(
-            f"{path} has no optimizer state: use --schedule stage and --grow-optimizer reset, or train the "
-            "stage before without --no-save-optimizer-state"
-        )
+        remedy = "use --schedule stage and --grow-optimizer reset, or train the stage before with it"
+        raise UserError(f"{path} has no optimizer state (--no-save-optimizer-state): {remedy}")
 
 
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:

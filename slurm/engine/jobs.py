@@ -27,23 +27,15 @@ class Job(ABC):
     newest one itself.
     """
 
-    run: Path
-    """Directory whose jobs.json lists the job."""
-    name: str
-    """Unique within `run`; shown to people."""
-    kind: str
-    """One of those of `SubmittedJob`."""
-    array: str
-    """SLURM name of the array job that this job is an element of."""
+    run: Path  # its jobs.json lists the job
+    name: str  # unique within `run`; shown to people
+    kind: str  # one of those of `SubmittedJob`
+    array: str  # SLURM name of the array job that this job is an element of
     directory: Path
-    marker: Path
-    """File that is written last."""
-    needs: tuple[Path, ...] = ()
-    """Markers of the jobs that must be complete before this one starts."""
-    updates: int | None = None
-    """Of a training; None: not a training, or without a limit."""
-    alone: bool = False
-    """Whether it runs as one process, on at most one GPU."""
+    marker: Path  # the file that is written last
+    needs: tuple[Path, ...] = ()  # markers of the jobs that must be complete before this one starts
+    updates: int | None = None  # of a training; None: not a training, or without a limit
+    alone: bool = False  # whether it runs as one process, on at most one GPU
 
     @property
     def done(self) -> bool:

@@ -36,16 +36,12 @@ class SubmittedJob(msgspec.Struct, kw_only=True, eq=False):
     run: Path = Path()
     name: _Text
     kind: _Text  # untrained, train, evaluate, sweep, data_prep; run: a whole local run
-    marker: Path
-    """File that exists once the job is complete."""
-    updates: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Of a whole training."""
+    marker: Path  # exists once the job is complete
+    updates: Annotated[int, msgspec.Meta(ge=0)] | None = None  # of a whole training
     job_id: _JobId | None = msgspec.field(default=None, name="job")
     """In SLURM, such as 7 or 7_1; None: it was complete at launch, or sbatch refused it."""
-    log: Path | None = None
-    """Output of the SLURM job."""
-    needs: tuple[Path, ...] = ()
-    """Markers of the jobs, also of other runs, that must be complete before this one starts."""
+    log: Path | None = None  # output of the SLURM job
+    needs: tuple[Path, ...] = ()  # markers of the jobs, also of other runs, that it waits for
 
     @property
     def done(self) -> bool:
@@ -66,14 +62,10 @@ class JobStatus:
     job: SubmittedJob
     state: str  # one of MOVING, "done" or one of BAD
     node: str = ""
-    why: str = ""
-    """The error, or what a queued job waits for."""
-    log: Path | None = None
-    """File with that error, if any."""
-    root: "JobStatus | None" = None
-    """The failed job that cancelled this one."""
-    held: bool = False
-    """Whether SLURM starts it only once somebody releases it."""
+    why: str = ""  # the error, or what a queued job waits for
+    log: Path | None = None  # with that error, if any
+    root: "JobStatus | None" = None  # the failed job that cancelled this one
+    held: bool = False  # whether SLURM starts it only once somebody releases it
 
     def __str__(self) -> str:
         job = self.job

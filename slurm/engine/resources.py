@@ -44,8 +44,7 @@ class Resources:
         "another option of sbatch by its long name, such as account=nlp or exclusive; may repeat",
         metavar="KEY[=VALUE]",
     )
-    mem_gb_alone: int | None = None
-    """Memory in GB of a job of one process; None: its share of `mem_gb`."""
+    mem_gb_alone: int | None = None  # memory in GB of a job of one process; None: its share of `mem_gb`
 
     def __post_init__(self):
         check_ranges(self)
@@ -58,10 +57,8 @@ class Resources:
             if key == "signal" and not str(value).startswith("USR2@"):
                 raise UserError(f"{words}: jobs save on USR2: give the seconds as signal=USR2@300")
         if self.gpus_per_node and self.tasks_per_node not in (1, self.gpus_per_node):
-            raise UserError(
-                f"--tasks-per-node {self.tasks_per_node}, but --gpus-per-node {self.gpus_per_node}: give as "
-                "many tasks as GPUs, or one, or --gpus-per-node 0"
-            )
+            both = f"--tasks-per-node {self.tasks_per_node}, but --gpus-per-node {self.gpus_per_node}"
+            raise UserError(f"{both}: give as many tasks as GPUs, or one, or --gpus-per-node 0")
 
     @property
     def passed(self) -> dict[str, str | bool]:

@@ -26,13 +26,11 @@ class NoAnswer(UserError):
 
 @dataclass(frozen=True)
 class JobState:
-    word: str
-    """Such as PENDING or NODE_FAIL."""
+    word: str  # such as PENDING or NODE_FAIL
     node: str = ""
     restarts: int = 0
     reason: str = ""
-    waits_for: frozenset[str] = frozenset()
-    """Ids of the jobs that must end before it starts."""
+    waits_for: frozenset[str] = frozenset()  # ids of the jobs that must end before it starts
 
     @property
     def running(self) -> bool:

@@ -67,10 +67,8 @@ def main() -> None:
     with patiently_locked(folder.parent):  # else two launches could both find an empty queue
         busy = submission.in_queue([out])
         if foreign := [job for job in busy if job.marker not in {part.marker for part in sweep}]:
-            raise UserError(
-                f"{out}: {foreign[0].name} (job id {foreign[0].job_id}) of another launch is in the queue: "
-                f"wait, or cancel it with: alma cancel {shlex.quote(str(out))}"
-            )
+            what = f"{foreign[0].name} (job id {foreign[0].job_id}) of another launch is in the queue"
+            raise UserError(f"{out}: {what}: wait, or cancel it with: alma cancel {shlex.quote(str(out))}")
         submission.launch(sweep, wanted, folder, busy)
     if problems := submission.follow([out], options.wait):
         raise children.StageFailed("; ".join(map(str, problems)))

@@ -22,10 +22,8 @@ class PartJob(Job):
     """One element of the array: every N-th run of the sweep, for N parts."""
 
     flags: tuple[str, ...]
-    part: str
-    """K/N, the value of --part."""
-    runs: tuple[str, ...]
-    """Its run directories, as `alma images --list` names them."""
+    part: str  # K/N, the value of --part
+    runs: tuple[str, ...]  # its run directories, as `alma images --list` names them
     cpus: int
 
     def work(self) -> None:
