@@ -43,7 +43,7 @@ help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
 demo: $(READY) ## corpus, mega-batches, learners of text and of images, report, in demo_out/
-	$(BIN)/python -m slurm.demo
+	$(BIN)/python -m alma demo
 
 test: $(READY) ## the tests, without those marked slow or gpu
 	$(if $(OMP_NUM_THREADS),OMP_NUM_THREADS=$(OMP_NUM_THREADS),env -u OMP_NUM_THREADS) \

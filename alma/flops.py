@@ -30,8 +30,7 @@ ARCHS = {
 class Weights:
     """A model of another kind, such as an LSTM: a multiply-add per token for each weight of its matrices.
 
-    Exact for recurrent and convolutional layers; of dynamic convolutions, as of attention, the product itself
-    is left out. Embeddings that are only looked up do not count.
+    Of dynamic convolutions, as of attention, the product is left out; looked-up embeddings do not count.
     """
 
     weights: int

@@ -60,11 +60,10 @@ LEARNERS = {
     "moe": LearnerSpec("a mixture with a fixed number of experts", "MoE", "#4AA9E0", switch=True),
     "ff": LearnerSpec("a network that grows in width and depth", "FF", "#8A5A33", text=False, growth=True),
 }
-"""By --learner, in the order of legends, panels and tables.
+"""By --learner, in the order of legends, panels and tables; two members as in most rows of Table 2.
 
-Two members, as in most rows of the paper's Table 2. The colours are readable on white and on dark
-backgrounds. Their hues are after Okabe and Ito; those that a colour-blind reader confuses differ in
-lightness.
+The colours are after Okabe and Ito, readable on white and dark; those that a colour-blind reader confuses
+differ in lightness.
 """
 
 

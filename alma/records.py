@@ -105,10 +105,9 @@ class Run:
 
         `config` holds CONFIG_KEYS, optionally `name`, and every other setting that changes results
         (JSON values, no output paths): runs whose configs differ only in `seed` count as repeats. `seeds`
-        are the seeds derived from it, for the record. Settings in `growing` may increase (a larger number,
-        a list with more values at its end); run.json is then updated. A run with another config that has
-        trained nothing is replaced: its rows and the files `untrained`, which describe its untrained model,
-        are removed.
+        are derived from it, for the record. Settings in `growing` may increase, as for `configs.changes`. A
+        run with another config that has trained nothing is replaced: its rows and the files `untrained`,
+        which describe its untrained model, are removed.
         UserError: the run has trained with another config. ValueError: `config` lacks one of CONFIG_KEYS.
         """
         path = Path(directory)

@@ -6,10 +6,9 @@
 
 .bin and .idx are fairseq's mmap format; .keys holds the 16-byte content keys of the documents, ascending.
 
-data_prep writes streams, fairseq_alma reads them, and only this module knows the format. An item is a line
-of text followed by eos; an item of length 1 (a lone eos) ends each document. With the tokenizer of a Hugging
-Face folder an item is a document followed by eos. stream.json is written last, so a directory with one is
-complete.
+Only this module knows the format. An item is a line of text followed by eos; an item of length 1 (a lone eos)
+ends each document. With the tokenizer of a Hugging Face folder an item is a document followed by eos.
+stream.json is written last, so a directory with one is complete.
 """
 
 import dataclasses
@@ -99,13 +98,10 @@ class Stream:
     test: Part
     settings: dict[str, Any]
     files: dict[INSIDE, FileInfo]  # dict.txt and the tokenizer
-    corpus: dict[str, Any] = field(default_factory=dict)
-    """Statistics of the corpus: documents, words, duplicates, surplus; spread of the mega-batches' words."""
-    appended: tuple[dict[str, Any], ...] = ()
-    """For each later addition: its settings, the number of its `first` mega-batch, and its `corpus`."""
-    held_out: tuple[Part, ...] = ()
-    """`test_00`, ...: the test set of each mega-batch, in order. Only of an ordered stream, as the next."""
-    held_out_valid: tuple[Part, ...] = ()  # `valid_00`, ...: the validation set of each mega-batch, in order
+    corpus: dict[str, Any] = field(default_factory=dict)  # counts of documents, words, duplicates, surplus
+    appended: tuple[dict[str, Any], ...] = ()  # of each: settings, number of its `first` mega-batch, `corpus`
+    held_out: tuple[Part, ...] = ()  # if ordered: `test_00`, ..., the test set of each mega-batch
+    held_out_valid: tuple[Part, ...] = ()  # if ordered: `valid_00`, ..., the validation set of each
 
     @property
     def ordered(self) -> bool:

@@ -22,8 +22,7 @@ from fairseq.distributed import utils as distributed_utils
 
 from fairseq_alma.task import AlmaLMTask
 
-EXIT_CODE = os.EX_TEMPFAIL
-"""Training stopped for a signal; run the same command again."""
+EXIT_CODE = os.EX_TEMPFAIL  # training stopped for a signal; run the same command again
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,7 @@ from alma.errors import UserError, fail
 from alma.files import write_json_atomic
 
 SCHEME = "alma"
-WAIT_SECONDS = 600
-"""For all processes to start: nodes may import torch from a slow disk."""
+WAIT_SECONDS = 600  # for all processes to start: nodes may import torch from a slow disk
 _CONNECT_SECONDS = 120
 _POLL_SECONDS = 0.2
 

@@ -18,7 +18,7 @@ examples:
 
 def parser() -> Parser:
     made = Parser(
-        prog="python -m slurm.cancel",
+        prog="alma cancel",
         usage="%(prog)s RUN... [--dry-run]",
         description="Cancel the incomplete SLURM jobs of runs, and no other jobs. Trainings that other runs "
         "share and wait for are left, unless these runs are given too. To resume a cancelled run, rerun the "
@@ -66,7 +66,3 @@ def main() -> None:
 def _live(runs: Sequence[Path]) -> dict[str, str]:
     """Run and name of the incomplete jobs in the queue."""
     return {str(job.job_id): f"{job.run}: {job.name}" for job in live_jobs(runs)}
-
-
-if __name__ == "__main__":
-    main()

@@ -59,7 +59,7 @@ def run(lines: Sequence[str]) -> None:
 
 def parser() -> Parser:
     made = Parser(
-        prog="python -m slurm.demo",
+        prog="alma demo",
         usage="%(prog)s [--out DIR]",
         description="Run all of ALMA on small data, without a download: text becomes a stream, three "
         "language models train on it, image learners train on digits, and a report compares the runs. Takes "
@@ -78,7 +78,3 @@ def main() -> None:
     for lines in steps(out):
         run(lines)
     print(f"\ndone: {out / 'report/report.md'}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
-"""Partition fairseq-preprocess output into mega-batches of equal size: whole documents, at random.
+"""Partition fairseq-preprocess output into mega-batches of equal size (section 5).
 
-The paper's protocol (section 5). Nothing is copied: a mega-batch is an array of item numbers.
+They have whole documents, at random, and are arrays of item numbers: nothing is copied.
 """
 
 import os
@@ -18,8 +18,7 @@ from alma.errors import UserError
 from alma.schema import parse_json
 from alma.stream import DTYPES, read_index
 
-MEGABATCH_WORDS = 440_000_000
-"""Words of a mega-batch in the paper (section 5)."""
+MEGABATCH_WORDS = 440_000_000  # of a mega-batch in the paper (section 5)
 _CHUNK = 1 << 18  # items per pass of the word count
 
 

@@ -1,7 +1,6 @@
-"""Blocks of equal length over memory-mapped token files, computed without an index.
+"""The blocks of fairseq's TokenBlockDataset over memory-mapped token files, computed without an index.
 
-In break mode `none`, block k is the tokens [k L, (k + 1) L) of the concatenated files, across item
-boundaries. So no index over items is built. Blocks are those of fairseq's TokenBlockDataset.
+In break mode `none`, block k is the tokens [k L, (k + 1) L) of the concatenated files, across items.
 """
 
 import os

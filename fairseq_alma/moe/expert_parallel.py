@@ -1,9 +1,7 @@
 """Expert parallelism: each of W data-parallel processes holds E / W experts (GShard, Lepikhin et al., 2020).
 
-Two all-to-alls send tokens to the process of their expert and back. Routing and capacity are per process, as
-in data parallelism, so both train alike. A checkpoint is one file with all experts, independent of W.
-
-Shapes: S tokens, W processes, E experts, C capacity, R = E * C rows, D model.
+Routing and capacity are per process, so that it trains as data parallelism does; checkpoints do not depend
+on W. There are R = E * C rows.
 """
 
 from dataclasses import dataclass

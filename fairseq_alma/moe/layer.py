@@ -1,7 +1,4 @@
-"""The Switch layer (Fedus et al., 2021): a router sends each token to one of E expert FFNs.
-
-Shapes: B batch, T time, S = B * T tokens, D model, F hidden, E experts, C capacity, R rows, W processes.
-"""
+"""The Switch layer (Fedus et al., 2021): a router sends each token to one of E expert FFNs."""
 
 import math
 from functools import partial
@@ -14,8 +11,7 @@ from fairseq_alma.moe.dispatchers import Dispatcher, as_autocast, fastest_dispat
 from fairseq_alma.moe.expert_parallel import ExpertParallelDispatcher, ExpertParallelGroup
 from fairseq_alma.moe.router import Router, Routing
 
-STACKED = ("w1", "b1", "w2", "b2")
-"""Names of the experts' parameters; dimension 0 is the expert."""
+STACKED = ("w1", "b1", "w2", "b2")  # names of the experts' parameters; dimension 0 is the expert
 
 
 class SwitchFFN(nn.Module):

@@ -1,7 +1,4 @@
-"""Perplexity of a language model, and routing statistics and losses by expert of its Switch layers.
-
-Shapes: B batch, T time, S = B * T tokens, E experts, V vocabulary.
-"""
+"""Perplexity of a language model, and routing statistics and losses by expert of its Switch layers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +13,7 @@ from torch import Tensor
 from fairseq_alma.moe.layer import routings_of
 from fairseq_alma.moe.router import Routing
 
-_PREFIX = "moe_l"
-"""Of the keys in a fairseq logging output: moe_l{layer}_{statistic}."""
+_PREFIX = "moe_l"  # of the keys in a fairseq logging output: moe_l{layer}_{statistic}
 
 
 @torch.no_grad()

@@ -1,18 +1,16 @@
-"""fairseq's cross_entropy in chunks of tokens, without a tensor of all logits.
+"""fairseq's cross_entropy in chunks of tokens, without a tensor of all logits, which takes the most memory.
 
-With a vocabulary of 50k, the logits, their log-softmax and its gradient take most of the memory of a small
-model's update. Here the forward pass computes the gradient of each chunk while its logits exist, and the
-backward pass only scales it, as in Liger Kernel (arXiv 2410.10989).
+The forward pass computes the gradient of each chunk while its logits exist, and the backward pass only scales
+it, as in Liger Kernel (arXiv 2410.10989).
 
-Shapes: B batch, T time, S = B * T tokens, K tokens of a chunk, D features, V vocabulary. With UMix the
-features of all members are concatenated, and D is the sum of theirs.
+Shapes: B batch, T time, S = B * T tokens, K tokens of a chunk, D features (of UMix: of all members), V
+vocabulary.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from fairseq.criterions import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
 from torch import Tensor, nn
@@ -34,10 +32,8 @@ class ChunkedCrossEntropyConfig(CrossEntropyCriterionConfig):
 class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
     """fairseq's cross_entropy for decoders with a linear output layer.
 
-    After a forward pass `nll` (B, T) fp32 holds the loss of each token in nats, 0 for padding.
-
-    It uses the output weights outside the model's forward pass, as fairseq's adaptive_loss does. Under
-    pytorch_ddp, --find-unused-parameters therefore needs weights tied to the embedding.
+    After a forward pass `nll` (B, T) fp32 holds the loss of each token in nats, 0 for padding. It uses the
+    output weights outside the model's forward pass, so that --find-unused-parameters needs tied weights.
     """
 
     def __init__(self, task, sentence_avg: bool, loss_chunk_tokens: int):
@@ -150,10 +146,8 @@ def _run(
         logits = torch.mm(parts[0], weights[0].t(), out=memory[: len(rows)])
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             logits.addmm_(part, weight.t())
-        if logits.dtype == torch.float32:
-            log_probs = torch.log_softmax(logits, dim=-1, out=logits)
-        else:
-            log_probs = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+        in_place = logits if logits.dtype == torch.float32 else None
+        log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32, out=in_place)
         loss = -log_probs.gather(1, wanted)
         nll[rows] = (loss.masked_fill_(wanted == pad, 0.0) if padded else loss).squeeze(1)
         if scale is not None:

@@ -1,7 +1,7 @@
 """What a new stage keeps of the stage before it besides the weights (`--schedule`, `--grow-optimizer`).
 
-By default a stage starts as fairseq's --finetune-from-model does: optimizer, update count and learning rate
-start anew. Schedules over all stages keep them; growth may copy the optimizer state alone.
+By default nothing, as with --finetune-from-model. Schedules over all stages keep optimizer, update count and
+learning rate; growth may copy the optimizer state alone.
 """
 
 import os
@@ -12,10 +12,7 @@ from fairseq_alma.checkpoint import memory_map
 
 
 def starts_stage(cfg) -> bool:
-    """Whether training starts a stage from the one before; else it is new, or resumes.
-
-    `cfg`: fairseq's checkpoint config.
-    """
+    """Whether training starts a stage from the one before (else it is new, or resumes); `cfg`: checkpoint."""
     last = os.path.join(cfg.save_dir, "checkpoint_last.pt")
     resumes = cfg.restore_file != "checkpoint_last.pt" or os.path.exists(last)
     return bool(cfg.finetune_from_model) and not resumes

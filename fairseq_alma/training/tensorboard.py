@@ -1,8 +1,6 @@
 """TensorBoard over the stages of a model: x is the number of updates since the model was new.
 
-fairseq starts every stage at step 0, unless the schedule is continuous. Here the steps of a stage follow
-those of the stage before it. After an interruption, training repeats some: TensorBoard hides what the first
-pass logged of them.
+fairseq starts every stage at step 0. TensorBoard hides the first pass of steps that a training repeats.
 """
 
 import math
@@ -48,10 +46,9 @@ def begin(trainer) -> None:
 
 
 def add_evaluation(logdir: str, split: str, record: dict[str, Any], path: str | None) -> None:
-    """Add the evaluation of checkpoint `path` (None: an untrained model) on `split`.
+    """Add the `record` of `stage_record.measure` for checkpoint `path` (None: untrained) on `split`.
 
-    `record`: from `stage_record.measure`. Names and units are those of `valid`: the loss in bits per token,
-    the loss of each expert in nats.
+    Names and units are those of `valid`: the loss in bits per token, the loss of each expert in nats.
     """
     values = {"loss": record["nll"] / math.log(2), "ppl": record["perplexity"]}
     for layer, experts in record["experts"].items():

@@ -1,10 +1,8 @@
 """fairseq's --store-ema: a moving average of the weights, saved in every checkpoint.
 
-See `alma.averages` for the updates; the initial weights count nothing.
-
-Works around fairseq's own, which averages tied weights twice per update, fails on integer buffers, loses most
-updates to rounding in half precision, and starts a new stage from the previous stage's average, or fails if
-there is none. No upstream issue known; unnecessary once fairseq averages each parameter once, in fp32.
+See `alma.averages` for the updates; the initial weights count nothing. fairseq's own averages tied weights
+twice per update, fails on integer buffers, rounds in half precision, and starts a new stage from the average
+of the one before. No upstream issue known; unnecessary once fairseq averages each parameter once, in fp32.
 """
 
 import logging

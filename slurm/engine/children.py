@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import IO
 
 from alma.errors import UserError
-from slurm.engine.forks import Fork, ForkServer
-from slurm.engine.parents import dies_with_parent
+from slurm.engine.forks import Fork, ForkServer, dies_with_parent
 
 OWN_MODULES = {"PYTHONSAFEPATH": "1"}
 """Environment of every child. Else `python -m` would first look for modules in the current folder, where a
 user may have a slurm.py."""
-GRACE_SECONDS = 10
-"""Between SIGTERM and SIGKILL."""
-_running: set[int] = set()
-"""Process ids of the children that `run` waits for."""
+GRACE_SECONDS = 10  # between SIGTERM and SIGKILL
+_running: set[int] = set()  # process ids of the children that `run` waits for
 _forks: ForkServer | None = None
 _USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")  # printed by alma.errors, or by argparse after its program
 _EXCEPTION = re.compile(r"([\w.]+(?:Error|Exception|Interrupt)\b.*)")
@@ -77,11 +74,11 @@ def run(
     problem: re.Match[str] | None = None
     # A log rather than a pipe: it stays complete if the launcher dies, and a worker that keeps a pipe open
     # cannot block the launcher.
-    with log.open("ab") as output, log.open("rb") as appended:
+    with log.open("ab") as output, log.open("rb") as appended, open(os.devnull) as nothing:
         output.write(f"\n$ {shlex.join(command)}\n".encode())
         output.flush()
         appended.seek(0, os.SEEK_END)
-        process = _start(command, (None, output, output), environment or {})
+        process = _start(command, (nothing, output, output), environment or {})
         _running.add(process.pid)
         rest, ended = b"", False
         try:
@@ -92,7 +89,7 @@ def run(
                 *lines, rest = (rest + appended.read()).split(b"\n")
                 for line in filter(None, [*lines, rest] if ended else lines):
                     text = line.decode(errors="replace")
-                    problem = _USER_ERROR.match(text) or _EXCEPTION.match(text) or problem
+                    problem = last_problem(text) or problem
                     if watch:
                         watch(text)
         finally:
@@ -126,22 +123,20 @@ def ask(command: Sequence[str], what: str, text: str | None = None) -> str:
 
 
 def _start(
-    command: Sequence[str], files: tuple[IO | None, IO, IO], environment: Mapping[str, str]
+    command: Sequence[str], files: tuple[IO, IO, IO], environment: Mapping[str, str]
 ) -> subprocess.Popen | Fork:
-    """Start a child with its stdin (None: nothing), stdout and stderr."""
+    """Start a child with its stdin, stdout and stderr."""
     given, output, errors = files
     everything = {**os.environ, **OWN_MODULES, **environment}
     if _forks and tuple(command[:2]) == (sys.executable, "-m"):
-        with open(os.devnull) as nothing:
-            numbers = [file.fileno() for file in (given or nothing, output, errors)]
-            try:
-                return _forks.start(command[2:], numbers, everything)
-            except ConnectionError as error:
-                killed = "the process that starts the commands of a stage was killed"
-                raise StageFailed(f"{killed}; rerun the command to resume") from error
+        try:
+            return _forks.start(command[2:], [file.fileno() for file in files], everything)
+        except ConnectionError as error:
+            killed = "the process that starts the commands of a stage was killed"
+            raise StageFailed(f"{killed}; rerun the command to resume") from error
     return subprocess.Popen(
         command,
-        stdin=given or subprocess.DEVNULL,
+        stdin=given,
         stdout=output,
         stderr=errors,
         process_group=0,  # Ctrl-C is for the launcher

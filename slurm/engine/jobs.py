@@ -13,7 +13,7 @@ from pathlib import Path
 
 from alma.errors import UserError
 from slurm.engine import children
-from slurm.engine.parents import PR_SET_PDEATHSIG
+from slurm.engine.forks import PR_SET_PDEATHSIG
 
 SAVING_SECONDS = 90  # for a training to finish its update and write its checkpoint
 _REQUEUE_SECONDS = 600
