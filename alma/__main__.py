@@ -33,9 +33,7 @@ TOOLS = {
     "status": Tool("jobs", "slurm.status", "show the state of runs: progress, errors, logs"),
     "cancel": Tool("jobs", "slurm.cancel", "cancel the SLURM jobs of runs"),
     "report": Tool("results", "alma.report.__main__", "compare runs: tables, figures, a web page"),
-    "advise": Tool(
-        "results", "alma.report.advice.__main__", "wait or train, grow, average? advice from runs"
-    ),
+    "advise": Tool("results", "alma.report.advice.__main__", "wait, train, grow, average? advice from runs"),
     "tsne": Tool("results", "vision.tsne", "draw the gating tree of an image mixture"),
     "export": Tool("checkpoints", "fairseq_alma.export", "export a language model to Hugging Face"),
 }

@@ -25,12 +25,8 @@ class StreamOptions:
     """Which learner is trained when, and on which mega-batches."""
 
     learner: str = option(None, "learner")
-    waiting_time: int = option(
-        1, "mega-batches that arrive before each stage", at_least=1, metavar="W", passed=True
-    )
-    replay: bool = option(
-        False, "train on all mega-batches received so far, not only on the new ones", passed=True
-    )
+    waiting_time: int = option(1, "mega-batches before each stage", at_least=1, metavar="W", passed=True)
+    replay: bool = option(False, "train on all mega-batches so far, not only on the new ones", passed=True)
     replay_share: float = _if_changed(
         0.0, "share of each stage's data from earlier mega-batches, such as .5", metavar="S", passed=True
     )
@@ -106,9 +102,7 @@ class TextOptions(StreamOptions):
         read=partial(averages.read, last=True),
         metavar="AVERAGE",
     )
-    update_multiplier: int = _if_changed(
-        1, "train for X times --max-update updates in each stage", at_least=1, metavar="X"
-    )
+    update_multiplier: int = _if_changed(1, "X times --max-update in each stage", at_least=1, metavar="X")
     context_window: int = _if_changed(0, "evaluate tokens with at least N tokens of context, if there are")
     trainer: str | None = _if_changed(
         None,

@@ -143,10 +143,8 @@ class Run:
         run = cls.read(path)
         changed = changes(run.config, _as_read_back(config), growing)
         if changed and run.trained:
-            what, remedy = "; ".join(changed), "give that run's settings to resume it"
-            raise UserError(
-                f"{path} holds a run with other settings ({what}): choose another --out, or {remedy}"
-            )
+            other = f"{path} holds a run with other settings ({'; '.join(changed)})"
+            raise UserError(f"{other}: choose another --out, or give that run's settings to resume it")
         return not changed
 
     @classmethod

@@ -130,8 +130,7 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     cfg = copy.deepcopy(cfg)  # it changes; checkpoints store what the user gave
     _reset_once(cfg)
     growth.prepare(cfg, trainer)
-    if new_stage := schedule.starts_stage(cfg):
-        schedule.prepare(cfg, trainer)
+    new_stage = schedule.prepare(cfg, trainer)
     average = trainer.cfg.ema
     wanted, average.store_ema = average.store_ema, False  # `weight_average.begin` restores it
     try:

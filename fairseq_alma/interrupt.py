@@ -27,29 +27,21 @@ SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 logger = logging.getLogger(__name__)
 
-_received: ctypes.c_bool | None = None
+_received: list[ctypes.c_bool] = []  # the `flag` of this process, if it has one
+os.register_at_fork(after_in_child=_received.clear)  # memory that is shared with a sibling would end both
 
 
 def flag() -> ctypes.c_bool:
     """What the signal handler sets, in memory that child processes share."""
-    global _received
-    if _received is None:
-        _received = multiprocessing.get_context("spawn").RawValue(ctypes.c_bool, False)
-    return _received
-
-
-def _forget() -> None:
-    global _received
-    _received = None
-
-
-os.register_at_fork(after_in_child=_forget)  # memory that is shared with a sibling would end both
+    if not _received:
+        _received.append(multiprocessing.get_context("spawn").RawValue(ctypes.c_bool, False))
+    return _received[0]
 
 
 def install(of_parent: ctypes.c_bool | None = None) -> None:
     """Handle the signals, unless the process already has a handler of its own; set the parent's `flag`."""
-    global _received
-    _received = flag() if of_parent is None else of_parent
+    if of_parent is not None:
+        _received[:] = [of_parent]
     if threading.current_thread() is not threading.main_thread():
         return  # Python sets handlers in the main thread only
     for number in SIGNALS:

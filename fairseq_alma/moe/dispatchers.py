@@ -130,9 +130,7 @@ class _ToTokens(torch.autograd.Function):
     """The inverse of `_ToRows`, times the gates."""
 
     @staticmethod
-    def forward(
-        ctx, y_RD: Tensor, gate_S: Tensor, source_R: Tensor, row_S: Tensor, dropped_S: Tensor
-    ) -> Tensor:
+    def forward(ctx, y_RD: Tensor, gate_S: Tensor, source_R: Tensor, row_S: Tensor, dropped_S: Tensor):
         ctx.save_for_backward(y_RD, gate_S, source_R, row_S, dropped_S)
         if not len(y_RD):
             return y_RD.new_zeros(len(row_S), y_RD.size(1))

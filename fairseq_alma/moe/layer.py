@@ -28,13 +28,7 @@ class SwitchFFN(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        hidden: int,
-        experts: int,
-        capacity_factor: float,
-        activation,
-        activation_dropout: nn.Module,
+        self, dim: int, hidden: int, experts: int, capacity_factor: float, activation, activation_dropout
     ):
         super().__init__()
         router = Router(dim, experts)  # before the experts: initial weights depend on the order of draws

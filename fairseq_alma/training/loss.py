@@ -123,12 +123,7 @@ class _ChunkedNLL(torch.autograd.Function):
 
 
 def _run(
-    features: Tensor,
-    weights: Sequence[Tensor],
-    target: Tensor,
-    pad: int,
-    chunk: int,
-    scale: Tensor | None = None,
+    features: Tensor, weights: Sequence[Tensor], target: Tensor, pad: int, chunk: int, scale=None
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss of each token, (S,) fp32, and, with a `scale`, the scaled gradients of the sum.
 
@@ -156,9 +151,8 @@ def _run(
             by_logits.scatter_add_(1, wanted, by_logits.new_full(wanted.shape, -1))
             if features.dtype != torch.float32:
                 # fp32 does not underflow: there backward scales the much smaller results instead.
-                by_logits = torch.mul(
-                    by_logits, factor, out=torch.empty_like(by_logits, dtype=features.dtype)
-                )
+                half = torch.empty_like(by_logits, dtype=features.dtype)
+                by_logits = torch.mul(by_logits, factor, out=half)
             elif padded:
                 by_logits.mul_(factor)
             by_features[rows] = torch.cat([by_logits @ weight for weight in weights], dim=1)

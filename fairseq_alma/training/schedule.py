@@ -11,26 +11,23 @@ from alma.errors import UserError
 from fairseq_alma.checkpoint import memory_map
 
 
-def starts_stage(cfg) -> bool:
-    """Whether training starts a stage from the one before (else it is new, or resumes); `cfg`: checkpoint."""
-    last = os.path.join(cfg.save_dir, "checkpoint_last.pt")
-    resumes = cfg.restore_file != "checkpoint_last.pt" or os.path.exists(last)
-    return bool(cfg.finetune_from_model) and not resumes
-
-
 def keeps_optimizer(args) -> bool:
     """Whether a new stage keeps the optimizer state; `args`: the task's config."""
     return args.schedule != "stage" or (args.grow_experts > 0 and args.grow_optimizer == "copy")
 
 
-def prepare(cfg, trainer) -> None:
-    """Change `cfg`, a copy of fairseq's checkpoint config, so that a new stage loads what it keeps.
+def prepare(cfg, trainer) -> bool:
+    """Whether training starts a stage from the one before; else it is new, or resumes.
 
-    UserError: the checkpoint has no optimizer state, or as many updates as --max-update allows.
+    If so, `cfg`, a copy of fairseq's checkpoint config, changes to load what the stage keeps. UserError: the
+    checkpoint has no optimizer state, or as many updates as --max-update allows.
     """
     args, path, limit = trainer.task.args, cfg.finetune_from_model, trainer.cfg.optimization.max_update
+    last = os.path.join(cfg.save_dir, "checkpoint_last.pt")
+    if not path or cfg.restore_file != "checkpoint_last.pt" or os.path.exists(last):
+        return False
     if not keeps_optimizer(args):
-        return
+        return True
     state = memory_map(path)
     check_optimizer(path, state.get("last_optimizer_state"))
     done = state["optimizer_history"][-1]["num_updates"]
@@ -42,6 +39,7 @@ def prepare(cfg, trainer) -> None:
     cfg.reset_meters = cfg.reset_dataloader = True
     # All schedules follow from the update count, and a cool-down has another --lr-scheduler than its stage.
     cfg.reset_lr_scheduler = True
+    return True
 
 
 def check_optimizer(path: str, state: dict[str, Any] | None) -> None:

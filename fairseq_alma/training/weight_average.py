@@ -20,9 +20,7 @@ logger = logging.getLogger(__name__)
 class WeightAverage(EMA):
     """The average of each parameter once, in fp32 (--ema-fp32 is implied); buffers are copied."""
 
-    def __init__(
-        self, model: torch.nn.Module, config, device=None, updates: int = 0, eta: float | None = None
-    ):
+    def __init__(self, model, config, device=None, updates: int = 0, eta: float | None = None):
         """`updates` of the average before it is restored; `eta` of a polynomial average."""
         super().__init__(model, config, device)
         self.model.float()

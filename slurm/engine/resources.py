@@ -31,9 +31,7 @@ class Resources:
     partition: str | None = option(None, "partition to submit to", metavar="NAME")
     nodes: int = option(1, "nodes; their GPUs train together", at_least=1)
     gpus_per_node: int = option(8, "GPUs per node; 0: none")
-    tasks_per_node: int = option(
-        1, "processes that SLURM starts per node; 1: fairseq starts one for each GPU", at_least=1
-    )
+    tasks_per_node: int = option(1, "processes per node; 1: fairseq starts one for each GPU", at_least=1)
     cpus_per_task: int | None = option(None, "CPU cores per task; 0: the cluster's default")
     mem_gb: int | None = option(None, "memory per node in GB; 0: the cluster's default")
     timeout_min: int = option(
@@ -95,18 +93,13 @@ class Resources:
         }
 
     def script(
-        self,
-        command: str,
-        folder: Path,
-        name: str,
-        dependency: str | None = None,
-        elements: int | None = None,
+        self, command: str, folder: Path, name: str, dependency: str | None = None, count: int | None = None
     ) -> str:
-        """The input of sbatch as submitit makes it; `elements` of an array, whose logs go to `folder`."""
+        """The input of sbatch as submitit makes it; `count`: of an array, whose logs go to `folder`."""
         from submitit.slurm.slurm import _make_sbatch_string
 
         options = self.parameters(name, dependency)
-        return _make_sbatch_string(command, folder, map_count=elements, **options)
+        return _make_sbatch_string(command, folder, map_count=count, **options)
 
     def machine(self) -> Machine:
         """The machine of a training: its GPUs, of unknown size, and its memory if it is given."""

@@ -27,11 +27,7 @@ from slurm.engine.terminal import say
 LOGS = "slurm_jobs"
 _MAX_REQUEUES = 10  # after time-outs
 _PYTHON = f"{shlex.quote(sys.executable)} -P"  # without modules of the current folder, such as a slurm.py
-_TRANSIENT = (
-    "Requested nodes are busy",
-    "Required node not available",
-    "Requested node configuration is not available",
-)
+_TRANSIENT = ("nodes are busy", "node not available", "node configuration is not available")
 Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
 """(name, jobs, resources, dependency) -> the id of each job: one SLURM job, or one array of several."""
 
@@ -39,8 +35,7 @@ Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
 def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
     """Jobs of `runs` that SLURM has and that can still run. Raises UserError and NoAnswer as `ask` does.
 
-    Cancels jobs that need a job of these runs which is neither complete nor queued. SLURM would start those
-    that need a cancelled element of an array.
+    Cancels those that need a job of these runs which is neither complete nor queued: SLURM might start them.
     """
     live = {job.marker.resolve(): job for job in queue.live_jobs(list(filter(queue.on_cluster, runs)))}
     folders, stuck = [run.resolve() for run in runs], []
@@ -56,10 +51,7 @@ def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
 
 
 def launch(jobs: Sequence[Job], wanted: Resources, folder: Path, busy: Sequence[SubmittedJob]) -> None:
-    """Submit the jobs that are neither complete nor `busy` in the queue; write jobs.json of each run.
-
-    folder: of their logs.
-    """
+    """Submit the jobs that are neither complete nor `busy`, logging to `folder`; write their jobs.json."""
     if busy:
         say(f"{len(busy)} jobs are already in the queue, among them {busy[0].run} {busy[0].name}")
     ids = {job.marker: str(job.job_id) for job in busy}
