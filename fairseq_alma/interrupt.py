@@ -40,8 +40,7 @@ def flag() -> ctypes.c_bool:
 
 def install(of_parent: ctypes.c_bool | None = None) -> None:
     """Handle the signals, unless the process already has a handler of its own; set the parent's `flag`."""
-    if of_parent is not None:
-        _received[:] = [of_parent]
+    _received[:] = [flag() if of_parent is None else of_parent]
     if threading.current_thread() is not threading.main_thread():
         return  # Python sets handlers in the main thread only
     for number in SIGNALS:
