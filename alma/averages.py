@@ -13,10 +13,7 @@ import re
 
 
 def read(text: object, last: bool = False) -> float | str:
-    """A decay as a number (0: no average), or `poly:ETA` as it is written, or if `last` is set `last:K`.
-
-    ValueError: none of these.
-    """
+    """A decay as a number (0: no average), `poly:ETA`, or with `last` `last:K`. ValueError: none of these."""
     if re.fullmatch(r"poly:\d+(\.\d+)?", str(text)) or (last and last_of(text)):
         return str(text)
     try:

@@ -1,7 +1,6 @@
 """Analytic parameter and FLOP counts of language models: Transformers, Switch Transformers and others.
 
-A multiply-add counts as two FLOPs. torch.utils.flop_counter misses scaled_dot_product_attention on CPU, so
-these are formulas; tests compare them with the counter on models that it counts correctly.
+A multiply-add counts as two FLOPs; docs/design.md says why these are formulas.
 """
 
 from dataclasses import dataclass

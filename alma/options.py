@@ -1,8 +1,4 @@
-"""Options, declared once: a field of a dataclass with its default, help and range.
-
-The flags of a command line, the check of a value, the words of a command, and what run.json records follow
-from the fields.
-"""
+"""Options, declared once as fields, from which flags, checks, words of a command and records follow."""
 
 import argparse
 import math

@@ -1,7 +1,6 @@
 """The run directory: `run.json` (config, versions, machine) and `results.jsonl` (one row per mega-batch).
 
-Rows are appended, never rewritten. A crash can leave an incomplete last line, which readers ignore and
-`Run.open` removes.
+Rows are appended, never rewritten. Readers ignore an incomplete last line, which `Run.open` removes.
 """
 
 import errno

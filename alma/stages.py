@@ -39,9 +39,9 @@ def stages(
 ) -> list[Stage]:
     """The ceil(B / w) stages of a stream of B = `megabatches` with waiting time w = `waiting_time`.
 
-    The last stage may be shorter, so that all data are trained on. (Algorithm 1 of the paper loops while
-    t < B, which skips the last mega-batch when w = 1.) `replay` adds all earlier mega-batches to those that a
-    stage trains on, `replay_from` those of a replay by share. UserError: B < 1, w < 1 or w > B.
+    The last stage may be shorter, so that all data are trained on, unlike in Algorithm 1. `replay`
+    adds all earlier mega-batches to those that a stage trains on, `replay_from` those of a replay by share.
+    UserError: B < 1, w < 1 or w > B.
     """
     if megabatches < 1:
         raise UserError(f"a stream needs at least 1 mega-batch, not {megabatches}")

@@ -41,10 +41,7 @@ def _last_value(words: Sequence[str], flag: str, default: str) -> str:
 def parse(
     original: Callable, parser: argparse.ArgumentParser, words: Sequence[str], modify: Callable | None
 ) -> argparse.Namespace:
-    """Parse `words` with `original`, fairseq's parse_args_and_arch, but with our defaults and errors.
-
-    UserError: an unknown flag or choice, an invalid or missing value.
-    """
+    """Parse `words` with `original`, fairseq's parse_args_and_arch, but with our defaults and UserErrors."""
     training = "--max-update" in parser._option_string_actions
     schedule = _last_value(words, "--schedule", "stage")
     scheduler = defaults.SCHEDULES.get(schedule, "polynomial_decay")  # the parser refuses another schedule

@@ -39,10 +39,7 @@ _ROWS = (*STACKED, "router.weight")  # parameters of a Switch layer; dimension 0
 
 
 def losing_experts(losses: Tensor, count: int) -> list[int]:
-    """The `count` experts with the largest summed loss, largest first; `losses` (E,).
-
-    UserError: `count` > E, since a growth splits each expert at most once.
-    """
+    """The `count` experts with the largest summed `losses` (E,), largest first. UserError: `count` > E."""
     if count > losses.numel():
         of = f"each of the {losses.numel()} experts"
         raise UserError(f"--grow-experts {count}: a growth splits {of} at most once")

@@ -1,7 +1,6 @@
 """SIGUSR1 or SIGUSR2: fairseq-train finishes its update, saves, and exits with code 75 (EX_TEMPFAIL).
 
-submitit lets SLURM send SIGUSR2 to all processes of a job before its time limit. The same command resumes
-and computes what an uninterrupted run would.
+submitit lets SLURM send SIGUSR2 before a job's time limit. The same command then resumes, bit for bit.
 """
 
 import atexit

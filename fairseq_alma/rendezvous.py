@@ -24,7 +24,6 @@ from alma.files import write_json_atomic
 SCHEME = "alma"
 WAIT_SECONDS = 600  # for all processes to start: nodes may import torch from a slow disk
 _CONNECT_SECONDS = 120
-_POLL_SECONDS = 0.2
 
 
 def is_ours(init_method: str | None) -> bool:
@@ -80,7 +79,7 @@ def _join(file: Path, attempt: str, rank: int, processes: int) -> TCPStore:
         if time.monotonic() > deadline:
             remedy = "every node must see this folder, and the first process must run, see its log"
             raise UserError(f"{who}: no {file} of this start in {WAIT_SECONDS} s: {remedy}")
-        time.sleep(_POLL_SECONDS)
+        time.sleep(0.2)
     host, port = written["host"], written["port"]
     try:
         store = TCPStore(host, port, processes, timeout=timedelta(seconds=_CONNECT_SECONDS))

@@ -171,12 +171,11 @@ def measure(loaded: Loaded, valid: bool) -> dict[str, Any]:
     if valid:
         on_valid = describe("valid", loaded)
         record["valid"] = {"loss": on_valid["nll"], "perplexity": on_valid["perplexity"]}
+    with_attention = sum(shape.forward_flops(shape.positions, shape.positions) for shape in shapes)
     return record | {
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
         "eval_flops_per_example": sum(s.forward_flops(s.positions) for s in shapes),
-        "eval_flops_per_example_with_attention": sum(
-            s.forward_flops(s.positions, s.positions) for s in shapes
-        ),
+        "eval_flops_per_example_with_attention": with_attention,
         "members": sum(shape.members for shape in shapes),
         "expert_count": experts.pop() if len(experts) == 1 else None,
         "training": list(map(training_record, loaded.paths, shapes)) if loaded.paths else [],

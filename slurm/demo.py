@@ -1,7 +1,4 @@
-"""A demo of everything, without downloads: `alma demo`.
-
-Corpus, stream, three language models, image learners, report; minutes on a CPU.
-"""
+"""A demo of everything, without downloads, in minutes on a CPU: `alma demo`."""
 
 import os
 import shlex
@@ -63,8 +60,7 @@ def parser() -> Parser:
         usage="%(prog)s [--out DIR]",
         description="Run all of ALMA on small data, without a download: text becomes a stream, three "
         "language models train on it, image learners train on digits, and a report compares the runs. Takes "
-        "about 2 minutes on two idle cores, longer beside other work. Prints each command before it "
-        "runs. Rerun the demo to resume after an interruption.",
+        "about 2 minutes on two idle cores. Rerun the demo to resume after an interruption.",
         epilog="examples:\n  alma demo\n  alma demo --out /tmp/demo",
     )
     out = "directory for the corpus, the stream, the runs and the report (default: demo_out)"

@@ -63,10 +63,7 @@ def index() -> dict[str, dict[str, Any]]:
 
 
 def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Iterator[Command]:
-    """The commands that run the experiments of a figure or table, and the one that draws it.
-
-    UserError: language models need a stream, and there is none.
-    """
+    """The commands that run and draw a figure or table. UserError: it needs a stream, and there is none."""
     place = options.out / options.size
     if texts := record["experiments"].keys() & set(TEXT):  # rows of Table 2, or runs on streams with dates
         (experiment,) = texts

@@ -45,8 +45,7 @@ def checked(prefixes: list[str]) -> list[str]:
 def documents(sizes: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """First item and end item (exclusive) of each document, (documents,) each.
 
-    An item of length 1 (eos alone, a blank line to fairseq-preprocess) ends a document. Without such items,
-    each item is a document.
+    An item of length 1 (a blank line to fairseq-preprocess) ends a document; without these, each item is one.
     """
     ends = np.flatnonzero(np.asarray(sizes) == 1) + 1
     if not len(ends):

@@ -130,13 +130,9 @@ class ReplayBlocks(TokenBlocks):
     @property
     def sizes(self) -> NDArray[np.integer]:
         """Tokens per block, (blocks,)."""
-        sizes = np.full(len(self), self.length, self.new.sizes.dtype)
-        sizes[: len(self.new)] = self.new.sizes
-        return sizes
+        return np.pad(self.new.sizes, (0, len(self) - len(self.new)), constant_values=self.length)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, None]:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
         part = int(np.searchsorted(self.edges, index, side="right"))
         if not part:
             return self.new[index]

@@ -78,10 +78,7 @@ class SwitchFFN(nn.Module):
         return y_SD.view(batch, time, dim).transpose(0, 1), routing
 
     def parallelize(self, group: ExpertParallelGroup) -> None:
-        """Keep the E / W experts of this process.
-
-        state_dict() still has all experts on process 0. It gathers them, so every process must call it.
-        """
+        """Keep the E / W experts of this process; state_dict() becomes collective, whole on process 0."""
         self.ep_group = group
         for name in STACKED:
             local = nn.Parameter(group.local(getattr(self, name).data))

@@ -99,10 +99,7 @@ def token_nll(logits_BTV: Tensor, target_BT: Tensor, pad: int) -> Tensor:
 
 @torch.no_grad()
 def evaluate(model, batches: Iterable, pad: int) -> Evaluation:
-    """Evaluate `model` on fairseq's `batches` in one pass and bounded memory.
-
-    In eval mode: no dropout and, by default, no dropped tokens.
-    """
+    """Evaluate `model`, in eval mode, on fairseq's `batches` in one pass and bounded memory."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()

@@ -11,10 +11,7 @@ first sorts the parameters by device and dtype, .5 ms per step. Without the kern
 
 
 class FusedAdam(Adam):
-    """Matches fairseq's Adam up to rounding, with the same states, in one pass over each parameter.
-
-    fairseq's Adam makes a dozen passes; its fused version needs NVIDIA's apex.
-    """
+    """fairseq's Adam up to rounding, with the same states, in one pass over each parameter, not a dozen."""
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -48,4 +45,3 @@ class FusedAdam(Adam):
                     amsgrad=False,
                     maximize=False,
                 )
-        return None

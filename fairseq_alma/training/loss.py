@@ -65,14 +65,11 @@ class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
 
 
 def output_weights(decoder: nn.Module) -> list[Tensor]:
-    """The output weights (V, D) of a decoder, one matrix for each member of UMix.
-
-    UserError: none (adaptive softmax, mean of probabilities, not a Transformer).
-    """
+    """The output weights (V, D) of a decoder, one matrix for each member of UMix. UserError: it has none."""
     if isinstance(decoder, EnsembleDecoder) and decoder.average == "logits":
         return [weight for member in decoder.members for weight in output_weights(member)]
     layer = getattr(decoder, "output_projection", None)
-    # None with an adaptive softmax.
+    # None with an adaptive softmax, or in a mean of probabilities.
     if not isinstance(layer, nn.Linear) or layer.bias is not None:
         lacks = f"a linear output layer, which {type(decoder).__name__} lacks: use --criterion cross_entropy"
         raise UserError(f"--criterion chunked_cross_entropy needs {lacks}")

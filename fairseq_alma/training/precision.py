@@ -56,10 +56,7 @@ class MemoryEfficientFP16Optimizer(_SavesScaler, optim.MemoryEfficientFP16Optimi
 
 
 class FP16Optimizer(_SavesScaler, optim.FP16Optimizer):
-    """--fp16 and --bf16, with fp32 weights.
-
-    fairseq restores the fp32 weights from the half-precision ones and so loses their lower bits.
-    """
+    """--fp16 and --bf16, with fp32 weights, which fairseq restores from the half-precision ones."""
 
 
 def _add_weights(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:

@@ -35,10 +35,7 @@ class StageWriter(SummaryWriter):
 
 
 def begin(trainer) -> None:
-    """Count the updates of earlier stages and let fairseq log by `StageWriter`.
-
-    Call it after the checkpoint, if any, is loaded.
-    """
+    """Once a checkpoint is loaded: count the updates of earlier stages, let fairseq log by `StageWriter`."""
     task, previous, done = trainer.task, trainer.cfg.checkpoint.finetune_from_model, trainer.get_num_updates()
     if task.args.stage and previous and not done:  # a resumed stage has it from its checkpoint
         task.earlier_updates = updates_so_far(previous)

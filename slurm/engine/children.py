@@ -146,10 +146,7 @@ def _start(
 
 
 def save(seconds: float = 0) -> None:
-    """Signal running trainings to save and exit; wait for them up to `seconds`.
-
-    Safe to call from a signal handler while `run` waits.
-    """
+    """Signal running trainings, also from a signal handler, to save and exit; wait up to `seconds`."""
     pids = list(_running)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

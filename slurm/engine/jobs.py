@@ -23,8 +23,7 @@ _REQUEUE_SECONDS = 600
 class Job(ABC):
     """Restartable work for one SLURM job, complete once its `marker` exists.
 
-    submitit pickles it, so it holds settings and directories but no checkpoint: every start looks for the
-    newest one itself.
+    submitit pickles it, so it holds no checkpoint: every start looks for the newest one itself.
     """
 
     run: Path  # its jobs.json lists the job

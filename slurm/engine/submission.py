@@ -25,7 +25,6 @@ from slurm.engine.squeue import call, clean_environment, largest_array, scancel
 from slurm.engine.terminal import say
 
 LOGS = "slurm_jobs"
-_MAX_REQUEUES = 10  # after time-outs
 _PYTHON = f"{shlex.quote(sys.executable)} -P"  # without modules of the current folder, such as a slurm.py
 _TRANSIENT = ("nodes are busy", "node not available", "node configuration is not available")
 Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
@@ -134,7 +133,7 @@ def to_slurm(folder: Path, remedy: str = "--dry-run shows its input") -> Submit:
 
     def send(name: str, jobs: Sequence[Job], resources: Resources, dependency: str | None) -> list[str]:
         try:
-            executor = SlurmExecutor(folder / "%j", _MAX_REQUEUES, python=_PYTHON)
+            executor = SlurmExecutor(folder / "%j", max_num_timeout=10, python=_PYTHON)
             executor.update_parameters(**resources.parameters(name, dependency))
             # A job starts with the environment of sbatch. On errors submitit prints what it raises.
             with clean_environment(), contextlib.redirect_stderr(io.StringIO()):

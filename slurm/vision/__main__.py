@@ -1,7 +1,4 @@
-"""Submit a sweep of image runs as one SLURM array, several runs in each job: `alma images --cluster slurm`.
-
-Rerun the command to submit what is neither complete nor queued.
-"""
+"""Submit a sweep of image runs as one SLURM array, several in each job: `alma images --cluster slurm`."""
 
 import shlex
 import signal
