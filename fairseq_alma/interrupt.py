@@ -1,6 +1,6 @@
 """SIGUSR1 or SIGUSR2: fairseq-train finishes its update, saves, and exits with code 75 (EX_TEMPFAIL).
 
-submitit lets SLURM send SIGUSR2 before a job's time limit. The same command then resumes, bit for bit.
+submitit lets SLURM send SIGUSR2 before a job's time limit. The same command resumes as if never stopped.
 """
 
 import atexit
