@@ -32,15 +32,11 @@ TOOLS = {
     "status": Tool("jobs", "slurm.status", "show the state of runs: progress, errors, logs"),
     "cancel": Tool("jobs", "slurm.cancel", "cancel the SLURM jobs of runs"),
     "report": Tool("results", "alma.report.__main__", "compare runs: tables, figures, a web page"),
-    "advise": Tool(
-        "results", "alma.report.advice.__main__", "wait or train, grow, average? advice from runs"
-    ),
+    "advise": Tool("results", "alma.report.advice.__main__", "wait, train, grow, average? advice from runs"),
     "tsne": Tool("results", "vision.tsne", "draw the gating tree of an image mixture"),
     "export": Tool("checkpoints", "fairseq_alma.export", "export a language model to Hugging Face"),
 }
 """The subcommands by name, in the order of the help."""
-
-ABOUT = "Anytime learning at macroscale: train and compare models on data that arrives in mega-batches."
 
 EXAMPLES = """\
 examples:
@@ -53,23 +49,14 @@ examples:
 
 def parser() -> Parser:
     """The command line up to the subcommand."""
-    made = Parser(
-        prog="alma",
-        usage="alma COMMAND [arguments]",
-        description=f"{ABOUT}\n\n{overview()}",
-        epilog=EXAMPLES,
-    )
+    about = "Anytime learning at macroscale: train and compare models on data that arrives in mega-batches.\n"
+    for title, tools in groupby(TOOLS.items(), lambda item: item[1].group):
+        about += f"\n{title}:\n" + "".join(f"  {name:11} {tool.help}\n" for name, tool in tools)
+    usage = "alma COMMAND [arguments]"
+    made = Parser(prog="alma", usage=usage, description=about.rstrip(), epilog=EXAMPLES)
     made.add_argument("command", nargs="?", choices=TOOLS, metavar="COMMAND", help=SUPPRESS)
     made.add_argument("--version", action="store_true", help="print the version of ALMA and exit")
     return made
-
-
-def overview() -> str:
-    """The subcommands with their help, in groups."""
-    text = ""
-    for title, tools in groupby(TOOLS.items(), lambda item: item[1].group):
-        text += f"{title}:\n" + "".join(f"  {name:11} {tool.help}\n" for name, tool in tools) + "\n"
-    return text.rstrip()
 
 
 def load(name: str) -> ModuleType:

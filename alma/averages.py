@@ -13,10 +13,7 @@ import re
 
 
 def read(text: object, last: bool = False) -> float | str:
-    """A decay as a number (0: no average), or `poly:ETA` as it is written, or if `last` is set `last:K`.
-
-    ValueError: none of these.
-    """
+    """A decay as a number (0: no average), `poly:ETA`, or with `last` `last:K`. ValueError: none of these."""
     if re.fullmatch(r"poly:\d+(\.\d+)?", str(text)) or (last and last_of(text)):
         return str(text)
     try:
@@ -25,9 +22,8 @@ def read(text: object, last: bool = False) -> float | str:
         decay = -1.0
     if not 0 <= decay < 1:
         more = ", or last:K such as last:8" if last else ""
-        raise ValueError(
-            f"{text} is no average: give a decay below 1 such as .95, or poly:ETA such as poly:8{more}"
-        )
+        some = f"a decay below 1 such as .95, or poly:ETA such as poly:8{more}"
+        raise ValueError(f"{text} is no average: give {some}")
     return decay
 
 

@@ -38,8 +38,7 @@ class StageLearner(Protocol):
         """Further results for `extra` of the row, such as members or experts."""
 
 
-Measured = dict[str, Any]
-"""The fields of a row, but for `t`, `stage` and `trained_on`."""
+Measured = dict[str, Any]  # the fields of a row, but for `t`, `stage` and `trained_on`
 
 
 def append_rows(
@@ -52,10 +51,9 @@ def append_rows(
 ) -> None:
     """Play the stream up to the end of the schedule: append a row to `run` for every t from 0 (section 3.1).
 
-    `measure` trains on a stage, or takes the untrained model at t = 0, and measures the model. While the
-    learner waits, the row follows from the one before by `waiting`. `before_last` gets the last row first.
-    Existing rows are kept: the checkpoint after `stages_done` stages may be older than they are, and
-    training again repeats them.
+    `measure` trains on a stage, or takes the untrained model at t = 0, and returns the measured fields of the
+    row. While the learner waits, they follow from the row before by `waiting`. `before_last` gets the last
+    row first. Existing rows are kept: the checkpoint after `stages_done` stages may be older than they are.
     """
     known = {row["t"]: row for row in run.rows}
     completing = {stage.last: stage for stage in schedule}

@@ -144,12 +144,12 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
         except ImportError as error:
-            if not isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while a compiled module starts
-                package = (error.name or "").partition(".")[0]
-                if not isinstance(error, ModuleNotFoundError) or package not in _TRAIN:
-                    raise
-                fail(f"this needs {package}, which the light installation leaves out: run `pip install .`")
-            _interrupted()
+            if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while a compiled module starts
+                _interrupted()
+            package = (error.name or "").partition(".")[0]
+            if not isinstance(error, ModuleNotFoundError) or package not in _TRAIN:
+                raise
+            fail(f"this needs {package}, which the light installation leaves out: run `pip install .`")
         except OSError as error:
             if isinstance(error.__context__, KeyboardInterrupt):  # shutil.rmtree closes a descriptor twice
                 _interrupted()

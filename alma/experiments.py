@@ -29,8 +29,6 @@ from alma.schema import is_plain
 _ONE_VALUE: tuple[str, ...] = ("stream", "size", "out", "name", "seed", "seeds", "stages")
 """Options that cannot be a list of values to try."""
 
-Combination = tuple[Collection[str], str, list[str], list[str]]
-"""Settings that are lists, the folder of the run, words of `alma train`, and of fairseq-train."""
 Section = tuple[str, str | None, dict[str, Any], dict[str, Any]]
 """One of the `runs` of an experiment, or all of it: name or "", size, options, flags of fairseq-train."""
 
@@ -162,26 +160,26 @@ def _check_lists(where: object, settings: Mapping[str, Any]) -> None:
         values = [] if value is None else values_of(f"{where}: {name}", value)  # None: left out
         folders = [folder_part(name, one) for one in values]
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
-            raise UserError(
-                f"{where}: two values of the list have the folder {twice}; a value with commas needs quotes, "
-                "such as '2,2,4'"
-            )
+            quotes = "a value with commas needs quotes, such as '2,2,4'"
+            raise UserError(f"{where}: two values of the list have the folder {twice}; {quotes}")
 
 
-def read_experiment(path: Path, size: str | None, overrides: Mapping[str, Any]) -> Iterator[Combination]:
+def read_experiment(
+    path: Path, size: str | None, overrides: Mapping[str, Any]
+) -> Iterator[tuple[Collection[str], str, list[str], list[str]]]:
     """Read an experiment of language models: every combination of the values in the lists of its sections.
 
-    The folder of a run, such as lr-2e-4_replay-on, is in that of the experiment; empty without lists. An
-    override sets the flag of that name if the experiment has it, else an option; `runs` picks sections.
-    The default --out is runs/FOLDER/NAME_SIZE of the file, or runs/NAME/SECTION_SIZE.
+    Yields the settings that are lists, the folder of the run in --out, such as lr-2e-4_replay-on (empty
+    without lists), and the words of `alma train` and of fairseq-train. An override sets the flag of that name
+    if the experiment has it, else an option; `runs` picks sections. The default --out is
+    runs/FOLDER/NAME_SIZE of the file, or runs/NAME/SECTION_SIZE.
     """
     changes = dict(overrides)
     size, runs = size or changes.pop("size", None), changes.pop("runs", None) or []
     for section, own_size, options, flags in read(path, size, runs if isinstance(runs, list) else [runs]):
         folder, name = (path.stem, section) if section else (path.resolve().parent.name, path.stem)
         options = {"out": Path("runs", folder, name + (f"_{own_size}" if own_size else "")), **options}
-        _check_lists(path, options)
-        _check_lists(path, flags)
+        _check_lists(path, options | flags)
         for key, value in changes.items():
             place = flags if key in flags else options
             # A single value in place of a list joins the runs of the others, in a folder of its own.
@@ -200,12 +198,9 @@ def read_experiment(path: Path, size: str | None, overrides: Mapping[str, Any]) 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
     """Options as on a command line, without those that have no value."""
-    texts = {False: "=false", True: ""}
-    return [
-        f"--{name}" + (texts[value] if isinstance(value, bool) else f"={value}")
-        for name, value in options.items()
-        if value is not None
-    ]
+    texts = {name: "false" if value is False else value for name, value in options.items()}
+    given = {name: text for name, text in texts.items() if text is not None}
+    return [f"--{name}" if text is True else f"--{name}={text}" for name, text in given.items()]
 
 
 def read_sections(

@@ -33,9 +33,8 @@ def atomic_write(
 ) -> Iterator[IO[Any]]:
     """Open a file for writing (text is UTF-8) that appears at `path` only if the block succeeds.
 
-    The bytes go to a temporary file beside `path`, which is fsynced and renamed over it. If the block
-    raises, `path` is unchanged and the temporary file is removed. The next write of `path` takes over the
-    file that a killed process left. The directory must exist. The OSError of a full disk names `path`.
+    The bytes go to a temporary file beside `path`, which is fsynced and renamed over it, or removed. The next
+    write of `path` takes over the file that a killed process left. The OSError of a full disk names `path`.
     `keep_same`: a file that has the same bytes already stays as it is, with its time.
     """
     path = Path(path)
@@ -100,19 +99,17 @@ def checkpoint_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         with atomic_write(path, "wb") as file:
             yield file
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        raise UserError(
-            f"{path}: cannot be written ({type(error).__name__}: full disk, quota?); free some space and "
-            "rerun the command, which resumes from the last checkpoint"
-        ) from error
+        remedy = "free some space and rerun the command, which resumes from the last checkpoint"
+        what = f"cannot be written ({type(error).__name__}: full disk, quota?)"
+        raise UserError(f"{path}: {what}; {remedy}") from error
 
 
 @contextmanager
 def locked(directory: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
     """Hold a lock on `directory` that excludes every other thread, process and node.
 
-    It is a POSIX lock of the open file `name` in `directory`, created if missing and never removed: NFS has
-    these across nodes. The kernel releases it when the process ends. UserError: another process has held it
-    for `patience` seconds. A file system without locks only causes a warning.
+    It is a POSIX lock of the open file `name`, which is never removed (docs/design.md). UserError: another
+    process has held it for `patience` seconds. A file system without locks only causes a warning.
     """
     descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     deadline = time.monotonic() + patience

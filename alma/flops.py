@@ -1,7 +1,6 @@
 """Analytic parameter and FLOP counts of language models: Transformers, Switch Transformers and others.
 
-A multiply-add counts as two FLOPs. torch.utils.flop_counter misses scaled_dot_product_attention on CPU, so
-these are formulas; tests compare them with the counter on models that it counts correctly.
+A multiply-add counts as two FLOPs; docs/design.md says why these are formulas.
 """
 
 from dataclasses import dataclass
@@ -30,8 +29,7 @@ ARCHS = {
 class Weights:
     """A model of another kind, such as an LSTM: a multiply-add per token for each weight of its matrices.
 
-    Exact for recurrent and convolutional layers; of dynamic convolutions, as of attention, the product itself
-    is left out. Embeddings that are only looked up do not count.
+    Of dynamic convolutions, as of attention, the product is left out; looked-up embeddings do not count.
     """
 
     weights: int

@@ -21,12 +21,9 @@ class LearnerSpec:
     label: str = ""  # the paper's name; "": the key in LEARNERS
     colour: str = ""  # in every figure and page; "": a colour that depends on the key alone
     text: bool = True  # whether there are language models of it
-    members: int | None = None
-    """Default of --members, the models trained in each stage; None: one model, without that option."""
-    joint: bool = False
-    """Whether the members are one model to fairseq-train, trained together; else one training each."""
-    fresh: bool = False
-    """Whether each stage trains new models, with seeds of their own, instead of those of the stage before."""
+    members: int | None = None  # default of --members, models of a stage; None: one, without that option
+    joint: bool = False  # whether the members are one model to fairseq-train; else one training each
+    fresh: bool = False  # whether each stage trains new models, with seeds of their own, not the last stage's
     deployed: int | None = 1  # number of latest stages whose models are deployed; None: all stages
     growth: bool = False  # whether experts are added between stages (--grow-experts and related options)
     switch: bool = False  # whether it needs a Switch Transformer as --arch
@@ -63,11 +60,10 @@ LEARNERS = {
     "moe": LearnerSpec("a mixture with a fixed number of experts", "MoE", "#4AA9E0", switch=True),
     "ff": LearnerSpec("a network that grows in width and depth", "FF", "#8A5A33", text=False, growth=True),
 }
-"""By --learner, in the order of legends, panels and tables.
+"""By --learner, in the order of legends, panels and tables; two members as in most rows of Table 2.
 
-Two members, as in most rows of the paper's Table 2. The colours are readable on white and on dark
-backgrounds. Their hues are after Okabe and Ito; those that a colour-blind reader confuses differ in
-lightness.
+The colours are after Okabe and Ito, readable on white and dark; those that a colour-blind reader confuses
+differ in lightness.
 """
 
 

@@ -11,10 +11,9 @@ from typing import NamedTuple
 def cumulative_error_rate(errors: Mapping[int, float]) -> float:
     """CER, eq. 1: the sum over t = 1..B of the test error (a fraction) or perplexity after mega-batch t.
 
-    Thus CER / B is the mean error. Eq. 1 of the paper's final version sums from t = 1, earlier versions from
-    t = 0. With w > 1 the sum includes w - 1 errors of the untrained model, which vary with the initial
-    weights (.85 to .96 for learners on MNIST with one seed). To leave them out, pass the errors since the
-    first stage only; that sum has fewer terms, so compare it at equal w.
+    Thus CER / B is the mean error. Earlier versions of the paper sum from t = 0. With w > 1 the sum includes
+    w - 1 errors of the untrained model. To leave them out, pass the errors since the first stage only; that
+    sum has fewer terms, so compare it at equal w.
     """
     return math.fsum(error for t, error in errors.items() if t >= 1)
 
@@ -55,13 +54,9 @@ def transfer(matrix: Mapping[int, Sequence[float]], logarithmic: bool = False) -
         forward transfer   mean of R[t, j] over all j > t (the future)
         average seen       mean over t of the mean of R[t, j] over j <= t
 
-    The first three are those of TiC-LM (Li et al., ACL 2025, arXiv 2504.02107), after TiC-CLIP (Garg et al.,
-    ICLR 2024, arXiv 2310.16226). TiC-LM first subtracts an oracle's loss on part j from each cell, the same
-    for all methods, so that their differences are those of these means.
-
-    With `logarithmic`, means are exp of the mean log, as TiC-LM averages log-perplexity: parts differ in
-    difficulty, and the hardest would dominate an arithmetic mean of perplexities. A cell of 0 or less
-    is NaN.
+    The first three are those of TiC-LM (Li et al., ACL 2025, arXiv 2504.02107), without its oracle, after
+    TiC-CLIP (Garg et al., ICLR 2024, arXiv 2310.16226). With `logarithmic`, means are exp of the mean log, as
+    in TiC-LM: the hardest part would dominate an arithmetic mean of perplexities. A cell of 0 or less is NaN.
     """
 
     def shown(value: float) -> float:

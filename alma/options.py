@@ -1,8 +1,4 @@
-"""Options, declared once: a field of a dataclass with its default, help and range.
-
-The flags of a command line, the check of a value, the words of a command, and what run.json records follow
-from the fields.
-"""
+"""Options, declared once as fields, from which flags, checks, words of a command and records follow."""
 
 import argparse
 import math
@@ -99,17 +95,15 @@ def check_ranges(options: Any) -> None:
             raise UserError(f"{flag} {value!r}: of type {type(value).__name__}, give {kinds[0].__name__}")
         if type(value) in (int, float) and (math.isinf(value) or not is_number(value)):
             raise UserError(f"{flag} {value:.3g}: larger than any value that a run can record")
-        if limits["choices"]:
-            if value not in limits["choices"]:
-                raise UserError(f"{flag} {value}: choose from {', '.join(limits['choices'])}")
-        elif limits["read"]:
+        if limits["choices"] and value not in limits["choices"]:
+            raise UserError(f"{flag} {value}: choose from {', '.join(limits['choices'])}")
+        if limits["read"]:
             try:
                 limits["read"](value)
             except ValueError as error:
                 raise UserError(f"{flag} {error}") from None
-        elif limits["above"] is not None:
-            if not value > limits["above"]:
-                raise UserError(f"{flag} {value}: more than {limits['above']}")
+        elif limits["above"] is not None and not value > limits["above"]:
+            raise UserError(f"{flag} {value}: more than {limits['above']}")
         elif {int, float}.intersection(kinds) and not value >= limits["at_least"]:
             raise UserError(f"{flag} {value}: at least {limits['at_least']}")
 

@@ -16,10 +16,8 @@ from alma.errors import number_list
 from alma.learners import DEFAULT_GROWTH, LEARNERS
 from alma.options import CHANGED, option
 
-REPLAY_FROM = ("all", "recent")
-"""Where a replay by share comes from: all earlier mega-batches, or those of the stage before."""
+_if_changed = partial(option, record=CHANGED)
 SCHEDULES = ("stage", "continuous", "rsqrt", "autoregressive")
-ROUTERS = ("preserve", "copy", "tree")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,24 +25,15 @@ class StreamOptions:
     """Which learner is trained when, and on which mega-batches."""
 
     learner: str = option(None, "learner")
-    waiting_time: int = option(
-        1, "mega-batches that arrive before each stage", at_least=1, metavar="W", passed=True
+    waiting_time: int = option(1, "mega-batches before each stage", at_least=1, metavar="W", passed=True)
+    replay: bool = option(False, "train on all mega-batches so far, not only on the new ones", passed=True)
+    replay_share: float = _if_changed(
+        0.0, "share of each stage's data from earlier mega-batches, such as .5", metavar="S", passed=True
     )
-    replay: bool = option(
-        False, "train on all mega-batches received so far, not only on the new ones", passed=True
-    )
-    replay_share: float = option(
-        0.0,
-        "share of each stage's tokens or images that comes from earlier mega-batches, such as .5",
-        metavar="S",
-        record=CHANGED,
-        passed=True,
-    )
-    replay_from: str = option(
+    replay_from: str = _if_changed(
         "all",
         "with --replay-share: all earlier mega-batches evenly, or the recent ones, of the stage before",
-        choices=REPLAY_FROM,
-        record=CHANGED,
+        choices=("all", "recent"),
         passed=True,
     )
     seed: int = option(0, "seed of the initial weights and of the data order", metavar="S")
@@ -81,7 +70,7 @@ class TextOptions(StreamOptions):
         "preserve: correct the router so that the function stays the same, except for fairseq-train's "
         "--grow-noise; copy: copy the row of the router, as in the paper; tree: add a gate for each split "
         "(default: preserve)",
-        choices=ROUTERS,
+        choices=("preserve", "copy", "tree"),
         passed=True,
     )
     grow_optimizer: str | None = option(
@@ -90,55 +79,44 @@ class TextOptions(StreamOptions):
         choices=("reset", "copy"),
         passed=True,
     )
-    from_scratch: bool = option(
-        False, "train a new model in each stage, instead of the one of the stage before", record=CHANGED
-    )
-    schedule: str = option(
+    from_scratch: bool = _if_changed(False, "train a new model in each stage, not that of the stage before")
+    schedule: str = _if_changed(
         SCHEDULES[0],
         "stage: optimizer and learning rate start anew with every stage, as in the paper; others: they go on "
         "over the stages, with one warm-up. continuous: constant learning rate; rsqrt: 1 / sqrt(updates); "
         "autoregressive: the peak of each stage lies on one linear decay over all stages so far",
         choices=SCHEDULES,
-        record=CHANGED,
         passed=True,
     )
-    cooldown: float = option(
+    cooldown: float = _if_changed(
         0.0,
         "with --schedule continuous or rsqrt: after each stage, S times its updates at a learning rate that "
         "decays to 0; that model is evaluated, the next stage goes on from before",
         metavar="S",
-        record=CHANGED,
     )
-    average: float | str = option(
+    average: float | str = _if_changed(
         0.0,
         "evaluate an average of the weights; training goes on from the weights themselves. DECAY: "
         "exponential over updates, such as .999 (0: off); poly:ETA: polynomial, with a memory that grows "
         "with the training, such as poly:8; last:K: mean of the last K checkpoints",
         read=partial(averages.read, last=True),
         metavar="AVERAGE",
-        record=CHANGED,
     )
-    update_multiplier: int = option(
-        1, "train for X times --max-update updates in each stage", at_least=1, metavar="X", record=CHANGED
-    )
-    context_window: int = option(
-        0, "evaluate each token with at least N tokens of context, where the text has them", record=CHANGED
-    )
-    trainer: str | None = option(
+    update_multiplier: int = _if_changed(1, "X times --max-update in each stage", at_least=1, metavar="X")
+    context_window: int = _if_changed(0, "evaluate tokens with at least N tokens of context, if there are")
+    trainer: str | None = _if_changed(
         None,
         "train and evaluate by a program of yours in place of fairseq's: it gets the path of a stage.json as "
         "its last argument, and writes trained.json (docs/trainers.md)",
         metavar="COMMAND",
-        record=CHANGED,
     )
-    budget: str | None = option(
+    budget: str | None = _if_changed(
         None,
         "with --trainer: of each training: updates=N, tokens=N or seconds=N (default: the trainer decides)",
         read=_budget,
         metavar="AMOUNT",
-        record=CHANGED,
     )
-    name: str | None = option(None, "label of the run in reports", metavar="TEXT", record=CHANGED)
+    name: str | None = _if_changed(None, "label of the run in reports", metavar="TEXT")
 
 
 TEXT_PRESETS = ("paper", "anytime")

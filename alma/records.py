@@ -1,7 +1,6 @@
 """The run directory: `run.json` (config, versions, machine) and `results.jsonl` (one row per mega-batch).
 
-Rows are appended, never rewritten. A crash can leave an incomplete last line, which readers ignore and
-`Run.open` removes.
+Rows are appended, never rewritten. Readers ignore an incomplete last line, which `Run.open` removes.
 """
 
 import errno
@@ -105,10 +104,9 @@ class Run:
 
         `config` holds CONFIG_KEYS, optionally `name`, and every other setting that changes results
         (JSON values, no output paths): runs whose configs differ only in `seed` count as repeats. `seeds`
-        are the seeds derived from it, for the record. Settings in `growing` may increase (a larger number,
-        a list with more values at its end); run.json is then updated. A run with another config that has
-        trained nothing is replaced: its rows and the files `untrained`, which describe its untrained model,
-        are removed.
+        are derived from it, for the record. Settings in `growing` may increase, as for `configs.changes`. A
+        run with another config that has trained nothing is replaced: its rows and the files `untrained`,
+        which describe its untrained model, are removed.
         UserError: the run has trained with another config. ValueError: `config` lacks one of CONFIG_KEYS.
         """
         path = Path(directory)
@@ -144,10 +142,8 @@ class Run:
         run = cls.read(path)
         changed = changes(run.config, _as_read_back(config), growing)
         if changed and run.trained:
-            raise UserError(
-                f"{path} holds a run with other settings ({'; '.join(changed)}): choose another --out, "
-                "or give that run's settings to resume it"
-            )
+            other = f"{path} holds a run with other settings ({'; '.join(changed)})"
+            raise UserError(f"{other}: choose another --out, or give that run's settings to resume it")
         return not changed
 
     @classmethod

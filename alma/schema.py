@@ -12,8 +12,7 @@ from msgspec import Meta
 LARGEST = 1e100  # sums, squares and ratios of such numbers are still numbers
 _MOST = 2**63 - 1
 _SHOWN = 60  # characters of a value in a message
-_PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z"
-"""No control characters, no halves of surrogate pairs."""
+_PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z"  # no control characters, no lone surrogates
 
 TEXT = Annotated[str, Meta(pattern=_PRINTABLE)]
 NUMBER = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]

@@ -39,21 +39,17 @@ def stages(
 ) -> list[Stage]:
     """The ceil(B / w) stages of a stream of B = `megabatches` with waiting time w = `waiting_time`.
 
-    The last stage may be shorter, so that all data are trained on. (Algorithm 1 of the paper loops while
-    t < B, which skips the last mega-batch when w = 1.) `replay` adds all earlier mega-batches to those that a
-    stage trains on, `replay_from` those of a replay by share. UserError: B < 1, w < 1 or w > B.
+    The last stage may be shorter, so that all data are trained on, unlike in Algorithm 1. `replay`
+    adds all earlier mega-batches to those that a stage trains on, `replay_from` those of a replay by share.
+    UserError: B < 1, w < 1 or w > B.
     """
     if megabatches < 1:
         raise UserError(f"a stream needs at least 1 mega-batch, not {megabatches}")
     if waiting_time < 1:
-        raise UserError(
-            f"waiting time {waiting_time}: use 1 (train on each mega-batch as it arrives) or more"
-        )
+        raise UserError(f"waiting time {waiting_time}: use 1 (train on each mega-batch) or more")
     if waiting_time > megabatches:
-        raise UserError(
-            f"waiting time {waiting_time} is longer than the stream of {megabatches} mega-batches: "
-            f"use at most {megabatches} (train once, on all data) or a longer stream"
-        )
+        what = f"waiting time {waiting_time} is longer than the stream of {megabatches} mega-batches"
+        raise UserError(f"{what}: use at most {megabatches} (train once, on all data) or a longer stream")
     plan = []
     for index, first in enumerate(range(1, megabatches + 1, waiting_time)):
         last = min(first + waiting_time - 1, megabatches)

@@ -6,10 +6,9 @@
 
 .bin and .idx are fairseq's mmap format; .keys holds the 16-byte content keys of the documents, ascending.
 
-data_prep writes streams, fairseq_alma reads them, and only this module knows the format. An item is a line
-of text followed by eos; an item of length 1 (a lone eos) ends each document. With the tokenizer of a Hugging
-Face folder an item is a document followed by eos. stream.json is written last, so a directory with one is
-complete.
+Only this module knows the format. An item is a line of text followed by eos; an item of length 1 (a lone eos)
+ends each document. With the tokenizer of a Hugging Face folder an item is a document followed by eos.
+stream.json is written last, so a directory with one is complete.
 """
 
 import dataclasses
@@ -69,10 +68,8 @@ class FileInfo:
 class Part:
     """One split of the stream: a mega-batch, a validation set or a test (evaluation) set."""
 
-    name: TEXT
-    """`megabatch_00`, ..., `valid` or `test`; in an ordered stream also `test_00`, ..., `valid_00`, ..."""
-    prefix: INSIDE
-    """Path relative to the stream, without suffix: `megabatch_00/train`, ...; the name of other parts."""
+    name: TEXT  # `megabatch_00`, ..., `valid`, `test`; if ordered also `test_00`, ..., `valid_00`, ...
+    prefix: INSIDE  # path in the stream, without suffix: `megabatch_00/train`, ...; the name of other parts
     words: COUNT  # whitespace-separated words of the normalised text
     tokens: COUNT  # token ids in the .bin file, every eos counted
     documents: COUNT
@@ -80,8 +77,7 @@ class Part:
     bytes: COUNT  # UTF-8 bytes of the normalised text, with one newline after each line
     sources: dict[TEXT, NATURAL]  # words by source
     files: dict[INSIDE, FileInfo]  # by path relative to the stream
-    period: TEXT = ""
-    """In a dated stream, that of a mega-batch and its held-out parts: `2023`, `2023-W20`, `2020..2021`."""
+    period: TEXT = ""  # in a dated stream, also of the held-out parts: `2023`, `2023-W20`, `2020..2021`
 
     @classmethod
     def from_dict(cls, record: Any) -> "Part":
@@ -96,21 +92,16 @@ class Stream:
     directory: Path
     version: int
     seed: int
-    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-    """Tokens in dict.txt; fairseq's dictionary adds 4 specials."""
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)]  # of dict.txt; fairseq adds 4 specials
     megabatches: tuple[Part, ...]
     valid: Part
     test: Part
     settings: dict[str, Any]
-    files: dict[INSIDE, FileInfo]
-    """Of dict.txt and the tokenizer."""
-    corpus: dict[str, Any] = field(default_factory=dict)
-    """Statistics of the corpus: documents, words, duplicates, surplus; spread of the mega-batches' words."""
-    appended: tuple[dict[str, Any], ...] = ()
-    """For each later addition: its settings, the number of its `first` mega-batch, and its `corpus`."""
-    held_out: tuple[Part, ...] = ()
-    """`test_00`, ...: the test set of each mega-batch, in order. Only of an ordered stream, as the next."""
-    held_out_valid: tuple[Part, ...] = ()  # `valid_00`, ...: the validation set of each mega-batch, in order
+    files: dict[INSIDE, FileInfo]  # dict.txt and the tokenizer
+    corpus: dict[str, Any] = field(default_factory=dict)  # counts of documents, words, duplicates, surplus
+    appended: tuple[dict[str, Any], ...] = ()  # of each: settings, number of its `first` mega-batch, `corpus`
+    held_out: tuple[Part, ...] = ()  # if ordered: `test_00`, ..., the test set of each mega-batch
+    held_out_valid: tuple[Part, ...] = ()  # if ordered: `valid_00`, ..., the validation set of each
 
     @property
     def ordered(self) -> bool:
@@ -136,16 +127,15 @@ class Stream:
             record = parse_json(path.read_bytes())
             require(record, {}, ["version"])
             if record["version"] != VERSION:
-                raise UserError(
-                    f"{path}: format version {shown(record['version'])}, not {VERSION}; {_REMAKE}"
-                )
+                found = shown(record["version"])
+                raise UserError(f"{path}: format version {found}, not {VERSION}; {_REMAKE}")
             stream = msgspec.convert(record | {"directory": directory}, cls)
             if not is_plain([stream.settings, stream.corpus, *stream.appended]):
                 raise ValueError("control characters, huge numbers or deep nesting")
             held_out = {len(stream.held_out), len(stream.held_out_valid)}
             if not stream.megabatches or held_out not in ({0}, {len(stream.megabatches)}):
-                counts = f"{len(stream.megabatches)} mega-batches, held-out parts of {max(held_out)}"
-                raise ValueError(counts)
+                megabatches = len(stream.megabatches)
+                raise ValueError(f"{megabatches} mega-batches, held-out parts of {max(held_out)}")
         except ValueError as error:
             raise UserError(f"{path}: malformed ({error}); {_REMAKE}") from error
         return stream

@@ -1,7 +1,6 @@
 """Tables with aligned columns, for terminals and text files."""
 
-Table = list[list[str]]
-"""Header and rows; all cells are text."""
+Table = list[list[str]]  # header and rows; all cells are text
 
 
 def as_text(table: Table, left: tuple[int, ...] = (0,)) -> str:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 STAGE, TRAINED = "stage.json", "trained.json"
-_VERSION = Annotated[int, msgspec.Meta(ge=1, le=1)]
 _LOSS = Annotated[float, msgspec.Meta(ge=0, le=math.log(LARGEST))]
 
 
@@ -75,7 +74,7 @@ class Answer:
 class StageTask:
     """stage.json: what COMMAND is to do."""
 
-    version: _VERSION = 1
+    version: Literal[1] = 1
     action: Literal["train", "evaluate"]
     out: TEXT
     stream: TEXT

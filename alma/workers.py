@@ -10,12 +10,10 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing import connection, resource_tracker
+from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 from alma.errors import UserError
-
-_GRACE = 5.0
-"""Seconds for idle workers to end."""
 
 Result = TypeVar("Result")
 
@@ -45,7 +43,7 @@ class Workers:
             if error or pipe not in self._idle:
                 process.kill()
             pipe.close()  # an idle worker then ends
-        deadline = time.monotonic() + _GRACE
+        deadline = time.monotonic() + 5  # for idle workers to end
         for process in self._processes.values():
             process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
@@ -64,15 +62,7 @@ class Workers:
                 yield number, functools.partial(function, *task)
             return
         completed = self._completed(function, tasks)
-        if not in_order:
-            yield from completed
-            return
-        early = {}
-        for number in range(len(tasks)):
-            while number not in early:
-                other, result = next(completed)
-                early[other] = result
-            yield number, early.pop(number)
+        yield from sorted(completed, key=itemgetter(0)) if in_order else completed
 
     def _completed(
         self, function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]

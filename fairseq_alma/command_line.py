@@ -41,10 +41,7 @@ def _last_value(words: Sequence[str], flag: str, default: str) -> str:
 def parse(
     original: Callable, parser: argparse.ArgumentParser, words: Sequence[str], modify: Callable | None
 ) -> argparse.Namespace:
-    """Parse `words` with `original`, fairseq's parse_args_and_arch, but with our defaults and errors.
-
-    UserError: an unknown flag or choice, an invalid or missing value.
-    """
+    """Parse `words` with `original`, fairseq's parse_args_and_arch, but with our defaults and UserErrors."""
     training = "--max-update" in parser._option_string_actions
     schedule = _last_value(words, "--schedule", "stage")
     scheduler = defaults.SCHEDULES.get(schedule, "polynomial_decay")  # the parser refuses another schedule
@@ -84,12 +81,11 @@ def parse(
         parser.print_help()
         sys.exit()
     args, unknown = run(words)
-    problems = []
-    for flag in [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown:
-        meant = closest(flag, parser._option_string_actions)
-        problems.append(f"unrecognized argument {flag}" + (f": did you mean {meant}?" if meant else ""))
-    if problems:
-        raise UserError("; ".join(problems))
+    if unknown:
+        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown
+        near = {flag: closest(flag, parser._option_string_actions) for flag in flags}
+        hints = {flag: f": did you mean {meant}?" if meant else "" for flag, meant in near.items()}
+        raise UserError("; ".join(f"unrecognized argument {flag}{hints[flag]}" for flag in flags))
     if training:
         _check_flags(parser, args, given)
         _check_blocks(args)
@@ -128,10 +124,8 @@ def _check_blocks(args: argparse.Namespace) -> None:
     for name in ("max_target_positions", "max_tokens", "max_tokens_valid"):
         flag, limit, length = flag_of(name), getattr(args, name), args.tokens_per_sample
         if limit and limit < length:
-            raise UserError(
-                f"{flag} {limit}: a block has {length} tokens and could not be evaluated: give {flag} "
-                f"{length} or more"
-            )
+            why = f"a block has {length} tokens and could not be evaluated"
+            raise UserError(f"{flag} {limit}: {why}: give {flag} {length} or more")
 
 
 def _check_model(args: argparse.Namespace) -> None:
@@ -140,18 +134,14 @@ def _check_model(args: argparse.Namespace) -> None:
     kind, name = ARCH_MODEL_REGISTRY[args.arch], ARCH_MODEL_NAME_REGISTRY[args.arch]
     of_fairseq = kind.__module__.startswith("fairseq.")
     if not issubclass(kind, FairseqLanguageModel) or (of_fairseq and name not in known):
-        raise UserError(
-            f"--arch {args.arch}: the task {TASK} trains switch_gmoe*, {', '.join(known)} and your own "
-            "language models (--user-dir)"
-        )
+        trained = f"switch_gmoe*, {', '.join(known)} and your own language models (--user-dir)"
+        raise UserError(f"--arch {args.arch}: the task {TASK} trains {trained}")
     if name not in ("transformer_lm", "lightconv_lm"):  # the others use these with adaptive_loss only
         return
     for part in ("adaptive_softmax_cutoff", "adaptive_input", "character_embeddings", "base_layers"):
         if getattr(args, part, None):  # no logits, or no formula in alma.flops
-            raise UserError(
-                f"--arch {args.arch} with {flag_of(part)}: perplexity or FLOPs cannot be measured; "
-                "leave it out"
-            )
+            why = "perplexity or FLOPs cannot be measured; leave it out"
+            raise UserError(f"--arch {args.arch} with {flag_of(part)}: {why}")
 
 
 def _fill_schedule(args: argparse.Namespace, given: set[str], scheduler: str) -> None:
@@ -159,10 +149,8 @@ def _fill_schedule(args: argparse.Namespace, given: set[str], scheduler: str) ->
 
     UserError: inverse_sqrt without a warm-up, by whose length fairseq divides.
     """
-    if "--warmup-updates" in given and args.lr_scheduler == "inverse_sqrt" and args.warmup_updates < 1:
-        raise UserError(
-            f"--warmup-updates {args.warmup_updates}: inverse_sqrt (--schedule rsqrt) needs 1 or more"
-        )
+    if args.lr_scheduler == "inverse_sqrt" and (updates := args.warmup_updates) < 1:
+        raise UserError(f"--warmup-updates {updates}: inverse_sqrt (--schedule rsqrt) needs 1 or more")
     if args.lr_scheduler != scheduler:
         return
     total: Any = args.max_update or defaults.TRAINING["--max-update"]

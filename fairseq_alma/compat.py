@@ -70,8 +70,7 @@ def _bf16_without_tpu(original, *args, **kwargs):
 def _several_processes(original, cfg, main, **kwargs) -> None:
     """Train with several processes on a CPU, spawned (--distributed-world-size) or started by torchrun.
 
-    fairseq derives the number of processes from the number of GPUs. Without one, torchrun's processes each
-    train alone, or divide by zero devices.
+    Without a GPU, torchrun's processes would each train alone, or divide by zero devices.
     https://github.com/facebookresearch/fairseq/issues/2879; unnecessary once fairseq supports this.
     """
     distributed = cfg.distributed_training
@@ -109,8 +108,7 @@ def _several_processes(original, cfg, main, **kwargs) -> None:
 def _read_by_each_process(original, trainer, *args, **kwargs):
     """Let every process read a checkpoint; see `_mapped`.
 
-    In fairseq the first process reads it and sends it through the GPUs as a torch file, of which each
-    process holds several copies for a time, and whose classes torch >= 2.6 refuses to load.
+    fairseq sends it through the GPUs as a torch file, whose classes torch >= 2.6 refuses to load.
     https://github.com/facebookresearch/fairseq/issues/5603; unnecessary once fairseq maps checkpoints.
     """
     given = trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks
@@ -183,9 +181,8 @@ def _copy_atomically(original, src_path: str, dst_path: str, overwrite: bool = F
 def _empty_batches_first(original, trainer, samples, *args, **kwargs):
     """Count the batches of a process whose last batch of an update is empty, as at the end of an epoch.
 
-    In place of an empty batch fairseq takes another one with a gradient of 0. If it is the last of several
-    (--update-freq), the sample size and the log of all of them become 0, while their gradients stay.
-    No upstream issue known; unnecessary once fairseq leaves out the empty batches alone.
+    If it is the last of several (--update-freq), fairseq makes the sample size and the log of all of them 0
+    and keeps their gradients. No upstream issue known; unnecessary once it leaves out empty batches alone.
     """
     if samples[-1] or not any(samples):
         return original(trainer, samples, *args, **kwargs)
@@ -215,17 +212,13 @@ def _at_the_same_batch(original, iterator, state: dict[str, Any]) -> None:
     """
     position, before = state.get("iterations_in_epoch", 0), state.get("processes", iterator.num_shards)
     batches = len(iterator.frozen_batches)
+    anew = "to resume, or fairseq-train --reset-dataloader to begin the epoch again"
     if position and state.get("batches", batches) != batches:
-        raise UserError(
-            f"training stopped within an epoch of {state['batches']:,} batches, and now it has {batches:,}: "
-            "give the earlier --batch-size, --max-tokens and --tokens-per-sample to resume, "
-            "or fairseq-train --reset-dataloader to begin the epoch again"
-        )
+        what = f"training stopped within an epoch of {state['batches']:,} batches, and now it has {batches:,}"
+        raise UserError(f"{what}: give the earlier --batch-size, --max-tokens and --tokens-per-sample {anew}")
     done, rest = divmod(position * before, iterator.num_shards)
     if rest:
-        raise UserError(
-            f"training stopped within an epoch, after {position:,} batches in each of {before} processes, "
-            f"which {iterator.num_shards} cannot share: give --distributed-world-size {before} to "
-            "resume, or fairseq-train --reset-dataloader to begin the epoch again"
-        )
+        what = f"training stopped within an epoch, after {position:,} batches in each of {before} processes"
+        remedy = f"give --distributed-world-size {before} {anew}"
+        raise UserError(f"{what}, which {iterator.num_shards} cannot share: {remedy}")
     original(iterator, {**state, "iterations_in_epoch": done})

@@ -1,7 +1,6 @@
 """Choices of our commands, and the defaults of `--task alma_lm`: the paper's training, on 32 GB GPUs.
 
-Imports little, so that our commands parse their options before torch and fairseq load, which takes seconds.
-The defaults follow the paper's section 5 and appendix B.2; all other flags and tasks keep fairseq's own.
+They follow section 5 and appendix B.2. Without torch and fairseq, so that our commands parse at once.
 """
 
 import argparse
@@ -11,14 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from alma import averages
-from alma.errors import closest
 
-SCHEDULES = {
-    "stage": "polynomial_decay",
-    "continuous": "fixed",
-    "rsqrt": "inverse_sqrt",
-    "autoregressive": "polynomial_decay",
-}
+SCHEDULES = {"stage": "polynomial_decay", "continuous": "fixed", "rsqrt": "inverse_sqrt"}
+SCHEDULES["autoregressive"] = SCHEDULES["stage"]
 """--lr-scheduler of each --schedule. All but `stage` keep optimizer and update count over stages."""
 WEIGHTS_HELP = (
     "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the mean of the "
@@ -66,8 +60,7 @@ UNLESS = {
 FLAGS = Path(__file__).with_name("flags.yaml")
 """What each flag of fairseq-train does to an interrupted training, and those that are refused."""
 
-WARMUP = 500
-"""Updates of linear warm-up, at most a tenth of all; then the learning rate decays linearly to 0."""
+WARMUP = 500  # updates of linear warm-up, at most a tenth of all, before the linear decay to 0
 
 
 def chosen(given: Collection[str], scheduler: str) -> dict[str, object]:
@@ -83,6 +76,4 @@ def weights(text: str) -> str:
     """Check a value of --weights. ArgumentTypeError: it is none."""
     if text in ("trained", "average") or averages.last_of(text):
         return text
-    near = closest(text, ("trained", "average"))
-    meant = f" (did you mean {near}?)" if near else ""
-    raise argparse.ArgumentTypeError(f"{text}: give trained, average, or last:K such as last:8{meant}")
+    raise argparse.ArgumentTypeError(f"{text}: give trained, average, or last:K such as last:8")

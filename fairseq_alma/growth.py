@@ -1,16 +1,14 @@
 """Grow a Switch Transformer between stages by splitting its losing experts (paper, section 5 and App. A).
 
 The losing experts of a layer have the largest summed validation loss, without dropped tokens. A split copies
-an expert, and the router (`--grow-router`) changes in one of three ways:
+an expert; `--grow-router` is what becomes of the router (docs/design.md, Growth):
 
-* copy: copies the router row, as the paper's language models do (section 5). All gates are divided by 1 + the
-  copied probabilities.
+* copy: copies the router row, as the paper's language models do (section 5).
 * preserve: copies the router row and keeps the model's function (see `Router`, `copies`).
 * tree: adds a gate for the split and keeps the model's function (section 4.2; see `Router`, `parent`).
 
-Two equal router rows tie, and argmax picks the first, the parent: its copy would get hardly any tokens.
-Noise, which the paper does not mention, breaks the tie; `--grow-router copy --grow-noise 0` is a plain copy.
-The result is SAVE_DIR/grown.pt, a checkpoint for fairseq.
+Noise, which the paper does not mention, breaks the tie of two equal rows; `--grow-router copy --grow-noise 0`
+is a plain copy. The result is SAVE_DIR/grown.pt, a checkpoint for fairseq.
 
 Shapes: E experts, D model, K split experts.
 """
@@ -37,19 +35,14 @@ from fairseq_alma.training.precision import FP32
 logger = logging.getLogger(__name__)
 
 GROWN = "grown.pt"
-_ROWS = (*STACKED, "router.weight")
-"""Parameters of a Switch layer; dimension 0 is the expert."""
+_ROWS = (*STACKED, "router.weight")  # parameters of a Switch layer; dimension 0 is the expert
 
 
 def losing_experts(losses: Tensor, count: int) -> list[int]:
-    """The `count` experts with the largest summed loss, largest first; `losses` (E,).
-
-    UserError: `count` > E, since a growth splits each expert at most once.
-    """
+    """The `count` experts with the largest summed `losses` (E,), largest first. UserError: `count` > E."""
     if count > losses.numel():
-        raise UserError(
-            f"--grow-experts {count}: a growth splits each of the {losses.numel()} experts at most once"
-        )
+        of = f"each of the {losses.numel()} experts"
+        raise UserError(f"--grow-experts {count}: a growth splits {of} at most once")
     return torch.topk(losses, count).indices.tolist()
 
 
@@ -130,18 +123,12 @@ def prepare(cfg, trainer) -> None:
     fresh = not os.path.exists(path)
     if fresh:
         path = cfg.finetune_from_model
-        if path and not os.path.exists(path):
-            raise UserError(
-                f"--finetune-from-model {path}: no such checkpoint; train the previous stage first"
-            )
+    weights = memory_map(path)["model"].items() if path else ()
     if not path or experts is None:
         if task.grow_experts:
-            raise UserError(
-                f"--grow-experts {task.grow_experts} needs --arch switch_gmoe*, and the previous stage's "
-                "checkpoint as --finetune-from-model; drop the flag in stage 0"
-            )
+            needs = "--arch switch_gmoe*, and the previous stage's checkpoint as --finetune-from-model"
+            raise UserError(f"--grow-experts {task.grow_experts} needs {needs}; drop the flag in stage 0")
         return
-    weights = memory_map(path)["model"].items()
     before = next((len(value) for name, value in weights if name.endswith(".fc1.router.weight")), None)
     grow_by = task.grow_experts if fresh else 0
     if before is None:
@@ -200,9 +187,7 @@ def _write_grown(path: str, grown: str, trainer) -> None:
         try:
             parents = {prefix: losing_experts(loss, args.grow_experts) for prefix, loss in losses.items()}
             for prefix, split in parents.items():
-                logger.info(
-                    f"growing {prefix}: splitting experts {split}, which have the largest validation loss"
-                )
+                logger.info(f"growing {prefix}: splitting experts {split}, of the largest validation loss")
             state = checkpoint_utils.load_checkpoint_to_cpu(path)
             growth = (parents, args.grow_router, args.grow_noise, means, trainer.cfg.common.seed + args.stage)
             grow_model_state(state["model"], *growth)

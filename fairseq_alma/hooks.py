@@ -7,9 +7,10 @@ validate_and_save of fairseq_cli.train.
 import copy
 import functools
 import logging
+import os
 import sys
 from argparse import Namespace
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -19,9 +20,11 @@ from fairseq.optim.adam import Adam
 from fairseq.trainer import Trainer
 from omegaconf import open_dict
 
+from alma.batches import tokens_of
 from alma.errors import UserError, command, fail
+from alma.files import make_directory, patiently_locked
 from alma.options import flag_of
-from fairseq_alma import checkpoint, command_line, compat, growth, interrupt, start_checks
+from fairseq_alma import checkpoint, command_line, compat, growth, interrupt
 from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe.layer import switch_layers
@@ -76,7 +79,7 @@ def _parse_with_our_defaults(
 def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
     """Exit with one line and code 2 on bad input, and with code 75 when a signal has stopped training."""
     if _trains(main, cfg):
-        command(lambda: start_checks.check_gpus(cfg))()
+        command(lambda: _check_gpus(cfg))()
         # fairseq reads the data late: it would first create --save-dir and print the model.
         command(lambda: tasks.setup_task(cfg.task))()
     try:
@@ -99,8 +102,8 @@ def _run(main, received, cfg, **kwargs) -> None:
     @command
     def run() -> None:
         if _trains(main, cfg):
-            start_checks.check_batch(cfg)
-        with start_checks.alone(cfg) if _trains(main, cfg) else nullcontext():
+            _check_batch(cfg)
+        with _alone(cfg) if _trains(main, cfg) else nullcontext():
             try:
                 main(cfg, **kwargs)
             except TrainingComplete:
@@ -111,6 +114,48 @@ def _run(main, received, cfg, **kwargs) -> None:
 
 def _trains(main, cfg) -> bool:
     return interrupt.is_train(main) and getattr(cfg.task, "_name", None) == command_line.TASK
+
+
+def _check_gpus(cfg) -> None:
+    """UserError: torch can use fewer GPUs than planned for this command, such as none with an old driver."""
+    wanted = cfg.task.expect_gpus
+    # Without a usable driver device_count() may still count the GPUs.
+    usable = torch.cuda.device_count() if torch.cuda.is_available() and not cfg.common.cpu else 0
+    if not usable and cfg.distributed_training.ddp_backend == "fully_sharded":
+        raise UserError("--ddp-backend fully_sharded needs a GPU: leave it out, or give pytorch_ddp")
+    if usable < wanted:
+        what = f"{wanted} GPU{'s' * (wanted != 1)} here, but torch {torch.__version__} can use {usable}"
+        remedy = "install a torch build for the driver that nvidia-smi shows, or train on a CPU with --cpu"
+        raise UserError(f"planned: {what}: {remedy}")
+
+
+def _check_batch(cfg) -> None:
+    """UserError: the processes that have joined this training have another batch than planned."""
+    if not cfg.task.expect_tokens:
+        return
+    joined = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    data, freq, planned = cfg.dataset, cfg.optimization.update_freq[0], cfg.task.expect_tokens
+    limits = (data.batch_size, data.max_tokens, cfg.task.tokens_per_sample, data.required_batch_size_multiple)
+    tokens = tokens_of(freq, *limits)
+    if tokens is None or tokens * joined == planned:
+        return
+    names = [name for name in ("RANK", "WORLD_SIZE", "SLURM_NTASKS") if name in os.environ]
+    what = f"{planned:,} tokens an update in {planned / tokens:g} processes"
+    found = f"{joined} joined, with {joined * tokens:,} tokens"
+    unset = f"unset {', '.join(names)}, or " if names else ""
+    raise UserError(f"planned: {what}, but {found}: {unset}plan with --distributed-world-size {joined}")
+
+
+def _alone(cfg) -> AbstractContextManager:
+    """Hold the checkpoint folder: another training would write the same files. UserError: one does already.
+
+    For the first process of a training; the others hold nothing.
+    """
+    if torch.distributed.is_initialized() and torch.distributed.get_rank():
+        return nullcontext()
+    folder = Path(cfg.checkpoint.save_dir)
+    make_directory(folder)
+    return patiently_locked(folder, ".training.lock")
 
 
 def _grow_and_load(original, cfg, trainer, **kwargs):
@@ -130,8 +175,7 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     cfg = copy.deepcopy(cfg)  # it changes; checkpoints store what the user gave
     _reset_once(cfg)
     growth.prepare(cfg, trainer)
-    if new_stage := schedule.starts_stage(cfg):
-        schedule.prepare(cfg, trainer)
+    new_stage = schedule.prepare(cfg, trainer)
     average = trainer.cfg.ema
     wanted, average.store_ema = average.store_ema, False  # `weight_average.begin` restores it
     try:
@@ -180,9 +224,8 @@ def _state_of_plain_data(original, trainer):
     torch.load refuses with weights_only=True."""
     state = original(trainer)
     if isinstance(trainer.task, AlmaLMTask):
-        state["cfg"] = {
-            key: vars(value) if isinstance(value, Namespace) else value for key, value in state["cfg"].items()
-        }
+        plain = {key: vars(value) for key, value in state["cfg"].items() if isinstance(value, Namespace)}
+        state["cfg"] = state["cfg"] | plain
     return state
 
 
@@ -212,7 +255,6 @@ def _build_optimizer(original, trainer) -> None:
         optimizer.__class__ = FusedAdam  # it has no state of its own; fairseq offers no choice of class
     if group := _ep_group(trainer):
         expert_parallel.whole_states(optimizer, group)
-    return None
 
 
 def _ep_group(trainer) -> expert_parallel.ExpertParallelGroup | None:

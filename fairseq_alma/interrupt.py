@@ -1,7 +1,6 @@
 """SIGUSR1 or SIGUSR2: fairseq-train finishes its update, saves, and exits with code 75 (EX_TEMPFAIL).
 
-submitit lets SLURM send SIGUSR2 to all processes of a job before its time limit. The same command resumes
-and computes what an uninterrupted run would.
+submitit lets SLURM send SIGUSR2 before a job's time limit. The same command resumes as if never stopped.
 """
 
 import atexit
@@ -22,35 +21,25 @@ from fairseq.distributed import utils as distributed_utils
 
 from fairseq_alma.task import AlmaLMTask
 
-EXIT_CODE = os.EX_TEMPFAIL
-"""Training stopped for a signal; run the same command again."""
+EXIT_CODE = os.EX_TEMPFAIL  # training stopped for a signal; run the same command again
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 logger = logging.getLogger(__name__)
 
-_received: ctypes.c_bool | None = None
+_received: list[ctypes.c_bool] = []  # the `flag` of this process, if it has one
+os.register_at_fork(after_in_child=_received.clear)  # memory that is shared with a sibling would end both
 
 
 def flag() -> ctypes.c_bool:
     """What the signal handler sets, in memory that child processes share."""
-    global _received
-    if _received is None:
-        _received = multiprocessing.get_context("spawn").RawValue(ctypes.c_bool, False)
-    return _received
-
-
-def _forget() -> None:
-    global _received
-    _received = None
-
-
-os.register_at_fork(after_in_child=_forget)  # memory that is shared with a sibling would end both
+    if not _received:
+        _received.append(multiprocessing.get_context("spawn").RawValue(ctypes.c_bool, False))
+    return _received[0]
 
 
 def install(of_parent: ctypes.c_bool | None = None) -> None:
     """Handle the signals, unless the process already has a handler of its own; set the parent's `flag`."""
-    global _received
-    _received = flag() if of_parent is None else of_parent
+    _received[:] = [flag() if of_parent is None else of_parent]
     if threading.current_thread() is not threading.main_thread():
         return  # Python sets handlers in the main thread only
     for number in SIGNALS:

@@ -22,10 +22,8 @@ from alma.errors import UserError, fail
 from alma.files import write_json_atomic
 
 SCHEME = "alma"
-WAIT_SECONDS = 600
-"""For all processes to start: nodes may import torch from a slow disk."""
+WAIT_SECONDS = 600  # for all processes to start: nodes may import torch from a slow disk
 _CONNECT_SECONDS = 120
-_POLL_SECONDS = 0.2
 
 
 def is_ours(init_method: str | None) -> bool:
@@ -61,11 +59,9 @@ def _open(file: Path, attempt: str, host: str, processes: int) -> TCPStore:
         store.wait(others, timedelta(seconds=WAIT_SECONDS))
     except RuntimeError:
         missing = [key.split()[1] for key in others if not store.check([key])]
-        raise UserError(
-            f"{len(missing)} of {processes} processes, such as number {missing[0]}, have not joined at "
-            f"{host}:{store.port} in {WAIT_SECONDS} s: see their logs, train.rank*.log, and whether all "
-            f"nodes see {file}"
-        ) from None
+        what = f"{len(missing)} of {processes} processes, such as number {missing[0]}, have not joined at "
+        what += f"{host}:{store.port} in {WAIT_SECONDS} s"
+        raise UserError(f"{what}: see train.rank*.log, and whether all nodes see {file}") from None
     file.unlink(missing_ok=True)
     return store
 
@@ -81,19 +77,15 @@ def _join(file: Path, attempt: str, rank: int, processes: int) -> TCPStore:
             if written["attempt"] == attempt:
                 break
         if time.monotonic() > deadline:
-            raise UserError(
-                f"{who}: no {file} of this start in {WAIT_SECONDS} s: every node must see this folder, and "
-                "the first process must run, see its log"
-            )
-        time.sleep(_POLL_SECONDS)
+            remedy = "every node must see this folder, and the first process must run, see its log"
+            raise UserError(f"{who}: no {file} of this start in {WAIT_SECONDS} s: {remedy}")
+        time.sleep(0.2)
     host, port = written["host"], written["port"]
     try:
         store = TCPStore(host, port, processes, timeout=timedelta(seconds=_CONNECT_SECONDS))
     except RuntimeError as error:
-        raise UserError(
-            f"{who}: cannot reach the first process at {host}:{port}: nodes of a training must reach each "
-            f"other by their names ({str(error).splitlines()[0]})"
-        ) from error
+        remedy = f"nodes must reach each other by their names ({str(error).splitlines()[0]})"
+        raise UserError(f"{who}: cannot reach the first process at {host}:{port}: {remedy}") from error
     store.set(f"joined {rank}", "")
     return store
 

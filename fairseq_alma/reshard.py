@@ -27,10 +27,8 @@ def main() -> None:
     args = options.parse_args_and_arch(of_training, words)
     made = tasks.setup_task(args)
     if not made.is_cut():
-        raise UserError(
-            f"{args.data}: give --megabatch-words or --megabatch-tokens; for GPT-2's ids, "
-            "--gpt2-encoder-json is enough"
-        )
+        size = "--megabatch-words or --megabatch-tokens; for GPT-2's ids, --gpt2-encoder-json is enough"
+        raise UserError(f"{args.data}: give {size}")
     cut = made.megabatches
     print(json.dumps({"megabatches": len(cut), "items": [len(items) for items in cut], "note": made.note}))
 

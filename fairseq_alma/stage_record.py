@@ -27,14 +27,11 @@ from fairseq_alma.moe.metrics import evaluate
 class Loaded:
     """The model of a command line, or the ensemble of several."""
 
-    cfg: Any
-    """fairseq's config."""
+    cfg: Any  # fairseq's
     task: Any
     model: torch.nn.Module
-    shapes: list[Shape | Weights]
-    """Of the members."""
-    paths: list[str]
-    """The checkpoints; none for untrained models."""
+    shapes: list[Shape | Weights]  # of the members
+    paths: list[str]  # the checkpoints; none for untrained models
     context_window: int
 
 
@@ -127,10 +124,8 @@ def describe(split: str, loaded: Loaded) -> dict[str, Any]:
     result = evaluate(model, batches, task.dictionary.pad())
     tokens = len(Tokens(*task.sources[split]))
     if result.tokens != tokens:
-        raise UserError(
-            f"{split}: only {result.tokens:,} of {tokens:,} tokens can be evaluated: leave out "
-            "--sample-break-mode, or give a larger --tokens-per-sample"
-        )
+        remedy = "leave out --sample-break-mode, or give a larger --tokens-per-sample"
+        raise UserError(f"{split}: only {result.tokens:,} of {tokens:,} tokens can be evaluated: {remedy}")
     nll = result.nll / tokens
     if not perplexity(nll) <= LARGEST:
         raise UserError(f"the loss on {split} is {nll:.4g}: training has diverged; try a lower --lr")
@@ -176,12 +171,11 @@ def measure(loaded: Loaded, valid: bool) -> dict[str, Any]:
     if valid:
         on_valid = describe("valid", loaded)
         record["valid"] = {"loss": on_valid["nll"], "perplexity": on_valid["perplexity"]}
+    with_attention = sum(shape.forward_flops(shape.positions, shape.positions) for shape in shapes)
     return record | {
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
         "eval_flops_per_example": sum(s.forward_flops(s.positions) for s in shapes),
-        "eval_flops_per_example_with_attention": sum(
-            s.forward_flops(s.positions, s.positions) for s in shapes
-        ),
+        "eval_flops_per_example_with_attention": with_attention,
         "members": sum(shape.members for shape in shapes),
         "expert_count": experts.pop() if len(experts) == 1 else None,
         "training": list(map(training_record, loaded.paths, shapes)) if loaded.paths else [],

@@ -18,16 +18,15 @@ examples:
 
 def parser() -> Parser:
     made = Parser(
-        prog="python -m slurm.cancel",
-        usage="%(prog)s RUN... [--dry-run] [--with-dependents]",
+        prog="alma cancel",
+        usage="%(prog)s RUN... [--dry-run]",
         description="Cancel the incomplete SLURM jobs of runs, and no other jobs. Trainings that other runs "
-        "share and wait for are left. To resume a cancelled run, rerun the command that launched it.",
+        "share and wait for are left, unless these runs are given too. To resume a cancelled run, rerun the "
+        "command that launched it.",
         epilog=_EXAMPLES,
     )
     made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
     made.add_argument("--dry-run", action="store_true", help="print the jobs without cancelling them")
-    dependents = "cancel shared trainings too, and the jobs of other runs that wait for them"
-    made.add_argument("--with-dependents", action="store_true", help=dependents)
     return made
 
 
@@ -44,30 +43,26 @@ def main() -> None:
     while new := {job_id for job_id in waits if waits[job_id] & affected} - affected:
         affected |= new
     others = sorted(affected - jobs.keys())
-    needed = set() if options.with_dependents else set(others)
+    needed = set(others)
     while new := {need for job_id in needed & waits.keys() for need in waits[job_id]} - needed:
         needed |= new
-    names = dict.fromkeys(others, "another job")
-    with contextlib.suppress(UserError):  # a damaged jobs.json of another run
-        places = {run.resolve().parent for run in runs if others}
-        names |= _live([file.parent for place in places for file in place.glob("*/jobs.json")])
-    names |= jobs
-    ending = [job_id for job_id in [*jobs, *others] if job_id not in needed]
+    ending = [job_id for job_id in jobs if job_id not in needed]
+    left = [job_id for job_id in [*jobs, *others] if job_id in needed]
     if ending and not options.dry_run:
         scancel(ending)
     for job_id in ending:
-        print(f"{names[job_id]} (job id {job_id})")
+        print(f"{jobs[job_id]} (job id {job_id})")
     done = "would cancel" if options.dry_run else "cancelled"
     print(f"{done} {len(ending)} jobs" if ending else "nothing to cancel")
-    if left := [job_id for job_id in [*jobs, *others] if job_id in needed]:
-        print("left are these, because other runs wait for them; --with-dependents cancels all:")
-        print(*(f"  {names[job_id]} (job id {job_id})" for job_id in left), sep="\n")
+    if left:
+        print("left are these, because other runs wait for them; give these runs too to cancel all:")
+        with contextlib.suppress(UserError):  # a damaged jobs.json of another run
+            beside = {file.parent for run in runs for file in run.resolve().parent.glob("*/jobs.json")}
+            jobs = _live(sorted(beside)) | jobs
+        for job_id in left:
+            print(f"  {jobs.get(job_id, 'another job')} (job id {job_id})")
 
 
 def _live(runs: Sequence[Path]) -> dict[str, str]:
     """Run and name of the incomplete jobs in the queue."""
     return {str(job.job_id): f"{job.run}: {job.name}" for job in live_jobs(runs)}
-
-
-if __name__ == "__main__":
-    main()

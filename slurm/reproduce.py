@@ -24,10 +24,8 @@ from slurm.engine import children
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SIZES = ("small", "medium", "saturated", "paper")
-DATA = {"small": "digits", "medium": "mnist"}
-"""The data set of all image figures, by size; at the paper's size each has its own."""
-TABLE2, TIME = TEXT = ("table2", "time")
-"""Experiments of language models, below EXPERIMENTS, and the folders of their runs."""
+DATA = {"small": "digits", "medium": "mnist"}  # of all image figures, by size; else each has its own
+TABLE2, TIME = TEXT = ("table2", "time")  # experiments of language models, and the folders of their runs
 MODELS = {"small": ("tiny",), "saturated": ("saturated_small", "saturated"), "paper": ("base", "large")}
 """The sizes of the rows of Table 2, by size."""
 _LOAD = (
@@ -60,17 +58,12 @@ def tool(module: str, *words: object, folder: Path | None = None) -> Command:
 
 
 def index() -> dict[str, dict[str, Any]]:
-    """Figures and tables by name. UserError: there are no experiments here."""
-    if not EXPERIMENTS.is_dir():
-        raise UserError(f"{EXPERIMENTS} is missing: install ALMA from a checkout (pip install -e .)")
+    """Figures and tables by name."""
     return read_settings(EXPERIMENTS / "index.yaml")
 
 
 def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Iterator[Command]:
-    """The commands that run the experiments of a figure or table, and the one that draws it.
-
-    UserError: language models need a stream, and there is none.
-    """
+    """The commands that run and draw a figure or table. UserError: it needs a stream, and there is none."""
     place = options.out / options.size
     if texts := record["experiments"].keys() & set(TEXT):  # rows of Table 2, or runs on streams with dates
         (experiment,) = texts
@@ -138,17 +131,14 @@ def chosen(options: argparse.Namespace, records: Mapping[str, Mapping[str, Any]]
     """The names to reproduce; all: those of the paper at this size. UserError: no such name or size."""
     if not options.figures:
         raise UserError("give a figure or table, such as figure7, or all; --list shows them")
-    names: list[str] = []
-    for name in options.figures:
-        if name == "all":
-            paper = [own for own in records if "beyond" not in records[own]]
-            names += [own for own in paper if options.size in _sizes(records[own])]
-        elif name not in records:
+    paper = [name for name in records if "beyond" not in records[name]]
+    every = [name for name in paper if options.size in _sizes(records[name])]
+    names = [name for given in options.figures for name in (every if given == "all" else [given])]
+    for name in names:
+        if name not in records:
             raise UserError(f"{name}: no such figure that needs runs; --list shows them")
-        elif options.size not in (sizes := _sizes(records[name])):
+        if options.size not in (sizes := _sizes(records[name])):
             raise UserError(f"{name} has no --size {options.size}: give --size {' or '.join(sizes)}")
-        else:
-            names.append(name)
     return list(dict.fromkeys(names))
 
 
@@ -161,7 +151,7 @@ def _sizes(record: Mapping[str, Any]) -> tuple[str, ...]:
 
 def parser() -> Parser:
     made = Parser(
-        prog="python -m slurm.reproduce",
+        prog="alma reproduce",
         usage="%(prog)s FIGURE... [options]",
         description="Run and draw the figures and tables of both versions of the paper, and the benchmark of "
         "streams with dates. Rerun the command to resume after an interruption.",
@@ -178,8 +168,7 @@ def parser() -> Parser:
     add("--out", type=Path, default=Path("reproduced"), metavar="DIR", help=out)
     add("--data-root", type=Path, metavar="DIR", help=f"with --size medium or paper: {DATA_ROOT}")
     add("--download", action="store_true", help="download missing image data sets with torchvision")
-    stream = "stream of the language models; --size small makes its own for the paper's, and an error names "
-    stream += "the recipe of a missing one"
+    stream = "stream of the language models; without it, an error names its recipe, or --size small makes one"
     add("--stream", type=Path, metavar="STREAM", help=stream)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)
     add("--dry-run", action="store_true", help="print the commands, run nothing")
@@ -216,7 +205,3 @@ def main() -> None:
             summary.append(make(name, records[name], options))
     finally:
         print("", *summary, sep="\n")
-
-
-if __name__ == "__main__":
-    main()

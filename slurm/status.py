@@ -73,7 +73,7 @@ def _last_attempt(status: JobStatus, log: Path) -> str:
 
 
 def parser() -> Parser:
-    made = Parser(prog="python -m slurm.status", usage="%(prog)s RUN...", description=_ABOUT, epilog=_STATES)
+    made = Parser(prog="alma status", usage="%(prog)s RUN...", description=_ABOUT, epilog=_STATES)
     made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
     return made
 
@@ -88,7 +88,3 @@ def main() -> None:
     seen = [*queue.look(launched), *(state_of(run) for run in runs if run not in launched)]
     print(f"{table(seen)}\n{queue.count(seen)}")
     sys.exit(1 if any(status.state in queue.BAD for status in seen) else 0)
-
-
-if __name__ == "__main__":
-    main()

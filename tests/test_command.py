@@ -29,8 +29,7 @@ for module, *words in json.load(sys.stdin):
 print(json.dumps(found))
 """
 """Runs command lines of modules as `python -m` does, all in one process."""
-MODULES = ("data_prep", "data_prep.corpus", "data_prep.inspect", "slurm.launch")
-MODULES += ("slurm.status", "slurm.cancel", "alma.report", "vision.tsne")
+MODULES = ("data_prep", "data_prep.corpus", "data_prep.inspect", "slurm.launch", "alma.report", "vision.tsne")
 
 
 def calls(*lines: str, stubs: Path) -> list[tuple[int, str, str]]:

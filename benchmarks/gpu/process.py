@@ -19,7 +19,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from typing import Any
 
-from slurm.engine.parents import dies_with_parent
+from slurm.engine.forks import dies_with_parent
 
 ROOT = Path(__file__).parents[2]
 NO_RESULT = "no result: no time was left, or the step crashed"

@@ -1,6 +1,6 @@
-"""Partition fairseq-preprocess output into mega-batches of equal size: whole documents, at random.
+"""Partition fairseq-preprocess output into mega-batches of equal size (section 5).
 
-The paper's protocol (section 5). Nothing is copied: a mega-batch is an array of item numbers.
+They have whole documents, at random, and are arrays of item numbers: nothing is copied.
 """
 
 import os
@@ -18,8 +18,7 @@ from alma.errors import UserError
 from alma.schema import parse_json
 from alma.stream import DTYPES, read_index
 
-MEGABATCH_WORDS = 440_000_000
-"""Words of a mega-batch in the paper (section 5)."""
+MEGABATCH_WORDS = 440_000_000  # of a mega-batch in the paper (section 5)
 _CHUNK = 1 << 18  # items per pass of the word count
 
 
@@ -39,17 +38,14 @@ def checked(prefixes: list[str]) -> list[str]:
         expected = int(sizes.sum(dtype=np.int64)) * np.dtype(DTYPES[code]).itemsize
         actual = os.path.getsize(prefix + ".bin")
         if actual != expected:
-            raise UserError(
-                f"{prefix}.bin has {actual} bytes, its index says {expected}; make the data again"
-            )
+            raise UserError(f"{prefix}.bin has {actual} bytes, its index says {expected}; make it again")
     return prefixes
 
 
 def documents(sizes: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """First item and end item (exclusive) of each document, (documents,) each.
 
-    An item of length 1 (eos alone, a blank line to fairseq-preprocess) ends a document. Without such items,
-    each item is a document.
+    An item of length 1 (a blank line to fairseq-preprocess) ends a document; without these, each item is one.
     """
     ends = np.flatnonzero(np.asarray(sizes) == 1) + 1
     if not len(ends):
@@ -72,10 +68,8 @@ def count_words(
     symbols = dictionary.symbols
     if has_ids(dictionary):  # spell them as GPT-2's tokens
         if not encoder_json:
-            raise UserError(
-                "dict.txt has GPT-2's ids, as for RoBERTa: to count words by --megabatch-words, give its "
-                "encoder.json by --gpt2-encoder-json FILE or beside dict.txt; else give --megabatch-tokens N"
-            )
+            remedy = "give its encoder.json by --gpt2-encoder-json FILE, or --megabatch-tokens N"
+            raise UserError(f"dict.txt has GPT-2's ids, in which --megabatch-words sees no words: {remedy}")
         try:
             ids = parse_json(Path(encoder_json).read_text("utf-8"))
             spelled = {str(number): token for token, number in ids.items()}
@@ -83,17 +77,13 @@ def count_words(
             what = f"not GPT-2's encoder.json ({error})"
             raise UserError(f"--gpt2-encoder-json {encoder_json}: {what}") from None
         if missing := [symbol for symbol in _own(dictionary) if symbol not in spelled]:
-            raise UserError(
-                f"--gpt2-encoder-json {encoder_json}: of another vocabulary: it has no token {missing[0]}, "
-                "which dict.txt has; give the file that encoded the text"
-            )
+            what = f"of another vocabulary: it has no token {missing[0]}, which dict.txt has"
+            raise UserError(f"--gpt2-encoder-json {encoder_json}: {what}; give the file of the text")
         symbols = [spelled.get(symbol, symbol) for symbol in symbols]
     gpt2 = any(symbol.startswith("Ġ") for symbol in symbols)
     if not gpt2 and not any(symbol.startswith("▁") for symbol in symbols):
-        raise UserError(
-            "the dictionary has no SentencePiece or GPT-2 word marks, so words cannot be counted: "
-            "give --megabatch-tokens instead of --megabatch-words"
-        )
+        remedy = "give --megabatch-tokens instead of --megabatch-words"
+        raise UserError(f"the dictionary has no SentencePiece or GPT-2 word marks to count words: {remedy}")
     starts = np.array([symbol.startswith("▁") for symbol in symbols])  # (V,): a word begins there
     if gpt2:
         byte = {character: number for number, character in bytes_to_unicode().items()}
@@ -146,9 +136,7 @@ def assign(
     running = np.concatenate([[0], np.cumsum((totals[end] - totals[first])[order])])
     megabatches = round(running[-1] / target)
     if megabatches < 1:
-        raise UserError(
-            f"{running[-1]} in total is less than half a mega-batch of {target}: choose a smaller size"
-        )
+        raise UserError(f"{running[-1]} is less than half a mega-batch of {target}: choose a smaller size")
     targets = np.arange(1, megabatches) * target
     above = np.searchsorted(running, targets)
     below = np.maximum(above - 1, 0)

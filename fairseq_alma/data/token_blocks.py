@@ -1,7 +1,6 @@
-"""Blocks of equal length over memory-mapped token files, computed without an index.
+"""The blocks of fairseq's TokenBlockDataset over memory-mapped token files, computed without an index.
 
-In break mode `none`, block k is the tokens [k L, (k + 1) L) of the concatenated files, across item
-boundaries. So no index over items is built. Blocks are those of fairseq's TokenBlockDataset.
+In break mode `none`, block k is the tokens [k L, (k + 1) L) of the concatenated files, across items.
 """
 
 import os
@@ -118,10 +117,9 @@ class ReplayBlocks(TokenBlocks):
             count = wanted // len(earlier) + (k < wanted % len(earlier))
             whole = len(tokens) // new.length
             if not whole:
-                raise UserError(
-                    f"--replay-share: an earlier mega-batch of {len(tokens)} tokens is shorter than "
-                    f"--tokens-per-sample {new.length}: use larger mega-batches or shorter blocks"
-                )
+                small = f"an earlier mega-batch of {len(tokens)} tokens"
+                remedy = f"is shorter than --tokens-per-sample {new.length}: give shorter blocks"
+                raise UserError(f"--replay-share: {small} {remedy}")
             passes = [rng.permutation(whole) for _ in range(-(-count // whole))]
             self.chosen.append(np.concatenate([np.empty(0, np.int64), *passes])[:count])
         self.edges = np.cumsum([len(new), *map(len, self.chosen)])
@@ -132,13 +130,9 @@ class ReplayBlocks(TokenBlocks):
     @property
     def sizes(self) -> NDArray[np.integer]:
         """Tokens per block, (blocks,)."""
-        sizes = np.full(len(self), self.length, self.new.sizes.dtype)
-        sizes[: len(self.new)] = self.new.sizes
-        return sizes
+        return np.pad(self.new.sizes, (0, len(self) - len(self.new)), constant_values=self.length)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, None]:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
         part = int(np.searchsorted(self.edges, index, side="right"))
         if not part:
             return self.new[index]

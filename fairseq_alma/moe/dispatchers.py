@@ -1,9 +1,6 @@
 """Move tokens to their experts and back by index: O(S * D) memory, no (S, E, C) tensor.
 
-A dispatcher sorts the kept tokens into rows by expert, in position order, and applies the experts' weights to
-these rows. The layout of the rows depends on the device.
-
-Shapes: S tokens, R rows, D model, I inputs, O outputs, E experts, C capacity.
+A dispatcher sorts the kept tokens into rows by expert, in a layout for the device, and applies the experts.
 """
 
 from collections.abc import MutableMapping
@@ -17,9 +14,7 @@ from fairseq_alma.moe.router import Routing
 
 
 class Dispatcher:
-    """Assigns rows to the first kept_E[e] tokens of each expert e, in position order.
-
-    Priority by probability instead of position would let later tokens decide which earlier ones are dropped.
+    """Assigns rows to the first kept_E[e] tokens of each expert e, in position order (docs/design.md).
 
     Args:
         routing: of the tokens.
@@ -135,9 +130,7 @@ class _ToTokens(torch.autograd.Function):
     """The inverse of `_ToRows`, times the gates."""
 
     @staticmethod
-    def forward(
-        ctx, y_RD: Tensor, gate_S: Tensor, source_R: Tensor, row_S: Tensor, dropped_S: Tensor
-    ) -> Tensor:
+    def forward(ctx, y_RD: Tensor, gate_S: Tensor, source_R: Tensor, row_S: Tensor, dropped_S: Tensor):
         ctx.save_for_backward(y_RD, gate_S, source_R, row_S, dropped_S)
         if not len(y_RD):
             return y_RD.new_zeros(len(row_S), y_RD.size(1))

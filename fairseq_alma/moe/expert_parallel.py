@@ -1,9 +1,7 @@
 """Expert parallelism: each of W data-parallel processes holds E / W experts (GShard, Lepikhin et al., 2020).
 
-Two all-to-alls send tokens to the process of their expert and back. Routing and capacity are per process, as
-in data parallelism, so both train alike. A checkpoint is one file with all experts, independent of W.
-
-Shapes: S tokens, W processes, E experts, C capacity, R = E * C rows, D model.
+Routing and capacity are per process, so that it trains as data parallelism does; checkpoints do not depend
+on W. There are R = E * C rows.
 """
 
 from dataclasses import dataclass
@@ -24,8 +22,7 @@ from fairseq_alma.moe.router import Routing
 class ExpertParallelGroup:
     """The W processes that share the experts; process w holds experts w * E / W to (w + 1) * E / W - 1."""
 
-    process_group: Any
-    """From torch.distributed."""
+    process_group: Any  # of torch.distributed
 
     def __deepcopy__(self, memo) -> "ExpertParallelGroup":
         """A copied model shares its experts among the same processes."""

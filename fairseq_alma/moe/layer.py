@@ -1,7 +1,4 @@
-"""The Switch layer (Fedus et al., 2021): a router sends each token to one of E expert FFNs.
-
-Shapes: B batch, T time, S = B * T tokens, D model, F hidden, E experts, C capacity, R rows, W processes.
-"""
+"""The Switch layer (Fedus et al., 2021): a router sends each token to one of E expert FFNs."""
 
 import math
 from functools import partial
@@ -14,8 +11,7 @@ from fairseq_alma.moe.dispatchers import Dispatcher, as_autocast, fastest_dispat
 from fairseq_alma.moe.expert_parallel import ExpertParallelDispatcher, ExpertParallelGroup
 from fairseq_alma.moe.router import Router, Routing
 
-STACKED = ("w1", "b1", "w2", "b2")
-"""Names of the experts' parameters; dimension 0 is the expert."""
+STACKED = ("w1", "b1", "w2", "b2")  # names of the experts' parameters; dimension 0 is the expert
 
 
 class SwitchFFN(nn.Module):
@@ -32,13 +28,7 @@ class SwitchFFN(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        hidden: int,
-        experts: int,
-        capacity_factor: float,
-        activation,
-        activation_dropout: nn.Module,
+        self, dim: int, hidden: int, experts: int, capacity_factor: float, activation, activation_dropout
     ):
         super().__init__()
         router = Router(dim, experts)  # before the experts: initial weights depend on the order of draws
@@ -88,10 +78,7 @@ class SwitchFFN(nn.Module):
         return y_SD.view(batch, time, dim).transpose(0, 1), routing
 
     def parallelize(self, group: ExpertParallelGroup) -> None:
-        """Keep the E / W experts of this process.
-
-        state_dict() still has all experts on process 0. It gathers them, so every process must call it.
-        """
+        """Keep the E / W experts of this process; state_dict() becomes collective, whole on process 0."""
         self.ep_group = group
         for name in STACKED:
             local = nn.Parameter(group.local(getattr(self, name).data))

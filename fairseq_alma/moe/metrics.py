@@ -1,7 +1,4 @@
-"""Perplexity of a language model, and routing statistics and losses by expert of its Switch layers.
-
-Shapes: B batch, T time, S = B * T tokens, E experts, V vocabulary.
-"""
+"""Perplexity of a language model, and routing statistics and losses by expert of its Switch layers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +13,7 @@ from torch import Tensor
 from fairseq_alma.moe.layer import routings_of
 from fairseq_alma.moe.router import Routing
 
-_PREFIX = "moe_l"
-"""Prefix of the keys in a fairseq logging output: moe_l{layer}_{statistic}."""
+_PREFIX = "moe_l"  # of the keys in a fairseq logging output: moe_l{layer}_{statistic}
 
 
 @torch.no_grad()
@@ -103,10 +99,7 @@ def token_nll(logits_BTV: Tensor, target_BT: Tensor, pad: int) -> Tensor:
 
 @torch.no_grad()
 def evaluate(model, batches: Iterable, pad: int) -> Evaluation:
-    """Evaluate `model` on fairseq's `batches` in one pass and bounded memory.
-
-    In eval mode: no dropout and, by default, no dropped tokens.
-    """
+    """Evaluate `model`, in eval mode, on fairseq's `batches` in one pass and bounded memory."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()

@@ -1,7 +1,4 @@
-"""Top-1 routing: one expert and one weight for each token (Switch Transformer, Fedus et al., 2021).
-
-Shapes: S tokens in batch-major order, D model, E experts.
-"""
+"""Top-1 routing: one expert and one weight for each token (Switch Transformer, Fedus et al., 2021)."""
 
 import math
 from typing import NamedTuple

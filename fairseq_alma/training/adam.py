@@ -11,28 +11,22 @@ first sorts the parameters by device and dtype, .5 ms per step. Without the kern
 
 
 class FusedAdam(Adam):
-    """Matches fairseq's Adam up to rounding, with the same states, in one pass over each parameter.
-
-    fairseq's Adam makes a dozen passes; its fused version needs NVIDIA's apex.
-    """
+    """fairseq's Adam up to rounding, with the same states, in one pass over each parameter, not a dozen."""
 
     @torch.no_grad()
     def step(self, closure=None):
         """Update the parameters; those in half precision (--memory-efficient-fp16) by fairseq's own step."""
-        params = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
-        if closure or _kernel is None or any(param.dtype != torch.float32 for param in params):
+        groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
+        if closure or _kernel is None or any(p.dtype != torch.float32 for _, own in groups for p in own):
             return super().step(closure)
-        for group in self.param_groups:
+        for group, params in groups:
             at_step = defaultdict(list)  # the kernel takes one step number, and they may differ
-            for param in group["params"]:
-                if param.grad is not None:
-                    state = self.state[param]
-                    if not state:
-                        state.update(
-                            step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param)
-                        )
-                    state["step"] += 1
-                    at_step[int(state["step"])].append(param)
+            for param in params:
+                state = self.state[param]
+                if not state:
+                    state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+                state["step"] += 1
+                at_step[int(state["step"])].append(param)
             beta1, beta2 = group["betas"]
             for step, some in at_step.items():
                 _kernel(
@@ -51,4 +45,3 @@ class FusedAdam(Adam):
                     amsgrad=False,
                     maximize=False,
                 )
-        return None

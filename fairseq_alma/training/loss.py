@@ -1,18 +1,16 @@
-"""fairseq's cross_entropy in chunks of tokens, without a tensor of all logits.
+"""fairseq's cross_entropy in chunks of tokens, without a tensor of all logits, which takes the most memory.
 
-With a vocabulary of 50k, the logits, their log-softmax and its gradient take most of the memory of a small
-model's update. Here the forward pass computes the gradient of each chunk while its logits exist, and the
-backward pass only scales it, as in Liger Kernel (arXiv 2410.10989).
+The forward pass computes the gradient of each chunk while its logits exist, and the backward pass only scales
+it, as in Liger Kernel (arXiv 2410.10989).
 
-Shapes: B batch, T time, S = B * T tokens, K tokens of a chunk, D features, V vocabulary. With UMix the
-features of all members are concatenated, and D is the sum of theirs.
+Shapes: B batch, T time, S = B * T tokens, K tokens of a chunk, D features (of UMix: of all members), V
+vocabulary.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from fairseq.criterions import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
 from torch import Tensor, nn
@@ -27,19 +25,15 @@ from fairseq_alma.moe.dispatchers import as_autocast
 class ChunkedCrossEntropyConfig(CrossEntropyCriterionConfig):
     """Options of fairseq's cross_entropy, and the chunk size."""
 
-    loss_chunk_tokens: int = flag(
-        1024, "compute the logits of this many tokens at a time; fewer use less memory"
-    )
+    loss_chunk_tokens: int = flag(1024, "tokens whose logits exist at a time; fewer use less memory")
 
 
 @register_criterion("chunked_cross_entropy", dataclass=ChunkedCrossEntropyConfig)
 class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
     """fairseq's cross_entropy for decoders with a linear output layer.
 
-    After a forward pass `nll` (B, T) fp32 holds the loss of each token in nats, 0 for padding.
-
-    It uses the output weights outside the model's forward pass, as fairseq's adaptive_loss does. Under
-    pytorch_ddp, --find-unused-parameters therefore needs weights tied to the embedding.
+    After a forward pass `nll` (B, T) fp32 holds the loss of each token in nats, 0 for padding. It uses the
+    output weights outside the model's forward pass, so that --find-unused-parameters needs tied weights.
     """
 
     def __init__(self, task, sentence_avg: bool, loss_chunk_tokens: int):
@@ -71,19 +65,14 @@ class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
 
 
 def output_weights(decoder: nn.Module) -> list[Tensor]:
-    """The output weights (V, D) of a decoder, one matrix for each member of UMix.
-
-    UserError: none (adaptive softmax, mean of probabilities, not a Transformer).
-    """
+    """The output weights (V, D) of a decoder, one matrix for each member of UMix. UserError: it has none."""
     if isinstance(decoder, EnsembleDecoder) and decoder.average == "logits":
         return [weight for member in decoder.members for weight in output_weights(member)]
     layer = getattr(decoder, "output_projection", None)
-    # None with an adaptive softmax.
+    # None with an adaptive softmax, or in a mean of probabilities.
     if not isinstance(layer, nn.Linear) or layer.bias is not None:
-        raise UserError(
-            "--criterion chunked_cross_entropy needs a linear output layer (no adaptive softmax, no mean of "
-            f"probabilities), which {type(decoder).__name__} lacks: use --criterion cross_entropy"
-        )
+        lacks = f"a linear output layer, which {type(decoder).__name__} lacks: use --criterion cross_entropy"
+        raise UserError(f"--criterion chunked_cross_entropy needs {lacks}")
     return [layer.weight]
 
 
@@ -131,12 +120,7 @@ class _ChunkedNLL(torch.autograd.Function):
 
 
 def _run(
-    features: Tensor,
-    weights: Sequence[Tensor],
-    target: Tensor,
-    pad: int,
-    chunk: int,
-    scale: Tensor | None = None,
+    features: Tensor, weights: Sequence[Tensor], target: Tensor, pad: int, chunk: int, scale=None
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss of each token, (S,) fp32, and, with a `scale`, the scaled gradients of the sum.
 
@@ -154,10 +138,8 @@ def _run(
         logits = torch.mm(parts[0], weights[0].t(), out=memory[: len(rows)])
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             logits.addmm_(part, weight.t())
-        if logits.dtype == torch.float32:
-            log_probs = torch.log_softmax(logits, dim=-1, out=logits)
-        else:
-            log_probs = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+        in_place = logits if logits.dtype == torch.float32 else None
+        log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32, out=in_place)
         loss = -log_probs.gather(1, wanted)
         nll[rows] = (loss.masked_fill_(wanted == pad, 0.0) if padded else loss).squeeze(1)
         if scale is not None:
@@ -166,9 +148,8 @@ def _run(
             by_logits.scatter_add_(1, wanted, by_logits.new_full(wanted.shape, -1))
             if features.dtype != torch.float32:
                 # fp32 does not underflow: there backward scales the much smaller results instead.
-                by_logits = torch.mul(
-                    by_logits, factor, out=torch.empty_like(by_logits, dtype=features.dtype)
-                )
+                half = torch.empty_like(by_logits, dtype=features.dtype)
+                by_logits = torch.mul(by_logits, factor, out=half)
             elif padded:
                 by_logits.mul_(factor)
             by_features[rows] = torch.cat([by_logits @ weight for weight in weights], dim=1)

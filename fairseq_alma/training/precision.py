@@ -1,9 +1,8 @@
 """fairseq's optimizers for --fp16 and --bf16, with complete checkpoints.
 
-These include the fp32 weights and the loss scaler's state, so that training resumes, on a CPU bit for bit. No
-upstream issue known; unnecessary once fairseq's own do. The fp32 weights are one tensor per parameter
-everywhere (`hooks` sets --fp16-no-flatten-grads), so that a checkpoint does not depend on the device, and
-growth and expert parallelism find each parameter's state.
+They include the fp32 weights and the loss scaler's state. No upstream issue known; unnecessary once fairseq's
+own do. The fp32 weights are one tensor per parameter (`hooks` sets --fp16-no-flatten-grads): so a checkpoint
+does not depend on the device, and growth and expert parallelism find each parameter's state.
 """
 
 from typing import Any
@@ -13,8 +12,7 @@ from fairseq import optim
 
 from fairseq_alma.moe.expert_parallel import params_of
 
-FP32 = "fp32_weight"
-"""Key of the fp32 weight in a parameter's saved optimizer state."""
+FP32 = "fp32_weight"  # key of the fp32 weight in a parameter's saved optimizer state
 _SCALER = "scaler"
 _WINDOW = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")
 """Counters of a DynamicLossScaler that decide when it next grows its scale."""
@@ -23,8 +21,7 @@ _WINDOW = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_sin
 def replace_optimizer(trainer) -> None:
     """Turn the optimizer that fairseq's `trainer` has just built into the one of this module.
 
-    The object changes its class, because Trainer names the classes in code; the names stay the same, because
-    a checkpoint records the optimizer's name.
+    The object changes its class, as Trainer names the classes in code, and a checkpoint records the name.
     """
     optimizer = trainer.optimizer
     if type(optimizer) is optim.MemoryEfficientFP16Optimizer:
@@ -59,10 +56,7 @@ class MemoryEfficientFP16Optimizer(_SavesScaler, optim.MemoryEfficientFP16Optimi
 
 
 class FP16Optimizer(_SavesScaler, optim.FP16Optimizer):
-    """--fp16 and --bf16, with fp32 weights.
-
-    fairseq restores the fp32 weights from the half-precision ones and so loses their lower bits.
-    """
+    """--fp16 and --bf16, with fp32 weights, which fairseq restores from the half-precision ones."""
 
 
 def _add_weights(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:

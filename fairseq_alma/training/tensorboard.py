@@ -1,8 +1,6 @@
 """TensorBoard over the stages of a model: x is the number of updates since the model was new.
 
-fairseq starts every stage at step 0, unless the schedule is continuous. Here the steps of a stage follow
-those of the stage before it. After an interruption, training repeats some: TensorBoard hides what the first
-pass logged of them.
+fairseq starts every stage at step 0. TensorBoard hides the first pass of steps that a training repeats.
 """
 
 import math
@@ -37,10 +35,7 @@ class StageWriter(SummaryWriter):
 
 
 def begin(trainer) -> None:
-    """Count the updates of earlier stages and let fairseq log by `StageWriter`.
-
-    Call it after the checkpoint, if any, is loaded.
-    """
+    """Once a checkpoint is loaded: count the updates of earlier stages, let fairseq log by `StageWriter`."""
     task, previous, done = trainer.task, trainer.cfg.checkpoint.finetune_from_model, trainer.get_num_updates()
     if task.args.stage and previous and not done:  # a resumed stage has it from its checkpoint
         task.earlier_updates = updates_so_far(previous)
@@ -48,10 +43,9 @@ def begin(trainer) -> None:
 
 
 def add_evaluation(logdir: str, split: str, record: dict[str, Any], path: str | None) -> None:
-    """Add the evaluation of checkpoint `path` (None: an untrained model) on `split`.
+    """Add the `record` of `stage_record.measure` for checkpoint `path` (None: untrained) on `split`.
 
-    `record`: from `stage_record.measure`. Names and units are those of `valid`: the loss in bits per token,
-    the loss of each expert in nats.
+    Names and units are those of `valid`: the loss in bits per token, the loss of each expert in nats.
     """
     values = {"loss": record["nll"] / math.log(2), "ppl": record["perplexity"]}
     for layer, experts in record["experts"].items():

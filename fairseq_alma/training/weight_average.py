@@ -1,10 +1,8 @@
 """fairseq's --store-ema: a moving average of the weights, saved in every checkpoint.
 
-See `alma.averages` for the updates; the initial weights count nothing.
-
-Works around fairseq's own, which averages tied weights twice per update, fails on integer buffers, loses most
-updates to rounding in half precision, and starts a new stage from the previous stage's average, or fails if
-there is none. No upstream issue known; unnecessary once fairseq averages each parameter once, in fp32.
+See `alma.averages` for the updates; the initial weights count nothing. fairseq's own averages tied weights
+twice per update, fails on integer buffers, rounds in half precision, and starts a new stage from the average
+of the one before. No upstream issue known; unnecessary once fairseq averages each parameter once, in fp32.
 """
 
 import logging
@@ -22,9 +20,7 @@ logger = logging.getLogger(__name__)
 class WeightAverage(EMA):
     """The average of each parameter once, in fp32 (--ema-fp32 is implied); buffers are copied."""
 
-    def __init__(
-        self, model: torch.nn.Module, config, device=None, updates: int = 0, eta: float | None = None
-    ):
+    def __init__(self, model, config, device=None, updates: int = 0, eta: float | None = None):
         """`updates` of the average before it is restored; `eta` of a polynomial average."""
         super().__init__(model, config, device)
         self.model.float()

@@ -14,17 +14,13 @@ from pathlib import Path
 from typing import IO
 
 from alma.errors import UserError
-from slurm.engine import terminal
-from slurm.engine.forks import Fork, ForkServer
-from slurm.engine.parents import dies_with_parent
+from slurm.engine.forks import Fork, ForkServer, dies_with_parent
 
 OWN_MODULES = {"PYTHONSAFEPATH": "1"}
 """Environment of every child. Else `python -m` would first look for modules in the current folder, where a
 user may have a slurm.py."""
-GRACE_SECONDS = 10
-"""Between SIGTERM and SIGKILL."""
-_running: set[int] = set()
-"""Process ids of the children that `run` waits for."""
+GRACE_SECONDS = 10  # between SIGTERM and SIGKILL
+_running: set[int] = set()  # process ids of the children that `run` waits for
 _forks: ForkServer | None = None
 _USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")  # printed by alma.errors, or by argparse after its program
 _EXCEPTION = re.compile(r"([\w.]+(?:Error|Exception|Interrupt)\b.*)")
@@ -76,14 +72,13 @@ def run(
     which names `what`, for every other failure.
     """
     problem: re.Match[str] | None = None
-    unbuffered = {"PYTHONUNBUFFERED": "1"} if terminal.attached else {}
     # A log rather than a pipe: it stays complete if the launcher dies, and a worker that keeps a pipe open
     # cannot block the launcher.
-    with log.open("ab") as output, log.open("rb") as appended:
+    with log.open("ab") as output, log.open("rb") as appended, open(os.devnull) as nothing:
         output.write(f"\n$ {shlex.join(command)}\n".encode())
         output.flush()
         appended.seek(0, os.SEEK_END)
-        process = _start(command, (None, output, output), {**unbuffered, **(environment or {})})
+        process = _start(command, (nothing, output, output), environment or {})
         _running.add(process.pid)
         rest, ended = b"", False
         try:
@@ -91,14 +86,10 @@ def run(
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=0.1)
                 ended = process.returncode is not None  # before the last read, which then misses nothing
-                new = appended.read()
-                if terminal.attached:  # in bytes, because a debugger's prompt has no newline
-                    sys.stdout.buffer.write(new)
-                    sys.stdout.buffer.flush()
-                *lines, rest = (rest + new).split(b"\n")
+                *lines, rest = (rest + appended.read()).split(b"\n")
                 for line in filter(None, [*lines, rest] if ended else lines):
                     text = line.decode(errors="replace")
-                    problem = _USER_ERROR.match(text) or _EXCEPTION.match(text) or problem
+                    problem = last_problem(text) or problem
                     if watch:
                         watch(text)
         finally:
@@ -132,36 +123,30 @@ def ask(command: Sequence[str], what: str, text: str | None = None) -> str:
 
 
 def _start(
-    command: Sequence[str], files: tuple[IO | None, IO, IO], environment: Mapping[str, str]
+    command: Sequence[str], files: tuple[IO, IO, IO], environment: Mapping[str, str]
 ) -> subprocess.Popen | Fork:
-    """Start a child with its stdin (None: nothing, or the terminal), stdout and stderr."""
+    """Start a child with its stdin, stdout and stderr."""
     given, output, errors = files
     everything = {**os.environ, **OWN_MODULES, **environment}
     if _forks and tuple(command[:2]) == (sys.executable, "-m"):
-        with open(os.devnull) as nothing:
-            numbers = [file.fileno() for file in (given or nothing, output, errors)]
-            try:
-                return _forks.start(command[2:], numbers, everything)
-            except ConnectionError as error:
-                killed = "the process that starts the commands of a stage was killed"
-                raise StageFailed(f"{killed}; rerun the command to resume") from error
+        try:
+            return _forks.start(command[2:], [file.fileno() for file in files], everything)
+        except ConnectionError as error:
+            killed = "the process that starts the commands of a stage was killed"
+            raise StageFailed(f"{killed}; rerun the command to resume") from error
     return subprocess.Popen(
         command,
-        stdin=given or (None if terminal.attached else subprocess.DEVNULL),
+        stdin=given,
         stdout=output,
         stderr=errors,
-        # Only the launcher's own group may read the terminal.
-        process_group=None if terminal.attached else 0,
+        process_group=0,  # Ctrl-C is for the launcher
         preexec_fn=dies_with_parent(),
         env=everything,
     )
 
 
 def save(seconds: float = 0) -> None:
-    """Signal running trainings to save and exit; wait for them up to `seconds`.
-
-    Safe to call from a signal handler while `run` waits.
-    """
+    """Signal running trainings, also from a signal handler, to save and exit; wait up to `seconds`."""
     pids = list(_running)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -202,12 +187,10 @@ def last_problem(output: str) -> re.Match[str] | None:
 
 def _stop(process: subprocess.Popen | Fork) -> None:
     """End the child if it is running, and workers that outlived it."""
-    send = os.kill if terminal.attached else os.killpg  # at the terminal it has no process group of its own
     with contextlib.suppress(ProcessLookupError):
         if process.poll() is None:
-            send(process.pid, signal.SIGTERM)
+            os.killpg(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
-        if process.poll() is None or not terminal.attached:
-            send(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()

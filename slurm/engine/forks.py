@@ -12,6 +12,7 @@ launcher its process id, waits for it and sends the exit code. Each dies with th
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -24,9 +25,26 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from slurm.engine.parents import dies_with_parent
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>: the signal that a process gets when its parent ends
+
+
+def dies_with_parent() -> Callable[[], None]:
+    """A function that a child of this process calls first: the kernel then kills it when this process ends.
+
+    If the launcher is killed (SIGKILL, out of memory), its lock is released and another launcher may start
+    the same stage. An orphaned training would then write the same checkpoints.
+    """
+    # prctl is looked up before the fork: few calls are safe between fork and exec.
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def first() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent died before the call above
+            os._exit(1)
+
+    return first
 
 
 class ForkServer:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from alma.errors import UserError
 from slurm.engine import children
-from slurm.engine.parents import PR_SET_PDEATHSIG
+from slurm.engine.forks import PR_SET_PDEATHSIG
 
 SAVING_SECONDS = 90  # for a training to finish its update and write its checkpoint
 _REQUEUE_SECONDS = 600
@@ -23,27 +23,18 @@ _REQUEUE_SECONDS = 600
 class Job(ABC):
     """Restartable work for one SLURM job, complete once its `marker` exists.
 
-    submitit pickles it, so it holds settings and directories but no checkpoint: every start looks for the
-    newest one itself.
+    submitit pickles it, so it holds no checkpoint: every start looks for the newest one itself.
     """
 
-    run: Path
-    """Directory whose jobs.json lists the job."""
-    name: str
-    """Unique within `run`; shown to people."""
-    kind: str
-    """One of those of `SubmittedJob`."""
-    array: str
-    """SLURM name of the array job that this job is an element of."""
+    run: Path  # its jobs.json lists the job
+    name: str  # unique within `run`; shown to people
+    kind: str  # one of those of `SubmittedJob`
+    array: str  # SLURM name of the array job that this job is an element of
     directory: Path
-    marker: Path
-    """File that is written last."""
-    needs: tuple[Path, ...] = ()
-    """Markers of the jobs that must be complete before this one starts."""
-    updates: int | None = None
-    """Of a training; None: not a training, or without a limit."""
-    alone: bool = False
-    """Whether it runs as one process, on at most one GPU."""
+    marker: Path  # the file that is written last
+    needs: tuple[Path, ...] = ()  # markers of the jobs that must be complete before this one starts
+    updates: int | None = None  # of a training; None: not a training, or without a limit
+    alone: bool = False  # whether it runs as one process, on at most one GPU
 
     @property
     def done(self) -> bool:

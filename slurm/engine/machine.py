@@ -16,8 +16,7 @@ class Machine:
 
     gpus: tuple[int, ...]
     memory: int | None
-    tasks: int | None = None
-    """Tasks of the SLURM job; None: this machine."""
+    tasks: int | None = None  # of the SLURM job; None: this machine
 
     @classmethod
     def here(cls) -> "Machine":
@@ -30,10 +29,8 @@ class Machine:
     def slot(self, jobs: int, on_cpu: bool) -> "Machine":
         """The equal share of each of `jobs` concurrent trainings. Raises UserError if GPUs are too few."""
         if 0 < (gpus := len(self.gpus)) < jobs and not on_cpu:
-            raise UserError(
-                f"--jobs {jobs}: GPUs on this machine: {gpus}, and each training needs at least one of its "
-                f"own: give --jobs {gpus} or fewer, or --cpu after the `--`"
-            )
+            need = f"GPUs on this machine: {gpus}, and each training needs at least one of its own"
+            raise UserError(f"--jobs {jobs}: {need}: give --jobs {gpus} or fewer, or --cpu after the `--`")
         return Machine(self.gpus[: gpus // jobs], None if self.memory is None else self.memory // jobs)
 
 

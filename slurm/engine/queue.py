@@ -21,7 +21,6 @@ MOVING = ("waiting", "queued", "requeued", "running")
 BAD = ("failed", "cancelled", "lost", "never submitted", "stopped")
 """States that a job does not leave by itself, the most telling first."""
 _CHILD_LOGS = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
-_TAIL_BYTES = 256 * 1024
 _BY_SLURM = re.compile(r"^(?:srun|slurmstepd\S*|\S*slurm_script): (?:error: |fatal: )?(.+)", re.MULTILINE)
 """Lines that report the failure of a task, but its cause only if none of its processes says more."""
 _CONSEQUENCE = re.compile(r"Exited with|Terminat|Killed|\*\*\*|Job step aborted")  # of a failure elsewhere
@@ -36,16 +35,12 @@ class SubmittedJob(msgspec.Struct, kw_only=True, eq=False):
     run: Path = Path()
     name: _Text
     kind: _Text  # untrained, train, evaluate, sweep, data_prep; run: a whole local run
-    marker: Path
-    """File that exists once the job is complete."""
-    updates: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Of a whole training."""
+    marker: Path  # exists once the job is complete
+    updates: Annotated[int, msgspec.Meta(ge=0)] | None = None  # of a whole training
     job_id: _JobId | None = msgspec.field(default=None, name="job")
     """In SLURM, such as 7 or 7_1; None: it was complete at launch, or sbatch refused it."""
-    log: Path | None = None
-    """Output of the SLURM job."""
-    needs: tuple[Path, ...] = ()
-    """Markers of the jobs, also of other runs, that must be complete before this one starts."""
+    log: Path | None = None  # output of the SLURM job
+    needs: tuple[Path, ...] = ()  # markers of the jobs, also of other runs, that it waits for
 
     @property
     def done(self) -> bool:
@@ -66,14 +61,10 @@ class JobStatus:
     job: SubmittedJob
     state: str  # one of MOVING, "done" or one of BAD
     node: str = ""
-    why: str = ""
-    """The error, or what a queued job waits for."""
-    log: Path | None = None
-    """File with that error, if any."""
-    root: "JobStatus | None" = None
-    """The failed job that cancelled this one."""
-    held: bool = False
-    """Whether SLURM starts it only once somebody releases it."""
+    why: str = ""  # the error, or what a queued job waits for
+    log: Path | None = None  # with that error, if any
+    root: "JobStatus | None" = None  # the failed job that cancelled this one
+    held: bool = False  # whether SLURM starts it only once somebody releases it
 
     def __str__(self) -> str:
         job = self.job
@@ -156,8 +147,7 @@ def look(runs: Sequence[Path]) -> list[JobStatus]:
 def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterator[list[JobStatus]]:
     """Yield `look(runs)` every `seconds` until all are done or none is moving.
 
-    Retries while SLURM does not answer, for example during a restart of its controller. Without `patient`, a
-    first look without an answer raises NoAnswer.
+    Retries while SLURM does not answer; without `patient`, a first look without an answer raises NoAnswer.
     """
     still = silent = False
     while True:
@@ -180,10 +170,7 @@ def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterat
 
 
 def wait(runs: Sequence[Path], seconds: float = 5.0) -> list[JobStatus]:
-    """Wait until all jobs are done or none is moving; return those in a state of BAD.
-
-    Prints a line for each change, and for each job that is held.
-    """
+    """Wait until all jobs are done or none is moving, printing changes; return those in a state of BAD."""
     before: dict[Path, JobStatus] = {}
     seen: list[JobStatus] = []
     for seen in watch(runs, seconds):
@@ -208,7 +195,7 @@ def tail(log: Path) -> str:
     """The last 256 KiB of a log; empty if there is none."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 256 * 1024))
             return file.read().decode(errors="replace")
     except OSError:
         return ""

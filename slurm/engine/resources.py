@@ -31,9 +31,7 @@ class Resources:
     partition: str | None = option(None, "partition to submit to", metavar="NAME")
     nodes: int = option(1, "nodes; their GPUs train together", at_least=1)
     gpus_per_node: int = option(8, "GPUs per node; 0: none")
-    tasks_per_node: int = option(
-        1, "processes that SLURM starts per node; 1: fairseq starts one for each GPU", at_least=1
-    )
+    tasks_per_node: int = option(1, "processes per node; 1: fairseq starts one for each GPU", at_least=1)
     cpus_per_task: int | None = option(None, "CPU cores per task; 0: the cluster's default")
     mem_gb: int | None = option(None, "memory per node in GB; 0: the cluster's default")
     timeout_min: int = option(
@@ -44,8 +42,7 @@ class Resources:
         "another option of sbatch by its long name, such as account=nlp or exclusive; may repeat",
         metavar="KEY[=VALUE]",
     )
-    mem_gb_alone: int | None = None
-    """Memory in GB of a job of one process; None: its share of `mem_gb`."""
+    mem_gb_alone: int | None = None  # memory in GB of a job of one process; None: its share of `mem_gb`
 
     def __post_init__(self):
         check_ranges(self)
@@ -58,10 +55,8 @@ class Resources:
             if key == "signal" and not str(value).startswith("USR2@"):
                 raise UserError(f"{words}: jobs save on USR2: give the seconds as signal=USR2@300")
         if self.gpus_per_node and self.tasks_per_node not in (1, self.gpus_per_node):
-            raise UserError(
-                f"--tasks-per-node {self.tasks_per_node}, but --gpus-per-node {self.gpus_per_node}: give as "
-                "many tasks as GPUs, or one, or --gpus-per-node 0"
-            )
+            both = f"--tasks-per-node {self.tasks_per_node}, but --gpus-per-node {self.gpus_per_node}"
+            raise UserError(f"{both}: give as many tasks as GPUs, or one, or --gpus-per-node 0")
 
     @property
     def passed(self) -> dict[str, str | bool]:
@@ -98,18 +93,13 @@ class Resources:
         }
 
     def script(
-        self,
-        command: str,
-        folder: Path,
-        name: str,
-        dependency: str | None = None,
-        elements: int | None = None,
+        self, command: str, folder: Path, name: str, dependency: str | None = None, count: int | None = None
     ) -> str:
-        """The input of sbatch as submitit makes it; `elements` of an array, whose logs go to `folder`."""
+        """The input of sbatch as submitit makes it; `count`: of an array, whose logs go to `folder`."""
         from submitit.slurm.slurm import _make_sbatch_string
 
         options = self.parameters(name, dependency)
-        return _make_sbatch_string(command, folder, map_count=elements, **options)
+        return _make_sbatch_string(command, folder, map_count=count, **options)
 
     def machine(self) -> Machine:
         """The machine of a training: its GPUs, of unknown size, and its memory if it is given."""
@@ -134,10 +124,8 @@ WAIT = "with --cluster slurm: wait until all jobs have ended; exit with 1 if one
 
 def add_cluster(group: argparse._ArgumentGroup, *places: str) -> None:
     """Add --cluster with the choices `places`, the first of which is the default."""
-    debug = "debug: here, with training attached to the terminal, so that breakpoint() works (one GPU); "
-    text = f"where to run; local: on this machine; {debug * ('debug' in places)}slurm: as SLURM jobs"
-    help_text = f"{text} (default: {places[0]})"
-    group.add_argument("--cluster", choices=places, default=places[0], help=help_text)
+    text = f"where to run; local: on this machine; slurm: as SLURM jobs (default: {places[0]})"
+    group.add_argument("--cluster", choices=places, default=places[0], help=text)
 
 
 def add_flags(parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: str = "training") -> None:

@@ -26,13 +26,11 @@ class NoAnswer(UserError):
 
 @dataclass(frozen=True)
 class JobState:
-    word: str
-    """Such as PENDING or NODE_FAIL."""
+    word: str  # such as PENDING or NODE_FAIL
     node: str = ""
     restarts: int = 0
     reason: str = ""
-    waits_for: frozenset[str] = frozenset()
-    """Ids of the jobs that must end before it starts."""
+    waits_for: frozenset[str] = frozenset()  # ids of the jobs that must end before it starts
 
     @property
     def running(self) -> bool:
@@ -119,11 +117,9 @@ def call(program: str, *arguments: str, text: str | None = None) -> subprocess.C
     """Run a program of SLURM with the input `text`. UserError: it is missing; NoAnswer: after a timeout."""
     command, limit = [program, *arguments], _ANSWER_SECONDS
     with clean_environment():
-        environment = {**os.environ, "SLURM_BITSTR_LEN": "0"}
+        env = {**os.environ, "SLURM_BITSTR_LEN": "0"}
     try:
-        return subprocess.run(
-            command, input=text, env=environment, capture_output=True, text=True, timeout=limit
-        )
+        return subprocess.run(command, input=text, env=env, capture_output=True, text=True, timeout=limit)
     except FileNotFoundError:
         raise UserError(f"no SLURM here (no {program}): run this on a machine of the cluster") from None
     except subprocess.TimeoutExpired:

@@ -25,13 +25,8 @@ from slurm.engine.squeue import call, clean_environment, largest_array, scancel
 from slurm.engine.terminal import say
 
 LOGS = "slurm_jobs"
-_MAX_REQUEUES = 10  # after time-outs
 _PYTHON = f"{shlex.quote(sys.executable)} -P"  # without modules of the current folder, such as a slurm.py
-_TRANSIENT = (
-    "Requested nodes are busy",
-    "Required node not available",
-    "Requested node configuration is not available",
-)
+_TRANSIENT = ("nodes are busy", "node not available", "node configuration is not available")
 Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
 """(name, jobs, resources, dependency) -> the id of each job: one SLURM job, or one array of several."""
 
@@ -39,8 +34,7 @@ Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
 def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
     """Jobs of `runs` that SLURM has and that can still run. Raises UserError and NoAnswer as `ask` does.
 
-    Cancels jobs that need a job of these runs which is neither complete nor queued. SLURM would start those
-    that need a cancelled element of an array.
+    Cancels those that need a job of these runs which is neither complete nor queued: SLURM might start them.
     """
     live = {job.marker.resolve(): job for job in queue.live_jobs(list(filter(queue.on_cluster, runs)))}
     folders, stuck = [run.resolve() for run in runs], []
@@ -56,10 +50,7 @@ def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
 
 
 def launch(jobs: Sequence[Job], wanted: Resources, folder: Path, busy: Sequence[SubmittedJob]) -> None:
-    """Submit the jobs that are neither complete nor `busy` in the queue; write jobs.json of each run.
-
-    folder: of their logs.
-    """
+    """Submit the jobs that are neither complete nor `busy`, logging to `folder`; write their jobs.json."""
     if busy:
         say(f"{len(busy)} jobs are already in the queue, among them {busy[0].run} {busy[0].name}")
     ids = {job.marker: str(job.job_id) for job in busy}
@@ -142,7 +133,7 @@ def to_slurm(folder: Path, remedy: str = "--dry-run shows its input") -> Submit:
 
     def send(name: str, jobs: Sequence[Job], resources: Resources, dependency: str | None) -> list[str]:
         try:
-            executor = SlurmExecutor(folder / "%j", _MAX_REQUEUES, python=_PYTHON)
+            executor = SlurmExecutor(folder / "%j", max_num_timeout=10, python=_PYTHON)
             executor.update_parameters(**resources.parameters(name, dependency))
             # A job starts with the environment of sbatch. On errors submitit prints what it raises.
             with clean_environment(), contextlib.redirect_stderr(io.StringIO()):

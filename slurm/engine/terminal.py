@@ -1,13 +1,10 @@
-"""The terminal: messages beside progress bars, and whether a child process is attached to it."""
+"""The terminal: messages beside progress bars."""
 
 import sys
 
 from tqdm import tqdm
 
 tqdm.monitor_interval = 0  # no helper thread: forking a process that has threads is unsafe
-
-attached = False
-"""Whether children are attached to the terminal: they read from it, and their output is copied to it."""
 
 
 def say(message: str) -> None:

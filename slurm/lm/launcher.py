@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from alma.errors import UserError, interrupt
-from slurm.engine import children, resources, submission, terminal
+from slurm.engine import children, resources, submission
 from slurm.engine.machine import Machine
 from slurm.lm.announce import announce
 from slurm.lm.checks import check, count_megabatches
@@ -31,8 +31,6 @@ def start(words: Sequence[str], options: argparse.Namespace) -> None:
     wanted, jobs, on_slurm = resources.read(options), options.jobs or 1, options.cluster == "slurm"
     if options.megabatches and not options.dry_run:
         raise UserError("--megabatches plans without a stream: add --dry-run, or leave it out")
-    if options.cluster == "debug" and jobs > 1:
-        raise UserError(f"--jobs {jobs}: debug attaches one training to the terminal: leave it out")
     requests = read_requests(words, options)
     for request in requests:
         if not options.megabatches and not any(map(os.path.exists, request.stream.split(":"))):
@@ -69,6 +67,5 @@ def start(words: Sequence[str], options: argparse.Namespace) -> None:
             submission.check(wanted)
             launch_on_slurm(plans, wanted, options.wait)
         elif not options.dry_run:
-            terminal.attached = options.cluster == "debug"
             launch_here(plans, jobs)
             print("compare runs with:", shlex.join(["alma", "report", *(str(plan.out) for plan in plans)]))

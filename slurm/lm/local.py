@@ -14,7 +14,7 @@ from tqdm import tqdm
 from alma.files import holder, locked, make_directory
 from alma.records import Run
 from alma.stages import stages
-from slurm.engine import children, terminal
+from slurm.engine import children
 from slurm.engine.machine import devices
 from slurm.engine.queue import JobStatus, SubmittedJob, tail
 from slurm.engine.terminal import say
@@ -110,9 +110,9 @@ class TrainingProgress(AbstractContextManager):
         self.updates: dict[Path, int] = {}  # of each training
         self.skipped = 0  # updates of an earlier launch, which took no time in this one
         self.began = time.monotonic()
-        off = terminal.attached or None  # None: off without a terminal
-        # smoothing=0: the average speed, with start-ups and evaluations, predicts the end of all trainings
-        self.bar = tqdm(total=self.total, unit="update", dynamic_ncols=True, smoothing=0, disable=off)
+        # smoothing=0: the average speed, with start-ups and evaluations, predicts the end of all trainings;
+        # disable=None: off without a terminal
+        self.bar = tqdm(total=self.total, unit="update", dynamic_ncols=True, smoothing=0, disable=None)
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()

@@ -74,7 +74,7 @@ def parser() -> Parser:
     group = made.add_argument_group("growth", f"How experts are added between stages; for {growing}.")
     add_options(group, growth)
     group = made.add_argument_group("where to run")
-    resources.add_cluster(group, "local", "debug", "slurm")
+    resources.add_cluster(group, "local", "slurm")
     jobs = "with --cluster local: trainings or evaluations at a time; the GPUs are divided (default: 1)"
     group.add_argument("--jobs", type=count, metavar="N", help=jobs)
     group.add_argument("--wait", action="store_true", help=resources.WAIT)

@@ -1,7 +1,4 @@
-"""Submit a sweep of image runs as one SLURM array, several runs in each job: `alma images --cluster slurm`.
-
-Rerun the command to submit what is neither complete nor queued.
-"""
+"""Submit a sweep of image runs as one SLURM array, several in each job: `alma images --cluster slurm`."""
 
 import shlex
 import signal
@@ -67,10 +64,8 @@ def main() -> None:
     with patiently_locked(folder.parent):  # else two launches could both find an empty queue
         busy = submission.in_queue([out])
         if foreign := [job for job in busy if job.marker not in {part.marker for part in sweep}]:
-            raise UserError(
-                f"{out}: {foreign[0].name} (job id {foreign[0].job_id}) of another launch is in the queue: "
-                f"wait, or cancel it with: alma cancel {shlex.quote(str(out))}"
-            )
+            what = f"{foreign[0].name} (job id {foreign[0].job_id}) of another launch is in the queue"
+            raise UserError(f"{out}: {what}: wait, or cancel it with: alma cancel {shlex.quote(str(out))}")
         submission.launch(sweep, wanted, folder, busy)
     if problems := submission.follow([out], options.wait):
         raise children.StageFailed("; ".join(map(str, problems)))

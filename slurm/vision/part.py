@@ -22,10 +22,8 @@ class PartJob(Job):
     """One element of the array: every N-th run of the sweep, for N parts."""
 
     flags: tuple[str, ...]
-    part: str
-    """K/N, the value of --part."""
-    runs: tuple[str, ...]
-    """Its run directories, as `alma images --list` names them."""
+    part: str  # K/N, the value of --part
+    runs: tuple[str, ...]  # its run directories, as `alma images --list` names them
     cpus: int
 
     def work(self) -> None:
@@ -47,16 +45,14 @@ class PartJob(Job):
 
 
 def parts(flags: Sequence[str], runs_per_job: int, cpus: int) -> list[PartJob]:
-    """Split a sweep into parts. Raises UserError if `alma images` refuses the flags.
-
-    The markers of other flags, or of an experiment that has changed, have other names.
-    """
+    """Split a sweep into parts. Raises UserError if `alma images` refuses the flags."""
     outs = children.ask([*_IMAGES, *flags, "--list"], "listing the runs").splitlines()
     out = Path(outs[0] if len(outs) == 1 else os.path.dirname(outs[0])).resolve()
     count = -(-len(outs) // runs_per_job)
     experiments = [Path(flag) for flag in flags if flag.endswith(".yaml")]
     files = [path for one in experiments for path in (one, *one.parent.glob("sizes.yaml"))]
     content = json.dumps([*flags, *outs, *(path.read_text() for path in files)])
+    # Other flags, or an experiment that has changed, have other markers.
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     return [
         PartJob(

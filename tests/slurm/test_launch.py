@@ -192,8 +192,7 @@ CHECKED = "checking the flags of fairseq-train\nerror: "
         ("--cluster slurm --jobs 1", "error: --jobs: not with --cluster slurm, only on this machine"),
         ("--cluster slurm", "error: no SLURM here"),
         ("--partition high --wait", "error: --partition, --wait: only with --cluster slurm"),
-        ("--cluster debug --jobs 2", "error: --jobs 2: debug attaches one training to the terminal"),
-        ("--mem-gb 8 --cluster debug", "error: --mem-gb: only with --cluster slurm"),
+        ("--mem-gb 8 --cluster local", "error: --mem-gb: only with --cluster slurm"),
         ("--megabatches 4", "error: --megabatches plans without a stream: add --dry-run"),
     ],
 )

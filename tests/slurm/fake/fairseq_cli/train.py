@@ -1,8 +1,7 @@
 """Stand-in for fairseq-train: a model is a number, an update hashes and saves it.
 
-FAKE_CRASH=stage:update:how: fail there; `how` is `user`, `python` or `kill`, or `breakpoint`, which
-does not fail. FAKE_SLEEP: seconds per update. FAKE_PIDS: file for the process id. SIGUSR1 ends it after the
-current update, to be run again.
+FAKE_CRASH=stage:update:how: fail there; `how` is `user`, `python` or `kill`. FAKE_SLEEP: seconds per update.
+FAKE_PIDS: file for the process id. SIGUSR1 ends it after the current update, to be run again.
 """
 
 import argparse
@@ -39,9 +38,6 @@ def crash(how: str) -> None:
         sys.exit(2)
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if how == "breakpoint":
-        breakpoint()
-        return
     raise RuntimeError("CUDA error: out of luck")
 
 
