@@ -93,6 +93,14 @@ class TextOptions(StreamOptions):
     from_scratch: bool = option(
         False, "train a new model in each stage, instead of the one of the stage before", record=CHANGED
     )
+    init: str | None = option(
+        None,
+        "start stage 0 from this model, or every stage with --from-scratch: a checkpoint, or a folder of "
+        "Hugging Face with a model of the GPT-2 family; t = 0 is that model (docs/trainers.md)",
+        metavar="MODEL",
+        record=CHANGED,
+        passed=True,
+    )
     schedule: str = option(
         SCHEDULES[0],
         "stage: optimizer and learning rate start anew with every stage, as in the paper; others: they go on "

@@ -8,6 +8,7 @@ Shapes: B batch, T time, S = B * T tokens, K tokens of a chunk, D features, V vo
 features of all members are concatenated, and D is the sum of theirs.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,11 @@ from torch import Tensor, nn
 from alma.errors import UserError
 from fairseq_alma.defaults import flag
 from fairseq_alma.ensemble import EnsembleDecoder
+from fairseq_alma.gpt2 import unused
 from fairseq_alma.moe.dispatchers import as_autocast
+
+Settings = tuple[int, int, Sequence[int]]
+"""The id of padding, the tokens of a chunk, and the ids without a probability."""
 
 
 @dataclass
@@ -47,6 +52,7 @@ class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
         if loss_chunk_tokens < 1:
             raise UserError("--loss-chunk-tokens must be 1 or more")
         self.chunk = loss_chunk_tokens
+        self.unused = unused(task.args.end_token)
         self.nll: Tensor
 
     def forward(self, model, sample, reduce: bool = True):
@@ -64,6 +70,7 @@ class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
             target.reshape(-1),
             self.padding_idx,
             self.chunk,
+            self.unused,
         )
         self.nll = nll.view(target.shape)
         loss = loss if reduce else nll
@@ -88,18 +95,24 @@ def output_weights(decoder: nn.Module) -> list[Tensor]:
 
 
 def chunked_nll(
-    features: Tensor, weights: Sequence[Tensor], target: Tensor, pad: int, chunk: int
+    features: Tensor,
+    weights: Sequence[Tensor],
+    target: Tensor,
+    pad: int,
+    chunk: int,
+    unused: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """Negative log-likelihood of `target` (S,) in nats, fp32: the sum, and per token without gradient.
 
     The logits are features (S, D) times weights (V, D). Several weights share the features' columns in order,
-    and their logits are added up. Logits exist for at most `chunk` tokens at a time.
+    and their logits are added up. Logits exist for at most `chunk` tokens at a time. The ids `unused` have no
+    probability.
     """
     features, *weights = as_autocast(features, *weights)  # once, not in every operation
     with torch.autocast(features.device.type, enabled=False):
         if torch.is_grad_enabled():
-            return _ChunkedNLL.apply(features, target, pad, chunk, *weights)
-        nll, _ = _run(features, weights, target, pad, chunk)
+            return _ChunkedNLL.apply(features, target, (pad, chunk, unused), *weights)
+        nll, _ = _run(features, weights, target, (pad, chunk, unused))
     return nll.sum(), nll
 
 
@@ -111,10 +124,10 @@ class _ChunkedNLL(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, features: Tensor, target: Tensor, pad: int, chunk: int, *weights: Tensor):
-        ctx.pad, ctx.chunk, ctx.later = pad, chunk, features.dtype == torch.float16
+    def forward(ctx, features: Tensor, target: Tensor, settings: Settings, *weights: Tensor):
+        ctx.settings, ctx.later = settings, features.dtype == torch.float16
         scale = None if ctx.later else torch.ones((), device=features.device)
-        nll, grads = _run(features, weights, target, pad, chunk, scale)
+        nll, grads = _run(features, weights, target, settings, scale)
         ctx.save_for_backward(*((features, target, *weights) if ctx.later else grads))
         ctx.mark_non_differentiable(nll)
         return nll.sum(), nll
@@ -123,26 +136,26 @@ class _ChunkedNLL(torch.autograd.Function):
     def backward(ctx, grad_loss: Tensor, _):
         if ctx.later:
             features, target, *weights = ctx.saved_tensors
-            _, grads = _run(features, weights, target, ctx.pad, ctx.chunk, grad_loss)
+            _, grads = _run(features, weights, target, ctx.settings, grad_loss)
         else:
             grads = [grad.mul_(grad_loss) for grad in ctx.saved_tensors]  # in place: backward runs once
         by_features, *by_weights = grads  # autograd casts the weights' gradients from fp32
-        return by_features, None, None, None, *by_weights
+        return by_features, None, None, *by_weights
 
 
 def _run(
     features: Tensor,
     weights: Sequence[Tensor],
     target: Tensor,
-    pad: int,
-    chunk: int,
+    settings: Settings,
     scale: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss of each token, (S,) fp32, and, with a `scale`, the scaled gradients of the sum.
 
     The first gradient is by the features (S, D), in their dtype; the others by the weights (V, D), in fp32.
     """
-    nll = torch.zeros(len(target), device=target.device)
+    pad, chunk, unused = settings
+    nll, never = torch.zeros(len(target), device=target.device), target.new_tensor(unused)
     memory = features.new_empty(min(chunk, len(target)), len(weights[0]))  # for the logits of each chunk
     by_features, by_weights = torch.zeros_like(features), []
     if scale is not None:
@@ -154,6 +167,7 @@ def _run(
         logits = torch.mm(parts[0], weights[0].t(), out=memory[: len(rows)])
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             logits.addmm_(part, weight.t())
+        logits.index_fill_(1, never, -math.inf)
         if logits.dtype == torch.float32:
             log_probs = torch.log_softmax(logits, dim=-1, out=logits)
         else:
