@@ -18,7 +18,6 @@ from fairseq.tasks import TASK_REGISTRY
 from alma.errors import UserError, closest, hint
 from alma.options import flag_of, flag_words
 from fairseq_alma import defaults, initial
-from fairseq_alma.checkpoint import PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,6 @@ def parse(
     of_model: dict[str, Any] = {}
     if training and (model := _last_value(words, "--init", "")):
         of_model, weights = initial.read(model)
-        embeddings = len(weights[f"{PREFIX}embed_tokens.weight"])
         theirs = itertools.chain.from_iterable(itertools.starmap(flag_words, of_model.items()))
         words = [*theirs, *words]  # the last of repeated flags counts
     schedule = _last_value(words, "--schedule", "stage")
@@ -100,7 +98,7 @@ def parse(
     if training:
         _check_flags(parser, args, given)
         if of_model:
-            initial.check(args, of_model, embeddings)
+            initial.check(args, of_model, len(weights["embed_tokens.weight"]))
         _check_blocks(args)
         _check_model(args)
         _fill_schedule(args, given, scheduler)

@@ -82,13 +82,15 @@ def main() -> None:
     from fairseq_alma.hugging_face import export
 
     if is_run and tokenizer is None:
-        data = Path(memory_map(path)["cfg"]["task"]["data"])
+        task = memory_map(path)["cfg"]["task"]
+        data = Path(task["data"])
         if not data.is_dir():
             raise UserError(f"{data}: the stream of {options.model} is not here; give it as --tokenizer")
-        known = (data / "tokenizer.model", data / "vocab.bpe")  # a model's own tokenizer is that model's
-        tokenizer = data if is_stream(data) and any(map(Path.is_file, known)) else None
-    export(path, options.out, tokenizer, chosen or "trained")
-    print(f"{options.out}: load it with AutoModelForCausalLM.from_pretrained(…, trust_remote_code=True)")
+        known = ["tokenizer.model", "vocab.bpe"]
+        known += ["tokenizer.json", "vocab.json"] * (task.get("end_token", -1) >= 0)  # with that model's ids
+        tokenizer = data if is_stream(data) and any((data / name).is_file() for name in known) else None
+    remote = ", trust_remote_code=True" * export(path, options.out, tokenizer, chosen or "trained")
+    print(f"{options.out}: load it with AutoModelForCausalLM.from_pretrained(…{remote})")
 
 
 if __name__ == "__main__":

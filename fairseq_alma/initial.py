@@ -1,11 +1,10 @@
 """The model that a run starts from (`--init`): a checkpoint of a language model, or a folder of Hugging Face.
 
-A folder has a config.json of the GPT-2 family and its weights as safetensors; transformers is not needed.
+A folder has a config.json of the GPT-2 family, and its weights as safetensors; transformers is not needed.
 """
 
 import hashlib
 import json
-import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -27,118 +26,103 @@ _OF_MODEL += ("decoder_input_dim", "decoder_output_dim", "decoder_ffn_embed_dim"
 _OF_MODEL += ("decoder_normalize_before", "no_decoder_final_norm", "no_token_positional_embeddings")
 _OF_MODEL += ("no_scale_embedding", "layernorm_embedding", "share_decoder_input_output_embed")
 _OF_MODEL += ("activation_fn", "moe_freq", "moe_expert_count")
-_TOKENIZERS = ("tokenizer.json", "vocab.json")
-_SAVE = "save the model there by its save_pretrained"
+_BAD = (OSError, LookupError, TypeError, json.JSONDecodeError, SafetensorError)
+"""What a folder that is damaged or not whole raises."""
 
 
 def read(model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The values of fairseq-train's flags that the architecture of `model` has, and fairseq's state dict.
-
-    UserError: missing, damaged, or of another architecture.
-    """
-    if os.path.isdir(model):
-        flags, state = _read_folder(Path(model))
+    """The flags of fairseq-train that `model` determines, with their values, and fairseq's weights, without
+    PREFIX. UserError: missing, damaged, or of another architecture."""
+    folder, files = Path(model), [Path(model)]
+    if not folder.is_dir():
+        flags, state = _of_checkpoint(model)
     else:
-        flags, state = _read_checkpoint(model)
-    sums = "".join(map(sha256_file, _files(model)))
-    return flags | {"--init-sha256": hashlib.sha256(sums.encode()).hexdigest()}, state
+        try:
+            index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
+            if index.is_file():
+                names = set(json.loads(index.read_bytes())["weight_map"].values())
+            flags = gpt2.flags_of(json.loads((folder / "config.json").read_bytes()))
+            files = [folder / name for name in sorted(names)]
+            weights = {name: value for file in files for name, value in load_file(file).items()}
+            state = gpt2.from_gpt2(weights, flags)
+        except _BAD as error:
+            why = f"not a whole model of Hugging Face ({type(error).__name__}: {error})"
+            raise UserError(f"{folder}: {why}: save it again by its save_pretrained") from error
+        except ValueError as error:
+            raise UserError(f"{folder}: {error}") from error
+    sums = "".join(map(sha256_file, files))
+    return {**flags, "--init-sha256": hashlib.sha256(sums.encode()).hexdigest()}, state
 
 
-def _files(model: str) -> list[Path]:
-    """The files of the weights."""
-    folder = Path(model)
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return [folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
-    return [folder / "model.safetensors"] if folder.is_dir() else [folder]
-
-
-def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    try:
-        flags = gpt2.flags_of(json.loads((folder / "config.json").read_bytes()))
-        weights: dict[str, Tensor] = {}
-        for path in _files(str(folder)):
-            weights |= load_file(path)
-        return flags, gpt2.from_gpt2(weights, flags)
-    except FileNotFoundError as error:
-        raise UserError(f"{error.filename or error}: no such file: {_SAVE}") from error
-    except LookupError as error:
-        raise UserError(f"{folder}: it lacks {error}: {_SAVE}") from error
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise UserError(f"{folder}: {error}") from error
-
-
-def _read_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _of_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     (checkpoint,) = memory_map_members([path])
     with reading(path):
-        options, task, state = checkpoint["cfg"]["model"], checkpoint["cfg"]["task"], checkpoint["model"]
-        flags = {flag_of(name): options[name] for name in _OF_MODEL if options.get(name) is not None}
-        positions = state.get(f"{PREFIX}embed_positions.weight")
+        options, task = checkpoint["cfg"]["model"], checkpoint["cfg"]["task"]
+        state = {name.removeprefix(PREFIX): value for name, value in checkpoint["model"].items()}
+        flags: dict[str, Any] = {"--arch": "switch_gmoe" if "moe_freq" in options else "transformer_lm"}
+        flags |= {flag_of(name): options[name] for name in _OF_MODEL if options.get(name) is not None}
         longest = options.get("max_target_positions") or task["tokens_per_sample"]
-        flags["--max-target-positions"] = longest if positions is None else len(positions) - gpt2.EOS
-        flags["--end-token"] = task.get("end_token", -1)
-        arch = "switch_gmoe" if "--moe-freq" in flags else "transformer_lm"
-    return {"--arch": arch, **flags}, state
+        positions = state.get("embed_positions.weight", range(longest + gpt2.EOS))
+        flags |= {
+            "--max-target-positions": len(positions) - gpt2.EOS,
+            "--end-token": task.get("end_token", -1),
+        }
+    return flags, state
 
 
-def check(args: Namespace, flags: dict[str, Any], tokens: int) -> None:
-    """UserError: the command line or its stream contradicts the model of --init.
+def check(args: Namespace, flags: dict[str, Any], rows: int) -> None:
+    """UserError: a command line or its stream contradicts its --init, of which `read` gave `flags`.
 
-    `flags`: as `read` gives them; `tokens`: rows of the model's embeddings.
+    `rows`: of fairseq's embeddings.
     """
-    model = args.init
+    model, positions = args.init, flags["--max-target-positions"]
     for flag, value in flags.items():
         given = getattr(args, flag[2:].replace("-", "_"), None)
         grown = flag == "--moe-expert-count" and args.finetune_from_model
-        if given != value and flag != "--arch" and not grown:
-            raise UserError(f"{flag} {given}: {model} has {value}; give that model's, or leave the flag out")
-    if args.tokens_per_sample > (positions := flags["--max-target-positions"]):
-        raise UserError(
-            f"--tokens-per-sample {args.tokens_per_sample}: {model} has {positions} positions: give "
-            f"--tokens-per-sample {positions} or less"
-        )
+        if given != value and (given or value) and flag != "--arch" and not grown:  # None: off
+            raise UserError(f"{flag} {given}: {model} has {value}: leave the flag out, or give its model")
+    if args.tokens_per_sample > positions:
+        less = f"{model} has {positions} positions: give --tokens-per-sample {positions} or less"
+        raise UserError(f"--tokens-per-sample {args.tokens_per_sample}: {less}")
     if args.ddp_backend == "fully_sharded" or args.criterion == "label_smoothed_cross_entropy":
         raise UserError("--init: not with --ddp-backend fully_sharded or label_smoothed_cross_entropy")
-    if not is_stream(args.data):  # of fairseq-preprocess, whose ids only its user knows
+    if not is_stream(args.data):  # the output of fairseq-preprocess, or only planned
         return
-    stream, remedy = Stream.load(args.data), f"make the stream by `alma data --tokenizer {model}`"
-    if flags["--end-token"] >= 0 and not set(_TOKENIZERS) & stream.files.keys():
-        raise UserError(f"{args.data}: its ids are not those of {model}: {remedy}")
-    if os.path.isdir(model) and _ids(Path(model)) not in (None, _ids(stream.directory)):
-        raise UserError(f"{args.data}: its tokenizer is not that of {model}: {remedy}")
-    if tokens != stream.vocab_size + gpt2.UNK + 1:
-        rows = f"{tokens - gpt2.UNK - 1:,} rows in its embeddings"
-        raise UserError(
-            f"{args.data} has a dictionary of {stream.vocab_size:,} tokens, {model} {rows}: {remedy}, or "
-            f"give the model as many by its resize_token_embeddings"
+    stream, ids, wrong = Stream.load(args.data), _ids(Path(model)), ""
+    needed, own = stream.vocab_size + gpt2.UNK + 1, _ids(stream.directory)
+    if (ids and ids != own) or (flags["--end-token"] >= 0 and not own):
+        wrong = f"its token ids are not those of {model}"
+    elif rows != needed:
+        wrong = (
+            f"it has {needed:,} token ids, and {model} {rows:,} (its resize_token_embeddings changes that)"
         )
+    if wrong:
+        raise UserError(f"{args.data}: {wrong}: make a stream by `alma data --tokenizer {model}`")
 
 
 def _ids(folder: Path) -> dict[str, int] | None:
-    """The ids of the tokens in a folder's files; None without."""
-    for name in filter(lambda name: (folder / name).is_file(), _TOKENIZERS):
-        made = json.loads((folder / name).read_bytes())
-        return made["model"]["vocab"] if name == "tokenizer.json" else made
+    """The ids of the tokens of a Hugging Face tokenizer; None without."""
+    for name in ("tokenizer.json", "vocab.json"):
+        if (folder / name).is_file():
+            made = json.loads((folder / name).read_bytes())
+            return made if name == "vocab.json" else made["model"]["vocab"]
     return None
 
 
 def load(module: nn.Module, model: str) -> None:
-    """Give `module`, a language model of fairseq, the weights of --init `model`.
+    """Give `module`, a language model of fairseq, the weights of `model`.
 
-    Where `module` has a Switch layer and `model` a dense one, each expert is a copy of it. The router is a
-    tree (see `Router`), whose output weights are 1: the function stays the same, whatever its gates are.
-    UserError: as `read`; weights of other names or shapes.
+    Experts begin as copies of a dense layer. The router is then a tree (see `Router`): its output weights are
+    1, so that the function is that of `model` whatever the gates are. UserError: as `read`, or no such model.
     """
-    _, state = read(model)
+    state = module.state_dict() | {PREFIX + name: value for name, value in read(model)[1].items()}
     for name, layer in module.named_modules():
         if isinstance(layer, SwitchFFN) and f"{name}.weight" in state:
             for ours, theirs in zip(STACKED, ("1.weight", "1.bias", "2.weight", "2.bias"), strict=True):
                 dense = state.pop(name.removesuffix("1") + theirs)
                 state[f"{name}.{ours}"] = dense.expand(layer.experts, *dense.shape)
-            router = layer.router.state_dict()
             for expert in range(1, layer.experts):  # each split halves the tokens of its parent
-                router["parent"][expert] = expert - (1 << expert.bit_length() - 1)
-            state |= {f"{name}.router.{key}": value for key, value in router.items()}
+                state[f"{name}.router.parent"][expert] = expert - (1 << expert.bit_length() - 1)
     try:
         module.load_state_dict(state)
     except RuntimeError as error:

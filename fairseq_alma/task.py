@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import math
 import time
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
@@ -151,7 +150,7 @@ class AlmaLMTask(LanguageModelingTask):
         if never := gpt2.unused(self.args.end_token):
 
             def leave_out(_, inputs: tuple, logits: torch.Tensor) -> torch.Tensor:
-                return logits.index_fill_(-1, torch.tensor(never, device=logits.device), -math.inf)
+                return logits.index_fill_(-1, torch.tensor(never, device=logits.device), -torch.inf)
 
             model.decoder.output_projection.register_forward_hook(leave_out)
         processes = distributed_utils.get_data_parallel_world_size()

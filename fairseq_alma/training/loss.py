@@ -8,7 +8,6 @@ Shapes: B batch, T time, S = B * T tokens, K tokens of a chunk, D features, V vo
 features of all members are concatenated, and D is the sum of theirs.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,8 +23,7 @@ from fairseq_alma.ensemble import EnsembleDecoder
 from fairseq_alma.gpt2 import unused
 from fairseq_alma.moe.dispatchers import as_autocast
 
-Settings = tuple[int, int, Sequence[int]]
-"""The id of padding, the tokens of a chunk, and the ids without a probability."""
+Ids = Sequence[int]
 
 
 @dataclass
@@ -51,8 +49,7 @@ class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
         super().__init__(task, sentence_avg)
         if loss_chunk_tokens < 1:
             raise UserError("--loss-chunk-tokens must be 1 or more")
-        self.chunk = loss_chunk_tokens
-        self.unused = unused(task.args.end_token)
+        self.chunk, self.unused = loss_chunk_tokens, unused(getattr(task.args, "end_token", -1))
         self.nll: Tensor
 
     def forward(self, model, sample, reduce: bool = True):
@@ -95,24 +92,19 @@ def output_weights(decoder: nn.Module) -> list[Tensor]:
 
 
 def chunked_nll(
-    features: Tensor,
-    weights: Sequence[Tensor],
-    target: Tensor,
-    pad: int,
-    chunk: int,
-    unused: Sequence[int] = (),
+    features: Tensor, weights: Sequence[Tensor], target: Tensor, pad: int, chunk: int, unused: Ids = ()
 ) -> tuple[Tensor, Tensor]:
     """Negative log-likelihood of `target` (S,) in nats, fp32: the sum, and per token without gradient.
 
     The logits are features (S, D) times weights (V, D). Several weights share the features' columns in order,
-    and their logits are added up. Logits exist for at most `chunk` tokens at a time. The ids `unused` have no
+    and their logits are added up. Logits exist for at most `chunk` tokens at a time. The ids `unused` get no
     probability.
     """
     features, *weights = as_autocast(features, *weights)  # once, not in every operation
     with torch.autocast(features.device.type, enabled=False):
         if torch.is_grad_enabled():
-            return _ChunkedNLL.apply(features, target, (pad, chunk, unused), *weights)
-        nll, _ = _run(features, weights, target, (pad, chunk, unused))
+            return _ChunkedNLL.apply(features, target, pad, chunk, unused, *weights)
+        nll, _ = _run(features, weights, target, pad, chunk, unused)
     return nll.sum(), nll
 
 
@@ -124,10 +116,10 @@ class _ChunkedNLL(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, features: Tensor, target: Tensor, settings: Settings, *weights: Tensor):
-        ctx.settings, ctx.later = settings, features.dtype == torch.float16
+    def forward(ctx, features: Tensor, target: Tensor, pad: int, chunk: int, unused: Ids, *weights: Tensor):
+        ctx.pad, ctx.chunk, ctx.unused, ctx.later = pad, chunk, unused, features.dtype == torch.float16
         scale = None if ctx.later else torch.ones((), device=features.device)
-        nll, grads = _run(features, weights, target, settings, scale)
+        nll, grads = _run(features, weights, target, pad, chunk, unused, scale)
         ctx.save_for_backward(*((features, target, *weights) if ctx.later else grads))
         ctx.mark_non_differentiable(nll)
         return nll.sum(), nll
@@ -136,38 +128,40 @@ class _ChunkedNLL(torch.autograd.Function):
     def backward(ctx, grad_loss: Tensor, _):
         if ctx.later:
             features, target, *weights = ctx.saved_tensors
-            _, grads = _run(features, weights, target, ctx.settings, grad_loss)
+            _, grads = _run(features, weights, target, ctx.pad, ctx.chunk, ctx.unused, grad_loss)
         else:
             grads = [grad.mul_(grad_loss) for grad in ctx.saved_tensors]  # in place: backward runs once
         by_features, *by_weights = grads  # autograd casts the weights' gradients from fp32
-        return by_features, None, None, *by_weights
+        return by_features, None, None, None, None, *by_weights
 
 
 def _run(
     features: Tensor,
     weights: Sequence[Tensor],
     target: Tensor,
-    settings: Settings,
+    pad: int,
+    chunk: int,
+    unused: Ids,
     scale: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss of each token, (S,) fp32, and, with a `scale`, the scaled gradients of the sum.
 
     The first gradient is by the features (S, D), in their dtype; the others by the weights (V, D), in fp32.
     """
-    pad, chunk, unused = settings
-    nll, never = torch.zeros(len(target), device=target.device), target.new_tensor(unused)
+    nll = torch.zeros(len(target), device=target.device)
     memory = features.new_empty(min(chunk, len(target)), len(weights[0]))  # for the logits of each chunk
     by_features, by_weights = torch.zeros_like(features), []
     if scale is not None:
         by_weights = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
     sizes = [weight.size(1) for weight in weights]
     chunks, padded = _chunks(target, pad, chunk)
+    never = target.new_tensor(unused)
     for rows in chunks:
         parts, wanted = features[rows].split(sizes, dim=1), target[rows, None]
         logits = torch.mm(parts[0], weights[0].t(), out=memory[: len(rows)])
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             logits.addmm_(part, weight.t())
-        logits.index_fill_(1, never, -math.inf)
+        logits.index_fill_(1, never, -torch.inf)
         if logits.dtype == torch.float32:
             log_probs = torch.log_softmax(logits, dim=-1, out=logits)
         else:
