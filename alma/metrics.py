@@ -61,24 +61,25 @@ def transfer(matrix: Mapping[int, Sequence[float]], logarithmic: bool = False) -
 
     With `logarithmic`, means are exp of the mean log, as TiC-LM averages log-perplexity: parts differ in
     difficulty, and the hardest would dominate an arithmetic mean of perplexities. A cell of 0 or less
-    is NaN.
+    is NaN. Cells that are NaN do not count.
     """
 
     def shown(value: float) -> float:
         return (math.log(value) if value > 0 else math.nan) if logarithmic else value
 
-    rows = {t: list(map(shown, row)) for t, row in matrix.items() if t}
+    rows = {t: [None if math.isnan(x) else shown(x) for x in row] for t, row in matrix.items() if t}
     means = (
         _mean([cell for t, row in rows.items() for cell in row[t - 1 : t]]),
         _mean([cell for t, row in rows.items() for cell in row[: t - 1]]),
         _mean([cell for t, row in rows.items() for cell in row[t:]]),
-        _mean([math.fsum(row[:t]) / t for t, row in rows.items()]),
+        _mean([_mean(row[:t]) for t, row in rows.items()]),
     )
     return Transfer(*(perplexity(mean) if logarithmic and mean is not None else mean for mean in means))
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
 
 
 def perplexity(nll_nats: float) -> float:

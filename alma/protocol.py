@@ -65,6 +65,13 @@ def _budget(text: str) -> str:
     return text
 
 
+def _cutoff(text: str) -> str:
+    """The value of --cutoff. ValueError: it is none."""
+    if not re.fullmatch(r"\d{4}(-(0[1-9]|1[0-2])(-[0-3]\d)?)?", text):
+        raise ValueError(f"{text}: give a year, month or day, such as 2023, 2023-05 or 2023-05-31")
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(StreamOptions):
     """How a language model is trained in each stage, and which weights are evaluated."""
@@ -95,11 +102,19 @@ class TextOptions(StreamOptions):
     )
     init: str | None = option(
         None,
-        "start stage 0 from this model, or every stage with --from-scratch: a checkpoint, or a folder of "
-        "Hugging Face with a model of the GPT-2 family; t = 0 is that model (docs/trainers.md)",
+        "start stage 0, with --from-scratch every stage, from this model, which t = 0 then is: a checkpoint, "
+        "or a folder of Hugging Face with a GPT-2 (docs/trainers.md)",
         metavar="MODEL",
         record=CHANGED,
         passed=True,
+    )
+    cutoff: str | None = option(
+        None,
+        "of the newest text that the model of --init has seen, such as 2023-05: averages leave out the "
+        "periods that begin until then",
+        read=_cutoff,
+        metavar="DATE",
+        record=CHANGED,
     )
     schedule: str = option(
         SCHEDULES[0],

@@ -1,7 +1,6 @@
 """Convert a checkpoint to a directory that Hugging Face transformers loads (see `fairseq_alma.export`)."""
 
 import json
-import math
 import os
 import shutil
 import stat
@@ -24,7 +23,7 @@ from alma.files import make_directory
 from alma.stream import Stream
 from fairseq_alma import modeling_alma
 from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
-from fairseq_alma.gpt2 import ACTIVATIONS, BOS, EOS, PAD, UNK, model_rows, to_gpt2
+from fairseq_alma.initial import ACTIVATIONS, BOS, EOS, PAD, UNK, model_rows, to_gpt2
 from fairseq_alma.switch_lm import SwitchLanguageModel
 
 _CODE = Path(modeling_alma.__file__)
@@ -58,9 +57,7 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
             saved[f"{PREFIX}{name}.weight"] = model_rows(saved[f"{PREFIX}{name}.weight"], end)
         # Text starts as in training: with bos if --add-bos-token was given, else with eos, as a stream does.
         ids = (BOS if task.get("add_bos_token") else EOS, EOS, PAD) if end < 0 else (end, end, None)
-        special: dict[str, Any] = dict(
-            zip(("bos_token_id", "eos_token_id", "pad_token_id"), ids, strict=True)
-        )
+        special: dict[str, Any] = {"bos_token_id": ids[0], "eos_token_id": ids[1], "pad_token_id": ids[2]}
         kinds = {"Config": "Config", "Model": "Model", "ModelForCausalLM": "ForCausalLM"}
         special["auto_map"] = {f"Auto{auto}": f"{_CODE.stem}.Alma{name}" for auto, name in kinds.items()}
         # Positions start at PAD + 1 in both, and sinusoids are a table, too.
@@ -102,7 +99,7 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
 
 def as_gpt2(model: modeling_alma.AlmaForCausalLM) -> GPT2LMHeadModel:
     """A dense model as GPT-2. Embeddings that are scaled differ from those of the output layer."""
-    old, scale = model.config, math.sqrt(model.config.hidden_size) if model.config.scale_embedding else 1.0
+    old, scale = model.config, model.config.hidden_size**0.5 if model.config.scale_embedding else 1.0
     same = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings"]
     same += ["bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"]
     config = GPT2Config(**{name: getattr(old, name) for name in same})
@@ -179,7 +176,7 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
 def _tokenizer_of_a_model(stream: Stream, config: Any) -> PreTrainedTokenizerFast:
     """The tokenizer that a stream has from a model, for a model with its ids."""
     if config.pad_token_id is not None or stream.vocab_size != config.vocab_size:
-        what = "its tokenizer is a model's own, and the checkpoint does not start from that model (--init)"
+        what = "its tokenizer is that of a model, from which the checkpoint does not start"
         raise UserError(f"{stream.directory}: {what}: leave out --tokenizer")
     if "tokenizer.json" in stream.files:
         made = Tokenizer.from_file(str(stream.directory / "tokenizer.json"))

@@ -1,14 +1,17 @@
-"""The model that a run starts from (`--init`): a checkpoint of a language model, or a folder of Hugging Face.
+"""The model that a run starts from (`--init`): a checkpoint, or GPT-2 in a folder of Hugging Face.
 
-A folder has a config.json of the GPT-2 family, and its weights as safetensors; transformers is not needed.
+GPT-2 is fairseq's transformer_lm, stored in another way. fairseq's tables begin with special rows: position p
+is row p + 2, and token i is row i + 4. Row 2, eos, is the model's end of text.
 """
 
 import hashlib
 import json
 from argparse import Namespace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -17,41 +20,62 @@ from alma.errors import UserError
 from alma.files import sha256_file
 from alma.options import flag_of
 from alma.stream import Stream, is_stream
-from fairseq_alma import gpt2
 from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
 from fairseq_alma.moe.layer import STACKED, SwitchFFN
 
-_OF_MODEL: tuple[str, ...] = ("decoder_layers", "decoder_attention_heads", "decoder_embed_dim")
-_OF_MODEL += ("decoder_input_dim", "decoder_output_dim", "decoder_ffn_embed_dim", "decoder_learned_pos")
-_OF_MODEL += ("decoder_normalize_before", "no_decoder_final_norm", "no_token_positional_embeddings")
-_OF_MODEL += ("no_scale_embedding", "layernorm_embedding", "share_decoder_input_output_embed")
-_OF_MODEL += ("activation_fn", "moe_freq", "moe_expert_count")
-_BAD = (OSError, LookupError, TypeError, json.JSONDecodeError, SafetensorError)
-"""What a folder that is damaged or not whole raises."""
+BOS, PAD, EOS, UNK = range(4)
+"""Ids of fairseq's special tokens."""
+ACTIVATIONS = {name: name for name in ("relu", "gelu", "tanh", "linear")}
+ACTIVATIONS |= dict.fromkeys(("gelu_fast", "gelu_accurate"), "gelu_new")
+"""transformers' names by fairseq's."""
+_OURS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_accurate"}
+_TAKEN: dict[str, Any] = {"model_type": ["gpt2"], "activation_function": _OURS, "layer_norm_epsilon": [1e-5]}
+_TAKEN |= {"scale_attn_weights": [True], "scale_attn_by_inverse_layer_idx": [False]}
+"""Values of config.json with which fairseq computes the same."""
+_QKV = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+_BLOCK = {"ln_1": ["self_attn_layer_norm"], "attn.c_attn": _QKV, "attn.c_proj": ["self_attn.out_proj"]}
+_BLOCK |= {"ln_2": ["final_layer_norm"], "mlp.c_fc": ["fc1"], "mlp.c_proj": ["fc2"]}
+"""transformers' names in a block, and fairseq's names of their parts."""
+_OPTIONS = (
+    "layers",
+    "attention_heads",
+    "embed_dim",
+    "input_dim",
+    "output_dim",
+    "ffn_embed_dim",
+    "learned_pos",
+)
+_OF_MODEL = [f"decoder_{name}" for name in (*_OPTIONS, "normalize_before")]
+_OF_MODEL += [
+    "no_decoder_final_norm",
+    "no_token_positional_embeddings",
+    "no_scale_embedding",
+    "activation_fn",
+]
+_OF_MODEL += ["layernorm_embedding", "share_decoder_input_output_embed", "moe_freq", "moe_expert_count"]
+"""Options of fairseq that make the model."""
 
 
 def read(model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The flags of fairseq-train that `model` determines, with their values, and fairseq's weights, without
-    PREFIX. UserError: missing, damaged, or of another architecture."""
-    folder, files = Path(model), [Path(model)]
+    """The flags of fairseq-train that `model` determines, with values, and fairseq's weights, without PREFIX.
+
+    UserError: missing, damaged, or of another architecture.
+    """
+    folder = Path(model)
     if not folder.is_dir():
-        flags, state = _of_checkpoint(model)
-    else:
-        try:
-            index, names = folder / "model.safetensors.index.json", {"model.safetensors"}
-            if index.is_file():
-                names = set(json.loads(index.read_bytes())["weight_map"].values())
-            flags = gpt2.flags_of(json.loads((folder / "config.json").read_bytes()))
-            files = [folder / name for name in sorted(names)]
-            weights = {name: value for file in files for name, value in load_file(file).items()}
-            state = gpt2.from_gpt2(weights, flags)
-        except _BAD as error:
-            why = f"not a whole model of Hugging Face ({type(error).__name__}: {error})"
-            raise UserError(f"{folder}: {why}: save it again by its save_pretrained") from error
-        except ValueError as error:
-            raise UserError(f"{folder}: {error}") from error
-    sums = "".join(map(sha256_file, files))
-    return {**flags, "--init-sha256": hashlib.sha256(sums.encode()).hexdigest()}, state
+        return _of_checkpoint(model)
+    try:
+        config, names = json.loads((folder / "config.json").read_bytes()), ["model.safetensors"]
+        if (index := folder / "model.safetensors.index.json").is_file():
+            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        flags = _flags({"activation_function": "gelu_new", "tie_word_embeddings": True, **config})
+        weights = {key: value for name in names for key, value in load_file(folder / name).items()}
+        sums = "".join(sha256_file(folder / name) for name in names)
+        flags["--init-sha256"] = hashlib.sha256(sums.encode()).hexdigest()
+        return flags, _from_gpt2(weights, flags)
+    except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder}: no whole GPT-2 ({why}): save one by its save_pretrained") from error
 
 
 def _of_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -59,23 +83,81 @@ def _of_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with reading(path):
         options, task = checkpoint["cfg"]["model"], checkpoint["cfg"]["task"]
         state = {name.removeprefix(PREFIX): value for name, value in checkpoint["model"].items()}
-        flags: dict[str, Any] = {"--arch": "switch_gmoe" if "moe_freq" in options else "transformer_lm"}
-        flags |= {flag_of(name): options[name] for name in _OF_MODEL if options.get(name) is not None}
+        flags = {flag_of(name): options[name] for name in _OF_MODEL if options.get(name) is not None}
         longest = options.get("max_target_positions") or task["tokens_per_sample"]
-        positions = state.get("embed_positions.weight", range(longest + gpt2.EOS))
-        flags |= {
-            "--max-target-positions": len(positions) - gpt2.EOS,
-            "--end-token": task.get("end_token", -1),
-        }
-    return flags, state
+        flags["--max-target-positions"] = len(state.get("embed_positions.weight", range(longest + EOS))) - EOS
+        flags["--end-token"], flags["--init-sha256"] = task.get("end_token", -1), sha256_file(path)
+        return {"--arch": "switch_gmoe" if "moe_freq" in options else "transformer_lm", **flags}, state
+
+
+def _flags(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags for a config.json. ValueError: fairseq would compute something else."""
+    for name, values in _TAKEN.items():
+        if config.get(name, next(iter(values))) not in values:
+            raise ValueError(f"{name} {config[name]} is none of {', '.join(map(str, values))}")
+    width = config["n_embd"]
+    sizes = [config["n_layer"], config["n_head"], width, width, width, config.get("n_inner") or 4 * width]
+    return {
+        "--arch": "transformer_lm",
+        **dict(zip(map(flag_of, _OF_MODEL), [*sizes, True, True], strict=False)),
+        "--no-scale-embedding": True,
+        "--share-decoder-input-output-embed": config["tie_word_embeddings"],
+        "--activation-fn": _OURS[config["activation_function"]],
+        "--max-target-positions": config["n_positions"],
+        "--end-token": config["eos_token_id"],
+    }
+
+
+def _from_gpt2(weights: Mapping[str, Tensor], flags: Mapping[str, Any]) -> dict[str, Tensor]:
+    weights = {name.removeprefix("transformer."): value for name, value in weights.items()}
+    state: dict[str, Tensor] = {}
+    for theirs, ours in _names(flags["--decoder-layers"]):
+        whole = weights[theirs].t() if weights[theirs].dim() == 2 else weights[theirs]
+        state |= zip(ours, whole.chunk(len(ours)), strict=True)
+    tied, wte = flags["--share-decoder-input-output-embed"], weights["wte.weight"]
+    tables = {"embed_tokens": wte, "output_projection": wte if tied else weights["lm_head.weight"]}
+    for name, table in tables.items():
+        special = torch.zeros_like(table[: UNK + 1])
+        special[EOS] = table[flags["--end-token"]]
+        state[f"{name}.weight"] = torch.cat([special, table])
+    positions = weights["wpe.weight"]
+    return state | {"embed_positions.weight": torch.cat([torch.zeros_like(positions[: PAD + 1]), positions])}
+
+
+def to_gpt2(state: Mapping[str, Tensor], layers: int, scale: float) -> dict[str, Tensor]:
+    """The weights of a GPT2LMHeadModel of fairseq's `state`, which multiplies the embeddings by `scale`."""
+    positions = state["embed_positions.weight"][PAD + 1 :]
+    weights = {"wte.weight": scale * state["embed_tokens.weight"], "wpe.weight": positions}
+    for theirs, ours in _names(layers):
+        whole = torch.cat([state[name] for name in ours])
+        weights[theirs] = whole.t().contiguous() if whole.dim() == 2 else whole
+    weights = {f"transformer.{name}": value for name, value in weights.items()}
+    return weights | {"lm_head.weight": state["output_projection.weight"]}
+
+
+def _names(layers: int) -> Iterator[tuple[str, list[str]]]:
+    """transformers' name of each weight outside the tables, and fairseq's names of its parts."""
+    for kind in ("weight", "bias"):
+        yield f"ln_f.{kind}", [f"layer_norm.{kind}"]
+        for i in range(layers):
+            for theirs, ours in _BLOCK.items():
+                yield f"h.{i}.{theirs}.{kind}", [f"layers.{i}.{name}.{kind}" for name in ours]
+
+
+def model_rows(table: Tensor, end: int) -> Tensor:
+    """The rows (V, D) of the ids of a model whose end of text is `end`; for -1, all rows."""
+    return table if end < 0 else table[UNK + 1 :].index_copy(0, torch.tensor([end]), table[EOS : EOS + 1])
+
+
+def unused(end: int) -> list[int]:
+    """The ids that no text has where eos is a model's id `end`: the loss is the model's without them."""
+    return [BOS, PAD, UNK, UNK + 1 + end] if end >= 0 else []
 
 
 def check(args: Namespace, flags: dict[str, Any], rows: int) -> None:
-    """UserError: a command line or its stream contradicts its --init, of which `read` gave `flags`.
-
-    `rows`: of fairseq's embeddings.
-    """
-    model, positions = args.init, flags["--max-target-positions"]
+    """UserError: a command line or its stream contradicts its --init, of which `read` gave `flags`, and which
+    has so many `rows` of embeddings."""
+    model, folder, positions = args.init, Path(args.init), flags["--max-target-positions"]
     for flag, value in flags.items():
         given = getattr(args, flag[2:].replace("-", "_"), None)
         grown = flag == "--moe-expert-count" and args.finetune_from_model
@@ -86,27 +168,17 @@ def check(args: Namespace, flags: dict[str, Any], rows: int) -> None:
         raise UserError(f"--tokens-per-sample {args.tokens_per_sample}: {less}")
     if args.ddp_backend == "fully_sharded" or args.criterion == "label_smoothed_cross_entropy":
         raise UserError("--init: not with --ddp-backend fully_sharded or label_smoothed_cross_entropy")
-    if not is_stream(args.data):  # the output of fairseq-preprocess, or only planned
-        return
-    stream, ids, wrong = Stream.load(args.data), _ids(Path(model)), ""
-    needed, own = stream.vocab_size + gpt2.UNK + 1, _ids(stream.directory)
-    if (ids and ids != own) or (flags["--end-token"] >= 0 and not own):
-        wrong = f"its token ids are not those of {model}"
-    elif rows != needed:
-        wrong = (
-            f"it has {needed:,} token ids, and {model} {rows:,} (its resize_token_embeddings changes that)"
-        )
-    if wrong:
-        raise UserError(f"{args.data}: {wrong}: make a stream by `alma data --tokenizer {model}`")
-
-
-def _ids(folder: Path) -> dict[str, int] | None:
-    """The ids of the tokens of a Hugging Face tokenizer; None without."""
-    for name in ("tokenizer.json", "vocab.json"):
-        if (folder / name).is_file():
-            made = json.loads((folder / name).read_bytes())
-            return made if name == "vocab.json" else made["model"]["vocab"]
-    return None
+    if is_stream(args.data):  # else of fairseq-preprocess, or only planned
+        stream = Stream.load(args.data)
+        own = [name for name in ("tokenizer.json", "vocab.json", "merges.txt") if name in stream.files]
+        other = [
+            name for name in own if (folder / name).is_file() and stream.files[name].problem(folder / name)
+        ]
+        tokens, rows = stream.vocab_size, rows - UNK - 1
+        if other or tokens != rows or (flags["--end-token"] >= 0 and not own):
+            remedy = f"make a stream by `alma data --tokenizer {model}`"
+            remedy += ", and let it have as many by its resize_token_embeddings" * (tokens != rows)
+            raise UserError(f"{args.data}: its {tokens:,} tokens are not the {rows:,} of {model}: {remedy}")
 
 
 def load(module: nn.Module, model: str) -> None:
@@ -115,7 +187,9 @@ def load(module: nn.Module, model: str) -> None:
     Experts begin as copies of a dense layer. The router is then a tree (see `Router`): its output weights are
     1, so that the function is that of `model` whatever the gates are. UserError: as `read`, or no such model.
     """
-    state = module.state_dict() | {PREFIX + name: value for name, value in read(model)[1].items()}
+    own = {name: value for name, value in module.state_dict().items() if ".router." in name}
+    state = own | {f"{PREFIX}version": torch.Tensor([3])}  # else fairseq would leave out the last norm
+    state |= {PREFIX + name: value for name, value in read(model)[1].items()}
     for name, layer in module.named_modules():
         if isinstance(layer, SwitchFFN) and f"{name}.weight" in state:
             for ours, theirs in zip(STACKED, ("1.weight", "1.bias", "2.weight", "2.bias"), strict=True):

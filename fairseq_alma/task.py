@@ -24,7 +24,7 @@ from alma.processes import peak_memory
 from alma.protocol import TextOptions
 from alma.stages import Stage, check_share, stages
 from alma.stream import Part, Stream, is_stream, read_index
-from fairseq_alma import gpt2, initial
+from fairseq_alma import initial
 from fairseq_alma.data import preprocessed, token_blocks
 from fairseq_alma.defaults import flag
 from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
@@ -88,7 +88,7 @@ class AlmaLMConfig(_SharedConfig):
     )
     init_sha256: str = flag("", "refuse to train from an --init whose weights have another checksum")
     end_token: int = flag(
-        -1, "id of the end of text, which eos stands for, in the tokenizer of the model of --init; set by it"
+        -1, "the id that eos stands for, of the model of --init, which sets this (-1: none)"
     )
     expect_tokens: int = flag(0, "refuse to train if a full update has another number of tokens (0: any)")
     expect_gpus: int = flag(0, "refuse to train if torch can use fewer GPUs")
@@ -147,12 +147,10 @@ class AlmaLMTask(LanguageModelingTask):
         model = super().build_model(args, from_checkpoint)
         if self.args.init and not from_checkpoint:
             initial.load(model, self.args.init)
-        if never := gpt2.unused(self.args.end_token):
-
-            def leave_out(_, inputs: tuple, logits: torch.Tensor) -> torch.Tensor:
-                return logits.index_fill_(-1, torch.tensor(never, device=logits.device), -torch.inf)
-
-            model.decoder.output_projection.register_forward_hook(leave_out)
+        if never := initial.unused(self.args.end_token):
+            model.decoder.output_projection.register_forward_hook(
+                lambda _, inputs, y: y.index_fill_(-1, torch.tensor(never, device=y.device), -torch.inf)
+            )
         processes = distributed_utils.get_data_parallel_world_size()
         if getattr(args, "moe_expert_parallel", False) and processes > 1 and not from_checkpoint:
             if args.moe_expert_count % processes:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from alma.errors import UserError
 from fairseq_alma.defaults import flag
 from fairseq_alma.ensemble import EnsembleDecoder
-from fairseq_alma.gpt2 import unused
+from fairseq_alma.initial import unused
 from fairseq_alma.moe.dispatchers import as_autocast
 
 Ids = Sequence[int]

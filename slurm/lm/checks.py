@@ -38,6 +38,9 @@ def _problems(request: Request) -> Iterator[str]:
         if name not in own.options and getattr(request, name) is not None:
             learners = " or ".join(learner for learner, spec in specs.items() if name in spec.options)
             yield f"{flag_of(name)} needs --learner {learners}, not {request.learner}: leave it out"
+    parts = Stream.load(request.stream).held_out if is_stream(request.stream) else ()
+    if request.cutoff and not ((request.init or request.trainer) and parts and parts[0].period):
+        yield f"--cutoff {request.cutoff} needs --init MODEL, and a stream with periods: `alma data --by`"
     if request.init and own.joint:
         yield f"--init: {request.learner} trains its models as one, which would stay equal; give ens"
     if request.from_scratch and own.fresh:
