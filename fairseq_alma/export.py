@@ -86,9 +86,9 @@ def main() -> None:
         data = Path(task["data"])
         if not data.is_dir():
             raise UserError(f"{data}: the stream of {options.model} is not here; give it as --tokenizer")
-        known = ["tokenizer.model", "vocab.bpe"]
-        known += ["tokenizer.json", "vocab.json"] * (task.get("end_token", -1) >= 0)  # with that model's ids
-        tokenizer = data if is_stream(data) and any((data / name).is_file() for name in known) else None
+        foreign = any((data / name).is_file() for name in ("tokenizer.json", "vocab.json"))  # of a model
+        same_ids = not foreign or task.get("end_token", -1) >= 0
+        tokenizer = data if is_stream(data) and same_ids else None
     remote = ", trust_remote_code=True" * export(path, options.out, tokenizer, chosen or "trained")
     print(f"{options.out}: load it with AutoModelForCausalLM.from_pretrained(…{remote})")
 

@@ -15,11 +15,12 @@ from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.modules import SinusoidalPositionalEmbedding
 from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Tokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from alma.errors import UserError
 from alma.files import make_directory
+from alma.options import flag_of
 from alma.stream import Stream
 from fairseq_alma import modeling_alma
 from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
@@ -44,13 +45,11 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
             raise UserError(f"{path} is a {kind}: export supports switch_gmoe* and transformer_lm*")
         flags = ["decoder_xformers_att_config", "quant_noise_pq", "quant_noise_scalar"]
         flags.append("no_token_positional_embeddings")
-        problems = [f"with --{flag}" for flag in flags if options.get(flag)]
-        if options["activation_fn"] not in ACTIVATIONS:
-            problems.append(f"with --activation-fn {options['activation_fn']}")
-        if options.get("members", 1) > 1:
-            problems.append("as a UMix of several models")
-        if problems:
-            problem = problems[0].replace("_", "-")
+        problems = {f"with {flag_of(flag)}": options.get(flag) for flag in flags}
+        activation = options["activation_fn"]
+        problems[f"with --activation-fn {activation}"] = activation not in ACTIVATIONS
+        problems["as a UMix of several models"] = options.get("members", 1) > 1
+        for problem in filter(problems.get, problems):
             raise UserError(f"{path} was trained {problem}, which export does not support")
         end = task.get("end_token", -1)
         for name in ("embed_tokens", "output_projection"):
@@ -70,7 +69,7 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
             num_hidden_layers=options["decoder_layers"],
             num_attention_heads=options["decoder_attention_heads"],
             intermediate_size=options["decoder_ffn_embed_dim"],
-            hidden_act=ACTIVATIONS[options["activation_fn"]],
+            hidden_act=ACTIVATIONS[activation],
             max_position_embeddings=len(positions) - PAD - 1,
             num_experts=options.get("moe_expert_count", 0),
             decoder_sparse_step=options.get("moe_freq", 1),
@@ -100,11 +99,10 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
 def as_gpt2(model: modeling_alma.AlmaForCausalLM) -> GPT2LMHeadModel:
     """A dense model as GPT-2. Embeddings that are scaled differ from those of the output layer."""
     old, scale = model.config, model.config.hidden_size**0.5 if model.config.scale_embedding else 1.0
-    same = ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "tie_word_embeddings"]
-    same += ["bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings"]
+    same = [*GPT2Config.attribute_map, "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"]
     config = GPT2Config(**{name: getattr(old, name) for name in same})
     config.n_inner, config.activation_function = old.intermediate_size, old.hidden_act
-    config.tie_word_embeddings &= scale == 1
+    config.tie_word_embeddings = old.tie_word_embeddings and scale == 1
     state = {name.removeprefix("biogpt."): value for name, value in model.state_dict().items()}
     with torch.device("meta"):
         made = GPT2LMHeadModel(config)
@@ -175,18 +173,13 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
 
 def _tokenizer_of_a_model(stream: Stream, config: Any) -> PreTrainedTokenizerFast:
     """The tokenizer that a stream has from a model, for a model with its ids."""
+    folder, what = stream.directory, "its tokenizer is of a model, from which the checkpoint does not start"
     if config.pad_token_id is not None or stream.vocab_size != config.vocab_size:
-        what = "its tokenizer is that of a model, from which the checkpoint does not start"
-        raise UserError(f"{stream.directory}: {what}: leave out --tokenizer")
-    if "tokenizer.json" in stream.files:
-        made = Tokenizer.from_file(str(stream.directory / "tokenizer.json"))
-    else:
-        pair = (str(stream.directory / name) for name in ("vocab.json", "merges.txt"))
-        made = Tokenizer(models.BPE.from_file(*pair))
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.decoder = decoders.ByteLevel()
-    names = dict.fromkeys(("bos_token", "eos_token"), made.id_to_token(config.eos_token_id))
-    return PreTrainedTokenizerFast(tokenizer_object=made, **names)
+        raise UserError(f"{folder}: {what}: leave out --tokenizer")
+    kind = PreTrainedTokenizerFast if "tokenizer.json" in stream.files else GPT2Tokenizer
+    made = kind.from_pretrained(folder)
+    made.bos_token = made.eos_token = made.convert_ids_to_tokens(config.eos_token_id)
+    return made
 
 
 def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "trained") -> bool:

@@ -7,7 +7,6 @@ is row p + 2, and token i is row i + 4. Row 2, eos, is the model's end of text.
 import hashlib
 import json
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +35,10 @@ _QKV = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
 _BLOCK = {"ln_1": ["self_attn_layer_norm"], "attn.c_attn": _QKV, "attn.c_proj": ["self_attn.out_proj"]}
 _BLOCK |= {"ln_2": ["final_layer_norm"], "mlp.c_fc": ["fc1"], "mlp.c_proj": ["fc2"]}
 """transformers' names in a block, and fairseq's names of their parts."""
-_OPTIONS = (
-    "layers",
-    "attention_heads",
-    "embed_dim",
-    "input_dim",
-    "output_dim",
-    "ffn_embed_dim",
-    "learned_pos",
-)
-_OF_MODEL = [f"decoder_{name}" for name in (*_OPTIONS, "normalize_before")]
-_OF_MODEL += [
-    "no_decoder_final_norm",
-    "no_token_positional_embeddings",
-    "no_scale_embedding",
-    "activation_fn",
-]
-_OF_MODEL += ["layernorm_embedding", "share_decoder_input_output_embed", "moe_freq", "moe_expert_count"]
+_OF_DECODER = ("layers", "attention_heads", "embed_dim", "input_dim", "output_dim", "ffn_embed_dim")
+_OF_MODEL = [f"decoder_{name}" for name in (*_OF_DECODER, "learned_pos", "normalize_before")]
+_OF_MODEL += ["no_decoder_final_norm", "no_token_positional_embeddings", "no_scale_embedding", "moe_freq"]
+_OF_MODEL += ["layernorm_embedding", "share_decoder_input_output_embed", "activation_fn", "moe_expert_count"]
 """Options of fairseq that make the model."""
 
 
@@ -68,14 +54,14 @@ def read(model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         config, names = json.loads((folder / "config.json").read_bytes()), ["model.safetensors"]
         if (index := folder / "model.safetensors.index.json").is_file():
             names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-        flags = _flags({"activation_function": "gelu_new", "tie_word_embeddings": True, **config})
+        flags = _flags(config)
         weights = {key: value for name in names for key, value in load_file(folder / name).items()}
         sums = "".join(sha256_file(folder / name) for name in names)
         flags["--init-sha256"] = hashlib.sha256(sums.encode()).hexdigest()
         return flags, _from_gpt2(weights, flags)
     except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise UserError(f"{folder}: no whole GPT-2 ({why}): save one by its save_pretrained") from error
+        why = f"no whole GPT-2 ({type(error).__name__}: {error}): save one by its save_pretrained"
+        raise UserError(f"{folder}: {why}") from error
 
 
 def _of_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -90,44 +76,38 @@ def _of_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"--arch": "switch_gmoe" if "moe_freq" in options else "transformer_lm", **flags}, state
 
 
-def _flags(config: Mapping[str, Any]) -> dict[str, Any]:
+def _flags(config: dict[str, Any]) -> dict[str, Any]:
     """The flags for a config.json. ValueError: fairseq would compute something else."""
     for name, values in _TAKEN.items():
         if config.get(name, next(iter(values))) not in values:
             raise ValueError(f"{name} {config[name]} is none of {', '.join(map(str, values))}")
-    width = config["n_embd"]
+    width, activation = config["n_embd"], config.get("activation_function", "gelu_new")
     sizes = [config["n_layer"], config["n_head"], width, width, width, config.get("n_inner") or 4 * width]
-    return {
-        "--arch": "transformer_lm",
-        **dict(zip(map(flag_of, _OF_MODEL), [*sizes, True, True], strict=False)),
-        "--no-scale-embedding": True,
-        "--share-decoder-input-output-embed": config["tie_word_embeddings"],
-        "--activation-fn": _OURS[config["activation_function"]],
-        "--max-target-positions": config["n_positions"],
-        "--end-token": config["eos_token_id"],
-    }
+    flags = dict(zip(map(flag_of, _OF_MODEL), [*sizes, True, True], strict=False))
+    flags |= {"--arch": "transformer_lm", "--no-scale-embedding": True, "--activation-fn": _OURS[activation]}
+    flags["--share-decoder-input-output-embed"] = config.get("tie_word_embeddings", True)
+    return flags | {"--max-target-positions": config["n_positions"], "--end-token": config["eos_token_id"]}
 
 
-def _from_gpt2(weights: Mapping[str, Tensor], flags: Mapping[str, Any]) -> dict[str, Tensor]:
+def _from_gpt2(weights: dict[str, Tensor], flags: dict[str, Any]) -> dict[str, Tensor]:
     weights = {name.removeprefix("transformer."): value for name, value in weights.items()}
-    state: dict[str, Tensor] = {}
+    positions, wte = weights["wpe.weight"], weights["wte.weight"]
+    state = {"embed_positions.weight": torch.cat([torch.zeros_like(positions[: PAD + 1]), positions])}
     for theirs, ours in _names(flags["--decoder-layers"]):
         whole = weights[theirs].t() if weights[theirs].dim() == 2 else weights[theirs]
         state |= zip(ours, whole.chunk(len(ours)), strict=True)
-    tied, wte = flags["--share-decoder-input-output-embed"], weights["wte.weight"]
+    tied = flags["--share-decoder-input-output-embed"]
     tables = {"embed_tokens": wte, "output_projection": wte if tied else weights["lm_head.weight"]}
     for name, table in tables.items():
-        special = torch.zeros_like(table[: UNK + 1])
-        special[EOS] = table[flags["--end-token"]]
-        state[f"{name}.weight"] = torch.cat([special, table])
-    positions = weights["wpe.weight"]
-    return state | {"embed_positions.weight": torch.cat([torch.zeros_like(positions[: PAD + 1]), positions])}
+        state[f"{name}.weight"] = torch.cat([torch.zeros_like(table[: UNK + 1]), table])
+        state[f"{name}.weight"][EOS] = table[flags["--end-token"]]
+    return state
 
 
-def to_gpt2(state: Mapping[str, Tensor], layers: int, scale: float) -> dict[str, Tensor]:
+def to_gpt2(state: dict[str, Tensor], layers: int, scale: float) -> dict[str, Tensor]:
     """The weights of a GPT2LMHeadModel of fairseq's `state`, which multiplies the embeddings by `scale`."""
-    positions = state["embed_positions.weight"][PAD + 1 :]
-    weights = {"wte.weight": scale * state["embed_tokens.weight"], "wpe.weight": positions}
+    weights = {"wte.weight": scale * state["embed_tokens.weight"]}
+    weights["wpe.weight"] = state["embed_positions.weight"][PAD + 1 :]
     for theirs, ours in _names(layers):
         whole = torch.cat([state[name] for name in ours])
         weights[theirs] = whole.t().contiguous() if whole.dim() == 2 else whole
@@ -135,13 +115,13 @@ def to_gpt2(state: Mapping[str, Tensor], layers: int, scale: float) -> dict[str,
     return weights | {"lm_head.weight": state["output_projection.weight"]}
 
 
-def _names(layers: int) -> Iterator[tuple[str, list[str]]]:
+def _names(layers: int) -> list[tuple[str, list[str]]]:
     """transformers' name of each weight outside the tables, and fairseq's names of its parts."""
-    for kind in ("weight", "bias"):
-        yield f"ln_f.{kind}", [f"layer_norm.{kind}"]
-        for i in range(layers):
-            for theirs, ours in _BLOCK.items():
-                yield f"h.{i}.{theirs}.{kind}", [f"layers.{i}.{name}.{kind}" for name in ours]
+    pairs = [("ln_f", ["layer_norm"])]
+    for i in range(layers):
+        pairs += [(f"h.{i}.{name}", [f"layers.{i}.{part}" for part in _BLOCK[name]]) for name in _BLOCK]
+    kinds = (".weight", ".bias")
+    return [(theirs + kind, [part + kind for part in ours]) for theirs, ours in pairs for kind in kinds]
 
 
 def model_rows(table: Tensor, end: int) -> Tensor:
@@ -157,7 +137,7 @@ def unused(end: int) -> list[int]:
 def check(args: Namespace, flags: dict[str, Any], rows: int) -> None:
     """UserError: a command line or its stream contradicts its --init, of which `read` gave `flags`, and which
     has so many `rows` of embeddings."""
-    model, folder, positions = args.init, Path(args.init), flags["--max-target-positions"]
+    model, positions = args.init, flags["--max-target-positions"]
     for flag, value in flags.items():
         given = getattr(args, flag[2:].replace("-", "_"), None)
         grown = flag == "--moe-expert-count" and args.finetune_from_model
@@ -169,16 +149,15 @@ def check(args: Namespace, flags: dict[str, Any], rows: int) -> None:
     if args.ddp_backend == "fully_sharded" or args.criterion == "label_smoothed_cross_entropy":
         raise UserError("--init: not with --ddp-backend fully_sharded or label_smoothed_cross_entropy")
     if is_stream(args.data):  # else of fairseq-preprocess, or only planned
-        stream = Stream.load(args.data)
-        own = [name for name in ("tokenizer.json", "vocab.json", "merges.txt") if name in stream.files]
-        other = [
-            name for name in own if (folder / name).is_file() and stream.files[name].problem(folder / name)
-        ]
-        tokens, rows = stream.vocab_size, rows - UNK - 1
-        if other or tokens != rows or (flags["--end-token"] >= 0 and not own):
+        stream, rows = Stream.load(args.data), rows - UNK - 1
+        own = {name for name in ("tokenizer.json", "vocab.json", "merges.txt") if name in stream.files}
+        there = {path.name for path in Path(model).glob("*")} & own
+        other = any(stream.files[name].problem(Path(model, name)) for name in there)
+        if other or stream.vocab_size != rows or (flags["--end-token"] >= 0 and not own):
             remedy = f"make a stream by `alma data --tokenizer {model}`"
-            remedy += ", and let it have as many by its resize_token_embeddings" * (tokens != rows)
-            raise UserError(f"{args.data}: its {tokens:,} tokens are not the {rows:,} of {model}: {remedy}")
+            remedy += ", and let it have as many by its resize_token_embeddings" * (stream.vocab_size != rows)
+            other_ids = f"its {stream.vocab_size:,} tokens are not the {rows:,} of {model}"
+            raise UserError(f"{args.data}: {other_ids}: {remedy}")
 
 
 def load(module: nn.Module, model: str) -> None:

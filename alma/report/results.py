@@ -165,13 +165,12 @@ def validation(rows: Rows) -> dict[int, float]:
 def matrix(rows: Rows) -> dict[int, list[float]]:
     """The metric on the held-out part of each mega-batch, by t >= 1; {} unless all t from 1 on have it.
 
-    NaN on the periods before the --cutoff of the model that the run started from.
+    NaN on periods before the --cutoff of the model that the run started from.
     """
-    extras = {t: row["extra"] for t, row in rows.items() if t >= 1}
-    if 1 not in extras or not all(extra.get("matrix") for extra in extras.values()):
-        return {}
-    seen = {t: extra.get("matrix_seen", 0) for t, extra in extras.items()}
-    return {t: [math.nan] * seen[t] + extra["matrix"][seen[t] :] for t, extra in extras.items()}
+    found = {t: row["extra"].get("matrix") for t, row in rows.items() if t >= 1}
+    seen = {t: rows[t]["extra"].get("matrix_seen", 0) for t in found}
+    whole = 1 in found and all(found.values())
+    return {t: [math.nan] * seen[t] + found[t][seen[t] :] for t in found} if whole else {}
 
 
 def column(rows: Rows, field: str, until: float = math.inf) -> dict[int, Any]:
