@@ -1,7 +1,7 @@
 """Export a model to Hugging Face: `alma export`.
 
-`AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)` loads the result: the weights, config.json
-and modeling_alma.py, the model's code. With a tokenizer, `AutoTokenizer.from_pretrained(DIR)` works too.
+`AutoModelForCausalLM.from_pretrained(DIR)` loads a dense model, a GPT-2. A Switch Transformer, whose code is
+modeling_alma.py, needs `trust_remote_code=True`. With a tokenizer, `AutoTokenizer` loads that, too.
 """
 
 import shlex

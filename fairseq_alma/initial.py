@@ -44,9 +44,7 @@ _OF_MODEL += ["layernorm_embedding", "share_decoder_input_output_embed", "activa
 
 def read(model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The flags of fairseq-train that `model` determines, with values, and fairseq's weights, without PREFIX.
-
-    UserError: missing, damaged, or of another architecture.
-    """
+    UserError: missing, damaged, or of another architecture."""
     folder = Path(model)
     if not folder.is_dir():
         return _of_checkpoint(model)
@@ -176,7 +174,5 @@ def load(module: nn.Module, model: str) -> None:
                 state[f"{name}.{ours}"] = dense.expand(layer.experts, *dense.shape)
             for expert in range(1, layer.experts):  # each split halves the tokens of its parent
                 state[f"{name}.router.parent"][expert] = expert - (1 << expert.bit_length() - 1)
-    try:
+    with reading(model):
         module.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(f"{model}: {' '.join(str(error).split())[:300]}") from error
