@@ -57,23 +57,25 @@ def transfer(matrix: Mapping[int, Sequence[float]], logarithmic: bool = False) -
     The first three are those of TiC-LM (Li et al., ACL 2025, arXiv 2504.02107), without its oracle, after
     TiC-CLIP (Garg et al., ICLR 2024, arXiv 2310.16226). With `logarithmic`, means are exp of the mean log, as
     in TiC-LM: the hardest part would dominate an arithmetic mean of perplexities. A cell of 0 or less is NaN.
+    Cells that are NaN do not count.
     """
 
     def shown(value: float) -> float:
         return (math.log(value) if value > 0 else math.nan) if logarithmic else value
 
-    rows = {t: list(map(shown, row)) for t, row in matrix.items() if t}
+    rows = {t: [None if math.isnan(x) else shown(x) for x in row] for t, row in matrix.items() if t}
     means = (
         _mean([cell for t, row in rows.items() for cell in row[t - 1 : t]]),
         _mean([cell for t, row in rows.items() for cell in row[: t - 1]]),
         _mean([cell for t, row in rows.items() for cell in row[t:]]),
-        _mean([math.fsum(row[:t]) / t for t, row in rows.items()]),
+        _mean([_mean(row[:t]) for t, row in rows.items()]),
     )
     return Transfer(*(perplexity(mean) if logarithmic and mean is not None else mean for mean in means))
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
 
 
 def perplexity(nll_nats: float) -> float:

@@ -54,6 +54,13 @@ def _budget(text: str) -> str:
     return text
 
 
+def _cutoff(text: str) -> str:
+    """The value of --cutoff. ValueError: it is none."""
+    if not re.fullmatch(r"\d{4}(-(0[1-9]|1[0-2])(-[0-3]\d)?)?", text):
+        raise ValueError(f"{text}: give a year, month or day, such as 2023, 2023-05 or 2023-05-31")
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(StreamOptions):
     """How a language model is trained in each stage, and which weights are evaluated."""
@@ -80,6 +87,20 @@ class TextOptions(StreamOptions):
         passed=True,
     )
     from_scratch: bool = _if_changed(False, "train a new model in each stage, not that of the stage before")
+    init: str | None = _if_changed(
+        None,
+        "start stage 0, with --from-scratch every stage, from this model, which t = 0 then is: a checkpoint, "
+        "or a folder of Hugging Face with a GPT-2 (docs/trainers.md)",
+        metavar="MODEL",
+        passed=True,
+    )
+    cutoff: str | None = _if_changed(
+        None,
+        "of the newest text that the model of --init has seen, such as 2023-05: averages leave out the "
+        "periods that begin until then",
+        read=_cutoff,
+        metavar="DATE",
+    )
     schedule: str = _if_changed(
         SCHEDULES[0],
         "stage: optimizer and learning rate start anew with every stage, as in the paper; others: they go on "

@@ -54,6 +54,7 @@ class _Extra(_Evaluation, total=False):
     expert_layers: dict[str, dict[str, list[NUMBER]]]
     matrix_experts: list[dict[str, list[NUMBER]]]
     matrix_periods: list[TEXT]
+    matrix_seen: NATURAL
     raw: _Raw | None
 
 

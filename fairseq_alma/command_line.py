@@ -16,8 +16,8 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
 from alma.errors import UserError, closest, hint
-from alma.options import flag_of
-from fairseq_alma import defaults
+from alma.options import flag_of, flag_words
+from fairseq_alma import defaults, initial
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,11 @@ def parse(
 ) -> argparse.Namespace:
     """Parse `words` with `original`, fairseq's parse_args_and_arch, but with our defaults and UserErrors."""
     training = "--max-update" in parser._option_string_actions
+    of_model: dict[str, Any] = {}
+    if training and (model := _last_value(words, "--init", "")):
+        of_model, weights = initial.read(model)
+        theirs = itertools.chain.from_iterable(itertools.starmap(flag_words, of_model.items()))
+        words = [*theirs, *words]  # the last of repeated flags counts
     schedule = _last_value(words, "--schedule", "stage")
     scheduler = defaults.SCHEDULES.get(schedule, "polynomial_decay")  # the parser refuses another schedule
     given: set[str] = set()  # flags in `words`, each under the first of its names
@@ -88,6 +93,8 @@ def parse(
         raise UserError("; ".join(f"unrecognized argument {flag}{hints[flag]}" for flag in flags))
     if training:
         _check_flags(parser, args, given)
+        if of_model:
+            initial.check(args, of_model, len(weights["embed_tokens.weight"]))
         _check_blocks(args)
         _check_model(args)
         _fill_schedule(args, given, scheduler)

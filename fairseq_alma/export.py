@@ -1,7 +1,7 @@
 """Export a model to Hugging Face: `alma export`.
 
-`AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)` loads the result: the weights, config.json
-and modeling_alma.py, the model's code. With a tokenizer, `AutoTokenizer.from_pretrained(DIR)` works too.
+`AutoModelForCausalLM.from_pretrained(DIR)` loads a dense model, a GPT-2. A Switch Transformer, whose code is
+modeling_alma.py, needs `trust_remote_code=True`. With a tokenizer, `AutoTokenizer` loads that, too.
 """
 
 import shlex
@@ -82,13 +82,15 @@ def main() -> None:
     from fairseq_alma.hugging_face import export
 
     if is_run and tokenizer is None:
-        data = Path(memory_map(path)["cfg"]["task"]["data"])
+        task = memory_map(path)["cfg"]["task"]
+        data = Path(task["data"])
         if not data.is_dir():
             raise UserError(f"{data}: the stream of {options.model} is not here; give it as --tokenizer")
-        known = (data / "tokenizer.model", data / "vocab.bpe")  # a model's own tokenizer is that model's
-        tokenizer = data if is_stream(data) and any(map(Path.is_file, known)) else None
-    export(path, options.out, tokenizer, chosen or "trained")
-    print(f"{options.out}: load it with AutoModelForCausalLM.from_pretrained(…, trust_remote_code=True)")
+        foreign = any((data / name).is_file() for name in ("tokenizer.json", "vocab.json"))  # of a model
+        same_ids = not foreign or task.get("end_token", -1) >= 0
+        tokenizer = data if is_stream(data) and same_ids else None
+    remote = ", trust_remote_code=True" * export(path, options.out, tokenizer, chosen or "trained")
+    print(f"{options.out}: load it with AutoModelForCausalLM.from_pretrained(…{remote})")
 
 
 if __name__ == "__main__":

@@ -103,6 +103,8 @@ def _run(main, received, cfg, **kwargs) -> None:
     def run() -> None:
         if _trains(main, cfg):
             _check_batch(cfg)
+            if cfg.checkpoint.finetune_from_model:
+                cfg.task.init = None  # only its architecture counts
         with _alone(cfg) if _trains(main, cfg) else nullcontext():
             try:
                 main(cfg, **kwargs)
@@ -237,7 +239,8 @@ def _check_members(original, filenames, *args, **kwargs):
     paths = [path for name in filenames for path in utils.split_paths(name)]
     if not isinstance(kwargs.get("task"), AlmaLMTask):
         return original(paths, *args, **kwargs)
-    checkpoint.memory_map_members(paths)
+    of_task = checkpoint.memory_map_members(paths)[0]["cfg"]["task"]
+    kwargs["task"].args.end_token = of_task.get("end_token", -1)
     with checkpoint.reading(paths[0]):
         return original(paths, *args, **kwargs)
 

@@ -12,28 +12,22 @@ import sentencepiece
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.modules import SinusoidalPositionalEmbedding
 from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2LMHeadModel, GPT2Tokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from alma.errors import UserError
 from alma.files import make_directory
+from alma.options import flag_of
 from alma.stream import Stream
 from fairseq_alma import modeling_alma
 from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
+from fairseq_alma.initial import ACTIVATIONS, BOS, EOS, PAD, UNK, model_rows, to_gpt2
 from fairseq_alma.switch_lm import SwitchLanguageModel
 
-BOS, PAD, EOS, UNK = range(4)  # ids of fairseq's special tokens
 _CODE = Path(modeling_alma.__file__)
-_ACTIVATIONS = {  # fairseq's name -> transformers' name
-    "relu": "relu",
-    "gelu": "gelu",
-    "gelu_accurate": "gelu_pytorch_tanh",
-    "gelu_fast": "gelu_pytorch_tanh",
-    "tanh": "tanh",
-    "linear": "linear",
-}
 
 
 def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCausalLM:
@@ -43,36 +37,40 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
     """
     (state,) = memory_map_members([path], weights)
     with reading(path):  # a KeyError: the config or the weights are incomplete
-        options, saved = state["cfg"]["model"], state["model"]
+        options, task, saved = state["cfg"]["model"], state["cfg"]["task"], dict(state["model"])
         # What names and shapes of weights do not show, and modeling_alma.py does not compute:
         kind = options["_name"]
         arch = ARCH_MODEL_REGISTRY.get(kind, MODEL_REGISTRY.get(kind))
         if arch not in (TransformerLanguageModel, SwitchLanguageModel):
-            raise UserError(f"{path} is a {kind}: export supports switch_gmoe* and transformer_lm")
-        flags = ("decoder_xformers_att_config", "quant_noise_pq", "quant_noise_scalar")
-        problems = [f"with --{flag}" for flag in flags if options.get(flag)]
-        if options["activation_fn"] not in _ACTIVATIONS:
-            problems.append(f"with --activation-fn {options['activation_fn']}")
-        if options.get("members", 1) > 1:
-            problems.append("as a UMix of several models")
-        if problems:
-            problem = problems[0].replace("_", "-")
+            raise UserError(f"{path} is a {kind}: export supports switch_gmoe* and transformer_lm*")
+        flags = ["decoder_xformers_att_config", "quant_noise_pq", "quant_noise_scalar"]
+        flags.append("no_token_positional_embeddings")
+        problems = {f"with {flag_of(flag)}": options.get(flag) for flag in flags}
+        activation = options["activation_fn"]
+        problems[f"with --activation-fn {activation}"] = activation not in ACTIVATIONS
+        problems["as a UMix of several models"] = options.get("members", 1) > 1
+        for problem in filter(problems.get, problems):
             raise UserError(f"{path} was trained {problem}, which export does not support")
+        end = task.get("end_token", -1)
+        for name in ("embed_tokens", "output_projection"):
+            saved[f"{PREFIX}{name}.weight"] = model_rows(saved[f"{PREFIX}{name}.weight"], end)
         # Text starts as in training: with bos if --add-bos-token was given, else with eos, as a stream does.
-        begin = BOS if state["cfg"]["task"].get("add_bos_token") else EOS
-        special: dict[str, Any] = {"bos_token_id": begin, "eos_token_id": EOS, "pad_token_id": PAD}
+        ids = (BOS if task.get("add_bos_token") else EOS, EOS, PAD) if end < 0 else (end, end, None)
+        special: dict[str, Any] = {"bos_token_id": ids[0], "eos_token_id": ids[1], "pad_token_id": ids[2]}
         kinds = {"Config": "Config", "Model": "Model", "ModelForCausalLM": "ForCausalLM"}
         special["auto_map"] = {f"Auto{auto}": f"{_CODE.stem}.Alma{name}" for auto, name in kinds.items()}
-        # Positions start at PAD + 1 in both.
-        positions = saved.get(f"{PREFIX}embed_positions.weight", ())
+        # Positions start at PAD + 1 in both, and sinusoids are a table, too.
+        rows = (options.get("max_target_positions") or task["tokens_per_sample"]) + PAD + 1
+        sinusoids = SinusoidalPositionalEmbedding.get_embedding(rows, options["decoder_embed_dim"], PAD)
+        positions = saved.setdefault(f"{PREFIX}embed_positions.weight", sinusoids)
         config = modeling_alma.AlmaConfig(
             vocab_size=len(saved[f"{PREFIX}embed_tokens.weight"]),
             hidden_size=options["decoder_embed_dim"],
             num_hidden_layers=options["decoder_layers"],
             num_attention_heads=options["decoder_attention_heads"],
             intermediate_size=options["decoder_ffn_embed_dim"],
-            hidden_act=_ACTIVATIONS[options["activation_fn"]],
-            max_position_embeddings=max(0, len(positions) - PAD - 1),
+            hidden_act=ACTIVATIONS[activation],
+            max_position_embeddings=len(positions) - PAD - 1,
             num_experts=options.get("moe_expert_count", 0),
             decoder_sparse_step=options.get("moe_freq", 1),
             scale_embedding=not options["no_scale_embedding"],
@@ -91,11 +89,26 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
         except RuntimeError as error:
             problem = str(error).split("\n")[1].strip()
             raise UserError(
-                f"{path}: {problem} Export supports switch_gmoe* and transformer_lm with learned positions "
-                "and --decoder-normalize-before"
+                f"{path}: {problem} Export supports switch_gmoe* and transformer_lm* with "
+                "--decoder-normalize-before"
             ) from error
     model.tie_weights()
     return model
+
+
+def as_gpt2(model: modeling_alma.AlmaForCausalLM) -> GPT2LMHeadModel:
+    """A dense model as GPT-2. Embeddings that are scaled differ from those of the output layer."""
+    old, scale = model.config, model.config.hidden_size**0.5 if model.config.scale_embedding else 1.0
+    same = [*GPT2Config.attribute_map, "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"]
+    config = GPT2Config(**{name: getattr(old, name) for name in same})
+    config.n_inner, config.activation_function = old.intermediate_size, old.hidden_act
+    config.tie_word_embeddings = old.tie_word_embeddings and scale == 1
+    state = {name.removeprefix("biogpt."): value for name, value in model.state_dict().items()}
+    with torch.device("meta"):
+        made = GPT2LMHeadModel(config)
+    made.load_state_dict(to_gpt2(state, config.n_layer, scale), strict=True, assign=True)
+    made.tie_weights()
+    return made
 
 
 def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
@@ -107,8 +120,7 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
     stream = Stream.load(directory)
     stream.check([])
     if {"tokenizer.json", "vocab.json"} & stream.files.keys():
-        what = "its tokenizer is a model's own, whose ids are 4 lower, and cannot be exported"
-        raise UserError(f"{directory}: {what}; use that of the model")
+        return _tokenizer_of_a_model(stream, config)
     spaces = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     if gpt2 := "vocab.bpe" in stream.files:
         ids = json.loads((directory / "encoder.json").read_bytes())
@@ -159,20 +171,34 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
     )
 
 
-def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "trained") -> None:
+def _tokenizer_of_a_model(stream: Stream, config: Any) -> PreTrainedTokenizerFast:
+    """The tokenizer that a stream has from a model, for a model with its ids."""
+    folder, what = stream.directory, "its tokenizer is of a model, from which the checkpoint does not start"
+    if config.pad_token_id is not None or stream.vocab_size != config.vocab_size:
+        raise UserError(f"{folder}: {what}: leave out --tokenizer")
+    kind = PreTrainedTokenizerFast if "tokenizer.json" in stream.files else GPT2Tokenizer
+    made = kind.from_pretrained(folder)
+    made.bos_token = made.eos_token = made.convert_ids_to_tokens(config.eos_token_id)
+    return made
+
+
+def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "trained") -> bool:
     """Write the model of the checkpoint `path`, and a stream's `tokenizer`, into the directory `out`.
 
+    Returns whether the model needs modeling_alma.py, which is there, too; a dense one is a GPT-2.
     UserError: as `read_model` and `tokenizer_of`; the disk is full.
     """
     transformers_logging.disable_progress_bar()
-    model = read_model(path, weights)
+    read = read_model(path, weights)
+    model = read if read.config.num_experts else as_gpt2(read)
     converted = tokenizer_of(tokenizer, model.config) if tokenizer else None
     make_directory(out)
     (out / "config.json").unlink(missing_ok=True)  # moved last: it marks a complete directory
     try:
         with tempfile.TemporaryDirectory(dir=out) as folder:
             model.save_pretrained(folder)
-            shutil.copyfile(_CODE, Path(folder, _CODE.name))
+            if model is read:
+                shutil.copyfile(_CODE, Path(folder, _CODE.name))
             if converted:
                 converted.save_pretrained(folder)
             mode = stat.S_IMODE(os.stat(Path(folder, "config.json")).st_mode)
@@ -183,3 +209,4 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
         raise UserError(
             f"{out}: cannot be written ({error}: full disk, quota?); free some space and rerun the command"
         ) from error
+    return model is read

@@ -24,6 +24,7 @@ from alma.processes import peak_memory
 from alma.protocol import TextOptions
 from alma.stages import Stage, check_share, stages
 from alma.stream import Part, Stream, is_stream, read_index
+from fairseq_alma import initial
 from fairseq_alma.data import preprocessed, token_blocks
 from fairseq_alma.defaults import flag
 from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
@@ -47,6 +48,7 @@ for _option in options_of(TextOptions).values():
         _choices = _option.metadata["choices"]
         _default = _choices[0] if _choices and _option.default is None else _option.default
         _kind = ChoiceEnum(list(_choices)) if _choices else _option.type
+        _kind = _kind if _default is not None else Optional[str]  # noqa: UP045  as `ema_poly`
         _SHARED.append((_option.name, _kind, flag(_default, _option.metadata["help"])))
 _SharedConfig: Any = make_dataclass("_SharedConfig", _SHARED, bases=(LanguageModelingConfig,))
 
@@ -83,6 +85,10 @@ class AlmaLMConfig(_SharedConfig):
         None,
         "ETA of a polynomial average, with --store-ema and in place of --ema-decay: the k-th "
         "update moves it (ETA + 1) / (k + ETA) of the way to the weights",
+    )
+    init_sha256: str = flag("", "refuse to train from an --init whose weights have another checksum")
+    end_token: int = flag(
+        -1, "the id that eos stands for, of the model of --init, which sets this (-1: none)"
     )
     expect_tokens: int = flag(0, "refuse to train if a full update has another number of tokens (0: any)")
     expect_gpus: int = flag(0, "refuse to train if torch can use fewer GPUs")
@@ -139,6 +145,12 @@ class AlmaLMTask(LanguageModelingTask):
         if self.is_cut() and (self.args.stage or self.args.waiting_time != 1) and not from_checkpoint:
             self._stage()  # as in __init__
         model = super().build_model(args, from_checkpoint)
+        if self.args.init and not from_checkpoint:
+            initial.load(model, self.args.init)
+        if never := initial.unused(self.args.end_token):
+            model.decoder.output_projection.register_forward_hook(
+                lambda _, inputs, y: y.index_fill_(-1, torch.tensor(never, device=y.device), -torch.inf)
+            )
         processes = distributed_utils.get_data_parallel_world_size()
         if getattr(args, "moe_expert_parallel", False) and processes > 1 and not from_checkpoint:
             if args.moe_expert_count % processes:

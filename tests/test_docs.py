@@ -33,7 +33,7 @@ BLOCK = re.compile(r"^(<!-- run -->\n)?```(bash|python)\n(.*?)^```", re.DOTALL |
 FAIRSEQ = {"fairseq-train": "get_training_parser", "fairseq-eval-lm": "get_eval_lm_parser"}
 FAIRSEQ |= {"fairseq-interactive": "get_generation_parser", "fairseq-generate": "get_generation_parser"}
 """Commands of fairseq, and the functions of fairseq.options that make their parsers."""
-SHELL = {"cd", "eval", "git", "pip", "source", "sudo"}
+SHELL = {"cd", "eval", "git", "hf", "pip", "source", "sudo"}
 """Commands that are not parsed."""
 TYPES = {"boolean": bool, "integer": int, "list": list, "null": type(None), "object": dict, "string": str}
 TYPES |= {"number": (int, float)}
@@ -125,7 +125,9 @@ def test_launch_accepts_its_commands(monkeypatch):
     from slurm.lm.request import read_requests, resolved
 
     monkeypatch.chdir(ROOT)
-    requests = [request for words in arguments_of("slurm.launch") for request in read_requests(words)]
+    model = ("--init", "models/gpt2")  # which is not here
+    commands = [[word for word in words if word not in model] for words in arguments_of("slurm.launch")]
+    requests = [request for words in commands for request in read_requests(words)]
     assert all(make_plan(request, 4).stages for request in resolved(requests))
 
 
@@ -252,7 +254,10 @@ def test_documented_keys_of_text_runs():
     options = "--from-scratch --context-window 4 --name N --update-multiplier 2 --members 2"
     commands = [f"S --learner ens --out R {options} -- --max-update 2", "S --learner gmoe --out R"]
     more = "--schedule continuous --average .9 --replay-share .5 --replay-from recent"
-    commands.append(f"S --learner sm --out R {more} --cooldown .5")
+    commands += [
+        f"S --learner sm --out R {more} --cooldown .5",
+        "S --learner sm --out R --init M --cutoff 2023",
+    ]
     requests = [request for words in commands for request in read_with_stand_in(words.split())]
     requests = [place(request, Machine((10**10,) * 2, None)) for request in requests]
     requests += read_with_stand_in("S --learner sm --out R --trainer T --budget updates=2".split())
@@ -266,8 +271,8 @@ def test_documented_keys_of_text_runs():
     measured = dict.fromkeys(keys_in(path, "describe", "measure") - nested, 1) | {"training": [training]}
     row = measured_fields(measured, [True])
     extra = documented("extra, text")
-    # with --average, if the stream drifts, if another run of the launch has the same training
-    at_times = {"raw", "matrix", "matrix_experts", "matrix_periods", "scores", "shared_with"}
+    # with --average or --cutoff, if the stream drifts, if another run of the launch has the same training
+    at_times = {"raw", "matrix", "matrix_experts", "matrix_periods", "matrix_seen", "scores", "shared_with"}
     assert row["extra"].keys() | at_times == extra.keys()
     assert training.keys() - MACHINE_FIELDS == extra["training"][1]
 

@@ -16,7 +16,7 @@ ALWAYS_SHOWN = VARIANT | {"learner", "name", "waiting_time", "replay", "seed", "
 """Settings that every table and legend shows."""
 _OPTIONAL = {name for name, option in options_of(TextOptions).items() if option.metadata["record"] == CHANGED}
 """Settings that run.json lacks if they have their defaults."""
-_CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data")
+_CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data", "init_sha256")
 """Shown only if no other setting distinguishes two configurations."""
 _OF_VARIANT = ("select", "--lr-scheduler", "--total-num-update")
 """Settings that a schedule or a preset usually sets together with the variant."""

@@ -163,9 +163,14 @@ def validation(rows: Rows) -> dict[int, float]:
 
 
 def matrix(rows: Rows) -> dict[int, list[float]]:
-    """The metric on the held-out part of each mega-batch, by t >= 1; {} unless all t from 1 on have it."""
+    """The metric on the held-out part of each mega-batch, by t >= 1; {} unless all t from 1 on have it.
+
+    NaN on periods before the --cutoff of the model that the run started from.
+    """
     found = {t: row["extra"].get("matrix") for t, row in rows.items() if t >= 1}
-    return found if 1 in found and all(found.values()) else {}
+    seen = {t: rows[t]["extra"].get("matrix_seen", 0) for t in found}
+    whole = 1 in found and all(found.values())
+    return {t: [math.nan] * seen[t] + found[t][seen[t] :] for t in found} if whole else {}
 
 
 def column(rows: Rows, field: str, until: float = math.inf) -> dict[int, Any]:
@@ -258,7 +263,9 @@ def group(runs: Sequence[Run], until: float = math.inf) -> list[list[Result]]:
             places = ", ".join(str(run.directory) for run in same)
             raise UserError(f"{places} repeat one configuration but share no t: report them one by one")
         cut = tuple({t: rows[t] for t in common} for _, rows in counted)
-        config = same[0].config
+        config, last = same[0].config, cut[0][common[-1]]["extra"]
+        if seen := ", ".join(last.get("matrix_periods", [])[: last.get("matrix_seen", 0)]):
+            left_out.append(f"left out of averages: {same[0].directory}, {seen}: before its model's cutoff")
         result = Result(config, cut, end=min(map(end_of, same)), runs=same, left_out=tuple(left_out))
         name, checksum = data_of(config)
         data = result.config.get("dataset"), result.config.get("scenario"), checksum or name

@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from alma.errors import UserError
 from fairseq_alma.defaults import flag
 from fairseq_alma.ensemble import EnsembleDecoder
+from fairseq_alma.initial import unused
 from fairseq_alma.moe.dispatchers import as_autocast
+
+Ids = Sequence[int]
 
 
 @dataclass
@@ -40,7 +43,7 @@ class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
         super().__init__(task, sentence_avg)
         if loss_chunk_tokens < 1:
             raise UserError("--loss-chunk-tokens must be 1 or more")
-        self.chunk = loss_chunk_tokens
+        self.chunk, self.unused = loss_chunk_tokens, unused(getattr(task.args, "end_token", -1))
         self.nll: Tensor
 
     def forward(self, model, sample, reduce: bool = True):
@@ -58,6 +61,7 @@ class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
             target.reshape(-1),
             self.padding_idx,
             self.chunk,
+            self.unused,
         )
         self.nll = nll.view(target.shape)
         loss = loss if reduce else nll
@@ -77,18 +81,19 @@ def output_weights(decoder: nn.Module) -> list[Tensor]:
 
 
 def chunked_nll(
-    features: Tensor, weights: Sequence[Tensor], target: Tensor, pad: int, chunk: int
+    features: Tensor, weights: Sequence[Tensor], target: Tensor, pad: int, chunk: int, unused: Ids = ()
 ) -> tuple[Tensor, Tensor]:
     """Negative log-likelihood of `target` (S,) in nats, fp32: the sum, and per token without gradient.
 
     The logits are features (S, D) times weights (V, D). Several weights share the features' columns in order,
-    and their logits are added up. Logits exist for at most `chunk` tokens at a time.
+    and their logits are added up. Logits exist for at most `chunk` tokens at a time. The ids `unused` get no
+    probability.
     """
     features, *weights = as_autocast(features, *weights)  # once, not in every operation
     with torch.autocast(features.device.type, enabled=False):
         if torch.is_grad_enabled():
-            return _ChunkedNLL.apply(features, target, pad, chunk, *weights)
-        nll, _ = _run(features, weights, target, pad, chunk)
+            return _ChunkedNLL.apply(features, target, pad, chunk, unused, *weights)
+        nll, _ = _run(features, weights, target, pad, chunk, unused)
     return nll.sum(), nll
 
 
@@ -100,10 +105,10 @@ class _ChunkedNLL(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, features: Tensor, target: Tensor, pad: int, chunk: int, *weights: Tensor):
-        ctx.pad, ctx.chunk, ctx.later = pad, chunk, features.dtype == torch.float16
+    def forward(ctx, features: Tensor, target: Tensor, pad: int, chunk: int, unused: Ids, *weights: Tensor):
+        ctx.pad, ctx.chunk, ctx.unused, ctx.later = pad, chunk, unused, features.dtype == torch.float16
         scale = None if ctx.later else torch.ones((), device=features.device)
-        nll, grads = _run(features, weights, target, pad, chunk, scale)
+        nll, grads = _run(features, weights, target, pad, chunk, unused, scale)
         ctx.save_for_backward(*((features, target, *weights) if ctx.later else grads))
         ctx.mark_non_differentiable(nll)
         return nll.sum(), nll
@@ -112,15 +117,21 @@ class _ChunkedNLL(torch.autograd.Function):
     def backward(ctx, grad_loss: Tensor, _):
         if ctx.later:
             features, target, *weights = ctx.saved_tensors
-            _, grads = _run(features, weights, target, ctx.pad, ctx.chunk, grad_loss)
+            _, grads = _run(features, weights, target, ctx.pad, ctx.chunk, ctx.unused, grad_loss)
         else:
             grads = [grad.mul_(grad_loss) for grad in ctx.saved_tensors]  # in place: backward runs once
         by_features, *by_weights = grads  # autograd casts the weights' gradients from fp32
-        return by_features, None, None, None, *by_weights
+        return by_features, None, None, None, None, *by_weights
 
 
 def _run(
-    features: Tensor, weights: Sequence[Tensor], target: Tensor, pad: int, chunk: int, scale=None
+    features: Tensor,
+    weights: Sequence[Tensor],
+    target: Tensor,
+    pad: int,
+    chunk: int,
+    unused: Ids,
+    scale: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss of each token, (S,) fp32, and, with a `scale`, the scaled gradients of the sum.
 
@@ -138,6 +149,8 @@ def _run(
         logits = torch.mm(parts[0], weights[0].t(), out=memory[: len(rows)])
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             logits.addmm_(part, weight.t())
+        if unused:
+            logits.index_fill_(1, target.new_tensor(unused), -torch.inf)
         in_place = logits if logits.dtype == torch.float32 else None
         log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32, out=in_place)
         loss = -log_probs.gather(1, wanted)

@@ -20,7 +20,7 @@ from slurm.lm.plan import CUT_FLAGS, ENCODER, Request
 _POSITIVE: tuple[str, ...] = ("--tokens-per-sample", "--required-batch-size-multiple", "--update-freq")
 _POSITIVE += ("--distributed-world-size", "--batch-size", "--max-tokens")
 _MOST_SEED = 2**31
-_OF_FAIRSEQ = ("schedule", "cooldown", "average", "update_multiplier", "context_window")
+_OF_FAIRSEQ = ("schedule", "cooldown", "average", "update_multiplier", "context_window", "init")
 """Options that a trainer of the user's lacks."""
 
 
@@ -38,6 +38,11 @@ def _problems(request: Request) -> Iterator[str]:
         if name not in own.options and getattr(request, name) is not None:
             learners = " or ".join(learner for learner, spec in specs.items() if name in spec.options)
             yield f"{flag_of(name)} needs --learner {learners}, not {request.learner}: leave it out"
+    parts = Stream.load(request.stream).held_out if is_stream(request.stream) else ()
+    if request.cutoff and not ((request.init or request.trainer) and parts and parts[0].period):
+        yield f"--cutoff {request.cutoff} needs --init MODEL, and a stream with periods: `alma data --by`"
+    if request.init and own.joint:
+        yield f"--init: {request.learner} trains its models as one, which would stay equal; give ens"
     if request.from_scratch and own.fresh:
         yield f"--from-scratch: {request.learner} trains new models in every stage; leave it out"
     if own.switch and not (arch := settings["--arch"]).startswith("switch_"):

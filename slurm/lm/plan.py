@@ -227,7 +227,7 @@ def make_plan(request: Request, megabatches: int) -> Plan:
         whole = replace(
             whole,
             grow_experts=growth,
-            grow_router=request.grow_router or "preserve",
+            grow_router=request.grow_router or ("tree" if request.init else "preserve"),
             grow_optimizer=request.grow_optimizer or kept,
         )
     config = {"learner": request.learner, "megabatches": megabatches, **recorded(whole)}
@@ -236,6 +236,9 @@ def make_plan(request: Request, megabatches: int) -> Plan:
         config["arch"] = request.settings["--arch"]
         config["moe_expert_count"] = request.settings.get("--moe-expert-count")
         config["fairseq_flags"] = list(chain(*flags.values()))
+    if request.init:
+        config["init"] = Path(request.init).resolve().name
+        config["init_sha256"] = request.settings["--init-sha256"]
     if request.placement:  # its values in place of the user's
         if request.placement.by_machine:
             config["tokens_per_update"] = request.placement.tokens
@@ -282,7 +285,7 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
         replays = name.startswith("replay_")  # stage 0 has nothing to replay
         if options_of(request)[name].metadata["passed"] and name[:5] != "grow_" and (index or not replays):
             shared += flag_words(flag_of(name), value)
-    shared += average
+    shared += average + flag_words("--init-sha256", settings.get("--init-sha256") or None)
     # A line for every 5% of a stage or more often, for `slurm.lm.local.progress`.
     interval = min(100, max(1, (updates or 2000) // 20))
     for name, text in {"--log-format": "json", "--log-interval": str(interval)}.items():

@@ -12,7 +12,7 @@ from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from alma.schema import AMOUNT, NATURAL, NUMBER, TEXT, parse_json, require
 from alma.stages import Stage, stages
-from alma.stream import FileInfo, Stream, is_stream
+from alma.stream import FileInfo, Stream, begins, is_stream
 from alma.tables import as_text
 from slurm.lm.plan import Plan, StageSpec
 
@@ -99,10 +99,10 @@ def collect(plan: Plan, run: Run) -> None:
 def _measured(plan: Plan, spec: StageSpec | None) -> Measured:
     """The fields of a row after a stage, or of the untrained model."""
     if spec is None:
-        return measured_fields(read_measured(plan.out / UNTRAINED, 0), [])
+        return measured_fields(read_measured(plan.out / UNTRAINED, 0), [], plan.request.cutoff)
     trained = [training.directory for training in spec.trainings]
     new = [directory in trained for directory in spec.models]
-    fields = measured_fields(read_measured(spec.directory / RESULT, len(new)), new)
+    fields = measured_fields(read_measured(spec.directory / RESULT, len(new)), new, plan.request.cutoff)
     markers = [read_marker(directory / TRAINED) for directory in trained if (directory / TRAINED).exists()]
     if sources := [marker["shared_with"] for marker in markers if "shared_with" in marker]:
         fields["extra"]["shared_with"] = sources
@@ -154,10 +154,12 @@ def _read(
     return record
 
 
-def measured_fields(measured: Mapping[str, Any], new: Sequence[bool]) -> Measured:
+def measured_fields(measured: Mapping[str, Any], new: Sequence[bool], cutoff: str | None = None) -> Measured:
     """The fields of a row; `new`: for each deployed model, whether this stage trained it."""
     trainings = [each for each, counts in zip(measured["training"], new, strict=True) if counts]
     extra = {key: value for key, value in measured.items() if key not in (*_KINDS, "experts")}
+    if cutoff:
+        extra["matrix_seen"] = sum(begins(each)[: len(cutoff)] <= cutoff for each in extra["matrix_periods"])
     if measured["expert_count"]:
         extra |= {"experts": measured["expert_count"], "expert_layers": measured["experts"]}
     if trainings:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from alma.errors import UserError, closest
 from alma.experiments import check_nesting, read_experiment, read_overrides
-from alma.options import flag_of, given, options_of
+from alma.options import flag_of, flag_words, given, options_of
 from alma.protocol import of_preset
 from slurm.engine import children
 from slurm.engine.resources import Resources
@@ -148,6 +148,9 @@ def resolved(requests: Sequence[Request]) -> list[Request]:
     lines = []
     for request in by_fairseq:
         of_options = (*("--schedule", request.schedule), *request.average_words)  # which set other defaults
+        if request.init:  # the model's architecture is the default
+            arch = ("--arch", "switch_gmoe") * request.learner_spec.switch
+            of_options = (*of_options, *arch, *flag_words("--init", request.init))
         flags = itertools.chain(*request.flags.values())
         lines.append([request.stream, "--task", "alma_lm", *of_options, *flags])
     known = iter(resolve(lines) if lines else [])

@@ -81,6 +81,7 @@ MODELS = {
     "tree": (["--moe-expert-count", 6], tree),
     "every layer": (["--moe-freq", 1, "--activation-fn", "relu", "--no-scale-embedding"], None),
     "dense": ([*DENSE, *SIZES, "--share-decoder-input-output-embed"], None),
+    "sinusoidal": ([*DENSE[:3], *SIZES], None),
     "untied": ([*DENSE, *SIZES, "--activation-fn", "gelu_accurate", "--decoder-layers", 3], None),
 }
 
@@ -243,7 +244,6 @@ REFUSED = {
     "layernorm-embedding": ([*DENSE, *SIZES, "--layernorm-embedding"], None, "Unexpected key(s) in"),
     "input-dim": (["--decoder-input-dim", "16"], None, "project_in_dim"),
     "umix": (["--members", "2"], None, "was trained as a UMix of several models, which export does not"),
-    "sinusoidal": ([*DENSE[:3], *SIZES], None, 'embed_positions.weight". Export supports switch_gmoe*'),
     "post-norm": ([*DENSE[:2], *SIZES, DENSE[3]], None, "layer_norm.weight"),
     "lightconv": ([], mutated(_name="lightconv_lm"), "is a lightconv_lm: export supports"),
     "heads": ([], mutated(decoder_embed_dim=16), "size mismatch for biogpt."),

@@ -53,6 +53,24 @@ def rows(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("rows")
+def test_ids_that_are_unused_get_no_probability_and_no_gradient():
+    features, weights, target = inputs()
+    unused = [0, 1, 300]
+    target[(target[:, None] == torch.tensor(unused)).any(1) & (target != PAD)] = 5
+    kept = [i for i in range(301) if i not in unused]
+    place = torch.tensor([kept.index(i) if i in kept else -100 for i in range(301)])
+    expected = F.cross_entropy(features @ weights[0][kept].t(), place[target], reduction="sum")
+    expected.backward()
+    gradients = [features.grad.clone(), weights[0].grad.clone()]
+    features.grad = weights[0].grad = None
+    loss, _ = chunked_nll(features, weights, target, PAD, 16, unused)
+    loss.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close([features.grad, weights[0].grad], gradients)
+    assert not weights[0].grad[unused].any()
+
+
+@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("chunk", [1, 16, 42, 1000])  # 42 tokens are not padding
 @pytest.mark.parametrize("dims", [(16,), (8, 5)])
 def test_loss_and_gradients_are_those_of_cross_entropy(chunk, dims):

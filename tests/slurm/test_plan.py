@@ -287,3 +287,17 @@ def test_flags_of_the_user_are_left_to_fairseq():
     assert made.request.updates == 5
     assert (values(made, "log-format"), values(made, "log-interval")) == (["simple"] * 4, ["1"] * 4)
     assert made.stages[0].trainings[0].command.count("--log-format") == 1
+
+
+def test_init_is_the_model_of_stage_0_and_from_scratch_of_every_stage():
+    """A training that continues another one takes only the architecture from it."""
+    made = plan("--init models/gpt2 --learner gmoe")
+    assert values(made, "init") == ["models/gpt2"] * 4
+    assert values(made, "init-sha256") == ["0f"] * 4
+    assert values(made, "grow-router") == [None, "tree", "tree", "tree"]
+    assert value(made.untrained, "--init") == "models/gpt2"
+    assert (made.config["init"], made.config["init_sha256"]) == ("gpt2", "0f")
+    assert "init" not in plan().config
+    for words in ("--from-scratch", "--learner gens"):
+        previous = [spec.trainings[0].previous for spec in plan(f"--init models/gpt2 {words}").stages]
+        assert previous == [None] * 4

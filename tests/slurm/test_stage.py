@@ -53,6 +53,14 @@ def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
     }
 
 
+@pytest.mark.parametrize(("cutoff", "seen"), [("2021", 2), ("2020-12-31", 1), ("2022-01", 3), ("1999", 0)])
+def test_a_row_counts_the_periods_that_begin_until_the_cutoff(cutoff, seen):
+    periods = {"matrix": [9.0] * 3, "matrix_periods": ["2020-Q1", "2021-Q4", "2022-Q1"]}
+    row = measured_fields(RESULT | periods, [True], cutoff)
+    check_row({"t": 1, "stage": 0, "trained_on": [1], **row}, 3)
+    assert row["extra"]["matrix_seen"] == seen
+
+
 def test_a_row_counts_the_trainings_of_its_stage_only():
     (one,) = RESULT["training"]
     result = RESULT | {"training": [one | {"flops": 1.0}, one, one | {"seconds": 1.0}]}

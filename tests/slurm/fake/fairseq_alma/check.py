@@ -29,7 +29,7 @@ TEXTS = """
     gpt2-encoder-json=https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe/encoder.json adam-eps=1e-8 clip-norm=1.0
     dropout=0.1 attention-dropout=0.0 criterion=cross_entropy sample-break-mode=none log-format= update-freq=
     tensorboard-logdir= weight-decay=0.0 grow-noise=0.1 warmup-init-lr= checkpoint-suffix=
-    ddp-backend=pytorch_ddp
+    ddp-backend=pytorch_ddp init=
 """.split()
 """NAME=DEFAULT; without a default: None."""
 
@@ -87,6 +87,7 @@ def resolve(words: list[str]) -> dict:
     for name in ("lr", "attention_dropout", "dropout", "grow_noise", "ema_decay"):
         given[name] = [float(given[name])] if name == "lr" else float(given[name])
     given["no_epoch_checkpoints"] = True
+    given["init_sha256"] = given["init"] and "0f"
     if not switch:
         given["moe_expert_parallel"] = None
     settings = {f"--{name.replace('_', '-')}": value for name, value in given.items() if name != "data"}

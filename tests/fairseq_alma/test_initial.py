@@ -1,0 +1,219 @@
+"""--init: a run starts from the model itself, and a model that is exported is the one that was trained."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from alma.errors import UserError
+from alma.records import Run
+from fairseq_alma import check
+from tests.conftest import ROOT
+
+END = 7  # not the first id, so that a row that is off by one shows
+BLOCK = 48
+FLAGS = f"--tokens-per-sample {BLOCK} --max-tokens 384 --max-update 3 --lr 1e-2 --num-workers 0 --cpu".split()
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("TOKENIZERS_PARALLELISM", "false")  # no threads: other tests fork
+        yield pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def make(transformers, text, tmp_path_factory):
+    """`make(**settings)` -> a folder with a GPT-2 of random weights, in several files, and its tokenizer."""
+    tokenizers = pytest.importorskip("tokenizers")
+    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
+    engine.pre_tokenizer, engine.decoder = bytes_, tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=bytes_.alphabet(),
+        special_tokens=[f"<|{i}|>" for i in range(END + 1)],
+        show_progress=False,
+    )
+    engine.train_from_iterator([(text / "help.txt").read_text("utf-8")], trainer)
+
+    def run(**settings):
+        folder = tmp_path_factory.mktemp("gpt2")
+        sizes = {"vocab_size": 300, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
+        config = transformers.GPT2Config(bos_token_id=END, eos_token_id=END, **(sizes | settings))
+        torch.manual_seed(1)
+        model = transformers.GPT2LMHeadModel(config)
+        with torch.no_grad():
+            for parameter in model.parameters():  # no 0 or 1 may hide a mistake
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        model.save_pretrained(folder, max_shard_size="60KB")
+        engine.save(str(folder / "tokenizer.json"))
+        return folder
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def folder(make):
+    made = make()
+    assert len(list(made.glob("*.safetensors"))) > 2
+    return made
+
+
+@pytest.fixture(scope="module")
+def stream(folder, text, tmp_path_factory):
+    """A stream in the ids of the folder, with two mega-batches."""
+    out = tmp_path_factory.mktemp("own") / "stream"
+    words = "--mega-batches 2 --words 4000 --eval-words 2000 --valid-words 1000 --seed 1 --workers 1"
+    command = [sys.executable, "-m", "data_prep", f"help={text}/help.txt", "--tokenizer", folder]
+    subprocess.run([*command, *words.split(), "--out", out], check=True, cwd=ROOT)
+    return out
+
+
+@torch.no_grad()
+def loss(model, stream) -> float:
+    """Of transformers' `model`, in nats a token, on the blocks that fairseq evaluates."""
+    ids = np.fromfile(stream / "test.bin", np.uint16).astype(np.int64)
+    targets = torch.from_numpy(np.where(ids == 2, END, ids - 4))
+    inputs, total = torch.cat([torch.tensor([END]), targets[:-1]]), 0.0
+    for block, target in zip(inputs.split(BLOCK), targets.split(BLOCK), strict=True):
+        logits = model(block[None]).logits[0].double()
+        total += torch.nn.functional.cross_entropy(logits, target, reduction="sum").item()
+    return total / len(targets)
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [
+        ({}, []),
+        ({"tie_word_embeddings": False, "n_inner": 48, "activation_function": "gelu"}, []),
+        ({}, ["--arch", "switch_gmoe", "--moe-expert-count", 1]),
+        ({}, ["--arch", "switch_gmoe", "--moe-expert-count", 5, "--moe-freq", 1]),
+    ],
+)
+def test_the_loss_at_t_0_is_that_of_transformers(make, stream, transformers, evaluate, settings, flags):
+    folder = make(**settings)
+    expected = loss(transformers.GPT2LMHeadModel.from_pretrained(folder), stream)
+    assert expected > 6, "not that of a model that has learned nothing"
+    found = evaluate("--untrained", "--init", folder, *FLAGS, *flags, data=stream)
+    assert found["nll"] == pytest.approx(expected, abs=1e-5)
+    shares = [share for layer in found["experts"].values() for share in layer["share"]]
+    assert min(shares, default=1) > 0, "an expert gets no token"
+
+
+def test_in_two_stages_and_out(folder, stream, transformers, forked, start, tmp_path):
+    run, out = tmp_path / "run", tmp_path / "hf"
+    words = [stream, "--init", folder, "--learner", "sm", "--out"]
+    forked.launch(*words, run, "--", *FLAGS, "--criterion", "chunked_cross_entropy")
+    saved = torch.load(run / "stage_01" / "checkpoint_best.pt", weights_only=True)["model"]
+    assert not saved["decoder.embed_tokens.weight"][[0, 1, 3]].any(), "ids that no text has were trained"
+
+    exported = start("export", run, "--out", out).wait()
+    assert exported.code == 0, exported.output
+    assert "trust_remote_code" not in exported.output
+    assert not list(out.glob("*.py"))
+    model, tokenizer = (
+        kind.from_pretrained(out) for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer)
+    )
+    assert type(model) is transformers.GPT2LMHeadModel
+    assert (len(tokenizer), model.config.vocab_size, model.config.n_positions) == (300, 300, 64)
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == END
+    before = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    lines = "It's  one\n\n line\nand more"
+    assert tokenizer(lines).input_ids == before(lines).input_ids
+    assert tokenizer.decode(tokenizer(lines).input_ids) == lines
+    last = json.loads((run / "stage_01" / "result.json").read_text())
+    assert loss(model, stream) == pytest.approx(last["nll"], abs=1e-5)
+    assert last["nll"] < json.loads((run / "untrained.json").read_text())["nll"] - 0.1
+
+    from fairseq import checkpoint_utils
+
+    path = str(run / "stage_01" / "checkpoint_best.pt")
+    (ours,), *_ = checkpoint_utils.load_model_ensemble_and_task([path])
+    ids = torch.randint(300, (3, 64))
+    with torch.no_grad():
+        logits, expected = model(ids).logits, ours.eval()(ids + 4)[0]
+    others = [i for i in range(300) if i != END]
+    torch.testing.assert_close(logits[..., others], expected[..., 4:][..., others], atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits[..., END], expected[..., 2], atol=1e-5, rtol=0)
+
+    again = tmp_path / "again"  # a checkpoint as the model, and growth from one expert
+    grown = "--learner gmoe --grow-experts 1 --stages 1 --out".split()
+    forked.launch(stream, "--init", path, *grown, again, "--", *FLAGS, "--moe-expert-count", "1")
+    first = json.loads((again / "untrained.json").read_text())
+    assert first["nll"] == pytest.approx(last["nll"], abs=1e-6)
+    with pytest.raises(UserError, match=r"init_sha256: \w+… -> \w+…"):  # another model at a restart
+        forked.launch(stream, "--init", folder, *grown, again, "--", *FLAGS, "--moe-expert-count", "1")
+    config = Run.read(run).config
+    assert (config["init"], len(config["init_sha256"])) == (folder.name, 64)
+
+
+def wider(folder):
+    """One more row than the tokenizer has ids."""
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"vocab_size": 301}))
+    for path in folder.glob("*.safetensors"):
+        weights = load_file(path)
+        if "transformer.wte.weight" in weights:
+            weights["transformer.wte.weight"] = torch.zeros(301, 32)
+            save_file(weights, path)
+
+
+def edit(name, old, new):
+    """A change of a file of the folder."""
+
+    def change(folder):
+        path = folder / name
+        path.write_text(path.read_text().replace(old, new))
+
+    return change
+
+
+def remove(name):
+    return lambda folder: next(iter(folder.glob(name))).unlink()
+
+
+def truncate(folder):
+    path = min(folder.glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+REFUSED = {
+    "positions": (None, ["--tokens-per-sample", 65], "65: .* has 64 positions: give --tokens-per-sample 64"),
+    "flag": (None, ["--decoder-layers", 3], "--decoder-layers 3: .* has 2: leave the flag out"),
+    "other tokenizer": (edit("tokenizer.json", '"merges"', ' "merges"'), [], "make a stream by `alma data"),
+    "rows": (wider, [], "its 300 tokens are not the 301 of .* by its resize_token_embeddings"),
+    "llama": (edit("config.json", '"gpt2"', '"llama"'), [], "model_type llama is none of gpt2"),
+    "layers": (edit("config.json", '"n_layer": 2', '"n_layer": 3'), [], r"no whole GPT-2 \(KeyError: 'h.2"),
+    "epsilon": (edit("config.json", "1e-05", "1e-06"), [], "layer_norm_epsilon 1e-06 is none of 1e-05"),
+    "damaged": (truncate, [], r"no whole GPT-2 \(SafetensorError"),
+    "no shard": (remove("*2-of*.safetensors"), [], r"no whole GPT-2 \(FileNotFoundError"),
+    "no config": (remove("config.json"), [], r"no whole GPT-2 \(FileNotFoundError"),
+    "no model": (shutil.rmtree, [], "no such checkpoint"),
+    "another": (None, ["--init-sha256", "0"], "--init-sha256 0: .* has [0-9a-f]{64}"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_does_not_fit_is_one_line(folder, stream, tmp_path, capsys, kind):
+    change, flags, line = REFUSED[kind]
+    copy = shutil.copytree(folder, tmp_path / "model")
+    if change:
+        change(copy)
+    with pytest.raises(SystemExit, match="2"):
+        check.resolve(list(map(str, [stream, "--task", "alma_lm", "--init", copy, *FLAGS, *flags])))
+    assert re.fullmatch(f"error: .*{line}.*\n", capsys.readouterr().err)
+
+
+def test_a_stream_in_other_ids_is_one_line(folder, request, capsys):
+    words = [request.getfixturevalue("gpt2_stream"), "--task", "alma_lm", "--init", folder, *FLAGS]
+    with pytest.raises(SystemExit, match="2"):
+        check.resolve(list(map(str, words)))
+    assert "its 1,000 tokens are not the 300 of" in capsys.readouterr().err
