@@ -20,6 +20,8 @@ PRESETS = ("paper", "draft", "authors", "anytime")
 OF_OPTIMIZER: dict[str, dict[str, Any]] = {
     "adadelta": {"lr": 1.0, "momentum": 0.0},
     "sgd": {"lr": 0.01, "momentum": 0.9},
+    "adam": {"lr": 0.001, "momentum": 0.0},
+    "adamw": {"lr": 0.001, "momentum": 0.0, "weight_decay": 0.01},
 }
 """Settings of an optimizer that is chosen in place of the data set's."""
 TORCHVISION = "torchvision:"
@@ -75,7 +77,7 @@ class Settings:
         metavar="FILE",
         record=NEVER,
     )
-    optimizer: str = option("adadelta", "optimizer", choices=("adadelta", "sgd"))
+    optimizer: str = option("adadelta", "optimizer", choices=tuple(OF_OPTIMIZER))
     lr: float = option(1.0, "learning rate", above=0)
     lr_scheduler: str = option(
         "constant",
@@ -141,8 +143,8 @@ class Settings:
             return "--from-scratch draws new weights, and weights of unrelated models have no average"
         if name == "patience" and value and chosen.get("select") == "last":
             return "--select last does not ask which epoch is best"
-        if name == "momentum" and value and chosen.get("optimizer") == "adadelta":
-            return "Adadelta has none"
+        if name == "momentum" and value and (optimizer := chosen.get("optimizer", "sgd")) != "sgd":
+            return f"{optimizer.capitalize()} has none"
         if name == "hidden" and library:
             return f"{chosen['arch']} has sizes of its own"
         if name == "weights" and value and not library:
