@@ -37,6 +37,7 @@ TOOLS = {
         "results", "alma.report.advice.__main__", "wait or train, grow, average? advice from runs"
     ),
     "tsne": Tool("results", "vision.tsne", "draw the gating tree of an image mixture"),
+    "predict": Tool("checkpoints", "vision.predict", "label images with the model of an image run"),
     "export": Tool("checkpoints", "fairseq_alma.export", "export a language model to Hugging Face"),
 }
 """The subcommands by name, in the order of the help."""

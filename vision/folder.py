@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
 import numpy as np
 from filelock import FileLock
@@ -21,8 +21,28 @@ from alma.files import atomic_write, make_directory
 
 KINDS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of images, in lower case."""
-_CHUNK = 64  # images of a task of a thread
+CHUNK = 64  # images of a task of a thread
 _NO_IMAGE = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, struct.error, zlib.error)
+
+
+class Size(NamedTuple):
+    """Height and width to which images are scaled. With `shorter`, the shorter side is scaled to that first,
+    and the centre cut out, as by torchvision's Resize and CenterCrop."""
+
+    height: int
+    width: int
+    shorter: int | None = None
+
+    def fit(self, image: Any) -> Any:
+        """A Pillow image of this size."""
+        from PIL import Image
+
+        target = self.width, self.height
+        if self.shorter:
+            target = tuple(self.shorter * side // min(image.size) for side in image.size)
+        image = image.resize(target, Image.Resampling.BILINEAR)
+        left, top = (round((a - b) / 2) for a, b in zip(image.size, (self.width, self.height), strict=True))
+        return image.crop((left, top, left + self.width, top + self.height))
 
 
 class Listing(NamedTuple):
@@ -74,11 +94,11 @@ def listed(root: Path) -> Listing:
     return listing._replace(classes=sorted(classes[0]))
 
 
-def read(root: Path, size: int | None, cache: Path | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
+def read(root: Path, size: Size | None, cache: Path | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
     """Images (n, 3, height, width) of train/ and test/, in memory or mapped from files in `cache`, and labels
     (n,).
 
-    Images are scaled to `size` x `size` pixels if given. UserError: as of `listed`, an image is unreadable,
+    Images are scaled to `size` if given. UserError: as of `listed`, an image is unreadable,
     images differ in size, or `cache` cannot be written. MemoryError: they need more memory than there is.
     """
     listing, parts = listed(root), []
@@ -91,7 +111,7 @@ def read(root: Path, size: int | None, cache: Path | None = None) -> list[tuple[
     return parts
 
 
-def _cached(cache: Path, part: Path, paths: Sequence[str], size: int | None) -> np.ndarray:
+def _cached(cache: Path, part: Path, paths: Sequence[str], size: Size | None) -> np.ndarray:
     """The images of `_decoded`, mapped from a file in `cache`, which the first process that needs it writes.
     The file has another name if one of `paths` has another name, size or time."""
     digest = hashlib.sha256(f"upright {size}".encode())
@@ -115,13 +135,10 @@ def _cached(cache: Path, part: Path, paths: Sequence[str], size: int | None) -> 
         raise UserError(f"{file} is damaged ({error}): delete it") from None
 
 
-def _decoded(paths: Sequence[str], size: int | None, out: IO[bytes] | None = None) -> np.ndarray:
+def _decoded(paths: Sequence[str], size: Size | None, out: IO[bytes] | None = None) -> np.ndarray:
     """Images (n, 3, height, width) of files, in memory, or mapped from the new .npy file `out`."""
-    from PIL import Image
-
-    warnings.simplefilter("error", Image.DecompressionBombWarning)  # images of 90 megapixels and more
-    warnings.filterwarnings("ignore", category=UserWarning, module="PIL")  # damaged metadata
-    height, width = _read(paths[0], size).shape[:2]
+    set_warnings()
+    height, width = read_image(paths[0], size).shape[:2]
     shape = len(paths), 3, height, width
     if out:
         npy.write_array_header_2_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})
@@ -133,8 +150,8 @@ def _decoded(paths: Sequence[str], size: int | None, out: IO[bytes] | None = Non
         pixels = empty(shape)
 
     def decode(start: int) -> None:
-        for i, path in enumerate(paths[start : start + _CHUNK], start):
-            image = _read(path, size)
+        for i, path in enumerate(paths[start : start + CHUNK], start):
+            image = read_image(path, size)
             if image.shape[:2] != (height, width):
                 sizes = sorted([(height, width), image.shape[:2]])
                 raise UserError(
@@ -144,7 +161,7 @@ def _decoded(paths: Sequence[str], size: int | None, out: IO[bytes] | None = Non
             pixels[i] = image.transpose(2, 0, 1)
 
     with ThreadPoolExecutor(4) as pool:  # chunks keep the threads' overhead low for small images
-        list(pool.map(decode, range(0, len(paths), _CHUNK)))
+        list(pool.map(decode, range(0, len(paths), CHUNK)))
     return pixels
 
 
@@ -156,19 +173,30 @@ def empty(shape: tuple[int, ...]) -> np.ndarray:
     return np.empty(shape, np.uint8)
 
 
-def scaled(images: np.ndarray, size: int) -> np.ndarray:
-    """Images (n, channels, height, width) as bytes, scaled to `size` x `size` pixels as those of a folder."""
+def scaled(images: np.ndarray, size: Size) -> np.ndarray:
+    """Images (n, channels, height, width) as bytes, scaled to `size` as those of a folder."""
     from PIL import Image
 
-    pixels = empty((*images.shape[:2], size, size))
-    planes = zip(pixels.reshape(-1, size, size), images.reshape(-1, *images.shape[2:]), strict=True)
+    pixels = empty((*images.shape[:2], size.height, size.width))
+    planes = zip(
+        pixels.reshape(-1, size.height, size.width), images.reshape(-1, *images.shape[2:]), strict=True
+    )
     for target, channel in planes:
-        target[:] = np.asarray(Image.fromarray(channel).resize((size, size), Image.Resampling.BILINEAR))
+        target[:] = np.asarray(size.fit(Image.fromarray(channel)))
     return pixels
 
 
-def _read(path: str, size: int | None) -> np.ndarray:
-    """An image as bytes (height, width, 3), upright as viewers show it; of several frames, the first."""
+def set_warnings() -> None:
+    """What Pillow only warns of: images of 90 megapixels and more are errors, damaged metadata is nothing."""
+    from PIL import Image
+
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
+
+
+def read_image(path: str, size: Size | None, mode: str = "RGB") -> np.ndarray:
+    """An image as bytes (height, width, 3), or in Pillow's `mode` "L" (height, width), upright as viewers
+    show it; of several frames, the first. UserError: it is unreadable."""
     from PIL import Image, ImageOps
 
     try:
@@ -180,7 +208,7 @@ def _read(path: str, size: int | None) -> np.ndarray:
             image.load()
             with contextlib.suppress(*_NO_IMAGE):  # of damaged metadata
                 ImageOps.exif_transpose(image, in_place=True)
-            rgb = image.convert("RGB")
-            return np.asarray(rgb.resize((size, size), Image.Resampling.BILINEAR) if size else rgb)
+            converted = image.convert(mode)
+            return np.asarray(size.fit(converted) if size else converted)
     except (*_NO_IMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise UserError(f"cannot read the image {path} ({error}): replace or delete it") from None

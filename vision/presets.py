@@ -77,6 +77,13 @@ class Settings:
         metavar="FILE",
         record=NEVER,
     )
+    statistics: str = option(
+        "data",
+        "mean and deviation that normalise pixels: of the training images, or ImageNet's, the default with "
+        "--weights",
+        choices=("data", "imagenet"),
+        record=CHANGED,
+    )
     optimizer: str = option("adadelta", "optimizer", choices=tuple(OF_OPTIMIZER))
     lr: float = option(1.0, "learning rate", above=0)
     lr_scheduler: str = option(

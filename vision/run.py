@@ -134,6 +134,8 @@ def parser() -> Parser:
     add("--download", action=argparse.BooleanOptionalAction, default=False, help=text)
     text = "scale images to S x S pixels (default: their own size)"
     add("--image-size", type=number_list, metavar="S", help=text)
+    text = "with --image-size: scale the shorter side to R pixels first, then cut out the centre"
+    add("--resize-size", type=number_list, metavar="R", help=text)
     text = "with --dataset folder: keep the decoded images in files in DIR, made once, instead of in memory"
     add("--cache-images", metavar="DIR", help=text)
     usual = "MNIST 500, CIFAR-10 and folder 100, digits 20; EMNIST, CIFAR-100 and --preset draft 50"

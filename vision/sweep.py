@@ -19,9 +19,9 @@ from vision.experiment import run
 from vision.learners import all_settings, refusal, resolve
 from vision.presets import Settings
 
-DATA: tuple[str, ...] = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
-DATA += ("replay_share", "replay_from")
-_OF_THE_STREAM = {"dataset", "image_size", "megabatches", "stream_seed", "scenario"}
+DATA: tuple[str, ...] = ("dataset", "image_size", "resize_size", "megabatches", "stream_seed", "preset")
+DATA += ("scenario", "replay_share", "replay_from")
+_OF_THE_STREAM = {*DATA} - {"preset", "replay_share", "replay_from"}
 _OF_THE_COMMAND = {"cluster", "device", "help", "jobs", "list", "part", "save-interval"}
 
 USUAL = {"data_root": "data", "device": "auto", "cache_images": None}
@@ -140,7 +140,7 @@ def _job(
         folder = "_".join([*parts, *["replay"] * point["replay"], f"s{point['seed']}"])
     out = section.out / folder
     dataset = {"name": point["dataset"], "root": section.data_root, "download": section.download}
-    dataset["image_size"] = point.get("image_size")
+    dataset |= {size: point.get(size) for size in ("image_size", "resize_size")}
     if section.cache_images:
         if point.get("scenario") in ("rotated", "permuted"):
             raise UserError(f"--cache-images: --scenario {point['scenario']} has changed images in memory")

@@ -1,0 +1,137 @@
+"""Predict the classes of images with the model of a run: `alma predict`."""
+
+import csv
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from alma.errors import Parser, UserError, command
+from alma.files import atomic_write, make_directory
+from vision import folder
+from vision.experiment import device_of
+
+if TYPE_CHECKING:
+    from vision.data import Dataset
+    from vision.learners import Learner
+
+_BATCH = 256  # images that are read at a time
+_EXAMPLES = """\
+examples:
+  alma predict runs/mine photos --out labels.csv
+  alma predict runs/mine photos/a.jpg --t 3 --out week3.csv
+"""
+
+
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        prog="python -m vision.predict",
+        usage="%(prog)s RUN IMAGES... --out FILE.csv [options]",
+        description="Predict the classes of images with the model of a run of `alma images`. Images are "
+        "prepared as those of the run. The file has a row for each: path, label, probability.",
+        epilog=_EXAMPLES,
+    )
+    add = made.add_argument
+    add("run", type=Path, metavar="RUN", help="directory of a run")
+    add("images", type=Path, nargs="+", metavar="IMAGES", help="files, or folders with files below them")
+    text = "use the model after mega-batch N, of a run with --save-stages (default: the last one)"
+    add("--t", type=int, metavar="N", help=text)
+    add("--out", type=Path, required=True, metavar="FILE", help="CSV file to write")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
+    return made
+
+
+def found(places: Sequence[Path]) -> tuple[list[str], Counter[str]]:
+    """Paths of the images at `places`, files or folders, each once, and the number of other files in the
+    folders by suffix. UserError: a place is missing or unreadable, or there is no image."""
+
+    def fail(error: OSError) -> NoReturn:
+        raise UserError(f"cannot read the images ({error})")
+
+    paths, left_out = [], Counter[str]()
+    for place in places:
+        if not place.exists():
+            raise UserError(f"{place}: no such file or folder")
+        if not place.is_dir():
+            paths.append(str(place))
+        for inside, _, names in sorted(os.walk(place, onerror=fail, followlinks=True)):  # of a file: nothing
+            for name in sorted(names):
+                suffix = os.path.splitext(name)[1].lower()
+                if suffix in folder.KINDS and not name.startswith("."):
+                    paths.append(os.path.join(inside, name))
+                else:
+                    left_out[suffix or "without suffix"] += 1
+    if not paths:
+        raise UserError(f"no images in {', '.join(map(str, places))}: give {', '.join(folder.KINDS)}")
+    return list(dict.fromkeys(paths)), left_out
+
+
+def predictions(learner: "Learner", data: "Dataset", paths: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Path, label and probability of each image, read in batches; of an unreadable one, which stderr names,
+    label and probability are empty."""
+    import numpy as np
+    import torch
+
+    from vision.data import Images
+
+    channels, height, width = data.shape
+    size, mode = folder.Size(height, width, data.resize_size), "L" if channels == 1 else "RGB"
+
+    def read(path: str) -> np.ndarray | None:
+        try:
+            return folder.read_image(path, size, mode).reshape(height, width, channels)
+        except UserError as error:
+            print(f"warning: {error}", file=sys.stderr)
+            return None
+
+    folder.set_warnings()
+    with ThreadPoolExecutor(4) as pool:
+        for start in range(0, len(paths), _BATCH):
+            batch = paths[start : start + _BATCH]
+            pictures = dict(zip(batch, pool.map(read, batch), strict=True))
+            answers: Iterator[list[float]] = iter(())
+            if pixels := [picture for picture in pictures.values() if picture is not None]:
+                images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
+                every = torch.arange(len(images))
+                examples = data.select(Images(images, every), every, learner.device)
+                judged = learner.judged(learner.deployed, examples)
+                chosen = judged[-1:].long()
+                answers = iter(torch.cat([chosen, judged.gather(0, chosen).exp()]).t().tolist())
+            for path, picture in pictures.items():
+                number, probability = next(answers) if picture is not None else (-1, 0.0)
+                label = data.names[int(number)] if picture is not None else ""
+                yield path, label, f"{probability:.6f}" if label else ""
+
+
+@command
+def main() -> None:
+    """Entry point of `python -m vision.predict`."""
+    options = parser().parse_args()
+    paths, left_out = found(options.images)
+    from vision.deployed import load
+
+    learner, data = load(options.run, options.t, device_of(options.device))
+    if data.shape[0] not in (1, 3):
+        raise UserError(f"{options.run} has images of {data.shape[0]} channels: predict from Python")
+    if options.out.is_dir():
+        raise UserError(f"--out {options.out} is a folder: give a file")
+    make_directory(options.out.absolute().parent)
+    unreadable = 0
+    with atomic_write(options.out) as file:
+        write = csv.writer(file, lineterminator="\n").writerow
+        write(["path", "label", "probability"])
+        for path, *answer in predictions(learner, data, paths):
+            write([os.fsencode(path).decode(errors="backslashreplace"), *answer])
+            unreadable += answer == ["", ""]
+        if unreadable == len(paths):
+            raise UserError(f"none of {len(paths):,} images is readable")
+    others = ", ".join(f"{number:,} {suffix}" for suffix, number in left_out.most_common()) or "none"
+    print(f"{options.out}: images: {len(paths):,}; unreadable: {unreadable:,}; files left out: {others}")
+
+
+if __name__ == "__main__":
+    main()
