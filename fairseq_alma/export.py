@@ -4,7 +4,9 @@
 and modeling_alma.py, the model's code. With a tokenizer, `AutoTokenizer.from_pretrained(DIR)` works too.
 """
 
+import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ def parser() -> Parser:
         prog="python -m fairseq_alma.export",
         usage="%(prog)s {RUN | CHECKPOINT} --out DIR [options]",
         description="Export a language model to a directory that Hugging Face's AutoModelForCausalLM and, "
-        "with --tokenizer, AutoTokenizer load.",
+        "with --tokenizer, AutoTokenizer load. A run of `alma images` becomes safetensors and, with --onnx, "
+        "ONNX.",
         epilog=_EXAMPLES,
     )
     add = made.add_argument
@@ -70,6 +73,9 @@ def _read(file: Path) -> dict[str, Any]:
 @command
 def main() -> None:
     """Export to Hugging Face."""
+    for word in sys.argv[1:]:
+        if (Path(word) / "run.json").is_file() and "dataset" in Run.read(word).config:  # of another wing
+            os.execv(sys.executable, [sys.executable, "-P", "-m", "vision.export", *sys.argv[1:]])
     options = parser().parse_args()
     require_package("transformers", "alma export")
     path, tokenizer, chosen = options.model, options.tokenizer, options.weights

@@ -6,11 +6,10 @@ Shapes: n examples, C classes. Models of torchvision take images of three channe
 import hashlib
 import math
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +28,6 @@ _AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 Factory = Callable[[int, tuple[int, ...], int], nn.Module]
 """Builds a network of images (n, channels, height, width) -> logits (n, C), given the channels, (height,
 width) and C. Initial weights come from torch's global generator."""
-
-
-def name_of(factory: Factory) -> str:
-    """What errors and run.json call it."""
-    return getattr(factory, "__qualname__", type(factory).__name__)
 
 
 class Classifier(nn.Module):
@@ -87,27 +81,16 @@ class Classifier(nn.Module):
         return 24 * 3 * math.prod(self.shape[1:])
 
 
-def check_own(
-    factory: Factory, settings: Settings, shape: Sequence[int], classes: int, given: Collection[str]
-) -> dict[str, Any]:
-    """What run.json records of a network of your own: its name, and a hash of its layers. UserError: the
-    learner needs layers of ALMA's, the network does not take images of `shape`, or settings that it has no
-    use for are `given`."""
-    if useless := {"arch", "hidden"}.intersection(given):
-        raise UserError(f"backbone {name_of(factory)} takes the place of {', '.join(sorted(useless))}")
-    if settings.own_layers:
-        raise UserError(f"{name_of(factory)} neither grows nor has experts; choose sm, ens, umix or gens")
-    costs(factory, classes, *shape[1:], channels=shape[0])
-    layers = repr(_built(factory, classes, shape=tuple(shape)))
-    return {
-        "arch": f"own:{name_of(factory)}",
-        "backbone": hashlib.blake2b(layers.encode(), digest_size=8).hexdigest(),
-    }
-
-
-def check(settings: Settings, shape: Sequence[int], classes: int) -> None:
-    """Say which weights of the file are left out. UserError: the model does not take images of `shape`
-    (channels, height, width), or the file does not fit the model."""
+def check(
+    settings: Settings, shape: Sequence[int], classes: int, factory: Factory | None = None
+) -> dict[str, str]:
+    """Say which weights of the file are left out. Returns what run.json records of a `factory`: a hash of its
+    layers. UserError: the model does not take images of `shape` (channels, height, width), or the file does
+    not fit the model."""
+    if factory:
+        costs(factory, classes, *shape[1:], channels=shape[0])
+        layers = repr(_built(factory, classes, shape=tuple(shape)))
+        return {"backbone": hashlib.blake2b(layers.encode(), digest_size=8).hexdigest()}
     if shape[0] not in (1, 3):
         raise UserError(f"--arch {settings.arch} takes images of 1 or 3 channels, not {shape[0]}")
     costs(settings.torchvision, classes, *shape[1:])
@@ -115,6 +98,7 @@ def check(settings: Settings, shape: Sequence[int], classes: int) -> None:
         left = load_weights(_built(settings.torchvision, classes), settings, classes)
         if left:
             print(f"{settings.weights} has other classes: {', '.join(left)} start at random", flush=True)
+    return {}
 
 
 @lru_cache(maxsize=8)
@@ -126,7 +110,7 @@ def costs(source: str | Factory, classes: int, height: int, width: int, channels
     for convolutions by group. UserError: the model does not take such images, or gives no logits.
     """
     network = _built(source, classes, shape=(channels, height, width)).to("meta").train()
-    what = f"--arch {TORCHVISION}{source}" if isinstance(source, str) else name_of(source)
+    what = f"--arch {TORCHVISION}{source}" if isinstance(source, str) else f"backbone {source}"
     try:
         with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
             logits = network(torch.empty(2, channels, height, width))  # two, for batch statistics

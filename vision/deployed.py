@@ -29,9 +29,9 @@ def learner_of(
         raise UserError(f"{run.directory}: learner {config['learner']}: {hint(config['learner'], LEARNERS)}")
     if config.get("backbone") and not backbone:
         needed = "from Python, give it: vision.deployed.load(RUN, backbone=...)"
-        raise UserError(f"{run.directory} has a backbone of its own, {config['backbone']}: {needed}")
+        raise UserError(f"{run.directory} has a backbone of its own, {config['arch']}: {needed}")
     state = read_checkpoint(file, device)
-    with reading(file):
+    with reading(file, "restore it"):
         names = config.keys() & set(kind.settings_class.names()) - {"weights"}  # of weights it has a hash
         settings = kind.settings_class(**{name: config[name] for name in names})
         learner = kind(data.shape, data.classes, settings, config["seed"], torch.device(device), backbone)

@@ -70,15 +70,15 @@ def run(
     from vision.data import StageData
 
     dataset, target = stream.dataset, device_of(device)
+    if (backbone and "arch" in settings) or settings.get("arch", "").startswith(presets.OWN):
+        raise UserError(f"arch {settings.get('arch')}: give arch, or a backbone of your own in its place")
+    settings |= {"arch": presets.OWN + _name(backbone)} if backbone else {}
     chosen = resolve(dataset.name, learner, preset, settings, waiting_time)
     own: dict[str, str] = {}
-    if chosen.torchvision or backbone:
+    if chosen.whole:
         from vision import classifiers
 
-        if backbone:
-            own = classifiers.check_own(backbone, chosen, dataset.shape, dataset.classes, settings)
-        else:
-            classifiers.check(chosen, dataset.shape, dataset.classes)
+        own = classifiers.check(chosen, dataset.shape, dataset.classes, backbone)
     if chosen.statistics != "data":
         stream = copy.copy(stream)
         stream.dataset = dataset.normalised_as(chosen.statistics)
@@ -128,9 +128,9 @@ def run(
     return record
 
 
-def _name(metric: Any) -> str:
-    """The name of its score in the rows."""
-    return getattr(metric, "__name__", type(metric).__name__)
+def _name(function: Any) -> str:
+    """The name of a metric or backbone in run.json and rows."""
+    return getattr(function, "__name__", type(function).__name__)
 
 
 @contextmanager

@@ -58,7 +58,8 @@ def found(places: Sequence[Path]) -> tuple[list[str], Counter[str]]:
             raise UserError(f"{place}: no such file or folder")
         if not place.is_dir():
             paths.append(str(place))
-        for inside, _, names in sorted(os.walk(place, onerror=fail, followlinks=True)):  # of a file: nothing
+            continue
+        for inside, _, names in sorted(os.walk(place, onerror=fail, followlinks=True)):
             for name in sorted(names):
                 suffix = os.path.splitext(name)[1].lower()
                 if suffix in folder.KINDS and not name.startswith("."):

@@ -135,7 +135,7 @@ def _job(
     if varying is not None:
         values = vars(resolved) | point
         parts = [point["learner"], f"w{point['waiting_time']}"]
-        parts += [] if resolved.torchvision else [f"h{resolved.hidden}"]
+        parts += [] if resolved.whole else [f"h{resolved.hidden}"]
         parts += [folder_part(name, values[name]) for name in varying if values.get(name) is not None]
         folder = "_".join([*parts, *["replay"] * point["replay"], f"s{point['seed']}"])
     out = section.out / folder

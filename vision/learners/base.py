@@ -224,7 +224,7 @@ class Learner:
         """A stack of `members` networks of the chosen architecture."""
         from vision.models import MLP, VGG, mlp_widths, vgg_widths
 
-        if self.settings.torchvision or self.factory:
+        if self.settings.whole:
             from vision.classifiers import Classifier
             from vision.mixture import Committee
 
