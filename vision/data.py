@@ -35,7 +35,7 @@ _DAMAGED = (
     *(RuntimeError, OSError, EOFError, ValueError, TypeError, KeyError, AssertionError),
     *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
 )
-_SMALL, _NORMALISED = 1 << 14, 1 << 28
+_SMALL, NORMALISED = 1 << 14, 1 << 28
 """Values of an image, and bytes of the images of a stage or test set, up to which they are normalised once.
 Beyond, each batch is normalised anew, which takes little time beside a network for such images."""
 
@@ -88,7 +88,7 @@ class Dataset:
         """Examples of the indices `chosen` (n,) of `images` on `device`; they stay bytes if `stored`, or if
         they are large or many."""
         labels, values = images.labels[chosen], math.prod(self.shape)
-        if stored or values > _SMALL or 4 * len(chosen) * values > _NORMALISED:
+        if stored or values > _SMALL or 4 * len(chosen) * values > NORMALISED:
             normalise = partial(self.normalised, device=device)
             return StoredExamples(images.images, chosen, labels.to(device), normalise)
         return self.examples(Images(images.images[chosen], labels), device)
@@ -280,13 +280,6 @@ class MegaBatchStream:
         if any(part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= total for part in self.parts):
             raise UserError(f"parts: give indices of training images, whole numbers from 0 to {total - 1}")
         self.held_out, self.scenario = [np.asarray(part, dtype=np.int64) for part in held_out], scenario
-
-    @classmethod
-    def from_dataset(cls, dataset: Any, test: Any = None, **options: Any) -> "MegaBatchStream":
-        """A stream of your own images, with or without dates; see `vision.own.stream_of`."""
-        from vision.own import stream_of
-
-        return stream_of(dataset, test, **options)
 
     @property
     def partition(self) -> int | str:

@@ -12,43 +12,44 @@ TEST = 0.2
 """Share of the images, or of those of each period, that are the test set if none is given."""
 
 
-def stream_of(
-    dataset: Any,
-    test: Any = None,
-    *,
-    dates: Any = None,
-    megabatches: int | None = None,
-    name: str = "mine",
-    seed: int = 0,
-) -> MegaBatchStream:
-    """A stream of the images of a torch Dataset of (image, label), or of a pair (images, labels) of tensors
-    or arrays, and so for `test`.
+class OwnStream(MegaBatchStream):
+    """A stream of your own images, called `vision.Stream`."""
 
-    An image is bytes (uint8), or floats from 0 to 1, which become bytes: (height, width), (channels, height,
-    width), (height, width, channels), or a Pillow image. `dates` has the period of each image, such as 2024
-    or "2024-03": each period is a mega-batch, in order. Otherwise `megabatches` are an i.i.d. partition.
-    Without `test`, a random fifth of the images is the test set; of each period, whose held-out part it is.
-    UserError: other images or dates, or a period of fewer than 3 images.
-    """
-    images, labels = _arrays(dataset, name)
-    random = np.random.RandomState(0)  # the same for all seeds, whose runs then are repeats
-    groups = [np.arange(len(labels))] if dates is None else _periods(dates, len(labels))
-    if dates is not None and megabatches is not None:
-        raise UserError("give megabatches, or dates: each period is a mega-batch")
-    groups = [random.permutation(group) for group in groups]
-    tested = [group[: 0 if test is not None else int(len(group) * TEST) + 1] for group in groups]
-    trained = [group[len(part) :] for group, part in zip(groups, tested, strict=True)]
-    held, kept = np.concatenate(tested), np.concatenate(trained)
-    given = (images[held], labels[held]) if test is None else _arrays(test, f"the test set of {name}")
-    made = replace(make_dataset(name, (images[kept], labels[kept]), given), names=_names(dataset))
-    if dates is None:
-        return MegaBatchStream(made, megabatches, seed)
-    return MegaBatchStream(made, None, seed, _places(trained), _places(tested) if test is None else ())
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Any,
+        test: Any = None,
+        *,
+        dates: Any = None,
+        megabatches: int | None = None,
+        name: str = "mine",
+        seed: int = 0,
+    ) -> "OwnStream":
+        """The images of a torch Dataset of (image, label), or of a pair (images, labels) of tensors or
+        arrays, and so for `test`.
 
-
-def _names(dataset: Any) -> list[str]:
-    """Names of the classes, where torchvision's data sets have them; []: their numbers."""
-    return [str(name) for name in getattr(dataset, "classes", ())]
+        An image is bytes (uint8), or floats from 0 to 1, which become bytes: (height, width), (channels,
+        height, width), (height, width, channels), or a Pillow image. `dates` has the period of each image,
+        such as 2024 or "2024-03": each period is a mega-batch, in order. Otherwise `megabatches` are an
+        i.i.d. partition. Without `test`, a random fifth of the images is the test set; of each period, whose
+        held-out part it is. UserError: other images or dates, or a period of fewer than 3 images.
+        """
+        images, labels = _arrays(dataset, name)
+        if dates is not None and megabatches is not None:
+            raise UserError("give megabatches, or dates: each period is a mega-batch")
+        random = np.random.RandomState(0)  # the same for all seeds, whose runs then are repeats
+        groups = [np.arange(len(labels))] if dates is None else _periods(dates, len(labels))
+        groups = [random.permutation(group) for group in groups]
+        tested = [group[: 0 if test is not None else int(len(group) * TEST) + 1] for group in groups]
+        trained = [group[len(part) :] for group, part in zip(groups, tested, strict=True)]
+        held, kept = np.concatenate(tested), np.concatenate(trained)
+        given = (images[held], labels[held]) if test is None else _arrays(test, f"the test set of {name}")
+        names = [str(name) for name in getattr(dataset, "classes", ())]  # of torchvision's data sets
+        made = replace(make_dataset(name, (images[kept], labels[kept]), given), names=names)
+        if dates is None:
+            return cls(made, megabatches, seed)
+        return cls(made, None, seed, _places(trained), _places(tested) if test is None else ())
 
 
 def _places(groups: list[np.ndarray]) -> list[np.ndarray]:

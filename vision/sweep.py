@@ -22,7 +22,7 @@ from vision.presets import Settings
 DATA: tuple[str, ...] = ("dataset", "image_size", "resize_size", "megabatches", "stream_seed", "preset")
 DATA += ("scenario", "replay_share", "replay_from")
 _OF_THE_STREAM = {*DATA} - {"preset", "replay_share", "replay_from"}
-_OF_THE_COMMAND = {"cluster", "device", "help", "jobs", "list", "part", "save-interval"}
+_OF_THE_COMMAND = {"cluster", "device", "dry-run", "help", "jobs", "list", "part", "save-interval"}
 
 USUAL = {"data_root": "data", "device": "auto", "cache_images": None}
 """Defaults of flags that a recorded command leaves out."""
@@ -40,8 +40,8 @@ class SweepRun:
     dataset: dict[str, Any]  # arguments of data.load
     megabatches: int
     stream_seed: int
-    scenario: str | None = None
-    arch: str = "mlp"
+    scenario: str | None
+    settings: Settings
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of experiment.run
 
     def run(self) -> None:
@@ -159,7 +159,7 @@ def _job(
         _megabatches(point),
         point["stream_seed" if "stream_seed" in point else "seed"],
         point.get("scenario"),
-        resolved.arch,
+        resolved,
         options,
     )
 
