@@ -7,7 +7,7 @@ import struct
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
@@ -21,8 +21,8 @@ from alma.files import atomic_write, make_directory
 
 KINDS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of images, in lower case."""
-CHUNK = 64  # images of a task of a thread
-_NO_IMAGE = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, struct.error, zlib.error)
+_CHUNK = 64  # images of a task of a thread
+NO_IMAGE = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, struct.error, zlib.error)
 
 
 class Size(NamedTuple):
@@ -65,33 +65,42 @@ def listed(root: Path) -> Listing:
 
     UserError: a folder is missing, unreadable or without images, or classes of train/ and test/ differ.
     """
-
-    def fail(error: OSError) -> NoReturn:
-        needed = "--data-root needs train/CLASS/*.png and test/CLASS/*.png"
-        raise UserError(f"cannot read folder from {root} ({error}): {needed}")
-
     classes: list[set[str]] = []
+    needed = "--data-root needs train/CLASS/*.png and test/CLASS/*.png"
     listing = Listing([], [], [], Counter())
     for part, images in ((root / "train", listing.train), (root / "test", listing.test)):
-        tree = sorted(os.walk(part, onerror=fail, followlinks=True))
-        for folder, _, names in tree:
-            inside = Path(folder).relative_to(part).parts
-            for name in sorted(names):
-                suffix = os.path.splitext(name)[1].lower()
-                if any(word.startswith(".") for word in (*inside, name)):
-                    listing.left_out["hidden"] += 1
-                elif not inside or suffix not in KINDS:
-                    listing.left_out[(suffix or "without suffix") if inside else "in no class"] += 1
-                else:
-                    images.append((inside[0], os.path.join(folder, name)))
+        images += [(inside[0], path) for inside, path in below(part, 1, listing.left_out, needed)]
         images.sort(key=lambda image: image[0])
-        classes.append({name for name in tree[0][1] if not name.startswith(".")})
+        classes.append({name.name for name in part.iterdir() if name.is_dir() and name.name[0] != "."})
         empty = sorted(classes[-1] - {name for name, _ in images})
         if empty or not classes[-1]:
             raise UserError(f"{part}/{', '.join(empty) or 'CLASS'}: no images, which every class needs")
     if odd := sorted(classes[0] ^ classes[1]):
         raise UserError(f"{root}: train/ and test/ differ in classes: {', '.join(odd)}")
     return listing._replace(classes=sorted(classes[0]))
+
+
+def below(
+    root: Path, depth: int, left_out: Counter[str], needed: str
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The folders, at least `depth`, and the path of each image below `root`, in order; counts other files.
+
+    UserError, which ends with what is `needed`: a folder is missing or unreadable.
+    """
+
+    def fail(error: OSError) -> NoReturn:
+        raise UserError(f"cannot read folder from {root} ({error}): {needed}")
+
+    for folder, _, names in sorted(os.walk(root, onerror=fail, followlinks=True)):
+        inside = Path(folder).relative_to(root).parts
+        for name in sorted(names):
+            suffix = os.path.splitext(name)[1].lower()
+            if any(word.startswith(".") for word in (*inside, name)):
+                left_out["hidden"] += 1
+            elif len(inside) < depth or suffix not in KINDS:
+                left_out["in no class" if len(inside) < depth else suffix or "without suffix"] += 1
+            else:
+                yield inside, os.path.join(folder, name)
 
 
 def read(root: Path, size: Size | None, cache: Path | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -150,7 +159,7 @@ def _decoded(paths: Sequence[str], size: Size | None, out: IO[bytes] | None = No
         pixels = empty(shape)
 
     def decode(start: int) -> None:
-        for i, path in enumerate(paths[start : start + CHUNK], start):
+        for i, path in enumerate(paths[start : start + _CHUNK], start):
             image = read_image(path, size)
             if image.shape[:2] != (height, width):
                 sizes = sorted([(height, width), image.shape[:2]])
@@ -161,7 +170,7 @@ def _decoded(paths: Sequence[str], size: Size | None, out: IO[bytes] | None = No
             pixels[i] = image.transpose(2, 0, 1)
 
     with ThreadPoolExecutor(4) as pool:  # chunks keep the threads' overhead low for small images
-        list(pool.map(decode, range(0, len(paths), CHUNK)))
+        list(pool.map(decode, range(0, len(paths), _CHUNK)))
     return pixels
 
 
@@ -206,9 +215,9 @@ def read_image(path: str, size: Size | None, mode: str = "RGB") -> np.ndarray:
                     f"{path} has more than 8 bits per channel (mode {image.mode}): convert it first"
                 )
             image.load()
-            with contextlib.suppress(*_NO_IMAGE):  # of damaged metadata
+            with contextlib.suppress(*NO_IMAGE):  # of damaged metadata
                 ImageOps.exif_transpose(image, in_place=True)
             converted = image.convert(mode)
             return np.asarray(size.fit(converted) if size else converted)
-    except (*_NO_IMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except (*NO_IMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise UserError(f"cannot read the image {path} ({error}): replace or delete it") from None

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from alma.errors import Parser, UserError, command
 from alma.files import atomic_write, make_directory
@@ -45,30 +45,16 @@ def parser() -> Parser:
     return made
 
 
-def found(places: Sequence[Path]) -> tuple[list[str], Counter[str]]:
-    """Paths of the images at `places`, files or folders, each once, and the number of other files in the
-    folders by suffix. UserError: a place is missing or unreadable, or there is no image."""
-
-    def fail(error: OSError) -> NoReturn:
-        raise UserError(f"cannot read the images ({error})")
-
-    paths, left_out = [], Counter[str]()
+def found(places: Sequence[Path], left_out: Counter[str]) -> list[str]:
+    """Paths of the images at `places`, files or folders, each once; counts other files in the folders.
+    UserError: a place is missing or unreadable, or there is no image."""
+    paths: list[str] = []
     for place in places:
-        if not place.exists():
-            raise UserError(f"{place}: no such file or folder")
-        if not place.is_dir():
-            paths.append(str(place))
-            continue
-        for inside, _, names in sorted(os.walk(place, onerror=fail, followlinks=True)):
-            for name in sorted(names):
-                suffix = os.path.splitext(name)[1].lower()
-                if suffix in folder.KINDS and not name.startswith("."):
-                    paths.append(os.path.join(inside, name))
-                else:
-                    left_out[suffix or "without suffix"] += 1
+        inside = folder.below(place, 0, left_out, "give files or folders")
+        paths += [str(place)] if place.is_file() else [path for _, path in inside]
     if not paths:
         raise UserError(f"no images in {', '.join(map(str, places))}: give {', '.join(folder.KINDS)}")
-    return list(dict.fromkeys(paths)), left_out
+    return list(dict.fromkeys(paths))
 
 
 def predictions(learner: "Learner", data: "Dataset", paths: Sequence[str]) -> Iterator[tuple[str, str, str]]:
@@ -93,26 +79,28 @@ def predictions(learner: "Learner", data: "Dataset", paths: Sequence[str]) -> It
     with ThreadPoolExecutor(4) as pool:
         for start in range(0, len(paths), _BATCH):
             batch = paths[start : start + _BATCH]
-            pictures = dict(zip(batch, pool.map(read, batch), strict=True))
-            answers: Iterator[list[float]] = iter(())
-            if pixels := [picture for picture in pictures.values() if picture is not None]:
-                images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
-                every = torch.arange(len(images))
-                examples = data.select(Images(images, every), every, learner.device)
-                judged = learner.judged(learner.deployed, examples)
-                chosen = judged[-1:].long()
-                answers = iter(torch.cat([chosen, judged.gather(0, chosen).exp()]).t().tolist())
-            for path, picture in pictures.items():
-                number, probability = next(answers) if picture is not None else (-1, 0.0)
-                label = data.names[int(number)] if picture is not None else ""
-                yield path, label, f"{probability:.6f}" if label else ""
+            pictures = list(pool.map(read, batch))
+            readable = [picture for picture in pictures if picture is not None]
+            images = torch.from_numpy(np.array(readable, np.uint8)).view(-1, height, width, channels)
+            every = torch.arange(len(images))
+            examples = data.select(Images(images.permute(0, 3, 1, 2), every), every, learner.device)
+            judged = learner.judged(learner.deployed, examples) if readable else torch.empty(1, 0)
+            chosen = judged[-1:].long()
+            answers = zip(chosen[0].tolist(), judged.gather(0, chosen)[0].exp().tolist(), strict=True)
+            for path, picture in zip(batch, pictures, strict=True):
+                if picture is None:
+                    yield path, "", ""
+                else:
+                    number, probability = next(answers)
+                    yield path, data.names[number], f"{probability:.6f}"
 
 
 @command
 def main() -> None:
     """Entry point of `python -m vision.predict`."""
     options = parser().parse_args()
-    paths, left_out = found(options.images)
+    left_out = Counter[str]()
+    paths = found(options.images, left_out)
     from vision.deployed import load
 
     learner, data = load(options.run, options.t, device_of(options.device))
