@@ -6,7 +6,7 @@ As in `vision.learners.base`, torch is imported inside the functions that use it
 import copy
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,28 +60,17 @@ def run(
     interrupted run resumes, on a CPU bit for bit; a complete one, which has all rows and the checkpoint after
     the last stage, is returned. UserError: a bad setting, or `out` holds another run.
 
-    `backbone` builds the network in place of `arch`. `metric` of the predicted classes and labels (n,) of the
-    test set is a further score of every row, such as an F1 error. `after_stage` is called with each trained
-    stage and the learner; once more if an interruption makes the stage train again.
+    `backbone` builds the network in place of `arch`. `metric` of predicted classes and labels (n,) is a score
+    in every row. `after_stage` gets each trained stage and the learner, again if the stage trains again.
     """
     from tqdm import tqdm
 
-    from vision.checkpoints import read_checkpoint
     from vision.data import StageData
 
     dataset, target = stream.dataset, device_of(device)
-    if (backbone and "arch" in settings) or settings.get("arch", "").startswith(presets.OWN):
-        raise UserError(f"arch {settings.get('arch')}: give arch, or a backbone of your own in its place")
-    settings |= {"arch": presets.OWN + _name(backbone)} if backbone else {}
+    settings |= _arch_of(backbone, settings)
     chosen = resolve(dataset.name, learner, preset, settings, waiting_time)
-    own: dict[str, str] = {}
-    if chosen.whole:
-        from vision import classifiers
-
-        own = classifiers.check(chosen, dataset.shape, dataset.classes, backbone)
-    if chosen.statistics != "data":
-        stream = copy.copy(stream)
-        stream.dataset = dataset.normalised_as(chosen.statistics)
+    stream, own = _checked(stream, chosen, backbone)
     share = presets.replay_share(preset, replay) if replay_share is None else replay_share
     check_share(share, replay)
     presets.check_seed(seed)
@@ -102,19 +91,15 @@ def run(
         record = Run.open(directory, config, {"partition": stream.partition, "weights and order": seed})
         temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
         record.note(images=stream.dataset.preparation)
-        saved, rows = directory / CHECKPOINT, record.rows
-        state = read_checkpoint(saved) if len(rows) >= len(stream) and saved.exists() else {}
-        if state.get("done") == len(schedule) and state.get("last_row"):
-            if rows[-1]["t"] < len(stream):  # a kill came between the last checkpoint and the last row
-                record.append(json.loads(state["last_row"]))
+        if _complete(record, len(schedule)):
             return record
         if command:
             record.note(command=command)
         with _fitting(directory):
             subject = LEARNERS[learner](dataset.shape, dataset.classes, chosen, seed, target, backbone)
             data = StageData(stream, schedule, target, share)
-            hooks = metric, after_stage
-            trainer = _Trainer(subject, stream, data, directory, save_interval, save_stages, *hooks)
+            trainer = _Trainer(subject, stream, data, directory, save_interval, save_stages)
+            trainer.metric, trainer.after_stage = metric, after_stage
             done, epochs = trainer.load(), chosen.epochs
             if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
                 raise UserError(
@@ -126,6 +111,41 @@ def run(
                 resumed = done, trainer.seconds, lambda row: trainer.save(last_row=json.dumps(row))
                 environment.play(record, trainer, schedule, trainer.test, *resumed)
     return record
+
+
+def _complete(record: Run, stages: int) -> bool:
+    """Whether the checkpoint is that after the last stage; its row is appended if a kill has come between."""
+    from vision.checkpoints import read_checkpoint
+
+    saved = record.directory / CHECKPOINT
+    state = read_checkpoint(saved) if saved.exists() else {}
+    row = json.loads(state.get("last_row") or "{}")
+    if row and row["t"] == len(record.rows):
+        record.append(row)
+    return bool(row) and row["t"] < len(record.rows) and state["done"] == stages
+
+
+def _arch_of(backbone: "Factory | None", settings: Mapping[str, Any]) -> dict[str, str]:
+    """The setting `arch` of a backbone. UserError: `settings` have another one."""
+    if (arch := settings.get("arch", "")) and (backbone or arch.startswith(presets.OWN)):
+        raise UserError(f"arch {arch}: give arch, or a backbone of your own in its place")
+    return {"arch": presets.OWN + _name(backbone)} if backbone else {}
+
+
+def _checked(
+    stream: "MegaBatchStream", settings: presets.Settings, backbone: "Factory | None"
+) -> "tuple[MegaBatchStream, dict[str, str]]":
+    """The stream, normalised as the settings choose, and what run.json records of a backbone. UserError: the
+    network does not take its images."""
+    dataset, own = stream.dataset, {}
+    if settings.whole:
+        from vision import classifiers
+
+        own = classifiers.check(settings, dataset.shape, dataset.classes, backbone)
+    if settings.statistics != "data":
+        stream = copy.copy(stream)
+        stream.dataset = dataset.normalised_as(settings.statistics)
+    return stream, own
 
 
 def _name(function: Any) -> str:
@@ -172,14 +192,13 @@ class _Trainer:
         directory: Path,
         save_interval: float,
         save_stages: bool,
-        metric: "Callable[[Tensor, Tensor], float] | None",
-        after_stage: Callable[[Stage, Learner], None] | None,
     ):
         import torch
 
         self.learner, self.directory, self._data = learner, directory, data
         self.save_interval, self.save_stages = save_interval, save_stages
-        self.metric, self.after_stage = metric, after_stage
+        self.metric: Callable[[Tensor, Tensor], float] | None = None
+        self.after_stage: Callable[[Stage, Learner], None] | None = None
         self._scores: dict[str, float] = {}  # of the metric
         self.bar: Any = None  # of tqdm
         self.done = 0  # completed stages
