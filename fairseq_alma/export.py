@@ -43,6 +43,8 @@ def parser() -> Parser:
     add("--out", type=Path, required=True, metavar="DIR", help="directory to write")
     tokenizer = "stream that the model was trained on; its tokenizer is exported too"
     add("--tokenizer", type=Path, metavar="STREAM", help=tokenizer)
+    add("--t", type=int, metavar="N", help="of images: the model after mega-batch N, kept by --save-stages")
+    add("--onnx", action="store_true", help="of images: write model.onnx too")
     add("--weights", type=weights, metavar="WEIGHTS", help=f"{WEIGHTS_HELP}; of RUN: those it evaluates")
     return made
 
@@ -77,6 +79,8 @@ def main() -> None:
         if (Path(word) / "run.json").is_file() and "dataset" in Run.read(word).config:  # of another wing
             os.execv(sys.executable, [sys.executable, "-P", "-m", "vision.export", *sys.argv[1:]])
     options = parser().parse_args()
+    if options.onnx or options.t is not None:
+        raise UserError(f"{options.model}: --t and --onnx are for runs of `alma images`")
     require_package("transformers", "alma export")
     path, tokenizer, chosen = options.model, options.tokenizer, options.weights
     is_run = (Path(path) / "run.json").is_file()

@@ -25,7 +25,7 @@ def parser() -> Parser:
         prog="alma export",
         usage="%(prog)s RUN --out DIR [options]",
         description="Export the model of a run of `alma images`, of sm, ens or umix: model.safetensors, "
-        "config.json and load.py, which loads them without ALMA.",
+        "config.json and loader.py, which loads them without ALMA.",
     )
     add = made.add_argument
     add("model", type=Path, metavar="RUN", help="directory of a run")
@@ -38,7 +38,7 @@ def parser() -> Parser:
 
 
 def config_of(learner: "Learner", data: "Dataset", name: str) -> dict[str, Any]:
-    """What load.py reads. UserError: it cannot load such a model."""
+    """What loader.py reads. UserError: it cannot load such a model."""
     settings: Any = learner.settings
     if name not in ("sm", "ens", "umix") or getattr(settings, "combine", "mean") != "mean":
         vote = " --combine vote" if name == "ens" else ""
@@ -95,12 +95,12 @@ def main() -> None:
     with filled(options.out, "config.json") as place:
         weights = {name: tensor.contiguous() for name, tensor in learner.deployed.state_dict().items()}
         save_file(weights, place / "model.safetensors")
-        shutil.copyfile(_LOADER, place / "load.py")
+        shutil.copyfile(_LOADER, place / _LOADER.name)
         if options.onnx:
             write_onnx(learner, data, place / "model.onnx")
         write_json_atomic(place / "config.json", config)
     onnx = ", model.onnx" * options.onnx
-    print(f"{options.out}: model.safetensors{onnx}, and load.py, which loads it without ALMA")
+    print(f"{options.out}: model.safetensors{onnx}, and loader.py, which loads it without ALMA")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from alma.errors import Parser, UserError, command
 from alma.files import atomic_write, make_directory
-from vision import folder
 from vision.experiment import device_of
 
 if TYPE_CHECKING:
@@ -48,6 +47,8 @@ def parser() -> Parser:
 def found(places: Sequence[Path], left_out: Counter[str]) -> list[str]:
     """Paths of the images at `places`, files or folders, each once; counts other files in the folders.
     UserError: a place is missing or unreadable, or there is no image."""
+    from vision import folder
+
     paths: list[str] = []
     for place in places:
         inside = folder.below(place, 0, left_out, "give files or folders")
@@ -63,12 +64,13 @@ def predictions(learner: "Learner", data: "Dataset", paths: Sequence[str]) -> It
     import numpy as np
     import torch
 
+    from vision import folder
     from vision.data import Images
 
     channels, height, width = data.shape
     size, mode = folder.Size(height, width, data.resize_size), "L" if channels == 1 else "RGB"
 
-    def read(path: str) -> np.ndarray | None:
+    def read(path: str) -> "np.ndarray | None":
         try:
             return folder.read_image(path, size, mode).reshape(height, width, channels)
         except UserError as error:

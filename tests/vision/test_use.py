@@ -149,7 +149,7 @@ SLOW = [case for case in product(("mlp", "vgg", ARCH), ("sm", "ens", "umix")) if
     + [pytest.param(*case, True, marks=pytest.mark.slow) for case in SLOW],
 )
 def test_an_export_has_the_probabilities_of_the_run(tmp_path, monkeypatch, arch, learner, onnx):
-    """Those of load.py, which does not know ALMA, and of onnxruntime, if it is here."""
+    """Those of loader.py, which does not know ALMA, and of onnxruntime, if it is here."""
     stream = stream_for(arch)
     options = {"umix_average": "sum"} if (arch, learner) == ("mlp", "umix") else {}
     options |= {"members": 2} if learner != "sm" else {"average": "poly:2"}
@@ -162,7 +162,7 @@ def test_an_export_has_the_probabilities_of_the_run(tmp_path, monkeypatch, arch,
     trained, like = deployed.load(tmp_path / "run")
     images = stream.dataset.test.images
     expected = trained.judged(trained.deployed, like.examples(stream.dataset.test))[:-1].exp().t()
-    code = (tmp_path / "out/load.py").read_text()
+    code = (tmp_path / "out/loader.py").read_text()
     assert "alma" not in code.replace("without ALMA", "")
     assert "vision" not in code.replace("torchvision", "")
     exec(code, loaded := {})
