@@ -75,15 +75,14 @@ def _read(file: Path) -> dict[str, Any]:
 @command
 def main() -> None:
     """Export to Hugging Face."""
-    for word in sys.argv[1:]:
-        if (Path(word) / "run.json").is_file() and "dataset" in Run.read(word).config:  # of another wing
-            os.execv(sys.executable, [sys.executable, "-P", "-m", "vision.export", *sys.argv[1:]])
     options = parser().parse_args()
+    is_run = (Path(options.model) / "run.json").is_file()
+    if is_run and "dataset" in Run.read(options.model).config:  # of another wing
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "vision.export", *sys.argv[1:]])
     if options.onnx or options.t is not None:
         raise UserError(f"{options.model}: --t and --onnx are for runs of `alma images`")
     require_package("transformers", "alma export")
     path, tokenizer, chosen = options.model, options.tokenizer, options.weights
-    is_run = (Path(path) / "run.json").is_file()
     if is_run:
         average = str(Run.read(path).config.get("average", ""))
         chosen = chosen or (average if average.startswith("last:") else "average" if average else None)

@@ -94,13 +94,9 @@ class Dataset:
         return self.examples(Images(images.images[chosen], labels), device)
 
     def normalised_as(self, name: str) -> "Dataset":
-        """These images, normalised as those of a known data set; gray ones with the mean over its channels.
-        UserError: they have other channels."""
-        mean, std = _KNOWN[name]
-        if self.shape[0] == 1:
-            mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
-        if len(mean) != self.shape[0]:
-            raise UserError(f"--statistics {name}: for images of 1 or 3 channels, not {self.shape[0]}")
+        """These images, normalised as those of a known data set; unless they have three channels, with the
+        means over its channels."""
+        mean, std = _KNOWN[name] if self.shape[0] == 3 else (((sum(v) / 3),) for v in _KNOWN[name])
         return replace(self, mean=mean, std=std)
 
     @property

@@ -30,6 +30,7 @@ _SHAPES |= dict.fromkeys(("cifar10", "cifar100"), (3, 32, 10_000))
 def table(jobs: Sequence[SweepRun]) -> str:
     """A line for each run and one for all: parameters at the start, epochs and training FLOPs of all stages,
     minutes, and memory of a process. A batch of each model is timed."""
+    torch.set_num_threads(1 if len(jobs) > 1 else torch.get_num_threads())  # as `run_all` does
     lines = [["run", "learner", "parameters", "epochs", "TFLOPs", "minutes", "GB/process"]]
     timed: dict[tuple, tuple[float, float]] = {}
     total = [0, 0.0, 0.0]
@@ -38,7 +39,7 @@ def table(jobs: Sequence[SweepRun]) -> str:
         device = device_of(options["device"])
         learner = LEARNERS[options["learner"]](shape, classes, settings, options["seed"], device)
         cost = learner.model.flops
-        key = cost, settings.batch_size, settings.optimizer, settings.amp, device
+        key = options["learner"], cost, settings.batch_size, settings.optimizer, settings.amp, device
         training, evaluation = timed[key] = timed.get(key) or _seconds(learner)
         sizes = [images // job.megabatches + (t < images % job.megabatches) for t in range(job.megabatches)]
         valid = [max(1, int(size * VALIDATION)) for size in sizes]
@@ -75,13 +76,13 @@ def _data(job: SweepRun) -> tuple[tuple[int, ...], int, int, int]:
 
 
 def _seconds(learner: Learner) -> tuple[float, float]:
-    """Seconds of an example in training and in evaluation: the second of two short trainings is timed."""
-    settings, count = replace(learner.settings, epochs=1, patience=0), 2 * learner.settings.batch_size
-    labels = torch.arange(count, device=learner.device) % learner.classes
-    examples = Examples(torch.rand(count, *learner.shape, device=learner.device), labels)
-    for _ in range(2):
+    """Seconds of an example in training and in evaluation, of a batch after a small one."""
+    settings = replace(learner.settings, epochs=1, patience=0)
+    for count in (2, settings.batch_size):
+        labels = torch.arange(count, device=learner.device) % learner.classes
+        examples = Examples(torch.rand(count, *learner.shape, device=learner.device), labels)
         began = time.perf_counter()
-        evaluate(learner.model, examples)
+        evaluate(learner.model, examples).cpu()
         evaluation = time.perf_counter() - began
         fit(learner.model, examples, examples, settings, learner.generators)
         training = time.perf_counter() - began - 2 * evaluation  # it validates, too

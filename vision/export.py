@@ -73,7 +73,11 @@ def write_onnx(learner: "Learner", data: "Dataset", file: Path) -> None:
     names: Any = {"input_names": ["images"], "output_names": ["probabilities"], "dynamic_shapes": batch}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(deployed, (images[:3],), file, external_data=False, verbose=False, **names)
+        try:
+            torch.onnx.export(deployed, (images[:3],), file, external_data=False, verbose=False, **names)
+        except torch.onnx.errors.OnnxExporterError as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"--onnx: PyTorch cannot export this network ({reason})") from None
         expected = deployed(images).numpy()
     (found,) = onnxruntime.InferenceSession(file).run(None, {"images": images.numpy()})
     if (error := float(abs(found - expected).max())) > ONNX_ERROR:

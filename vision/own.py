@@ -60,13 +60,10 @@ def _places(groups: list[np.ndarray]) -> list[np.ndarray]:
 
 def _arrays(data: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
     """Images (n, channels, height, width) as bytes, and labels (n,)."""
-    pairs: Any = (
-        zip(*data, strict=True) if isinstance(data, tuple) else map(data.__getitem__, range(len(data)))
-    )
     try:
-        images, labels = zip(
-            *((_bytes_of(image, what), np.asarray(label)) for image, label in pairs), strict=True
-        )
+        pairs = zip(*data, strict=True) if isinstance(data, tuple) else (data[i] for i in range(len(data)))
+        items = [(_bytes_of(image, what), np.asarray(label)) for image, label in pairs]
+        images, labels = zip(*items, strict=True)
     except (TypeError, ValueError) as error:
         raise UserError(f"{what} ({error}): give images, each with a label") from None
     if len(sizes := sorted({image.shape for image in images})) > 1:
@@ -90,12 +87,8 @@ def _bytes_of(image: Any, what: str) -> np.ndarray:
 def _periods(dates: Any, count: int) -> list[np.ndarray]:
     """Indices of the images of each period, in the order of the periods."""
     when = np.asarray(dates)
-    if (
-        when.shape != (count,)
-        or when.dtype.kind not in "iuUM"
-        or (when.dtype.kind == "M" and np.isnat(when).any())
-    ):
-        what = f"dates are {when.dtype} {when.shape}"
-        raise UserError(f"{what}: give the period of each of {count} images, such as 2024 or '2024-03'")
+    if when.shape != (count,) or when.dtype.kind not in "iuUM" or any(when != when):  # NaT
+        needed = f"give the period of each of {count} images, such as 2024 or '2024-03'"
+        raise UserError(f"dates are {when.dtype} {when.shape}: {needed}")
     known, numbers = np.unique(when, return_inverse=True)
     return [np.flatnonzero(numbers == number) for number in range(len(known))]
