@@ -65,7 +65,7 @@ def atomic_write(
 
 
 @contextmanager
-def filled(out: Path, last: str, errors: tuple[type[Exception], ...] = (OSError,)) -> Iterator[Path]:
+def filled(out: Path, last: str, errors: tuple[type[Exception], ...]) -> Iterator[Path]:
     """A temporary folder, whose files move into the directory `out` once the block succeeds; the file `last`
     marks a complete directory. UserError: one of the `errors`, of writing."""
     make_directory(out)

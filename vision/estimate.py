@@ -42,12 +42,10 @@ def table(jobs: Sequence[SweepRun]) -> str:
         key = options["learner"], cost, settings.batch_size, settings.optimizer, settings.amp, device
         training, evaluation = timed[key] = timed.get(key) or _seconds(learner)
         sizes = [images // job.megabatches + (t < images % job.megabatches) for t in range(job.megabatches)]
-        valid = [max(1, int(size * VALIDATION)) for size in sizes]
         schedule = stages(job.megabatches, options["waiting_time"], options["replay"])
-        seen, checked = (
-            sum(part[t - 1] for stage in schedule for t in stage.train_on) * settings.epochs
-            for part in ([a - b for a, b in zip(sizes, valid, strict=True)], valid)
-        )
+        parts = [sizes[t - 1] for stage in schedule for t in stage.train_on]
+        checked = settings.epochs * sum(max(1, int(size * VALIDATION)) for size in parts)
+        seen = settings.epochs * sum(parts) - checked
         epochs, flops = len(schedule) * settings.epochs, seen * (cost.forward + cost.backward) / 1e12
         checked += tested * (len(schedule) + 1)
         minutes = (seen * training + checked * evaluation) / 60

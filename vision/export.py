@@ -80,8 +80,8 @@ def write_onnx(learner: "Learner", data: "Dataset", file: Path) -> None:
             raise UserError(f"--onnx: PyTorch cannot export this network ({reason})") from None
         expected = deployed(images).numpy()
     (found,) = onnxruntime.InferenceSession(file).run(None, {"images": images.numpy()})
-    if (error := float(abs(found - expected).max())) > ONNX_ERROR:
-        raise UserError(f"onnxruntime differs from PyTorch by {error:.1e}: nothing was written")
+    if (difference := float(abs(found - expected).max())) > ONNX_ERROR:
+        raise UserError(f"onnxruntime differs from PyTorch by {difference:.1e}: nothing was written")
 
 
 @command
@@ -90,13 +90,14 @@ def main() -> None:
     options = parser().parse_args()
     for package in ("onnx", "onnxscript", "onnxruntime") if options.onnx else ():
         require_package(package, "--onnx")
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from vision.deployed import load
 
     learner, data = load(options.model, options.t)
     config = config_of(learner, data, Run.read(options.model).config["learner"])
-    with filled(options.out, "config.json") as place:
+    with filled(options.out, "config.json", (OSError, SafetensorError)) as place:
         weights = {name: tensor.contiguous() for name, tensor in learner.deployed.state_dict().items()}
         save_file(weights, place / "model.safetensors")
         shutil.copyfile(_LOADER, place / _LOADER.name)

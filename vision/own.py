@@ -90,5 +90,4 @@ def _periods(dates: Any, count: int) -> list[np.ndarray]:
     if when.shape != (count,) or when.dtype.kind not in "iuUM" or any(when != when):  # NaT
         needed = f"give the period of each of {count} images, such as 2024 or '2024-03'"
         raise UserError(f"dates are {when.dtype} {when.shape}: {needed}")
-    known, numbers = np.unique(when, return_inverse=True)
-    return [np.flatnonzero(numbers == number) for number in range(len(known))]
+    return [np.flatnonzero(when == period) for period in np.unique(when)]
