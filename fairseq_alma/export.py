@@ -19,6 +19,7 @@ from fairseq_alma.defaults import WEIGHTS_HELP, weights
 _EXAMPLES = """\
 examples:
   alma export runs/gmoe --out gmoe_hf
+  alma export runs/digits --out digits_onnx --onnx
   alma export stage_03/checkpoint_best.pt --out stage_hf --tokenizer stream
   alma export stage_03/checkpoint_last.pt --out average_hf --weights average
 """

@@ -181,7 +181,7 @@ def parser() -> Parser:
     add("--list", action="store_true", help="print the run directories, one per line, and exit")
     text = "seconds between two checkpoints (default: 30)"
     add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=text)
-    text = "keep the model of every stage, for `alma tsne`"
+    text = "keep the model of every stage, for `alma predict --t` and `alma tsne`"
     add("--save-stages", action=argparse.BooleanOptionalAction, default=False, help=text)
 
     text = "Settings of learners. Without a value, the preset decides by the data set."
