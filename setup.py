@@ -74,6 +74,8 @@ if __name__ == "__main__":
             "corpus": ["pyarrow>=17", "tokenizers>=0.20", "rensa>=0.5,<0.6"],
             # What loads the folders that `alma export` writes.
             "export": ["transformers>=5"],
+            # What `alma export --onnx` writes and checks with.
+            "onnx": ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20"],
             "dev": [
                 *("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.12", "mypy>=1.15"),
                 *("ipykernel>=6", "nbclient>=0.10", "nbformat>=5"),  # of the notebook's test

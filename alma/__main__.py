@@ -34,7 +34,10 @@ TOOLS = {
     "report": Tool("results", "alma.report.__main__", "compare runs: tables, figures, a web page"),
     "advise": Tool("results", "alma.report.advice.__main__", "wait, train, grow, average? advice from runs"),
     "tsne": Tool("results", "vision.tsne", "draw the gating tree of an image mixture"),
-    "export": Tool("checkpoints", "fairseq_alma.export", "export a language model to Hugging Face"),
+    "predict": Tool("checkpoints", "vision.predict", "label images with the model of an image run"),
+    "export": Tool(
+        "checkpoints", "fairseq_alma.export", "write a model for Hugging Face, of images for ONNX"
+    ),
 }
 """The subcommands by name, in the order of the help."""
 

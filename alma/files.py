@@ -9,8 +9,10 @@ import json
 import os
 import secrets
 import socket
+import stat
 import struct
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
@@ -59,6 +61,25 @@ def atomic_write(
             raise OSError(number, os.strerror(number), str(path)) from error
         raise
     fsync_directory(path.parent)
+
+
+@contextmanager
+def filled(out: Path, last: str, errors: tuple[type[Exception], ...]) -> Iterator[Path]:
+    """A temporary folder, whose files move into the directory `out` once the block succeeds; the file `last`
+    marks a complete directory. UserError: one of the `errors`, of writing."""
+    make_directory(out)
+    try:
+        with tempfile.TemporaryDirectory(dir=out) as folder:
+            yield Path(folder)
+            (out / last).unlink(missing_ok=True)
+            mode = stat.S_IMODE(os.stat(Path(folder, last)).st_mode)
+            for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == last):
+                file.chmod(mode)  # safetensors sets 0600
+                os.replace(file, out / file.name)
+    except errors as error:
+        raise UserError(
+            f"{out}: cannot be written ({error}: full disk, quota?); free some space and rerun the command"
+        ) from error
 
 
 def temporary_of(path: Path) -> Path:

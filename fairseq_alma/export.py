@@ -4,7 +4,9 @@
 modeling_alma.py, needs `trust_remote_code=True`. With a tokenizer, `AutoTokenizer` loads that, too.
 """
 
+import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from fairseq_alma.defaults import WEIGHTS_HELP, weights
 _EXAMPLES = """\
 examples:
   alma export runs/gmoe --out gmoe_hf
+  alma export runs/digits --out digits_onnx --onnx
   alma export stage_03/checkpoint_best.pt --out stage_hf --tokenizer stream
   alma export stage_03/checkpoint_last.pt --out average_hf --weights average
 """
@@ -28,7 +31,8 @@ def parser() -> Parser:
         prog="python -m fairseq_alma.export",
         usage="%(prog)s {RUN | CHECKPOINT} --out DIR [options]",
         description="Export a language model to a directory that Hugging Face's AutoModelForCausalLM and, "
-        "with --tokenizer, AutoTokenizer load.",
+        "with --tokenizer, AutoTokenizer load. A run of `alma images` becomes safetensors and, with --onnx, "
+        "ONNX.",
         epilog=_EXAMPLES,
     )
     add = made.add_argument
@@ -40,6 +44,8 @@ def parser() -> Parser:
     add("--out", type=Path, required=True, metavar="DIR", help="directory to write")
     tokenizer = "stream that the model was trained on; its tokenizer is exported too"
     add("--tokenizer", type=Path, metavar="STREAM", help=tokenizer)
+    add("--t", type=int, metavar="N", help="of images: the model after mega-batch N, kept by --save-stages")
+    add("--onnx", action="store_true", help="of images: write model.onnx too")
     add("--weights", type=weights, metavar="WEIGHTS", help=f"{WEIGHTS_HELP}; of RUN: those it evaluates")
     return made
 
@@ -71,9 +77,13 @@ def _read(file: Path) -> dict[str, Any]:
 def main() -> None:
     """Export to Hugging Face."""
     options = parser().parse_args()
+    is_run = (Path(options.model) / "run.json").is_file()
+    if is_run and "dataset" in Run.read(options.model).config:  # of another wing
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "vision.export", *sys.argv[1:]])
+    if options.onnx or options.t is not None:
+        raise UserError(f"{options.model}: --t and --onnx are for runs of `alma images`")
     require_package("transformers", "alma export")
     path, tokenizer, chosen = options.model, options.tokenizer, options.weights
-    is_run = (Path(path) / "run.json").is_file()
     if is_run:
         average = str(Run.read(path).config.get("average", ""))
         chosen = chosen or (average if average.startswith("last:") else "average" if average else None)

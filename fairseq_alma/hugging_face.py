@@ -1,10 +1,7 @@
 """Convert a checkpoint to a directory that Hugging Face transformers loads (see `fairseq_alma.export`)."""
 
 import json
-import os
 import shutil
-import stat
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Tokenizer, PreTrainedT
 from transformers.utils import logging as transformers_logging
 
 from alma.errors import UserError
-from alma.files import make_directory
+from alma.files import filled
 from alma.options import flag_of
 from alma.stream import Stream
 from fairseq_alma import modeling_alma
@@ -192,21 +189,10 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
     read = read_model(path, weights)
     model = read if read.config.num_experts else as_gpt2(read)
     converted = tokenizer_of(tokenizer, model.config) if tokenizer else None
-    make_directory(out)
-    (out / "config.json").unlink(missing_ok=True)  # moved last: it marks a complete directory
-    try:
-        with tempfile.TemporaryDirectory(dir=out) as folder:
-            model.save_pretrained(folder)
-            if model is read:
-                shutil.copyfile(_CODE, Path(folder, _CODE.name))
-            if converted:
-                converted.save_pretrained(folder)
-            mode = stat.S_IMODE(os.stat(Path(folder, "config.json")).st_mode)
-            for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == "config.json"):
-                file.chmod(mode)  # safetensors sets 0600
-                os.replace(file, out / file.name)
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{out}: cannot be written ({error}: full disk, quota?); free some space and rerun the command"
-        ) from error
+    with filled(out, "config.json", (OSError, SafetensorError)) as folder:
+        model.save_pretrained(folder)
+        if model is read:
+            shutil.copyfile(_CODE, folder / _CODE.name)
+        if converted:
+            converted.save_pretrained(folder)
     return model is read

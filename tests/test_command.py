@@ -81,7 +81,7 @@ def test_help_and_what_parsing_refuses_come_before_heavy_imports(tmp_path):
     names = [f"alma {name}" for name in alma.TOOLS]
     helps = [*names, *MODULES]
     required = {"corpus": "git r --out s", "data": "c --out s", "inspect": "s", "train": "s"}
-    required |= {"export": "c --out d"}
+    required |= {"export": "c --out d", "predict": "r i --out f"}
     required |= dict.fromkeys(("status", "cancel", "report", "advise", "tsne", "reproduce"), "r")
     refused = [f"alma {name} {required.get(name, '')} --nonsense" for name in alma.TOOLS]
     found = calls(*(f"{line} --help" for line in helps), *refused, stubs=tmp_path)

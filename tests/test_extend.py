@@ -41,7 +41,9 @@ def pasted(tmp_path_factory):
     folder = place / "bin"  # with `alma` of the copy
     folder.mkdir()
     (folder / "alma").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m alma "$@"\n')
-    (folder / "alma").chmod(0o755)
+    (folder / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    for program in folder.iterdir():
+        program.chmod(0o755)
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
     output = {}
@@ -56,6 +58,14 @@ def pasted(tmp_path_factory):
 def values(place, name):
     (run,) = (place / "runs/restart").glob(f"{name}*")
     return [json.loads(line)["value"] for line in (run / "results.jsonl").read_text().splitlines()]
+
+
+def test_images_network_and_metric_of_ones_own(pasted):
+    place, output = pasted
+    assert re.findall("after mega-batch ([0-9]): {'loss'", output["python mine.py"]) == list("12345")
+    config = json.loads((place / "runs/network/run.json").read_text())["config"]
+    assert (config["arch"], config["metric"]) == ("own:small_network", "worst_class_error")
+    assert "Test worst_class_error after mega-batch t, mine, B = 5" in output["alma report"]
 
 
 def test_a_learner_of_images(pasted):

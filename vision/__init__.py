@@ -9,14 +9,15 @@ from vision.run import run  # noqa: E402  the function: loading its module first
 
 if TYPE_CHECKING:
     from vision.data import MegaBatchStream
+    from vision.own import OwnStream as Stream
 
-__all__ = ["MegaBatchStream", "run"]
+__all__ = ["MegaBatchStream", "Stream", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """MegaBatchStream, imported at its first use: the command line starts without torch."""
-    if name != "MegaBatchStream":
+    """MegaBatchStream or Stream, imported at its first use: the command line starts without torch."""
+    if name not in ("MegaBatchStream", "Stream"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from vision.data import MegaBatchStream
+    from vision import own
 
-    return MegaBatchStream
+    return own.OwnStream if name == "Stream" else own.MegaBatchStream

@@ -1,11 +1,12 @@
-"""Classifiers of torchvision as members of a `vision.mixture.Committee`.
+"""Classifiers of torchvision, and networks of your own, as members of a `vision.mixture.Committee`.
 
-Shapes: n examples, C classes. The models take images of three channels; gray ones are repeated.
+Shapes: n examples, C classes. Models of torchvision take images of three channels; gray ones are repeated.
 """
 
+import hashlib
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
@@ -24,16 +25,26 @@ _AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 """Modules for a second loss in training, which we leave out; torchvision's weights have them."""
 
 
-class TorchvisionModel(nn.Module):
-    """One classifier of torchvision. `settings.torchvision` is its name, `settings.weights` a file of initial
-    weights. Dropout and stochastic depth draw from a generator of the run, as weights do."""
+Factory = Callable[[int, tuple[int, ...], int], nn.Module]
+"""Builds a network of images (n, channels, height, width) -> logits (n, C), given the channels, (height,
+width) and C. Initial weights come from torch's global generator."""
+
+
+class Classifier(nn.Module):
+    """One network that a `factory` builds, or else the classifier of torchvision called
+    `settings.torchvision`, with initial weights from the file `settings.weights` if given. Dropout and
+    stochastic depth draw from a generator of the run, as weights do."""
 
     members = voters = 1
 
-    def __init__(self, shape: Sequence[int], classes: int, settings: Settings):
+    def __init__(
+        self, shape: Sequence[int], classes: int, settings: Settings, factory: Factory | None = None
+    ):
         super().__init__()
         self.shape, self.classes, self.settings = tuple(shape), classes, settings
-        self.network = _built(settings.torchvision, classes)
+        self.source = factory or settings.torchvision
+        self.channels = shape[0] if factory else 3
+        self.network = _built(self.source, classes, shape=self.shape)
         self.generator: torch.Generator | None = None
 
     def draw_from(self, generators: Sequence[torch.Generator]) -> None:
@@ -41,8 +52,8 @@ class TorchvisionModel(nn.Module):
         self.generator = generators[0]
 
     def reset(self, generator: torch.Generator, member: int = 0) -> None:
-        """Initialise all parameters and statistics as torchvision does, then with the weights of the file."""
-        new = _built(self.settings.torchvision, self.classes, generator)
+        """Initialise all parameters and statistics as the source does, then with the weights of the file."""
+        new = _built(self.source, self.classes, generator, self.shape)
         if self.settings.weights:
             load_weights(new, self.settings, self.classes)
         pairs = zip(*(chain(m.parameters(), m.buffers()) for m in (self.network, new)), strict=True)
@@ -50,8 +61,8 @@ class TorchvisionModel(nn.Module):
             tensor.data.copy_(value)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (n, 1 or 3, height, width) -> logits (1, C, n)."""
-        x = x.expand(-1, 3, -1, -1)
+        """Images (n, channels, height, width) -> logits (1, C, n)."""
+        x = x.expand(-1, self.channels, -1, -1)
         if not self.training:
             return self.network(x).t()[None]
         self.network.train(len(x) > 1)  # one example may have no batch statistics
@@ -61,7 +72,7 @@ class TorchvisionModel(nn.Module):
     @property
     def flops(self) -> Flops:
         """FLOPs per example, see `costs`."""
-        return costs(self.settings.torchvision, self.classes, *self.shape[1:])
+        return costs(self.source, self.classes, *self.shape[1:], channels=self.channels)
 
     @property
     def footprint(self) -> int:
@@ -70,9 +81,16 @@ class TorchvisionModel(nn.Module):
         return 24 * 3 * math.prod(self.shape[1:])
 
 
-def check(settings: Settings, shape: Sequence[int], classes: int) -> None:
-    """Say which weights of the file are left out. UserError: the model does not take images of `shape`
-    (channels, height, width), or the file does not fit the model."""
+def check(
+    settings: Settings, shape: Sequence[int], classes: int, factory: Factory | None = None
+) -> dict[str, str]:
+    """Say which weights of the file are left out. Returns what run.json records of a `factory`: a hash of its
+    layers. UserError: the model does not take images of `shape` (channels, height, width), or the file does
+    not fit the model."""
+    if factory:
+        costs(factory, classes, *shape[1:], channels=shape[0])
+        layers = repr(_built(factory, classes, shape=tuple(shape)))
+        return {"backbone": hashlib.blake2b(layers.encode(), digest_size=8).hexdigest()}
     if shape[0] not in (1, 3):
         raise UserError(f"--arch {settings.arch} takes images of 1 or 3 channels, not {shape[0]}")
     costs(settings.torchvision, classes, *shape[1:])
@@ -80,29 +98,33 @@ def check(settings: Settings, shape: Sequence[int], classes: int) -> None:
         left = load_weights(_built(settings.torchvision, classes), settings, classes)
         if left:
             print(f"{settings.weights} has other classes: {', '.join(left)} start at random", flush=True)
+    return {}
 
 
 @lru_cache(maxsize=8)
-def costs(name: str, classes: int, height: int, width: int) -> Flops:
-    """FLOPs per example of images of height x width pixels.
+def costs(source: str | Factory, classes: int, height: int, width: int, channels: int = 3) -> Flops:
+    """FLOPs per example of images of height x width pixels; `source` as in `_built`.
 
     PyTorch's counter counts the forward pass, attention scores included, on tensors without values. The
     backward pass costs twice as much, less the gradient of the images; the counter's own figure is too high
-    for convolutions by group. UserError: the model does not take such images.
+    for convolutions by group. UserError: the model does not take such images, or gives no logits.
     """
-    network = _built(name, classes).to("meta").train()
+    network = _built(source, classes, shape=(channels, height, width)).to("meta").train()
+    what = f"--arch {TORCHVISION}{source}" if isinstance(source, str) else f"backbone {source}"
     try:
         with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-            network(torch.empty(2, 3, height, width))  # two, for batch statistics
+            logits = network(torch.empty(2, channels, height, width))  # two, for batch statistics
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(
-            f"--arch {TORCHVISION}{name} does not take images of {height} x {width} pixels ({reason}): give "
-            "--image-size"
+            f"{what} does not take images of {height} x {width} pixels ({reason}): give --image-size"
         ) from None
+    if logits.shape != (2, classes):
+        raise UserError(f"{what} gives {tuple(logits.shape)} for 2 images of {classes} classes: give logits")
     forward = counter.get_total_flops() / 2
-    first = next(path for path, module in network.named_modules() if isinstance(module, nn.Conv2d))
-    images = sum(counter.get_flop_counts()[f"{type(network).__name__}.{first}"].values()) / 2
+    layers = (path for path, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear))
+    first = f"{type(network).__name__}.{next(layers, '')}"
+    images = sum(counter.get_flop_counts().get(first, {}).values()) / 2
     return Flops(forward, 2 * forward - images, forward)
 
 
@@ -130,11 +152,19 @@ def load_weights(network: nn.Module, settings: Settings, classes: int) -> list[s
     return left
 
 
-def _built(name: str, classes: int, generator: torch.Generator | None = None) -> nn.Module:
-    """A new model of torchvision, with initial weights from the generator."""
-    more = {"aux_logits": False, "init_weights": True} if name in _AUXILIARY else {}
+def _built(
+    source: str | Factory,
+    classes: int,
+    generator: torch.Generator | None = None,
+    shape: tuple[int, ...] = (3, 0, 0),
+) -> nn.Module:
+    """A new model of torchvision of the name `source`, or a network of this factory for images of `shape`,
+    with initial weights from the generator."""
     with _drawing_from(generator, torch.device("cpu")):
-        return models.get_model(name, weights=None, num_classes=classes, **more)
+        if not isinstance(source, str):
+            return source(shape[0], shape[1:], classes)
+        more = {"aux_logits": False, "init_weights": True} if source in _AUXILIARY else {}
+        return models.get_model(source, weights=None, num_classes=classes, **more)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import pickle
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -26,12 +26,16 @@ from vision.train import Replay
 VALIDATION = 0.1
 """Share of each mega-batch used for validation (appendix B.1)."""
 
-_KNOWN = {"mnist": ((0.1307,), (0.3081,)), "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))}
+_KNOWN: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
 _DAMAGED = (
     *(RuntimeError, OSError, EOFError, ValueError, TypeError, KeyError, AssertionError),
     *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
 )
-_SMALL, _NORMALISED = 1 << 14, 1 << 28
+_SMALL, NORMALISED = 1 << 14, 1 << 28
 """Values of an image, and bytes of the images of a stage or test set, up to which they are normalised once.
 Beyond, each batch is normalised anew, which takes little time beside a network for such images."""
 
@@ -53,6 +57,15 @@ class Dataset:
     classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    names: Sequence[str] = ()  # of the classes; (): their numbers
+    resize_size: int | None = None  # see `load`
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        """What prepares other images like these, as run.json records it; `prepared_like` reads it."""
+        names = list(self.names) or [str(number) for number in range(self.classes)]
+        record = {"shape": list(self.shape), "mean": list(self.mean), "std": list(self.std), "classes": names}
+        return record | ({"resize_size": self.resize_size} if self.resize_size else {})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -75,10 +88,16 @@ class Dataset:
         """Examples of the indices `chosen` (n,) of `images` on `device`; they stay bytes if `stored`, or if
         they are large or many."""
         labels, values = images.labels[chosen], math.prod(self.shape)
-        if stored or values > _SMALL or 4 * len(chosen) * values > _NORMALISED:
+        if stored or values > _SMALL or 4 * len(chosen) * values > NORMALISED:
             normalise = partial(self.normalised, device=device)
             return StoredExamples(images.images, chosen, labels.to(device), normalise)
         return self.examples(Images(images.images[chosen], labels), device)
+
+    def normalised_as(self, name: str) -> "Dataset":
+        """These images, normalised as those of a known data set; unless they have three channels, with the
+        means over its channels."""
+        mean, std = _KNOWN[name] if self.shape[0] == 3 else (((sum(v) / 3),) for v in _KNOWN[name])
+        return replace(self, mean=mean, std=std)
 
     @property
     def black(self) -> Tensor:
@@ -101,9 +120,10 @@ def load(
     download: bool = False,
     image_size: int | None = None,
     cache_images: str | None = None,
+    resize_size: int | None = None,
 ) -> Dataset:
     """Read a data set of `presets.DATASETS` from `root`; its images are scaled to `image_size` x `image_size`
-    pixels if given.
+    pixels if given; with `resize_size`, the shorter side to that, and the centre is cut out.
 
     `folder` reads root/train/CLASS/*.png and root/test/CLASS/*.png; with `cache_images` its images lie in
     files in that folder, mapped into memory. The others read the files of torchvision.datasets. UserError if
@@ -115,8 +135,11 @@ def load(
         raise UserError(f"--cache-images needs --dataset folder: the images of {name} are read into memory")
     if image_size is not None and image_size < 1:
         raise UserError(f"--image-size {image_size}: at least 1")
+    if resize_size and resize_size < (image_size or resize_size + 1):
+        raise UserError(f"--resize-size {resize_size}: at least --image-size, which it needs")
+    size = folder.Size(image_size, image_size, resize_size) if image_size else None
     try:
-        return _read(name, root, download, image_size, Path(cache_images) if cache_images else None)
+        return _read(name, root, download, size, Path(cache_images) if cache_images else None)
     except MemoryError:
         lower = ": give --cache-images DIR, or lower --image-size" if name == "folder" else ""
         raise UserError(f"{name} in {root} needs more memory than there is{lower}") from None
@@ -126,11 +149,13 @@ def load(
         raise UserError(f"cannot read {name} from {root} ({reason}): {hint}") from None
 
 
-def _read(name: str, root: str, download: bool, image_size: int | None, cache: Path | None = None) -> Dataset:
+def _read(name: str, root: str, download: bool, size: folder.Size | None, cache: Path | None) -> Dataset:
     """As `load`; a folder's images are mapped from files in `cache` if given."""
     parts: Any  # images and labels, for training and for tests
+    names: list[str] = []
     if name == "folder":
-        parts = folder.read(Path(root), image_size, cache)
+        parts = folder.read(Path(root), size, cache)
+        names = sorted(place.name for place in Path(root, "train").glob("[!.]*/"))
     elif name == "digits":
         # scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; a fixed random fifth is the test set.
         from sklearn.datasets import load_digits
@@ -160,10 +185,11 @@ def _read(name: str, root: str, download: bool, image_size: int | None, cache: P
                 pixels = np.asarray(part.data)  # of CIFAR with channels behind
                 parts.append((pixels if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2), part.targets))
     dataset = make_dataset(name, parts[0], parts[1], _KNOWN.get(name))
-    if not image_size or name == "folder":
+    dataset = replace(dataset, names=names, resize_size=size and size.shorter)
+    if not size or name == "folder":
         return dataset
     train, test = (
-        Images(torch.from_numpy(folder.scaled(images.numpy(), image_size)), labels)
+        Images(torch.from_numpy(folder.scaled(images.numpy(), size)), labels)
         for images, labels in (dataset.train, dataset.test)
     )
     return replace(dataset, train=train, test=test)
@@ -192,6 +218,13 @@ def make_dataset(name: str, train: Sequence[Any], test: Sequence[Any], statistic
         variance = (counts * (values - mean[:, None]).square()).sum(1) / (total - 1).clamp_min(1)
         statistics = tuple(mean.tolist()), tuple(variance.sqrt().clamp_min(1e-6).tolist())
     return Dataset(name, train, test, classes, *statistics)
+
+
+def prepared_like(record: Mapping[str, Any], name: str) -> Dataset:
+    """A data set without images, with the preparation that run.json records."""
+    none = Images(torch.empty(0, *record["shape"], dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
+    names, statistics = record["classes"], (tuple(record["mean"]), tuple(record["std"]))
+    return Dataset(name, none, none, len(names), *statistics, names, record.get("resize_size"))
 
 
 def _images(what: str, images: Any, labels: Any) -> Images:

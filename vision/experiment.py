@@ -3,9 +3,10 @@
 As in `vision.learners.base`, torch is imported inside the functions that use it.
 """
 
+import copy
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from vision.classifiers import Factory
     from vision.data import MegaBatchStream, StageData
     from vision.train import Progress
 
@@ -45,6 +47,9 @@ def run(
     save_interval: float = 30.0,
     save_stages: bool = False,
     command: str | None = None,
+    backbone: "Factory | None" = None,
+    metric: "Callable[[Tensor, Tensor], float] | None" = None,
+    after_stage: Callable[[Stage, Learner], None] | None = None,
     **settings: Any,
 ) -> Run:
     """Run Algorithm 1 with a learner of `vision.learners.LEARNERS`; returns the run, whose rows are in `out`.
@@ -54,18 +59,18 @@ def run(
     `save_interval` seconds, with `save_stages` the model of each stage; run.json records `command`. An
     interrupted run resumes, on a CPU bit for bit; a complete one, which has all rows and the checkpoint after
     the last stage, is returned. UserError: a bad setting, or `out` holds another run.
+
+    `backbone` builds the network in place of `arch`. `metric` of predicted classes and labels (n,) is a score
+    in every row. `after_stage` gets each trained stage and the learner, again if the stage trains again.
     """
     from tqdm import tqdm
 
-    from vision.checkpoints import read_checkpoint
     from vision.data import StageData
 
     dataset, target = stream.dataset, device_of(device)
+    settings |= _arch_of(backbone, settings)
     chosen = resolve(dataset.name, learner, preset, settings, waiting_time)
-    if chosen.torchvision:
-        from vision import classifiers
-
-        classifiers.check(chosen, dataset.shape, dataset.classes)
+    stream, own = _checked(stream, chosen, backbone)
     share = presets.replay_share(preset, replay) if replay_share is None else replay_share
     check_share(share, replay)
     presets.check_seed(seed)
@@ -77,25 +82,24 @@ def run(
     config |= {"seed": seed, "dataset": dataset.name, "data": dataset.fingerprint}
     config |= {"scenario": stream.scenario} if stream.scenario else {}
     config |= {"partition": stream.partition} if stream.partition != seed else {}
-    config |= chosen.config()
+    config |= {"metric": _name(metric)} if metric else {}
+    config |= chosen.config() | own
 
     directory = Path(out)
     make_directory(directory)
     with locked(directory):
         record = Run.open(directory, config, {"partition": stream.partition, "weights and order": seed})
         temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
-        saved, rows = directory / CHECKPOINT, record.rows
-        state = read_checkpoint(saved) if len(rows) >= len(stream) and saved.exists() else {}
-        if state.get("done") == len(schedule) and state.get("last_row"):
-            if rows[-1]["t"] < len(stream):  # a kill came between the last checkpoint and the last row
-                record.append(json.loads(state["last_row"]))
+        record.note(images=stream.dataset.preparation)
+        if _complete(record, len(schedule)):
             return record
         if command:
             record.note(command=command)
         with _fitting(directory):
-            subject = LEARNERS[learner](dataset.shape, dataset.classes, chosen, seed, target)
+            subject = LEARNERS[learner](dataset.shape, dataset.classes, chosen, seed, target, backbone)
             data = StageData(stream, schedule, target, share)
             trainer = _Trainer(subject, stream, data, directory, save_interval, save_stages)
+            trainer.metric, trainer.after_stage = metric, after_stage
             done, epochs = trainer.load(), chosen.epochs
             if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
                 raise UserError(
@@ -107,6 +111,46 @@ def run(
                 resumed = done, trainer.seconds, lambda row: trainer.save(last_row=json.dumps(row))
                 environment.play(record, trainer, schedule, trainer.test, *resumed)
     return record
+
+
+def _complete(record: Run, stages: int) -> bool:
+    """Whether the checkpoint is that after the last stage; its row is appended if a kill has come between."""
+    from vision.checkpoints import read_checkpoint
+
+    saved = record.directory / CHECKPOINT
+    state = read_checkpoint(saved) if saved.exists() else {}
+    row = json.loads(state.get("last_row") or "{}")
+    if row and row["t"] == len(record.rows):
+        record.append(row)
+    return bool(row) and row["t"] < len(record.rows) and state["done"] == stages
+
+
+def _arch_of(backbone: "Factory | None", settings: Mapping[str, Any]) -> dict[str, str]:
+    """The setting `arch` of a backbone. UserError: `settings` have another one."""
+    if (arch := settings.get("arch", "")) and (backbone or arch.startswith(presets.OWN)):
+        raise UserError(f"arch {arch}: give arch, or a backbone of your own in its place")
+    return {"arch": presets.OWN + _name(backbone)} if backbone else {}
+
+
+def _checked(
+    stream: "MegaBatchStream", settings: presets.Settings, backbone: "Factory | None"
+) -> "tuple[MegaBatchStream, dict[str, str]]":
+    """The stream, normalised as the settings choose, and what run.json records of a backbone. UserError: the
+    network does not take its images."""
+    dataset, own = stream.dataset, {}
+    if settings.whole:
+        from vision import classifiers
+
+        own = classifiers.check(settings, dataset.shape, dataset.classes, backbone)
+    if settings.statistics != "data":
+        stream = copy.copy(stream)
+        stream.dataset = dataset.normalised_as(settings.statistics)
+    return stream, own
+
+
+def _name(function: Any) -> str:
+    """The name of a metric or backbone in run.json and rows."""
+    return getattr(function, "__name__", type(function).__name__)
 
 
 @contextmanager
@@ -153,6 +197,9 @@ class _Trainer:
 
         self.learner, self.directory, self._data = learner, directory, data
         self.save_interval, self.save_stages = save_interval, save_stages
+        self.metric: Callable[[Tensor, Tensor], float] | None = None
+        self.after_stage: Callable[[Stage, Learner], None] | None = None
+        self._scores: dict[str, float] = {}  # of the metric
         self.bar: Any = None  # of tqdm
         self.done = 0  # completed stages
         self.seconds = 0.0  # spent on the current stage before an interruption
@@ -181,6 +228,7 @@ class _Trainer:
                 self.learner.load(state["learner"])
                 self.done, self.seconds, self._peak = state["done"], state["seconds"], state["peak_memory"]
                 self._cache, self._raw, self._matrix = state["kept"], state["raw"], state["matrix"]
+                self._scores = state.get("scores", {})
                 if state["progress"]:
                     self._interrupted = Progress(**state["progress"])
         return self.done
@@ -196,6 +244,7 @@ class _Trainer:
             "kept": self._cache,
             "raw": self._raw,
             "matrix": self._matrix,
+            "scores": self._scores,
             "last_row": last_row,
         }
         self._write(CHECKPOINT, state)
@@ -220,6 +269,8 @@ class _Trainer:
         self.done = stage.index + 1
         if self.save_stages:
             self._write(f"stage_{stage.index:03d}.pt", self.learner.state())
+        if self.after_stage:
+            self.after_stage(stage, self.learner)
         return flops
 
     def epoch_done(self, progress: "Callable[[], Progress]") -> None:
@@ -236,6 +287,9 @@ class _Trainer:
         learner = self.learner
         predicted, flops = learner.predict(self._test, self._cache)
         error, self._matrix = self._errors(predicted)
+        if self.metric:
+            score = self.metric(predicted.cpu(), self._test.labels.cpu())
+            self._scores = {_name(self.metric): float(score)}
         if learner.average:
             raw, matrix = self._errors(learner.classify(learner.model, self._test))
             self._raw = {"error": raw} | ({"matrix": matrix} if matrix else {})
@@ -275,5 +329,5 @@ class _Trainer:
         a peak memory that covers the whole process; "matrix": errors on each mega-batch's held-out part.
         """
         memory_of = "" if self._own_memory else "process"
-        more = {"raw": self._raw, "matrix": self._matrix, "memory_of": memory_of}
+        more = {"raw": self._raw, "matrix": self._matrix, "scores": self._scores, "memory_of": memory_of}
         return self.learner.details | {name: value for name, value in more.items() if value}

@@ -7,10 +7,10 @@ import struct
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple, NoReturn
 
 import numpy as np
 from filelock import FileLock
@@ -22,7 +22,27 @@ from alma.files import atomic_write, make_directory
 KINDS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of images, in lower case."""
 _CHUNK = 64  # images of a task of a thread
-_NO_IMAGE = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, struct.error, zlib.error)
+NO_IMAGE = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, struct.error, zlib.error)
+
+
+class Size(NamedTuple):
+    """Height and width to which images are scaled. With `shorter`, the shorter side is scaled to that first,
+    and the centre cut out, as by torchvision's Resize and CenterCrop."""
+
+    height: int
+    width: int
+    shorter: int | None = None
+
+    def fit(self, image: Any) -> Any:
+        """A Pillow image of this size."""
+        from PIL import Image
+
+        target = self.width, self.height
+        if self.shorter:
+            target = tuple(self.shorter * side // min(image.size) for side in image.size)
+        image = image.resize(target, Image.Resampling.BILINEAR)
+        left, top = (round((a - b) / 2) for a, b in zip(image.size, (self.width, self.height), strict=True))
+        return image.crop((left, top, left + self.width, top + self.height))
 
 
 class Listing(NamedTuple):
@@ -45,27 +65,13 @@ def listed(root: Path) -> Listing:
 
     UserError: a folder is missing, unreadable or without images, or classes of train/ and test/ differ.
     """
-
-    def fail(error: OSError) -> NoReturn:
-        needed = "--data-root needs train/CLASS/*.png and test/CLASS/*.png"
-        raise UserError(f"cannot read folder from {root} ({error}): {needed}")
-
     classes: list[set[str]] = []
+    needed = "--data-root needs train/CLASS/*.png and test/CLASS/*.png"
     listing = Listing([], [], [], Counter())
     for part, images in ((root / "train", listing.train), (root / "test", listing.test)):
-        tree = sorted(os.walk(part, onerror=fail, followlinks=True))
-        for folder, _, names in tree:
-            inside = Path(folder).relative_to(part).parts
-            for name in sorted(names):
-                suffix = os.path.splitext(name)[1].lower()
-                if any(word.startswith(".") for word in (*inside, name)):
-                    listing.left_out["hidden"] += 1
-                elif not inside or suffix not in KINDS:
-                    listing.left_out[(suffix or "without suffix") if inside else "in no class"] += 1
-                else:
-                    images.append((inside[0], os.path.join(folder, name)))
+        images += [(inside[0], path) for inside, path in below(part, 1, listing.left_out, needed)]
         images.sort(key=lambda image: image[0])
-        classes.append({name for name in tree[0][1] if not name.startswith(".")})
+        classes.append({name.name for name in part.iterdir() if name.is_dir() and name.name[0] != "."})
         empty = sorted(classes[-1] - {name for name, _ in images})
         if empty or not classes[-1]:
             raise UserError(f"{part}/{', '.join(empty) or 'CLASS'}: no images, which every class needs")
@@ -74,11 +80,34 @@ def listed(root: Path) -> Listing:
     return listing._replace(classes=sorted(classes[0]))
 
 
-def read(root: Path, size: int | None, cache: Path | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
+def below(
+    root: Path, depth: int, left_out: Counter[str], needed: str
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The folders, at least `depth`, and the path of each image below `root`, in order; counts other files.
+
+    UserError, which ends with what is `needed`: a folder is missing or unreadable.
+    """
+
+    def fail(error: OSError) -> NoReturn:
+        raise UserError(f"cannot read folder from {root} ({error}): {needed}")
+
+    for folder, _, names in sorted(os.walk(root, onerror=fail, followlinks=True)):
+        inside = Path(folder).relative_to(root).parts
+        for name in sorted(names):
+            suffix = os.path.splitext(name)[1].lower()
+            if any(word.startswith(".") for word in (*inside, name)):
+                left_out["hidden"] += 1
+            elif len(inside) < depth or suffix not in KINDS:
+                left_out["in no class" if len(inside) < depth else suffix or "without suffix"] += 1
+            else:
+                yield inside, os.path.join(folder, name)
+
+
+def read(root: Path, size: Size | None, cache: Path | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
     """Images (n, 3, height, width) of train/ and test/, in memory or mapped from files in `cache`, and labels
     (n,).
 
-    Images are scaled to `size` x `size` pixels if given. UserError: as of `listed`, an image is unreadable,
+    Images are scaled to `size` if given. UserError: as of `listed`, an image is unreadable,
     images differ in size, or `cache` cannot be written. MemoryError: they need more memory than there is.
     """
     listing, parts = listed(root), []
@@ -91,7 +120,7 @@ def read(root: Path, size: int | None, cache: Path | None = None) -> list[tuple[
     return parts
 
 
-def _cached(cache: Path, part: Path, paths: Sequence[str], size: int | None) -> np.ndarray:
+def _cached(cache: Path, part: Path, paths: Sequence[str], size: Size | None) -> np.ndarray:
     """The images of `_decoded`, mapped from a file in `cache`, which the first process that needs it writes.
     The file has another name if one of `paths` has another name, size or time."""
     digest = hashlib.sha256(f"upright {size}".encode())
@@ -115,13 +144,10 @@ def _cached(cache: Path, part: Path, paths: Sequence[str], size: int | None) -> 
         raise UserError(f"{file} is damaged ({error}): delete it") from None
 
 
-def _decoded(paths: Sequence[str], size: int | None, out: IO[bytes] | None = None) -> np.ndarray:
+def _decoded(paths: Sequence[str], size: Size | None, out: IO[bytes] | None = None) -> np.ndarray:
     """Images (n, 3, height, width) of files, in memory, or mapped from the new .npy file `out`."""
-    from PIL import Image
-
-    warnings.simplefilter("error", Image.DecompressionBombWarning)  # images of 90 megapixels and more
-    warnings.filterwarnings("ignore", category=UserWarning, module="PIL")  # damaged metadata
-    height, width = _read(paths[0], size).shape[:2]
+    set_warnings()
+    height, width = read_image(paths[0], size).shape[:2]
     shape = len(paths), 3, height, width
     if out:
         npy.write_array_header_2_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})
@@ -134,7 +160,7 @@ def _decoded(paths: Sequence[str], size: int | None, out: IO[bytes] | None = Non
 
     def decode(start: int) -> None:
         for i, path in enumerate(paths[start : start + _CHUNK], start):
-            image = _read(path, size)
+            image = read_image(path, size)
             if image.shape[:2] != (height, width):
                 sizes = sorted([(height, width), image.shape[:2]])
                 raise UserError(
@@ -156,19 +182,30 @@ def empty(shape: tuple[int, ...]) -> np.ndarray:
     return np.empty(shape, np.uint8)
 
 
-def scaled(images: np.ndarray, size: int) -> np.ndarray:
-    """Images (n, channels, height, width) as bytes, scaled to `size` x `size` pixels as those of a folder."""
+def scaled(images: np.ndarray, size: Size) -> np.ndarray:
+    """Images (n, channels, height, width) as bytes, scaled to `size` as those of a folder."""
     from PIL import Image
 
-    pixels = empty((*images.shape[:2], size, size))
-    planes = zip(pixels.reshape(-1, size, size), images.reshape(-1, *images.shape[2:]), strict=True)
+    pixels = empty((*images.shape[:2], size.height, size.width))
+    planes = zip(
+        pixels.reshape(-1, size.height, size.width), images.reshape(-1, *images.shape[2:]), strict=True
+    )
     for target, channel in planes:
-        target[:] = np.asarray(Image.fromarray(channel).resize((size, size), Image.Resampling.BILINEAR))
+        target[:] = np.asarray(size.fit(Image.fromarray(channel)))
     return pixels
 
 
-def _read(path: str, size: int | None) -> np.ndarray:
-    """An image as bytes (height, width, 3), upright as viewers show it; of several frames, the first."""
+def set_warnings() -> None:
+    """What Pillow only warns of: images of 90 megapixels and more are errors, damaged metadata is nothing."""
+    from PIL import Image
+
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
+
+
+def read_image(path: str, size: Size | None, mode: str = "RGB") -> np.ndarray:
+    """An image as bytes (height, width, 3), or in Pillow's `mode` "L" (height, width), upright as viewers
+    show it; of several frames, the first. UserError: it is unreadable."""
     from PIL import Image, ImageOps
 
     try:
@@ -178,9 +215,9 @@ def _read(path: str, size: int | None) -> np.ndarray:
                     f"{path} has more than 8 bits per channel (mode {image.mode}): convert it first"
                 )
             image.load()
-            with contextlib.suppress(*_NO_IMAGE):  # of damaged metadata
+            with contextlib.suppress(*NO_IMAGE):  # of damaged metadata
                 ImageOps.exif_transpose(image, in_place=True)
-            rgb = image.convert("RGB")
-            return np.asarray(rgb.resize((size, size), Image.Resampling.BILINEAR) if size else rgb)
-    except (*_NO_IMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            converted = image.convert(mode)
+            return np.asarray(size.fit(converted) if size else converted)
+    except (*NO_IMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise UserError(f"cannot read the image {path} ({error}): replace or delete it") from None

@@ -272,7 +272,7 @@ def footprint_of(blocks: Iterable["ConvBlock"], shape: Sequence[int]) -> int:
 
 def pooled(x: Tensor, members: int) -> Tensor:
     """Mean over the pixels: (n, M * c, H, W) -> (M, c, n)."""
-    return x.mean((2, 3)).view(len(x), members, -1).permute(1, 2, 0)
+    return x.mean((2, 3)).view(x.shape[0], members, -1).permute(1, 2, 0)
 
 
 def mlp_widths(shape: Sequence[int], hidden: int, classes: int) -> list[int]:

@@ -1,6 +1,6 @@
 """Optimizers of one vector of parameters, the schedule of their learning rate, and the average of weights.
 
-Adadelta and SGD match torch.optim bit for bit (tests/vision/test_optim.py). On a small network, half of a
+All match torch.optim bit for bit (tests/vision/test_optim.py). On a small network, half of a
 torch.optim step is overhead, and torch.optim imports torch's compiler.
 """
 
@@ -21,7 +21,7 @@ class Optimizer:
     """Updates a vector of parameters. `lr` may change between steps."""
 
     lr: float
-    state: Mapping[str, Tensor]
+    state: dict[str, Tensor]
     """Vectors that checkpoints save."""
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
@@ -71,10 +71,36 @@ class SGD(Optimizer):
         values.add_(gradients, alpha=-self.lr)
 
 
+class Adam(Optimizer):
+    """Adam (Kingma and Ba, 2015) with torch's defaults of betas and eps; `decoupled` weight decay is AdamW's
+    (Loshchilov and Hutter, 2019)."""
+
+    BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+
+    def __init__(self, values: Tensor, lr: float, weight_decay: float, decoupled: bool):
+        self.lr, self.weight_decay, self.decoupled = lr, weight_decay, decoupled
+        self.state = {name: torch.zeros_like(values) for name in ("means", "squares")}
+        self.state |= {"steps": torch.zeros((), dtype=torch.int64)}
+
+    def step(self, values: Tensor, gradients: Tensor) -> None:
+        means, squares, steps = self.state.values()
+        number = int(steps.add_(1))
+        if self.weight_decay and self.decoupled:
+            values.mul_(1 - self.lr * self.weight_decay)
+        elif self.weight_decay:
+            gradients.add_(values, alpha=self.weight_decay)
+        means.lerp_(gradients, 1 - self.BETA1)
+        squares.mul_(self.BETA2).addcmul_(gradients, gradients, value=1 - self.BETA2)
+        root = torch.sqrt(squares, out=gradients).div_((1 - self.BETA2**number) ** 0.5).add_(self.EPS)
+        values.addcdiv_(means, root, value=-self.lr / (1 - self.BETA1**number))
+
+
 def make(values: Tensor, settings: Settings) -> Optimizer:
     """A new optimizer of `values`, as the settings choose it."""
     if settings.optimizer == "adadelta":
         return Adadelta(values, settings.lr, settings.weight_decay)
+    if settings.optimizer != "sgd":
+        return Adam(values, settings.lr, settings.weight_decay, settings.optimizer == "adamw")
     return SGD(values, settings.lr, settings.momentum, settings.weight_decay, settings.nesterov)
 
 

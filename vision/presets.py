@@ -20,14 +20,17 @@ PRESETS = ("paper", "draft", "authors", "anytime")
 OF_OPTIMIZER: dict[str, dict[str, Any]] = {
     "adadelta": {"lr": 1.0, "momentum": 0.0},
     "sgd": {"lr": 0.01, "momentum": 0.9},
+    "adam": {"lr": 0.001, "momentum": 0.0},
+    "adamw": {"lr": 0.001, "momentum": 0.0, "weight_decay": 0.01},
 }
 """Settings of an optimizer that is chosen in place of the data set's."""
-TORCHVISION = "torchvision:"
+TORCHVISION, OWN = "torchvision:", "own:"
+"""What the --arch of a whole network begins with, torchvision's or that of `run(backbone=...)`."""
 
 
 def _arch(value: str) -> str:
     """A value of --arch. ValueError: it is none."""
-    known = ["mlp", "vgg"]
+    known = ["mlp", "vgg", *[value] * value.startswith(OWN)]
     if value.startswith(TORCHVISION):
         from torchvision import models
 
@@ -75,7 +78,14 @@ class Settings:
         metavar="FILE",
         record=NEVER,
     )
-    optimizer: str = option("adadelta", "optimizer", choices=("adadelta", "sgd"))
+    statistics: str = option(
+        "data",
+        "mean and deviation that normalise pixels: of the training images, or ImageNet's, the default with "
+        "--weights",
+        choices=("data", "imagenet"),
+        record=CHANGED,
+    )
+    optimizer: str = option("adadelta", "optimizer", choices=tuple(OF_OPTIMIZER))
     lr: float = option(1.0, "learning rate", above=0)
     lr_scheduler: str = option(
         "constant",
@@ -117,15 +127,21 @@ class Settings:
             raise UserError("--nesterov needs --optimizer sgd and --momentum above 0")
         if self.momentum >= 1:
             raise UserError(f"--momentum {self.momentum}: below 1, or steps grow without end")
-        if self.torchvision and self.own_layers:
+        if self.whole and self.own_layers:
+            whose = "torchvision" if self.torchvision else "yours"
             raise UserError(
-                f"--arch {self.arch}: a model of torchvision neither grows nor has experts; choose --arch "
-                "mlp or vgg, or another learner"
+                f"--arch {self.arch}: a model of {whose} neither grows nor has experts; choose --arch mlp or "
+                "vgg, or another learner"
             )
 
     @property
+    def whole(self) -> bool:
+        """Whether the backbone is a whole network, and not of ALMA's own layers."""
+        return ":" in self.arch
+
+    @property
     def torchvision(self) -> str:
-        """The name of a classifier of torchvision; "" for ALMA's own backbones."""
+        """The name of a classifier of torchvision; "" for other backbones."""
         return self.arch.removeprefix(TORCHVISION) if self.arch.startswith(TORCHVISION) else ""
 
     @classmethod
@@ -141,9 +157,9 @@ class Settings:
             return "--from-scratch draws new weights, and weights of unrelated models have no average"
         if name == "patience" and value and chosen.get("select") == "last":
             return "--select last does not ask which epoch is best"
-        if name == "momentum" and value and chosen.get("optimizer") == "adadelta":
-            return "Adadelta has none"
-        if name == "hidden" and library:
+        if name == "momentum" and value and (optimizer := chosen.get("optimizer", "sgd")) != "sgd":
+            return f"{optimizer.capitalize()} has none"
+        if name == "hidden" and ":" in chosen.get("arch", ""):
             return f"{chosen['arch']} has sizes of its own"
         if name == "weights" and value and not library:
             return f"it needs --arch {TORCHVISION}NAME"
@@ -152,7 +168,7 @@ class Settings:
     def config(self) -> dict[str, Any]:
         """The settings that affect results, as run.json records them; of `weights`, a hash of the file."""
         written = recorded(self)
-        if self.torchvision:
+        if self.whole:
             del written["hidden"]
         if self.weights:
             written["weights"] = sha256_file(self.weights)[:16]

@@ -49,7 +49,7 @@ def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     if not jobs:  # an empty part of a sweep
         return []
     if len(jobs) == 1:
-        if jobs[0].arch == "mlp" and "OMP_NUM_THREADS" not in os.environ:
+        if jobs[0].settings.arch == "mlp" and "OMP_NUM_THREADS" not in os.environ:
             import torch
 
             torch.set_num_threads(1)
@@ -134,6 +134,8 @@ def parser() -> Parser:
     add("--download", action=argparse.BooleanOptionalAction, default=False, help=text)
     text = "scale images to S x S pixels (default: their own size)"
     add("--image-size", type=number_list, metavar="S", help=text)
+    text = "with --image-size: scale the shorter side to R pixels first, then cut out the centre"
+    add("--resize-size", type=number_list, metavar="R", help=text)
     text = "with --dataset folder: keep the decoded images in files in DIR, made once, instead of in memory"
     add("--cache-images", metavar="DIR", help=text)
     usual = "MNIST 500, CIFAR-10 and folder 100, digits 20; EMNIST, CIFAR-100 and --preset draft 50"
@@ -174,10 +176,12 @@ def parser() -> Parser:
     add("--cluster", choices=("local", "slurm"), default="local", help=f"{cluster} (default: local)")
     part = "train every N-th run from the K-th on, without tables and figures"
     add("--part", type=_part, metavar="K/N", help=part)
+    text = "print the cost of each run: FLOPs, minutes, memory; run and write nothing"
+    add("--dry-run", action="store_true", help=text)
     add("--list", action="store_true", help="print the run directories, one per line, and exit")
     text = "seconds between two checkpoints (default: 30)"
     add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=text)
-    text = "keep the model of every stage, for `alma tsne`"
+    text = "keep the model of every stage, for `alma predict --t` and `alma tsne`"
     add("--save-stages", action=argparse.BooleanOptionalAction, default=False, help=text)
 
     text = "Settings of learners. Without a value, the preset decides by the data set."
@@ -225,6 +229,11 @@ def main() -> None:
             print(job.out)
         return
     print(*lines, sep="\n", end="\n" * bool(lines), flush=True)
+    if options.dry_run:
+        from vision.estimate import table
+
+        print(table(jobs))
+        return
     failed = run_all(jobs, options.jobs)
     if len(failed) < len(jobs) and not options.part:  # other parts may still run
         done = [job.out for job in jobs if job.out.exists()]

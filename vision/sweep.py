@@ -19,10 +19,10 @@ from vision.experiment import run
 from vision.learners import all_settings, refusal, resolve
 from vision.presets import Settings
 
-DATA: tuple[str, ...] = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
-DATA += ("replay_share", "replay_from")
-_OF_THE_STREAM = {"dataset", "image_size", "megabatches", "stream_seed", "scenario"}
-_OF_THE_COMMAND = {"cluster", "device", "help", "jobs", "list", "part", "save-interval"}
+DATA: tuple[str, ...] = ("dataset", "image_size", "resize_size", "megabatches", "stream_seed", "preset")
+DATA += ("scenario", "replay_share", "replay_from")
+_OF_THE_STREAM = {*DATA} - {"preset", "replay_share", "replay_from"}
+_OF_THE_COMMAND = {"cluster", "device", "dry-run", "help", "jobs", "list", "part", "save-interval"}
 
 USUAL = {"data_root": "data", "device": "auto", "cache_images": None}
 """Defaults of flags that a recorded command leaves out."""
@@ -40,8 +40,8 @@ class SweepRun:
     dataset: dict[str, Any]  # arguments of data.load
     megabatches: int
     stream_seed: int
-    scenario: str | None = None
-    arch: str = "mlp"
+    scenario: str | None
+    settings: Settings
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of experiment.run
 
     def run(self) -> None:
@@ -135,12 +135,12 @@ def _job(
     if varying is not None:
         values = vars(resolved) | point
         parts = [point["learner"], f"w{point['waiting_time']}"]
-        parts += [] if resolved.torchvision else [f"h{resolved.hidden}"]
+        parts += [] if resolved.whole else [f"h{resolved.hidden}"]
         parts += [folder_part(name, values[name]) for name in varying if values.get(name) is not None]
         folder = "_".join([*parts, *["replay"] * point["replay"], f"s{point['seed']}"])
     out = section.out / folder
     dataset = {"name": point["dataset"], "root": section.data_root, "download": section.download}
-    dataset["image_size"] = point.get("image_size")
+    dataset |= {size: point.get(size) for size in ("image_size", "resize_size")}
     if section.cache_images:
         if point.get("scenario") in ("rotated", "permuted"):
             raise UserError(f"--cache-images: --scenario {point['scenario']} has changed images in memory")
@@ -159,7 +159,7 @@ def _job(
         _megabatches(point),
         point["stream_seed" if "stream_seed" in point else "seed"],
         point.get("scenario"),
-        resolved.arch,
+        resolved,
         options,
     )
 

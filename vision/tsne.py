@@ -50,13 +50,12 @@ def choose(experts: Mapping[int, int]) -> list[int]:
 def load(directory: Path, root: str) -> "tuple[dict[str, Any], Dataset, dict[int, Mixture]]":
     """Config and data set of a run, and its mixtures after the stages that `choose` picks. UserError: it is
     not a run of mixtures, has no stages, one is damaged, or `root` has other data."""
-    import torch
-
     from vision import data
     from vision.checkpoints import read_checkpoint, reading
-    from vision.learners import LEARNERS
+    from vision.deployed import learner_of
 
-    config = Run.read(directory).config
+    run = Run.read(directory)
+    config = run.config
     if config["learner"] not in ("gmoe", "moe") or config.get("scenario") in ("rotated", "permuted"):
         raise UserError(f"{directory}: give a run of gmoe or moe, on images as they are in the data set")
     known = {int(path.stem[6:]): path for path in directory.glob("stage_[0-9][0-9][0-9]*.pt")}
@@ -66,15 +65,9 @@ def load(directory: Path, root: str) -> "tuple[dict[str, Any], Dataset, dict[int
     if dataset.fingerprint != config["data"]:
         what = f"{config['dataset']} in {root} is not the run's data"
         raise UserError(f"{what}: give that with --data-root; a run with --image-size cannot be drawn")
-    kind, models = LEARNERS[config["learner"]], {}
-    names = config.keys() & set(kind.settings_class.names())
-    settings = kind.settings_class(**{name: config[name] for name in names})
     with reading(directory):
         experts = {stage: read_checkpoint(path)["structure"]["experts"] for stage, path in known.items()}
-        for stage in choose(experts):
-            learner = kind(dataset.shape, dataset.classes, settings, config["seed"], torch.device("cpu"))
-            learner.load(read_checkpoint(known[stage]))
-            models[stage] = learner.model
+        models = {stage: learner_of(run, dataset, known[stage]).model for stage in choose(experts)}
     return config, dataset, models
 
 

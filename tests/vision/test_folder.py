@@ -301,3 +301,14 @@ def test_other_data_sets_are_scaled_as_a_folder_is():
     for k in (0, 500):
         image = Image.fromarray(plain.train.images[k, 0].numpy()).resize((20, 20), Image.Resampling.BILINEAR)
         assert torch.equal(scaled.train.images[k, 0], torch.from_numpy(np.array(image)))
+
+
+@pytest.mark.parametrize("shape", [(31, 17), (17, 31), (20, 20), (5, 40)])
+@pytest.mark.parametrize("shorter", [12, 9])
+def test_a_cut_is_that_of_torchvision(tmp_path, shape, shorter):
+    from torchvision.transforms import CenterCrop, Compose, Resize
+
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    picture(tmp_path / "one.png", pixels)
+    expected = np.asarray(Compose([Resize(shorter), CenterCrop(9)])(Image.fromarray(pixels)))
+    assert np.array_equal(folder.read_image(str(tmp_path / "one.png"), folder.Size(9, 9, shorter)), expected)

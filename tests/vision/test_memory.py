@@ -88,7 +88,7 @@ def test_results_are_the_same_with_batches_of_few_and_images_as_bytes(tmp_path, 
     stream = MegaBatchStream("digits", 5)
     whole = values()
     with monkeypatch.context() as patch:
-        patch.setattr(data, "_NORMALISED", 0)
+        patch.setattr(data, "NORMALISED", 0)
         assert values() == whole
     monkeypatch.setattr(train, "EVALUATION_BYTES", {"cpu": 4 * 1000 * 23})
     for (value, valid), (other, rounded) in zip(whole, values(), strict=True):

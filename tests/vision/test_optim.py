@@ -15,6 +15,9 @@ from vision.presets import Settings
         {"optimizer": "sgd", "lr": 0.2},
         {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2},
         {"optimizer": "sgd", "lr": 0.1, "momentum": 0.8, "weight_decay": 1e-2, "nesterov": True},
+        {"optimizer": "adam", "lr": 1e-3},
+        {"optimizer": "adam", "lr": 1e-3, "weight_decay": 0.1},
+        {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.1},
     ],
 )
 def test_equal_to_torch(settings):
@@ -22,7 +25,8 @@ def test_equal_to_torch(settings):
     values = torch.randn(1000, generator=generator)
     parameter = torch.nn.Parameter(values.clone())
     ours, options = make(values, Settings(**settings)), {"lr": 1.0, "foreach": False} | settings
-    kind = torch.optim.SGD if options.pop("optimizer", None) else torch.optim.Adadelta
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    kind = kinds.get(options.pop("optimizer", ""), torch.optim.Adadelta)
     theirs = kind([parameter], **options)
     for _ in range(20):
         gradient = torch.randn(1000, generator=generator)

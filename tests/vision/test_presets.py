@@ -91,6 +91,8 @@ def test_another_optimizer_has_its_own_rate_and_momentum():
         ("mnist", "sgd", (0.01, 0.9)),
         ("cifar10", "adadelta", (1.0, 0.0)),
         ("cifar10", "sgd", (0.01, 0.9)),
+        ("cifar10", "adam", (0.001, 0.0)),
+        ("mnist", "adamw", (0.001, 0.0)),
     ):
         made = resolve(dataset, "sm", chosen={"optimizer": optimizer})
         assert (made.lr, made.momentum) == expected
@@ -133,6 +135,7 @@ REFUSED = [
     ("sm", {"lr": "1"}, "--lr '1': of type str, give float"),
     ("sm", {"augment": "off"}, "--augment 'off': of type str, give bool"),
     ("sm", {"momentum": 0.9}, "--momentum does not apply to sm: Adadelta has none"),
+    ("sm", {"momentum": 0.9, "optimizer": "adamw"}, "--momentum does not apply to sm: Adamw has none"),
     ("sm", {"patience": 3, "select": "last"}, "--select last does not ask which epoch is best"),
     ("sm", {"average": 0.5, "from_scratch": True}, "weights of unrelated models have no average"),
     *(("sm", {"average": value}, "--average") for value in (1.0, -0.1, float("nan"), "poly", "last:8")),

@@ -21,6 +21,7 @@ LIBRARY = {"torchvision": {"arch": "torchvision:mobilenet_v3_small"}}  # with dr
 OPTIMIZERS = {
     "adadelta": {"optimizer": "adadelta", "weight_decay": 1e-3},
     "sgd": {"optimizer": "sgd", "lr": 0.05},
+    "adam": {"optimizer": "adam", "lr": 0.01, "weight_decay": 1e-3},
     "momentum": {"optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-3},
     "nesterov": {"optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "nesterov": True},
 }

@@ -147,3 +147,37 @@ def test_a_single_mlp_runs_in_one_thread(monkeypatch, dataset, given, threads):
     finally:
         torch.set_num_threads(before)
     assert seen == [threads]
+
+
+def test_a_dry_run_prints_the_cost_of_each_run_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    """FLOPs are exact, at most those with --patience, more than those of the first size for what grows."""
+    monkeypatch.chdir(tmp_path)
+    words = "--learner sm,ens,gens --hidden 4 --megabatches 7 --waiting-time 3 --replay off,on --epochs 2"
+    command(monkeypatch, *words.split(), "--dry-run")
+    header, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert header == "run learner parameters epochs TFLOPs minutes GB/process".split()
+    assert not list(tmp_path.iterdir())
+    for job, line in zip(jobs(*words.split()), lines[:-1], strict=True):
+        place, learner, parameters, epochs, flops, minutes, memory = line
+        assert place == str(job.out)
+        job.run()
+        rows = Run.read(place).rows
+        assert parameters == f"{rows[3]['parameters']:,}", learner
+        assert flops == f"{sum(row['train_flops'] for row in rows) / 1e12:.3g}"
+        assert epochs == "6"
+        assert 0 < float(minutes) < 1
+        assert 0.3 <= float(memory) < 1
+    assert lines[-1][:3] == ["6", "runs", "36"]
+    capsys.readouterr()
+    command(monkeypatch, "--learner", "ff,sm", "--patience", "3", "--dry-run")
+    marks = [line.split()[4][0] for line in capsys.readouterr().out.splitlines() if line.startswith("runs")]
+    assert marks == [">", "<"]
+
+
+def test_a_dry_run_of_a_folder_decodes_one_image(tree, monkeypatch, capsys):
+    monkeypatch.setattr("vision.folder._decoded", None)
+    words = f"--dataset folder --data-root {tree} --hidden 2 --megabatches 2 --batch-size 4 --dry-run"
+    command(monkeypatch, *words.split())
+    counts, _, line, _ = capsys.readouterr().out.splitlines()
+    assert counts.startswith("images: 70 for training and 4 for tests")
+    assert float(line.split()[4]) > 0

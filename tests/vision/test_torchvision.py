@@ -9,7 +9,7 @@ from torchvision import models
 
 from alma.errors import UserError
 from tests.vision.conftest import CPU, equal, error_of, jobs, numbers, seeded
-from vision import MegaBatchStream, run
+from vision import MegaBatchStream, deployed, run
 from vision.classifiers import _built, check, costs
 from vision.data import Images, make_dataset
 from vision.learners import LEARNERS, resolve
@@ -264,3 +264,18 @@ def test_a_sweep_gives_sizes_and_weights_to_those_that_have_them(tmp_path, saved
     assert other.startswith(f"sm_w1_arch-torchvision-{SMALL}_weights-")
     with pytest.raises(UserError, match="choose --arch mlp or vgg"):
         jobs("--arch", f"mlp,{ARCH}", "--learner", "gmoe")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_weights_go_with_the_statistics_of_imagenet(tmp_path, channels):
+    torch.save(models.get_model(SMALL, num_classes=4).state_dict(), tmp_path / "weights.pt")
+    stream, chosen = pictures(channels=channels), {"arch": ARCH, "weights": str(tmp_path / "weights.pt")}
+    assert resolve("folder", "sm", chosen={**chosen, "statistics": "data"}).config().get("statistics") is None
+    record = run(stream, "sm", tmp_path / "run", epochs=1, **chosen)
+    assert record.config["statistics"] == "imagenet"
+    mean, std = record.info["images"]["mean"], record.info["images"]["std"]
+    assert (mean, std) == (([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]) if channels == 3 else (mean, std))
+    assert (sum(mean) / channels, sum(std) / channels) == pytest.approx((0.449, 0.226))
+    trained, data = deployed.load(tmp_path / "run")  # without the file
+    predicted = trained.judged(trained.deployed, data.examples(stream.dataset.test))[-1]
+    assert float((predicted != stream.dataset.test.labels).double().mean()) == record.rows[-1]["value"]

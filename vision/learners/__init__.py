@@ -86,6 +86,8 @@ def resolve(
         given |= presets.OF_OPTIMIZER.get(optimizer, {})
     if problem := refusal(learner, "momentum", {"momentum": 0.0, **chosen, "optimizer": optimizer}):
         raise UserError(problem)
+    if chosen.get("weights"):
+        given["statistics"] = "imagenet"
     given |= chosen
     if optimizer != "sgd" and "nesterov" not in chosen:
         given["nesterov"] = False  # the authors' preset has it for their CIFAR runs, which use SGD

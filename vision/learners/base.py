@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from vision.classifiers import Factory
     from vision.data import StageData
     from vision.examples import AnyExamples
     from vision.mixture import Mixture
@@ -37,8 +38,15 @@ class Learner:
     settings: Settings
 
     def __init__(
-        self, shape: Sequence[int], classes: int, settings: Settings, seed: int, device: "torch.device"
+        self,
+        shape: Sequence[int],
+        classes: int,
+        settings: Settings,
+        seed: int,
+        device: "torch.device",
+        factory: "Factory | None" = None,
     ):
+        self.factory = factory  # of the backbone, in place of `settings.arch`
         self.shape, self.classes, self.settings = tuple(shape), classes, settings
         self.seed, self.device = seed, device
         self.generators = [self.generator_for("order", *([m] if m else [])) for m in range(self.orders)]
@@ -128,21 +136,28 @@ class Learner:
     def assess(self, model: Any, examples: "AnyExamples") -> dict[str, float]:
         """Mean cross-entropy (nats) and error of `model`, the present one or its average. UserError if the
         loss is not finite."""
-        import torch
         from torch.nn import functional as F
 
-        from vision.train import DIVERGED, evaluate
+        from vision.train import DIVERGED
+
+        judged = self.judged(model, examples)
+        loss = float(F.nll_loss(judged[:-1].t(), examples.labels))
+        if not math.isfinite(loss):
+            raise UserError(DIVERGED)
+        return {"loss": loss, "error": float((judged[-1] != examples.labels).double().mean())}
+
+    def judged(self, model: Any, examples: "AnyExamples") -> "Tensor":
+        """The logarithms of the C classes' probabilities, then the predicted classes, (C + 1, n)."""
+        import torch
+
+        from vision.train import evaluate
 
         def judge(images: "Tensor") -> "Tensor":
             logits = self.votes(model, images)
             log_probabilities = self.log_probabilities(logits)
             return torch.cat([log_probabilities, self.choice(logits, log_probabilities)[None]])
 
-        judged = evaluate(model, examples, judge)  # (C + 1, n)
-        loss = float(F.nll_loss(judged[:-1].t(), examples.labels))
-        if not math.isfinite(loss):
-            raise UserError(DIVERGED)
-        return {"loss": loss, "error": float((judged[-1] != examples.labels).double().mean())}
+        return evaluate(model, examples, judge)
 
     def votes(self, model: Any, images: "Tensor") -> "Tensor":
         """Logits (V, C, n) of all voters."""
@@ -209,12 +224,12 @@ class Learner:
         """A stack of `members` networks of the chosen architecture."""
         from vision.models import MLP, VGG, mlp_widths, vgg_widths
 
-        if self.settings.torchvision:
-            from vision.classifiers import TorchvisionModel
+        if self.settings.whole:
+            from vision.classifiers import Classifier
             from vision.mixture import Committee
 
-            networks = [TorchvisionModel(self.shape, self.classes, self.settings) for _ in range(members)]
-            return Committee(networks, joint)
+            given = self.shape, self.classes, self.settings, self.factory
+            return Committee([Classifier(*given) for _ in range(members)], joint)
         if self.settings.arch == "vgg":
             return VGG(self.shape, vgg_widths(self.settings.hidden), self.classes, members, joint)
         return MLP(mlp_widths(self.shape, self.settings.hidden, self.classes), members, joint)

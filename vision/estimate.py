@@ -1,0 +1,87 @@
+"""Cost of runs before their start: `alma images --dry-run`."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from alma.stages import stages
+from alma.tables import as_text
+from vision import folder, presets
+from vision.data import NORMALISED, VALIDATION
+from vision.examples import Examples
+from vision.experiment import device_of
+from vision.learners import LEARNERS
+from vision.learners.base import GrowingLearner, Learner
+from vision.sweep import SweepRun
+from vision.train import evaluate, fit
+
+PROCESS, VECTORS = 3e8, 6
+"""Bytes of a process without images and model; numbers for a parameter: values, gradients, best epoch,
+average, and two of the optimizer."""
+_SHAPES = {"digits": (1, 8, 360), "mnist": (1, 28, 10_000), "emnist": (1, 28, 18_800)}
+_SHAPES |= dict.fromkeys(("cifar10", "cifar100"), (3, 32, 10_000))
+"""Channels, height and width, and test images."""
+
+
+def table(jobs: Sequence[SweepRun]) -> str:
+    """A line for each run and one for all: parameters at the start, epochs and training FLOPs of all stages,
+    minutes, and memory of a process. A batch of each model is timed."""
+    torch.set_num_threads(1 if len(jobs) > 1 else torch.get_num_threads())  # as `run_all` does
+    lines = [["run", "learner", "parameters", "epochs", "TFLOPs", "minutes", "GB/process"]]
+    timed: dict[tuple, tuple[float, float]] = {}
+    total = [0, 0.0, 0.0]
+    for job in jobs:
+        (shape, images, tested, classes), settings, options = _data(job), job.settings, job.options
+        device = device_of(options["device"])
+        learner = LEARNERS[options["learner"]](shape, classes, settings, options["seed"], device)
+        cost = learner.model.flops
+        key = options["learner"], cost, settings.batch_size, settings.optimizer, settings.amp, device
+        training, evaluation = timed[key] = timed.get(key) or _seconds(learner)
+        sizes = [images // job.megabatches + (t < images % job.megabatches) for t in range(job.megabatches)]
+        schedule = stages(job.megabatches, options["waiting_time"], options["replay"])
+        parts = [sizes[t - 1] for stage in schedule for t in stage.train_on]
+        checked = settings.epochs * sum(max(1, int(size * VALIDATION)) for size in parts)
+        seen = settings.epochs * sum(parts) - checked
+        epochs, flops = len(schedule) * settings.epochs, seen * (cost.forward + cost.backward) / 1e12
+        checked += tested * (len(schedule) + 1)
+        minutes = (seen * training + checked * evaluation) / 60
+        pixels = math.prod(shape)
+        floats = min(4 * pixels * max(len(stage.train_on) for stage in schedule) * sizes[0], NORMALISED)
+        memory = PROCESS + (images + tested) * pixels + floats + VECTORS * 4 * learner.parameters
+        about = ">" * isinstance(learner, GrowingLearner) or "<" * (settings.patience > 0)
+        numbers = [f"{learner.parameters:,}", f"{epochs:,}", f"{about}{flops:.3g}", f"{about}{minutes:.2g}"]
+        lines.append([str(job.out), options["learner"], *numbers, f"{memory / 1e9:.1f}"])
+        total = [a + b for a, b in zip(total, (epochs, flops, minutes), strict=True)]
+    lines.append([f"{len(jobs)} runs", "", "", f"{total[0]:,}", *(f"{value:.3g}" for value in total[1:]), ""])
+    return as_text(lines)
+
+
+def _data(job: SweepRun) -> tuple[tuple[int, ...], int, int, int]:
+    """Shape of the images, training and test images, and classes; of a folder, as its files are listed."""
+    name, side = job.dataset["name"], job.dataset["image_size"]
+    if name == "folder":
+        listing = folder.listed(Path(job.dataset["root"]))
+        height, width, channels = folder.read_image(listing.train[0][1], None).shape
+        size = (side, side) if side else (height, width)
+        return (channels, *size), len(listing.train), len(listing.test), len(listing.classes)
+    channels, own, tested = _SHAPES[name]
+    images, classes = presets.SIZES[name]
+    return (channels, side or own, side or own), images, tested, classes
+
+
+def _seconds(learner: Learner) -> tuple[float, float]:
+    """Seconds of an example in training and in evaluation, of a batch after a small one."""
+    settings = replace(learner.settings, epochs=1, patience=0)
+    for count in (2, settings.batch_size):
+        labels = torch.arange(count, device=learner.device) % learner.classes
+        examples = Examples(torch.rand(count, *learner.shape, device=learner.device), labels)
+        began = time.perf_counter()
+        evaluate(learner.model, examples).cpu()
+        evaluation = time.perf_counter() - began
+        fit(learner.model, examples, examples, settings, learner.generators)
+        training = time.perf_counter() - began - 2 * evaluation  # it validates, too
+    return max(training, evaluation) / count, evaluation / count

@@ -1,0 +1,112 @@
+"""Export the model of a run of images: `alma export`."""
+
+import math
+import shutil
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alma.errors import Parser, UserError, command, require_package
+from alma.files import filled, write_json_atomic
+from alma.records import Run
+
+if TYPE_CHECKING:
+    from vision.data import Dataset
+    from vision.learners import Learner
+
+ONNX_ERROR = 1e-4
+"""Largest difference between probabilities of PyTorch and of onnxruntime."""
+_LOADER = Path(__file__).with_name("loader.py")
+
+
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        prog="alma export",
+        usage="%(prog)s RUN --out DIR [options]",
+        description="Export the model of a run of `alma images`, of sm, ens or umix: model.safetensors, "
+        "config.json and loader.py, which loads them without ALMA.",
+    )
+    add = made.add_argument
+    add("model", type=Path, metavar="RUN", help="directory of a run")
+    text = "export the model after mega-batch N, of a run with --save-stages (default: the last one)"
+    add("--t", type=int, metavar="N", help=text)
+    add("--out", type=Path, required=True, metavar="DIR", help="directory to write")
+    text = "write model.onnx too, and check it with onnxruntime: images, bytes, to probabilities"
+    add("--onnx", action="store_true", help=text)
+    return made
+
+
+def config_of(learner: "Learner", data: "Dataset", name: str) -> dict[str, Any]:
+    """What loader.py reads. UserError: it cannot load such a model."""
+    settings: Any = learner.settings
+    if name not in ("sm", "ens", "umix") or getattr(settings, "combine", "mean") != "mean":
+        vote = " --combine vote" if name == "ens" else ""
+        raise UserError(f"{name}{vote} cannot be exported: sm, ens and umix can; `alma predict` takes all")
+    model, average = learner.deployed, {"mean": "logits", "sum": "sum", None: "probabilities"}
+    layers = [key.removesuffix(".weight") for key in model.state_dict() if key.endswith(".weight")]
+    if settings.arch == "vgg":
+        for b in reversed(range(len(model.blocks))):
+            last = max(k for k, key in enumerate(layers) if key.startswith(f"blocks.{b}."))
+            layers.insert(last + 1, "pool")
+    shown = {"learner": name, "arch": settings.arch, "members": model.members}
+    return shown | {"average": average[model.joint], "layers": layers} | data.preparation
+
+
+def write_onnx(learner: "Learner", data: "Dataset", file: Path) -> None:
+    """Write the model as ONNX: "images", bytes (n, channels, height, width), to "probabilities" (n, C).
+    UserError: onnxruntime computes others than PyTorch."""
+    import onnxruntime
+    import torch
+
+    class Deployed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = learner.deployed.eval()
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return learner.log_probabilities(self.model(data.normalised(images))).exp().t()
+
+    deployed = Deployed().eval()
+    images = torch.arange(6 * math.prod(data.shape)).mul(37).to(torch.uint8).view(6, *data.shape)
+    batch = {"images": {0: torch.export.Dim("n")}}
+    names: Any = {"input_names": ["images"], "output_names": ["probabilities"], "dynamic_shapes": batch}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            torch.onnx.export(deployed, (images[:3],), file, external_data=False, verbose=False, **names)
+        except torch.onnx.errors.OnnxExporterError as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"--onnx: PyTorch cannot export this network ({reason})") from None
+        expected = deployed(images).numpy()
+    (found,) = onnxruntime.InferenceSession(file).run(None, {"images": images.numpy()})
+    if (difference := float(abs(found - expected).max())) > ONNX_ERROR:
+        raise UserError(f"onnxruntime differs from PyTorch by {difference:.1e}: nothing was written")
+
+
+@command
+def main() -> None:
+    """Export to safetensors, and ONNX."""
+    options = parser().parse_args()
+    for package in ("onnx", "onnxscript", "onnxruntime") if options.onnx else ():
+        require_package(package, "--onnx")
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    from vision.deployed import load
+
+    learner, data = load(options.model, options.t)
+    config = config_of(learner, data, Run.read(options.model).config["learner"])
+    with filled(options.out, "config.json", (OSError, SafetensorError)) as place:
+        weights = {name: tensor.contiguous() for name, tensor in learner.deployed.state_dict().items()}
+        save_file(weights, place / "model.safetensors")
+        shutil.copyfile(_LOADER, place / _LOADER.name)
+        if options.onnx:
+            write_onnx(learner, data, place / "model.onnx")
+        write_json_atomic(place / "config.json", config)
+    onnx = ", model.onnx" * options.onnx
+    print(f"{options.out}: model.safetensors{onnx}, and loader.py, which loads it without ALMA")
+
+
+if __name__ == "__main__":
+    main()

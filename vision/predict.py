@@ -1,0 +1,128 @@
+"""Predict the classes of images with the model of a run: `alma predict`."""
+
+import csv
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alma.errors import Parser, UserError, command
+from alma.files import atomic_write, make_directory
+from vision.experiment import device_of
+
+if TYPE_CHECKING:
+    from vision.data import Dataset
+    from vision.learners import Learner
+
+_BATCH = 256  # images that are read at a time
+_EXAMPLES = """\
+examples:
+  alma predict runs/mine photos --out labels.csv
+  alma predict runs/mine photos/a.jpg --t 3 --out week3.csv
+"""
+
+
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        prog="python -m vision.predict",
+        usage="%(prog)s RUN IMAGES... --out FILE.csv [options]",
+        description="Predict the classes of images with the model of a run of `alma images`. Images are "
+        "prepared as those of the run. The file has a row for each: path, label, probability.",
+        epilog=_EXAMPLES,
+    )
+    add = made.add_argument
+    add("run", type=Path, metavar="RUN", help="directory of a run")
+    add("images", type=Path, nargs="+", metavar="IMAGES", help="files, or folders with files below them")
+    text = "use the model after mega-batch N, of a run with --save-stages (default: the last one)"
+    add("--t", type=int, metavar="N", help=text)
+    add("--out", type=Path, required=True, metavar="FILE", help="CSV file to write")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
+    return made
+
+
+def found(places: Sequence[Path], left_out: Counter[str]) -> list[str]:
+    """Paths of the images at `places`, files or folders, each once; counts other files in the folders.
+    UserError: a place is missing or unreadable, or there is no image."""
+    from vision import folder
+
+    paths: list[str] = []
+    for place in places:
+        inside = folder.below(place, 0, left_out, "give files or folders")
+        paths += [str(place)] if place.is_file() else [path for _, path in inside]
+    if not paths:
+        raise UserError(f"no images in {', '.join(map(str, places))}: give {', '.join(folder.KINDS)}")
+    return list(dict.fromkeys(paths))
+
+
+def predictions(learner: "Learner", data: "Dataset", paths: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Path, label and probability of each image, read in batches; of an unreadable one, which stderr names,
+    label and probability are empty."""
+    import numpy as np
+    import torch
+
+    from vision import folder
+    from vision.data import Images
+
+    channels, height, width = data.shape
+    size, mode = folder.Size(height, width, data.resize_size), "L" if channels == 1 else "RGB"
+
+    def read(path: str) -> "np.ndarray | None":
+        try:
+            return folder.read_image(path, size, mode).reshape(height, width, channels)
+        except UserError as error:
+            print(f"warning: {error}", file=sys.stderr)
+            return None
+
+    folder.set_warnings()
+    with ThreadPoolExecutor(4) as pool:
+        for start in range(0, len(paths), _BATCH):
+            batch = paths[start : start + _BATCH]
+            pictures = list(pool.map(read, batch))
+            readable = [picture for picture in pictures if picture is not None]
+            images = torch.from_numpy(np.array(readable, np.uint8)).view(-1, height, width, channels)
+            every = torch.arange(len(images))
+            examples = data.select(Images(images.permute(0, 3, 1, 2), every), every, learner.device)
+            judged = learner.judged(learner.deployed, examples) if readable else torch.empty(1, 0)
+            chosen = judged[-1:].long()
+            answers = zip(chosen[0].tolist(), judged.gather(0, chosen)[0].exp().tolist(), strict=True)
+            for path, picture in zip(batch, pictures, strict=True):
+                if picture is None:
+                    yield path, "", ""
+                else:
+                    number, probability = next(answers)
+                    yield path, data.names[number], f"{probability:.6f}"
+
+
+@command
+def main() -> None:
+    """Entry point of `python -m vision.predict`."""
+    options = parser().parse_args()
+    left_out = Counter[str]()
+    paths = found(options.images, left_out)
+    from vision.deployed import load
+
+    learner, data = load(options.run, options.t, device_of(options.device))
+    if data.shape[0] not in (1, 3):
+        raise UserError(f"{options.run} has images of {data.shape[0]} channels: predict from Python")
+    if options.out.is_dir():
+        raise UserError(f"--out {options.out} is a folder: give a file")
+    make_directory(options.out.absolute().parent)
+    unreadable = 0
+    with atomic_write(options.out) as file:
+        write = csv.writer(file, lineterminator="\n").writerow
+        write(["path", "label", "probability"])
+        for path, *answer in predictions(learner, data, paths):
+            write([os.fsencode(path).decode(errors="backslashreplace"), *answer])
+            unreadable += answer == ["", ""]
+        if unreadable == len(paths):
+            raise UserError(f"none of {len(paths):,} images is readable")
+    others = ", ".join(f"{number:,} {suffix}" for suffix, number in left_out.most_common()) or "none"
+    print(f"{options.out}: images: {len(paths):,}; unreadable: {unreadable:,}; files left out: {others}")
+
+
+if __name__ == "__main__":
+    main()
