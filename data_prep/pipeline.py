@@ -23,7 +23,7 @@ from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
 from data_prep.periods import Dated, find_periods
 from data_prep.plan import CorpusPlan
-from data_prep.work import Task, Work, Workspace, damaged, read_arrays, read_json
+from data_prep.work import Task, Work, Workspace, read_arrays, read_json
 
 _LAYOUT = 8  # version of the work directory; increase it when files of older code cannot be used
 _SKIPS = 1000  # skipped documents that stream.json lists
@@ -221,11 +221,10 @@ def _run(
         wanted = wanted.with_periods(read.by, dict(zip(space.sources, words, strict=True)), True)
         settings = replace(settings, wanted=wanted)
     planned = plan_buckets(space, wanted, work, count)
+    ranged = [(1,)] * count
     if drop:
-        ranged = [(1,)] * count
         work.each("hashes", plan.keep_entries, space, "past.bin", ranged, "range", count, len(shards), wanted)
     if settings.write_dropped:
-        ranged = [(1,)] * count
         work.each("copies", write_copies, space, "copies.jsonl", ranged, "range", count, len(shards), wanted)
     work.each("shuffle", shuffle.shuffle_shard, space, "spill.npy", shards, "B", wanted, count)
     if settings.vocab_size is not None:
@@ -249,22 +248,12 @@ def _run(
         final = (space, name, own, space.by_name(words), code, kept, settings.write)
         tasks.append(Task(space.directory / f"{name}.json", sum(words), final))
     work.run("finalise", encode.finalise_part, tasks, "word")
-    parts = [replace(_part(space, task.done), period=wanted.period(task.done.stem)) for task in tasks]
+    parts = [Part.from_dict(read_json(task.done)) for task in tasks]
+    parts = [replace(part, period=wanted.period(part.name)) for part in parts]
     if settings.write_dropped:
         parts[0] = add_copies(space, parts[0], count, wanted.first)
     corpus = _corpus_record(space, settings, planned, len(shards))
     return corpus | ({"dates": dates} if dates else {}), parts
-
-
-def _part(space: Workspace, path: Path) -> Part:
-    """A part of the stream in the work directory. UserError: it is damaged."""
-    try:
-        part = Part.from_dict(read_json(path))
-    except ValueError:
-        raise damaged(path) from None
-    if changed := install.wrong_size([part], space.finished):
-        raise UserError(f"{changed}: damaged; remove {space.directory} and run again")
-    return part
 
 
 def sort_documents(

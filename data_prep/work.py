@@ -8,6 +8,7 @@ import json
 import mmap
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,13 +49,12 @@ class Workspace:
         """The folder for finished files."""
         return self.directory / FINISHED
 
-    def by_name(self, values: Iterable[Any]) -> dict[str, Any]:
+    def by_name(self, values: Iterable[int]) -> dict[str, int]:
         """Values of `sources` by their names, summed over the periods of a dated stream."""
-        found: dict[str, Any] = {}
+        found: Counter[str] = Counter()
         for source, value in zip(self.sources, values, strict=True):
-            name = source.rpartition("/")[2]
-            found[name] = found[name] + value if name in found else value
-        return found
+            found[source.rpartition("/")[2]] += value
+        return dict(found)
 
     def file(self, name: str, number: int, suffix: str) -> Path:
         """An intermediate file of a shard or bucket."""
