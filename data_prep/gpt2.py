@@ -5,7 +5,7 @@ from pathlib import Path
 
 import regex
 
-from alma.errors import UserError
+from alma.errors import UserError, require_package
 from data_prep.dictionary import SPECIALS
 from data_prep.tokenizer import END, Encoder
 
@@ -21,10 +21,9 @@ class GPT2(Encoder):
 
     def __init__(self, encoder_json: str | Path, vocab_bpe: str | Path) -> None:
         """Load the two files. UserError: damaged, not in GPT-2's format, or of two vocabularies."""
-        try:
-            from tokenizers import Tokenizer, models, pre_tokenizers
-        except ImportError as error:
-            raise UserError("--bpe gpt2 needs tokenizers; pip install 'alma-macroscale[corpus]'") from error
+        require_package("tokenizers", "--bpe gpt2")
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
         bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         ids = _read_ids(encoder_json, bytes_.alphabet())
         self._engine = Tokenizer(models.BPE(ids, _read_merges(vocab_bpe, ids), cache_capacity=0))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from alma.errors import UserError
+from alma.errors import UserError, require_package
 from data_prep.dictionary import SPECIALS
 from data_prep.tokenizer import END, Encoder
 
@@ -35,12 +35,9 @@ class HuggingFace(Encoder):
 
     def __init__(self, *paths: str | Path) -> None:
         """Load the files. UserError: damaged, no byte-level BPE, or tokenizers is not installed."""
-        try:
-            import tokenizers
-        except ImportError as error:
-            raise UserError(
-                "--tokenizer FOLDER needs tokenizers; pip install 'alma-macroscale[corpus]'"
-            ) from error
+        require_package("tokenizers", "--tokenizer FOLDER")
+        import tokenizers
+
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each worker is one process already
         name = paths[0]
         try:

@@ -15,7 +15,7 @@ from typing import IO
 
 import numpy as np
 
-from alma.errors import UserError
+from alma.errors import require_package
 from data_prep import shingles
 from data_prep.work import DOCUMENT_BYTES, Workspace, changes, mapped, open_items, slices
 
@@ -73,12 +73,9 @@ def n_grams_of(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 def library():  # type: ignore[no-untyped-def]
     """rensa's RMinHash, whose hashes change with its version. UserError: it is not installed."""
     os.environ["RAYON_NUM_THREADS"] = "1"  # --workers is the parallelism, whatever was exported
-    try:
-        from rensa import RMinHash
-    except ImportError as error:
-        raise UserError(
-            "--near-duplicates drop needs rensa; pip install 'alma-macroscale[corpus]'"
-        ) from error
+    require_package("rensa", "--near-duplicates drop")
+    from rensa import RMinHash
+
     return RMinHash
 
 

@@ -71,7 +71,7 @@ def _read(file: Path) -> dict[str, Any]:
 def main() -> None:
     """Export to Hugging Face."""
     options = parser().parse_args()
-    require_package("transformers", "alma export")
+    require_package("transformers", "alma export", "export")
     path, tokenizer, chosen = options.model, options.tokenizer, options.weights
     is_run = (Path(path) / "run.json").is_file()
     if is_run:
