@@ -11,7 +11,7 @@ from data_prep.near_duplicates import HASHES, is_dropped, similar
 from data_prep.pools import LEFT_OUT
 from data_prep.ranges import distinct, sorted_records
 from data_prep.scan import RECORD, RUN_DOCUMENTS, content_keys
-from data_prep.work import DOCUMENT_BYTES, Workspace, slices
+from data_prep.work import DOCUMENT_BYTES, Workspace, join_files, slices
 
 _CHANCE = 1 / 256  # bytes of different hashes agree
 
@@ -59,8 +59,6 @@ def add_copies(space: Workspace, part: Part, ranges: int, first: int) -> Part:
     """Join the lines in dropped.jsonl, or dropped_NN.jsonl of an addition from mega-batch NN on, a file of
     the first new mega-batch, so that `--verify` checks it."""
     name = f"dropped_{first:02d}.jsonl" if first else "dropped.jsonl"
-    with atomic_write(space.finished / name, "wb") as file:
-        for number in range(ranges):
-            file.write(space.file("copies", number, "jsonl").read_bytes())
+    join_files(space.finished / name, (space.file("copies", number, "jsonl") for number in range(ranges)))
     part.files[name] = FileInfo.of(space.finished / name)
     return part

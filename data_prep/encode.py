@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,9 +18,9 @@ from data_prep.near_duplicates import ENTRY
 from data_prep.plan import CorpusPlan, load_plan
 from data_prep.shuffle import bucket_texts
 from data_prep.tokenizer import Encoder, SentencePiece
-from data_prep.work import Workspace, damaged, mapped, open_items, read_arrays
+from data_prep.work import Workspace, damaged, join_files, mapped, open_items, read_arrays
 from data_prep.write import SUFFIXES as WRITTEN
-from data_prep.write import json_line, write_jsonl, write_megatron, write_parquet
+from data_prep.write import json_line, write_megatron, write_parquet
 
 NEAR = ".near"
 """Suffix of the file with the hashes of documents, beside a mega-batch."""
@@ -119,10 +118,7 @@ def finalise_part(
     path.parent.mkdir(parents=True, exist_ok=True)
     for folder in (space.finished, space.directory):  # SPLIT.json must not outlive them in a power cut
         fsync_directory(folder)
-    with atomic_write(f"{path}.bin", "wb") as file:
-        for bucket in buckets:
-            with open(space.file("bucket", bucket, "bin"), "rb") as ids:
-                shutil.copyfileobj(ids, file, 1 << 20)
+    join_files(Path(f"{path}.bin"), (space.file("bucket", bucket, "bin") for bucket in buckets))
     sums = {"documents": 0, "words": 0, "bytes": 0}
     sizes = space.directory / f"{name}.sizes"  # of all items, more than one process can hold
     with atomic_write(f"{path}.keys", "wb") as file, atomic_write(sizes, "wb") as items:
@@ -145,7 +141,7 @@ def finalise_part(
     if write == "megatron":
         write_megatron(path, np.asarray(lengths), code)
     elif write != "fairseq":
-        join = write_jsonl if write == "jsonl" else write_parquet
+        join = join_files if write == "jsonl" else write_parquet
         join(Path(f"{path}.{write}"), (space.file("bucket", bucket, "jsonl") for bucket in buckets))
     suffixes = (*SUFFIXES, *([NEAR] if near else []), *WRITTEN[write])
     part = Part(
@@ -162,17 +158,11 @@ def finalise_part(
     write_json_atomic(space.directory / f"{name}.json", dataclasses.asdict(part))
 
 
-def copy_atomic(source: str | Path, target: Path) -> None:
-    """Copy a small file; `target` is whole or absent."""
-    with atomic_write(target, "wb") as file:
-        file.write(Path(source).read_bytes())
-
-
 def finalise_vocabulary(space: Workspace) -> dict[str, FileInfo]:
     """Write dict.txt, with the counts of the first mega-batch, and the tokenizer's files."""
     encoder = load_encoder(space.directory)
     for name in encoder.files:
-        copy_atomic(space.directory / name, space.finished / name)
+        join_files(space.finished / name, [space.directory / name])
     counts = np.zeros(encoder.dictionary_size, np.int64)
     for bucket in load_plan(space).buckets(0):
         counts += read_arrays(space.file("bucket", bucket, "npz"), "counts")["counts"]

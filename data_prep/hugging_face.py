@@ -96,12 +96,14 @@ def _pattern(state: dict[str, Any]) -> str | None:
         return None
     if (state["normalizer"] or {"type": "NFC"})["type"] != "NFC":  # which composes nothing with white space
         return None
-    steps = state["pre_tokenizer"]
-    steps = steps["pretokenizers"] if steps["type"] == "Sequence" else [steps]
-    if steps[-1]["type"] != "ByteLevel" or steps[-1]["add_prefix_space"]:
-        return None
-    if len(steps) == 1 and steps[0]["use_regex"]:
-        return ""
-    if len(steps) != 2 or steps[0]["type"] != "Split" or steps[0]["behavior"] != "Isolated":
-        return None
-    return None if steps[0]["invert"] or steps[1]["use_regex"] else steps[0]["pattern"].get("Regex")
+    match state["pre_tokenizer"]:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            return ""
+        case {
+            "pretokenizers": [
+                {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": pattern}},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ]
+        }:
+            return pattern
+    return None

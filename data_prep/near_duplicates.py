@@ -80,44 +80,39 @@ def library():  # type: ignore[no-untyped-def]
 
 
 class EntryWriter:
-    """Writes the entries of a shard, in sorted runs. Memory: about 100 MB."""
+    """Writes the entries of a shard, in sorted runs. Memory: one run, and a chunk of text."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self, file: IO[bytes], arrivals: dict[str, int]) -> None:
+        """`arrivals`: the mega-batch of each source."""
+        self._file, self._arrivals = file, arrivals
+        self._run = np.zeros(_RUN, ENTRY)
+        self._count = 0  # of its documents; the last ones wait in `_texts` to be hashed
         self._texts: list[bytes] = []
-        self._documents: list[tuple[bytes, int]] = []
         self._size = 0
-        self._held: list[np.ndarray] = []
 
-    def add(self, text: bytes, key: bytes, arrival: int) -> None:
-        """Add a document; `key`: the first KEY bytes of its content key."""
+    def add(self, hashes: bytes, source: str, text: bytes) -> None:
+        """Add a document; `hashes`: see `scan.content_key`."""
+        self._run["key"][self._count] = hashes[:DOCUMENT_BYTES]
+        self._run["arrival"][self._count] = self._arrivals[source]
+        self._count += 1
         self._texts.append(text)
-        self._documents.append((key, arrival))
         self._size += len(text)
-        if self._size >= _CHUNK:
+        if self._count == _RUN:
+            self.finish()
+        elif self._size >= _CHUNK:
             self._hash()
 
     def finish(self) -> None:
         """Write the documents that are left."""
         self._hash()
-        self._write(np.concatenate(self._held))
+        run = self._run[: self._count]
+        self._file.write(run[np.argsort(run["key"], kind="stable")].tobytes())
+        self._count = 0
 
     def _hash(self) -> None:
-        made = np.zeros(len(self._texts), ENTRY)
         if self._texts:
-            made["key"], made["arrival"] = zip(*self._documents, strict=True)
-            made["hashes"] = hash_documents(self._texts)
-        self._texts, self._documents, self._size = [], [], 0
-        self._held.append(made)
-        if sum(map(len, self._held)) >= _RUN:
-            held = np.concatenate(self._held)
-            while len(held) >= _RUN:
-                self._write(held[:_RUN])
-                held = held[_RUN:]
-            self._held = [held]
-
-    def _write(self, run: np.ndarray) -> None:
-        self._file.write(run[np.argsort(run["key"], kind="stable")].tobytes())
+            self._run["hashes"][self._count - len(self._texts) : self._count] = hash_documents(self._texts)
+        self._texts, self._size = [], 0
 
 
 def write_bands(space: Workspace, number: int, entries: Path) -> None:

@@ -23,7 +23,7 @@ from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
 from data_prep.periods import Dated, find_periods
 from data_prep.plan import CorpusPlan
-from data_prep.work import Task, Work, Workspace, read_arrays, read_json
+from data_prep.work import Task, Work, Workspace, join_files, read_arrays, read_json
 
 _LAYOUT = 8  # version of the work directory; increase it when files of older code cannot be used
 _SKIPS = 1000  # skipped documents that stream.json lists
@@ -151,7 +151,7 @@ def _make(
     install.remove_others(out, directory)
     directory.mkdir(exist_ok=True)
     for name, given in settings.tokenizer.items():
-        encode.copy_atomic(given, directory / name)
+        join_files(directory / name, [given])
     space = Workspace(directory, settings.seed, settings.reader, settings.sources)
     corpus, parts = _run(space, settings, work, had, out)
     made = {

@@ -104,24 +104,20 @@ def scan_shard(space: Workspace, number: int, shard: Shard, arrivals: np.ndarray
     ids = {name: index for index, name in enumerate(space.sources)}
     skipped: list[Skipped] = []
     run = bytearray()
-    whole = None
+    entries = None
     with ExitStack() as files:
         file = files.enter_context(open_items(space.file("scan", number, "bin")))
         if arrivals is not None:  # complete before scan-NNNNN.bin
-            entries = EntryWriter(files.enter_context(open_items(space.file("entries", number, "bin"))))
-            mega_batch = dict(zip(space.sources, arrivals.tolist(), strict=True))
-
-            def whole(hashes: bytes, source: str, text: bytes) -> None:
-                entries.add(text, hashes[:DOCUMENT_BYTES], mega_batch[source])
-
-        texts = keyed_texts(space, shard, skipped.append, whole)
+            entries_file = files.enter_context(open_items(space.file("entries", number, "bin")))
+            entries = EntryWriter(entries_file, dict(zip(space.sources, arrivals.tolist(), strict=True)))
+        texts = keyed_texts(space, shard, skipped.append, entries.add if entries else None)
         for place, (hashes, source, data, words) in enumerate(texts):
             run += hashes + _REST.pack(words, len(data), ids[source], number, place)
             if len(run) == RUN_DOCUMENTS * RECORD.itemsize:
                 write_run(file, np.frombuffer(run, RECORD))
                 run = bytearray()
         write_run(file, np.frombuffer(run, RECORD))
-        if arrivals is not None:
+        if entries:
             entries.finish()
         if skipped:  # first, because scan-NNNNN.bin marks the shard as finished
             write_json_atomic(space.file("skipped", number, "json"), skipped)

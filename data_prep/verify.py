@@ -67,7 +67,7 @@ def check(stream: Stream, workers: Workers) -> None:
         print(problem)
     if problems:
         sys.stdout.flush()
-        what = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
+        what = f"{len(problems):,} problem{'s' * (len(problems) > 1)}"
         fail(
             f"{stream.directory}: {what}; copy the stream again from where it was made, or make it "
             "again with `alma data`"

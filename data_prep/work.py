@@ -7,6 +7,7 @@ import bisect
 import json
 import mmap
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -81,6 +82,14 @@ def read_arrays(path: Path, *names: str) -> dict[str, np.ndarray]:
             return {name: arrays[name] for name in names or arrays}
     except (EOFError, ValueError, KeyError, BadZipFile):
         raise damaged(path) from None
+
+
+def join_files(path: Path, parts: Iterable[str | Path]) -> None:
+    """Write the bytes of files one after another, atomically."""
+    with atomic_write(path, "wb") as file:
+        for part in parts:
+            with open(part, "rb") as data:
+                shutil.copyfileobj(data, file, 1 << 20)
 
 
 def mapped_array(path: Path) -> np.ndarray:

@@ -26,15 +26,8 @@ def json_line(key: bytes, source: str, period: str, text: bytes) -> bytes:
     return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
 
-def write_jsonl(path: Path, buckets: Iterable[Path]) -> None:
-    """Join the documents of the buckets of a part."""
-    with atomic_write(path, "wb") as file:
-        for bucket in buckets:
-            file.write(bucket.read_bytes())
-
-
 def write_parquet(path: Path, buckets: Iterable[Path]) -> None:
-    """The same as Parquet, a row group for each bucket. Memory: one bucket."""
+    """The documents of the buckets of a part, a row group for each bucket. Memory: one bucket."""
     import pyarrow
     import pyarrow.parquet
 
