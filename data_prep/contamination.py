@@ -51,17 +51,17 @@ def contamination(stream: Stream, workers: Workers) -> list[Contamination]:
     """
     spelling = read_spelling(stream)
     parts = [*stream.held_out, *stream.held_out_valid] if stream.ordered else [stream.test, stream.valid]
-    own = [number % len(stream.megabatches) for number in range(len(parts))] if stream.ordered else None
+    batches = len(stream.megabatches)
+    until = [number % batches + 1 if stream.ordered else batches for number in range(len(parts))]
     paths, limit = [stream.path(part) for part in parts], max(1, SAMPLE // len(parts))
     tasks = [(stream.path(part), paths, spelling, limit) for part in stream.megabatches]
     weights = [part.tokens for part in stream.megabatches]
     found = run_all(workers, "contamination", seen, tasks, weights, "token")
     made, start = [], 0
-    for number, part in enumerate(parts):
+    for part, arrived in zip(parts, until, strict=True):
         _, documents = held_out(stream.path(part), spelling, limit)
-        before = found if own is None else found[: own[number] + 1]
         hits = np.zeros(len(documents), bool)
-        for packed in before:
+        for packed in found[:arrived]:
             hits |= np.unpackbits(packed, count=start + len(documents))[start:].astype(bool)
         start += len(documents)
         counts, of_document = np.bincount(documents), np.bincount(documents, hits)

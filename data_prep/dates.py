@@ -16,8 +16,8 @@ from typing import Any
 from alma.errors import hint
 
 Interval = tuple[datetime, datetime]
-UNITS = ("year", "quarter", "month", "week")
 _MONTHS = {"year": 12, "quarter": 3, "month": 1}
+UNITS = (*_MONTHS, "week")
 _YEARS = re.compile(r"([1-9][0-9]{0,3})-years?")
 _EPOCH = datetime(1970, 1, 1)
 _CALENDAR = re.compile(
@@ -41,15 +41,8 @@ _SINCE_1970 = ("days", "seconds", "milliseconds", "microseconds")
 """Values of --date-format that are no pattern, all of them arguments of timedelta."""
 
 
-class LeftOut(StrEnum):
-    """Why a document is in no period."""
-
-    UNDATED = "undated"
-    UNREADABLE = "unreadable"
-    IMPRECISE = "imprecise"
-    BEFORE = "before"
-    AFTER = "after"
-    LATE = "late"
+LeftOut = StrEnum("LeftOut", ["UNDATED", "UNREADABLE", "IMPRECISE", "BEFORE", "AFTER", "LATE"])
+"""Why a document is in no period."""
 
 
 @dataclass(frozen=True)

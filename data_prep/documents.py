@@ -27,13 +27,8 @@ SHARD_BYTES = 64 << 20
 Shard = tuple[Segment, ...]
 """A slice of the input, read by one task."""
 
-_ASCII_SPACES = "\t\v\f\r\x1c\x1d\x1e\x1f"
-_SPACES = (
-    _ASCII_SPACES
-    + "\x85\xa0\u1680"
-    + "".join(map(chr, range(0x2000, 0x200B)))
-    + "\u2028\u2029\u202f\u205f\u3000"
-)
+_SPACES = [space for space in map(chr, range(0x3001)) if space.isspace() and space not in " \n"]
+_ASCII_SPACES = [space for space in _SPACES if space.isascii()]
 _LOOSE_LINE = re.compile(r"\n(?:[ \n]|(?<= \n))")  # a newline beside a space or another newline
 _LINE = re.compile(r"[^\n]+")
 

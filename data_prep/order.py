@@ -65,7 +65,8 @@ class Ordered(Wanted):
 
     def title(self, t: int) -> str:
         """What a message calls mega-batch t."""
-        return f"megabatch_{self.first + t:02d} ({', '.join(self.order[t])})"
+        name = f"megabatch_{self.first + t:02d}"
+        return f"{name} ({self.period(name) or ', '.join(self.order[t])})"
 
     @property
     def pools(self) -> list[int]:

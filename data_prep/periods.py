@@ -54,10 +54,6 @@ class Dated(Ordered):
         number = part.rpartition("_")[2]
         return self.periods[int(number) - self.first] if number.isdecimal() else ""
 
-    def title(self, t: int) -> str:
-        """What a message calls mega-batch t."""
-        return f"megabatch_{self.first + t:02d} ({self.periods[t]})"
-
     def with_periods(self, by: str, words: Mapping[str, int], merge: bool) -> "Dated":
         """With a mega-batch for each period, or for several with `merge`. `words`: of the sources.
 

@@ -17,7 +17,6 @@ from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
 from data_prep import cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
-from data_prep.copies import add_copies, write_copies
 from data_prep.cut import Wanted
 from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
@@ -222,10 +221,11 @@ def _run(
         settings = replace(settings, wanted=wanted)
     planned = plan_buckets(space, wanted, work, count)
     ranged = [(1,)] * count
+    of_range = count, len(shards), wanted
     if drop:
-        work.each("hashes", plan.keep_entries, space, "past.bin", ranged, "range", count, len(shards), wanted)
+        work.each("hashes", plan.keep_entries, space, "past.bin", ranged, "range", *of_range)
     if settings.write_dropped:
-        work.each("copies", write_copies, space, "copies.jsonl", ranged, "range", count, len(shards), wanted)
+        work.each("copies", plan.write_copies, space, "copies.jsonl", ranged, "range", *of_range)
     work.each("shuffle", shuffle.shuffle_shard, space, "spill.npy", shards, "B", wanted, count)
     if settings.vocab_size is not None:
         # Only of the first mega-batch: the others have not arrived when the model is first trained.
@@ -251,7 +251,7 @@ def _run(
     parts = [Part.from_dict(read_json(task.done)) for task in tasks]
     parts = [replace(part, period=wanted.period(part.name)) for part in parts]
     if settings.write_dropped:
-        parts[0] = add_copies(space, parts[0], count, wanted.first)
+        parts[0] = plan.add_copies(space, parts[0], count, wanted.first)
     corpus = _corpus_record(space, settings, planned, len(shards))
     return corpus | ({"dates": dates} if dates else {}), parts
 
