@@ -13,7 +13,7 @@ directory (`work`); of several files of a task the last one marks it as finished
     sort        scan, keys, near  -> range-NNNNN.bin          RECORDs of a range of keys, in hash order
                                      again-NNNNN.bin          those placed when earlier ones are cut
                                      similar-NNNNN.bin        its NEARs
-                                     valid-NNNNN.npy          the validation source by second hash
+                                     valid-NNNNN.bin          the validation source by second hash
                                      sums-NNNNN.npz           documents, words and bytes of the range
     cut         ranges            -> cut.npz                  the Cut: where the splits end in the hash order
     plan        ranges, cut       -> dropped-NNNNN.bin        shard * 2**32 + place of each document left out

@@ -95,9 +95,8 @@ def check_encode(space: Workspace, plan: CorpusPlan) -> None:
         found = [int(arrays["documents"]), int(arrays["words"]), keys]
         planned = [plan.bucket_documents[bucket], plan.bucket_words[bucket], plan.bucket_keys[bucket]]
         if found != [int(value) for value in planned]:
-            raise UserError(
-                f"{space.directory}: damaged (bucket {bucket} differs from the plan); remove it and run again"
-            )
+            what = f"damaged (bucket {bucket} differs from the plan)"
+            raise UserError(f"{space.directory}: {what}; remove it and run again")
 
 
 def finalise_part(

@@ -46,9 +46,7 @@ def _read_ids(path: str | Path, alphabet: list[str]) -> dict[str, int]:
         raise UserError(f"{path}: not JSON ({error}); copy encoder.json again") from error
     whole = isinstance(ids, dict) and all(type(i) is int for i in ids.values())
     if not whole or sorted(ids.values()) != list(range(len(ids))) or not ids.keys() >= set(alphabet):
-        raise UserError(
-            f"{path}: not GPT-2's encoder.json, which has tokens, all bytes among them, with ids from 0 on"
-        )
+        raise UserError(f"{path}: not GPT-2's encoder.json: all bytes and other tokens, with ids from 0 on")
     return ids
 
 
@@ -59,16 +57,12 @@ def _read_merges(path: str | Path, ids: dict[str, int]) -> list[tuple[str, str]]
     except ValueError as error:
         raise UserError(f"{path}: not GPT-2's vocab.bpe, not lines of text; copy it again") from error
     if not first.startswith("#version") or last:  # fairseq would silently drop a first or last merge
-        raise UserError(
-            f"{path}: does not begin with a line #version or not end with a newline; copy vocab.bpe again"
-        )
+        raise UserError(f"{path}: does not begin with a line #version or not end with a newline; copy it")
     merges: list[tuple[str, str]] = []
     for number, line in enumerate(lines, 2):
         one, _, other = line.partition(" ")
         if not {one, other, one + other} <= ids.keys():
-            raise UserError(
-                f"{path}:{number}: {line!r} does not merge two tokens of encoder.json; give the two files of "
-                "one vocabulary"
-            )
+            what = f"{line!r} does not merge two tokens of encoder.json"
+            raise UserError(f"{path}:{number}: {what}; give the two files of one vocabulary")
         merges.append((one, other))
     return merges

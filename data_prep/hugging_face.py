@@ -51,9 +51,7 @@ class HuggingFace(Encoder):
         state, ids = json.loads(engine.to_str()), engine.get_vocab(with_added_tokens=True)
         bytes_ = ids.keys() >= set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
         if not bytes_ or state["model"]["type"] != "BPE" or engine.decode(self._tokenize(_TRIAL)) != _TRIAL:
-            raise UserError(
-                f"{name}: no byte-level BPE, which keeps every byte of a text, as those of GPT-2 and Llama 3"
-            )
+            raise UserError(f"{name}: no byte-level BPE that keeps every byte, as those of GPT-2 and Llama 3")
         size = max(ids.values()) + 1
         super().__init__([str(i) for i in range(size)], range(SPECIALS, size + SPECIALS))
         self._by_word = _pattern(state) in _BY_WORD

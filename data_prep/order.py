@@ -127,10 +127,7 @@ class Ordered(Wanted):
         counts = sizes_of(spans)
         if min(counts) <= 0:
             part = ("test", "valid", "megabatch")[int(np.argmin(counts))]
-            raise UserError(
-                f"{part}_{self.first + t:02d} would be empty: the longest document has "
-                f"{corpus.whole:,} words; ask for more words{corpus.or_split}"
-            )
+            raise corpus.empty(f"{part}_{self.first + t:02d}")
         # The beginnings of the held-out parts are in the mixed parts too: at least one document of each.
         for split, size in zip(held_out, (self.eval_words, self.valid_words), strict=True):
             at = next(number for number, span in enumerate(spans) if span.split == split)

@@ -65,10 +65,8 @@ class Dated(Ordered):
         sizes = {number: sum(words[source] for source in sources[number]) for number in sorted(sources)}
         groups = merged(sizes, self.needed) if merge else [[number] for number in sizes]
         if len(groups) > MOST and merge == self.merge_small:
-            raise UserError(
-                f"--by {by}: {len(groups):,} periods, of which a stream has at most {MOST:,}; choose longer "
-                "ones, or fewer by --from and --until"
-            )
+            most = f"--by {by}: {len(groups):,} periods, of which a stream has at most {MOST:,}"
+            raise UserError(f"{most}; choose longer ones, or fewer by --from and --until")
         names = [[label(by, number) for number in group] for group in groups]
         return replace(
             self,

@@ -127,10 +127,8 @@ def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Wo
 def _finished(stream: Stream, seed: int, record: dict[str, Any]) -> Stream:
     """The stream in --out. UserError: it was made with other settings."""
     if changed := sorted(differing([{"seed": stream.seed, **stream.settings}, {"seed": seed, **record}])):
-        raise UserError(
-            f"{stream.directory}: holds a stream made with other settings ({', '.join(changed)}); choose "
-            "another --out"
-        )
+        settings = f"made with other settings ({', '.join(changed)})"
+        raise UserError(f"{stream.directory}: holds a stream {settings}; choose another --out")
     _say_finished(stream)
     return stream
 

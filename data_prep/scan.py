@@ -138,20 +138,10 @@ def write_run(file: IO[bytes], records: np.ndarray) -> None:
 
 
 def hash_order(records: np.ndarray) -> np.ndarray:
-    """Indices of the documents in hash order; equal ones: those of the stream, then by source and place.
-
-    Only documents with equal upper halves of the key are compared further: they are few.
-    """
-    high = records["high"].astype(np.uint64)
-    order = np.argsort(high)
-    high = high[order]
-    equal = np.flatnonzero(high[1:] == high[:-1])
-    places = np.union1d(equal, equal + 1)
-    rows = records[order[places]]
-    low, new = rows["low"].astype(np.uint64), rows["words"] > 0
-    ranks = np.lexsort((rows["place"], rows["shard"], rows["source"], new, low, high[places]))
-    order[places] = order[places][ranks]
-    return order
+    """Indices of the documents in hash order; equal ones: those of the stream, then by source and place."""
+    high, low = (records[name].astype(np.uint64) for name in ("high", "low"))
+    new = records["words"] > 0
+    return np.lexsort((records["place"], records["shard"], records["source"], new, low, high))
 
 
 def repeats(records: np.ndarray) -> np.ndarray:

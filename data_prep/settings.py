@@ -256,8 +256,7 @@ def _tokenizer(arguments: argparse.Namespace) -> dict[str, str]:
             if all((folder / name).is_file() for name in kind.files):
                 return {name: str(folder / name) for name in kind.files}
         raise UserError(
-            f"--tokenizer {folder}: no tokenizer.json, nor vocab.json and merges.txt, of a byte-level BPE; "
-            "save them there"
+            f"--tokenizer {folder}: no tokenizer.json, nor vocab.json and merges.txt; save them there"
         )
     given = _given(arguments, "--tokenizer", *_GPT2_FILES)
     problems = [f"{flag} {path}: no such file" for flag, path in given.items() if not Path(path).is_file()]

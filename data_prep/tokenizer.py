@@ -205,7 +205,7 @@ class SentencePiece(Encoder):
         for token in tokens:
             if token.split() != [token]:
                 raise UserError(
-                    f"{model}: the token {token!r} contains white space, which fairseq's dict.txt cannot hold"
+                    f"{model}: the token {token!r} contains white space, which dict.txt cannot hold"
                 )
         super().__init__(tokens, [UNKNOWN, 0, EOS, *range(SPECIALS, len(tokens) + SPECIALS)])
         self._starts = np.array([False] * _OWN_SPECIALS + [token.startswith(_SPACE) for token in tokens])
