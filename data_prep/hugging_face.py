@@ -1,6 +1,5 @@
 """The tokenizer of an existing model: the byte-level BPE of a Hugging Face folder."""
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,15 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from alma.errors import UserError, require_package
-from data_prep.dictionary import SPECIALS
-from data_prep.tokenizer import END, Encoder
+from data_prep.dictionary import EOS, SPECIALS
+from data_prep.tokenizer import Encoder
 
-_SPACES = " \n"  # all white space that normalised text has
-# Patterns that look at nothing before a token, in which a space only begins one and a line break only ends
-# one: the tokens of a text are then those of its words. Of GPT-2 (as in data_prep.gpt2), Llama 3 and Qwen 2.
-_CASES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_BY_WORD = ("", rf"{_CASES}\p{{N}}{{1,3}}{_REST}", rf"{_CASES}\p{{N}}{_REST}")
 _TRIAL = "It's  1234 A1\u00e9: \u6f22\u5b57\n\U0001f600 <|x|>\u200b\n"
 
 
@@ -48,13 +41,15 @@ class HuggingFace(Encoder):
         engine.no_padding()
         engine.encode_special_tokens = True
         engine.decoder = tokenizers.decoders.ByteLevel()
-        state, ids = json.loads(engine.to_str()), engine.get_vocab(with_added_tokens=True)
-        bytes_ = ids.keys() >= set(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-        if not bytes_ or state["model"]["type"] != "BPE" or engine.decode(self._tokenize(_TRIAL)) != _TRIAL:
+        ids, alphabet = (
+            engine.get_vocab(with_added_tokens=True),
+            tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        )
+        known = isinstance(engine.model, tokenizers.models.BPE) and ids.keys() >= set(alphabet)
+        if not known or engine.decode(self._tokenize(_TRIAL)) != _TRIAL:
             raise UserError(f"{name}: no byte-level BPE that keeps every byte, as those of GPT-2 and Llama 3")
         size = max(ids.values()) + 1
         super().__init__([str(i) for i in range(size)], range(SPECIALS, size + SPECIALS))
-        self._by_word = _pattern(state) in _BY_WORD
 
     @staticmethod
     def _load(library: Any, *paths: str) -> Any:
@@ -62,14 +57,12 @@ class HuggingFace(Encoder):
 
     def encode(self, documents: Iterable[str]) -> np.ndarray:
         """(tokens,) the ids of all documents, each with eos."""
-        return self._ids_of([word for text in documents for word in (*self._cut(text), END)])
+        found = self._engine.encode_batch_fast(list(documents), add_special_tokens=False)
+        ids = (np.append(self._ids[text.ids], self.dtype.type(EOS)) for text in found)
+        return np.concatenate([np.zeros(0, self.dtype), *ids])
 
     def _cut(self, text: str) -> list[str]:
-        return text.replace(" ", "\t ").replace("\n", "\n\t").split("\t") if self._by_word else [text]
-
-    def _encode_words(self, words: list[str]) -> list[bytes]:
-        found = self._engine.encode_batch_fast(words, add_special_tokens=False)
-        return [self._ids[word.ids].tobytes() for word in found]
+        return [text]
 
     def _tokenize(self, text: str) -> list[int]:
         return self._engine.encode(text, add_special_tokens=False).ids
@@ -85,23 +78,3 @@ class HuggingFacePair(HuggingFace):
         engine = library.Tokenizer(library.models.BPE.from_file(*paths))
         engine.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         return engine
-
-
-def _pattern(state: dict[str, Any]) -> str | None:
-    """The pattern of a tokenizer.json; "": GPT-2's; None: cutting at white space may change its ids."""
-    added = [token for token in state["added_tokens"] if not token["special"]]
-    if any(token["lstrip"] or token["rstrip"] or set(token["content"]) & set(_SPACES) for token in added):
-        return None
-    if (state["normalizer"] or {"type": "NFC"})["type"] != "NFC":  # which composes nothing with white space
-        return None
-    match state["pre_tokenizer"]:
-        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
-            return ""
-        case {
-            "pretokenizers": [
-                {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": pattern}},
-                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-            ]
-        }:
-            return pattern
-    return None
