@@ -23,8 +23,7 @@ class ShareJob(Job):
     stage: str
     function: Callable[..., None]
     tasks: tuple[Task, ...]
-    workers: int
-    """Processes."""
+    workers: int  # processes
 
     def work(self) -> None:
         """Do the unfinished tasks."""

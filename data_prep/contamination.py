@@ -17,11 +17,9 @@ from data_prep import shingles
 from data_prep.words import Spelling, read_spelling, word_blocks
 from data_prep.work import run_all
 
-N = 8
-"""Words of an n-gram."""
+N = 8  # words of an n-gram
 
-MOSTLY = 0.8
-"""A document counts as seen if more than this share of its n-grams is."""
+MOSTLY = 0.8  # a document counts as seen if more than this share of its n-grams is
 
 SAMPLE = 1 << 23
 """n-grams of all held-out parts together. Of larger parts the beginnings count: their order is random."""
@@ -36,12 +34,9 @@ class Contamination:
     """Of a held-out part."""
 
     part: str
-    words: int
-    """n-grams that were looked up."""
-    seen: float
-    """Share of them that occur in the training data."""
-    seen_documents: float
-    """Share of the documents with an n-gram of which more than MOSTLY are seen."""
+    words: int  # n-grams that were looked up
+    seen: float  # share of them that occur in the training data
+    seen_documents: float  # share of the documents with an n-gram of which more than MOSTLY are seen
 
 
 def contamination(stream: Stream, workers: Workers) -> list[Contamination]:

@@ -36,14 +36,12 @@ class Wanted:
     """Requested sizes in words."""
 
     mega_batches: int
-    words: int
-    """Of each training mega-batch."""
+    words: int  # of each training mega-batch
     eval_words: int
     """Of the evaluation mega-batch; 0 when appending, as the stream has one. So is `valid_words`."""
     valid_words: int
     valid_source: str | None
-    first: int = 0
-    """Number of the first mega-batch."""
+    first: int = 0  # number of the first mega-batch
 
     @property
     def names(self) -> list[str]:

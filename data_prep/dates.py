@@ -49,16 +49,11 @@ LeftOut = StrEnum("LeftOut", ["UNDATED", "UNREADABLE", "IMPRECISE", "BEFORE", "A
 class Dates:
     """How a document gets its period. stream.json records the fields by name, but `after`."""
 
-    by: str
-    """One of UNITS, or `N-years`."""
-    key: str = "date"
-    """The field of .jsonl and .parquet files that holds the date."""
-    format: str = ""
-    """See `date_format`; empty: as docs/data.md says."""
-    start: str = ""
-    """Documents before it are left out; empty: none."""
-    until: str = ""
-    """Documents after all of it are left out."""
+    by: str  # one of UNITS, or `N-years`
+    key: str = "date"  # the field of .jsonl and .parquet files that holds the date
+    format: str = ""  # see `date_format`; empty: as docs/data.md says
+    start: str = ""  # documents before it are left out; empty: none
+    until: str = ""  # documents after all of it are left out
     undated: str = "error"
     """`error`: a UserError lists documents without a usable date; `skip`: they are left out."""
     after: int | None = None

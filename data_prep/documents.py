@@ -24,8 +24,7 @@ from data_prep.formats import KNOWN, Keys, kind, raw_documents, require_known, s
 SHARD_BYTES = 64 << 20
 """Target size of a shard in bytes of input; fixed, so that shards never depend on the number of workers."""
 
-Shard = tuple[Segment, ...]
-"""A slice of the input, read by one task."""
+Shard = tuple[Segment, ...]  # a slice of the input, read by one task
 
 _SPACES = [space for space in map(chr, range(0x3001)) if space.isspace() and space not in " \n"]
 _ASCII_SPACES = [space for space in _SPACES if space.isascii()]
@@ -40,14 +39,10 @@ class Reader:
     documents: str = "blank-line"
     """What a document of a .txt or .md file is, a key of `formats.MODES`. `blank-line`: text between lines of
     ASCII white space; `file`; `line`; `wikiextractor`: text between <doc id=...> and </doc>."""
-    max_document_words: int = 0
-    """`split` cuts longer documents between lines; 0: never."""
-    documents_of: dict[str, str] = field(default_factory=dict)
-    """`documents` for single sources."""
-    text_key: str = "text"
-    """The field of .jsonl and .parquet files that holds the text."""
-    on_bad_input: str = "error"
-    """`error`: raise a UserError; `skip`: report and continue."""
+    max_document_words: int = 0  # `split` cuts longer documents between lines; 0: never
+    documents_of: dict[str, str] = field(default_factory=dict)  # `documents` for single sources
+    text_key: str = "text"  # the field of .jsonl and .parquet files that holds the text
+    on_bad_input: str = "error"  # `error`: raise a UserError; `skip`: report and continue
     dates: Dates | None = None
     """The periods of a dated stream, whose sources are PERIOD/SOURCE; None: dates are not read."""
 

@@ -11,9 +11,8 @@ import numpy as np
 from alma.errors import UserError
 from alma.files import atomic_write, fsync_directory, write_json_atomic
 from alma.stream import DTYPES, SUFFIXES, FileInfo, Part, write_index
+from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair
 from data_prep.dictionary import DICTIONARY, EOS, SPECIALS, dictionary_text
-from data_prep.gpt2 import GPT2
-from data_prep.hugging_face import HuggingFace, HuggingFacePair
 from data_prep.near_duplicates import ENTRY
 from data_prep.plan import CorpusPlan, load_plan
 from data_prep.shuffle import bucket_texts
@@ -22,8 +21,7 @@ from data_prep.work import Workspace, damaged, join_files, mapped, open_items, r
 from data_prep.write import SUFFIXES as WRITTEN
 from data_prep.write import json_line, write_megatron, write_parquet
 
-NEAR = ".near"
-"""Suffix of the file with the hashes of documents, beside a mega-batch."""
+NEAR = ".near"  # suffix of the file with the hashes of documents, beside a mega-batch
 _BLOCK_BYTES = 1 << 20  # text that is encoded in one call
 
 

@@ -40,8 +40,7 @@ class Keys(NamedTuple):
     """Names of the fields of a record; a key with dots that is no field leads into objects."""
 
     text: str
-    date: str = ""
-    """Empty: dates are not read."""
+    date: str = ""  # empty: dates are not read
 
 
 class Format:

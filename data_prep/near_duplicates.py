@@ -19,14 +19,12 @@ from alma.errors import require_package
 from data_prep import shingles
 from data_prep.work import DOCUMENT_BYTES, Workspace, changes, mapped, open_items, slices
 
-N = 5
-"""Words of an n-gram. A shorter document is one n-gram of all its words."""
+N = 5  # words of an n-gram. A shorter document is one n-gram of all its words.
 THRESHOLD = 0.8
 BANDS, ROWS = 21, 6
 """Documents of similarity .8 share a band with probability .998, of .7 with .92, of .3 with .015."""
 HASHES = BANDS * ROWS
-KEY = f"S{DOCUMENT_BYTES}"
-"""The beginning of a document's content key, which all its pieces share."""
+KEY = f"S{DOCUMENT_BYTES}"  # the beginning of a document's content key, which all its pieces share
 ENTRY = np.dtype([("key", KEY), ("arrival", "<u2"), ("hashes", "u1", HASHES)])
 """A document: key, number of its mega-batch, the lowest bytes of its hashes."""
 BAND = np.dtype([("band", ">u8"), ("row", "<u4")])
@@ -34,8 +32,7 @@ BAND = np.dtype([("band", ">u8"), ("row", "<u4")])
 NEAR = np.dtype([("key", KEY), ("arrival", "<u2"), ("other_arrival", "<u2"), ("other", KEY), ("equal", "u1")])
 """A document, the first similar one of a mega-batch that is not later, and how many hashes are equal."""
 
-RANGE_BANDS = 1 << 22
-"""Bands of a range on average; a task takes about 300 MB."""
+RANGE_BANDS = 1 << 22  # bands of a range on average; a task takes about 300 MB
 _CHUNK = 1 << 18  # bytes of text whose hashes are computed at once; more leave the cache
 _RUN = 1 << 16  # documents of a sorted run of bands
 _FIRST = 16  # documents of a mega-batch in one band that others are compared with

@@ -28,18 +28,15 @@ _SHOWN = 20  # mega-batches in a message
 _ROLES = ("megabatch", "test", "test", "valid", "valid")
 """Parts of the splits. The split of mega-batch t in role r has number r * B + t. Roles 1 and 3 are the
 documents that `test` and `valid` have too, 2 and 4 the rest of the held-out parts."""
-_MIXED = {"test": 1, "valid": 3}
-"""Roles of the mixed parts."""
+_MIXED = {"test": 1, "valid": 3}  # roles of the mixed parts
 
 
 @dataclass(frozen=True)
 class Ordered(Wanted):
     """Requested sizes of each mega-batch in words, with `words` 0: all that is left."""
 
-    order: list[list[str]] = field(default_factory=list)
-    """The sources of each mega-batch."""
-    remedy: ClassVar[str] = "add text or ask for fewer words"
-    """Against mega-batches that are too small."""
+    order: list[list[str]] = field(default_factory=list)  # the sources of each mega-batch
+    remedy: ClassVar[str] = "add text or ask for fewer words"  # against mega-batches that are too small
 
     @property
     def names(self) -> list[str]:

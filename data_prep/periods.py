@@ -17,8 +17,7 @@ from data_prep.documents import Shard, count_words, normalise
 from data_prep.order import Ordered
 from data_prep.work import Work, Workspace, read_json
 
-MOST = 1000
-"""Mega-batches of a stream; each has three parts, and a row in tables."""
+MOST = 1000  # mega-batches of a stream; each has three parts, and a row in tables
 _UNUSABLE = {
     LeftOut.UNDATED: "without a date",
     LeftOut.UNREADABLE: "with an unreadable date",

@@ -32,21 +32,16 @@ _SKIPS = 1000  # skipped documents that stream.json lists
 class StreamSettings:
     """All that the stream is a function of, besides the text."""
 
-    files: list[tuple[str, str]]
-    """(source, path) of every corpus file."""
+    files: list[tuple[str, str]]  # (source, path) of every corpus file
     wanted: Wanted
     seed: int
     reader: Reader
-    vocab_size: int | None
-    """Tokens to train; None with a given `tokenizer`."""
+    vocab_size: int | None  # tokens to train; None with a given `tokenizer`
     tokenizer: dict[str, str]
     """Paths of the files of a given tokenizer, by their names in the stream; empty: train one."""
-    near_duplicates: bool = False
-    """Whether near duplicates are dropped."""
-    write_dropped: bool = False
-    """Whether dropped.jsonl lists the duplicates."""
-    write: str = "fairseq"
-    """What is written beside fairseq's files, a key of `write.SUFFIXES`."""
+    near_duplicates: bool = False  # whether near duplicates are dropped
+    write_dropped: bool = False  # whether dropped.jsonl lists the duplicates
+    write: str = "fairseq"  # what is written beside fairseq's files, a key of `write.SUFFIXES`
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -16,8 +16,7 @@ from data_prep.near_duplicates import always_dropped, matching, near_between
 from data_prep.scan import RECORD, content_keys, document_starts, hash_order, repeats, words_of_documents
 from data_prep.work import Workspace, changes, mapped, open_items, slices
 
-RANGE_DOCUMENTS = 1 << 20
-"""Documents of a range on average; sorting them takes about 200 MB."""
+RANGE_DOCUMENTS = 1 << 20  # documents of a range on average; sorting them takes about 200 MB
 
 
 def count_ranges(space: Workspace, files: tuple[int, int]) -> int:

@@ -39,8 +39,7 @@ _REST = struct.Struct("<IIIII")  # words to place of a RECORD
 
 _PIECE_BITS = 8 * (KEY_BYTES - DOCUMENT_BYTES)
 
-RUN_DOCUMENTS = 1 << 18
-"""Documents of a sorted run: 11 MB of records."""
+RUN_DOCUMENTS = 1 << 18  # documents of a sorted run: 11 MB of records
 
 
 def content_key(text: bytes, seed: int) -> bytes:

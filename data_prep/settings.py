@@ -12,13 +12,12 @@ from typing import Any
 
 from alma.errors import UserError, hint, require_package
 from alma.stream import Stream
+from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair
 from data_prep.cut import Wanted
 from data_prep.dates import Dates, interval, number_of
 from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
 from data_prep.formats import stem
-from data_prep.gpt2 import GPT2
-from data_prep.hugging_face import HuggingFace, HuggingFacePair
 from data_prep.near_duplicates import library
 from data_prep.order import Ordered, from_corpus
 from data_prep.periods import Dated

@@ -19,11 +19,9 @@ from data_prep.scan import content_keys, keyed_texts, repeats
 from data_prep.work import Workspace, damaged, mapped, mapped_array
 
 INDEX = np.dtype([("key", f"S{KEY_BYTES}"), ("bytes", "<u4"), ("source", "<u4")])
-_Document = tuple[int, bytes, bytes, int]
-"""Bucket, content key, text, number of its source."""
+_Document = tuple[int, bytes, bytes, int]  # bucket, content key, text, number of its source
 
-RUN_BYTES = 64 << 20
-"""Text in memory before a sorted run is written."""
+RUN_BYTES = 64 << 20  # text in memory before a sorted run is written
 
 
 def shuffle_shard(space: Workspace, number: int, shard: Shard, wanted: Wanted, ranges: int) -> None:

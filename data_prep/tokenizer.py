@@ -19,14 +19,11 @@ from data_prep.dictionary import EOS, SPECIALS, UNKNOWN
 from data_prep.shuffle import bucket_texts
 from data_prep.work import Workspace
 
-TRAINING_BYTES = 200_000_000
-"""Text of the first mega-batch that the tokenizer is trained on."""
+TRAINING_BYTES = 200_000_000  # text of the first mega-batch that the tokenizer is trained on
 
-MODEL = "tokenizer.model"
-"""The model's name in a stream."""
+MODEL = "tokenizer.model"  # the model's name in a stream
 
-END = "\v"
-"""The end of a line in a list of words; text has none, because it is white space."""
+END = "\v"  # the end of a line in a list of words; text has none, because it is white space
 _THREADS = 4  # recorded in the .model, so fixed; 1, 2 and 4 give the same tokens
 _OWN_SPECIALS = 3  # SentencePiece's ids <unk> 0, <s> 1, </s> 2
 _SPACE = "\u2581"  # SentencePiece's mark for a space; it may also occur in text
@@ -98,8 +95,7 @@ class Encoder(ABC):
     many documents are encoded in one call. The constructor of a subclass takes the paths of `files`.
     """
 
-    files: ClassVar[tuple[str, ...]]
-    """Names of the tokenizer's files in a stream."""
+    files: ClassVar[tuple[str, ...]]  # names of the tokenizer's files in a stream
 
     def __init__(self, tokens: list[str], ids: Sequence[int]) -> None:
         """`tokens`: those of dict.txt, in order; `ids`: the fairseq id of each id of the tokenizer."""

@@ -14,22 +14,17 @@ from data_prep.shingles import hash_bytes, hash_pieces
 from data_prep.similarity import open_part, token_blocks
 from data_prep.work import run_all
 
-_IDS = ("encoder.json", "vocab.json", "tokenizer.json")
-"""Files with the ids of byte-level tokens."""
+_IDS = ("encoder.json", "vocab.json", "tokenizer.json")  # files with the ids of byte-level tokens
 
 
 @dataclass(frozen=True)
 class Spelling:
     """How tokens make words, four arrays (V,); a word does not depend on the tokens it was cut into."""
 
-    begins: np.ndarray
-    """Whether a word begins with the token, wherever it stands."""
-    ends: np.ndarray
-    """Whether the next token begins a word."""
-    codes: np.ndarray
-    """`shingles.hash_bytes` of the token without its marks of space, uint64."""
-    sizes: np.ndarray
-    """Bytes of the token without its marks, int32."""
+    begins: np.ndarray  # whether a word begins with the token, wherever it stands
+    ends: np.ndarray  # whether the next token begins a word
+    codes: np.ndarray  # `shingles.hash_bytes` of the token without its marks of space, uint64
+    sizes: np.ndarray  # bytes of the token without its marks, int32
 
 
 def new_shares(stream: Stream, workers: Workers) -> list[float]:

@@ -25,11 +25,9 @@ from alma.files import atomic_write
 from alma.workers import Workers
 from data_prep.documents import Reader
 
-FINISHED = "stream"
-"""The folder of a work directory for finished files, laid out as the stream."""
+FINISHED = "stream"  # the folder of a work directory for finished files, laid out as the stream
 
-DOCUMENT_BYTES = 12
-"""Bytes of a content key that the pieces of a document share."""
+DOCUMENT_BYTES = 12  # bytes of a content key that the pieces of a document share
 
 _LENGTH = 8  # bytes of the length after items
 Result = TypeVar("Result")
@@ -140,8 +138,7 @@ class Task(NamedTuple):
     """A part of a stage. It writes the file `done` last."""
 
     done: Path
-    weight: int
-    """Its size, in the unit of the stage's progress bar."""
+    weight: int  # its size, in the unit of the stage's progress bar
     arguments: tuple[Any, ...]
 
 

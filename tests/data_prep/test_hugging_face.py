@@ -11,8 +11,8 @@ from alma.errors import UserError
 from alma.stream import DTYPES, Stream, read_index
 from alma.workers import Workers
 from data_prep import contamination
+from data_prep.byte_level import HuggingFace, HuggingFacePair
 from data_prep.documents import normalise
-from data_prep.hugging_face import HuggingFace, HuggingFacePair
 from data_prep.similarity import open_part
 
 from .conftest import make_documents
