@@ -118,20 +118,17 @@ def _spare_words(corpus: "SortedCorpus", wanted: Wanted) -> int:
         parts = f"{wanted.mega_batches} x {wanted.words:,}"
         if wanted.eval_words or wanted.valid_words:
             parts += f" + {wanted.eval_words:,} evaluation + {wanted.valid_words:,} validation"
-        raise UserError(
-            f"the corpus has {total:,} words in {documents:,} documents {dropped}, but {parts} = {needed:,} "
-            f"are needed: {needed - total:,} words are missing; add text or ask for fewer"
-        )
+        has = f"the corpus has {total:,} words in {documents:,} documents {dropped}"
+        missing = f"{parts} = {needed:,} are needed: {needed - total:,} words are missing"
+        raise UserError(f"{has}, but {missing}; add text or ask for fewer")
     if not wanted.valid_words:
         return total - needed
     assert wanted.valid_source is not None
     of_source = int(corpus.first[:, 1, corpus.sources.index(wanted.valid_source)].sum())
     if of_source < wanted.valid_words:
-        raise UserError(
-            f"source {wanted.valid_source} has {of_source:,} words {dropped}, but --valid-words is "
-            f"{wanted.valid_words:,}: {wanted.valid_words - of_source:,} words are missing; choose another "
-            "--valid-source or ask for fewer"
-        )
+        has = f"source {wanted.valid_source} has {of_source:,} words {dropped}"
+        asked = f"--valid-words is {wanted.valid_words:,}"
+        raise UserError(f"{has}, but {asked}; choose another --valid-source or ask for fewer")
     return total - needed
 
 

@@ -20,7 +20,7 @@ from data_prep import cut, documents, encode, install, plan, ranges, scan, shuff
 from data_prep.cut import Wanted
 from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
-from data_prep.periods import Dated, find_periods
+from data_prep.order import Dated, find_periods
 from data_prep.plan import CorpusPlan
 from data_prep.work import Task, Work, Workspace, join_files, read_arrays, read_json
 

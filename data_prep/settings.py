@@ -19,8 +19,7 @@ from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
 from data_prep.formats import stem
 from data_prep.near_duplicates import library
-from data_prep.order import Ordered, from_corpus
-from data_prep.periods import Dated
+from data_prep.order import Dated, Ordered, from_corpus
 from data_prep.pipeline import StreamSettings
 from data_prep.tokenizer import SentencePiece
 
@@ -48,11 +47,8 @@ def _refused(arguments: argparse.Namespace, stream: Stream | None) -> Iterator[t
     else:
         yield _DATED, "only with --by"
     if by or ordered:
-        batches = "periods" if by else "sources"
-        yield (
-            ("--mega-batches", "--valid-source"),
-            f"not of an ordered stream: its mega-batches are {batches}",
-        )
+        why = f"not of an ordered stream: its mega-batches are {'periods' if by else 'sources'}"
+        yield ("--mega-batches", "--valid-source"), why
 
 
 def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> StreamSettings:
