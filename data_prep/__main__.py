@@ -87,10 +87,7 @@ def _add_text_flags(made: Parser) -> None:
     add("--text-key", default="text", metavar="FIELD", help=key)
     bad = "exit at damaged or malformed input, or leave it out and count it in stream.json (default: error)"
     add("--on-bad-input", choices=("error", "skip"), default="error", help=bad)
-    near = (
-        "documents that share about 80%% of their word 5-grams (Jaccard similarity, estimated by MinHash). "
-        "drop: keep one, that of the first mega-batch; needs the extra corpus (default: keep)"
-    )
+    near = "keep or drop documents that repeat about 80%% of the word 5-grams of another (default: keep)"
     add("--near-duplicates", choices=("keep", "drop"), help=near)
     split = "split longer documents between lines; all pieces of one go to one part (default: never split)"
     add("--max-document-words", type=count, default=0, metavar="N", help=split)
@@ -108,10 +105,7 @@ def _add_stream_flags(made: Parser) -> None:
     add("--write-dropped", action="store_true", help=dropped)
     append = "add mega-batches to the finished stream --out; documents that it already contains are dropped"
     add("--append", action="store_true", help=append)
-    ordered = (
-        "a mega-batch for each CORPUS, in the order given; NAME+=PATH is a source that joins the mega-batch "
-        "before. Each has test and validation sets of its own, and a duplicate belongs to the first"
-    )
+    ordered = "a mega-batch for each CORPUS, in the order given; NAME+=PATH joins the mega-batch before"
     add("--ordered", action="store_true", help=ordered)
     number("--mega-batches", metavar="B", help="mega-batches to train on (default with --append: 1)")
     words = "words of each mega-batch (default with --append: as before; with --ordered: all)"
@@ -127,26 +121,21 @@ def _add_stream_flags(made: Parser) -> None:
 
 def _add_date_flags(made: Parser) -> None:
     """The flags for streams by date."""
-    about = (
-        "A mega-batch for each period. DATE is ISO 8601 in UTC, such as 2023, 2023-05 or 2023-05-17. All "
-        "but --by need --by, or --append to such a stream."
-    )
+    about = "A mega-batch for each period. DATE is ISO 8601 in UTC, such as 2023, 2023-05 or 2023-05-17."
     add = made.add_argument_group("dates", about).add_argument
     by = "year, quarter, month, week (ISO), or N-years, which begin at multiples of N; in UTC"
     add("--by", type=span, metavar="PERIOD", help=by)
     key = "field of the date, as --text-key; .wet files have WARC-Date (default: date)"
     add("--date-key", metavar="FIELD", help=key)
     written = (
-        "how dates are written: days, seconds, milliseconds or microseconds since 1970, or a pattern such as "
-        "%%Y%%m%%d (default: ISO 8601 and what docs/data.md lists)"
+        "days, seconds, milliseconds or microseconds since 1970, or such as %%Y%%m%%d (default: ISO 8601)"
     )
     add("--date-format", type=date_format, metavar="FORMAT", help=written)
     add("--from", metavar="DATE", help="leave out documents before DATE, which is itself included")
     until = "leave out documents after DATE, all of which is included: 2023 ends with its last second"
     add("--until", metavar="DATE", help=until)
     undated = (
-        "exit at documents without a date, with an unreadable one or one that is not within one period (2023 "
-        "with --by month), or leave them out and count them in stream.json (default: error)"
+        "exit at documents without a date within one period, or leave out and count them (default: error)"
     )
     add("--undated", choices=("error", "skip"), help=undated)
     small = "merge a period that is too small for its parts with the next, and the last with the one before"

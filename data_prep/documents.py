@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from alma.errors import UserError
+from alma.errors import UserError, require_package
 from data_prep.compressed import Document, Segment, Skipped
 from data_prep.dates import Dates, LeftOut
-from data_prep.formats import KNOWN, Keys, kind, raw_documents, require_known, segment_starts
+from data_prep.formats import KNOWN, Keys, kind, raw_documents, segment_starts
 
 SHARD_BYTES = 64 << 20
 """Target size of a shard in bytes of input; fixed, so that shards never depend on the number of workers."""
@@ -170,7 +170,10 @@ def find_files(path: str) -> list[str]:
         where = "an empty directory" if os.path.isdir(path) else "matches no file"
         raise UserError(f"{path}: {where} (names that begin with . or _ are ignored); expected {KNOWN}")
     for name in files:
-        require_known(name)
+        if not kind(name):
+            raise UserError(f"{name}: unknown kind of file; known are {KNOWN}")
+        if kind(name) == ".parquet":
+            require_package("pyarrow", f"{name}:")
     cards = [name for name in files if Path(name).name.lower() == "readme.md"]
     records = [name for name in files if kind(name) not in ("text", "wiki")]
     if cards and records:  # such as a snapshot of Hugging Face

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from alma.errors import UserError, require_package
 from data_prep import compressed
 from data_prep.compressed import (
     ARCHIVE_ERRORS,
@@ -319,15 +318,6 @@ def stem(name: str) -> str:
     for suffix in (*PACKED, *_TEXT, *FORMATS):
         name = name.removesuffix(suffix)
     return name
-
-
-def require_known(path: str) -> None:
-    """UserError: the format of the file is unknown, or needs a package that is not installed."""
-    found = kind(path)
-    if not found:
-        raise UserError(f"{path}: unknown kind of file; known are {KNOWN}")
-    if found == ".parquet":
-        require_package("pyarrow", f"{path}:")
 
 
 def segment_starts(path: str, mode: str, size: int, step: int) -> list[int]:

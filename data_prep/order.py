@@ -114,7 +114,8 @@ class Ordered(Wanted):
                 continue
             corpus.taken[t] = pool.at(spans[-1].end).last
         if small:
-            parts = f"{self.eval_words:,} test + {self.valid_words:,} validation + {self.words or 1:,} train"
+            parts = f"{self.eval_words:,} test + {self.valid_words:,} validation"
+            parts += f" + {self.words or 1:,} training"
             listed = ", ".join(small[:_SHOWN]) + ", ..." * (len(small) > _SHOWN)
             few = f"{len(small):,} of {self.mega_batches:,} mega-batches have fewer than"
             asked = f"the {self.needed:,} words of their parts ({parts}) after dropping duplicates"
@@ -263,9 +264,9 @@ def find_periods(
             first.setdefault(why, example)
     unusable = [why for why in _UNUSABLE if counts[why]]
     if unusable and dates.undated == "error":
-        listed = [f"{counts[why]:,} documents {_UNUSABLE[why]} (first: {first[why]})" for why in unusable]
+        found = [f"{counts[why]:,} documents {_UNUSABLE[why]} (first: {first[why]})" for why in unusable]
         remedy = "give --date-format (seconds, %Y%m%d, ...), fix them, name another field, or --undated skip"
-        raise UserError(f"--by {dates.by}, --date-key {dates.key}: {'; '.join(listed)}; {remedy}")
+        raise UserError(f"--by {dates.by}, --date-key {dates.key}: {'; '.join(found)}; {remedy}")
     if not words:
         listed = ", ".join(f"{count:,} {why}" for why, count in counts.items())
         raise UserError(f"no document is in a period of the stream: left out {listed or 'none'}")

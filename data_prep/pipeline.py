@@ -54,7 +54,7 @@ class StreamSettings:
             stats = [(source, path, os.stat(path)) for source, path in self.files]
         except OSError as error:
             raise UserError(
-                f"{error.filename}: {error.strerror}; run again when the input is complete"
+                f"{error.filename}: {error.strerror}; rerun when the input is complete"
             ) from error
         identity = sorted((source, path, stat.st_size, stat.st_mtime_ns) for source, path, stat in stats)
         return {

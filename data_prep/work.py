@@ -11,7 +11,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
@@ -142,16 +142,13 @@ class Task(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-class Work:
+class Work(AbstractContextManager["Work"]):
     """Runs stages in worker processes; one worker is this process."""
 
     def __init__(self, workers: int) -> None:
         self.seconds: dict[str, float] = {}
         """Wall-clock seconds of each stage."""
         self._workers = Workers(workers)
-
-    def __enter__(self) -> "Work":
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self._workers.__exit__(*error)

@@ -49,9 +49,8 @@ def parser() -> Parser:
     )
     add = made.add_argument
     recipe = (
-        "git: the message of each commit before HEAD, without merges and trailers, with the author's date; "
-        "debian-changelogs: each entry of the packages' changelogs, with its date; pydoc: the documentation "
-        "of Python and of installed packages, without dates"
+        "git: the messages of the commits before HEAD; debian-changelogs: the entries of the packages' "
+        "changelogs; pydoc: the documentation of Python and of installed packages, without dates"
     )
     add("recipe", choices=RECIPES, metavar="RECIPE", help=recipe)
     source = (
