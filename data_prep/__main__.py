@@ -127,16 +127,12 @@ def _add_date_flags(made: Parser) -> None:
     add("--by", type=span, metavar="PERIOD", help=by)
     key = "field of the date, as --text-key; .wet files have WARC-Date (default: date)"
     add("--date-key", metavar="FIELD", help=key)
-    written = (
-        "days, seconds, milliseconds or microseconds since 1970, or such as %%Y%%m%%d (default: ISO 8601)"
-    )
+    written = "days, seconds, milliseconds or microseconds since 1970, or as %%Y%%m%%d (default: ISO 8601)"
     add("--date-format", type=date_format, metavar="FORMAT", help=written)
     add("--from", metavar="DATE", help="leave out documents before DATE, which is itself included")
     until = "leave out documents after DATE, all of which is included: 2023 ends with its last second"
     add("--until", metavar="DATE", help=until)
-    undated = (
-        "exit at documents without a date within one period, or leave out and count them (default: error)"
-    )
+    undated = "exit at documents without a date within one period, or skip and count them (default: error)"
     add("--undated", choices=("error", "skip"), help=undated)
     small = "merge a period that is too small for its parts with the next, and the last with the one before"
     add("--merge-small", action="store_true", help=small)

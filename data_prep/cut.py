@@ -142,10 +142,8 @@ class SortedCorpus:
         """(ranges, 3, sources) documents, words and bytes, see `sort_range`."""
         self.longest, self.whole = (max(int(each[name]) for each in sums) for name in ("longest", "whole"))
         """Words of the longest document, and with all pieces."""
-        self.or_split = (
-            "" if space.reader.max_document_words else " or split long documents with --max-document-words"
-        )
-        """Advice against long documents."""
+        split = " or split long documents with --max-document-words"
+        self.or_split = "" if space.reader.max_document_words else split
         self.arrivals = wanted.arrivals(space.sources)
         pools = range(wanted.pool_count)
         self.taken = np.zeros(len(pools), f"S{KEY_BYTES}")

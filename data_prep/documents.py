@@ -78,7 +78,7 @@ class Reader:
         """
         keys = Keys(self.text_key, self.dates.key if self.dates else "")
         for segment in shard:
-            for raw in raw_documents(segment, self.documents_in(segment.source), keys):
+            for raw in raw_documents(segment, self.documents_of.get(segment.source, self.documents), keys):
                 if isinstance(raw, Skipped):
                     if self.on_bad_input == "error":
                         raise UserError(f"{raw}; {raw.remedy}")
@@ -92,10 +92,6 @@ class Reader:
                         yield f"{period}/{segment.source}", raw.text
                     elif left_out:
                         left_out(period, segment.path, raw)
-
-    def documents_in(self, source: str) -> str:
-        """What a document of a .txt or .md file of the source is."""
-        return self.documents_of.get(source, self.documents)
 
     def split(self, text: str, words: int) -> Iterator[tuple[str, int]]:
         """(text, words) of a document of `read`, or of each of its pieces if it is too long."""
@@ -212,9 +208,10 @@ def make_shards(files: list[tuple[str, str]], reader: Reader, shard_bytes: int =
     held = 0
     for source, path in files:
         size, starts = 0, [0]
+        mode = reader.documents_of.get(source, reader.documents)
         with contextlib.suppress(OSError):  # reported when the documents are read
             size = os.path.getsize(path)
-            starts = segment_starts(path, reader.documents_in(source), size, shard_bytes)
+            starts = segment_starts(path, mode, size, shard_bytes)
         for start, end in zip(starts, [*starts[1:], size], strict=True):
             if shard and held + end - start > shard_bytes:
                 shards.append(tuple(shard))

@@ -160,9 +160,7 @@ def from_corpus(corpus: list[tuple[str, bool]]) -> list[list[str]]:
         if joins and not order:
             problems.append(f"{name}+=: the first source begins a mega-batch; write {name}=")
         elif known and not (joins and known == order[-1:]):
-            problems.append(
-                f"{name}: in two mega-batches; give each a name of its own, or join them with {name}+=PATH"
-            )
+            problems.append(f"{name}: in two mega-batches; give each a name of its own, or join them by +=")
         elif not joins:
             order.append([name])
         elif not known:
@@ -184,10 +182,8 @@ class Dated(Ordered):
 
     def record(self) -> dict[str, Any]:
         """The fields that are known before any text is read."""
-        record = super().record()
-        for name in ("mega_batches", "valid_source", "order", "periods"):
-            del record[name]
-        return record
+        late = ("mega_batches", "valid_source", "order", "periods")
+        return {name: value for name, value in super().record().items() if name not in late}
 
     def sources(self, names: Iterable[str]) -> tuple[str, ...]:
         """The sources of all periods; before the dates are read those of the files."""

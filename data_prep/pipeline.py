@@ -53,9 +53,7 @@ class StreamSettings:
         try:
             stats = [(source, path, os.stat(path)) for source, path in self.files]
         except OSError as error:
-            raise UserError(
-                f"{error.filename}: {error.strerror}; rerun when the input is complete"
-            ) from error
+            raise UserError(f"{error.filename}: {error.strerror}; rerun when it is complete") from error
         identity = sorted((source, path, stat.st_size, stat.st_mtime_ns) for source, path, stat in stats)
         return {
             **self.wanted.record(),

@@ -34,17 +34,10 @@ BUCKET_BYTES = 60_000_000
 PLAN = "plan.npz"
 _CHANCE = 1 / 256  # bytes of different hashes agree
 _KEY = f"S{KEY_BYTES}"
-_PART = np.dtype(
-    [
-        ("split", "i8"),
-        ("place", "i8"),  # bytes of the split before the bucket, over BUCKET_BYTES
-        ("documents", "i8"),
-        ("words", "i8"),
-        ("keys", "u8"),
-        ("last", _KEY),
-    ]
-)
-"""A bucket, or the part of it in a range; the fields of a CorpusPlan."""
+_COUNTS = [(name, "i8") for name in ("split", "place", "documents", "words")]
+_PART = np.dtype([*_COUNTS, ("keys", "u8"), ("last", _KEY)])
+"""A bucket, or the part of it in a range; the fields of a CorpusPlan. `place`: bytes of the split before the
+bucket, over BUCKET_BYTES."""
 
 
 @dataclass(frozen=True)

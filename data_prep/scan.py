@@ -21,18 +21,8 @@ from data_prep.documents import Shard, Skipped, changed
 from data_prep.near_duplicates import EntryWriter
 from data_prep.work import DOCUMENT_BYTES, Workspace, changes, open_items, read_json
 
-RECORD = np.dtype(
-    [
-        ("high", ">u8"),
-        ("low", ">u8"),
-        ("second", ">u8"),
-        ("words", "<u4"),
-        ("bytes", "<u4"),
-        ("source", "<u4"),
-        ("shard", "<u4"),
-        ("place", "<u4"),
-    ]
-)
+_NUMBERS = [(name, "<u4") for name in ("words", "bytes", "source", "shard", "place")]
+RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("second", ">u8"), *_NUMBERS])
 """A document: content key (128 bits in two halves), second hash (order of the validation set), words,
 bytes of text, number of its source in `Workspace.sources`, number of its shard, its place in the shard."""
 _REST = struct.Struct("<IIIII")  # words to place of a RECORD

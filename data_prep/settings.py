@@ -196,13 +196,9 @@ def _require_source(arguments: argparse.Namespace, flag: str, name: str) -> None
 
 def _order(arguments: argparse.Namespace) -> list[list[str]]:
     """The sources of each mega-batch of an ordered stream; `NAME+=PATH` in the CORPUS becomes `NAME=PATH`."""
-    joins = [re.match("[^/=]+(?=[+]=.)", argument) for argument in arguments.corpus]
-    arguments.corpus = [
-        argument if not match else match[0] + argument[match.end() + 1 :]
-        for argument, match in zip(arguments.corpus, joins, strict=True)
-    ]
-    names = [name for name, _ in map(named_path, arguments.corpus)]
-    return from_corpus(list(zip(names, map(bool, joins), strict=True)))
+    found = [re.subn("^([^/=]+)[+](?==.)", r"\1", argument) for argument in arguments.corpus]
+    arguments.corpus = [argument for argument, _ in found]
+    return from_corpus([(named_path(argument)[0], bool(joins)) for argument, joins in found])
 
 
 def _dates(arguments: argparse.Namespace, stream: Stream | None) -> Dates | None:

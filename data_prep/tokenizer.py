@@ -65,15 +65,11 @@ def train(texts: Iterable[bytes], vocab_size: int) -> bytes:
             raise KeyboardInterrupt from None
         message = f"SentencePiece could not train: {error}"
         if most := re.search(r"value <= (\d+)", str(error)):
-            message = (
-                f"--vocab-size {vocab_size:,} is too large for the first mega-batch, which gives at most "
-                f"{int(most[1]) - _OWN_SPECIALS:,} tokens; ask for fewer tokens or more words"
-            )
+            message = f"--vocab-size {vocab_size:,} is too large for the words of the first mega-batch; ask "
+            message += f"for more words, or for at most {int(most[1]) - _OWN_SPECIALS:,}"
         elif least := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
-            message = (
-                f"--vocab-size {vocab_size:,} is too small for the characters of the first mega-batch; ask "
-                f"for more than {int(least[1]) - _OWN_SPECIALS:,}"
-            )
+            message = f"--vocab-size {vocab_size:,} is too small for the characters of the first mega-batch; "
+            message += f"ask for more than {int(least[1]) - _OWN_SPECIALS:,}"
         raise UserError(message) from error
     return model.getvalue()
 

@@ -66,8 +66,5 @@ def check(stream: Stream, workers: Workers) -> None:
     if problems:
         sys.stdout.flush()
         what = f"{len(problems):,} problem{'s' * (len(problems) > 1)}"
-        fail(
-            f"{stream.directory}: {what}; copy the stream again from where it was made, or make it "
-            "again with `alma data`"
-        )
+        fail(f"{stream.directory}: {what}; copy the stream again, or make it again with `alma data`")
     print(f"verified {len(files)} files, {sum(sizes) / 1e9:.3g} GB")

@@ -30,8 +30,6 @@ examples:
       --eval-words 50k --valid-words 50k --vocab-size 8000
   # the changelogs of the installed packages of Debian and Ubuntu
   alma corpus debian-changelogs --out changelogs.jsonl
-  # documentation of Python, without dates, up to 0.5M words
-  alma corpus pydoc stdlib --max-words 0.5M --out stdlib.jsonl
 """
 
 
