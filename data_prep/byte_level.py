@@ -93,10 +93,8 @@ class HuggingFace(Encoder):
         engine.no_padding()
         engine.encode_special_tokens = True
         engine.decoder = tokenizers.decoders.ByteLevel()
-        ids, alphabet = (
-            engine.get_vocab(with_added_tokens=True),
-            tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        )
+        ids = engine.get_vocab(with_added_tokens=True)
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
         known = isinstance(engine.model, tokenizers.models.BPE) and ids.keys() >= set(alphabet)
         if not known or engine.decode(self._tokenize(_TRIAL)) != _TRIAL:
             raise UserError(f"{name}: no byte-level BPE that keeps every byte, as those of GPT-2 and Llama 3")

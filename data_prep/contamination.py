@@ -13,8 +13,7 @@ import numpy as np
 from alma.stream import Stream
 from alma.tables import as_text
 from alma.workers import Workers
-from data_prep import shingles
-from data_prep.words import Spelling, read_spelling, word_blocks
+from data_prep.words import Spelling, n_grams, read_spelling, word_blocks
 from data_prep.work import run_all
 
 N = 8  # words of an n-gram
@@ -122,5 +121,5 @@ def part_n_grams(path: str, spelling: Spelling) -> Iterator[tuple[np.ndarray, np
     words, documents = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     for block, numbers in word_blocks(path, spelling):
         words, documents = np.concatenate([words, block]), np.concatenate([documents, numbers])
-        yield shingles.n_grams(words, documents, N)
+        yield n_grams(words, documents, N)
         words, documents = words[1 - N :], documents[1 - N :]

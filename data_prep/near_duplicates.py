@@ -16,7 +16,7 @@ from typing import IO
 import numpy as np
 
 from alma.errors import require_package
-from data_prep import shingles
+from data_prep import words
 from data_prep.work import DOCUMENT_BYTES, Workspace, changes, mapped, open_items, slices
 
 N = 5  # words of an n-gram. A shorter document is one n-gram of all its words.
@@ -52,17 +52,17 @@ def hash_documents(texts: list[bytes]) -> np.ndarray:
 
 def n_grams_of(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Hashes of the N-grams of texts, and the numbers of their texts, ascending."""
-    words, owners = shingles.hash_texts(texts)
-    grams, of = shingles.n_grams(words, owners, N)
+    hashes, owners = words.hash_texts(texts)
+    grams, of = words.n_grams(hashes, owners, N)
     counts = np.bincount(owners, minlength=len(texts))
     short = np.flatnonzero(counts < N)
     if not len(short):
         return grams, of
     starts = (np.cumsum(counts) - counts)[short]
-    whole = words[starts].copy()
+    whole = hashes[starts].copy()
     for k in range(1, N - 1):
         more = counts[short] > k
-        whole[more] = whole[more] * shingles.NEXT + words[starts[more] + k]
+        whole[more] = whole[more] * words.NEXT + hashes[starts[more] + k]
     order = np.argsort(np.concatenate([of, short]), kind="stable")
     return np.concatenate([grams, whole])[order], np.concatenate([of, short])[order]
 

@@ -17,16 +17,7 @@ from data_prep.near_duplicates import HASHES, KEY, entries_between, is_dropped, 
 from data_prep.pools import LEFT_OUT, sums_of
 from data_prep.ranges import distinct, sorted_records
 from data_prep.scan import RECORD, content_keys
-from data_prep.work import (
-    DOCUMENT_BYTES,
-    Workspace,
-    changes,
-    join_files,
-    mapped,
-    open_items,
-    read_arrays,
-    slices,
-)
+from data_prep.work import Workspace, changes, join_files, mapped, open_items, read_arrays, slices
 
 BUCKET_BYTES = 60_000_000
 """Target size of a bucket in bytes of text, which one worker holds in memory: about 10 million words."""
@@ -184,20 +175,21 @@ def write_copies(space: Workspace, number: int, ranges: int, shards: int, wanted
     others = {
         (key, arrival): (other, equal) for key, arrival, _, other, equal in reversed(found.tolist())
     }  # of several the first
+    width = np.dtype(KEY).itemsize
     with atomic_write(space.file("copies", number, "jsonl")) as file:
         for shard in range(shards):
             for piece in slices(space.file("scan", shard, "bin"), RECORD, scan.RUN_DOCUMENTS, number, ranges):
                 piece = piece[~np.isin(_places(piece), _places(records[stays]))]
                 is_near = np.isin(_places(piece), _places(records[near]))
-                keys = content_keys(piece).astype(f"S{DOCUMENT_BYTES}").tolist()
+                keys = content_keys(piece).astype(KEY).tolist()
                 for key, by_near, source in zip(keys, is_near, piece["source"].tolist(), strict=True):
                     other, similarity = key, 1.0
                     if by_near:
                         other, equal = others[key, wanted.first + int(arrivals[source])]
                         similarity = (equal / HASHES - _CHANCE) / (1 - _CHANCE)
                     row = {
-                        "id": key.ljust(DOCUMENT_BYTES, b"\0").hex(),
-                        "repeats": other.ljust(DOCUMENT_BYTES, b"\0").hex(),
+                        "id": key.ljust(width, b"\0").hex(),
+                        "repeats": other.ljust(width, b"\0").hex(),
                         "kind": "near" if by_near else "exact",
                         "similarity": round(similarity, 3),
                         "source": space.sources[source].rpartition("/")[2],

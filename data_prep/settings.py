@@ -74,7 +74,10 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
             problems.append(f"give {', '.join(lacking)}")
         if not _given(arguments, *_TOKENIZERS):
             problems.append(f"give one of {', '.join(_TOKENIZERS)}: the tokenizer")
-    noted(problems, _check_write, arguments)
+    if arguments.write == "megatron" and arguments.tokenizer and Path(arguments.tokenizer).is_dir():
+        problems.append("--write megatron: not with --tokenizer FOLDER; write jsonl in its place")
+    if arguments.write == "parquet":
+        noted(problems, require_package, "pyarrow", "--write parquet")
     tokenizer = noted(problems, _tokenizer, arguments)
     if arguments.near_duplicates == "drop":
         noted(problems, library)
@@ -230,14 +233,6 @@ def _dates(arguments: argparse.Namespace, stream: Stream | None) -> Dates | None
     )
 
 
-def _check_write(arguments: argparse.Namespace) -> None:
-    """UserError: what --write names cannot be written."""
-    if arguments.write == "megatron" and arguments.tokenizer and Path(arguments.tokenizer).is_dir():
-        raise UserError("--write megatron: not with --tokenizer FOLDER; write jsonl in its place")
-    if arguments.write == "parquet":
-        require_package("pyarrow", "--write parquet")
-
-
 def _tokenizer(arguments: argparse.Namespace) -> dict[str, str]:
     """`StreamSettings.tokenizer`. UserError: a missing file, or an incomplete set of flags."""
     if arguments.tokenizer and (folder := Path(arguments.tokenizer)).is_dir():
@@ -246,9 +241,7 @@ def _tokenizer(arguments: argparse.Namespace) -> dict[str, str]:
         for kind in (HuggingFace, HuggingFacePair):
             if all((folder / name).is_file() for name in kind.files):
                 return {name: str(folder / name) for name in kind.files}
-        raise UserError(
-            f"--tokenizer {folder}: no tokenizer.json, nor vocab.json and merges.txt; save them there"
-        )
+        raise UserError(f"--tokenizer {folder}: no tokenizer.json, nor vocab.json and merges.txt; save them")
     given = _given(arguments, "--tokenizer", *_GPT2_FILES)
     problems = [f"{flag} {path}: no such file" for flag, path in given.items() if not Path(path).is_file()]
     if any((flag in given) != bool(arguments.bpe) for flag in _GPT2_FILES):

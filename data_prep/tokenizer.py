@@ -196,9 +196,7 @@ class SentencePiece(Encoder):
             raise UserError(f"{model}: damaged: a token is not UTF-8; copy it again") from error
         for token in tokens:
             if token.split() != [token]:
-                raise UserError(
-                    f"{model}: the token {token!r} contains white space, which dict.txt cannot hold"
-                )
+                raise UserError(f"{model}: the token {token!r} has white space, which dict.txt cannot hold")
         super().__init__(tokens, [UNKNOWN, 0, EOS, *range(SPECIALS, len(tokens) + SPECIALS)])
         self._starts = np.array([False] * _OWN_SPECIALS + [token.startswith(_SPACE) for token in tokens])
         scores = [processor.get_score(i) for i in range(_OWN_SPECIALS, len(self._starts))]
