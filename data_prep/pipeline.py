@@ -41,7 +41,7 @@ class StreamSettings:
     """Paths of the files of a given tokenizer, by their names in the stream; empty: train one."""
     near_duplicates: bool = False  # whether near duplicates are dropped
     write_dropped: bool = False  # whether dropped.jsonl lists the duplicates
-    write: str = "fairseq"  # what is written beside fairseq's files, a key of `write.SUFFIXES`
+    write: str = "fairseq"  # what is written beside fairseq's files, a key of `encode.WRITTEN`
 
     @property
     def sources(self) -> tuple[str, ...]:
