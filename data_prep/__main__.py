@@ -47,9 +47,7 @@ def parser() -> Parser:
         "       %(prog)s CORPUS... --out STREAM --by PERIOD --eval-words N --valid-words N --vocab-size V\n"
         "       %(prog)s CORPUS... --out STREAM --append [options]",
         description="Turn raw text into a stream of deduplicated, i.i.d. mega-batches of tokens for fairseq. "
-        "The result does not depend on the order or the compression of the files, nor on the number of "
-        "workers, and on their names only where these name the sources. Rerun the command to resume after "
-        "an interruption.",
+        "The result depends on the text, its sources and the seed alone. Rerun the command to resume it.",
         epilog=_EXAMPLES,
         allow_abbrev=False,
     )
@@ -59,7 +57,7 @@ def parser() -> Parser:
         metavar="CORPUS",
         help="PATH or NAME=PATH of a source: a file, a directory or a quoted pattern such as 'cc/**/*.gz'; "
         f"files are {KNOWN}. NAME may repeat; its default is the name of the file or directory. Names that "
-        "begin with . or _ (.cache, _SUCCESS) are skipped unless PATH contains them",
+        "begin with . or _ are skipped unless PATH contains them",
     )
     _add_text_flags(made)
     _add_stream_flags(made)
@@ -78,9 +76,8 @@ def _add_text_flags(made: Parser) -> None:
     """The flags for the input files and their documents."""
     add = made.add_argument_group("text", "How files are read and cut into documents.").add_argument
     what = (
-        "what a document of .txt and .md files is, for all sources or for source NAME. blank-line: a "
-        "block between blank lines; file: the file; line: a line; wikiextractor: the text between "
-        "<doc id=...> and </doc>. May be repeated (default: blank-line)"
+        "what a document of .txt and .md files is, for all sources or for NAME: blank-line (text between blank "
+        "lines), file, line, wikiextractor (<doc id=...> to </doc>); may be repeated (default: blank-line)"
     )
     add("--documents", type=documents_mode, action="append", default=[], metavar="[NAME=]MODE", help=what)
     key = "field of the text in .jsonl, .json and .parquet; in JSON, data.text is within data (default: text)"

@@ -41,8 +41,7 @@ def parser() -> Parser:
         "       %(prog)s debian-changelogs [FOLDER] --out FILE.jsonl [--max-words N]\n"
         "       %(prog)s pydoc [topics|stdlib|packages] --out FILE.jsonl [--max-words N]",
         description="Write text that every machine has as JSON lines for `alma data`, without a download. "
-        "Commits and changelogs are dated, so `alma data --by year` makes a stream that drifts. Prints "
-        "documents, words, and the first and last date.",
+        "Commits and changelogs are dated, so `alma data --by year` makes a stream that drifts.",
         epilog=_EXAMPLES,
     )
     add = made.add_argument
