@@ -76,7 +76,7 @@ def _add_text_flags(made: Parser) -> None:
     """The flags for the input files and their documents."""
     add = made.add_argument_group("text", "How files are read and cut into documents.").add_argument
     what = (
-        "what a document of .txt and .md files is, for all sources or for NAME: blank-line (text between blank "
+        "what a document of .txt and .md files is, for all sources or NAME: blank-line (text between blank "
         "lines), file, line, wikiextractor (<doc id=...> to </doc>); may be repeated (default: blank-line)"
     )
     add("--documents", type=documents_mode, action="append", default=[], metavar="[NAME=]MODE", help=what)
