@@ -127,7 +127,8 @@ def _spare_words(corpus: "SortedCorpus", wanted: Wanted) -> int:
     of_source = int(corpus.first[:, 1, corpus.sources.index(wanted.valid_source)].sum())
     if of_source < wanted.valid_words:
         has = f"source {wanted.valid_source} has {of_source:,} words {dropped}"
-        asked = f"--valid-words is {wanted.valid_words:,}"
+        missing = f"{wanted.valid_words - of_source:,} words are missing"
+        asked = f"--valid-words is {wanted.valid_words:,}: {missing}"
         raise UserError(f"{has}, but {asked}; choose another --valid-source or ask for fewer")
     return total - needed
 
