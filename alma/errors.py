@@ -168,10 +168,10 @@ def interrupt(number: int, frame: object = None) -> NoReturn:
     raise KeyboardInterrupt(number)
 
 
-def require_package(name: str, flag: str) -> None:
-    """UserError: the optional package `name`, which `flag` uses, is not installed."""
+def require_package(name: str, user: str, extra: str = "corpus") -> None:
+    """UserError: the package `name` of the extra, which `user` needs, is not installed."""
     if importlib.util.find_spec(name) is None:
-        raise UserError(f"{flag} needs the package {name}: pip install {name}")
+        raise UserError(f"{user} needs {name}; pip install 'alma-macroscale[{extra}]'")
 
 
 def _interrupted(number: int = signal.SIGINT) -> NoReturn:

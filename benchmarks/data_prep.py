@@ -29,7 +29,7 @@ from benchmarks.timing import Rows, Table, spread
 from data_prep import near_duplicates
 from data_prep.contamination import contamination
 from data_prep.corpus import pydoc
-from data_prep.corpus.writer import write
+from data_prep.corpus.__main__ import write
 from data_prep.cut import Wanted
 from data_prep.dictionary import EOS, UNKNOWN
 from data_prep.documents import SHARD_BYTES, Reader, Shard, make_shards
@@ -194,18 +194,19 @@ def highest_similarities(texts: list[bytes]) -> np.ndarray:
 
 def dropped_by_similarity(texts: list[str], folder: Path) -> Rows:
     """A row for each interval of exact similarities: documents, and the share that is dropped."""
-    data = {content_key(text.encode(), 0)[: near_duplicates.DOCUMENT_BYTES]: text.encode() for text in texts}
+    data = {content_key(text.encode(), 0): text.encode() for text in texts}
     data = dict(sorted(data.items()))
     space = Workspace(folder, 0, Reader(), ())
     entries, near = (space.file(name, 0, "bin") for name in ("entries", "near"))
     with open_items(entries) as file:
-        writer = near_duplicates.EntryWriter(file)
+        writer = near_duplicates.EntryWriter(file, {"web": 0})
         for key, text in data.items():
-            writer.add(text, key, 0)
+            writer.add(key, "web", text)
         writer.finish()
     near_duplicates.write_bands(space, 0, entries)
     near_duplicates.find_range(space, 0, 1, 1, (), 0)
-    dropped = np.isin(np.array(list(data), near_duplicates.KEY), mapped(near, near_duplicates.NEAR)["key"])
+    keys = np.array(list(data)).astype(near_duplicates.KEY)
+    dropped = np.isin(keys, mapped(near, near_duplicates.NEAR)["key"])
     exact = highest_similarities(list(data.values()))
     rows: Rows = []
     for low, high in itertools.pairwise(BORDERS):

@@ -21,9 +21,6 @@ examples:
       --mega-batches 4 --words 0.5M --valid-words 50k --vocab-size 8000
   # the next crawl becomes the next mega-batch of the same stream
   alma data web=crawl2.jsonl.gz --out stream --append
-  # a mega-batch for each year; the one of 2024 has two sources
-  alma data 2023=crawl23/ 2024=crawl24/ books24+=books24/ --out stream_by_year --ordered \\
-      --eval-words 50k --valid-words 50k --vocab-size 8000
   # a mega-batch for each year, by the field `date` of each document
   alma data news.jsonl.gz --out stream_by_date --by year \\
       --eval-words 50k --valid-words 50k --vocab-size 8000
@@ -50,9 +47,7 @@ def parser() -> Parser:
         "       %(prog)s CORPUS... --out STREAM --by PERIOD --eval-words N --valid-words N --vocab-size V\n"
         "       %(prog)s CORPUS... --out STREAM --append [options]",
         description="Turn raw text into a stream of deduplicated, i.i.d. mega-batches of tokens for fairseq. "
-        "The result does not depend on the order or the compression of the files, nor on the number of "
-        "workers, and on their names only where these name the sources. Rerun the command to resume after "
-        "an interruption.",
+        "The result depends on the text, its sources and the seed alone. Rerun the command to resume it.",
         epilog=_EXAMPLES,
         allow_abbrev=False,
     )
@@ -62,7 +57,7 @@ def parser() -> Parser:
         metavar="CORPUS",
         help="PATH or NAME=PATH of a source: a file, a directory or a quoted pattern such as 'cc/**/*.gz'; "
         f"files are {KNOWN}. NAME may repeat; its default is the name of the file or directory. Names that "
-        "begin with . or _ (.cache, _SUCCESS) are skipped unless PATH contains them",
+        "begin with . or _ are skipped unless PATH contains them",
     )
     _add_text_flags(made)
     _add_stream_flags(made)
@@ -81,30 +76,17 @@ def _add_text_flags(made: Parser) -> None:
     """The flags for the input files and their documents."""
     add = made.add_argument_group("text", "How files are read and cut into documents.").add_argument
     what = (
-        "what a document of .txt and .md files is, for all sources or for source NAME. blank-line: a "
-        "block between blank lines; file: the file; line: a line; wikiextractor: the text between "
-        "<doc id=...> and </doc>. May be repeated (default: blank-line)"
+        "what a document of .txt and .md files is, for all sources or NAME: blank-line (text between blank "
+        "lines), file, line, wikiextractor (<doc id=...> to </doc>); may be repeated (default: blank-line)"
     )
     add("--documents", type=documents_mode, action="append", default=[], metavar="[NAME=]MODE", help=what)
-    key = (
-        "field of .jsonl, .json and .parquet files that holds the text; in JSON, data.text is the field "
-        "text of the object data (default: text)"
-    )
+    key = "field of the text in .jsonl, .json and .parquet; in JSON, data.text is within data (default: text)"
     add("--text-key", default="text", metavar="FIELD", help=key)
-    bad = (
-        "for unreadable files, text that is not UTF-8, malformed JSON or damaged archives. error: exit; "
-        "skip: leave them out and count them in stream.json (default: error)"
-    )
+    bad = "exit at damaged or malformed input, or leave it out and count it in stream.json (default: error)"
     add("--on-bad-input", choices=("error", "skip"), default="error", help=bad)
-    near = (
-        "documents that share about 80%% of their word 5-grams (Jaccard similarity, estimated by MinHash). "
-        "drop: keep one, that of the first mega-batch; needs the extra corpus (default: keep)"
-    )
+    near = "keep or drop documents that repeat about 80%% of the word 5-grams of another (default: keep)"
     add("--near-duplicates", choices=("keep", "drop"), help=near)
-    split = (
-        "split documents of more than N words between lines, so that small mega-batches get the size asked "
-        "for; all pieces of a document go to one part (default: never split)"
-    )
+    split = "split longer documents between lines; all pieces of one go to one part (default: never split)"
     add("--max-document-words", type=count, default=0, metavar="N", help=split)
 
 
@@ -114,31 +96,18 @@ def _add_stream_flags(made: Parser) -> None:
     add = made.add_argument_group("stream", sizes).add_argument
     number = functools.partial(add, type=count)
     add("--out", type=Path, required=True, metavar="STREAM", help="directory of the stream to make")
-    write = (
-        "what to write beside fairseq's files, for other software. jsonl, parquet: the documents of each "
-        "part with id, source, date (its period) and text; megatron: an index for Megatron's IndexedDataset "
-        "(default: fairseq, nothing else; with --append: as before)"
-    )
+    write = "write the documents of each part for other software too (default: fairseq, nothing else)"
     add("--write", choices=("fairseq", "jsonl", "parquet", "megatron"), help=write)
-    dropped = (
-        "list the documents dropped as duplicates in dropped.jsonl: id, the id that each repeats, exact or "
-        "near, similarity (default with --append: as before)"
-    )
+    dropped = "list in dropped.jsonl the documents dropped as duplicates, and the one that each repeats"
     add("--write-dropped", action="store_true", help=dropped)
     append = "add mega-batches to the finished stream --out; documents that it already contains are dropped"
     add("--append", action="store_true", help=append)
-    ordered = (
-        "a mega-batch for each CORPUS, in the order given; NAME+=PATH is a source that joins the mega-batch "
-        "before. Each has test and validation sets of its own, and a duplicate belongs to the first"
-    )
+    ordered = "a mega-batch for each CORPUS, in the order given; NAME+=PATH joins the mega-batch before"
     add("--ordered", action="store_true", help=ordered)
     number("--mega-batches", metavar="B", help="mega-batches to train on (default with --append: 1)")
     words = "words of each mega-batch (default with --append: as before; with --ordered: all)"
     number("--words", metavar="N", help=words)
-    evaluation = (
-        "words of the evaluation mega-batch, which is never trained on; with --ordered of the test set of "
-        "each mega-batch (default: --words)"
-    )
+    evaluation = "words of the test set; with --ordered of that of each mega-batch (default: --words)"
     number("--eval-words", metavar="N", help=evaluation)
     valid = "words of the validation set; with --ordered of that of each mega-batch"
     number("--valid-words", metavar="N", help=valid)
@@ -149,39 +118,20 @@ def _add_stream_flags(made: Parser) -> None:
 
 def _add_date_flags(made: Parser) -> None:
     """The flags for streams by date."""
-    about = (
-        "A mega-batch for each period. DATE is ISO 8601 in UTC, such as 2023, 2023-05 or 2023-05-17. All "
-        "but --by need --by, or --append to such a stream."
-    )
+    about = "A mega-batch for each period. DATE is ISO 8601 in UTC, such as 2023, 2023-05 or 2023-05-17."
     add = made.add_argument_group("dates", about).add_argument
-    by = (
-        "make an ordered stream whose mega-batches are periods of the documents' dates: year, quarter, "
-        "month, week (ISO), or N-years such as 5-years, which begin at multiples of N; in UTC"
-    )
+    by = "year, quarter, month, week (ISO), or N-years, which begin at multiples of N; in UTC"
     add("--by", type=span, metavar="PERIOD", help=by)
-    key = (
-        "field of .jsonl, .json and .parquet files that holds the date, as --text-key; .wet files have "
-        "WARC-Date (default: date; with --append: as before)"
-    )
+    key = "field of the date, as --text-key; .wet files have WARC-Date (default: date)"
     add("--date-key", metavar="FIELD", help=key)
-    written = (
-        "how dates are written: days, seconds, milliseconds or microseconds since 1970, or a pattern such as "
-        "%%Y%%m%%d (default: ISO 8601 and what docs/data.md lists; with --append: as before)"
-    )
+    written = "days, seconds, milliseconds or microseconds since 1970, or as %%Y%%m%%d (default: ISO 8601)"
     add("--date-format", type=date_format, metavar="FORMAT", help=written)
     add("--from", metavar="DATE", help="leave out documents before DATE, which is itself included")
     until = "leave out documents after DATE, all of which is included: 2023 ends with its last second"
     add("--until", metavar="DATE", help=until)
-    undated = (
-        "for documents without a date, with one that cannot be read, or with one that is not within one "
-        "period (2023 with --by month). error: exit; skip: leave them out and count them in stream.json "
-        "(default: error)"
-    )
+    undated = "exit at documents without a date within one period, or skip and count them (default: error)"
     add("--undated", choices=("error", "skip"), help=undated)
-    small = (
-        "merge a period that is too small for its test, validation and training part with the next ones, and "
-        "the last with the one before; a duplicate counts in its first period (default: exit with a list)"
-    )
+    small = "merge a period that is too small for its parts with the next, and the last with the one before"
     add("--merge-small", action="store_true", help=small)
 
 
@@ -194,10 +144,8 @@ def _add_tokenizer_flags(made: Parser) -> None:
     own = "use your own SentencePiece .model, or the byte-level BPE of a Hugging Face folder, with its ids"
     either("--tokenizer", metavar="MODEL", help=own)
     either("--bpe", choices=("gpt2",), help="use the byte-level BPE of GPT-2, from the next two files")
-    encoder = "with --bpe gpt2: encoder.json, the ids of the tokens"
-    group.add_argument("--gpt2-encoder-json", metavar="FILE", help=encoder)
-    merges = "with --bpe gpt2: vocab.bpe, the merges"
-    group.add_argument("--gpt2-vocab-bpe", metavar="FILE", help=merges)
+    group.add_argument("--gpt2-encoder-json", metavar="FILE", help="encoder.json, the ids of the tokens")
+    group.add_argument("--gpt2-vocab-bpe", metavar="FILE", help="vocab.bpe, the merges")
 
 
 @command

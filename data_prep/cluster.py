@@ -23,8 +23,7 @@ class ShareJob(Job):
     stage: str
     function: Callable[..., None]
     tasks: tuple[Task, ...]
-    workers: int
-    """Processes."""
+    workers: int  # processes
 
     def work(self) -> None:
         """Do the unfinished tasks."""
@@ -78,25 +77,17 @@ class ClusterWork(Work):
         try:
             submission.submit(shares, self._wanted, send, ids)
             submission.record(place, shares, ids, folder)
-            yield from _follow(place, todo)
+            left = {task.done.name: task.weight for task in todo}
+            problems: list[queue.JobStatus] = []
+            for seen in queue.watch([place], POLL_SECONDS, patient=True):  # patient if SLURM does not answer
+                for name in left.keys() & set(os.listdir(place)):
+                    yield left.pop(name)
+                problems = [status for status in seen if status.state in queue.BAD]
+            if problems:
+                raise UserError("; ".join(map(str, problems)))
         except BaseException:
             try:
                 scancel(list(ids.values()))
             except UserError as error:  # must not hide the error that led here
                 say(f"warning: {error}; cancel these jobs yourself: scancel {' '.join(ids.values())}")
             raise
-
-
-def _follow(place: Path, todo: list[Task]) -> Iterator[int]:
-    """Yield the weight of each task once it is finished, until all are. UserError: a job failed.
-
-    Retries whenever SLURM does not answer.
-    """
-    left = {task.done.name: task.weight for task in todo}
-    problems: list[queue.JobStatus] = []
-    for seen in queue.watch([place], POLL_SECONDS, patient=True):
-        for name in left.keys() & set(os.listdir(place)):
-            yield left.pop(name)
-        problems = [status for status in seen if status.state in queue.BAD]
-    if problems:
-        raise UserError("; ".join(map(str, problems)))

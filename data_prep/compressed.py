@@ -24,10 +24,8 @@ class Packing(NamedTuple):
     """A compression, of one or several frames that follow each other."""
 
     magic: re.Pattern[bytes]
-    frame: Callable[[], Any]
-    """Makes the decompressor of a frame."""
-    padding: int = 0
-    """A multiple of so many zeros may follow the last frame, and in .xz any frame."""
+    frame: Callable[[], Any]  # makes the decompressor of a frame
+    padding: int = 0  # a multiple of so many zeros may follow the last frame, and in .xz any frame
 
 
 PACKED = {
@@ -65,10 +63,8 @@ class Document(NamedTuple):
     """The text of a document, not normalised."""
 
     text: str
-    date: Any = None
-    """As it is in the file; None: it has none, or dates are not read."""
-    offset: int = 0
-    """See `Skipped`."""
+    date: Any = None  # as it is in the file; None: it has none, or dates are not read
+    offset: int = 0  # see `Skipped`
 
 
 class Segment(NamedTuple):

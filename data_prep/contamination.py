@@ -13,15 +13,12 @@ import numpy as np
 from alma.stream import Stream
 from alma.tables import as_text
 from alma.workers import Workers
-from data_prep import shingles
-from data_prep.words import Spelling, read_spelling, word_blocks
+from data_prep.words import Spelling, n_grams, read_spelling, word_blocks
 from data_prep.work import run_all
 
-N = 8
-"""Words of an n-gram."""
+N = 8  # words of an n-gram
 
-MOSTLY = 0.8
-"""A document counts as seen if more than this share of its n-grams is."""
+MOSTLY = 0.8  # a document counts as seen if more than this share of its n-grams is
 
 SAMPLE = 1 << 23
 """n-grams of all held-out parts together. Of larger parts the beginnings count: their order is random."""
@@ -36,12 +33,9 @@ class Contamination:
     """Of a held-out part."""
 
     part: str
-    words: int
-    """n-grams that were looked up."""
-    seen: float
-    """Share of them that occur in the training data."""
-    seen_documents: float
-    """Share of the documents with an n-gram of which more than MOSTLY are seen."""
+    words: int  # n-grams that were looked up
+    seen: float  # share of them that occur in the training data
+    seen_documents: float  # share of the documents with an n-gram of which more than MOSTLY are seen
 
 
 def contamination(stream: Stream, workers: Workers) -> list[Contamination]:
@@ -51,17 +45,17 @@ def contamination(stream: Stream, workers: Workers) -> list[Contamination]:
     """
     spelling = read_spelling(stream)
     parts = [*stream.held_out, *stream.held_out_valid] if stream.ordered else [stream.test, stream.valid]
-    own = [number % len(stream.megabatches) for number in range(len(parts))] if stream.ordered else None
+    batches = len(stream.megabatches)
+    until = [number % batches + 1 if stream.ordered else batches for number in range(len(parts))]
     paths, limit = [stream.path(part) for part in parts], max(1, SAMPLE // len(parts))
     tasks = [(stream.path(part), paths, spelling, limit) for part in stream.megabatches]
     weights = [part.tokens for part in stream.megabatches]
     found = run_all(workers, "contamination", seen, tasks, weights, "token")
     made, start = [], 0
-    for number, part in enumerate(parts):
+    for part, arrived in zip(parts, until, strict=True):
         _, documents = held_out(stream.path(part), spelling, limit)
-        before = found if own is None else found[: own[number] + 1]
         hits = np.zeros(len(documents), bool)
-        for packed in before:
+        for packed in found[:arrived]:
             hits |= np.unpackbits(packed, count=start + len(documents))[start:].astype(bool)
         start += len(documents)
         counts, of_document = np.bincount(documents), np.bincount(documents, hits)
@@ -127,5 +121,5 @@ def part_n_grams(path: str, spelling: Spelling) -> Iterator[tuple[np.ndarray, np
     words, documents = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     for block, numbers in word_blocks(path, spelling):
         words, documents = np.concatenate([words, block]), np.concatenate([documents, numbers])
-        yield shingles.n_grams(words, documents, N)
+        yield n_grams(words, documents, N)
         words, documents = words[1 - N :], documents[1 - N :]

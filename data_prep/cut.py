@@ -5,10 +5,13 @@ pools. A pool is a list of documents in hash order: in an ordered stream those t
 else those of the validation set, or all others.
 """
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import count, groupby, repeat
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,7 +22,7 @@ from data_prep.near_duplicates import is_dropped, matching, similar
 from data_prep.pools import LEFT_OUT, Pool, Span, cut_document, sizes_of, spans_of, sums_of
 from data_prep.ranges import distinct, sorted_records
 from data_prep.scan import RECORD, content_keys
-from data_prep.work import DOCUMENT_BYTES, Workspace, mapped, mapped_array, read_arrays
+from data_prep.work import DOCUMENT_BYTES, Workspace, mapped, read_arrays
 
 CUT = "cut.npz"
 _VALID = 1  # pool of the validation set
@@ -33,14 +36,12 @@ class Wanted:
     """Requested sizes in words."""
 
     mega_batches: int
-    words: int
-    """Of each training mega-batch."""
+    words: int  # of each training mega-batch
     eval_words: int
     """Of the evaluation mega-batch; 0 when appending, as the stream has one. So is `valid_words`."""
     valid_words: int
     valid_source: str | None
-    first: int = 0
-    """Number of the first mega-batch."""
+    first: int = 0  # number of the first mega-batch
 
     @property
     def names(self) -> list[str]:
@@ -99,17 +100,12 @@ class Wanted:
         missing = sum(sizes) - pool.words
         # Validation may exceed its words by half a document.
         if missing > 0 and missing > (pool.words - pool.at(max(pool.documents - 1, 0)).words) / 2:
-            raise UserError(
-                f"{pool.words:,} words are left after validation, {sum(sizes):,} are needed: ask for fewer "
-                f"words{corpus.or_split}, or add text"
-            )
+            left = f"{pool.words:,} words are left after validation, {sum(sizes):,} are needed"
+            raise UserError(f"{left}: ask for fewer words{corpus.or_split}, or add text")
         spans = spans_of(0, range(len(sizes)), pool.cuts(sizes, -missing))
         counts = [*sizes_of(spans), *(each.documents for each in validation)]
         if min(counts) <= 0:
-            raise UserError(
-                f"{self.names[int(np.argmin(counts))]} would be empty: the longest document has "
-                f"{corpus.whole:,} words; ask for more words{corpus.or_split}"
-            )
+            raise corpus.empty(self.names[int(np.argmin(counts))])
         return pools, spans + [Span(_VALID, len(sizes), each.documents) for each in validation]
 
 
@@ -122,20 +118,18 @@ def _spare_words(corpus: "SortedCorpus", wanted: Wanted) -> int:
         parts = f"{wanted.mega_batches} x {wanted.words:,}"
         if wanted.eval_words or wanted.valid_words:
             parts += f" + {wanted.eval_words:,} evaluation + {wanted.valid_words:,} validation"
-        raise UserError(
-            f"the corpus has {total:,} words in {documents:,} documents {dropped}, but {parts} = {needed:,} "
-            f"are needed: {needed - total:,} words are missing; add text or ask for fewer"
-        )
+        has = f"the corpus has {total:,} words in {documents:,} documents {dropped}"
+        missing = f"{parts} = {needed:,} are needed: {needed - total:,} words are missing"
+        raise UserError(f"{has}, but {missing}; add text or ask for fewer")
     if not wanted.valid_words:
         return total - needed
     assert wanted.valid_source is not None
     of_source = int(corpus.first[:, 1, corpus.sources.index(wanted.valid_source)].sum())
     if of_source < wanted.valid_words:
-        raise UserError(
-            f"source {wanted.valid_source} has {of_source:,} words {dropped}, but --valid-words is "
-            f"{wanted.valid_words:,}: {wanted.valid_words - of_source:,} words are missing; choose another "
-            "--valid-source or ask for fewer"
-        )
+        has = f"source {wanted.valid_source} has {of_source:,} words {dropped}"
+        missing = f"{wanted.valid_words - of_source:,} words are missing"
+        asked = f"--valid-words is {wanted.valid_words:,}: {missing}"
+        raise UserError(f"{has}, but {asked}; choose another --valid-source or ask for fewer")
     return total - needed
 
 
@@ -149,10 +143,8 @@ class SortedCorpus:
         """(ranges, 3, sources) documents, words and bytes, see `sort_range`."""
         self.longest, self.whole = (max(int(each[name]) for each in sums) for name in ("longest", "whole"))
         """Words of the longest document, and with all pieces."""
-        self.or_split = (
-            "" if space.reader.max_document_words else " or split long documents with --max-document-words"
-        )
-        """Advice against long documents."""
+        split = " or split long documents with --max-document-words"
+        self.or_split = "" if space.reader.max_document_words else split
         self.arrivals = wanted.arrivals(space.sources)
         pools = range(wanted.pool_count)
         self.taken = np.zeros(len(pools), f"S{KEY_BYTES}")
@@ -161,6 +153,11 @@ class SortedCorpus:
         """The last document of validation in the order of the second hash, or none."""
         self._sums = np.stack([self.first[:, :, self.arrivals == pool].sum(2) for pool in pools])
         self._space, self._wanted, self._ranges = space, wanted, range(ranges)
+
+    def empty(self, part: str) -> UserError:
+        """The error of a part that no document fits into."""
+        why = f"the longest document has {self.whole:,} words"
+        return UserError(f"{part} would be empty: {why}; ask for more words{self.or_split}")
 
     def pool(self, pool: int) -> Pool:
         """Make a pool. It has no documents that earlier ones have `taken`."""
@@ -183,41 +180,23 @@ class SortedCorpus:
 
         The rest of the last document is left out if it has at most `spare` words, see `cut_document`.
         """
-
-        def listed(number: int) -> np.ndarray:
-            # mapped anew each time: the pages that a search touches count as memory of this process
-            return mapped_array(self._space.file("valid", number, "npy"))
-
-        def until(second: int, side: Literal["left", "right"]) -> np.ndarray:
-            """(ranges, 3) documents up to a second hash, their words and bytes."""
-            found = []
-            for number in self._ranges:
-                hashes, *sums, _ = listed(number)
-                end = int(np.searchsorted(hashes, np.uint64(second), side))
-                found.append([end, *(int(each[end - 1]) if end else 0 for each in sums)])
-            return np.array(found)
-
-        def records(number: int, start: int, end: int) -> np.ndarray:
-            return sorted_records(self._space, number)[listed(number)[-1, start:end].astype(np.int64)]
-
-        low, high = 0, 2**64 - 1
-        while low < high:  # the smallest hash up to which the words reach the target
-            middle = (low + high) // 2
-            low, high = (low, middle) if until(middle, "right")[:, 1].sum() >= target else (middle + 1, high)
-        chosen, stops = until(low, "left"), until(low, "right")[:, 0]
-        tied = np.flatnonzero(chosen[:, 0] < stops).tolist()  # nearly always one range
-        pieces = [records(number, chosen[number, 0], stops[number]) for number in tied]
-        left, stop = cut_document(np.concatenate(pieces), target - int(chosen[:, 1].sum()), spare)
-        for number, rows in zip(tied, pieces, strict=True):
-            chosen[number] += sums_of(rows[:left])
-            self._sums[_REST, number] = sums_of(rows[left:stop])
-            left, stop = max(left - len(rows), 0), max(stop - len(rows), 0)
-        self._sums[_VALID] = chosen
-        self._sums[0] -= chosen + self._sums[_REST]
-        ends = chosen[:, 0]
-        if found := [(int(listed(n)[0, ends[n] - 1]), n) for n in self._ranges if ends[n]]:
-            number = max(found)[1]
-            self.valid_last = records(number, ends[number] - 1, ends[number])
+        files = [mapped(self._space.file("valid", number, "bin"), RECORD) for number in self._ranges]
+        rows = (zip(file["second"], repeat(number), count()) for number, file in enumerate(files))
+        left = target
+        for _, tied in groupby(heapq.merge(*rows), key=itemgetter(0)):  # a document, nearly always
+            found = [(number, files[number][row : row + 1]) for _, number, row in tied]
+            records = np.concatenate([record for _, record in found])
+            words = int(records["words"].sum())
+            end = stop = len(found)
+            if words >= left:
+                end, stop = cut_document(records, left, spare)
+            for place, (number, record) in enumerate(found[:stop]):
+                self._sums[_VALID if place < end else _REST, number] += sums_of(record)
+            self.valid_last = found[end - 1][1] if end else self.valid_last
+            left -= words
+            if left <= 0:
+                break
+        self._sums[0] -= self._sums[_VALID] + self._sums[_REST]
 
 
 def pools_of(

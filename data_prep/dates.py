@@ -16,8 +16,8 @@ from typing import Any
 from alma.errors import hint
 
 Interval = tuple[datetime, datetime]
-UNITS = ("year", "quarter", "month", "week")
 _MONTHS = {"year": 12, "quarter": 3, "month": 1}
+UNITS = (*_MONTHS, "week")
 _YEARS = re.compile(r"([1-9][0-9]{0,3})-years?")
 _EPOCH = datetime(1970, 1, 1)
 _CALENDAR = re.compile(
@@ -41,31 +41,19 @@ _SINCE_1970 = ("days", "seconds", "milliseconds", "microseconds")
 """Values of --date-format that are no pattern, all of them arguments of timedelta."""
 
 
-class LeftOut(StrEnum):
-    """Why a document is in no period."""
-
-    UNDATED = "undated"
-    UNREADABLE = "unreadable"
-    IMPRECISE = "imprecise"
-    BEFORE = "before"
-    AFTER = "after"
-    LATE = "late"
+LeftOut = StrEnum("LeftOut", ["UNDATED", "UNREADABLE", "IMPRECISE", "BEFORE", "AFTER", "LATE"])
+"""Why a document is in no period."""
 
 
 @dataclass(frozen=True)
 class Dates:
     """How a document gets its period. stream.json records the fields by name, but `after`."""
 
-    by: str
-    """One of UNITS, or `N-years`."""
-    key: str = "date"
-    """The field of .jsonl and .parquet files that holds the date."""
-    format: str = ""
-    """See `date_format`; empty: as docs/data.md says."""
-    start: str = ""
-    """Documents before it are left out; empty: none."""
-    until: str = ""
-    """Documents after all of it are left out."""
+    by: str  # one of UNITS, or `N-years`
+    key: str = "date"  # the field of .jsonl and .parquet files that holds the date
+    format: str = ""  # see `date_format`; empty: as docs/data.md says
+    start: str = ""  # documents before it are left out; empty: none
+    until: str = ""  # documents after all of it are left out
     undated: str = "error"
     """`error`: a UserError lists documents without a usable date; `skip`: they are left out."""
     after: int | None = None

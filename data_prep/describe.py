@@ -116,16 +116,14 @@ def alike(stream: Stream, counts: Sequence[Counts], ratios: Ratios) -> str:
     if not known:
         lines.append("Tokens: cannot tell, because the documents of the parts are too few or too long.")
         return "\n".join(lines)
-    effective = {
-        i: counts[i].lengths.sum() ** 2 / (counts[i].lengths ** 2).sum() for pair in known for i in pair
-    }
+    effective = [own.lengths.sum() ** 2 / (own.lengths**2).sum() for own in counts]
     differ = {
         pair: (ratio, z)
         for pair, (ratio, z) in known.items()
         if z > _DEVIATIONS and (0 not in pair or ratio > _FITTED)
     }
     (i, j), (ratio, z) = max((differ or known).items(), key=lambda item: item[1][0])
-    few = min(effective, key=effective.__getitem__)
+    few = min({part for pair in known for part in pair}, key=effective.__getitem__)
     answer = "as i.i.d."
     if differ:
         answer = f"NOT i.i.d., {len(differ)} of {len(known)} pairs differ"

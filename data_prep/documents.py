@@ -16,24 +16,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from alma.errors import UserError
+from alma.errors import UserError, require_package
 from data_prep.compressed import Document, Segment, Skipped
 from data_prep.dates import Dates, LeftOut
-from data_prep.formats import KNOWN, Keys, kind, raw_documents, require_known, segment_starts
+from data_prep.formats import KNOWN, Keys, kind, raw_documents, segment_starts
 
 SHARD_BYTES = 64 << 20
 """Target size of a shard in bytes of input; fixed, so that shards never depend on the number of workers."""
 
-Shard = tuple[Segment, ...]
-"""A slice of the input, read by one task."""
+Shard = tuple[Segment, ...]  # a slice of the input, read by one task
 
-_ASCII_SPACES = "\t\v\f\r\x1c\x1d\x1e\x1f"
-_SPACES = (
-    _ASCII_SPACES
-    + "\x85\xa0\u1680"
-    + "".join(map(chr, range(0x2000, 0x200B)))
-    + "\u2028\u2029\u202f\u205f\u3000"
-)
+_SPACES = [space for space in map(chr, range(0x3001)) if space.isspace() and space not in " \n"]
+_ASCII_SPACES = [space for space in _SPACES if space.isascii()]
 _LOOSE_LINE = re.compile(r"\n(?:[ \n]|(?<= \n))")  # a newline beside a space or another newline
 _LINE = re.compile(r"[^\n]+")
 
@@ -45,14 +39,10 @@ class Reader:
     documents: str = "blank-line"
     """What a document of a .txt or .md file is, a key of `formats.MODES`. `blank-line`: text between lines of
     ASCII white space; `file`; `line`; `wikiextractor`: text between <doc id=...> and </doc>."""
-    max_document_words: int = 0
-    """`split` cuts longer documents between lines; 0: never."""
-    documents_of: dict[str, str] = field(default_factory=dict)
-    """`documents` for single sources."""
-    text_key: str = "text"
-    """The field of .jsonl and .parquet files that holds the text."""
-    on_bad_input: str = "error"
-    """`error`: raise a UserError; `skip`: report and continue."""
+    max_document_words: int = 0  # `split` cuts longer documents between lines; 0: never
+    documents_of: dict[str, str] = field(default_factory=dict)  # `documents` for single sources
+    text_key: str = "text"  # the field of .jsonl and .parquet files that holds the text
+    on_bad_input: str = "error"  # `error`: raise a UserError; `skip`: report and continue
     dates: Dates | None = None
     """The periods of a dated stream, whose sources are PERIOD/SOURCE; None: dates are not read."""
 
@@ -88,7 +78,7 @@ class Reader:
         """
         keys = Keys(self.text_key, self.dates.key if self.dates else "")
         for segment in shard:
-            for raw in raw_documents(segment, self.documents_in(segment.source), keys):
+            for raw in raw_documents(segment, self.documents_of.get(segment.source, self.documents), keys):
                 if isinstance(raw, Skipped):
                     if self.on_bad_input == "error":
                         raise UserError(f"{raw}; {raw.remedy}")
@@ -102,10 +92,6 @@ class Reader:
                         yield f"{period}/{segment.source}", raw.text
                     elif left_out:
                         left_out(period, segment.path, raw)
-
-    def documents_in(self, source: str) -> str:
-        """What a document of a .txt or .md file of the source is."""
-        return self.documents_of.get(source, self.documents)
 
     def split(self, text: str, words: int) -> Iterator[tuple[str, int]]:
         """(text, words) of a document of `read`, or of each of its pieces if it is too long."""
@@ -180,7 +166,10 @@ def find_files(path: str) -> list[str]:
         where = "an empty directory" if os.path.isdir(path) else "matches no file"
         raise UserError(f"{path}: {where} (names that begin with . or _ are ignored); expected {KNOWN}")
     for name in files:
-        require_known(name)
+        if not kind(name):
+            raise UserError(f"{name}: unknown kind of file; known are {KNOWN}")
+        if kind(name) == ".parquet":
+            require_package("pyarrow", f"{name}:")
     cards = [name for name in files if Path(name).name.lower() == "readme.md"]
     records = [name for name in files if kind(name) not in ("text", "wiki")]
     if cards and records:  # such as a snapshot of Hugging Face
@@ -219,9 +208,10 @@ def make_shards(files: list[tuple[str, str]], reader: Reader, shard_bytes: int =
     held = 0
     for source, path in files:
         size, starts = 0, [0]
+        mode = reader.documents_of.get(source, reader.documents)
         with contextlib.suppress(OSError):  # reported when the documents are read
             size = os.path.getsize(path)
-            starts = segment_starts(path, reader.documents_in(source), size, shard_bytes)
+            starts = segment_starts(path, mode, size, shard_bytes)
         for start, end in zip(starts, [*starts[1:], size], strict=True):
             if shard and held + end - start > shard_bytes:
                 shards.append(tuple(shard))

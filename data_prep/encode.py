@@ -1,9 +1,13 @@
-"""Stages encode and finalise: the token ids of every bucket, then the files of the stream."""
+"""Stages encode and finalise: the token ids of every bucket, then the files of the stream.
+
+With --write also files for other software; all commands of ALMA read fairseq's.
+"""
 
 import dataclasses
 import functools
-import shutil
-from collections.abc import Mapping
+import json
+import struct
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,20 +16,24 @@ import numpy as np
 from alma.errors import UserError
 from alma.files import atomic_write, fsync_directory, write_json_atomic
 from alma.stream import DTYPES, SUFFIXES, FileInfo, Part, write_index
+from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair
 from data_prep.dictionary import DICTIONARY, EOS, SPECIALS, dictionary_text
-from data_prep.gpt2 import GPT2
-from data_prep.hugging_face import HuggingFace, HuggingFacePair
 from data_prep.near_duplicates import ENTRY
 from data_prep.plan import CorpusPlan, load_plan
 from data_prep.shuffle import bucket_texts
 from data_prep.tokenizer import Encoder, SentencePiece
-from data_prep.work import Workspace, damaged, mapped, open_items, read_arrays
-from data_prep.write import SUFFIXES as WRITTEN
-from data_prep.write import json_line, write_jsonl, write_megatron, write_parquet
+from data_prep.work import DOCUMENT_BYTES, Workspace, damaged, join_files, mapped, open_items, read_arrays
 
-NEAR = ".near"
-"""Suffix of the file with the hashes of documents, beside a mega-batch."""
+NEAR = ".near"  # suffix of the file with the hashes of documents, beside a mega-batch
 _BLOCK_BYTES = 1 << 20  # text that is encoded in one call
+WRITTEN = {
+    "fairseq": (),
+    "jsonl": (".jsonl",),
+    "parquet": (".parquet",),
+    "megatron": (".megatron.idx", ".megatron.bin"),
+}
+"""What --write adds to each part."""
+_BREAK = 1  # tokens of the item that ends a document
 
 
 def open_encoder(files: Mapping[str, str | Path]) -> Encoder:
@@ -44,7 +52,7 @@ def load_encoder(directory: Path) -> Encoder:
 def encode_bucket(space: Workspace, bucket: int, period: str, shards: int, write: str) -> None:
     """Write the files of a bucket. An item ends with eos: see `Encoder.encode`.
 
-    `period`: of its documents, or empty. `write`: a key of `write.SUFFIXES`.
+    `period`: of its documents, or empty. `write`: a key of WRITTEN.
     """
     encoder = load_encoder(space.directory)
     sizes: list[np.ndarray] = []
@@ -96,9 +104,8 @@ def check_encode(space: Workspace, plan: CorpusPlan) -> None:
         found = [int(arrays["documents"]), int(arrays["words"]), keys]
         planned = [plan.bucket_documents[bucket], plan.bucket_words[bucket], plan.bucket_keys[bucket]]
         if found != [int(value) for value in planned]:
-            raise UserError(
-                f"{space.directory}: damaged (bucket {bucket} differs from the plan); remove it and run again"
-            )
+            what = f"damaged (bucket {bucket} differs from the plan)"
+            raise UserError(f"{space.directory}: {what}; remove it and run again")
 
 
 def finalise_part(
@@ -119,10 +126,7 @@ def finalise_part(
     path.parent.mkdir(parents=True, exist_ok=True)
     for folder in (space.finished, space.directory):  # SPLIT.json must not outlive them in a power cut
         fsync_directory(folder)
-    with atomic_write(f"{path}.bin", "wb") as file:
-        for bucket in buckets:
-            with open(space.file("bucket", bucket, "bin"), "rb") as ids:
-                shutil.copyfileobj(ids, file, 1 << 20)
+    join_files(Path(f"{path}.bin"), (space.file("bucket", bucket, "bin") for bucket in buckets))
     sums = {"documents": 0, "words": 0, "bytes": 0}
     sizes = space.directory / f"{name}.sizes"  # of all items, more than one process can hold
     with atomic_write(f"{path}.keys", "wb") as file, atomic_write(sizes, "wb") as items:
@@ -145,7 +149,7 @@ def finalise_part(
     if write == "megatron":
         write_megatron(path, np.asarray(lengths), code)
     elif write != "fairseq":
-        join = write_jsonl if write == "jsonl" else write_parquet
+        join = join_files if write == "jsonl" else write_parquet
         join(Path(f"{path}.{write}"), (space.file("bucket", bucket, "jsonl") for bucket in buckets))
     suffixes = (*SUFFIXES, *([NEAR] if near else []), *WRITTEN[write])
     part = Part(
@@ -162,20 +166,53 @@ def finalise_part(
     write_json_atomic(space.directory / f"{name}.json", dataclasses.asdict(part))
 
 
-def copy_atomic(source: str | Path, target: Path) -> None:
-    """Copy a small file; `target` is whole or absent."""
-    with atomic_write(target, "wb") as file:
-        file.write(Path(source).read_bytes())
-
-
 def finalise_vocabulary(space: Workspace) -> dict[str, FileInfo]:
     """Write dict.txt, with the counts of the first mega-batch, and the tokenizer's files."""
     encoder = load_encoder(space.directory)
     for name in encoder.files:
-        copy_atomic(space.directory / name, space.finished / name)
+        join_files(space.finished / name, [space.directory / name])
     counts = np.zeros(encoder.dictionary_size, np.int64)
     for bucket in load_plan(space).buckets(0):
         counts += read_arrays(space.file("bucket", bucket, "npz"), "counts")["counts"]
     with atomic_write(space.finished / DICTIONARY) as file:
         file.write(dictionary_text(encoder.tokens, counts[SPECIALS:]))
     return {name: FileInfo.of(space.finished / name) for name in (DICTIONARY, *encoder.files)}
+
+
+def json_line(key: bytes, source: str, period: str, text: bytes) -> bytes:
+    """A document, or a piece of one, by its content key; pieces of a document have one id."""
+    row = {"id": key[:DOCUMENT_BYTES].hex(), "source": source, "date": period, "text": text.decode()}
+    return json.dumps(row, ensure_ascii=False).encode() + b"\n"
+
+
+def write_parquet(path: Path, buckets: Iterable[Path]) -> None:
+    """The documents of the buckets of a part, a row group for each bucket. Memory: one bucket."""
+    import pyarrow
+    import pyarrow.parquet
+
+    names = ("id", "source", "date", "text")
+    schema = pyarrow.schema([(name, pyarrow.large_string()) for name in names])
+    with atomic_write(path, "wb") as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
+        for bucket in buckets:
+            rows = [json.loads(line) for line in bucket.read_bytes().split(b"\n")[:-1]]
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+
+
+def write_megatron(path: Path, lengths: np.ndarray, code: int) -> None:
+    """Megatron's index of the tokens in `path`.bin, a sequence for each document, and a link to them.
+
+    `lengths`: tokens of the items of fairseq's index; `code`: its dtype. Format of megatron-core's
+    `IndexedDataset`, version 1; uint32, which it does not know, is read as int32: ids are below 2**31.
+    """
+    ends = np.cumsum(lengths, dtype=np.int64)[lengths == _BREAK]
+    sizes = np.diff(ends, prepend=0)
+    width = 2 if code == 8 else 4
+    with atomic_write(Path(f"{path}.megatron.idx"), "wb") as file:
+        head = (b"MMIDIDX\0\0", 1, 8 if code == 8 else 4, len(sizes), len(sizes) + 1)
+        file.write(struct.pack("<9sQBQQ", *head))
+        file.write(sizes.astype("<i4").tobytes())
+        file.write(((ends - sizes) * width).astype("<i8").tobytes())
+        file.write(np.arange(len(sizes) + 1, dtype="<i8").tobytes())
+    link = Path(f"{path}.megatron.bin")
+    link.unlink(missing_ok=True)
+    link.hardlink_to(f"{path}.bin")

@@ -1,6 +1,5 @@
 """Formats of corpus files: a class that yields the documents of a segment, and an entry in FORMATS."""
 
-import importlib.util
 import itertools
 import math
 import re
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from alma.errors import UserError
 from data_prep import compressed
 from data_prep.compressed import (
     ARCHIVE_ERRORS,
@@ -29,6 +27,7 @@ from data_prep.compressed import (
 )
 
 _LINE = re.compile(rb"\n")
+_NOTHING = re.compile(rb"\0(?!)")  # matches nothing, and looks at zeros only
 _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*\n")
 _DOC_END = re.compile(rb"</doc>[ \t\r]{0,8}\n")
 _DOC_START = re.compile(rb"<doc id=(?<![^\n]<doc id=)[^\n]*>[ \t\r]*$", re.MULTILINE)
@@ -40,8 +39,7 @@ class Keys(NamedTuple):
     """Names of the fields of a record; a key with dots that is no field leads into objects."""
 
     text: str
-    date: str = ""
-    """Empty: dates are not read."""
+    date: str = ""  # empty: dates are not read
 
 
 class Format:
@@ -56,41 +54,27 @@ class Format:
 
 
 class Between(Format):
-    """Text between borders."""
+    """Text between borders; without a border all text of a file."""
 
-    def __init__(self, border: re.Pattern[bytes]) -> None:
-        self.border = self._border = border
+    def __init__(self, border: re.Pattern[bytes] | None = None) -> None:
+        self.border = border
 
     def documents(self, data: Input, keys: Keys) -> Iterator[Document | Skipped]:
-        for number, span in enumerate(data.spans(self._border)):
-            if not isinstance(span, Skipped):
-                alone = not (number or span[2] or data.segment.start)
-                yield _file_text(data, span[1], span[0]) if alone else data.decode(span[1], span[0])
-            elif self.border is _BLANK_LINE:
-                line = f"--documents {data.segment.source}=line"
-                yield span._replace(remedy=f"no blank line ends it; if each line is a document, give {line}")
-            else:
+        for number, span in enumerate(data.spans(self.border or _NOTHING)):
+            if isinstance(span, Skipped):
+                if self.border is _BLANK_LINE:
+                    line = f"--documents {data.segment.source}=line"
+                    remedy = f"no blank line ends it; if each line is a document, give {line}"
+                    span = span._replace(remedy=remedy)
                 yield span
-
-
-class Whole(Format):
-    """A document is a file."""
-
-    def documents(self, data: Input, keys: Keys) -> Iterator[Document | Skipped]:
-        raw = data.read(compressed.MAX_DOCUMENT_BYTES + 1)
-        if len(raw) > compressed.MAX_DOCUMENT_BYTES:
-            yield data.too_long(0)
-            return
-        data.read(1)  # raises an error that waits at the end
-        yield _file_text(data, raw, 0)
-
-
-def _file_text(data: Input, raw: bytes, offset: int) -> Document | Skipped:
-    """The document of a file with no other one; bad input: its lines end with CR alone, as on old Macs."""
-    if b"\n" not in raw and b"\r" in raw.strip():
-        remedy = "convert it by tr '\\r' '\\n', or leave it out with --on-bad-input skip"
-        return data.bad(offset, "its lines end with CR alone", remedy)
-    return data.decode(raw, offset)
+                continue
+            offset, text, closed = span
+            alone = not (number or closed or data.segment.start)  # the file has no other document
+            if alone and b"\n" not in text and b"\r" in text.strip():  # as on old Macs
+                remedy = "convert it by tr '\\r' '\\n', or leave it out with --on-bad-input skip"
+                yield data.bad(offset, "its lines end with CR alone", remedy)
+            else:
+                yield data.decode(text, offset)
 
 
 class WikiExtractor(Format):
@@ -205,10 +189,12 @@ class Parquet(Format):
         try:
             with pyarrow.parquet.ParquetFile(path, buffer_size=compressed.BLOCK, pre_buffer=False) as file:
                 data.position = 0
-                if key not in [column.name for column in file.schema_arrow if _is_string(column.type)]:
+                of_text = pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()
+                found = {field.name: field.type for field in file.schema_arrow}
+                if getattr(found.get(key), "value_type", found.get(key)) not in of_text:
                     yield data.bad(0, no_text(key))
                     return
-                names = [name for name in dict.fromkeys([key, keys.date]) if name in file.schema_arrow.names]
+                names = [name for name in dict.fromkeys([key, keys.date]) if name in found]
                 for number in range(file.num_row_groups):
                     group = file.metadata.row_group(number)
                     columns = [group.column(i) for i in range(group.num_columns)]
@@ -220,8 +206,8 @@ class Parquet(Format):
                     size = next(c.total_uncompressed_size for c in columns if c.path_in_schema == key)
                     rows = min(max(compressed.BLOCK * group.num_rows // max(size, 1), 1), 4096)
                     for batch in file.iter_batches(rows, [number], names, use_threads=False):
-                        found = batch.column(keys.date) if keys.date in names else ()
-                        dates = itertools.chain(_dates(found), itertools.repeat(None))
+                        dated = keys.date in names
+                        dates = _dates(batch.column(keys.date)) if dated else itertools.repeat(None)
                         for value, date in zip(batch.column(key), dates, strict=False):
                             yield _row(value, date, key, data)
                             data.position += 1
@@ -229,20 +215,11 @@ class Parquet(Format):
             raise Damaged(str(error)) from error
 
 
-def _is_string(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-
-
 def _dates(column: Any) -> Iterator[Any]:
     """The dates of a column; what Python cannot hold is NaN, which is no date."""
     import pyarrow
-    import pyarrow.types as types
 
-    if column and types.is_timestamp(column.type):  # a nanosecond has no place in a datetime
+    if pyarrow.types.is_timestamp(column.type):  # a nanosecond has no place in a datetime
         column = column.cast(pyarrow.timestamp("us", column.type.tz), safe=False)
     for value in column:
         try:
@@ -256,7 +233,7 @@ def _row(value: Any, date: Any, key: str, data: Input) -> Document | Skipped:
         text = value.as_py()
     except UnicodeDecodeError:
         return data.bad(data.position, "not UTF-8")
-    if text is None:
+    if not isinstance(text, str):
         return data.bad(data.position, no_text(key))
     # A character has at most 4 bytes: only long strings need to be encoded to be measured.
     most = compressed.MAX_DOCUMENT_BYTES
@@ -291,7 +268,7 @@ FORMATS = {
 
 MODES = {
     "blank-line": Between(_BLANK_LINE),
-    "file": Whole(),
+    "file": Between(),
     "line": Between(_LINE),
     "wikiextractor": WikiExtractor(),
 }
@@ -341,15 +318,6 @@ def stem(name: str) -> str:
     for suffix in (*PACKED, *_TEXT, *FORMATS):
         name = name.removesuffix(suffix)
     return name
-
-
-def require_known(path: str) -> None:
-    """UserError: the format of the file is unknown, or needs a package that is not installed."""
-    found = kind(path)
-    if not found:
-        raise UserError(f"{path}: unknown kind of file; known are {KNOWN}")
-    if found == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise UserError(f"{path}: needs pyarrow; pip install 'alma-macroscale[corpus]'")
 
 
 def segment_starts(path: str, mode: str, size: int, step: int) -> list[int]:

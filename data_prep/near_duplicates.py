@@ -15,18 +15,16 @@ from typing import IO
 
 import numpy as np
 
-from alma.errors import UserError
-from data_prep import shingles
+from alma.errors import require_package
+from data_prep import words
 from data_prep.work import DOCUMENT_BYTES, Workspace, changes, mapped, open_items, slices
 
-N = 5
-"""Words of an n-gram. A shorter document is one n-gram of all its words."""
+N = 5  # words of an n-gram. A shorter document is one n-gram of all its words.
 THRESHOLD = 0.8
 BANDS, ROWS = 21, 6
 """Documents of similarity .8 share a band with probability .998, of .7 with .92, of .3 with .015."""
 HASHES = BANDS * ROWS
-KEY = f"S{DOCUMENT_BYTES}"
-"""The beginning of a document's content key, which all its pieces share."""
+KEY = f"S{DOCUMENT_BYTES}"  # the beginning of a document's content key, which all its pieces share
 ENTRY = np.dtype([("key", KEY), ("arrival", "<u2"), ("hashes", "u1", HASHES)])
 """A document: key, number of its mega-batch, the lowest bytes of its hashes."""
 BAND = np.dtype([("band", ">u8"), ("row", "<u4")])
@@ -34,8 +32,7 @@ BAND = np.dtype([("band", ">u8"), ("row", "<u4")])
 NEAR = np.dtype([("key", KEY), ("arrival", "<u2"), ("other_arrival", "<u2"), ("other", KEY), ("equal", "u1")])
 """A document, the first similar one of a mega-batch that is not later, and how many hashes are equal."""
 
-RANGE_BANDS = 1 << 22
-"""Bands of a range on average; a task takes about 300 MB."""
+RANGE_BANDS = 1 << 22  # bands of a range on average; a task takes about 300 MB
 _CHUNK = 1 << 18  # bytes of text whose hashes are computed at once; more leave the cache
 _RUN = 1 << 16  # documents of a sorted run of bands
 _FIRST = 16  # documents of a mega-batch in one band that others are compared with
@@ -55,17 +52,17 @@ def hash_documents(texts: list[bytes]) -> np.ndarray:
 
 def n_grams_of(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Hashes of the N-grams of texts, and the numbers of their texts, ascending."""
-    words, owners = shingles.hash_texts(texts)
-    grams, of = shingles.n_grams(words, owners, N)
+    hashes, owners = words.hash_texts(texts)
+    grams, of = words.n_grams(hashes, owners, N)
     counts = np.bincount(owners, minlength=len(texts))
     short = np.flatnonzero(counts < N)
     if not len(short):
         return grams, of
     starts = (np.cumsum(counts) - counts)[short]
-    whole = words[starts].copy()
+    whole = hashes[starts].copy()
     for k in range(1, N - 1):
         more = counts[short] > k
-        whole[more] = whole[more] * shingles.NEXT + words[starts[more] + k]
+        whole[more] = whole[more] * words.NEXT + hashes[starts[more] + k]
     order = np.argsort(np.concatenate([of, short]), kind="stable")
     return np.concatenate([grams, whole])[order], np.concatenate([of, short])[order]
 
@@ -73,54 +70,46 @@ def n_grams_of(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 def library():  # type: ignore[no-untyped-def]
     """rensa's RMinHash, whose hashes change with its version. UserError: it is not installed."""
     os.environ["RAYON_NUM_THREADS"] = "1"  # --workers is the parallelism, whatever was exported
-    try:
-        from rensa import RMinHash
-    except ImportError as error:
-        raise UserError(
-            "--near-duplicates drop needs rensa; pip install 'alma-macroscale[corpus]'"
-        ) from error
+    require_package("rensa", "--near-duplicates drop")
+    from rensa import RMinHash
+
     return RMinHash
 
 
 class EntryWriter:
-    """Writes the entries of a shard, in sorted runs. Memory: about 100 MB."""
+    """Writes the entries of a shard, in sorted runs. Memory: one run, and a chunk of text."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+    def __init__(self, file: IO[bytes], arrivals: dict[str, int]) -> None:
+        """`arrivals`: the mega-batch of each source."""
+        self._file, self._arrivals = file, arrivals
+        self._run = np.zeros(_RUN, ENTRY)
+        self._count = 0  # of its documents; the last ones wait in `_texts` to be hashed
         self._texts: list[bytes] = []
-        self._documents: list[tuple[bytes, int]] = []
         self._size = 0
-        self._held: list[np.ndarray] = []
 
-    def add(self, text: bytes, key: bytes, arrival: int) -> None:
-        """Add a document; `key`: the first KEY bytes of its content key."""
+    def add(self, hashes: bytes, source: str, text: bytes) -> None:
+        """Add a document; `hashes`: see `scan.content_key`."""
+        self._run["key"][self._count] = hashes[:DOCUMENT_BYTES]
+        self._run["arrival"][self._count] = self._arrivals[source]
+        self._count += 1
         self._texts.append(text)
-        self._documents.append((key, arrival))
         self._size += len(text)
-        if self._size >= _CHUNK:
+        if self._count == _RUN:
+            self.finish()
+        elif self._size >= _CHUNK:
             self._hash()
 
     def finish(self) -> None:
         """Write the documents that are left."""
         self._hash()
-        self._write(np.concatenate(self._held))
+        run = self._run[: self._count]
+        self._file.write(run[np.argsort(run["key"], kind="stable")].tobytes())
+        self._count = 0
 
     def _hash(self) -> None:
-        made = np.zeros(len(self._texts), ENTRY)
         if self._texts:
-            made["key"], made["arrival"] = zip(*self._documents, strict=True)
-            made["hashes"] = hash_documents(self._texts)
-        self._texts, self._documents, self._size = [], [], 0
-        self._held.append(made)
-        if sum(map(len, self._held)) >= _RUN:
-            held = np.concatenate(self._held)
-            while len(held) >= _RUN:
-                self._write(held[:_RUN])
-                held = held[_RUN:]
-            self._held = [held]
-
-    def _write(self, run: np.ndarray) -> None:
-        self._file.write(run[np.argsort(run["key"], kind="stable")].tobytes())
+            self._run["hashes"][self._count - len(self._texts) : self._count] = hash_documents(self._texts)
+        self._texts, self._size = [], 0
 
 
 def write_bands(space: Workspace, number: int, entries: Path) -> None:

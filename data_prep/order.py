@@ -12,34 +12,47 @@ of each valid_00, ....
 The splits of a mega-batch depend on its own documents and on those taken before, never on what follows. So
 documents of the future change no part of the past but `test` and `valid`, and an addition makes the parts
 that a new stream of all mega-batches would have.
+
+The mega-batches of a dated stream are periods, found by the stage dates before the scan. Their sources are
+named NUMBER/SOURCE, with the number of the period: later stages are those of any ordered stream.
 """
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from alma.errors import UserError
+from alma.files import write_json_atomic
+from data_prep.compressed import Document, Skipped
 from data_prep.cut import SortedCorpus, Wanted
+from data_prep.dates import LeftOut, label
+from data_prep.documents import Shard, count_words, normalise
 from data_prep.pools import Pool, Span, sizes_of, spans_of
+from data_prep.work import Work, Workspace, read_json
 
+MOST = 1000  # mega-batches of a stream; each has three parts, and a row in tables
+_UNUSABLE = {
+    LeftOut.UNDATED: "without a date",
+    LeftOut.UNREADABLE: "with an unreadable date",
+    LeftOut.IMPRECISE: "whose date is not within one period",
+}
 _SHOWN = 20  # mega-batches in a message
 _ROLES = ("megabatch", "test", "test", "valid", "valid")
 """Parts of the splits. The split of mega-batch t in role r has number r * B + t. Roles 1 and 3 are the
 documents that `test` and `valid` have too, 2 and 4 the rest of the held-out parts."""
-_MIXED = {"test": 1, "valid": 3}
-"""Roles of the mixed parts."""
+_MIXED = {"test": 1, "valid": 3}  # roles of the mixed parts
 
 
 @dataclass(frozen=True)
 class Ordered(Wanted):
     """Requested sizes of each mega-batch in words, with `words` 0: all that is left."""
 
-    order: list[list[str]] = field(default_factory=list)
-    """The sources of each mega-batch."""
-    remedy: ClassVar[str] = "add text or ask for fewer words"
-    """Against mega-batches that are too small."""
+    order: list[list[str]] = field(default_factory=list)  # the sources of each mega-batch
+    remedy: ClassVar[str] = "add text or ask for fewer words"  # against mega-batches that are too small
 
     @property
     def names(self) -> list[str]:
@@ -65,7 +78,8 @@ class Ordered(Wanted):
 
     def title(self, t: int) -> str:
         """What a message calls mega-batch t."""
-        return f"megabatch_{self.first + t:02d} ({', '.join(self.order[t])})"
+        name = f"megabatch_{self.first + t:02d}"
+        return f"{name} ({self.period(name) or ', '.join(self.order[t])})"
 
     @property
     def pools(self) -> list[int]:
@@ -100,15 +114,12 @@ class Ordered(Wanted):
                 continue
             corpus.taken[t] = pool.at(spans[-1].end).last
         if small:
-            parts = (
-                f"{self.eval_words:,} test + {self.valid_words:,} validation + {self.words or 1:,} training"
-            )
-            problems.insert(
-                0,
-                f"{len(small):,} of {self.mega_batches:,} mega-batches have fewer than the {self.needed:,} "
-                f"words of their parts ({parts}) after dropping duplicates: {', '.join(small[:_SHOWN])}"
-                f"{', ...' * (len(small) > _SHOWN)}; {self.remedy}",
-            )
+            parts = f"{self.eval_words:,} test + {self.valid_words:,} validation"
+            parts += f" + {self.words or 1:,} training"
+            listed = ", ".join(small[:_SHOWN]) + ", ..." * (len(small) > _SHOWN)
+            few = f"{len(small):,} of {self.mega_batches:,} mega-batches have fewer than"
+            asked = f"the {self.needed:,} words of their parts ({parts}) after dropping duplicates"
+            problems.insert(0, f"{few} {asked}: {listed}; {self.remedy}")
         if problems:
             raise UserError("; ".join(problems))
         return pools, spans
@@ -126,10 +137,7 @@ class Ordered(Wanted):
         counts = sizes_of(spans)
         if min(counts) <= 0:
             part = ("test", "valid", "megabatch")[int(np.argmin(counts))]
-            raise UserError(
-                f"{part}_{self.first + t:02d} would be empty: the longest document has "
-                f"{corpus.whole:,} words; ask for more words{corpus.or_split}"
-            )
+            raise corpus.empty(f"{part}_{self.first + t:02d}")
         # The beginnings of the held-out parts are in the mixed parts too: at least one document of each.
         for split, size in zip(held_out, (self.eval_words, self.valid_words), strict=True):
             at = next(number for number, span in enumerate(spans) if span.split == split)
@@ -152,9 +160,7 @@ def from_corpus(corpus: list[tuple[str, bool]]) -> list[list[str]]:
         if joins and not order:
             problems.append(f"{name}+=: the first source begins a mega-batch; write {name}=")
         elif known and not (joins and known == order[-1:]):
-            problems.append(
-                f"{name}: in two mega-batches; give each a name of its own, or join them with {name}+=PATH"
-            )
+            problems.append(f"{name}: in two mega-batches; give each a name of its own, or join them by +=")
         elif not joins:
             order.append([name])
         elif not known:
@@ -162,3 +168,122 @@ def from_corpus(corpus: list[tuple[str, bool]]) -> list[list[str]]:
     if problems:
         raise UserError("; ".join(dict.fromkeys(problems)))
     return order
+
+
+@dataclass(frozen=True)
+class Dated(Ordered):
+    """Sizes of each period in words. `order` and `periods` are empty until the dates are read."""
+
+    merge_small: bool = False
+    """Merge a period that is too small with the next one, and the last with the one before."""
+    periods: list[str] = field(default_factory=list)
+    """The period of each mega-batch; merged ones as FIRST..LAST."""
+    remedy: ClassVar[str] = "merge periods with --merge-small, choose longer ones or ask for fewer words"
+
+    def record(self) -> dict[str, Any]:
+        """The fields that are known before any text is read."""
+        late = ("mega_batches", "valid_source", "order", "periods")
+        return {name: value for name, value in super().record().items() if name not in late}
+
+    def sources(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The sources of all periods; before the dates are read those of the files."""
+        if not self.order:
+            return tuple(sorted(set(names)))
+        return super().sources(name for own in self.order for name in own)
+
+    def period(self, part: str) -> str:
+        """The period of a part; that of mixed parts is empty."""
+        number = part.rpartition("_")[2]
+        return self.periods[int(number) - self.first] if number.isdecimal() else ""
+
+    def with_periods(self, by: str, words: Mapping[str, int], merge: bool) -> "Dated":
+        """With a mega-batch for each period, or for several with `merge`. `words`: of the sources.
+
+        UserError: too many.
+        """
+        sources: dict[int, list[str]] = {}
+        for source in sorted(words):
+            sources.setdefault(int(source.partition("/")[0]), []).append(source)
+        sizes = {number: sum(words[source] for source in sources[number]) for number in sorted(sources)}
+        groups = merged(sizes, self.needed) if merge else [[number] for number in sizes]
+        if len(groups) > MOST and merge == self.merge_small:
+            most = f"--by {by}: {len(groups):,} periods, of which a stream has at most {MOST:,}"
+            raise UserError(f"{most}; choose longer ones, or fewer by --from and --until")
+        names = [[label(by, number) for number in group] for group in groups]
+        return replace(
+            self,
+            mega_batches=len(groups),
+            order=[[source for number in group for source in sources[number]] for group in groups],
+            periods=[own[0] if len(own) == 1 else f"{own[0]}..{own[-1]}" for own in names],
+        )
+
+
+def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> None:
+    """Write dates-NNNNN.json: sources of all periods in a shard, with their words; what has no period.
+
+    Memory: a number for each period. Without `words` they are 0.
+    """
+    found: Counter[str] = Counter()
+    left_out: dict[LeftOut, list[Any]] = {}  # documents, and the first of them
+
+    def leave(why: LeftOut, path: str, document: Document) -> None:
+        if why not in left_out:
+            date = "no date" if document.date is None else repr(document.date)[:60]
+            left_out[why] = [0, str(Skipped(path, document.offset, date))]
+        left_out[why][0] += 1
+
+    for source, raw in space.reader.raw(shard, None, leave):
+        text = normalise(raw) if words else ""
+        found[source] += count_words(text) if text else 0
+    write_json_atomic(space.file("dates", number, "json"), {"words": found, "left_out": left_out})
+
+
+def find_periods(
+    space: Workspace, wanted: Dated, work: Work, shards: Sequence[tuple[int, Shard]], early: bool
+) -> tuple[Dated, dict[str, Any]]:
+    """Run the stage dates; the mega-batches, and for stream.json what has no period.
+
+    `early`: merge small periods now, by words with duplicates; else the caller does. UserError: documents
+    without a usable date, or no document, or too many periods.
+    """
+    dates = space.reader.dates
+    assert dates
+    work.each("dates", count_dates, space, "dates.json", shards, "B", early)
+    words: Counter[str] = Counter()
+    counts: Counter[str] = Counter()  # of what is left out
+    first: dict[str, str] = {}
+    for number in range(len(shards)):
+        record = read_json(space.file("dates", number, "json"))
+        words.update(record["words"])
+        for why, (count, example) in record["left_out"].items():
+            counts[why] += count
+            first.setdefault(why, example)
+    unusable = [why for why in _UNUSABLE if counts[why]]
+    if unusable and dates.undated == "error":
+        found = [f"{counts[why]:,} documents {_UNUSABLE[why]} (first: {first[why]})" for why in unusable]
+        remedy = "give --date-format (seconds, %Y%m%d, ...), fix them, name another field, or --undated skip"
+        raise UserError(f"--by {dates.by}, --date-key {dates.key}: {'; '.join(found)}; {remedy}")
+    if not words:
+        listed = ", ".join(f"{count:,} {why}" for why, count in counts.items())
+        raise UserError(f"no document is in a period of the stream: left out {listed or 'none'}")
+    made = wanted.with_periods(dates.by, words, wanted.merge_small and early)
+    return made, {"left_out": {why: counts[why] for why in LeftOut if counts[why]}}
+
+
+def merged(sizes: Mapping[int, int], needed: int) -> list[list[int]]:
+    """Periods in runs of `needed` words or more; what is left at the end joins the last run.
+
+    `sizes`: words by period, in their order.
+    """
+    groups: list[list[int]] = []
+    own: list[int] = []
+    for number in sizes:
+        own.append(number)
+        if sum(sizes[each] for each in own) >= needed:
+            groups.append(own)
+            own = []
+    if not groups:
+        return [own]
+    if own:
+        groups[-1] += own
+    return groups

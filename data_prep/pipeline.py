@@ -17,15 +17,14 @@ from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
 from data_prep import cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
-from data_prep.copies import add_copies, write_copies
 from data_prep.cut import Wanted
 from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
-from data_prep.periods import Dated, find_periods
+from data_prep.order import Dated, find_periods
 from data_prep.plan import CorpusPlan
-from data_prep.work import Task, Work, Workspace, damaged, read_arrays, read_json
+from data_prep.work import Task, Work, Workspace, join_files, read_arrays, read_json
 
-_LAYOUT = 8  # version of the work directory; increase it when files of older code cannot be used
+_LAYOUT = 9  # version of the work directory; increase it when files of older code cannot be used
 _SKIPS = 1000  # skipped documents that stream.json lists
 
 
@@ -33,21 +32,16 @@ _SKIPS = 1000  # skipped documents that stream.json lists
 class StreamSettings:
     """All that the stream is a function of, besides the text."""
 
-    files: list[tuple[str, str]]
-    """(source, path) of every corpus file."""
+    files: list[tuple[str, str]]  # (source, path) of every corpus file
     wanted: Wanted
     seed: int
     reader: Reader
-    vocab_size: int | None
-    """Tokens to train; None with a given `tokenizer`."""
+    vocab_size: int | None  # tokens to train; None with a given `tokenizer`
     tokenizer: dict[str, str]
     """Paths of the files of a given tokenizer, by their names in the stream; empty: train one."""
-    near_duplicates: bool = False
-    """Whether near duplicates are dropped."""
-    write_dropped: bool = False
-    """Whether dropped.jsonl lists the duplicates."""
-    write: str = "fairseq"
-    """What is written beside fairseq's files, a key of `write.SUFFIXES`."""
+    near_duplicates: bool = False  # whether near duplicates are dropped
+    write_dropped: bool = False  # whether dropped.jsonl lists the duplicates
+    write: str = "fairseq"  # what is written beside fairseq's files, a key of `encode.WRITTEN`
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -59,9 +53,7 @@ class StreamSettings:
         try:
             stats = [(source, path, os.stat(path)) for source, path in self.files]
         except OSError as error:
-            raise UserError(
-                f"{error.filename}: {error.strerror}; run again when the input is complete"
-            ) from error
+            raise UserError(f"{error.filename}: {error.strerror}; rerun when it is complete") from error
         identity = sorted((source, path, stat.st_size, stat.st_mtime_ns) for source, path, stat in stats)
         return {
             **self.wanted.record(),
@@ -128,10 +120,8 @@ def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Wo
 def _finished(stream: Stream, seed: int, record: dict[str, Any]) -> Stream:
     """The stream in --out. UserError: it was made with other settings."""
     if changed := sorted(differing([{"seed": stream.seed, **stream.settings}, {"seed": seed, **record}])):
-        raise UserError(
-            f"{stream.directory}: holds a stream made with other settings ({', '.join(changed)}); choose "
-            "another --out"
-        )
+        settings = f"made with other settings ({', '.join(changed)})"
+        raise UserError(f"{stream.directory}: holds a stream {settings}; choose another --out")
     _say_finished(stream)
     return stream
 
@@ -151,7 +141,7 @@ def _make(
     install.remove_others(out, directory)
     directory.mkdir(exist_ok=True)
     for name, given in settings.tokenizer.items():
-        encode.copy_atomic(given, directory / name)
+        join_files(directory / name, [given])
     space = Workspace(directory, settings.seed, settings.reader, settings.sources)
     corpus, parts = _run(space, settings, work, had, out)
     made = {
@@ -221,12 +211,12 @@ def _run(
         wanted = wanted.with_periods(read.by, dict(zip(space.sources, words, strict=True)), True)
         settings = replace(settings, wanted=wanted)
     planned = plan_buckets(space, wanted, work, count)
+    ranged = [(1,)] * count
+    of_range = count, len(shards), wanted
     if drop:
-        ranged = [(1,)] * count
-        work.each("hashes", plan.keep_entries, space, "past.bin", ranged, "range", count, len(shards), wanted)
+        work.each("hashes", plan.keep_entries, space, "past.bin", ranged, "range", *of_range)
     if settings.write_dropped:
-        ranged = [(1,)] * count
-        work.each("copies", write_copies, space, "copies.jsonl", ranged, "range", count, len(shards), wanted)
+        work.each("copies", plan.write_copies, space, "copies.jsonl", ranged, "range", *of_range)
     work.each("shuffle", shuffle.shuffle_shard, space, "spill.npy", shards, "B", wanted, count)
     if settings.vocab_size is not None:
         # Only of the first mega-batch: the others have not arrived when the model is first trained.
@@ -249,22 +239,12 @@ def _run(
         final = (space, name, own, space.by_name(words), code, kept, settings.write)
         tasks.append(Task(space.directory / f"{name}.json", sum(words), final))
     work.run("finalise", encode.finalise_part, tasks, "word")
-    parts = [replace(_part(space, task.done), period=wanted.period(task.done.stem)) for task in tasks]
+    parts = [Part.from_dict(read_json(task.done)) for task in tasks]
+    parts = [replace(part, period=wanted.period(part.name)) for part in parts]
     if settings.write_dropped:
-        parts[0] = add_copies(space, parts[0], count, wanted.first)
+        parts[0] = plan.add_copies(space, parts[0], count, wanted.first)
     corpus = _corpus_record(space, settings, planned, len(shards))
     return corpus | ({"dates": dates} if dates else {}), parts
-
-
-def _part(space: Workspace, path: Path) -> Part:
-    """A part of the stream in the work directory. UserError: it is damaged."""
-    try:
-        part = Part.from_dict(read_json(path))
-    except ValueError:
-        raise damaged(path) from None
-    if changed := install.wrong_size([part], space.finished):
-        raise UserError(f"{changed}: damaged; remove {space.directory} and run again")
-    return part
 
 
 def sort_documents(

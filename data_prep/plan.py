@@ -1,37 +1,34 @@
-"""Stages plan and hashes: the buckets of every split, and the hashes that the stream keeps.
+"""Stages plan, hashes and copies: the buckets of every split, the hashes that the stream keeps, and, with
+--write-dropped, which documents were dropped as duplicates, and of which.
 
 The buckets of a split follow the order of content keys, so their concatenation is in random order.
 """
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
 
 from alma.files import atomic_write
-from alma.stream import KEY_BYTES
+from alma.stream import KEY_BYTES, FileInfo, Part
+from data_prep import scan
 from data_prep.cut import CUT, Cut, Wanted, load, near_copies, placed, pools_of, save
-from data_prep.near_duplicates import KEY, entries_between
+from data_prep.near_duplicates import HASHES, KEY, entries_between, is_dropped, similar
 from data_prep.pools import LEFT_OUT, sums_of
 from data_prep.ranges import distinct, sorted_records
-from data_prep.scan import content_keys
-from data_prep.work import Workspace, changes, mapped, open_items, read_arrays
+from data_prep.scan import RECORD, content_keys
+from data_prep.work import Workspace, changes, join_files, mapped, open_items, read_arrays, slices
 
 BUCKET_BYTES = 60_000_000
 """Target size of a bucket in bytes of text, which one worker holds in memory: about 10 million words."""
 
 PLAN = "plan.npz"
+_CHANCE = 1 / 256  # bytes of different hashes agree
 _KEY = f"S{KEY_BYTES}"
-_PART = np.dtype(
-    [
-        ("split", "i8"),
-        ("place", "i8"),  # bytes of the split before the bucket, over BUCKET_BYTES
-        ("documents", "i8"),
-        ("words", "i8"),
-        ("keys", "u8"),
-        ("last", _KEY),
-    ]
-)
-"""A bucket, or the part of it in a range; the fields of a CorpusPlan."""
+_COUNTS = [(name, "i8") for name in ("split", "place", "documents", "words")]
+_PART = np.dtype([*_COUNTS, ("keys", "u8"), ("last", _KEY)])
+"""A bucket, or the part of it in a range; the fields of a CorpusPlan. `place`: bytes of the split before the
+bucket, over BUCKET_BYTES."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ def plan_range(space: Workspace, number: int, wanted: Wanted) -> None:
         parts.append(part)
     dropped = np.concatenate(left_out)
     with open_items(space.file("dropped", number, "bin")) as file:
-        file.write(np.sort(dropped["shard"].astype(np.uint64) << np.uint64(32) | dropped["place"]).data)
+        file.write(np.sort(_places(dropped)).data)
     with atomic_write(space.file("parts", number, "npz"), "wb") as file:
         first, kept = distinct(records, wanted.arrivals(space.sources))
         copies = records[kept & first & near_copies(records, space, number, wanted, cut)]
@@ -163,3 +160,52 @@ def dropped(space: Workspace, shard: int, ranges: int) -> np.ndarray:
         start, stop = np.searchsorted(all_dropped, np.array([shard, shard + 1], np.uint64) << np.uint64(32))
         found.append(all_dropped[start:stop] & np.uint64(2**32 - 1))
     return np.concatenate(found).astype(np.int64)
+
+
+def write_copies(space: Workspace, number: int, ranges: int, shards: int, wanted: Wanted) -> None:
+    """Write copies-NNNNN.jsonl: a line for each document of a range that was dropped as a duplicate."""
+    cut = load(space.directory / CUT, Cut)
+    records = sorted_records(space, number)
+    arrivals = wanted.arrivals(space.sources)
+    first, kept = distinct(records, arrivals)
+    near = first & kept & near_copies(records, space, number, wanted, cut)
+    stays = placed(records, space, number, wanted, cut) != LEFT_OUT
+    found = similar(space, number)
+    found = found[is_dropped(found, wanted.first, cut.taken)]
+    others = {
+        (key, arrival): (other, equal) for key, arrival, _, other, equal in reversed(found.tolist())
+    }  # of several the first
+    width = np.dtype(KEY).itemsize
+    with atomic_write(space.file("copies", number, "jsonl")) as file:
+        for shard in range(shards):
+            for piece in slices(space.file("scan", shard, "bin"), RECORD, scan.RUN_DOCUMENTS, number, ranges):
+                piece = piece[~np.isin(_places(piece), _places(records[stays]))]
+                is_near = np.isin(_places(piece), _places(records[near]))
+                keys = content_keys(piece).astype(KEY).tolist()
+                for key, by_near, source in zip(keys, is_near, piece["source"].tolist(), strict=True):
+                    other, similarity = key, 1.0
+                    if by_near:
+                        other, equal = others[key, wanted.first + int(arrivals[source])]
+                        similarity = (equal / HASHES - _CHANCE) / (1 - _CHANCE)
+                    row = {
+                        "id": key.ljust(width, b"\0").hex(),
+                        "repeats": other.ljust(width, b"\0").hex(),
+                        "kind": "near" if by_near else "exact",
+                        "similarity": round(similarity, 3),
+                        "source": space.sources[source].rpartition("/")[2],
+                    }
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _places(records: np.ndarray) -> np.ndarray:
+    """(records,) shard and place of each as one number."""
+    return records["shard"].astype(np.uint64) << np.uint64(32) | records["place"]
+
+
+def add_copies(space: Workspace, part: Part, ranges: int, first: int) -> Part:
+    """Join the lines in dropped.jsonl, or dropped_NN.jsonl of an addition from mega-batch NN on, a file of
+    the first new mega-batch, so that `--verify` checks it."""
+    name = f"dropped_{first:02d}.jsonl" if first else "dropped.jsonl"
+    join_files(space.finished / name, (space.file("copies", number, "jsonl") for number in range(ranges)))
+    part.files[name] = FileInfo.of(space.finished / name)
+    return part

@@ -18,17 +18,14 @@ class Span(NamedTuple):
     """A split, or a part of it: the documents of a pool from the end of the span before."""
 
     pool: int
-    split: int
-    """LEFT_OUT: the rest of a document of the split before."""
-    end: int
-    """Documents of the pool up to the end of the span."""
+    split: int  # LEFT_OUT: the rest of a document of the split before
+    end: int  # documents of the pool up to the end of the span
 
 
 class Reached(NamedTuple):
     """Where some of the documents of a pool end."""
 
-    last: bytes
-    """Content key of the last of them."""
+    last: bytes  # content key of the last of them
     words: int
     bytes: int
 

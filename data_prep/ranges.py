@@ -16,8 +16,7 @@ from data_prep.near_duplicates import always_dropped, matching, near_between
 from data_prep.scan import RECORD, content_keys, document_starts, hash_order, repeats, words_of_documents
 from data_prep.work import Workspace, changes, mapped, open_items, slices
 
-RANGE_DOCUMENTS = 1 << 20
-"""Documents of a range on average; sorting them takes about 200 MB."""
+RANGE_DOCUMENTS = 1 << 20  # documents of a range on average; sorting them takes about 200 MB
 
 
 def count_ranges(space: Workspace, files: tuple[int, int]) -> int:
@@ -48,7 +47,7 @@ def sort_range(
 ) -> None:
     """Write the files of a range. Memory: its records; of the copies of a text one for each run and source.
 
-    valid-NNNNN.npy: (4, documents) uint64 second hash, running sums of words and bytes, place in the range.
+    valid-NNNNN.bin: the documents kept of the validation source, in the order of their second hashes.
     `files`: numbers of scan-NNNNN.bin and of keys-NNNNN.bin. `arrivals`: see `distinct`. `valid`: number of
     the validation source. `near`: number of files near-NNNNN.bin, and of the first mega-batch. The sums are
     `read`, (3, sources) documents, words and bytes of the range; `first`, of those kept, each for
@@ -72,12 +71,9 @@ def sort_range(
         with open_items(space.file(name, number, "bin")) as file:
             file.write(rows.data)
     if valid is not None:
-        places = np.flatnonzero(kept & (records["source"] == valid))
-        places = places[np.argsort(records["second"][places], kind="stable")]
-        sums = (np.cumsum(records[name][places], dtype=np.int64) for name in ("words", "bytes"))
-        columns = records["second"][places], *sums, places
-        with atomic_write(space.file("valid", number, "npy"), "wb") as file:
-            np.save(file, np.stack([column.astype(np.uint64) for column in columns]))
+        rows = records[kept & (records["source"] == valid)]
+        with open_items(space.file("valid", number, "bin")) as file:
+            file.write(rows[np.argsort(rows["second"], kind="stable")].data)
     new = records["words"] > 0
     with atomic_write(space.file("sums", number, "npz"), "wb") as file:
         np.savez(

@@ -21,26 +21,15 @@ from data_prep.documents import Shard, Skipped, changed
 from data_prep.near_duplicates import EntryWriter
 from data_prep.work import DOCUMENT_BYTES, Workspace, changes, open_items, read_json
 
-RECORD = np.dtype(
-    [
-        ("high", ">u8"),
-        ("low", ">u8"),
-        ("second", ">u8"),
-        ("words", "<u4"),
-        ("bytes", "<u4"),
-        ("source", "<u4"),
-        ("shard", "<u4"),
-        ("place", "<u4"),
-    ]
-)
+_NUMBERS = [(name, "<u4") for name in ("words", "bytes", "source", "shard", "place")]
+RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("second", ">u8"), *_NUMBERS])
 """A document: content key (128 bits in two halves), second hash (order of the validation set), words,
 bytes of text, number of its source in `Workspace.sources`, number of its shard, its place in the shard."""
 _REST = struct.Struct("<IIIII")  # words to place of a RECORD
 
 _PIECE_BITS = 8 * (KEY_BYTES - DOCUMENT_BYTES)
 
-RUN_DOCUMENTS = 1 << 18
-"""Documents of a sorted run: 11 MB of records."""
+RUN_DOCUMENTS = 1 << 18  # documents of a sorted run: 11 MB of records
 
 
 def content_key(text: bytes, seed: int) -> bytes:
@@ -104,24 +93,20 @@ def scan_shard(space: Workspace, number: int, shard: Shard, arrivals: np.ndarray
     ids = {name: index for index, name in enumerate(space.sources)}
     skipped: list[Skipped] = []
     run = bytearray()
-    whole = None
+    entries = None
     with ExitStack() as files:
         file = files.enter_context(open_items(space.file("scan", number, "bin")))
         if arrivals is not None:  # complete before scan-NNNNN.bin
-            entries = EntryWriter(files.enter_context(open_items(space.file("entries", number, "bin"))))
-            mega_batch = dict(zip(space.sources, arrivals.tolist(), strict=True))
-
-            def whole(hashes: bytes, source: str, text: bytes) -> None:
-                entries.add(text, hashes[:DOCUMENT_BYTES], mega_batch[source])
-
-        texts = keyed_texts(space, shard, skipped.append, whole)
+            entries_file = files.enter_context(open_items(space.file("entries", number, "bin")))
+            entries = EntryWriter(entries_file, dict(zip(space.sources, arrivals.tolist(), strict=True)))
+        texts = keyed_texts(space, shard, skipped.append, entries.add if entries else None)
         for place, (hashes, source, data, words) in enumerate(texts):
             run += hashes + _REST.pack(words, len(data), ids[source], number, place)
             if len(run) == RUN_DOCUMENTS * RECORD.itemsize:
                 write_run(file, np.frombuffer(run, RECORD))
                 run = bytearray()
         write_run(file, np.frombuffer(run, RECORD))
-        if arrivals is not None:
+        if entries:
             entries.finish()
         if skipped:  # first, because scan-NNNNN.bin marks the shard as finished
             write_json_atomic(space.file("skipped", number, "json"), skipped)
@@ -142,20 +127,10 @@ def write_run(file: IO[bytes], records: np.ndarray) -> None:
 
 
 def hash_order(records: np.ndarray) -> np.ndarray:
-    """Indices of the documents in hash order; equal ones: those of the stream, then by source and place.
-
-    Only documents with equal upper halves of the key are compared further: they are few.
-    """
-    high = records["high"].astype(np.uint64)
-    order = np.argsort(high)
-    high = high[order]
-    equal = np.flatnonzero(high[1:] == high[:-1])
-    places = np.union1d(equal, equal + 1)
-    rows = records[order[places]]
-    low, new = rows["low"].astype(np.uint64), rows["words"] > 0
-    ranks = np.lexsort((rows["place"], rows["shard"], rows["source"], new, low, high[places]))
-    order[places] = order[places][ranks]
-    return order
+    """Indices of the documents in hash order; equal ones: those of the stream, then by source and place."""
+    high, low = (records[name].astype(np.uint64) for name in ("high", "low"))
+    new = records["words"] > 0
+    return np.lexsort((records["place"], records["shard"], records["source"], new, low, high))
 
 
 def repeats(records: np.ndarray) -> np.ndarray:

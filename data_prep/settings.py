@@ -2,27 +2,24 @@
 
 import argparse
 import contextlib
-import dataclasses
 import glob
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError, hint, require_package
 from alma.stream import Stream
+from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair
 from data_prep.cut import Wanted
 from data_prep.dates import Dates, interval, number_of
 from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
 from data_prep.formats import stem
-from data_prep.gpt2 import GPT2
-from data_prep.hugging_face import HuggingFace, HuggingFacePair
 from data_prep.near_duplicates import library
-from data_prep.order import Ordered, from_corpus
-from data_prep.periods import Dated
+from data_prep.order import Dated, Ordered, from_corpus
 from data_prep.pipeline import StreamSettings
 from data_prep.tokenizer import SentencePiece
 
@@ -50,11 +47,8 @@ def _refused(arguments: argparse.Namespace, stream: Stream | None) -> Iterator[t
     else:
         yield _DATED, "only with --by"
     if by or ordered:
-        batches = "periods" if by else "sources"
-        yield (
-            ("--mega-batches", "--valid-source"),
-            f"not of an ordered stream: its mega-batches are {batches}",
-        )
+        why = f"not of an ordered stream: its mega-batches are {'periods' if by else 'sources'}"
+        yield ("--mega-batches", "--valid-source"), why
 
 
 def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> StreamSettings:
@@ -64,30 +58,15 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
     for flags, why in _refused(arguments, stream):
         if given := _given(arguments, *flags):
             problems.append(f"{', '.join(given)}: {why}")
-    dates, order = None, None
-    with noted(problems):
-        dates = _dates(arguments, stream)
-    if (stream.ordered if stream else arguments.ordered) and not dates:
-        with noted(problems):
-            order = _order(arguments)
-    with noted(problems):
-        files = named_files(arguments.corpus)
-    with noted(problems):
-        reader = _reader(arguments, dates)
-    if arguments.valid_source:
-        with noted(problems):
-            _require_source(arguments, f"--valid-source {arguments.valid_source}", arguments.valid_source)
-    near = arguments.near_duplicates or "keep"
     if stream:
-        was = stream.settings.get("near_duplicates", "keep")
-        if arguments.near_duplicates not in (None, was):
-            problems.append(f"--near-duplicates: the stream was made with {was}; leave it out")
-        near = was
-        before = stream.settings["max_document_words"]
-        if arguments.max_document_words not in (0, before):
-            flag = "--max-document-words"
-            problems.append(f"{flag}: the stream was made with {before or 'no'} {flag}; leave it out")
-    else:
+        problems += _as_before(arguments, stream)
+    dates = noted(problems, _dates, arguments, stream)
+    order = noted(problems, _order, arguments) if arguments.ordered and not arguments.by else None
+    files = noted(problems, named_files, arguments.corpus)
+    reader = noted(problems, _reader, arguments, dates)
+    if valid := arguments.valid_source:
+        noted(problems, _require_source, arguments, f"--valid-source {valid}", valid)
+    if not stream:
         needed = ["--mega-batches", "--words", "--valid-words"]
         if arguments.by or arguments.ordered:
             needed = ["--valid-words"] if arguments.words else ["--eval-words", "--valid-words"]
@@ -95,53 +74,62 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
             problems.append(f"give {', '.join(lacking)}")
         if not _given(arguments, *_TOKENIZERS):
             problems.append(f"give one of {', '.join(_TOKENIZERS)}: the tokenizer")
-    with noted(problems):
-        write = _write(arguments, stream)
-    with noted(problems):
-        tokenizer = _tokenizer(arguments)
-    with noted(problems):
-        if near == "drop":
-            library()
+    if arguments.write == "megatron" and arguments.tokenizer and Path(arguments.tokenizer).is_dir():
+        problems.append("--write megatron: not with --tokenizer FOLDER; write jsonl in its place")
+    if arguments.write == "parquet":
+        noted(problems, require_package, "pyarrow", "--write parquet")
+    tokenizer = noted(problems, _tokenizer, arguments)
+    if arguments.near_duplicates == "drop":
+        noted(problems, library)
     refuse(problems)
-    wanted: Wanted
     if stream:
         tokenizer = {name: str(stream.directory / name) for name in stream.files if name != DICTIONARY}
-        reader = dataclasses.replace(reader, max_document_words=stream.settings["max_document_words"])
-        first, words = len(stream.megabatches), arguments.words or stream.settings["words"]
-        sizes = words, stream.settings["eval_words"], stream.settings["valid_words"]
-    else:
-        first, words = 0, arguments.words or 0
-        sizes = words, arguments.eval_words or arguments.words, arguments.valid_words
+    wanted: Wanted
+    first, words = len(stream.megabatches) if stream else 0, arguments.words or 0
+    sizes = words, arguments.eval_words or words, arguments.valid_words
     if dates:
-        small = stream.settings["merge_small"] if stream else arguments.merge_small
-        wanted = Dated(0, *sizes, None, first, merge_small=small)
+        wanted = Dated(0, *sizes, None, first, merge_small=arguments.merge_small)
     elif order:
         wanted = Ordered(len(order), *sizes, None, first, order)
     elif stream:
         wanted = Wanted(arguments.mega_batches or 1, words, 0, 0, None, first)
     else:
-        wanted = Wanted(arguments.mega_batches, *sizes, arguments.valid_source or files[-1][0])
+        wanted = Wanted(arguments.mega_batches, *sizes, valid or files[-1][0])
     return StreamSettings(
         files=files,
         wanted=wanted,
-        seed=stream.seed if stream else arguments.seed or 0,
+        seed=arguments.seed or 0,
         reader=reader,
-        vocab_size=None if stream else arguments.vocab_size,
+        vocab_size=arguments.vocab_size,
         tokenizer=tokenizer,
-        near_duplicates=near == "drop",
-        write=write,
-        write_dropped=arguments.write_dropped or bool(stream and stream.settings.get("write_dropped")),
+        near_duplicates=arguments.near_duplicates == "drop",
+        write=arguments.write or "fairseq",
+        write_dropped=arguments.write_dropped,
     )
 
 
-def _given(arguments: argparse.Namespace, *flags: str) -> list[str]:
-    """Those of the flags that were given."""
-    values = {flag: _value(arguments, flag) for flag in flags}
-    return [flag for flag, value in values.items() if value is not None and value is not False]
+def _as_before(arguments: argparse.Namespace, stream: Stream) -> list[str]:
+    """Give an addition the flags of the stream that it grows; the problems of those that differ."""
+    made, dates, problems = stream.settings, stream.settings.get("dates", {}), []
+    for flag, default in (("near_duplicates", "keep"), ("max_document_words", 0), ("write", "fairseq")):
+        before, name = made.get(flag, default), f"--{flag.replace('_', '-')}"
+        if getattr(arguments, flag) not in (None, 0, before):
+            problems.append(f"{name}: the stream was made with {before or f'no {name}'}; leave it out")
+        setattr(arguments, flag, before)
+    arguments.write_dropped = arguments.write_dropped or made.get("write_dropped", False)
+    arguments.ordered, arguments.by, arguments.seed = stream.ordered, dates.get("by"), stream.seed
+    arguments.merge_small = made.get("merge_small", False)
+    arguments.date_key = arguments.date_key or dates.get("key")
+    arguments.date_format = arguments.date_format or dates.get("format")
+    arguments.words = arguments.words or made["words"]
+    arguments.eval_words, arguments.valid_words = made["eval_words"], made["valid_words"]
+    return problems
 
 
-def _value(arguments: argparse.Namespace, flag: str) -> Any:
-    return getattr(arguments, flag[2:].replace("-", "_"))
+def _given(arguments: argparse.Namespace, *flags: str) -> dict[str, Any]:
+    """Those of the flags that were given, with their values."""
+    values = {flag: vars(arguments)[flag[2:].replace("-", "_")] for flag in flags}
+    return {flag: value for flag, value in values.items() if value is not None and value is not False}
 
 
 def named_path(argument: str) -> tuple[str, str]:
@@ -158,11 +146,10 @@ def named_path(argument: str) -> tuple[str, str]:
     return name, path
 
 
-@contextlib.contextmanager
-def noted(problems: list[str]) -> Iterator[None]:
-    """Collect a UserError of the block in `problems`."""
+def noted(problems: list[str], function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function returns; a UserError is collected in `problems`."""
     try:
-        yield
+        return function(*arguments)
     except UserError as error:
         problems.append(str(error))
 
@@ -180,13 +167,16 @@ def named_files(corpus: list[str]) -> list[tuple[str, str]]:
     """
     files: dict[str, tuple[str, str]] = {}
     problems: list[str] = []
+
+    def add(argument: str) -> None:
+        name, path = named_path(argument)
+        for file in find_files(path):
+            source, _ = files.setdefault(os.path.realpath(file), (name, file))
+            if source != name:
+                raise UserError(f"{file}: is in both {source} and {name}; name it in one CORPUS argument")
+
     for argument in corpus:
-        with noted(problems):
-            name, path = named_path(argument)
-            for file in find_files(path):
-                source, _ = files.setdefault(os.path.realpath(file), (name, file))
-                if source != name:
-                    raise UserError(f"{file}: is in both {source} and {name}; name it in one CORPUS argument")
+        noted(problems, add, argument)
     refuse(problems)
     return list(files.values())
 
@@ -209,58 +199,38 @@ def _require_source(arguments: argparse.Namespace, flag: str, name: str) -> None
 
 def _order(arguments: argparse.Namespace) -> list[list[str]]:
     """The sources of each mega-batch of an ordered stream; `NAME+=PATH` in the CORPUS becomes `NAME=PATH`."""
-    joins = [re.match("[^/=]+(?=[+]=.)", argument) for argument in arguments.corpus]
-    arguments.corpus = [
-        argument if not match else match[0] + argument[match.end() + 1 :]
-        for argument, match in zip(arguments.corpus, joins, strict=True)
-    ]
-    names = [name for name, _ in map(named_path, arguments.corpus)]
-    return from_corpus(list(zip(names, map(bool, joins), strict=True)))
+    found = [re.subn("^([^/=]+)[+](?==.)", r"\1", argument) for argument in arguments.corpus]
+    arguments.corpus = [argument for argument, _ in found]
+    return from_corpus([(named_path(argument)[0], bool(joins)) for argument, joins in found])
 
 
 def _dates(arguments: argparse.Namespace, stream: Stream | None) -> Dates | None:
     """How documents get their periods, in an addition those after the last one; None: it is not dated."""
-    record = stream.settings.get("dates") if stream else None
-    by = record["by"] if record else arguments.by
-    if not by or (stream and not record):
+    if not arguments.by:
         return None
-    bounds, problems = {}, []
-    for flag, name in (("--from", "start"), ("--until", "until")):
-        if (text := _value(arguments, flag)) is not None:
-            found = None
-            with contextlib.suppress(ValueError, OverflowError):
-                found = interval(text)
-            bounds[name] = found
-            if not found:
-                problems.append(f"{flag} {text!r}: no date; write it as 2023, 2023-05 or 2023-05-17")
-    start, until = bounds.get("start"), bounds.get("until")
-    if start and until and start[0] > until[1]:
-        problems.append(f"--from {_value(arguments, '--from')} is after --until {arguments.until}")
+    bounds: dict[str, Any] = {}
+    problems = []
+    for flag, text in _given(arguments, "--from", "--until").items():
+        with contextlib.suppress(ValueError, OverflowError):
+            bounds[flag] = interval(text)
+        if not bounds.get(flag):
+            problems.append(f"{flag} {text!r}: no date; write it as 2023, 2023-05 or 2023-05-17")
+    start, until = vars(arguments)["from"], arguments.until
+    if len(bounds) == 2 and not problems and bounds["--from"][0] > bounds["--until"][1]:
+        problems.append(f"--from {start} is after --until {until}")
     refuse(problems)
     after = None
     if stream and (last := interval(stream.megabatches[-1].period.split("..")[-1])):
-        after = number_of(by, last[1])
+        after = number_of(arguments.by, last[1])
     return Dates(
-        by,
-        arguments.date_key or (record["key"] if record else Dates.key),
-        arguments.date_format or (record.get("format", "") if record else ""),
-        start=_value(arguments, "--from") or "",
-        until=arguments.until or "",
+        arguments.by,
+        arguments.date_key or Dates.key,
+        arguments.date_format or "",
+        start=start or "",
+        until=until or "",
         undated=arguments.undated or Dates.undated,
         after=after,
     )
-
-
-def _write(arguments: argparse.Namespace, stream: Stream | None) -> str:
-    """What is written beside fairseq's files: a key of `write.SUFFIXES`. UserError: it cannot be."""
-    made = stream.settings.get("write", "fairseq") if stream else arguments.write or "fairseq"
-    if arguments.write not in (None, made):
-        raise UserError(f"--write: the stream was made with {made}; leave it out")
-    if made == "megatron" and arguments.tokenizer and Path(arguments.tokenizer).is_dir():
-        raise UserError("--write megatron: not with --tokenizer FOLDER; write jsonl in its place")
-    if made == "parquet":
-        require_package("pyarrow", "--write parquet")
-    return str(made)
 
 
 def _tokenizer(arguments: argparse.Namespace) -> dict[str, str]:
@@ -271,11 +241,8 @@ def _tokenizer(arguments: argparse.Namespace) -> dict[str, str]:
         for kind in (HuggingFace, HuggingFacePair):
             if all((folder / name).is_file() for name in kind.files):
                 return {name: str(folder / name) for name in kind.files}
-        raise UserError(
-            f"--tokenizer {folder}: no tokenizer.json, nor vocab.json and merges.txt, of a byte-level BPE; "
-            "save them there"
-        )
-    given = {flag: _value(arguments, flag) for flag in _given(arguments, "--tokenizer", *_GPT2_FILES)}
+        raise UserError(f"--tokenizer {folder}: no tokenizer.json, nor vocab.json and merges.txt; save them")
+    given = _given(arguments, "--tokenizer", *_GPT2_FILES)
     problems = [f"{flag} {path}: no such file" for flag, path in given.items() if not Path(path).is_file()]
     if any((flag in given) != bool(arguments.bpe) for flag in _GPT2_FILES):
         problems.append(f"--bpe gpt2, {' FILE and '.join(_GPT2_FILES)} FILE go together: all three or none")

@@ -3,13 +3,11 @@
 `bucket_texts` gathers a bucket from the spills of all shards.
 """
 
-import zlib
 from collections.abc import Iterator
 from typing import IO
 
 import numpy as np
 
-from alma.errors import UserError
 from alma.files import atomic_write
 from alma.stream import KEY_BYTES
 from data_prep import scan
@@ -20,10 +18,10 @@ from data_prep.pools import LEFT_OUT
 from data_prep.scan import content_keys, keyed_texts, repeats
 from data_prep.work import Workspace, damaged, mapped, mapped_array
 
-INDEX = np.dtype([("high", ">u8"), ("low", ">u8"), ("bytes", "<u4"), ("crc", "<u4"), ("source", "<u4")])
+INDEX = np.dtype([("key", f"S{KEY_BYTES}"), ("bytes", "<u4"), ("source", "<u4")])
+_Document = tuple[int, bytes, bytes, int]  # bucket, content key, text, number of its source
 
-RUN_BYTES = 64 << 20
-"""Text in memory before a sorted run is written."""
+RUN_BYTES = 64 << 20  # text in memory before a sorted run is written
 
 
 def shuffle_shard(space: Workspace, number: int, shard: Shard, wanted: Wanted, ranges: int) -> None:
@@ -39,17 +37,20 @@ def shuffle_shard(space: Workspace, number: int, shard: Shard, wanted: Wanted, r
         atomic_write(space.file("spill", number, "bin"), "wb") as texts,
         atomic_write(space.file("spill", number, "index"), "wb") as index,
     ):
-        run = _SortedRun(texts, index, len(plan.bucket_split))
+        run: list[_Document] = []
+        size = 0
         for hashes, source, data, _ in keyed_texts(space, shard):
             key = hashes[:KEY_BYTES]
             scanned, bucket = next(expected, (None, LEFT_OUT))
             if scanned != key:
                 raise changed(shard)
             if bucket != LEFT_OUT:
-                run.add(bucket, key, data, ids[source])
-            if run.size >= RUN_BYTES:
-                tables.append(run.write())
-        tables.append(run.write())
+                run.append((bucket, key, data, ids[source]))
+                size += len(data)
+            if size >= RUN_BYTES:
+                tables.append(_write_run(run, texts, index, len(plan.bucket_split)))
+                size = 0
+        tables.append(_write_run(run, texts, index, len(plan.bucket_split)))
     if next(expected, None):
         raise changed(shard)
     with atomic_write(space.file("spill", number, "npy"), "wb") as file:
@@ -76,53 +77,23 @@ def planned_documents(
             yield keys[KEY_BYTES * place : KEY_BYTES * (place + 1)], each
 
 
-class _SortedRun:
-    """Collects documents in memory and writes them sorted."""
-
-    def __init__(self, texts: IO[bytes], index: IO[bytes], buckets: int) -> None:
-        self.size = 0
-        self._texts, self._index = texts, index
-        self._buckets = buckets
-        self._written = np.zeros(2, np.int64)  # documents and bytes of the previous runs
-        self._bucket_of: list[int] = []
-        self._keys: list[bytes] = []
-        self._data: list[bytes] = []
-        self._sources: list[int] = []
-
-    def add(self, bucket: int, key: bytes, data: bytes, source: int) -> None:
-        """Collect a document."""
-        self._bucket_of.append(bucket)
-        self._keys.append(key)
-        self._data.append(data)
-        self._sources.append(source)
-        self.size += len(data)
-
-    def write(self) -> np.ndarray:
-        """Write the run and start the next; returns its (buckets + 1, 2) part of spill-NNNNN.npy."""
-        bucket_of = np.array(self._bucket_of, np.int64)
-        rows = np.zeros(len(bucket_of), INDEX)
-        rows["high"], rows["low"] = np.frombuffer(b"".join(self._keys), ">u8").reshape(-1, 2).T
-        rows["bytes"] = [len(data) for data in self._data]
-        rows["crc"] = [zlib.crc32(data) for data in self._data]
-        rows["source"] = self._sources
-        order = np.lexsort((rows["low"], rows["high"], bucket_of))
-        rows = rows[order]
-        self._index.write(rows.tobytes())
-        self._texts.writelines(self._data[i] for i in order.tolist())
-        documents = np.searchsorted(bucket_of[order], np.arange(self._buckets + 1))
-        positions = np.concatenate([[0], np.cumsum(rows["bytes"], dtype=np.int64)])
-        table = self._written + np.stack([documents, positions[documents]], axis=1)
-        self._written = table[-1].copy()
-        for each in (self._bucket_of, self._keys, self._data, self._sources):
-            each.clear()
-        self.size = 0
-        return table
+def _write_run(run: list[_Document], texts: IO[bytes], index: IO[bytes], buckets: int) -> np.ndarray:
+    """Write and empty a run; returns its (buckets + 1, 2) part of spill-NNNNN.npy."""
+    written = index.tell() // INDEX.itemsize, texts.tell()
+    run.sort()
+    rows = [(key, len(data), source) for _, key, data, source in run]
+    index.write(np.array(rows, INDEX).tobytes())
+    texts.writelines(data for _, _, data, _ in run)
+    documents = np.searchsorted([bucket for bucket, *_ in run], np.arange(buckets + 1))
+    positions = np.cumsum([0, *(len(data) for _, _, data, _ in run)])
+    run.clear()
+    return np.stack([documents, positions[documents]], axis=1) + written
 
 
 def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[tuple[bytes, bytes, int]]:
     """Content key, text and source number of the documents of a bucket in hash order. Memory: its text.
 
-    UserError: a text is not as it was written.
+    UserError: a spill is damaged.
     """
     chunks: list[bytes] = []  # the bucket's part of each run
     parts: list[bytes] = []  # and of its index
@@ -146,15 +117,8 @@ def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[tuple[b
     chunk = np.repeat(np.arange(len(parts)), [len(part) // INDEX.itemsize for part in parts])
     before = np.cumsum([0, *map(len, chunks)])  # bytes of the chunks before each
     starts = np.cumsum(sizes) - sizes - before[chunk]
-    order = np.lexsort((rows["low"], rows["high"]))
-    keys = content_keys(rows[order]).tobytes()
-    columns = (chunk, starts, starts + sizes, rows["crc"], rows["source"])
-    for place, (i, start, end, crc, source) in enumerate(
-        zip(*(column[order].tolist() for column in columns), strict=True)
-    ):
-        text = chunks[i][start:end]
-        if zlib.crc32(text) != crc:
-            raise UserError(
-                f"{space.directory}: damaged (a document of bucket {bucket}); remove it and run again"
-            )
-        yield keys[KEY_BYTES * place : KEY_BYTES * (place + 1)], text, source
+    order = np.argsort(rows["key"])
+    keys = rows["key"][order].tobytes()
+    columns = (column[order].tolist() for column in (chunk, starts, sizes, rows["source"]))
+    for place, (i, start, size, source) in enumerate(zip(*columns, strict=True)):
+        yield keys[KEY_BYTES * place : KEY_BYTES * (place + 1)], chunks[i][start : start + size], source

@@ -28,8 +28,7 @@ _BLOCK = 1 << 21  # tokens or items per block: 16 MB as int64
 class Counts:
     """Lengths and token frequencies of a part."""
 
-    lengths: np.ndarray
-    """(documents,) tokens of each document, eos included."""
+    lengths: np.ndarray  # (documents,) tokens of each document, eos included
     tokens: np.ndarray
     """(cuts + 1, V) uint32 occurrences of each token in the documents up to each cut; last row: the rest."""
 

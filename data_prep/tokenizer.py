@@ -19,14 +19,11 @@ from data_prep.dictionary import EOS, SPECIALS, UNKNOWN
 from data_prep.shuffle import bucket_texts
 from data_prep.work import Workspace
 
-TRAINING_BYTES = 200_000_000
-"""Text of the first mega-batch that the tokenizer is trained on."""
+TRAINING_BYTES = 200_000_000  # text of the first mega-batch that the tokenizer is trained on
 
-MODEL = "tokenizer.model"
-"""The model's name in a stream."""
+MODEL = "tokenizer.model"  # the model's name in a stream
 
-END = "\v"
-"""The end of a line in a list of words; text has none, because it is white space."""
+END = "\v"  # the end of a line in a list of words; text has none, because it is white space
 _THREADS = 4  # recorded in the .model, so fixed; 1, 2 and 4 give the same tokens
 _OWN_SPECIALS = 3  # SentencePiece's ids <unk> 0, <s> 1, </s> 2
 _SPACE = "\u2581"  # SentencePiece's mark for a space; it may also occur in text
@@ -68,15 +65,11 @@ def train(texts: Iterable[bytes], vocab_size: int) -> bytes:
             raise KeyboardInterrupt from None
         message = f"SentencePiece could not train: {error}"
         if most := re.search(r"value <= (\d+)", str(error)):
-            message = (
-                f"--vocab-size {vocab_size:,} is too large for the first mega-batch, which gives at most "
-                f"{int(most[1]) - _OWN_SPECIALS:,} tokens; ask for fewer tokens or more words"
-            )
+            message = f"--vocab-size {vocab_size:,} is too large for the words of the first mega-batch; ask "
+            message += f"for more words, or for at most {int(most[1]) - _OWN_SPECIALS:,}"
         elif least := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
-            message = (
-                f"--vocab-size {vocab_size:,} is too small for the characters of the first mega-batch; ask "
-                f"for more than {int(least[1]) - _OWN_SPECIALS:,}"
-            )
+            message = f"--vocab-size {vocab_size:,} is too small for the characters of the first mega-batch; "
+            message += f"ask for more than {int(least[1]) - _OWN_SPECIALS:,}"
         raise UserError(message) from error
     return model.getvalue()
 
@@ -98,8 +91,7 @@ class Encoder(ABC):
     many documents are encoded in one call. The constructor of a subclass takes the paths of `files`.
     """
 
-    files: ClassVar[tuple[str, ...]]
-    """Names of the tokenizer's files in a stream."""
+    files: ClassVar[tuple[str, ...]]  # names of the tokenizer's files in a stream
 
     def __init__(self, tokens: list[str], ids: Sequence[int]) -> None:
         """`tokens`: those of dict.txt, in order; `ids`: the fairseq id of each id of the tokenizer."""
@@ -204,9 +196,7 @@ class SentencePiece(Encoder):
             raise UserError(f"{model}: damaged: a token is not UTF-8; copy it again") from error
         for token in tokens:
             if token.split() != [token]:
-                raise UserError(
-                    f"{model}: the token {token!r} contains white space, which fairseq's dict.txt cannot hold"
-                )
+                raise UserError(f"{model}: the token {token!r} has white space, which dict.txt cannot hold")
         super().__init__(tokens, [UNKNOWN, 0, EOS, *range(SPECIALS, len(tokens) + SPECIALS)])
         self._starts = np.array([False] * _OWN_SPECIALS + [token.startswith(_SPACE) for token in tokens])
         scores = [processor.get_score(i) for i in range(_OWN_SPECIALS, len(self._starts))]

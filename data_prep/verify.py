@@ -27,8 +27,7 @@ def leaks(stream: Stream) -> list[str]:
         name = f"{part.prefix}.keys"
         keys = np.memmap(stream.directory / name, _KEY, "r") if name in part.files else np.zeros(0, _KEY)
         columns.append(np.sort(keys) if part.name in mixed else keys)
-    shared: Counter[tuple[int, int]] = Counter()
-    parted: Counter[tuple[int, int]] = Counter()
+    twice: Counter[tuple[str, int, int]] = Counter()
     ranges = 1 + sum(map(len, columns)) // _KEYS_AT_ONCE
     borders = np.array([(i * 2**128 // ranges).to_bytes(16) for i in range(1, ranges)], _KEY)
     cuts = [[0, *np.searchsorted(keys, borders), len(keys)] for keys in columns]
@@ -41,15 +40,14 @@ def leaks(stream: Stream) -> list[str]:
         again = keys[1:] == keys[:-1]
         documents = keys.astype(f"S{DOCUMENT_BYTES}")
         other = (documents[1:] == documents[:-1]) & ~again & (owner[1:] != owner[:-1])
-        for places, counts in ((again, shared), (other, parted)):
+        for places, what in ((again, "documents are"), (other, "documents have pieces")):
             pairs = np.sort(np.stack([owner[:-1][places], owner[1:][places]], 1))
-            counts.update(map(tuple, pairs.tolist()))
+            twice.update((what, one, two) for one, two in pairs.tolist())
     found = []
-    for counts, what in ((shared, "documents are"), (parted, "documents have pieces")):
-        for (one, two), number in sorted(counts.items()):
-            if names[two] not in [part.name for part in mixed.get(names[one], ())]:
-                where = f"{names[one]} twice" if one == two else f"{names[one]} and in {names[two]}"
-                found.append(f"{stream.directory}: {number:,} {what} in {where}")
+    for (what, one, two), number in sorted(twice.items()):
+        if names[two] not in [part.name for part in mixed.get(names[one], ())]:
+            where = f"{names[one]} twice" if one == two else f"{names[one]} and in {names[two]}"
+            found.append(f"{stream.directory}: {number:,} {what} in {where}")
     return found
 
 
@@ -67,9 +65,6 @@ def check(stream: Stream, workers: Workers) -> None:
         print(problem)
     if problems:
         sys.stdout.flush()
-        what = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
-        fail(
-            f"{stream.directory}: {what}; copy the stream again from where it was made, or make it "
-            "again with `alma data`"
-        )
+        what = f"{len(problems):,} problem{'s' * (len(problems) > 1)}"
+        fail(f"{stream.directory}: {what}; copy the stream again, or make it again with `alma data`")
     print(f"verified {len(files)} files, {sum(sizes) / 1e9:.3g} GB")

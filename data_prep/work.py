@@ -7,9 +7,11 @@ import bisect
 import json
 import mmap
 import os
+import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
@@ -23,11 +25,9 @@ from alma.files import atomic_write
 from alma.workers import Workers
 from data_prep.documents import Reader
 
-FINISHED = "stream"
-"""The folder of a work directory for finished files, laid out as the stream."""
+FINISHED = "stream"  # the folder of a work directory for finished files, laid out as the stream
 
-DOCUMENT_BYTES = 12
-"""Bytes of a content key that the pieces of a document share."""
+DOCUMENT_BYTES = 12  # bytes of a content key that the pieces of a document share
 
 _LENGTH = 8  # bytes of the length after items
 Result = TypeVar("Result")
@@ -48,13 +48,12 @@ class Workspace:
         """The folder for finished files."""
         return self.directory / FINISHED
 
-    def by_name(self, values: Iterable[Any]) -> dict[str, Any]:
+    def by_name(self, values: Iterable[int]) -> dict[str, int]:
         """Values of `sources` by their names, summed over the periods of a dated stream."""
-        found: dict[str, Any] = {}
+        found: Counter[str] = Counter()
         for source, value in zip(self.sources, values, strict=True):
-            name = source.rpartition("/")[2]
-            found[name] = found[name] + value if name in found else value
-        return found
+            found[source.rpartition("/")[2]] += value
+        return dict(found)
 
     def file(self, name: str, number: int, suffix: str) -> Path:
         """An intermediate file of a shard or bucket."""
@@ -81,6 +80,14 @@ def read_arrays(path: Path, *names: str) -> dict[str, np.ndarray]:
             return {name: arrays[name] for name in names or arrays}
     except (EOFError, ValueError, KeyError, BadZipFile):
         raise damaged(path) from None
+
+
+def join_files(path: Path, parts: Iterable[str | Path]) -> None:
+    """Write the bytes of files one after another, atomically."""
+    with atomic_write(path, "wb") as file:
+        for part in parts:
+            with open(part, "rb") as data:
+                shutil.copyfileobj(data, file, 1 << 20)
 
 
 def mapped_array(path: Path) -> np.ndarray:
@@ -131,21 +138,17 @@ class Task(NamedTuple):
     """A part of a stage. It writes the file `done` last."""
 
     done: Path
-    weight: int
-    """Its size, in the unit of the stage's progress bar."""
+    weight: int  # its size, in the unit of the stage's progress bar
     arguments: tuple[Any, ...]
 
 
-class Work:
+class Work(AbstractContextManager["Work"]):
     """Runs stages in worker processes; one worker is this process."""
 
     def __init__(self, workers: int) -> None:
         self.seconds: dict[str, float] = {}
         """Wall-clock seconds of each stage."""
         self._workers = Workers(workers)
-
-    def __enter__(self) -> "Work":
-        return self
 
     def __exit__(self, *error: Any) -> None:
         self._workers.__exit__(*error)

@@ -82,7 +82,7 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, "-P", "-m", "vision.export", *sys.argv[1:]])
     if options.onnx or options.t is not None:
         raise UserError(f"{options.model}: --t and --onnx are for runs of `alma images`")
-    require_package("transformers", "alma export")
+    require_package("transformers", "alma export", "export")
     path, tokenizer, chosen = options.model, options.tokenizer, options.weights
     if is_run:
         average = str(Run.read(path).config.get("average", ""))

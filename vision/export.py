@@ -89,7 +89,7 @@ def main() -> None:
     """Export to safetensors, and ONNX."""
     options = parser().parse_args()
     for package in ("onnx", "onnxscript", "onnxruntime") if options.onnx else ():
-        require_package(package, "--onnx")
+        require_package(package, "--onnx", "onnx")
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -1,9 +1,19 @@
 """Write text that every machine has as JSON lines: `alma corpus`."""
 
 from collections import Counter
+from collections.abc import Generator
+from contextlib import closing
+from datetime import datetime
+from pathlib import Path
+
+import orjson
+from tqdm import tqdm
 
 from alma.errors import Parser, UserError, command, count
-from data_prep.corpus import debian_changelogs, git, pydoc, writer
+from alma.files import atomic_write, make_directory
+from data_prep.compressed import Document
+from data_prep.corpus import debian_changelogs, git, pydoc
+from data_prep.dates import interval
 from data_prep.formats import kind
 
 RECIPES = {
@@ -20,8 +30,6 @@ examples:
       --eval-words 50k --valid-words 50k --vocab-size 8000
   # the changelogs of the installed packages of Debian and Ubuntu
   alma corpus debian-changelogs --out changelogs.jsonl
-  # documentation of Python, without dates, up to 0.5M words
-  alma corpus pydoc stdlib --max-words 0.5M --out stdlib.jsonl
 """
 
 
@@ -33,15 +41,13 @@ def parser() -> Parser:
         "       %(prog)s debian-changelogs [FOLDER] --out FILE.jsonl [--max-words N]\n"
         "       %(prog)s pydoc [topics|stdlib|packages] --out FILE.jsonl [--max-words N]",
         description="Write text that every machine has as JSON lines for `alma data`, without a download. "
-        "Commits and changelogs are dated, so `alma data --by year` makes a stream that drifts. Prints "
-        "documents, words, and the first and last date.",
+        "Commits and changelogs are dated, so `alma data --by year` makes a stream that drifts.",
         epilog=_EXAMPLES,
     )
     add = made.add_argument
     recipe = (
-        "git: the message of each commit before HEAD, without merges and trailers, with the author's date; "
-        "debian-changelogs: each entry of the packages' changelogs, with its date; pydoc: the documentation "
-        "of Python and of installed packages, without dates"
+        "git: the messages of the commits before HEAD; debian-changelogs: the entries of the packages' "
+        "changelogs; pydoc: the documentation of Python and of installed packages, without dates"
     )
     add("recipe", choices=RECIPES, metavar="RECIPE", help=recipe)
     source = (
@@ -55,6 +61,45 @@ def parser() -> Parser:
     return made
 
 
+def write(
+    documents: Generator[Document, None, None], out: str, left_out: Counter[str], most: int | None = None
+) -> str:
+    """Write `{"date": ..., "text": ...}` for each document up to `most` words; without `date` if it has none.
+
+    Returns a summary, with dates in UTC. `left_out` gains documents whose date `alma data` cannot read. The
+    same bytes leave a file untouched: a stream made from it would not match a newer one. UserError: a bad
+    `out`, or no document.
+    """
+    count = words = 0
+    first, last = datetime.max, datetime.min
+    make_directory(Path(out).parent)
+    with (
+        closing(documents),
+        tqdm(documents, unit=" documents", disable=None, leave=False) as bar,
+        atomic_write(out, "wb", keep_same=True) as file,
+    ):
+        for text, date, _ in bar:
+            try:
+                found = interval(date)
+            except (ValueError, OverflowError):
+                left_out["with an unreadable date"] += 1
+                continue
+            size = len(text.split())
+            if most is not None and words + size > most:
+                break
+            record = {"text": text} if date is None else {"date": date, "text": text}
+            file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+            count += 1
+            words += size
+            if found:
+                first, last = min(first, found[0]), max(last, found[0])
+        omitted = ", ".join(f"{number:,} {what}" for what, number in left_out.items() if number)
+        if not count:
+            raise UserError(f"no document to write (left out: {omitted or 'none'})")
+    dates = f", {first:%Y-%m-%d} to {last:%Y-%m-%d}" if first <= last else ""
+    return f"{count:,} documents, {words:,} words{dates}" + (f"\nleft out: {omitted}" if omitted else "")
+
+
 @command
 def main() -> None:
     """Write the file and print what is in it."""
@@ -66,7 +111,7 @@ def main() -> None:
     if kind(out) not in (".jsonl", ".json"):
         raise UserError(f"--out {out}: name it {out}.jsonl, because `alma data` tells formats by suffix")
     left_out: Counter[str] = Counter()
-    print(writer.write(documents(source, left_out), out, left_out, arguments.max_words))
+    print(write(documents(source, left_out), out, left_out, arguments.max_words))
 
 
 if __name__ == "__main__":

@@ -34,9 +34,7 @@ def documents(source: str, left_out: Counter[str]) -> Generator[Document, None, 
     found = (*folder.glob("changelog*"), *folder.glob("*/changelog*"))
     files = sorted(str(path) for path in found if path.is_file())
     if not files:
-        raise UserError(
-            f"{source}: no changelog; Docker images of Debian leave them out, and other systems have none"
-        )
+        raise UserError(f"{source}: no changelog; Docker images of Debian and other systems have none")
     seen: set[bytes] = set()
     for path in files:
         try:

@@ -55,25 +55,20 @@ def _git(folder: str, *words: str) -> Generator[bytes, None, None]:
     """What a command of git in a folder prints, cut at each NUL. UserError: it fails."""
     offline = git_environment() | {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}  # partial clones
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            ["git", *words], cwd=folder, env=offline, stdout=subprocess.PIPE, stderr=errors
-        )
-        assert process.stdout
-        rest = b""
-        try:
+        command = ["git", *words]
+        with subprocess.Popen(  # closed early, git ends by SIGPIPE
+            command, cwd=folder, env=offline, stdout=subprocess.PIPE, stderr=errors
+        ) as process:
+            assert process.stdout
+            rest = b""
             while block := process.stdout.read(_BLOCK):
                 *whole, rest = (rest + block).split(b"\0")
                 yield from whole
             if rest:
                 yield rest
-        finally:
-            process.stdout.close()  # git ends by SIGPIPE if there is more
-            code = process.wait()
-        if code:
+        if process.returncode:
             errors.seek(0)
             said = errors.read().decode(errors="replace")
-            fatal = [line[7:] for line in said.splitlines() if line.startswith("fatal: ")]
-            reason = f"git failed ({(fatal or said.splitlines() or ['no message'])[0]})"
-            if any("bad revision 'HEAD'" in line for line in fatal):
-                reason = "a repository without commits"
-            raise UserError(f"{folder}: {reason}")
+            if "bad revision 'HEAD'" in said:
+                raise UserError(f"{folder}: a repository without commits")
+            raise UserError(f"{folder}: git failed ({said.partition('fatal: ')[2] or said})")

@@ -41,12 +41,8 @@ def prose(text: str) -> list[str]:
         paragraph = " ".join(" ".join(lines).split())
         words = paragraph.split(" ")
         alphabetic = sum(word.strip("\"'`*().,:;!?-").isalpha() for word in words)
-        if (
-            len(words) >= 4
-            and alphabetic >= 0.7 * len(words)
-            and paragraph.isprintable()
-            and not _CODE.search(block)
-        ):
+        english = len(words) >= 4 and alphabetic >= 0.7 * len(words) and paragraph.isprintable()
+        if english and not _CODE.search(block):
             paragraphs.append(paragraph)
     return paragraphs
 

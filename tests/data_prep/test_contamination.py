@@ -4,7 +4,8 @@ import pytest
 
 from alma.stream import Stream
 from alma.workers import Workers
-from data_prep import contamination, shingles, similarity
+from data_prep import contamination, similarity
+from data_prep.words import hash_bytes, hash_texts
 
 from .conftest import make_documents
 from .small_streams import write_stream
@@ -86,8 +87,8 @@ def test_a_large_part_is_sampled(overlapping, prepare, tmp_path, monkeypatch):
 
 def test_words_of_text_and_of_tokens_have_the_same_hashes():
     texts = [b"ab c\nabc", b"a", "\u00e9 ab".encode()]
-    hashes, owners = shingles.hash_texts(texts)
+    hashes, owners = hash_texts(texts)
     assert owners.tolist() == [0, 0, 0, 1, 2, 2]
     words = [b"ab", b"c", b"abc", b"a", "\u00e9".encode(), b"ab"]
-    assert hashes.tolist() == [shingles.hash_bytes(word) for word in words]
+    assert hashes.tolist() == [hash_bytes(word) for word in words]
     assert len(set(hashes.tolist())) == 5

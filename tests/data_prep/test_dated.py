@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream
-from data_prep import documents, periods, plan
+from data_prep import documents, order, plan
 from data_prep.dates import Dates, label, number_of
 from data_prep.documents import Reader
-from data_prep.periods import Dated, merged
+from data_prep.order import Dated, merged
 from data_prep.scan import RECORD, scan_shard
 from data_prep.work import Workspace, mapped
 
@@ -227,7 +227,7 @@ def test_duplicates_do_not_make_a_period_large(news, dated, prepare, tmp_path, n
 
 
 def test_too_many_periods_are_counted_after_the_merge(monkeypatch):
-    monkeypatch.setattr(periods, "MOST", 3)
+    monkeypatch.setattr(order, "MOST", 3)
     words = {f"{year}/a": 4 for year in range(2020, 2024)}
     for small in (False, True):
         wanted = Dated(0, 1, 2, 2, None, merge_small=small)

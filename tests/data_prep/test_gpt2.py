@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from alma.errors import UserError
 from alma.files import sha256_file
 from alma.stream import Stream
-from data_prep import gpt2
-from data_prep.gpt2 import GPT2
+from data_prep import byte_level
+from data_prep.byte_level import GPT2
 
 from .conftest import make_documents
 
@@ -69,7 +69,7 @@ def test_odd_text(pair):
 
 def test_white_space_of_the_pattern_never_occurs_in_a_normalised_line(pair):
     """So no token crosses two words. The pattern is fairseq's."""
-    assert pair[1].pat.pattern == gpt2._TOKENS.pattern
+    assert pair[1].pat.pattern == byte_level._TOKENS.pattern
     spaces = regex.findall(r"\s", "".join(map(chr, range(0x110000))))
     assert len(spaces) > 20
     assert not "".join(spaces).split()

@@ -10,16 +10,20 @@ from hypothesis import strategies as st
 from alma.errors import UserError
 from alma.stream import DTYPES, Stream, read_index
 from alma.workers import Workers
-from data_prep import contamination, hugging_face
+from data_prep import contamination
+from data_prep.byte_level import HuggingFace, HuggingFacePair
 from data_prep.documents import normalise
-from data_prep.hugging_face import HuggingFace, HuggingFacePair
 from data_prep.similarity import open_part
 
 from .conftest import make_documents
 
 tokenizers = pytest.importorskip("tokenizers")
-_SLASH = hugging_face._BY_WORD[1].replace(r"[\r\n]*", r"[\r\n/]*")  # as in o200k: a line break ends no token
-PATTERNS = [*hugging_face._BY_WORD, _SLASH]
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PATTERNS = ["", LLAMA_3, LLAMA_3.replace("{1,3}", ""), LLAMA_3.replace(r"[\r\n]*", r"[\r\n/]*")]
+"""Of GPT-2, Llama 3, Qwen 2, and as of o200k, where a line break ends no token."""
 LINES = "it's THEY'LL 12345\na\u00e9\u0301 \u6f22\u5b57 x\u00b2.\n/path\n\n'\U0001f600!!\n<|end|> \u200b$5.0"
 
 
@@ -78,8 +82,7 @@ def test_ids_are_the_librarys(pairs, texts):
             assert [library.decode(each, skip_special_tokens=False) for each in ids] == documents
 
 
-def test_only_patterns_that_allow_it_are_cut(pairs, tmp_path):
-    assert [own._by_word for own, _ in pairs] == [True, True, True, False]
+def test_a_token_may_have_a_space(tmp_path):
     space = {"id": 400, "content": "a b", "single_word": False, "lstrip": False, "rstrip": False}
     space |= {"normalized": False, "special": False}
     path = save(tmp_path / "t.json", added_tokens=lambda tokens: [*tokens, space])

@@ -37,9 +37,9 @@ def found_near(folder, documents: list[tuple[str, int]], files: int = 1, first: 
     for number in range(files):
         path = space.file("entries", number, "bin")
         with open_items(path) as file:
-            entries = nd.EntryWriter(file)
+            entries = nd.EntryWriter(file, {str(number): number for _, number in documents})
             for text, arrival in documents[number::files]:
-                entries.add(text.encode(), key(text), arrival)
+                entries.add(key(text), str(arrival), text.encode())
             entries.finish()
         nd.write_bands(space, number, path)
     ranges = nd.count_ranges(nd.entry_files(space, files, ()))
