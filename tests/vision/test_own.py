@@ -78,10 +78,12 @@ def test_each_period_is_a_mega_batch_with_a_test_set_of_its_own():
         ),
         ((PIXELS, LABELS[1:]), {}, "give images, each with a label"),
         ((PIXELS, LABELS / 2), {}, "whole numbers >= 0"),
+        ((PIXELS, ["a"] * 40), {}, "<U1"),
         (TensorDataset(PIXELS), {}, "give images, each with a label"),
         ((PIXELS[:0], LABELS[:0]), {}, "give images, each with a label"),
         ((PIXELS, LABELS), {"dates": DATES[1:]}, "give the period of each of 40 images"),
         ((PIXELS, LABELS), {"dates": [None] * 40}, "give the period of each of 40 images"),
+        ((PIXELS, LABELS), {"dates": ["2024-9"] * 20 + ["2024-10"] * 20}, "or '2024-03'"),
         ((PIXELS, LABELS), {"dates": np.arange(40) // 39}, "a mega-batch needs at least 2 images"),
         ((PIXELS, LABELS), {"dates": DATES, "megabatches": 2}, "give megabatches, or dates"),
         ((PIXELS, LABELS), {"test": (PIXELS[..., 1:], LABELS)}, "give one size"),
@@ -89,6 +91,22 @@ def test_each_period_is_a_mega_batch_with_a_test_set_of_its_own():
 )
 def test_other_images_and_dates_are_one_line(refused, given, options, message):
     assert message in refused(Stream.from_dataset, given, **options)
+
+
+def test_classes_without_images_have_their_outputs(tmp_path, monkeypatch, refused):
+    monkeypatch.setattr(Pictures, "classes", [*"abcdef"])
+    run(Stream.from_dataset(Pictures(), megabatches=2), "sm", tmp_path, arch="mlp", hidden=4, **QUICK)
+    learner, data = deployed.load(tmp_path)
+    assert (learner.classes, data.names) == (6, [*"abcdef"])
+    monkeypatch.setattr(Pictures, "classes", [*"abc"])
+    assert "3 names in its `classes`, and labels up to 3" in refused(Stream.from_dataset, Pictures())
+
+
+def test_a_palette_becomes_its_colours():
+    pictures = [Image.fromarray(image.numpy().transpose(1, 2, 0)) for image in PIXELS // 128 * 255]
+    few = [picture.convert("P", palette=Image.Palette.WEB) for picture in pictures]
+    streams = [Stream.from_dataset((each, LABELS), megabatches=2) for each in (pictures, few)]
+    assert equal(*(stream.dataset.train for stream in streams))
 
 
 def tiny(channels, size, classes):
