@@ -158,6 +158,13 @@ def test_a_network_of_ones_own_trains_resumes_and_predicts(tmp_path, learner):
     )
 
 
+def frozen():
+    return nn.Sequential(nn.Flatten(), nn.Linear(90, 8).requires_grad_(False), nn.Linear(8, 4))
+
+
+ONE = nn.Sequential(nn.Flatten(), nn.Linear(90, 4))
+
+
 @pytest.mark.parametrize(
     ("learner", "options", "message"),
     [
@@ -171,12 +178,20 @@ def test_a_network_of_ones_own_trains_resumes_and_predicts(tmp_path, learner):
             {"backbone": lambda c, s, n: nn.Sequential(nn.Flatten(), nn.Linear(90, n + 1))},
             "gives (2, 5)",
         ),
+        ("sm", {"backbone": ONE}, "give a function"),
+        ("ens", {"backbone": lambda *_: ONE}, "the same network twice"),
+        ("sm", {"backbone": lambda *_: frozen()}, "1.weight, 1.bias get no gradient"),
     ],
 )
 def test_a_network_that_does_not_fit_starts_nothing(tmp_path, refused, learner, options, message):
     stream = Stream.from_dataset((PIXELS, LABELS), megabatches=2)
     assert message in refused(run, stream, learner, tmp_path / "run", **options, **QUICK)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_that_is_no_number_is_one_line(tmp_path, refused):
+    stream, options = Stream.from_dataset((PIXELS, LABELS), megabatches=2), {"metric": lambda *_: np.nan}
+    assert "<lambda> is nan" in refused(run, stream, "sm", tmp_path, arch="mlp", **options, **QUICK)
 
 
 def test_another_network_or_metric_is_another_run(tmp_path, refused):
