@@ -129,14 +129,7 @@ def load(
     files in that folder, mapped into memory. The others read the files of torchvision.datasets. UserError if
     files are missing (without `download`) or unreadable, or if images differ in size.
     """
-    if name not in presets.DATASETS:
-        raise UserError(f"--dataset {name}: choose from {', '.join(presets.DATASETS)}")
-    if cache_images is not None and name != "folder":
-        raise UserError(f"--cache-images needs --dataset folder: the images of {name} are read into memory")
-    if image_size is not None and image_size < 1:
-        raise UserError(f"--image-size {image_size}: at least 1")
-    if resize_size and resize_size < (image_size or resize_size + 1):
-        raise UserError(f"--resize-size {resize_size}: at least --image-size, which it needs")
+    presets.check_dataset(name, image_size, resize_size, cache_images)
     size = folder.Size(image_size, image_size, resize_size) if image_size else None
     try:
         return _read(name, root, download, size, Path(cache_images) if cache_images else None)
