@@ -22,9 +22,6 @@ from vision.train import evaluate, fit
 PROCESS, VECTORS = 3e8, 6
 """Bytes of a process without images and model; numbers for a parameter: values, gradients, best epoch,
 average, and two of the optimizer."""
-_SHAPES = {"digits": (1, 8, 360), "mnist": (1, 28, 10_000), "emnist": (1, 28, 18_800)}
-_SHAPES |= dict.fromkeys(("cifar10", "cifar100"), (3, 32, 10_000))
-"""Channels, height and width, and test images."""
 
 
 def table(jobs: Sequence[SweepRun]) -> str:
@@ -68,8 +65,7 @@ def _data(job: SweepRun) -> tuple[tuple[int, ...], int, int, int]:
         height, width, channels = folder.read_image(listing.train[0][1], None).shape
         size = (side, side) if side else (height, width)
         return (channels, *size), len(listing.train), len(listing.test), len(listing.classes)
-    channels, own, tested = _SHAPES[name]
-    images, classes = presets.SIZES[name]
+    channels, own, images, tested, classes = presets.SIZES[name]
     return (channels, side or own, side or own), images, tested, classes
 
 

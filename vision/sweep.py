@@ -171,9 +171,9 @@ def check_data(jobs: Sequence[SweepRun]) -> list[str]:
 
     roots = dict.fromkeys(job.dataset["root"] for job in jobs if job.dataset["name"] == "folder")
     listings = {root: folder.listed(Path(root)) for root in roots}
-    sizes = {root: (len(listing.train), len(listing.classes)) for root, listing in listings.items()}
+    sizes = {root: (len(listing.train), 0, len(listing.classes)) for root, listing in listings.items()}
     for job in jobs:
-        images, classes = presets.SIZES.get(job.dataset["name"]) or sizes[job.dataset["root"]]
+        *_, images, _, classes = presets.SIZES.get(job.dataset["name"]) or sizes[job.dataset["root"]]
         presets.check_megabatches(job.megabatches, images, classes if job.scenario == "classes" else 0)
         presets.check_seed(job.stream_seed)
         presets.check_seed(job.options["seed"])
