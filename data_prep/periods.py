@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from alma.dates import LeftOut, label
 from alma.errors import UserError
 from alma.files import write_json_atomic
 from data_prep.compressed import Document, Skipped
-from data_prep.dates import LeftOut, label
 from data_prep.documents import Shard, count_words, normalise
 from data_prep.order import Ordered
 from data_prep.work import Work, Workspace, read_json

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from alma.dates import Dates, interval, number_of
 from alma.errors import UserError, hint, require_package
 from alma.stream import Stream
 from data_prep.cut import Wanted
-from data_prep.dates import Dates, interval, number_of
 from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
 from data_prep.formats import stem

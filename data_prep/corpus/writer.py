@@ -8,10 +8,10 @@ from pathlib import Path
 
 import orjson
 
+from alma.dates import interval
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 from data_prep.compressed import Document
-from data_prep.dates import interval
 
 
 def write(
