@@ -34,6 +34,18 @@ def check_share(share: float, replay: bool, source: str = "all") -> None:
         raise UserError(f"--replay-from {source} needs --replay-share, such as .5")
 
 
+def check_growth(out: object, before: int, now: int, waiting_time: int) -> None:
+    """UserError: the stream had `before` mega-batches and has `now`, which lengthens a stage that is trained
+    in the run `out`."""
+    last = stages(before, waiting_time)[-1]
+    longer = stages(now, waiting_time)[last.index]
+    if longer.last != last.last:
+        raise UserError(
+            f"{out}: stage {last.index} was trained when the stream ended with mega-batch {last.last}; now "
+            f"it would wait for mega-batch {longer.last}: choose another --out"
+        )
+
+
 def stages(
     megabatches: int, waiting_time: int = 1, replay: bool = False, replay_from: str | None = None
 ) -> list[Stage]:

@@ -21,6 +21,7 @@ from alma.errors import UserError
 from alma.stages import Stage
 from vision import folder, presets
 from vision.examples import AnyExamples, Examples, StoredExamples
+from vision.periods import ImagePeriod
 from vision.train import Replay
 
 VALIDATION = 0.1
@@ -37,9 +38,9 @@ Beyond, each batch is normalised anew, which takes little time beside a network 
 
 
 class Images(NamedTuple):
-    """Images (n, channels, height, width) as bytes, and labels (n,) as int64."""
+    """Images (n, channels, height, width) as bytes, a tensor or `Pixels`, and labels (n,) as int64."""
 
-    images: Tensor
+    images: Any
     labels: Tensor
 
 
@@ -78,12 +79,12 @@ class Dataset:
         if stored or values > _SMALL or 4 * len(chosen) * values > _NORMALISED:
             normalise = partial(self.normalised, device=device)
             return StoredExamples(images.images, chosen, labels.to(device), normalise)
-        return self.examples(Images(images.images[chosen], labels), device)
+        return self.examples(Images(images.images.index_select(0, chosen), labels), device)
 
     @property
     def black(self) -> Tensor:
         """A black pixel (channels,), normalised."""
-        return self.normalised(self.train.images.new_zeros(1, self.shape[0], 1, 1)).flatten()
+        return self.normalised(torch.zeros(1, self.shape[0], 1, 1, dtype=torch.uint8)).flatten()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -181,17 +182,19 @@ def make_dataset(name: str, train: Sequence[Any], test: Sequence[Any], statistic
     if sizes[0] != sizes[1]:
         raise UserError(f"{name}: training images are {sizes[0]}, test images {sizes[1]}: give one size")
     classes = int(max(train.labels.max(), test.labels.max())) + 1
-    if statistics is None:  # from counts of the 256 values: doubles take 8 times the memory
-        count = partial(torch.bincount, minlength=256)
-        chunks = (
-            [count(channel.flatten()) for channel in part.unbind(1)] for part in train.images.split(256)
-        )
-        counts = sum(map(torch.stack, chunks), torch.zeros(())).double()
-        values, total = torch.arange(256).double() / 255, counts.sum(1)
-        mean = counts @ values / total
-        variance = (counts * (values - mean[:, None]).square()).sum(1) / (total - 1).clamp_min(1)
-        statistics = tuple(mean.tolist()), tuple(variance.sqrt().clamp_min(1e-6).tolist())
-    return Dataset(name, train, test, classes, *statistics)
+    return Dataset(name, train, test, classes, *(statistics or statistics_of(train.images)))
+
+
+def statistics_of(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of images as bytes, for pixel values in 0..1."""
+    # from counts of the 256 values: doubles take 8 times the memory
+    count = partial(torch.bincount, minlength=256)
+    chunks = ([count(channel.flatten()) for channel in part.unbind(1)] for part in images.split(256))
+    counts = sum(map(torch.stack, chunks), torch.zeros(())).double()
+    values, total = torch.arange(256).double() / 255, counts.sum(1)
+    mean = counts @ values / total
+    variance = (counts * (values - mean[:, None]).square()).sum(1) / (total - 1).clamp_min(1)
+    return tuple(mean.tolist()), tuple(variance.sqrt().clamp_min(1e-6).tolist())
 
 
 def _images(what: str, images: Any, labels: Any) -> Images:
@@ -218,6 +221,9 @@ class MegaBatchStream:
     if a mega-batch has fewer than 2 images.
     """
 
+    periods: Sequence[ImagePeriod] = ()
+    """Of a stream by date, see `vision.scenarios.PeriodStream`."""
+
     def __init__(
         self,
         dataset: str | Dataset = "digits",
@@ -243,6 +249,15 @@ class MegaBatchStream:
         if any(part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= total for part in self.parts):
             raise UserError(f"parts: give indices of training images, whole numbers from 0 to {total - 1}")
         self.held_out, self.scenario = [np.asarray(part, dtype=np.int64) for part in held_out], scenario
+
+    def config(self, seed: int) -> dict[str, Any]:
+        """What run.json records of the stream, in a run with `seed`."""
+        drift = {"scenario": self.scenario} if self.scenario else {}
+        return drift | ({"partition": self.partition} if self.partition != seed else {})
+
+    def classes(self, t: int) -> int:
+        """Number of classes that a learner knows which has received mega-batches 1..t."""
+        return self.dataset.classes
 
     @property
     def partition(self) -> int | str:
@@ -306,6 +321,10 @@ class StageData:
     def sizes(self, index: int, part: int = 0) -> dict[int, int]:
         """Training (`part` 1: validation) examples of each mega-batch t of stage `index`, in their order."""
         return {t: len(self._stream.split(t)[part]) for t in self._schedule[index].train_on}
+
+    def classes(self, index: int) -> int:
+        """Number of classes that a learner knows in stage `index`."""
+        return self._stream.classes(self._schedule[index].last)
 
     def _examples(self, index: int, part: int) -> AnyExamples:
         dataset = self._stream.dataset

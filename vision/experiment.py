@@ -4,6 +4,7 @@ As in `vision.learners.base`, torch is imported inside the functions that use it
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from alma.errors import UserError
 from alma.files import checkpoint_file, locked, make_directory, temporary_of
 from alma.records import Run
 from alma.stages import Stage, check_share, stages
-from vision import presets
+from vision import periods, presets
 from vision.learners import LEARNERS, Learner, resolve
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def run(
     device: str = "auto",
     save_interval: float = 30.0,
     save_stages: bool = False,
+    append: bool = False,
+    classes: str = "all",
     command: str | None = None,
     **settings: Any,
 ) -> Run:
@@ -53,7 +56,8 @@ def run(
     learner's, such as hidden=64. `preset` sets the defaults of both. A checkpoint is written every
     `save_interval` seconds, with `save_stages` the model of each stage; run.json records `command`. An
     interrupted run resumes, on a CPU bit for bit; a complete one, which has all rows and the checkpoint after
-    the last stage, is returned. UserError: a bad setting, or `out` holds another run.
+    the last stage, is returned. With `append` it goes on if its `PeriodStream` has grown. Errors count images
+    of "all" `classes`, or of those "known" to the model. UserError: a bad setting, or `out` has another run.
     """
     from tqdm import tqdm
 
@@ -75,27 +79,34 @@ def run(
     config |= {"replay_share": share} if share else {}
     config |= {"replay_from": replay_from} if share and replay_from != "all" else {}
     config |= {"seed": seed, "dataset": dataset.name, "data": dataset.fingerprint}
-    config |= {"scenario": stream.scenario} if stream.scenario else {}
-    config |= {"partition": stream.partition} if stream.partition != seed else {}
+    config |= stream.config(seed) | ({"classes": classes} if classes != "all" else {})
     config |= chosen.config()
 
     directory = Path(out)
+    if stream.periods:
+        periods.check_classes(stream.periods, waiting_time, chosen)
+        config["test_periods"] = periods.check_append(directory, stream.periods, append)
+    growing = ("megabatches", "periods", "megabatch_sha256") if append and stream.periods else ()
     make_directory(directory)
     with locked(directory):
-        record = Run.open(directory, config, {"partition": stream.partition, "weights and order": seed})
+        seeds = {"partition": stream.partition, "weights and order": seed}
+        record = Run.open(directory, config, seeds, growing)
         temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
-        saved, rows = directory / CHECKPOINT, record.rows
-        state = read_checkpoint(saved) if len(rows) >= len(stream) and saved.exists() else {}
-        if state.get("done") == len(schedule) and state.get("last_row"):
-            if rows[-1]["t"] < len(stream):  # a kill came between the last checkpoint and the last row
-                record.append(json.loads(state["last_row"]))
+        saved = directory / CHECKPOINT
+        state = read_checkpoint(saved) if saved.exists() else {}
+        last_row = json.loads(state.get("last_row") or "{}")
+        if last_row and last_row["t"] not in (row["t"] for row in record.rows):
+            record.append(last_row)  # a kill came between the last checkpoint and the last row
+        if last_row and state["done"] == len(schedule):
             return record
         if command:
             record.note(command=command)
         with _fitting(directory):
-            subject = LEARNERS[learner](dataset.shape, dataset.classes, chosen, seed, target)
+            known = stream.classes(schedule[0].last)
+            subject = LEARNERS[learner](dataset.shape, known, chosen, seed, target)
             data = StageData(stream, schedule, target, share)
             trainer = _Trainer(subject, stream, data, directory, save_interval, save_stages)
+            trainer.test_periods, trainer.known_only = config.get("test_periods"), classes == "known"
             done, epochs = trainer.load(), chosen.epochs
             if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
                 raise UserError(
@@ -164,7 +175,9 @@ class _Trainer:
         self._own_memory = self._on_gpu or processes.reset_peak_memory()
         test = stream.dataset.test
         self._test = stream.dataset.select(test, torch.arange(len(test.labels)), learner.device)
-        self._held_out = stream.held_out
+        self._held_out, self._periods = stream.held_out, [period.name for period in stream.periods]
+        self.test_periods: int | None = None  # the test set has the first ones; None: all images
+        self.known_only = False  # leave out images of classes that the model does not know
         self._cache: dict[str, Any] = {}  # of `Learner.predict`
         self._raw: dict[str, Any] = {}  # test error, validation and matrix of the weights before averaging
         self._matrix: list[float] = []  # test error on the held-out images of each mega-batch
@@ -183,6 +196,10 @@ class _Trainer:
                 self._cache, self._raw, self._matrix = state["kept"], state["raw"], state["matrix"]
                 if state["progress"]:
                     self._interrupted = Progress(**state["progress"])
+            if state.get("tested_on", (count := len(self._test.labels))) != count:  # the stream has grown
+                self._cache = {}
+                if not self._interrupted:
+                    self.test()
         return self.done
 
     def save(self, progress: "Progress | None" = None, last_row: str = "") -> None:
@@ -194,6 +211,7 @@ class _Trainer:
             "learner": self.learner.state(),
             "progress": progress and vars(progress),
             "kept": self._cache,
+            "tested_on": len(self._test.labels),
             "raw": self._raw,
             "matrix": self._matrix,
             "last_row": last_row,
@@ -244,9 +262,15 @@ class _Trainer:
         return error, flops
 
     def _errors(self, predicted: "Tensor") -> tuple[float, list[float]]:
-        """The test error, and that on the held-out images of each mega-batch."""
-        wrong = (predicted != self._test.labels).double().cpu()
-        return float(wrong.mean()), [float(wrong[part].mean()) for part in self._held_out]
+        """The test error, and that on the held-out images of each mega-batch; 1 where no image counts."""
+        wrong = (predicted != self._test.labels).double()
+        if self.known_only:
+            wrong[self._test.labels >= self.learner.classes] = math.nan
+        wrong = wrong.cpu()
+        tested = sum(map(len, self._held_out[: self.test_periods])) if self.test_periods else len(wrong)
+        parts = wrong[:tested], *(wrong[part] for part in self._held_out)
+        error, *matrix = (float(part.nanmean().nan_to_num(1.0)) for part in parts)
+        return error, matrix
 
     @property
     def parameters(self) -> int:
@@ -276,4 +300,5 @@ class _Trainer:
         """
         memory_of = "" if self._own_memory else "process"
         more = {"raw": self._raw, "matrix": self._matrix, "memory_of": memory_of}
+        more["matrix_periods"] = self._periods
         return self.learner.details | {name: value for name, value in more.items() if value}

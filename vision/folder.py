@@ -7,7 +7,7 @@ import struct
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
@@ -22,7 +22,7 @@ from alma.files import atomic_write, make_directory
 KINDS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of images, in lower case."""
 _CHUNK = 64  # images of a task of a thread
-_NO_IMAGE = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, struct.error, zlib.error)
+NO_IMAGE = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, struct.error, zlib.error)
 
 
 class Listing(NamedTuple):
@@ -45,33 +45,42 @@ def listed(root: Path) -> Listing:
 
     UserError: a folder is missing, unreadable or without images, or classes of train/ and test/ differ.
     """
-
-    def fail(error: OSError) -> NoReturn:
-        needed = "--data-root needs train/CLASS/*.png and test/CLASS/*.png"
-        raise UserError(f"cannot read folder from {root} ({error}): {needed}")
-
     classes: list[set[str]] = []
+    needed = "--data-root needs train/CLASS/*.png and test/CLASS/*.png"
     listing = Listing([], [], [], Counter())
     for part, images in ((root / "train", listing.train), (root / "test", listing.test)):
-        tree = sorted(os.walk(part, onerror=fail, followlinks=True))
-        for folder, _, names in tree:
-            inside = Path(folder).relative_to(part).parts
-            for name in sorted(names):
-                suffix = os.path.splitext(name)[1].lower()
-                if any(word.startswith(".") for word in (*inside, name)):
-                    listing.left_out["hidden"] += 1
-                elif not inside or suffix not in KINDS:
-                    listing.left_out[(suffix or "without suffix") if inside else "in no class"] += 1
-                else:
-                    images.append((inside[0], os.path.join(folder, name)))
+        images += [(inside[0], path) for inside, path in below(part, 1, listing.left_out, needed)]
         images.sort(key=lambda image: image[0])
-        classes.append({name for name in tree[0][1] if not name.startswith(".")})
+        classes.append({name.name for name in part.iterdir() if name.is_dir() and name.name[0] != "."})
         empty = sorted(classes[-1] - {name for name, _ in images})
         if empty or not classes[-1]:
             raise UserError(f"{part}/{', '.join(empty) or 'CLASS'}: no images, which every class needs")
     if odd := sorted(classes[0] ^ classes[1]):
         raise UserError(f"{root}: train/ and test/ differ in classes: {', '.join(odd)}")
     return listing._replace(classes=sorted(classes[0]))
+
+
+def below(
+    root: Path, depth: int, left_out: Counter[str], needed: str
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The folders, at least `depth`, and the path of each image below `root`, in order; counts other files.
+
+    UserError, which ends with what is `needed`: a folder is missing or unreadable.
+    """
+
+    def fail(error: OSError) -> NoReturn:
+        raise UserError(f"cannot read folder from {root} ({error}): {needed}")
+
+    for folder, _, names in sorted(os.walk(root, onerror=fail, followlinks=True)):
+        inside = Path(folder).relative_to(root).parts
+        for name in sorted(names):
+            suffix = os.path.splitext(name)[1].lower()
+            if any(word.startswith(".") for word in (*inside, name)):
+                left_out["hidden"] += 1
+            elif len(inside) < depth or suffix not in KINDS:
+                left_out["in no class" if len(inside) < depth else suffix or "without suffix"] += 1
+            else:
+                yield inside, os.path.join(folder, name)
 
 
 def read(root: Path, size: int | None, cache: Path | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -84,11 +93,15 @@ def read(root: Path, size: int | None, cache: Path | None = None) -> list[tuple[
     listing, parts = listed(root), []
     for part, images in ((root / "train", listing.train), (root / "test", listing.test)):
         names, paths = zip(*images, strict=True)
-        pixels = _cached(cache, part, paths, size) if cache else _decoded(paths, size)
-        parts.append((pixels, np.unique(names, return_inverse=True)[1]))
+        parts.append((pixels_of(part, paths, size, cache), np.unique(names, return_inverse=True)[1]))
     if parts[0][0].shape[1:] != parts[1][0].shape[1:]:
         raise UserError(f"{root}: images of train/ and test/ differ in size: give --image-size")
     return parts
+
+
+def pixels_of(part: Path, paths: Sequence[str], size: int | None, cache: Path | None) -> np.ndarray:
+    """Images (n, 3, height, width) of the files of a part, in memory or mapped from a file in `cache`."""
+    return _cached(cache, part, paths, size) if cache else _decoded(paths, size)
 
 
 def _cached(cache: Path, part: Path, paths: Sequence[str], size: int | None) -> np.ndarray:
@@ -178,9 +191,9 @@ def _read(path: str, size: int | None) -> np.ndarray:
                     f"{path} has more than 8 bits per channel (mode {image.mode}): convert it first"
                 )
             image.load()
-            with contextlib.suppress(*_NO_IMAGE):  # of damaged metadata
+            with contextlib.suppress(*NO_IMAGE):  # of damaged metadata
                 ImageOps.exif_transpose(image, in_place=True)
             rgb = image.convert("RGB")
             return np.asarray(rgb.resize((size, size), Image.Resampling.BILINEAR) if size else rgb)
-    except (*_NO_IMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except (*NO_IMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise UserError(f"cannot read the image {path} ({error}): replace or delete it") from None

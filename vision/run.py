@@ -23,7 +23,7 @@ from alma.help_texts import DATA_ROOT, JOBS, SEEDS, SIZE
 from alma.options import add_options, names_of, options_of
 from alma.protocol import StreamOptions
 from alma.tables import as_text
-from vision import presets
+from vision import periods, presets
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
 from vision.sweep import USUAL, SweepRun, check_data, jobs_of, read_sections
@@ -128,7 +128,7 @@ def parser() -> Parser:
     made.add_argument("--size", metavar="SIZE", help=SIZE)
 
     add = made.add_argument_group("data", "The data set, and how it is cut into mega-batches.").add_argument
-    add("--dataset", **names_of(presets.DATASETS), default=["digits"], help="data set (default: digits)")
+    add("--dataset", **names_of(presets.DATASETS), help="data set (default: digits; with --by, folder)")
     add("--data-root", default=USUAL["data_root"], metavar="DIR", help=DATA_ROOT)
     text = "download missing files with torchvision"
     add("--download", action=argparse.BooleanOptionalAction, default=False, help=text)
@@ -146,6 +146,23 @@ def parser() -> Parser:
     add("--scenario", **names_of(presets.SCENARIOS), help=text)
     text = "seed of the partition into mega-batches (default: --seed; of the authors' code: 432)"
     add("--stream-seed", type=number_list, metavar="S", help=text)
+
+    text = "Images that arrive over time: a mega-batch for each period (docs/weekly-images.md)."
+    add = made.add_argument_group("streams by date", text).add_argument
+    text = "periods, from the dates of folders (DIR/2026-W03/CLASS/*.jpg), of --manifest or of EXIF; folder: "
+    add("--by", choices=periods.BY, help=f"{text}each folder is one, in the order of their names")
+    text = "a .csv, .jsonl or .parquet file: path, label, date and, if you like, split of each image"
+    add("--manifest", metavar="FILE", help=text)
+    text = "column of the manifest, such as the object that is seen: its images are in one split"
+    add("--group-by", metavar="COLUMN", help=text)
+    text = "images without a usable date: an error, or left out and counted (default: error)"
+    add("--undated", choices=("error", "skip"), default="error", help=text)
+    text = "errors count all images, or those of classes that the model has met (default: all)"
+    add("--classes", choices=("all", "known"), default="all", help=text)
+    text = "go on with runs, or with --write a stream, that have fewer periods"
+    add("--append", action="store_true", help=text)
+    text = "write the periods as a stream for alma train STREAM --trainer, and train nothing"
+    add("--write", type=Path, metavar="STREAM", help=text)
 
     group = made.add_argument_group("runs", "What is trained in each stage, and on which mega-batches.")
     add, options = group.add_argument, options_of(StreamOptions)
@@ -225,6 +242,9 @@ def main() -> None:
             print(job.out)
         return
     print(*lines, sep="\n", end="\n" * bool(lines), flush=True)
+    if options.write:
+        periods.write_stream(jobs[0].source, options.write, options.append)
+        return
     failed = run_all(jobs, options.jobs)
     if len(failed) < len(jobs) and not options.part:  # other parts may still run
         done = [job.out for job in jobs if job.out.exists()]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Learner:
-    """Base class of learners of images (channels, height, width) of `classes` classes.
+    """Base class of learners of images (channels, height, width) of `classes` classes, as many as are known.
 
     `seed` determines initial weights, order of minibatches and augmentation; global generators are not used.
     A subclass implements `build`, unless it has one network, and sets `settings_class` if it has settings of
@@ -56,10 +56,26 @@ class Learner:
         """A new model, here one network. `structure`: sizes that a grown learner has saved; {} at first."""
         return self.backbone()
 
-    def reset(self, stage: int) -> None:
-        """Draw new weights for all members; they depend on the seed and on `stage`."""
+    def reset(self, stage: int, purpose: str = "init") -> None:
+        """Draw new weights for all members; they depend on the seed, on `stage` and on the `purpose`."""
         for member in range(self.model.members):
-            self.model.reset(self.generator_for("init", member, stage), member)
+            self.model.reset(self.generator_for(purpose, member, stage), member)
+
+    def widen(self, classes: int, stage: int) -> None:
+        """Give the model outputs for `classes` classes, with new weights for those that are new; all other
+        weights stay."""
+        structure, self.classes = self.structure, classes
+        widened = []
+        for old in (self.model, self.average.model) if self.average else (self.model,):
+            self.model = self.build(structure).to(self.device)
+            self.reset(stage, "classes")
+            weights = self.model.state_dict()
+            for name, values in old.state_dict().items():
+                weights[name][tuple(map(slice, values.shape))] = values
+            widened.append(self.model)
+        self.model = widened[0]
+        if self.average:
+            self.average.model = widened[1]
 
     def new_average(self) -> "Average | None":
         """With `settings.average`, an average of models like the present one that has seen none yet."""
@@ -88,6 +104,8 @@ class Learner:
         is the progress that an interrupted call passed to `callback`. Returns FLOPs by purpose."""
         from vision.train import Drawing, Progress, fit
 
+        if data.classes(index) > self.classes:
+            self.widen(data.classes(index), index)
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
         drawing = Drawing(data.black, data.replay(index), self.resamples(index, data))
@@ -180,6 +198,7 @@ class Learner:
         """Everything that training changes, as tensors and plain values."""
         return {
             "structure": self.structure,
+            "classes": self.classes,
             "model": self.model.state_dict(),
             "generators": [generator.get_state() for generator in self.generators],
             "valid": self.valid,
@@ -188,6 +207,7 @@ class Learner:
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a `state` of a learner with the same settings."""
+        self.classes = state.get("classes", self.classes)  # absent from older files
         self.model = self.build(state["structure"]).to(self.device)
         self.model.load_state_dict(state["model"])
         for generator, values in zip(self.generators, state["generators"], strict=True):
