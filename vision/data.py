@@ -217,12 +217,9 @@ class MegaBatchStream:
     The partition equals that of the authors' code (`numpy.random.seed(seed)`, `permutation`, `array_split`),
     but leaves the global random state unchanged. The last tenth of each shuffled mega-batch is its validation
     set. `parts` replaces the partition by given indices of each mega-batch. For a stream that drifts,
-    `held_out` has the indices of each mega-batch's own test images, and `scenario` names the drift. UserError
-    if a mega-batch has fewer than 2 images.
+    `held_out` has the indices of each mega-batch's own test images, and `scenario` names the drift; `periods`
+    are those of a stream by date. UserError if a mega-batch has fewer than 2 images.
     """
-
-    periods: Sequence[ImagePeriod] = ()
-    """Of a stream by date, see `vision.scenarios.PeriodStream`."""
 
     def __init__(
         self,
@@ -232,6 +229,7 @@ class MegaBatchStream:
         parts: Sequence[np.ndarray] | None = None,
         held_out: Sequence[np.ndarray] = (),
         scenario: str | None = None,
+        periods: Sequence[ImagePeriod] = (),
     ):
         self.dataset = load(dataset) if isinstance(dataset, str) else dataset
         self.seed = seed
@@ -249,15 +247,7 @@ class MegaBatchStream:
         if any(part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= total for part in self.parts):
             raise UserError(f"parts: give indices of training images, whole numbers from 0 to {total - 1}")
         self.held_out, self.scenario = [np.asarray(part, dtype=np.int64) for part in held_out], scenario
-
-    def config(self, seed: int) -> dict[str, Any]:
-        """What run.json records of the stream, in a run with `seed`."""
-        drift = {"scenario": self.scenario} if self.scenario else {}
-        return drift | ({"partition": self.partition} if self.partition != seed else {})
-
-    def classes(self, t: int) -> int:
-        """Number of classes that a learner knows which has received mega-batches 1..t."""
-        return self.dataset.classes
+        self.periods = periods
 
     @property
     def partition(self) -> int | str:
@@ -277,6 +267,7 @@ class MegaBatchStream:
         """Indices of the training and validation images of mega-batch t = 1..B."""
         part = self.parts[t - 1]
         cut = len(part) - max(1, int(len(part) * VALIDATION))
+        cut = len(self.periods[t - 1].splits["train"]) if self.periods else cut
         return part[:cut], part[cut:]
 
 
@@ -323,8 +314,9 @@ class StageData:
         return {t: len(self._stream.split(t)[part]) for t in self._schedule[index].train_on}
 
     def classes(self, index: int) -> int:
-        """Number of classes that a learner knows in stage `index`."""
-        return self._stream.classes(self._schedule[index].last)
+        """Number of classes that a learner knows in stage `index`: of a stream by date those so far."""
+        periods = self._stream.periods[: self._schedule[index].last]
+        return sum(len(period.new_classes) for period in periods) or self._stream.dataset.classes
 
     def _examples(self, index: int, part: int) -> AnyExamples:
         dataset = self._stream.dataset

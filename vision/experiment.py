@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from vision.train import Progress
 
 CHECKPOINT = "checkpoint.pt"
+_GROWING = ("megabatches", "periods", "megabatch_sha256")
+"""Settings that change if periods are appended."""
 _OUT_OF_MEMORY = ("out of memory", "allocate memory", "bad_alloc", "ALLOC_FAILED", "create a memory")
 """In the messages of torch, C++, cuDNN and oneDNN."""
 
@@ -56,12 +58,11 @@ def run(
     learner's, such as hidden=64. `preset` sets the defaults of both. A checkpoint is written every
     `save_interval` seconds, with `save_stages` the model of each stage; run.json records `command`. An
     interrupted run resumes, on a CPU bit for bit; a complete one, which has all rows and the checkpoint after
-    the last stage, is returned. With `append` it goes on if its `PeriodStream` has grown. Errors count images
+    the last stage, is returned. With `append` it goes on if its stream by date has grown. Errors count images
     of "all" `classes`, or of those "known" to the model. UserError: a bad setting, or `out` has another run.
     """
     from tqdm import tqdm
 
-    from vision.checkpoints import read_checkpoint
     from vision.data import StageData
 
     dataset, target = stream.dataset, device_of(device)
@@ -79,32 +80,30 @@ def run(
     config |= {"replay_share": share} if share else {}
     config |= {"replay_from": replay_from} if share and replay_from != "all" else {}
     config |= {"seed": seed, "dataset": dataset.name, "data": dataset.fingerprint}
-    config |= stream.config(seed) | ({"classes": classes} if classes != "all" else {})
+    config |= {"scenario": stream.scenario} if stream.scenario else {}
+    directory, by_date = Path(out), stream.periods
+    if by_date:
+        later = [name for period in by_date[waiting_time:] for name in period.new_classes]
+        if later and getattr(chosen, "gens_average", None) == "logits":
+            raise UserError(f"--gens-average logits: earlier members have none of {later[0]}: give probs")
+        config |= {"periods": [x.name for x in by_date], "megabatch_sha256": [x.sha256 for x in by_date]}
+        config |= {"test_periods": periods.check_append(directory, by_date, append), "classes": classes}
+    elif stream.partition != seed:
+        config["partition"] = stream.partition
     config |= chosen.config()
 
-    directory = Path(out)
-    if stream.periods:
-        periods.check_classes(stream.periods, waiting_time, chosen)
-        config["test_periods"] = periods.check_append(directory, stream.periods, append)
-    growing = ("megabatches", "periods", "megabatch_sha256") if append and stream.periods else ()
     make_directory(directory)
     with locked(directory):
         seeds = {"partition": stream.partition, "weights and order": seed}
-        record = Run.open(directory, config, seeds, growing)
+        record = Run.open(directory, config, seeds, _GROWING if by_date and append else ())
         temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
-        saved = directory / CHECKPOINT
-        state = read_checkpoint(saved) if saved.exists() else {}
-        last_row = json.loads(state.get("last_row") or "{}")
-        if last_row and last_row["t"] not in (row["t"] for row in record.rows):
-            record.append(last_row)  # a kill came between the last checkpoint and the last row
-        if last_row and state["done"] == len(schedule):
+        if _complete(record, len(schedule)):
             return record
         if command:
             record.note(command=command)
-        with _fitting(directory):
-            known = stream.classes(schedule[0].last)
-            subject = LEARNERS[learner](dataset.shape, known, chosen, seed, target)
+        with fitting(directory):
             data = StageData(stream, schedule, target, share)
+            subject = LEARNERS[learner](dataset.shape, data.classes(0), chosen, seed, target)
             trainer = _Trainer(subject, stream, data, directory, save_interval, save_stages)
             trainer.test_periods, trainer.known_only = config.get("test_periods"), classes == "known"
             done, epochs = trainer.load(), chosen.epochs
@@ -120,8 +119,20 @@ def run(
     return record
 
 
+def _complete(record: Run, stages: int) -> bool:
+    """Whether the checkpoint is that after the last stage; its row is appended if a kill has come between."""
+    from vision.checkpoints import read_checkpoint
+
+    saved = record.directory / CHECKPOINT
+    state = read_checkpoint(saved) if saved.exists() else {}
+    row = json.loads(state.get("last_row") or "{}")
+    if row and row["t"] == len(record.rows):
+        record.append(row)
+    return bool(row) and row["t"] < len(record.rows) and state["done"] == stages
+
+
 @contextmanager
-def _fitting(directory: Path) -> Iterator[None]:
+def fitting(directory: Path) -> Iterator[None]:
     """Turn the errors of a GPU or a process out of memory into a UserError that says what to lower."""
     try:
         yield
@@ -176,7 +187,7 @@ class _Trainer:
         test = stream.dataset.test
         self._test = stream.dataset.select(test, torch.arange(len(test.labels)), learner.device)
         self._held_out, self._periods = stream.held_out, [period.name for period in stream.periods]
-        self.test_periods: int | None = None  # the test set has the first ones; None: all images
+        self.test_periods: Any = None  # number of those of the test set; None: all images
         self.known_only = False  # leave out images of classes that the model does not know
         self._cache: dict[str, Any] = {}  # of `Learner.predict`
         self._raw: dict[str, Any] = {}  # test error, validation and matrix of the weights before averaging

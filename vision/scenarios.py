@@ -4,9 +4,7 @@ learning, class-incremental, rotated and permuted, for any data set of `vision.d
 import hashlib
 from dataclasses import replace
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -67,62 +65,36 @@ def make_stream(dataset: Dataset, megabatches: int, seed: int, scenario: str | N
     return MegaBatchStream(whole, seed=seed, parts=parts, held_out=held_out, scenario=scenario)
 
 
-class PeriodStream(MegaBatchStream):
-    """Images by period, see `vision.periods`: a mega-batch each, with validation and test images of its own.
+@lru_cache(maxsize=2)
+def read_periods(source: ImageSource, image_size: int | None, cache: str | None = None) -> MegaBatchStream:
+    """Images by date, see `vision.periods`, scaled to `image_size` x `image_size` pixels if given,
+    in memory, or mapped from a file of each period in `cache`.
 
     Pixels are normalised by mean and deviation of the first period's training images. UserError: as of
     `listed`, an image is unreadable, images differ in size, or `cache` cannot be written.
     """
-
-    def __init__(self, source: ImageSource, image_size: int | None = None, cache: str | None = None):
-        self.periods, _ = listed(source)
-        numbers = {name: k for k, name in enumerate(name for p in self.periods for name in p.new_classes)}
-        self._classes = np.cumsum([len(period.new_classes) for period in self.periods]).tolist()
-        self._train = [len(period.splits["train"]) for period in self.periods]
-        found = []
-        for split in (("train", "valid"), ("test",)):
-            own = [[file for name in split for file in period.splits[name]] for period in self.periods]
-            pixels = []
-            for period, files in zip(self.periods, own, strict=True):
-                place = Path(source.root, f"{period.name}-{split[0]}")
-                paths = [file.path for file in files]
-                pixels.append(folder.pixels_of(place, paths, image_size, Path(cache) if cache else None))
-            labels = torch.tensor([numbers[file.label] for files in own for file in files])
-            ends = np.cumsum([0, *map(len, own)])
-            found.append((pixels, labels, [np.arange(*pair) for pair in pairwise(ends)]))
-        (train, labels, parts), (test, test_labels, held_out) = found
-        if len(sizes := sorted({part.shape[2:] for part in (*train, *test)})) > 1:
-            what = f"images of several sizes, such as {sizes[0]} and {sizes[1]}"
-            raise UserError(f"{source.manifest or source.root} has {what}: give --image-size")
-        first = statistics_of(torch.from_numpy(train[0][: self._train[0]]))
-        images = (
-            Images(Pixels(list(map(torch.from_numpy, train))), labels),
-            Images(Pixels(list(map(torch.from_numpy, test))), test_labels),
+    periods, _ = listed(source)
+    numbers = {name: k for k, name in enumerate(name for period in periods for name in period.new_classes)}
+    train: list[Images] = []  # of each period
+    test: list[Images] = []
+    for period in periods:
+        images = [image for split in period.splits.values() for image in split]
+        paths, folder_of = [image["path"] for image in images], Path(cache) if cache else None
+        pixels = torch.from_numpy(
+            folder.pixels_of(Path(source.root, period.name), paths, image_size, folder_of)
         )
-        dataset = Dataset("folder", *images, len(numbers), *first)
-        digest = hashlib.sha256(f"{image_size} {self.periods[0].sha256}".encode())
-        dataset.__dict__["fingerprint"] = digest.hexdigest()[:16]  # later periods leave it as it is
-        super().__init__(dataset, parts=parts, held_out=held_out, scenario=f"by {source.by}")
-
-    def config(self, seed: int) -> dict[str, Any]:
-        """Name and hash of each period; the splits do not depend on the seed."""
-        names, hashes = zip(*((period.name, period.sha256) for period in self.periods), strict=True)
-        return {"scenario": self.scenario, "periods": list(names), "megabatch_sha256": list(hashes)}
-
-    def classes(self, t: int) -> int:
-        """Number of classes that appear in periods 1..t."""
-        return self._classes[t - 1]
-
-    def split(self, t: int) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the training and validation images of period t = 1..B."""
-        return self.parts[t - 1][: self._train[t - 1]], self.parts[t - 1][self._train[t - 1] :]
-
-
-@lru_cache(maxsize=2)
-def read_periods(source: ImageSource, image_size: int | None, cache: str | None) -> PeriodStream:
-    """The stream of a source, read once in a process. UserError: as of `PeriodStream`, or out of memory."""
-    try:
-        return PeriodStream(source, image_size, cache)
-    except MemoryError:
-        hint = "give --cache-images DIR, or lower --image-size"
-        raise UserError(f"{source.root} needs more memory than there is: {hint}") from None
+        labels = torch.tensor([numbers[image["label"]] for image in images])
+        if train and pixels.shape[1:] != train[0].images.shape[1:]:
+            sizes = tuple(train[0].images.shape[2:]), tuple(pixels.shape[2:])
+            raise UserError(f"{period.name}: images of {sizes[1]}, others of {sizes[0]}: give --image-size")
+        cut = len(images) - len(period.splits["test"])
+        train.append(Images(pixels[:cut], labels[:cut]))
+        test.append(Images(pixels[cut:], labels[cut:]))
+    both = [Images(Pixels([x for x, _ in own]), torch.cat([y for _, y in own])) for own in (train, test)]
+    statistics = statistics_of(train[0].images[: len(periods[0].splits["train"])])
+    dataset = Dataset("folder", both[0], both[1], len(numbers), *statistics)
+    digest = hashlib.sha256(f"{image_size} {periods[0].sha256}".encode())
+    dataset.__dict__["fingerprint"] = digest.hexdigest()[:16]  # later periods leave it as it is
+    ends = [np.cumsum([len(labels) for _, labels in own]) for own in (train, test)]
+    parts, held_out = (np.split(np.arange(end[-1]), end[:-1]) for end in ends)
+    return MegaBatchStream(dataset, None, 0, parts, held_out, f"by {source.by}", periods)

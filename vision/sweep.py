@@ -7,28 +7,25 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from alma import experiments
 from alma.errors import Parser, UserError
 from alma.experiments import check_nesting, folder_part, setting_text
 from alma.options import flag_of
 from alma.stages import check_share, stages
-from vision import periods, presets
-from vision.experiment import run
+from vision import presets
+from vision.experiment import fitting, run
 from vision.learners import all_settings, refusal, resolve
-from vision.periods import ImageSource
+from vision.periods import ImageSource, check_append, listed
 from vision.presets import Settings
-
-if TYPE_CHECKING:
-    from vision.data import MegaBatchStream
 
 DATA: tuple[str, ...] = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
 DATA += ("replay_share", "replay_from")
 _OF_THE_STREAM = {"dataset", "image_size", "megabatches", "stream_seed", "scenario"}
 _OF_THE_COMMAND = {"cluster", "device", "help", "jobs", "list", "part", "save-interval"}
 
-PERIODS = {"by": None, "manifest": None, "group_by": None, "undated": "error", "classes": "all"}
+PERIODS = {"by": None, "manifest": None, "group_by": None, "classes": "all"}
 """Flags of a stream by date, with their defaults."""
 USUAL = {"data_root": "data", "device": "auto", "cache_images": None} | PERIODS
 """Defaults of flags that a recorded command leaves out."""
@@ -56,9 +53,10 @@ class SweepRun:
         from vision.data import load
         from vision.scenarios import make_stream, read_periods
 
-        stream: MegaBatchStream
         if self.source:
-            stream = read_periods(self.source, self.dataset["image_size"], self.dataset.get("cache_images"))
+            with fitting(self.out):
+                cache = self.dataset.get("cache_images")
+                stream = read_periods(self.source, self.dataset["image_size"], cache)
         else:
             stream = make_stream(load(**self.dataset), self.megabatches, self.stream_seed, self.scenario)
         run(stream, out=self.out, command=self.command, **self.options)
@@ -84,8 +82,6 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
             check_share(share, point["replay"], "all" if "replay_share" in point else source)
             settings = {name: value for name, value in point.items() if name in known}
             resolved = resolve(point["dataset"], point["learner"], preset, settings, point["waiting_time"])
-            if section.source:
-                periods.check_classes(periods.listed(section.source)[0], point["waiting_time"], resolved)
             # Other names of the same values are equal, so equal runs are trained once.
             others = {name: value for name, value in point.items() if name not in {*known, "preset"}}
             others |= {"megabatches": _megabatches(point), "replay_share": share}
@@ -186,20 +182,16 @@ def check_data(jobs: Sequence[SweepRun]) -> list[str]:
     does not fit, or does not go on where the run of a job ended."""
     from vision import folder
 
-    lines = []
-    sources = dict.fromkeys(job.source for job in jobs if job.source)
-    for source in sources:
-        found, line = periods.listed(source)
-        lines += [*map(str, found), line]
-    roots = dict.fromkeys(
-        job.dataset["root"] for job in jobs if job.dataset["name"] == "folder" and not job.source
-    )
+    streams = [listed(source) for source in dict.fromkeys(job.source for job in jobs if job.source)]
+    lines = [line for found, last in streams for line in (*map(str, found), last)]
+    folders = [job for job in jobs if job.dataset["name"] == "folder" and not job.source]
+    roots = dict.fromkeys(job.dataset["root"] for job in folders)
     listings = {root: folder.listed(Path(root)) for root in roots}
     sizes = {root: (len(listing.train), len(listing.classes)) for root, listing in listings.items()}
     for job in jobs:
         presets.check_seed(job.options["seed"])
         if job.source:
-            periods.check_append(job.out, periods.listed(job.source)[0], job.options["append"])
+            check_append(job.out, listed(job.source)[0], job.options["append"])
             continue
         images, classes = presets.SIZES.get(job.dataset["name"]) or sizes[job.dataset["root"]]
         presets.check_megabatches(job.megabatches, images, classes if job.scenario == "classes" else 0)
@@ -212,22 +204,22 @@ def read_sections(parser: Parser, words: Sequence[str]) -> list[argparse.Namespa
     --out, and as --megabatches the number of periods. UserError: flags that contradict --by, or need it."""
     sections = experiments.read_sections(parser, words, _OF_THE_COMMAND)
     for section in sections:
-        usual = PERIODS | {"append": False, "write": None}
-        given = [name for name in usual if getattr(section, name) != usual[name]]
-        section.source = None
-        if section.by:
-            if section.dataset not in (None, ["folder"]):
-                raise UserError(f"--dataset {','.join(section.dataset)}: --by reads images of --data-root")
-            for name in ("megabatches", "stream_seed", "scenario"):
-                if getattr(section, name) is not None:
-                    raise UserError(f"{flag_of(name)}: leave it out, --by makes the mega-batches")
-            if section.manifest and section.data_root != USUAL["data_root"]:
-                raise UserError("--data-root: leave it out, paths of --manifest are relative to its folder")
-            values = (getattr(section, name) for name in ("by", "manifest", "group_by", "undated"))
-            section.source = ImageSource(section.data_root, *values)
-            section.dataset, section.megabatches = ["folder"], [len(periods.listed(section.source)[0])]
-        elif given:
+        off = PERIODS | {"append": False, "write": None}
+        section.source = _source(section) if section.by else None
+        if section.source:
+            section.dataset, section.megabatches = ["folder"], [len(listed(section.source)[0])]
+        elif given := [name for name, value in off.items() if getattr(section, name) != value]:
             raise UserError(f"{flag_of(given[0])} needs --by, such as --by week")
         section.dataset = section.dataset or ["digits"]
         section.out = section.out or Path("runs", "_".join([*section.dataset, *section.learner]))
     return sections
+
+
+def _source(section: argparse.Namespace) -> ImageSource:
+    """Where the images of a section with --by are. UserError: other flags contradict it."""
+    for name in ("dataset", "megabatches", "stream_seed", "scenario"):
+        if getattr(section, name) not in (None, ["folder"]):
+            raise UserError(f"{flag_of(name)}: leave it out, --by makes the stream")
+    if section.manifest and section.data_root != USUAL["data_root"]:
+        raise UserError("--data-root: leave it out, paths of --manifest are relative to its folder")
+    return ImageSource(section.data_root, section.by, section.manifest, section.group_by)
