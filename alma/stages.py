@@ -35,15 +35,11 @@ def check_share(share: float, replay: bool, source: str = "all") -> None:
 
 
 def check_growth(out: object, before: int, now: int, waiting_time: int) -> None:
-    """UserError: the stream had `before` mega-batches and has `now`, which lengthens a stage that is trained
-    in the run `out`."""
-    last = stages(before, waiting_time)[-1]
-    longer = stages(now, waiting_time)[last.index]
-    if longer.last != last.last:
-        raise UserError(
-            f"{out}: stage {last.index} was trained when the stream ended with mega-batch {last.last}; now "
-            f"it would wait for mega-batch {longer.last}: choose another --out"
-        )
+    """UserError: the stream of `out` had `before` mega-batches and has `now`: its last stage is longer."""
+    index = (before - 1) // waiting_time
+    if before < (longer := min((index + 1) * waiting_time, now)):
+        what = f"stage {index} was trained when the stream ended with mega-batch {before}"
+        raise UserError(f"{out}: {what}; now it would wait for mega-batch {longer}: choose another --out")
 
 
 def stages(

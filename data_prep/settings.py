@@ -35,6 +35,8 @@ _FIXED = ("--valid-words", "--eval-words", "--valid-source", "--seed", *_TOKENIZ
 
 def _refused(arguments: argparse.Namespace, stream: Stream | None) -> Iterator[tuple[tuple[str, ...], str]]:
     """Flags that do not go with the others, or with the stream of --append, and why."""
+    if stream and not stream.files:
+        raise UserError(f"{stream.directory}: images go on by alma images --write, not alma data")
     by = stream.settings.get("dates", {}).get("by") if stream else arguments.by
     ordered = stream.ordered if stream else arguments.ordered
     if stream:

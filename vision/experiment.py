@@ -6,7 +6,7 @@ As in `vision.learners.base`, torch is imported inside the functions that use it
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,11 +83,8 @@ def run(
     config |= {"scenario": stream.scenario} if stream.scenario else {}
     directory, by_date = Path(out), stream.periods
     if by_date:
-        later = [name for period in by_date[waiting_time:] for name in period.new_classes]
-        if later and getattr(chosen, "gens_average", None) == "logits":
-            raise UserError(f"--gens-average logits: earlier members have none of {later[0]}: give probs")
-        config |= {"periods": [x.name for x in by_date], "megabatch_sha256": [x.sha256 for x in by_date]}
-        config |= {"test_periods": periods.check_append(directory, by_date, append), "classes": classes}
+        periods.check_classes(by_date, waiting_time, chosen)
+        config |= {"classes": classes} | periods.check_append(directory, by_date, append)
     elif stream.partition != seed:
         config["partition"] = stream.partition
     config |= chosen.config()
@@ -104,8 +101,7 @@ def run(
         with fitting(directory):
             data = StageData(stream, schedule, target, share)
             subject = LEARNERS[learner](dataset.shape, data.classes(0), chosen, seed, target)
-            trainer = _Trainer(subject, stream, data, directory, save_interval, save_stages)
-            trainer.test_periods, trainer.known_only = config.get("test_periods"), classes == "known"
+            trainer = _Trainer(subject, stream, data, directory, config, save_interval, save_stages)
             done, epochs = trainer.load(), chosen.epochs
             if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
                 raise UserError(
@@ -168,6 +164,7 @@ class _Trainer:
         stream: "MegaBatchStream",
         data: "StageData",
         directory: Path,
+        config: Mapping[str, Any],
         save_interval: float,
         save_stages: bool,
     ):
@@ -187,8 +184,7 @@ class _Trainer:
         test = stream.dataset.test
         self._test = stream.dataset.select(test, torch.arange(len(test.labels)), learner.device)
         self._held_out, self._periods = stream.held_out, [period.name for period in stream.periods]
-        self.test_periods: Any = None  # number of those of the test set; None: all images
-        self.known_only = False  # leave out images of classes that the model does not know
+        self._test_periods, self._known_only = config.get("test_periods"), config.get("classes") == "known"
         self._cache: dict[str, Any] = {}  # of `Learner.predict`
         self._raw: dict[str, Any] = {}  # test error, validation and matrix of the weights before averaging
         self._matrix: list[float] = []  # test error on the held-out images of each mega-batch
@@ -275,10 +271,10 @@ class _Trainer:
     def _errors(self, predicted: "Tensor") -> tuple[float, list[float]]:
         """The test error, and that on the held-out images of each mega-batch; 1 where no image counts."""
         wrong = (predicted != self._test.labels).double()
-        if self.known_only:
+        if self._known_only:
             wrong[self._test.labels >= self.learner.classes] = math.nan
         wrong = wrong.cpu()
-        tested = sum(map(len, self._held_out[: self.test_periods])) if self.test_periods else len(wrong)
+        tested = sum(map(len, self._held_out[: self._test_periods])) if self._test_periods else len(wrong)
         parts = wrong[:tested], *(wrong[part] for part in self._held_out)
         error, *matrix = (float(part.nanmean().nan_to_num(1.0)) for part in parts)
         return error, matrix

@@ -64,9 +64,7 @@ def below(
     root: Path, depth: int, left_out: Counter[str], needed: str
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """The folders, at least `depth`, and the path of each image below `root`, in order; counts other files.
-
-    UserError, which ends with what is `needed`: a folder is missing or unreadable.
-    """
+    UserError, with what is `needed`: a folder is missing or unreadable."""
 
     def fail(error: OSError) -> NoReturn:
         raise UserError(f"cannot read folder from {root} ({error}): {needed}")

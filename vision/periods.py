@@ -24,6 +24,7 @@ from alma.records import Run
 from alma.schema import parse_json
 from alma.stages import check_growth
 from alma.stream import VERSION, FileInfo, Part, Stream, is_stream
+from vision.presets import Settings
 
 SPLITS = {"megabatch": "train", "valid": "valid", "test": "test"}
 """The split of each part of a period, by the names of parts in stream.json."""
@@ -31,9 +32,6 @@ HELD_OUT = 0.1
 """Share of a period's images that is its test set, and its validation set."""
 _NEEDED = "give --data-root with PERIOD/CLASS/*.jpg, or CLASS/*.jpg with EXIF dates, or --manifest FILE"
 _EXIF, _TAKEN = 0x8769, 0x9003  # DateTimeOriginal in its directory
-
-ImageFile = dict[str, Any]
-"""path, label, date, split, sha256 of an image, and other columns of its manifest."""
 
 
 class ImageSource(NamedTuple):
@@ -46,10 +44,11 @@ class ImageSource(NamedTuple):
 
 
 class ImagePeriod(NamedTuple):
-    """The images of a period by split, in the order of their hashes, without `copies` of earlier ones."""
+    """The images of a period by split, in the order of their hashes, without `copies` of earlier ones: path,
+    label, date, sha256, and the other columns of the manifest."""
 
     name: str
-    splits: dict[str, list[ImageFile]]
+    splits: dict[str, list[dict[str, Any]]]
     new_classes: list[str]
     copies: int
 
@@ -78,11 +77,11 @@ def listed(source: ImageSource) -> tuple[tuple[ImagePeriod, ...], str]:
     periods = _dated(source, images)
     try:
         with ThreadPoolExecutor(4) as pool:
-            hashes = list(pool.map(sha256_file, (image["path"] for image in images)))
+            hashes = pool.map(sha256_file, [image["path"] for image in images])
+            for image, sha256 in zip(images, hashes, strict=True):
+                image["sha256"] = sha256
     except OSError as error:
         raise UserError(f"cannot read the image {error.filename} ({error.strerror}): restore it") from None
-    for image, sha256 in zip(images, hashes, strict=True):
-        image["sha256"] = sha256
     found: list[ImagePeriod] = []
     seen: set[str] = set()
     classes: dict[str, None] = {}
@@ -99,7 +98,7 @@ def listed(source: ImageSource) -> tuple[tuple[ImagePeriod, ...], str]:
     return tuple(found), f"{counts}; other files left out: {others}"
 
 
-def _of_folders(source: ImageSource, left_out: Counter[str]) -> Iterator[ImageFile]:
+def _of_folders(source: ImageSource, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
     """The images below ROOT/PERIOD/CLASS or, if no folder of ROOT has a date as its name, ROOT/CLASS."""
     from vision import folder
 
@@ -127,7 +126,7 @@ def _taken(path: str) -> str:
     return ""
 
 
-def _of_manifest(source: ImageSource) -> Iterator[ImageFile]:
+def _of_manifest(source: ImageSource) -> Iterator[dict[str, Any]]:
     """The images of a manifest, .csv, .jsonl or .parquet, whose paths are relative to its folder."""
     manifest = Path(source.manifest or "")
     try:
@@ -148,10 +147,10 @@ def _of_manifest(source: ImageSource) -> Iterator[ImageFile]:
         raise UserError(f"cannot read --manifest {manifest} ({error}): correct it") from None
 
 
-def _dated(source: ImageSource, images: Sequence[ImageFile]) -> dict[str, list[ImageFile]]:
+def _dated(source: ImageSource, images: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """The images of each period by its name, in order of time, of `--by folder` in natural order."""
     dates, of_folder = Dates(source.by), source.by == "folder"
-    periods: dict[Any, list[ImageFile]] = {}
+    periods: dict[Any, list[dict[str, Any]]] = {}
     for image in images:
         name = str(image["date"])
         natural = [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", name)]  # week 9 before week 10
@@ -166,19 +165,19 @@ def _dated(source: ImageSource, images: Sequence[ImageFile]) -> dict[str, list[I
 
 
 def _split(
-    period: str, images: Sequence[ImageFile], source: ImageSource, split_of: dict[str, str]
-) -> dict[str, list[ImageFile]]:
+    period: str, images: Sequence[dict[str, Any]], source: ImageSource, split_of: dict[str, str]
+) -> dict[str, list[dict[str, Any]]]:
     """The images of a period by split. `split_of` has the split of each earlier group, and gets those of new
     ones: by the manifest, or in the order of a hash, first to the test set, until it has its share, then to
     the validation set. UserError: a split has no image, a group has two, or an image no group."""
-    groups: dict[str, list[ImageFile]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for image in images:
         group, given = str(image.get(source.group_by or "sha256") or ""), image.get("split")
         groups.setdefault(group, []).append(image)
         if not group or (given and split_of.setdefault(group, given) != given):
             why = f"{image['path']} has no {source.group_by}, or another split than its group {group}"
             raise UserError(f"{period}: {why}: correct --manifest")
-    made: dict[str, list[ImageFile]] = {name: [] for name in SPLITS.values()}
+    made: dict[str, list[dict[str, Any]]] = {name: [] for name in SPLITS.values()}
     wanted = max(1, round(HELD_OUT * len(images)))
     order = {group: (group not in split_of, hashlib.sha256(group.encode()).digest()) for group in groups}
     for group in sorted(groups, key=order.__getitem__):
@@ -190,27 +189,32 @@ def _split(
     return {name: sorted(own, key=lambda image: image["sha256"]) for name, own in made.items()}
 
 
-def check_append(out: Path, periods: Sequence[ImagePeriod], append: bool) -> int:
-    """Number of periods that the test set of the run in `out` is of: those of its first command.
+def check_classes(periods: Sequence[ImagePeriod], waiting_time: int, settings: Settings) -> None:
+    """UserError: classes appear after the first stage, which the learner with these settings cannot add."""
+    later = [name for period in periods[waiting_time:] for name in period.new_classes]
+    if later and getattr(settings, "gens_average", None) == "logits":
+        raise UserError(f"--gens-average logits: earlier members have none of {later[0]}: give probs")
+
+
+def check_append(out: Path, periods: Sequence[ImagePeriod], append: bool) -> dict[str, Any]:
+    """What run.json records of the periods of the run in `out`; its test set is that of its first command.
 
     UserError: the run was trained on others, or on fewer and `append` is not given or does not help.
     """
+    now = {period.name: period.sha256 for period in periods}
+    config = {"periods": [*now], "megabatch_sha256": [*now.values()], "test_periods": len(now)}
     if not (out / "run.json").exists() or not (run := Run.read(out)).trained or "periods" not in run.config:
-        return len(periods)
+        return config
     known = list(zip(run.config["periods"], run.config["megabatch_sha256"], strict=True))
-    now = [(period.name, period.sha256) for period in periods]
-    for k, (name, _) in enumerate(known):
-        if now[k : k + 1] != known[k : k + 1]:
-            raise UserError(
-                f"{out}: period {k + 1}, {name}, had other images when it was trained: restore them, put new "
-                "ones into later periods, or choose another --out"
-            )
-    if new := [name for name, _ in now[len(known) :]]:
+    if changed := [pair for k, pair in enumerate(known) if [*now.items()][k : k + 1] != [pair]]:
+        hint = "restore them, put new ones into later periods, or choose another --out"
+        raise UserError(f"{out}: {changed[0][0]} had other images when it was trained: {hint}")
+    if new := [*now][len(known) :]:
         if not append:
             raise UserError(f"{out}: {len(new)} new periods ({', '.join(new)}): give --append")
         if any(row["t"] == len(known) and row["stage"] is not None for row in run.rows):
             check_growth(out, len(known), len(now), run.config["waiting_time"])
-    return run.config["test_periods"]
+    return config | {"test_periods": run.config["test_periods"]}
 
 
 def write_stream(source: ImageSource, out: Path, append: bool) -> None:

@@ -27,6 +27,7 @@ from alma.tables import as_text
 from vision import presets
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
+from vision.periods import write_stream
 from vision.sweep import USUAL, SweepRun, check_data, jobs_of, read_sections
 
 _EXAMPLES = """
@@ -244,8 +245,6 @@ def main() -> None:
         return
     print(*lines, sep="\n", end="\n" * bool(lines), flush=True)
     if options.write and jobs[0].source:
-        from vision.periods import write_stream
-
         write_stream(jobs[0].source, options.write, options.append)
         return
     failed = run_all(jobs, options.jobs)

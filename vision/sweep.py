@@ -17,7 +17,7 @@ from alma.stages import check_share, stages
 from vision import presets
 from vision.experiment import fitting, run
 from vision.learners import all_settings, refusal, resolve
-from vision.periods import ImageSource, check_append, listed
+from vision.periods import ImageSource, check_append, check_classes, listed
 from vision.presets import Settings
 
 DATA: tuple[str, ...] = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
@@ -159,6 +159,7 @@ def _job(
     # The command has the settings that were given for this run.
     given = {name: value for name, value in point.items() if (name, value) != ("replay", False)}
     if section.source:
+        check_classes(listed(section.source)[0], point["waiting_time"], resolved)
         given = {name: value for name, value in given.items() if name not in ("dataset", "megabatches")}
         options |= {"append": section.append, "classes": section.classes}
     given |= {name: getattr(section, name) for name in USUAL if getattr(section, name) != USUAL[name]}
@@ -205,21 +206,17 @@ def read_sections(parser: Parser, words: Sequence[str]) -> list[argparse.Namespa
     sections = experiments.read_sections(parser, words, _OF_THE_COMMAND)
     for section in sections:
         off = PERIODS | {"append": False, "write": None}
-        section.source = _source(section) if section.by else None
-        if section.source:
+        section.source = None
+        if section.by:
+            for name in ("dataset", "megabatches", "stream_seed", "scenario"):
+                if getattr(section, name) not in (None, ["folder"]):
+                    raise UserError(f"{flag_of(name)}: leave it out, --by makes the stream")
+            if section.manifest and section.data_root != USUAL["data_root"]:
+                raise UserError("--data-root: leave it out, paths of --manifest are relative to its folder")
+            section.source = ImageSource(section.data_root, section.by, section.manifest, section.group_by)
             section.dataset, section.megabatches = ["folder"], [len(listed(section.source)[0])]
         elif given := [name for name, value in off.items() if getattr(section, name) != value]:
             raise UserError(f"{flag_of(given[0])} needs --by, such as --by week")
         section.dataset = section.dataset or ["digits"]
         section.out = section.out or Path("runs", "_".join([*section.dataset, *section.learner]))
     return sections
-
-
-def _source(section: argparse.Namespace) -> ImageSource:
-    """Where the images of a section with --by are. UserError: other flags contradict it."""
-    for name in ("dataset", "megabatches", "stream_seed", "scenario"):
-        if getattr(section, name) not in (None, ["folder"]):
-            raise UserError(f"{flag_of(name)}: leave it out, --by makes the stream")
-    if section.manifest and section.data_root != USUAL["data_root"]:
-        raise UserError("--data-root: leave it out, paths of --manifest are relative to its folder")
-    return ImageSource(section.data_root, section.by, section.manifest, section.group_by)
