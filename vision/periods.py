@@ -211,7 +211,8 @@ def check_append(out: Path, periods: Sequence[ImagePeriod], append: bool) -> dic
         raise UserError(f"{out}: {changed[0][0]} had other images when it was trained: {hint}")
     if new := [*now][len(known) :]:
         if not append:
-            raise UserError(f"{out}: {len(new)} new periods ({', '.join(new)}): give --append")
+            several = "s" * (len(new) > 1)
+            raise UserError(f"{out}: {len(new)} new period{several} ({', '.join(new)}): give --append")
         if any(row["t"] == len(known) and row["stage"] is not None for row in run.rows):
             check_growth(out, len(known), len(now), run.config["waiting_time"])
     return config | {"test_periods": run.config["test_periods"]}
@@ -239,7 +240,7 @@ def write_stream(source: ImageSource, out: Path, append: bool) -> None:
     if old and (changed := [part.period or part.name for part in old.parts if made.get(part.name) != part]):
         raise UserError(f"{out}: {changed[0]} had other images: restore them, or choose another --write")
     if old and len(mixed) < len(periods) and not append:
-        raise UserError(f"{out}: {len(periods) - len(mixed)} new periods: give --append")
+        raise UserError(f"{out}: has {len(mixed)} of {len(periods)} periods: give --append")
     make_directory(out)
     for file, text in texts.items():
         with atomic_write(out / file, "wb", keep_same=True) as stream:

@@ -248,7 +248,7 @@ def test_an_append_equals_a_stream_made_at_once_whatever_is_killed(shop, tmp_pat
 def test_waiting_rows_after_an_append_have_the_new_period_and_a_cut_stage_is_refused(shop, tmp_path, refused):
     play(shop, tmp_path / "run", "gens", waiting_time=2)
     arrive(shop, 5)
-    assert "1 new periods (2026-W05): give --append" in refused(
+    assert "1 new period (2026-W05): give --append" in refused(
         play, shop, tmp_path / "run", "gens", waiting_time=2
     )
     made = play(shop, tmp_path / "run", "gens", waiting_time=2, append=True)
@@ -343,7 +343,7 @@ def test_the_command_line(shop, tmp_path, monkeypatch, capsys):
     assert "images: 90; periods: 4; classes: 3; other files left out: none" in said
     arrive(shop, 5)
     listed.cache_clear()
-    assert "1 new periods (2026-W05): give --append" in error_of(monkeypatch, capsys, *words.split())
+    assert "1 new period (2026-W05): give --append" in error_of(monkeypatch, capsys, *words.split())
     for wrong in ("--append", "--by week --megabatches 3", "--by week --dataset digits", "--group-by x"):
         assert error_of(monkeypatch, capsys, *wrong.split(), "--data-root", shop)
 
@@ -358,7 +358,7 @@ def test_write_makes_a_stream_that_grows(shop, tmp_path, monkeypatch, capsys, re
     assert (tmp_path / "stream" / line["path"]).is_file()
     arrive(shop, 5)
     listed.cache_clear()
-    assert "1 new periods: give --append" in error_of(monkeypatch, capsys, *words)
+    assert "has 4 of 5 periods: give --append" in error_of(monkeypatch, capsys, *words)
     command(monkeypatch, *words, "--append")
     after = Stream.load(tmp_path / "stream")
     assert after.megabatches[:4] == before.megabatches
