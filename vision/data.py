@@ -182,19 +182,17 @@ def make_dataset(name: str, train: Sequence[Any], test: Sequence[Any], statistic
     if sizes[0] != sizes[1]:
         raise UserError(f"{name}: training images are {sizes[0]}, test images {sizes[1]}: give one size")
     classes = int(max(train.labels.max(), test.labels.max())) + 1
-    return Dataset(name, train, test, classes, *(statistics or statistics_of(train.images)))
-
-
-def statistics_of(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of images as bytes, for pixel values in 0..1."""
-    # from counts of the 256 values: doubles take 8 times the memory
-    count = partial(torch.bincount, minlength=256)
-    chunks = ([count(channel.flatten()) for channel in part.unbind(1)] for part in images.split(256))
-    counts = sum(map(torch.stack, chunks), torch.zeros(())).double()
-    values, total = torch.arange(256).double() / 255, counts.sum(1)
-    mean = counts @ values / total
-    variance = (counts * (values - mean[:, None]).square()).sum(1) / (total - 1).clamp_min(1)
-    return tuple(mean.tolist()), tuple(variance.sqrt().clamp_min(1e-6).tolist())
+    if statistics is None:  # from counts of the 256 values: doubles take 8 times the memory
+        count = partial(torch.bincount, minlength=256)
+        chunks = (
+            [count(channel.flatten()) for channel in part.unbind(1)] for part in train.images.split(256)
+        )
+        counts = sum(map(torch.stack, chunks), torch.zeros(())).double()
+        values, total = torch.arange(256).double() / 255, counts.sum(1)
+        mean = counts @ values / total
+        variance = (counts * (values - mean[:, None]).square()).sum(1) / (total - 1).clamp_min(1)
+        statistics = tuple(mean.tolist()), tuple(variance.sqrt().clamp_min(1e-6).tolist())
+    return Dataset(name, train, test, classes, *statistics)
 
 
 def _images(what: str, images: Any, labels: Any) -> Images:

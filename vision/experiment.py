@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from vision.train import Progress
 
 CHECKPOINT = "checkpoint.pt"
-_GROWING = ("megabatches", "periods", "megabatch_sha256")
-"""Settings that change if periods are appended."""
 _OUT_OF_MEMORY = ("out of memory", "allocate memory", "bad_alloc", "ALLOC_FAILED", "create a memory")
 """In the messages of torch, C++, cuDNN and oneDNN."""
 
@@ -92,7 +90,7 @@ def run(
     make_directory(directory)
     with locked(directory):
         seeds = {"partition": stream.partition, "weights and order": seed}
-        record = Run.open(directory, config, seeds, _GROWING if by_date and append else ())
+        record = Run.open(directory, config, seeds, periods.GROWING if by_date and append else ())
         temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
         if _complete(record, len(schedule)):
             return record
@@ -240,6 +238,8 @@ class _Trainer:
             self.save()
         self._began = time.monotonic() - self.seconds
         self.seconds = 0.0
+        if (classes := self._data.classes(stage.index)) > self.learner.classes:
+            self.learner.widen(classes, stage.index)
         flops = self.learner.train(stage.index, self._data, self._interrupted, self.epoch_done)
         self._interrupted = None
         self.done = stage.index + 1

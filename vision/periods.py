@@ -28,6 +28,8 @@ from vision.presets import Settings
 
 SPLITS = {"megabatch": "train", "valid": "valid", "test": "test"}
 """The split of each part of a period, by the names of parts in stream.json."""
+GROWING = ("megabatches", "periods", "megabatch_sha256")
+"""Settings of a run that --append changes."""
 HELD_OUT = 0.1
 """Share of a period's images that is its test set, and its validation set."""
 _NEEDED = "give --data-root with PERIOD/CLASS/*.jpg, or CLASS/*.jpg with EXIF dates, or --manifest FILE"
@@ -105,13 +107,11 @@ def _of_folders(source: ImageSource, left_out: Counter[str]) -> Iterator[dict[st
     found = list(folder.below(Path(source.root), 1, left_out, _NEEDED))
     names, dates = {inside[0] for inside, _ in found}, Dates(source.by)
     by_name = source.by == "folder" or any(dates.period(name) is not LeftOut.UNREADABLE for name in names)
-    for (first, *others), path in found:
-        if not by_name:
-            yield {"path": path, "label": first, "date": _taken(path)}
-        elif others:
-            yield {"path": path, "label": others[0], "date": first}
-        else:
+    for inside, path in found:
+        if len(inside) <= by_name:
             left_out["in no class"] += 1
+        else:
+            yield {"path": path, "label": inside[by_name], "date": inside[0] if by_name else _taken(path)}
 
 
 def _taken(path: str) -> str:
@@ -152,9 +152,9 @@ def _dated(source: ImageSource, images: Sequence[dict[str, Any]]) -> dict[str, l
     dates, of_folder = Dates(source.by), source.by == "folder"
     periods: dict[Any, list[dict[str, Any]]] = {}
     for image in images:
-        name = str(image["date"])
+        name = str(image["date"] or "")
         natural = [int(x) if x.isdecimal() else x for x in re.split(r"(\d+)", name)]  # week 9 before week 10
-        key = (*natural, name) if of_folder else dates.period(image["date"])
+        key = (tuple(natural), name) if of_folder and name else dates.period(image["date"])
         periods.setdefault(key, []).append(image)
     unusable = [why for why in periods if isinstance(why, LeftOut)]
     if unusable or not periods:
@@ -211,8 +211,7 @@ def check_append(out: Path, periods: Sequence[ImagePeriod], append: bool) -> dic
         raise UserError(f"{out}: {changed[0][0]} had other images when it was trained: {hint}")
     if new := [*now][len(known) :]:
         if not append:
-            several = "s" * (len(new) > 1)
-            raise UserError(f"{out}: {len(new)} new period{several} ({', '.join(new)}): give --append")
+            raise UserError(f"{out}: new since the last command: {', '.join(new)}: give --append")
         if any(row["t"] == len(known) and row["stage"] is not None for row in run.rows):
             check_growth(out, len(known), len(now), run.config["waiting_time"])
     return config | {"test_periods": run.config["test_periods"]}

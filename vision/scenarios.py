@@ -12,7 +12,7 @@ from torch import Tensor
 
 from alma.errors import UserError
 from vision import folder, presets
-from vision.data import Dataset, Images, MegaBatchStream, statistics_of
+from vision.data import Dataset, Images, MegaBatchStream, make_dataset
 from vision.examples import Pixels
 from vision.periods import ImageSource, listed
 
@@ -91,8 +91,8 @@ def read_periods(source: ImageSource, image_size: int | None, cache: str | None 
         train.append(Images(pixels[:cut], labels[:cut]))
         test.append(Images(pixels[cut:], labels[cut:]))
     both = [Images(Pixels([x for x, _ in own]), torch.cat([y for _, y in own])) for own in (train, test)]
-    statistics = statistics_of(train[0].images[: len(periods[0].splits["train"])])
-    dataset = Dataset("folder", both[0], both[1], len(numbers), *statistics)
+    first = [each[: len(periods[0].splits["train"])] for each in train[0]]
+    dataset = replace(make_dataset("folder", first, first), train=both[0], test=both[1], classes=len(numbers))
     digest = hashlib.sha256(f"{image_size} {periods[0].sha256}".encode())
     dataset.__dict__["fingerprint"] = digest.hexdigest()[:16]  # later periods leave it as it is
     ends = [np.cumsum([len(labels) for _, labels in own]) for own in (train, test)]

@@ -104,8 +104,6 @@ class Learner:
         is the progress that an interrupted call passed to `callback`. Returns FLOPs by purpose."""
         from vision.train import Drawing, Progress, fit
 
-        if data.classes(index) > self.classes:
-            self.widen(data.classes(index), index)
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
         drawing = Drawing(data.black, data.replay(index), self.resamples(index, data))
