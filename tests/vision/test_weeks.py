@@ -14,6 +14,8 @@ from alma.stream import Stream
 from tests.vision.conftest import command, equal, error_of, jobs, numbers, picture
 from vision import folder, run
 from vision.experiment import _Trainer
+from vision.learners import LEARNERS as KINDS
+from vision.learners import resolve
 from vision.periods import ImageSource, listed
 from vision.scenarios import read_periods
 
@@ -202,21 +204,24 @@ LEARNERS = {
     "gens": {},
     "gmoe": {"router": "flat", "average": "poly:2"},
     "ff": {"replay": True},
-    "resnet": {"arch": "torchvision:squeezenet1_1", "epochs": 1},
+    "torchvision": {"arch": "torchvision:squeezenet1_1", "epochs": 1},
 }
 
 
-@pytest.mark.parametrize("learner", LEARNERS)
+SLOW = {name: [pytest.mark.slow] * (name == "torchvision") for name in LEARNERS}
+
+
+@pytest.mark.parametrize("learner", [pytest.param(name, marks=SLOW[name]) for name in LEARNERS])
 def test_an_append_equals_a_stream_made_at_once_whatever_is_killed(shop, tmp_path, monkeypatch, learner):
     options = LEARNERS[learner] | {"save_stages": True}
-    if learner == "resnet":
+    if learner == "torchvision":
         arrive(shop, 1, 2, 3, 4, size=(40, 40))
         options["hidden"] = None
-    name = {"resnet": "sm"}.get(learner, learner)
+    name = {"torchvision": "sm"}.get(learner, learner)
     chosen = {key: value for key, value in (FAST | options).items() if value is not None}
     first = run(stream(shop), name, tmp_path / "run", **chosen)
     before, parts = first.results.read_bytes(), stream(shop)
-    arrive(shop, 5, 6, size=(40, 40) if learner == "resnet" else (5, 4))
+    arrive(shop, 5, 6, size=(40, 40) if learner == "torchvision" else (5, 4))
     grown = stream(shop)
     assert equal(
         map(torch.from_numpy, parts.parts + parts.held_out),
@@ -320,11 +325,25 @@ def test_images_of_a_class_to_come_are_errors_or_do_not_count(shop, tmp_path, re
     assert not (tmp_path / "new").exists()
 
 
-def test_a_wider_head_keeps_what_the_model_answers(shop, tmp_path):
-    play(shop, tmp_path / "run", "gmoe", save_stages=True, epochs=1)
-    second, third = (torch.load(tmp_path / f"run/stage_00{k}.pt", weights_only=True) for k in (1, 2))
-    assert (second["classes"], third["classes"]) == (2, 3)
-    assert [x["model"]["classifier.bias"].shape[1] for x in (second, third)] == [2, 3]
+@pytest.mark.parametrize("backbone", ["mlp", "vgg"])
+@pytest.mark.parametrize("name", ["sm", "ens", "umix", "gmoe", "ff"])
+def test_a_wider_head_keeps_what_the_model_answers(name, backbone):
+    settings = {"arch": backbone, "hidden": 3, "average": 0.5}
+    chosen = resolve("folder", name, chosen=settings)
+    learner = KINDS[name]((3, 8, 8), 2, chosen, 0, torch.device("cpu"))
+    images = torch.rand(5, 3, 8, 8)
+    both = learner.model, learner.average.model
+    before = [model.eval()(images) for model in both]
+    learner.widen(4, 1)
+    assert learner.model is not both[0]
+    for old, model in zip(before, (learner.model, learner.average.model), strict=True):
+        new = model.eval()(images)
+        assert new.shape[1] == 4
+        assert torch.allclose(new[:, :2], old, atol=1e-6)
+        assert new[:, 2:].abs().max() > 0
+    again = KINDS[name]((3, 8, 8), 2, chosen, 0, torch.device("cpu"))
+    again.load(learner.state())
+    assert equal(again.model.state_dict(), learner.model.state_dict())
 
 
 # The command
