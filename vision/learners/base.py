@@ -4,6 +4,7 @@ torch is imported inside the methods that use it: the command line reads the set
 starts without torch.
 """
 
+import copy
 import hashlib
 import math
 from collections.abc import Sequence
@@ -64,18 +65,15 @@ class Learner:
     def widen(self, classes: int, stage: int) -> None:
         """Give the model outputs for `classes` classes, with new weights for those that are new; all other
         weights stay."""
-        structure, self.classes = self.structure, classes
-        widened = []
-        for old in (self.model, self.average.model) if self.average else (self.model,):
-            self.model = self.build(structure).to(self.device)
-            self.reset(stage, "classes")
-            weights = self.model.state_dict()
+        owners: list[Any] = [self, *([self.average] if self.average else [])]
+        structure, self.classes, models = self.structure, classes, [owner.model for owner in owners]
+        self.model = self.build(structure).to(self.device)
+        self.reset(stage, "classes")
+        for owner, old in zip(owners, models, strict=True):
+            owner.model = copy.deepcopy(self.model)
+            weights = owner.model.state_dict()
             for name, values in old.state_dict().items():
                 weights[name][tuple(map(slice, values.shape))] = values
-            widened.append(self.model)
-        self.model = widened[0]
-        if self.average:
-            self.average.model = widened[1]
 
     def new_average(self) -> "Average | None":
         """With `settings.average`, an average of models like the present one that has seen none yet."""
