@@ -132,14 +132,20 @@ def test_the_first_copy_stays_and_is_counted(shop):
 
 def test_a_group_is_in_one_split_of_all_periods_and_the_manifest_may_say_which(shop):
     def more(path):
-        group = f"{path.parts[-2]}{int(path.stem) // 2}"  # pairs of each class, in every week
-        return {"object": group, "split": "test" if group == "a3" else ""}
+        """Pairs of a class show one object; three of five are seen again in the next week."""
+        week, pair = int(path.parts[-3][-2:]), int(path.stem) // 2
+        group = f"{path.parts[-2]}{(pair + 2 * week) % 12}"
+        return {"object": group, "split": "train" if group == forced else ""}
 
-    file = manifest(shop, "csv", more)
-    periods = found(manifest=file, group_by="object")
-    places = {(x["object"], name) for period in periods for name, own in period.splits.items() for x in own}
-    assert len(places) == len({group for group, _ in places}) == 15
-    assert ("a3", "test") in places
+    forced = ""
+    before = found(manifest=manifest(shop, "csv", more), group_by="object")
+    places = {(x["object"], name) for period in before for name, own in period.splits.items() for x in own}
+    assert len(places) == len({group for group, _ in places}) > 20
+    forced = next(group for group, name in sorted(places) if name == "test")
+    after = found(manifest=manifest(shop, "csv", more), group_by="object")
+    assert {
+        name for period in after for name, own in period.splits.items() for x in own if x["object"] == forced
+    } == {"train"}
 
 
 BAD = [
