@@ -249,6 +249,9 @@ def test_an_append_equals_a_stream_made_at_once_whatever_is_killed(shop, tmp_pat
     whole = run(grown, name, tmp_path / "whole", **chosen)
     assert of_the_past(again) == of_the_past(whole)
     assert [len(row["extra"]["matrix"]) for row in again.rows] == [4] * 5 + [6] * 2
+    sizes = [len(part) for part in grown.held_out[:4]]  # the test set of the first command
+    for row in again.rows:
+        assert np.average(row["extra"]["matrix"][:4], weights=sizes) == pytest.approx(row["value"])
     assert again.rows[-1]["extra"]["matrix_periods"] == [f"2026-W0{week}" for week in range(1, 7)]
     models = [
         torch.load(tmp_path / place / "stage_005.pt", weights_only=True)["model"]
