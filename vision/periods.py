@@ -212,7 +212,7 @@ def check_append(out: Path, periods: Sequence[ImagePeriod], append: bool) -> dic
     if new := [*now][len(known) :]:
         if not append:
             raise UserError(f"{out}: new since the last command: {', '.join(new)}: give --append")
-        if any(row["t"] == len(known) and row["stage"] is not None for row in run.rows):
+        if len(run.rows) >= len(known):  # the last stage has begun
             check_growth(out, len(known), len(now), run.config["waiting_time"])
     return config | {"test_periods": run.config["test_periods"]}
 

@@ -269,8 +269,25 @@ def test_waiting_rows_after_an_append_have_the_new_period_and_a_cut_stage_is_ref
     arrive(shop, 6)
     line = refused(play, shop, tmp_path / "run", "gens", waiting_time=2, append=True)
     assert "stage 2 was trained when the stream ended with mega-batch 5; now it would wait" in line
-    waits = play(shop, tmp_path / "other", waiting_time=3)
-    assert waits.rows[-1]["stage"] == 1
+
+
+def test_a_short_last_stage_that_was_killed_does_not_go_on_with_other_data(
+    shop, tmp_path, monkeypatch, refused
+):
+    with monkeypatch.context() as patch:
+        seen = iter(range(100))
+
+        def killed(trainer, progress):
+            if next(seen) == 4:
+                trainer.save(progress())
+                raise KeyboardInterrupt
+
+        patch.setattr(_Trainer, "epoch_done", killed)
+        with pytest.raises(KeyboardInterrupt):
+            play(shop, tmp_path / "run", waiting_time=3)
+    arrive(shop, 5)
+    line = refused(play, shop, tmp_path / "run", waiting_time=3, append=True)
+    assert "stage 1 was trained when the stream ended with mega-batch 4" in line
 
 
 def test_a_model_that_waits_is_tested_on_the_periods_that_have_arrived(shop, tmp_path):
