@@ -5,6 +5,7 @@ As in `vision.learners.base`, torch is imported inside the functions that use it
 
 import copy
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from alma.errors import UserError
 from alma.files import checkpoint_file, locked, make_directory, temporary_of
 from alma.records import Run
 from alma.stages import Stage, check_share, stages
-from vision import presets
+from vision import periods, presets
 from vision.learners import LEARNERS, Learner, resolve
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def run(
     device: str = "auto",
     save_interval: float = 30.0,
     save_stages: bool = False,
+    append: bool = False,
+    classes: str = "all",
     command: str | None = None,
     backbone: "Factory | None" = None,
     metric: "Callable[[Tensor, Tensor], float] | None" = None,
@@ -58,7 +61,8 @@ def run(
     learner's, such as hidden=64. `preset` sets the defaults of both. A checkpoint is written every
     `save_interval` seconds, with `save_stages` the model of each stage; run.json records `command`. An
     interrupted run resumes, on a CPU bit for bit; a complete one, which has all rows and the checkpoint after
-    the last stage, is returned. UserError: a bad setting, or `out` holds another run.
+    the last stage, is returned. With `append` it goes on if its stream by date has grown. Errors count images
+    of "all" `classes`, or of those "known" to the model. UserError: a bad setting, or `out` has another run.
 
     `backbone` builds the network in place of `arch`. `metric` of predicted classes and labels (n,) is a score
     in every row. `after_stage` gets each trained stage and the learner, again if the stage trains again.
@@ -81,24 +85,29 @@ def run(
     config |= {"replay_from": replay_from} if share and replay_from != "all" else {}
     config |= {"seed": seed, "dataset": dataset.name, "data": dataset.fingerprint}
     config |= {"scenario": stream.scenario} if stream.scenario else {}
-    config |= {"partition": stream.partition} if stream.partition != seed else {}
+    directory, by_date = Path(out), stream.periods
+    if by_date:
+        periods.check_classes(by_date, waiting_time, chosen)
+        config |= {"classes": classes} | periods.check_append(directory, by_date, append)
+    elif stream.partition != seed:
+        config["partition"] = stream.partition
     config |= {"metric": _name(metric)} if metric else {}
     config |= chosen.config() | own
 
-    directory = Path(out)
     make_directory(directory)
     with locked(directory):
-        record = Run.open(directory, config, {"partition": stream.partition, "weights and order": seed})
+        seeds = {"partition": stream.partition, "weights and order": seed}
+        record = Run.open(directory, config, seeds, periods.GROWING if by_date and append else ())
         temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
         record.note(images=stream.dataset.preparation)
         if _complete(record, len(schedule)):
             return record
         if command:
             record.note(command=command)
-        with _fitting(directory):
-            subject = LEARNERS[learner](dataset.shape, dataset.classes, chosen, seed, target, backbone)
+        with fitting(directory):
             data = StageData(stream, schedule, target, share)
-            trainer = _Trainer(subject, stream, data, directory, save_interval, save_stages)
+            subject = LEARNERS[learner](dataset.shape, data.classes(0), chosen, seed, target, backbone)
+            trainer = _Trainer(subject, stream, data, directory, config, save_interval, save_stages)
             trainer.metric, trainer.after_stage = metric, after_stage
             done, epochs = trainer.load(), chosen.epochs
             if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
@@ -154,7 +163,7 @@ def _name(function: Any) -> str:
 
 
 @contextmanager
-def _fitting(directory: Path) -> Iterator[None]:
+def fitting(directory: Path) -> Iterator[None]:
     """Turn the errors of a GPU or a process out of memory into a UserError that says what to lower."""
     try:
         yield
@@ -190,6 +199,7 @@ class _Trainer:
         stream: "MegaBatchStream",
         data: "StageData",
         directory: Path,
+        config: Mapping[str, Any],
         save_interval: float,
         save_stages: bool,
     ):
@@ -211,7 +221,8 @@ class _Trainer:
         self._own_memory = self._on_gpu or processes.reset_peak_memory()
         test = stream.dataset.test
         self._test = stream.dataset.select(test, torch.arange(len(test.labels)), learner.device)
-        self._held_out = stream.held_out
+        self._held_out, self._periods = stream.held_out, [period.name for period in stream.periods]
+        self._test_periods, self._known_only = config.get("test_periods"), config.get("classes") == "known"
         self._cache: dict[str, Any] = {}  # of `Learner.predict`
         self._raw: dict[str, Any] = {}  # test error, validation and matrix of the weights before averaging
         self._matrix: list[float] = []  # test error on the held-out images of each mega-batch
@@ -231,6 +242,10 @@ class _Trainer:
                 self._scores = state.get("scores", {})
                 if state["progress"]:
                     self._interrupted = Progress(**state["progress"])
+            if state.get("tested_on", (count := len(self._test.labels))) != count:  # the stream has grown
+                self._cache = {}
+                if not self._interrupted:
+                    self.test()
         return self.done
 
     def save(self, progress: "Progress | None" = None, last_row: str = "") -> None:
@@ -242,6 +257,7 @@ class _Trainer:
             "learner": self.learner.state(),
             "progress": progress and vars(progress),
             "kept": self._cache,
+            "tested_on": len(self._test.labels),
             "raw": self._raw,
             "matrix": self._matrix,
             "scores": self._scores,
@@ -264,6 +280,8 @@ class _Trainer:
             self.save()
         self._began = time.monotonic() - self.seconds
         self.seconds = 0.0
+        if (classes := self._data.classes(stage.index)) > self.learner.classes:
+            self.learner.widen(classes, stage.index)
         flops = self.learner.train(stage.index, self._data, self._interrupted, self.epoch_done)
         self._interrupted = None
         self.done = stage.index + 1
@@ -298,9 +316,15 @@ class _Trainer:
         return error, flops
 
     def _errors(self, predicted: "Tensor") -> tuple[float, list[float]]:
-        """The test error, and that on the held-out images of each mega-batch."""
-        wrong = (predicted != self._test.labels).double().cpu()
-        return float(wrong.mean()), [float(wrong[part].mean()) for part in self._held_out]
+        """The test error, and that on the held-out images of each mega-batch; 1 where no image counts."""
+        wrong = (predicted != self._test.labels).double()
+        if self._known_only:
+            wrong[self._test.labels >= self.learner.classes] = math.nan
+        wrong = wrong.cpu()
+        tested = sum(map(len, self._held_out[: self._test_periods])) if self._test_periods else len(wrong)
+        parts = wrong[:tested], *(wrong[part] for part in self._held_out)
+        error, *matrix = (float(part.nanmean().nan_to_num(1.0)) for part in parts)
+        return error, matrix
 
     @property
     def parameters(self) -> int:
@@ -330,4 +354,5 @@ class _Trainer:
         """
         memory_of = "" if self._own_memory else "process"
         more = {"raw": self._raw, "matrix": self._matrix, "scores": self._scores, "memory_of": memory_of}
+        more["matrix_periods"] = self._periods
         return self.learner.details | {name: value for name, value in more.items() if value}

@@ -45,6 +45,15 @@ class Size(NamedTuple):
         return image.crop((left, top, left + self.width, top + self.height))
 
 
+def size_of(image_size: int | None, resize_size: int | None) -> Size | None:
+    """The size by --image-size and --resize-size; None: images keep theirs. UserError: out of range."""
+    if image_size is not None and image_size < 1:
+        raise UserError(f"--image-size {image_size}: at least 1")
+    if resize_size and resize_size < (image_size or resize_size + 1):
+        raise UserError(f"--resize-size {resize_size}: at least --image-size, which it needs")
+    return Size(image_size, image_size, resize_size) if image_size else None
+
+
 class Listing(NamedTuple):
     """The images of train/ and test/, each with its class, and the number of other files by reason."""
 
@@ -84,9 +93,7 @@ def below(
     root: Path, depth: int, left_out: Counter[str], needed: str
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """The folders, at least `depth`, and the path of each image below `root`, in order; counts other files.
-
-    UserError, which ends with what is `needed`: a folder is missing or unreadable.
-    """
+    UserError, with what is `needed`: a folder is missing or unreadable."""
 
     def fail(error: OSError) -> NoReturn:
         raise UserError(f"cannot read folder from {root} ({error}): {needed}")
@@ -113,11 +120,15 @@ def read(root: Path, size: Size | None, cache: Path | None = None) -> list[tuple
     listing, parts = listed(root), []
     for part, images in ((root / "train", listing.train), (root / "test", listing.test)):
         names, paths = zip(*images, strict=True)
-        pixels = _cached(cache, part, paths, size) if cache else _decoded(paths, size)
-        parts.append((pixels, np.unique(names, return_inverse=True)[1]))
+        parts.append((pixels_of(part, paths, size, cache), np.unique(names, return_inverse=True)[1]))
     if parts[0][0].shape[1:] != parts[1][0].shape[1:]:
         raise UserError(f"{root}: images of train/ and test/ differ in size: give --image-size")
     return parts
+
+
+def pixels_of(part: Path, paths: Sequence[str], size: Size | None, cache: Path | None) -> np.ndarray:
+    """Images (n, 3, height, width) of the files of a part, in memory or mapped from a file in `cache`."""
+    return _cached(cache, part, paths, size) if cache else _decoded(paths, size)
 
 
 def _cached(cache: Path, part: Path, paths: Sequence[str], size: Size | None) -> np.ndarray:

@@ -9,11 +9,11 @@ from pathlib import Path
 import orjson
 from tqdm import tqdm
 
+from alma.dates import interval
 from alma.errors import Parser, UserError, command, count
 from alma.files import atomic_write, make_directory
 from data_prep.compressed import Document
 from data_prep.corpus import debian_changelogs, git, pydoc
-from data_prep.dates import interval
 from data_prep.formats import kind
 
 RECIPES = {

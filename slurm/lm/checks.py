@@ -113,7 +113,10 @@ def _of_trainer(request: Request) -> Iterator[str]:
 def count_megabatches(request: Request) -> int:
     """B: from stream.json, or from the flags that cut a fairseq-preprocess directory."""
     if request.trainer or is_stream(request.stream):
-        return len(Stream.load(request.stream).megabatches)
+        stream = Stream.load(request.stream)
+        if not (request.trainer or stream.files):
+            raise UserError(f"{request.stream}: a stream of images: give --trainer COMMAND")
+        return len(stream.megabatches)
     say(f"cutting {request.stream} into mega-batches")
     answer = json.loads(children.ask(reshard_command(request), "cutting the data"))
     if answer["note"]:
