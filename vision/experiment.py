@@ -7,7 +7,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,8 +67,6 @@ def run(
     `backbone` builds the network in place of `arch`. `metric` of predicted classes and labels (n,) is a score
     in every row. `after_stage` gets each trained stage and the learner, again if the stage trains again.
     """
-    from tqdm import tqdm
-
     from vision.data import StageData
 
     dataset, target = stream.dataset, device_of(device)
@@ -79,25 +77,23 @@ def run(
     check_share(share, replay)
     presets.check_seed(seed)
     schedule = stages(len(stream), waiting_time, replay, replay_from if share else None)
-
     config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
     config |= {"replay_share": share} if share else {}
     config |= {"replay_from": replay_from} if share and replay_from != "all" else {}
     config |= {"seed": seed, "dataset": dataset.name, "data": dataset.fingerprint}
     config |= {"scenario": stream.scenario} if stream.scenario else {}
-    directory, by_date = Path(out), stream.periods
-    if by_date:
-        periods.check_classes(by_date, waiting_time, chosen)
-        config |= {"classes": classes} | periods.check_append(directory, by_date, append)
+    directory, growing = Path(out), periods.GROWING if stream.periods and append else ()
+    if stream.periods:
+        periods.check_classes(stream.periods, waiting_time, chosen)
+        config |= {"classes": classes} | periods.check_append(directory, stream.periods, append)
     elif stream.partition != seed:
         config["partition"] = stream.partition
-    config |= {"metric": _name(metric)} if metric else {}
-    config |= chosen.config() | own
+    config |= ({"metric": _name(metric)} if metric else {}) | chosen.config() | own
 
     make_directory(directory)
     with locked(directory):
         seeds = {"partition": stream.partition, "weights and order": seed}
-        record = Run.open(directory, config, seeds, periods.GROWING if by_date and append else ())
+        record = Run.open(directory, config, seeds, growing)
         temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
         record.note(images=stream.dataset.preparation)
         if _complete(record, len(schedule)):
@@ -109,17 +105,23 @@ def run(
             subject = LEARNERS[learner](dataset.shape, data.classes(0), chosen, seed, target, backbone)
             trainer = _Trainer(subject, stream, data, directory, config, save_interval, save_stages)
             trainer.metric, trainer.after_stage = metric, after_stage
-            done, epochs = trainer.load(), chosen.epochs
-            if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
-                raise UserError(
-                    f"{record.results} lacks rows of completed stages: delete {CHECKPOINT} to repeat them"
-                )
-            words: Any = {"unit": "epoch", "disable": None, "leave": False, "desc": directory.name}
-            with tqdm(total=len(schedule) * epochs, initial=done * epochs, **words) as trainer.bar:
-                # The last checkpoint has the row that follows it, so that a complete run has its model.
-                resumed = done, trainer.seconds, lambda row: trainer.save(last_row=json.dumps(row))
-                environment.play(record, trainer, schedule, trainer.test, *resumed)
+            _play(record, trainer, schedule, chosen.epochs)
     return record
+
+
+def _play(record: Run, trainer: "_Trainer", schedule: Sequence[Stage], epochs: int) -> None:
+    """Train and test the stages that are missing. UserError: rows of completed stages are missing."""
+    from tqdm import tqdm
+
+    done = trainer.load()
+    if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
+        hint = f"delete {CHECKPOINT} to repeat them"
+        raise UserError(f"{record.results} lacks rows of completed stages: {hint}")
+    words: Any = {"unit": "epoch", "disable": None, "leave": False, "desc": record.directory.name}
+    with tqdm(total=len(schedule) * epochs, initial=done * epochs, **words) as trainer.bar:
+        # The last checkpoint has the row that follows it, so that a complete run has its model.
+        resumed = done, trainer.seconds, lambda row: trainer.save(last_row=json.dumps(row))
+        environment.play(record, trainer, schedule, trainer.test, *resumed)
 
 
 def _complete(record: Run, stages: int) -> bool:

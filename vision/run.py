@@ -150,7 +150,6 @@ def parser() -> Parser:
     add("--scenario", **names_of(presets.SCENARIOS), help=text)
     text = "seed of the partition into mega-batches (default: --seed; of the authors' code: 432)"
     add("--stream-seed", type=number_list, metavar="S", help=text)
-
     _add_periods(made)
     group = made.add_argument_group("runs", "What is trained in each stage, and on which mega-batches.")
     add, options = group.add_argument, options_of(StreamOptions)
