@@ -57,9 +57,9 @@ def lines(report: Advice | MatrixReport) -> dict[str, str]:
 def _recommendation(report: Advice, choice: Candidate) -> str:
     """The choice by its sides of the questions that were compared, and what is expected of it."""
     name = choice.result.config.get("name", choice.result.learner)
-    sides = [choice.sides[each.question] for each in report.comparisons]
+    sides = ", ".join(choice.sides[each.question] for each in report.comparisons)
     value = choice.forecast.text(report.display.factor)
-    return f"Use {': '.join([name, *([', '.join(sides)] if sides else [])])}. Expected {report.measured}: {value}."
+    return f"Use {name}{': ' * bool(sides)}{sides}. Expected {report.measured}: {value}."
 
 
 def _gain(report: Advice, each: Comparison) -> str:
