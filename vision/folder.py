@@ -127,13 +127,10 @@ def read(root: Path, size: Size | None, cache: Path | None = None) -> list[tuple
 
 
 def pixels_of(part: Path, paths: Sequence[str], size: Size | None, cache: Path | None) -> np.ndarray:
-    """Images (n, 3, height, width) of the files of a part, in memory or mapped from a file in `cache`."""
-    return _cached(cache, part, paths, size) if cache else _decoded(paths, size)
-
-
-def _cached(cache: Path, part: Path, paths: Sequence[str], size: Size | None) -> np.ndarray:
-    """The images of `_decoded`, mapped from a file in `cache`, which the first process that needs it writes.
-    The file has another name if one of `paths` has another name, size or time."""
+    """The images of `_decoded`, in memory or mapped from a file in `cache`, which the first process
+    that needs it writes. The file has another name if one of `paths` has another name, size or time."""
+    if not cache:
+        return _decoded(paths, size)
     digest = hashlib.sha256(f"upright {size}".encode())
     for path in paths:
         stat = os.stat(path)

@@ -10,8 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from alma.stream import Stream
-from tests.vision.conftest import command, equal, error_of, jobs, numbers, picture
+from tests.vision.conftest import equal, numbers, picture
 from vision import folder, run
 from vision.experiment import _Trainer
 from vision.periods import ImageSource, listed
@@ -347,44 +346,3 @@ def test_images_of_a_class_to_come_are_errors_or_do_not_count(shop, tmp_path, re
     line = refused(play, shop, tmp_path / "new", "gens", gens_average="logits")
     assert "--gens-average logits: earlier members have none of c" in line
     assert not (tmp_path / "new").exists()
-
-
-# The command
-
-
-def test_the_command_line(shop, tmp_path, monkeypatch, capsys):
-    words = f"--data-root {shop} --by week --arch mlp --hidden 2 --epochs 1 --out {tmp_path / 'run'}"
-    (job,) = jobs(*words.split(), "--classes", "known")
-    assert job.command.endswith(f"--data-root {shop} --by week --classes known --out {tmp_path / 'run'}")
-    assert "--megabatches" not in job.command
-    listed.cache_clear()
-    command(monkeypatch, *words.split())
-    said = capsys.readouterr().out
-    assert said.count("\n2026-W0") == 3
-    assert "images: 90; periods: 4; classes: 3; other files left out: none" in said
-    arrive(shop, 5)
-    listed.cache_clear()
-    assert "2026-W05: give --append" in error_of(monkeypatch, capsys, *words.split())
-    for wrong in ("--append", "--by week --megabatches 3", "--by week --dataset digits", "--group-by x"):
-        assert error_of(monkeypatch, capsys, *wrong.split(), "--data-root", shop)
-
-
-def test_write_makes_a_stream_that_grows(shop, tmp_path, monkeypatch, capsys, refused):
-    words = f"--data-root {shop} --by week --write {tmp_path / 'stream'}".split()
-    command(monkeypatch, *words)
-    before = Stream.load(tmp_path / "stream")
-    before.check(before.parts)
-    assert (before.ordered, before.vocab_size, before.held_out[2].period) == (True, 3, "2026-W03")
-    line = json.loads((tmp_path / "stream/test_02.jsonl").read_text().splitlines()[0])
-    assert (tmp_path / "stream" / line["path"]).is_file()
-    arrive(shop, 5)
-    listed.cache_clear()
-    assert "has 4 of 5 periods: give --append" in error_of(monkeypatch, capsys, *words)
-    command(monkeypatch, *words, "--append")
-    after = Stream.load(tmp_path / "stream")
-    assert after.megabatches[:4] == before.megabatches
-    assert (after.test, len(after.held_out)) == (before.test, 5)
-    after.check(after.parts)
-    (shop / "2026-W01/a/0.png").unlink()
-    listed.cache_clear()
-    assert "2026-W01 had other images" in error_of(monkeypatch, capsys, *words, "--append")
