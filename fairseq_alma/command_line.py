@@ -46,11 +46,10 @@ def parse(
     UserError: an unknown flag or choice, an invalid or missing value.
     """
     training = "--max-update" in parser._option_string_actions
-    of_model: dict[str, Any] = {}
-    if training and (model := _last_value(words, "--init", "")):
-        of_model, weights = initial.read(model)
-        theirs = itertools.chain.from_iterable(itertools.starmap(flag_words, of_model.items()))
-        words = [*theirs, *words]  # the last of repeated flags counts
+    model = _last_value(words, "--init", "") if training else ""
+    of_model, weights = initial.read(model) if model else ({}, {})
+    theirs = itertools.chain.from_iterable(itertools.starmap(flag_words, of_model.items()))
+    words = [*theirs, *words]  # the last of repeated flags counts
     schedule = _last_value(words, "--schedule", "stage")
     scheduler = defaults.SCHEDULES.get(schedule, "polynomial_decay")  # the parser refuses another schedule
     given: set[str] = set()  # flags in `words`, each under the first of its names
@@ -97,7 +96,7 @@ def parse(
         raise UserError("; ".join(problems))
     if training:
         _check_flags(parser, args, given)
-        if of_model:
+        if model:
             initial.check(args, of_model, len(weights["embed_tokens.weight"]))
         _check_blocks(args)
         _check_model(args)

@@ -182,10 +182,9 @@ def _tokenizer_of_a_model(stream: Stream, config: Any) -> PreTrainedTokenizerFas
     return made
 
 
-def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "trained") -> bool:
+def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "trained") -> None:
     """Write the model of the checkpoint `path`, and a stream's `tokenizer`, into the directory `out`.
 
-    Returns whether the model needs modeling_alma.py, which is there, too; a dense one is a GPT-2.
     UserError: as `read_model` and `tokenizer_of`; the disk is full.
     """
     transformers_logging.disable_progress_bar()
@@ -193,7 +192,8 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
     model = read if read.config.num_experts else as_gpt2(read)
     converted = tokenizer_of(tokenizer, model.config) if tokenizer else None
     make_directory(out)
-    (out / "config.json").unlink(missing_ok=True)  # moved last: it marks a complete directory
+    for name in ("config.json", _CODE.name):  # config.json is moved last: it marks a complete directory
+        (out / name).unlink(missing_ok=True)
     try:
         with tempfile.TemporaryDirectory(dir=out) as folder:
             model.save_pretrained(folder)
@@ -209,4 +209,3 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
         raise UserError(
             f"{out}: cannot be written ({error}: full disk, quota?); free some space and rerun the command"
         ) from error
-    return model is read
