@@ -47,18 +47,15 @@ def _growth(value: Any) -> list[int]:
     return numbers
 
 
-def _budget(text: str) -> str:
-    """The value of --budget. ValueError: it is none."""
-    if not re.fullmatch(r"(updates|tokens|seconds)=[1-9]\d{0,17}", text):
-        raise ValueError(f"{text}: give updates=N, tokens=N or seconds=N, such as updates=400")
+def _form(pattern: str, examples: str, text: str) -> str:
+    """A value of the form `pattern`. ValueError: of another."""
+    if not re.fullmatch(pattern, text):
+        raise ValueError(f"{text}: give {examples}")
     return text
 
 
-def _cutoff(text: str) -> str:
-    """The value of --cutoff. ValueError: it is none."""
-    if not re.fullmatch(r"\d{4}(-(0[1-9]|1[0-2])(-[0-3]\d)?)?", text):
-        raise ValueError(f"{text}: give a year, month or day, such as 2023, 2023-05 or 2023-05-31")
-    return text
+_CUTOFF = r"\d{4}(-(0[1-9]|1[0-2])(-[0-3]\d)?)?", "a year, month or day, such as 2023, 2023-05 or 2023-05-31"
+_BUDGET = r"(updates|tokens|seconds)=[1-9]\d{0,17}", "updates=N, tokens=N or seconds=N, such as updates=400"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +95,7 @@ class TextOptions(StreamOptions):
         None,
         "of the newest text that the model of --init has seen, such as 2023-05: averages leave out the "
         "periods that begin until then",
-        read=_cutoff,
+        read=partial(_form, *_CUTOFF),
         metavar="DATE",
     )
     schedule: str = _if_changed(
@@ -134,7 +131,7 @@ class TextOptions(StreamOptions):
     budget: str | None = _if_changed(
         None,
         "with --trainer: of each training: updates=N, tokens=N or seconds=N (default: the trainer decides)",
-        read=_budget,
+        read=partial(_form, *_BUDGET),
         metavar="AMOUNT",
     )
     name: str | None = _if_changed(None, "label of the run in reports", metavar="TEXT")

@@ -43,11 +43,10 @@ def parse(
 ) -> argparse.Namespace:
     """Parse `words` with `original`, fairseq's parse_args_and_arch, but with our defaults and UserErrors."""
     training = "--max-update" in parser._option_string_actions
-    of_model: dict[str, Any] = {}
-    if training and (model := _last_value(words, "--init", "")):
-        of_model, weights = initial.read(model)
-        theirs = itertools.chain.from_iterable(itertools.starmap(flag_words, of_model.items()))
-        words = [*theirs, *words]  # the last of repeated flags counts
+    model = _last_value(words, "--init", "") if training else ""
+    of_model, weights = initial.read(model) if model else ({}, {})
+    theirs = itertools.chain.from_iterable(itertools.starmap(flag_words, of_model.items()))
+    words = [*theirs, *words]  # the last of repeated flags counts
     schedule = _last_value(words, "--schedule", "stage")
     scheduler = defaults.SCHEDULES.get(schedule, "polynomial_decay")  # the parser refuses another schedule
     given: set[str] = set()  # flags in `words`, each under the first of its names
@@ -93,7 +92,7 @@ def parse(
         raise UserError("; ".join(f"unrecognized argument {flag}{hints[flag]}" for flag in flags))
     if training:
         _check_flags(parser, args, given)
-        if of_model:
+        if model:
             initial.check(args, of_model, len(weights["embed_tokens.weight"]))
         _check_blocks(args)
         _check_model(args)
