@@ -195,4 +195,3 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
             shutil.copyfile(_CODE, folder / _CODE.name)
         if converted:
             converted.save_pretrained(folder)
-    return model is read
