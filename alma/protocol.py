@@ -114,7 +114,7 @@ class TextOptions(StreamOptions):
     )
     average: float | str = _if_changed(
         0.0,
-        "evaluate an average of the weights; training goes on from the weights themselves. DECAY: "
+        "evaluate an average of the weights; training continues from the raw weights. DECAY: "
         "exponential over updates, such as .999 (0: off); poly:ETA: polynomial, with a memory that grows "
         "with the training, such as poly:8; last:K: mean of the last K checkpoints",
         read=partial(averages.read, last=True),
@@ -124,7 +124,7 @@ class TextOptions(StreamOptions):
     context_window: int = _if_changed(0, "evaluate tokens with at least N tokens of context, if there are")
     trainer: str | None = _if_changed(
         None,
-        "train and evaluate by a program of yours in place of fairseq's: it gets the path of a stage.json as "
+        "train and evaluate with your own program instead of fairseq: it gets the path of a stage.json as "
         "its last argument, and writes trained.json (docs/trainers.md)",
         metavar="COMMAND",
     )

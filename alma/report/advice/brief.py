@@ -1,4 +1,4 @@
-"""`alma advise --brief`: one screen for readers who know no nats, as Markdown or HTML, with one picture."""
+"""`alma advise --brief`: one screen for readers who train no models, as Markdown or HTML, with one picture."""
 
 import base64
 import io
