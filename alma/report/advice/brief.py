@@ -1,4 +1,4 @@
-"""`alma advise --brief`: one screen for readers who train no models, as Markdown or HTML, with one picture."""
+"""`alma advise --brief`: one screen for readers who train no models, Markdown or HTML, and a picture."""
 
 import base64
 import io
