@@ -312,7 +312,7 @@ class Retraining:
 
     @cached_property
     def _hopeful(self) -> Law:
-        """The law with the mean of b by its error, never below 0, so that an uncertain drift favours retraining."""
+        """The law with the mean of b by its error, never below 0: an uncertain drift favours retraining."""
         law, age = self.laws.whole, max(1, self.rest // 2)
         mean, _, high = self.aged(age)
         error = (high - mean) / 1.9
