@@ -94,7 +94,7 @@ def loss(model, stream) -> float:
     [
         ({}, []),
         ({"tie_word_embeddings": False, "n_inner": 48, "activation_function": "gelu"}, []),
-        ({}, ["--arch", "switch_gmoe", "--moe-expert-count", 1]),
+        ({"tie_word_embeddings": False}, ["--arch", "switch_gmoe", "--moe-expert-count", 1]),
         ({}, ["--arch", "switch_gmoe", "--moe-expert-count", 5, "--moe-freq", 1]),
     ],
 )
