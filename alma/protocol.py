@@ -5,9 +5,11 @@ the kinds of their values, labels of reports which of them tell two runs apart; 
 fairseq-train has those that are `passed`.
 """
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -56,9 +58,10 @@ def _budget(text: str) -> str:
 
 def _cutoff(text: str) -> str:
     """The value of --cutoff. ValueError: it is none."""
-    if not re.fullmatch(r"\d{4}(-(0[1-9]|1[0-2])(-[0-3]\d)?)?", text):
-        raise ValueError(f"{text}: give a year, month or day, such as 2023, 2023-05 or 2023-05-31")
-    return text
+    with contextlib.suppress(ValueError):
+        if re.fullmatch(r"\d{4}(-\d\d){0,2}", text) and date.fromisoformat(f"{text}-01-01"[:10]):
+            return text
+    raise ValueError(f"{text}: give a year, month or day, such as 2023, 2023-05 or 2023-05-31")
 
 
 @dataclass(frozen=True, kw_only=True)
