@@ -41,11 +41,9 @@ _BLOCK |= {"ln_2": ["final_layer_norm"], "mlp.c_fc": ["fc1"], "mlp.c_proj": ["fc
 """transformers' names in a block, and fairseq's names of their parts."""
 _OF_DECODER = ("layers", "attention_heads", "embed_dim", "input_dim", "output_dim", "ffn_embed_dim")
 _OF_MODEL = [f"decoder_{name}" for name in (*_OF_DECODER, "learned_pos", "normalize_before")]
-_OFF = ["no_decoder_final_norm", "no_token_positional_embeddings", "layernorm_embedding"]
-_OFF += ["scale_fc", "scale_attn", "scale_heads", "scale_resids"]
-"""Options of fairseq that GPT-2 does not have."""
-_OF_MODEL += [*_OFF, "no_scale_embedding", "moe_freq", "moe_expert_count"]
-_OF_MODEL += ["share_decoder_input_output_embed", "activation_fn"]
+_OF_MODEL += ["no_decoder_final_norm", "no_token_positional_embeddings", "layernorm_embedding"]
+_OF_MODEL += ["no_scale_embedding", "moe_freq", "share_decoder_input_output_embed", "activation_fn"]
+_OF_MODEL += ["moe_expert_count"]
 """Options of fairseq that make the model."""
 
 
@@ -92,9 +90,8 @@ def _flags(config: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"n_embd {config['n_embd']} is no multiple of n_head {config['n_head']}")
     width, activation = config["n_embd"], config.get("activation_function", "gelu_new")
     sizes = [config["n_layer"], config["n_head"], width, width, width, config.get("n_inner") or 4 * width]
-    flags = dict(zip(map(flag_of, _OF_MODEL), [*sizes, True, True], strict=False))
+    flags = dict(zip(map(flag_of, _OF_MODEL), [*sizes, True, True, False, False, False], strict=False))
     flags |= {"--arch": "transformer_lm", "--no-scale-embedding": True, "--activation-fn": _OURS[activation]}
-    flags |= dict.fromkeys(map(flag_of, _OFF), False)
     flags["--share-decoder-input-output-embed"] = config.get("tie_word_embeddings", True)
     return flags | {"--max-target-positions": config["n_positions"], "--end-token": config["eos_token_id"]}
 
@@ -107,11 +104,10 @@ def _from_gpt2(weights: dict[str, Tensor], flags: dict[str, Any], vocabulary: in
     if tied and not torch.equal(weights.setdefault("lm_head.weight", wte), wte):
         raise ValueError("tie_word_embeddings is true, but lm_head.weight is not wte.weight")
     rows = dict.fromkeys(("wte", "lm_head"), vocabulary) | {"wpe": flags["--max-target-positions"]}
-    names: dict[str, list[str]] = {f"{name}.weight": [] for name in rows}
-    names |= _names(flags["--decoder-layers"])
-    for name in weights.keys() - names:
-        if not name.endswith((".attn.bias", ".attn.masked_bias")):  # constants, from old versions
-            raise ValueError(f"config.json has no {name}")
+    names = dict(_names(flags["--decoder-layers"])) | {f"{name}.weight": [] for name in rows}
+    old = (".attn.bias", ".attn.masked_bias")  # constants, which old versions of transformers saved
+    if more := [name for name in weights if name not in names and not name.endswith(old)]:
+        raise ValueError(f"config.json has no {more[0]}")
     rows, columns = rows | {"mlp.c_proj": inner}, {"attn.c_attn": 3 * width, "mlp.c_fc": inner}
     state: dict[str, Tensor] = {}
     for theirs, ours in names.items():
