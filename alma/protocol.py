@@ -5,9 +5,11 @@ the kinds of their values, labels of reports which of them tell two runs apart; 
 fairseq-train has those that are `passed`.
 """
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -47,15 +49,19 @@ def _growth(value: Any) -> list[int]:
     return numbers
 
 
-def _form(pattern: str, examples: str, text: str) -> str:
-    """A value of the form `pattern`. ValueError: of another."""
-    if not re.fullmatch(pattern, text):
-        raise ValueError(f"{text}: give {examples}")
+def _budget(text: str) -> str:
+    """The value of --budget. ValueError: it is none."""
+    if not re.fullmatch(r"(updates|tokens|seconds)=[1-9]\d{0,17}", text):
+        raise ValueError(f"{text}: give updates=N, tokens=N or seconds=N, such as updates=400")
     return text
 
 
-_CUTOFF = r"\d{4}(-(0[1-9]|1[0-2])(-[0-3]\d)?)?", "a year, month or day, such as 2023, 2023-05 or 2023-05-31"
-_BUDGET = r"(updates|tokens|seconds)=[1-9]\d{0,17}", "updates=N, tokens=N or seconds=N, such as updates=400"
+def _cutoff(text: str) -> str:
+    """The value of --cutoff. ValueError: it is none."""
+    with contextlib.suppress(ValueError):
+        if re.fullmatch(r"\d{4}(-\d\d){0,2}", text) and date.fromisoformat(f"{text}-01-01"[:10]):
+            return text
+    raise ValueError(f"{text}: give a year, month or day, such as 2023, 2023-05 or 2023-05-31")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +101,7 @@ class TextOptions(StreamOptions):
         None,
         "of the newest text that the model of --init has seen, such as 2023-05: averages leave out the "
         "periods that begin until then",
-        read=partial(_form, *_CUTOFF),
+        read=_cutoff,
         metavar="DATE",
     )
     schedule: str = _if_changed(
@@ -131,7 +137,7 @@ class TextOptions(StreamOptions):
     budget: str | None = _if_changed(
         None,
         "with --trainer: of each training: updates=N, tokens=N or seconds=N (default: the trainer decides)",
-        read=partial(_form, *_BUDGET),
+        read=_budget,
         metavar="AMOUNT",
     )
     name: str | None = _if_changed(None, "label of the run in reports", metavar="TEXT")

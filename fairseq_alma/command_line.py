@@ -92,7 +92,9 @@ def parse(
         raise UserError("; ".join(f"unrecognized argument {flag}{hints[flag]}" for flag in flags))
     if training:
         _check_flags(parser, args, given)
-        if model:
+        if of_model:
+            off = [flag for flag, value in of_model.items() if value is False and flag not in given]
+            vars(args).update((flag[2:].replace("-", "_"), False) for flag in off)  # on in some archs
             initial.check(args, of_model, len(weights["embed_tokens.weight"]))
         _check_blocks(args)
         _check_model(args)

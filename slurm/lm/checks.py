@@ -41,6 +41,8 @@ def _problems(request: Request) -> Iterator[str]:
     parts = Stream.load(request.stream).held_out if is_stream(request.stream) else ()
     if request.cutoff and not ((request.init or request.trainer) and parts and parts[0].period):
         yield f"--cutoff {request.cutoff} needs --init MODEL, and a stream with periods: `alma data --by`"
+    if request.init == "":
+        yield "--init '': give the path of a checkpoint, or of a folder with a GPT-2"
     if request.init and own.joint:
         yield f"--init: {request.learner} trains its models as one, which would stay equal; give ens"
     if request.from_scratch and own.fresh:
