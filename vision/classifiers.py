@@ -85,12 +85,22 @@ def check(
     settings: Settings, shape: Sequence[int], classes: int, factory: Factory | None = None
 ) -> dict[str, str]:
     """Say which weights of the file are left out. Returns what run.json records of a `factory`: a hash of its
-    layers. UserError: the model does not take images of `shape` (channels, height, width), or the file does
-    not fit the model."""
+    layers. UserError: the model does not take images of `shape` (channels, height, width), its factory does
+    not build networks whose parameters all train, or the file does not fit the model."""
     if factory:
+        if isinstance(factory, str | nn.Module):
+            raise UserError("backbone: give a function of channels, (height, width) and classes")
+        network, other = (_built(factory, classes, shape=tuple(shape)) for _ in range(2))
+        if network is other:
+            raise UserError("backbone gives the same network twice: build a new one in each call")
         costs(factory, classes, *shape[1:], channels=shape[0])
-        layers = repr(_built(factory, classes, shape=tuple(shape)))
-        return {"backbone": hashlib.blake2b(layers.encode(), digest_size=8).hexdigest()}
+        with _drawing_from(None, torch.device("cpu")):
+            logits = network(torch.zeros(2, *shape))
+        if logits.requires_grad:
+            logits.sum().backward()
+        if idle := [name for name, parameter in network.named_parameters() if parameter.grad is None]:
+            raise UserError(f"backbone: {', '.join(idle)} get no gradient: use each parameter, freeze none")
+        return {"backbone": hashlib.blake2b(repr(network).encode(), digest_size=8).hexdigest()}
     if shape[0] not in (1, 3):
         raise UserError(f"--arch {settings.arch} takes images of 1 or 3 channels, not {shape[0]}")
     costs(settings.torchvision, classes, *shape[1:])

@@ -232,7 +232,7 @@ def _images(what: str, images: Any, labels: Any) -> Images:
         needed = "uint8 (n, height, width) or (n, channels, height, width)"
         raise UserError(f"{what} are {x.dtype} {x.shape}: give {needed}")
     if y.shape != (len(x),) or y.dtype.kind not in "iu" or y.min() < 0:
-        least = f" from {y.min()}" if y.size else ""
+        least = f" from {y.min()}" if y.size and y.dtype.kind in "iuf" else ""
         raise UserError(f"labels of {what} are {y.dtype} {y.shape}{least}: give {len(x)} whole numbers >= 0")
     x = np.ascontiguousarray(x if x.ndim == 4 else x[:, None])
     return Images(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64)))

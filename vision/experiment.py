@@ -309,6 +309,8 @@ class _Trainer:
         error, self._matrix = self._errors(predicted)
         if self.metric:
             score = self.metric(predicted.cpu(), self._test.labels.cpu())
+            if not math.isfinite(score):
+                raise UserError(f"metric {_name(self.metric)} is {score}: give a finite number")
             self._scores = {_name(self.metric): float(score)}
         if learner.average:
             raw, matrix = self._errors(learner.classify(learner.model, self._test))

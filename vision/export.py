@@ -103,6 +103,8 @@ def main() -> None:
         shutil.copyfile(_LOADER, place / _LOADER.name)
         if options.onnx:
             write_onnx(learner, data, place / "model.onnx")
+        else:  # that of another model, from before
+            (options.out / "model.onnx").unlink(missing_ok=True)
         write_json_atomic(place / "config.json", config)
     onnx = ", model.onnx" * options.onnx
     print(f"{options.out}: model.safetensors{onnx}, and loader.py, which loads it without ALMA")

@@ -1,5 +1,6 @@
 """Streams of your own images: from a torch Dataset, tensors or arrays."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -45,8 +46,12 @@ class OwnStream(MegaBatchStream):
         trained = [group[len(part) :] for group, part in zip(groups, tested, strict=True)]
         held, kept = np.concatenate(tested), np.concatenate(trained)
         given = (images[held], labels[held]) if test is None else _arrays(test, f"the test set of {name}")
-        names = [str(name) for name in getattr(dataset, "classes", ())]  # of torchvision's data sets
-        made = replace(make_dataset(name, (images[kept], labels[kept]), given), names=names)
+        made = make_dataset(name, (images[kept], labels[kept]), given)
+        if isinstance(names := getattr(dataset, "classes", None), list | tuple | dict):  # as torchvision's
+            if len(names) < made.classes:
+                few = f"{len(names)} names in its `classes`, and labels up to {made.classes - 1}"
+                raise UserError(f"{name} has {few}: name every class")
+            made = replace(made, names=[str(name) for name in names], classes=len(names))
         if dates is None:
             return cls(made, megabatches, seed)
         return cls(made, None, seed, _places(trained), _places(tested) if test is None else ())
@@ -64,16 +69,17 @@ def _arrays(data: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
         pairs = zip(*data, strict=True) if isinstance(data, tuple) else (data[i] for i in range(len(data)))
         items = [(_bytes_of(image, what), np.asarray(label)) for image, label in pairs]
         images, labels = zip(*items, strict=True)
+        y = np.array(labels)
     except (TypeError, ValueError) as error:
         raise UserError(f"{what} ({error}): give images, each with a label") from None
     if len(sizes := sorted({image.shape for image in images})) > 1:
         raise UserError(f"{what} has images of several sizes, such as {sizes[0]} and {sizes[-1]}: scale them")
-    return np.stack(images), np.array(labels)
+    return np.stack(images), y
 
 
 def _bytes_of(image: Any, what: str) -> np.ndarray:
     """An image (channels, height, width) as bytes. UserError: it is none."""
-    x = np.asarray(image)
+    x = np.asarray(image.convert("RGB") if getattr(image, "mode", "") == "P" else image)  # P: a palette
     if x.dtype.kind == "f" and x.size and x.min() >= 0 and x.max() <= 1:
         x = (x * 255).round().astype(np.uint8)
     if x.dtype != np.uint8 or x.ndim not in (2, 3) or not x.size:
@@ -87,7 +93,9 @@ def _bytes_of(image: Any, what: str) -> np.ndarray:
 def _periods(dates: Any, count: int) -> list[np.ndarray]:
     """Indices of the images of each period, in the order of the periods."""
     when = np.asarray(dates)
-    if when.shape != (count,) or when.dtype.kind not in "iuUM" or any(when != when):  # NaT
+    with suppress(ValueError):  # of "Jan" or "2024-9", which have no order as text
+        when = when.astype("M8") if when.dtype.kind == "U" else when
+    if when.shape != (count,) or when.dtype.kind not in "iuM" or any(when != when):  # NaT
         needed = f"give the period of each of {count} images, such as 2024 or '2024-03'"
         raise UserError(f"dates are {when.dtype} {when.shape}: {needed}")
     return [np.flatnonzero(when == period) for period in np.unique(when)]

@@ -69,6 +69,7 @@ def predictions(learner: "Learner", data: "Dataset", paths: Sequence[str]) -> It
 
     channels, height, width = data.shape
     size, mode = folder.Size(height, width, data.resize_size), "L" if channels == 1 else "RGB"
+    blank = np.zeros((height, width, channels), np.uint8)
 
     def read(path: str) -> "np.ndarray | None":
         try:
@@ -82,19 +83,16 @@ def predictions(learner: "Learner", data: "Dataset", paths: Sequence[str]) -> It
         for start in range(0, len(paths), _BATCH):
             batch = paths[start : start + _BATCH]
             pictures = list(pool.map(read, batch))
-            readable = [picture for picture in pictures if picture is not None]
-            images = torch.from_numpy(np.array(readable, np.uint8)).view(-1, height, width, channels)
-            every = torch.arange(len(images))
-            examples = data.select(Images(images.permute(0, 3, 1, 2), every), every, learner.device)
-            judged = learner.judged(learner.deployed, examples) if readable else torch.empty(1, 0)
-            chosen = judged[-1:].long()
-            answers = zip(chosen[0].tolist(), judged.gather(0, chosen)[0].exp().tolist(), strict=True)
-            for path, picture in zip(batch, pictures, strict=True):
-                if picture is None:
-                    yield path, "", ""
-                else:
-                    number, probability = next(answers)
-                    yield path, data.names[number], f"{probability:.6f}"
+            pixels = np.stack([blank if picture is None else picture for picture in pictures])
+            images, every = torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.arange(len(batch))
+            examples = data.select(Images(images, every), every, learner.device)
+            judged = learner.judged(learner.deployed, examples)
+            chosen = judged[-1].long()
+            likely = judged.gather(0, chosen[None])[0].exp()
+            answers = zip(batch, pictures, chosen.tolist(), likely.tolist(), strict=True)
+            for path, picture, number, probability in answers:
+                answer = ("", "") if picture is None else (data.names[number], f"{probability:.6f}")
+                yield path, *answer
 
 
 @command
@@ -103,13 +101,14 @@ def main() -> None:
     options = parser().parse_args()
     left_out = Counter[str]()
     paths = found(options.images, left_out)
+    from vision import folder
     from vision.deployed import load
 
+    if options.out.is_dir() or options.out.suffix.lower() in folder.KINDS:
+        raise UserError(f"--out {options.out} is a folder or an image: give a .csv file")
     learner, data = load(options.run, options.t, device_of(options.device))
     if data.shape[0] not in (1, 3):
         raise UserError(f"{options.run} has images of {data.shape[0]} channels: predict from Python")
-    if options.out.is_dir():
-        raise UserError(f"--out {options.out} is a folder: give a file")
     make_directory(options.out.absolute().parent)
     unreadable = 0
     with atomic_write(options.out) as file:

@@ -78,10 +78,12 @@ def test_each_period_is_a_mega_batch_with_a_test_set_of_its_own():
         ),
         ((PIXELS, LABELS[1:]), {}, "give images, each with a label"),
         ((PIXELS, LABELS / 2), {}, "whole numbers >= 0"),
+        ((PIXELS, ["a"] * 40), {}, "<U1"),
         (TensorDataset(PIXELS), {}, "give images, each with a label"),
         ((PIXELS[:0], LABELS[:0]), {}, "give images, each with a label"),
         ((PIXELS, LABELS), {"dates": DATES[1:]}, "give the period of each of 40 images"),
         ((PIXELS, LABELS), {"dates": [None] * 40}, "give the period of each of 40 images"),
+        ((PIXELS, LABELS), {"dates": ["2024-9"] * 20 + ["2024-10"] * 20}, "or '2024-03'"),
         ((PIXELS, LABELS), {"dates": np.arange(40) // 39}, "a mega-batch needs at least 2 images"),
         ((PIXELS, LABELS), {"dates": DATES, "megabatches": 2}, "give megabatches, or dates"),
         ((PIXELS, LABELS), {"test": (PIXELS[..., 1:], LABELS)}, "give one size"),
@@ -89,6 +91,22 @@ def test_each_period_is_a_mega_batch_with_a_test_set_of_its_own():
 )
 def test_other_images_and_dates_are_one_line(refused, given, options, message):
     assert message in refused(Stream.from_dataset, given, **options)
+
+
+def test_classes_without_images_have_their_outputs(tmp_path, monkeypatch, refused):
+    monkeypatch.setattr(Pictures, "classes", [*"abcdef"])
+    run(Stream.from_dataset(Pictures(), megabatches=2), "sm", tmp_path, arch="mlp", hidden=4, **QUICK)
+    learner, data = deployed.load(tmp_path)
+    assert (learner.classes, data.names) == (6, [*"abcdef"])
+    monkeypatch.setattr(Pictures, "classes", [*"abc"])
+    assert "3 names in its `classes`, and labels up to 3" in refused(Stream.from_dataset, Pictures())
+
+
+def test_a_palette_becomes_its_colours():
+    pictures = [Image.fromarray(image.numpy().transpose(1, 2, 0)) for image in PIXELS // 128 * 255]
+    few = [picture.convert("P", palette=Image.Palette.WEB) for picture in pictures]
+    streams = [Stream.from_dataset((each, LABELS), megabatches=2) for each in (pictures, few)]
+    assert equal(*(stream.dataset.train for stream in streams))
 
 
 def tiny(channels, size, classes):
@@ -140,6 +158,13 @@ def test_a_network_of_ones_own_trains_resumes_and_predicts(tmp_path, learner):
     )
 
 
+def frozen():
+    return nn.Sequential(nn.Flatten(), nn.Linear(90, 8).requires_grad_(False), nn.Linear(8, 4))
+
+
+ONE = nn.Sequential(nn.Flatten(), nn.Linear(90, 4))
+
+
 @pytest.mark.parametrize(
     ("learner", "options", "message"),
     [
@@ -153,12 +178,20 @@ def test_a_network_of_ones_own_trains_resumes_and_predicts(tmp_path, learner):
             {"backbone": lambda c, s, n: nn.Sequential(nn.Flatten(), nn.Linear(90, n + 1))},
             "gives (2, 5)",
         ),
+        ("sm", {"backbone": ONE}, "give a function"),
+        ("ens", {"backbone": lambda *_: ONE}, "the same network twice"),
+        ("sm", {"backbone": lambda *_: frozen()}, "1.weight, 1.bias get no gradient"),
     ],
 )
 def test_a_network_that_does_not_fit_starts_nothing(tmp_path, refused, learner, options, message):
     stream = Stream.from_dataset((PIXELS, LABELS), megabatches=2)
     assert message in refused(run, stream, learner, tmp_path / "run", **options, **QUICK)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_that_is_no_number_is_one_line(tmp_path, refused):
+    stream, options = Stream.from_dataset((PIXELS, LABELS), megabatches=2), {"metric": lambda *_: np.nan}
+    assert "<lambda> is nan" in refused(run, stream, "sm", tmp_path, arch="mlp", **options, **QUICK)
 
 
 def test_another_network_or_metric_is_another_run(tmp_path, refused):

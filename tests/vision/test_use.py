@@ -96,6 +96,7 @@ def test_a_folders_run_names_classes_and_prepares_files_of_any_size(tree, tmp_pa
         ("run nowhere", "nowhere"),
         ("run run", "no images in"),
         ("files files", "is not a run directory"),
+        ("run files --out files/000.png", "--out files/000.png is a folder or an image"),
         ("run bad.png", "none of 1 images is readable"),
         ("lost files", "has no stage_000.pt"),
         ("half files", "1 of 3 stages are complete"),
@@ -117,7 +118,8 @@ def test_a_model_or_images_that_are_not_there_are_one_line(
     torch.save({"done": 1}, tmp_path / "half/checkpoint.pt")
     monkeypatch.chdir(tmp_path)
     more = ["--t", 3] if words.startswith("lost") else []
-    assert message in refusal(monkeypatch, capsys, "predict", *words.split(), *more, "--out", "labels.csv")
+    more += [] if "--out" in words else ["--out", "labels.csv"]
+    assert message in refusal(monkeypatch, capsys, "predict", *words.split(), *more)
     assert not (tmp_path / "labels.csv").exists()
 
 
@@ -156,6 +158,8 @@ def test_an_export_has_the_probabilities_of_the_run(tmp_path, monkeypatch, arch,
     options |= {"lr": 1e-4} if ":" in arch else {"hidden": 4}
     run(stream, learner, tmp_path / "run", arch=arch, **options, **QUICK)
     onnx = onnx and all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime")))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/model.onnx").touch()  # of another model
     words = f"{tmp_path}/run --out {tmp_path}/out" + " --onnx" * onnx
     monkeypatch.setattr(sys, "argv", ["alma export", *words.split()])
     export.main()
@@ -167,6 +171,7 @@ def test_an_export_has_the_probabilities_of_the_run(tmp_path, monkeypatch, arch,
     assert "vision" not in code.replace("torchvision", "")
     exec(code, loaded := {})
     torch.testing.assert_close(loaded["load"](tmp_path / "out")(images), expected, atol=1e-5, rtol=0)
+    assert (tmp_path / "out/model.onnx").exists() == onnx
     if onnx:
         import onnxruntime
 
