@@ -130,10 +130,7 @@ def load(
     files in that folder, mapped into memory. The others read the files of torchvision.datasets. UserError if
     files are missing (without `download`) or unreadable, or if images differ in size.
     """
-    if name not in presets.DATASETS:
-        raise UserError(f"--dataset {name}: choose from {', '.join(presets.DATASETS)}")
-    if cache_images is not None and name != "folder":
-        raise UserError(f"--cache-images needs --dataset folder: the images of {name} are read into memory")
+    presets.check_dataset(name, image_size, resize_size, cache_images)
     size = folder.size_of(image_size, resize_size)
     try:
         return _read(name, root, download, size, Path(cache_images) if cache_images else None)

@@ -46,11 +46,7 @@ class Size(NamedTuple):
 
 
 def size_of(image_size: int | None, resize_size: int | None) -> Size | None:
-    """The size by --image-size and --resize-size; None: images keep theirs. UserError: out of range."""
-    if image_size is not None and image_size < 1:
-        raise UserError(f"--image-size {image_size}: at least 1")
-    if resize_size and resize_size < (image_size or resize_size + 1):
-        raise UserError(f"--resize-size {resize_size}: at least --image-size, which it needs")
+    """The size by --image-size and --resize-size; None: images keep theirs."""
     return Size(image_size, image_size, resize_size) if image_size else None
 
 

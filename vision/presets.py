@@ -238,6 +238,20 @@ def megabatches(dataset: str, preset: str | None = None, scenario: str | None = 
     return 50 if drafted and dataset != "digits" else _MEGABATCHES.get(dataset, 100)
 
 
+def check_dataset(
+    name: str, image_size: int | None, resize_size: int | None, cache_images: str | None = None, **_: Any
+) -> None:
+    """UserError: these arguments of `data.load` do not fit together."""
+    if name not in DATASETS:
+        raise UserError(f"--dataset {name}: choose from {', '.join(DATASETS)}")
+    if cache_images is not None and name != "folder":
+        raise UserError(f"--cache-images needs --dataset folder: the images of {name} are read into memory")
+    if image_size is not None and image_size < 1:
+        raise UserError(f"--image-size {image_size}: at least 1")
+    if resize_size is not None and resize_size < (image_size or resize_size + 1):
+        raise UserError(f"--resize-size {resize_size}: at least --image-size, which it needs")
+
+
 def check_megabatches(number: int, images: int, classes: int = 0) -> None:
     """UserError: the training images, or the `classes` that --scenario classes divides, are too few."""
     most, some = (classes, "classes") if classes else (images // 2, "training images")

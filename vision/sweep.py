@@ -155,6 +155,7 @@ def _job(
         if point.get("scenario") in ("rotated", "permuted"):
             raise UserError(f"--cache-images: --scenario {point['scenario']} has changed images in memory")
         dataset["cache_images"] = section.cache_images
+    presets.check_dataset(**dataset)
     options = {name: value for name, value in point.items() if name not in _OF_THE_STREAM}
     options |= {name: getattr(section, name) for name in ("device", "save_interval", "save_stages")}
     # The command has the settings that were given for this run.
