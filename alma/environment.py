@@ -108,7 +108,7 @@ def play(
         }
 
     def waiting(row: Mapping[str, Any]) -> Measured:
-        extra = row["extra"] | {"flops": {}, "test_flops": 0.0}
+        extra = row["extra"] | dict(learner.details) | {"flops": {}, "test_flops": 0.0}
         return {**row, "train_flops": 0, "seconds": 0.0, "extra": extra}
 
     append_rows(run, schedule, measure, waiting, stages_done, before_last)

@@ -86,7 +86,7 @@ def filled(out: Path, last: str, errors: tuple[type[Exception], ...]) -> Iterato
 
 
 def temporary_of(path: Path) -> Path:
-    """The file that a killed `atomic_write` of `path` leaves."""
+    """The temporary file of an interrupted `atomic_write` of `path`."""
     return path.with_name(f".{path.name}.tmp")
 
 

@@ -5,9 +5,11 @@ the kinds of their values, labels of reports which of them tell two runs apart; 
 fairseq-train has those that are `passed`.
 """
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -56,9 +58,10 @@ def _budget(text: str) -> str:
 
 def _cutoff(text: str) -> str:
     """The value of --cutoff. ValueError: it is none."""
-    if not re.fullmatch(r"\d{4}(-(0[1-9]|1[0-2])(-[0-3]\d)?)?", text):
-        raise ValueError(f"{text}: give a year, month or day, such as 2023, 2023-05 or 2023-05-31")
-    return text
+    with contextlib.suppress(ValueError):
+        if re.fullmatch(r"\d{4}(-\d\d){0,2}", text) and date.fromisoformat(f"{text}-01-01"[:10]):
+            return text
+    raise ValueError(f"{text}: give a year, month or day, such as 2023, 2023-05 or 2023-05-31")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +120,7 @@ class TextOptions(StreamOptions):
     )
     average: float | str = _if_changed(
         0.0,
-        "evaluate an average of the weights; training goes on from the weights themselves. DECAY: "
+        "evaluate an average of the weights; training continues from the raw weights. DECAY: "
         "exponential over updates, such as .999 (0: off); poly:ETA: polynomial, with a memory that grows "
         "with the training, such as poly:8; last:K: mean of the last K checkpoints",
         read=partial(averages.read, last=True),
@@ -127,7 +130,7 @@ class TextOptions(StreamOptions):
     context_window: int = _if_changed(0, "evaluate tokens with at least N tokens of context, if there are")
     trainer: str | None = _if_changed(
         None,
-        "train and evaluate by a program of yours in place of fairseq's: it gets the path of a stage.json as "
+        "train and evaluate with your own program instead of fairseq: it gets the path of a stage.json as "
         "its last argument, and writes trained.json (docs/trainers.md)",
         metavar="COMMAND",
     )

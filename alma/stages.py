@@ -34,6 +34,14 @@ def check_share(share: float, replay: bool, source: str = "all") -> None:
         raise UserError(f"--replay-from {source} needs --replay-share, such as .5")
 
 
+def check_growth(out: object, before: int, now: int, waiting_time: int) -> None:
+    """UserError: the stream of `out` had `before` mega-batches and has `now`: its last stage is longer."""
+    index = (before - 1) // waiting_time
+    if before < (longer := min((index + 1) * waiting_time, now)):
+        what = f"stage {index} was trained when the stream ended with mega-batch {before}"
+        raise UserError(f"{out}: {what}; now it would wait for mega-batch {longer}: choose another --out")
+
+
 def stages(
     megabatches: int, waiting_time: int = 1, replay: bool = False, replay_from: str | None = None
 ) -> list[Stage]:

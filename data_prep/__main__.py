@@ -6,9 +6,9 @@ import os
 import signal
 from pathlib import Path
 
+from alma.dates import date_format, span
 from alma.errors import Parser, command, count, hint
 from alma.help_texts import WORKERS
-from data_prep.dates import date_format, span
 from data_prep.formats import KNOWN, MODES
 from slurm.engine import resources
 from slurm.engine.resources import Resources

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from alma.dates import Dates, LeftOut
 from alma.errors import UserError, require_package
 from data_prep.compressed import Document, Segment, Skipped
-from data_prep.dates import Dates, LeftOut
 from data_prep.formats import KNOWN, Keys, kind, raw_documents, segment_starts
 
 SHARD_BYTES = 64 << 20

@@ -25,11 +25,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from alma.dates import LeftOut, label
 from alma.errors import UserError
 from alma.files import write_json_atomic
 from data_prep.compressed import Document, Skipped
 from data_prep.cut import SortedCorpus, Wanted
-from data_prep.dates import LeftOut, label
 from data_prep.documents import Shard, count_words, normalise
 from data_prep.pools import Pool, Span, sizes_of, spans_of
 from data_prep.work import Work, Workspace, read_json

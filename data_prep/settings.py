@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from alma.dates import Dates, interval, number_of
 from alma.errors import UserError, hint, require_package
 from alma.stream import Stream
 from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair
 from data_prep.cut import Wanted
-from data_prep.dates import Dates, interval, number_of
 from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
 from data_prep.formats import stem
@@ -32,6 +32,8 @@ _FIXED = ("--valid-words", "--eval-words", "--valid-source", "--seed", *_TOKENIZ
 
 def _refused(arguments: argparse.Namespace, stream: Stream | None) -> Iterator[tuple[tuple[str, ...], str]]:
     """Flags that do not go with the others, or with the stream of --append, and why."""
+    if stream and not stream.files:
+        raise UserError(f"{stream.directory}: images go on by alma images --write, not alma data")
     by = stream.settings.get("dates", {}).get("by") if stream else arguments.by
     ordered = stream.ordered if stream else arguments.ordered
     if stream:

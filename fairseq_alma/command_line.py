@@ -43,11 +43,10 @@ def parse(
 ) -> argparse.Namespace:
     """Parse `words` with `original`, fairseq's parse_args_and_arch, but with our defaults and UserErrors."""
     training = "--max-update" in parser._option_string_actions
-    of_model: dict[str, Any] = {}
-    if training and (model := _last_value(words, "--init", "")):
-        of_model, weights = initial.read(model)
-        theirs = itertools.chain.from_iterable(itertools.starmap(flag_words, of_model.items()))
-        words = [*theirs, *words]  # the last of repeated flags counts
+    model = _last_value(words, "--init", "") if training else ""
+    of_model, weights = initial.read(model) if model else ({}, {})
+    theirs = itertools.chain.from_iterable(itertools.starmap(flag_words, of_model.items()))
+    words = [*theirs, *words]  # the last of repeated flags counts
     schedule = _last_value(words, "--schedule", "stage")
     scheduler = defaults.SCHEDULES.get(schedule, "polynomial_decay")  # the parser refuses another schedule
     given: set[str] = set()  # flags in `words`, each under the first of its names
@@ -94,6 +93,8 @@ def parse(
     if training:
         _check_flags(parser, args, given)
         if of_model:
+            off = [flag for flag, value in of_model.items() if value is False and flag not in given]
+            vars(args).update((flag[2:].replace("-", "_"), False) for flag in off)  # on in some archs
             initial.check(args, of_model, len(weights["embed_tokens.weight"]))
         _check_blocks(args)
         _check_model(args)

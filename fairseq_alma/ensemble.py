@@ -62,7 +62,7 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
 
 
 def ensemble_of(models: Sequence[Any]) -> FairseqLanguageModel:
-    """The mean of the probabilities of language models, which may differ in size; one model is itself."""
+    """The mean of the probabilities of language models, which may differ in size; a single one as it is."""
     if len(models) == 1:
         return models[0]
     return FairseqLanguageModel(EnsembleDecoder([model.decoder for model in models], "probs"))

@@ -97,9 +97,9 @@ def main() -> None:
         if not data.is_dir():
             raise UserError(f"{data}: the stream of {options.model} is not here; give it as --tokenizer")
         foreign = any((data / name).is_file() for name in ("tokenizer.json", "vocab.json"))  # of a model
-        same_ids = not foreign or task.get("end_token", -1) >= 0
-        tokenizer = data if is_stream(data) and same_ids else None
-    remote = ", trust_remote_code=True" * export(path, options.out, tokenizer, chosen or "trained")
+        tokenizer = data if is_stream(data) and (task.get("end_token", -1) >= 0 or not foreign) else None
+    export(path, options.out, tokenizer, chosen or "trained")
+    remote = ", trust_remote_code=True" * (options.out / "modeling_alma.py").is_file()
     print(f"{options.out}: load it with AutoModelForCausalLM.from_pretrained(…{remote})")
 
 

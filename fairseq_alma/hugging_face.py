@@ -179,20 +179,19 @@ def _tokenizer_of_a_model(stream: Stream, config: Any) -> PreTrainedTokenizerFas
     return made
 
 
-def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "trained") -> bool:
+def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "trained") -> None:
     """Write the model of the checkpoint `path`, and a stream's `tokenizer`, into the directory `out`.
 
-    Returns whether the model needs modeling_alma.py, which is there, too; a dense one is a GPT-2.
     UserError: as `read_model` and `tokenizer_of`; the disk is full.
     """
     transformers_logging.disable_progress_bar()
     read = read_model(path, weights)
     model = read if read.config.num_experts else as_gpt2(read)
     converted = tokenizer_of(tokenizer, model.config) if tokenizer else None
+    (out / _CODE.name).unlink(missing_ok=True)  # of an earlier export
     with filled(out, "config.json", (OSError, SafetensorError)) as folder:
         model.save_pretrained(folder)
         if model is read:
             shutil.copyfile(_CODE, folder / _CODE.name)
         if converted:
             converted.save_pretrained(folder)
-    return model is read

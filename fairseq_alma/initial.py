@@ -6,6 +6,7 @@ is row p + 2, and token i is row i + 4. Row 2, eos, is the model's end of text.
 
 import hashlib
 import json
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from alma.errors import UserError
 from alma.files import sha256_file
 from alma.options import flag_of
+from alma.schema import COUNT, NATURAL, require
 from alma.stream import Stream, is_stream
 from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
 from fairseq_alma.moe.layer import STACKED, SwitchFFN
@@ -31,14 +33,17 @@ _OURS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_pytorch_
 _TAKEN: dict[str, Any] = {"model_type": ["gpt2"], "activation_function": _OURS, "layer_norm_epsilon": [1e-5]}
 _TAKEN |= {"scale_attn_weights": [True], "scale_attn_by_inverse_layer_idx": [False]}
 """Values of config.json with which fairseq computes the same."""
+_KINDS: dict[str, Any] = dict.fromkeys(("n_layer", "n_head", "n_embd", "n_positions", "vocab_size"), COUNT)
+_KINDS |= {"eos_token_id": NATURAL, "n_inner": COUNT | None, "tie_word_embeddings": bool}
 _QKV = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
 _BLOCK = {"ln_1": ["self_attn_layer_norm"], "attn.c_attn": _QKV, "attn.c_proj": ["self_attn.out_proj"]}
 _BLOCK |= {"ln_2": ["final_layer_norm"], "mlp.c_fc": ["fc1"], "mlp.c_proj": ["fc2"]}
 """transformers' names in a block, and fairseq's names of their parts."""
 _OF_DECODER = ("layers", "attention_heads", "embed_dim", "input_dim", "output_dim", "ffn_embed_dim")
 _OF_MODEL = [f"decoder_{name}" for name in (*_OF_DECODER, "learned_pos", "normalize_before")]
-_OF_MODEL += ["no_decoder_final_norm", "no_token_positional_embeddings", "no_scale_embedding", "moe_freq"]
-_OF_MODEL += ["layernorm_embedding", "share_decoder_input_output_embed", "activation_fn", "moe_expert_count"]
+_OF_MODEL += ["no_decoder_final_norm", "no_token_positional_embeddings", "layernorm_embedding"]
+_OF_MODEL += ["no_scale_embedding", "moe_freq", "share_decoder_input_output_embed", "activation_fn"]
+_OF_MODEL += ["moe_expert_count"]
 """Options of fairseq that make the model."""
 
 
@@ -50,14 +55,15 @@ def read(model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return _of_checkpoint(model)
     try:
         config, names = json.loads((folder / "config.json").read_bytes()), ["model.safetensors"]
-        if (index := folder / "model.safetensors.index.json").is_file():
-            names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        if not (folder / names[0]).is_file():  # beside it an index is of an older model: as in transformers
+            index = (folder / "model.safetensors.index.json").read_bytes()
+            names = sorted(set(json.loads(index)["weight_map"].values()))
         flags = _flags(config)
         weights = {key: value for name in names for key, value in load_file(folder / name).items()}
         sums = "".join(sha256_file(folder / name) for name in names)
         flags["--init-sha256"] = hashlib.sha256(sums.encode()).hexdigest()
-        return flags, _from_gpt2(weights, flags)
-    except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
+        return flags, _from_gpt2(weights, flags, config["vocab_size"])
+    except (AttributeError, OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
         why = f"no whole GPT-2 ({type(error).__name__}: {error}): save one by its save_pretrained"
         raise UserError(f"{folder}: {why}") from error
 
@@ -76,30 +82,46 @@ def _of_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _flags(config: dict[str, Any]) -> dict[str, Any]:
     """The flags for a config.json. ValueError: fairseq would compute something else."""
+    require(config, _KINDS)
     for name, values in _TAKEN.items():
         if config.get(name, next(iter(values))) not in values:
             raise ValueError(f"{name} {config[name]} is none of {', '.join(map(str, values))}")
+    if config["n_embd"] % config["n_head"]:
+        raise ValueError(f"n_embd {config['n_embd']} is no multiple of n_head {config['n_head']}")
     width, activation = config["n_embd"], config.get("activation_function", "gelu_new")
     sizes = [config["n_layer"], config["n_head"], width, width, width, config.get("n_inner") or 4 * width]
-    flags = dict(zip(map(flag_of, _OF_MODEL), [*sizes, True, True], strict=False))
+    flags = dict(zip(map(flag_of, _OF_MODEL), [*sizes, True, True, False, False, False], strict=False))
     flags |= {"--arch": "transformer_lm", "--no-scale-embedding": True, "--activation-fn": _OURS[activation]}
     flags["--share-decoder-input-output-embed"] = config.get("tie_word_embeddings", True)
     return flags | {"--max-target-positions": config["n_positions"], "--end-token": config["eos_token_id"]}
 
 
-def _from_gpt2(weights: dict[str, Tensor], flags: dict[str, Any]) -> dict[str, Tensor]:
+def _from_gpt2(weights: dict[str, Tensor], flags: dict[str, Any], vocabulary: int) -> dict[str, Tensor]:
+    """fairseq's weights, without PREFIX. LookupError, ValueError: `weights` are not those of config.json."""
     weights = {name.removeprefix("transformer."): value for name, value in weights.items()}
-    positions, wte = weights["wpe.weight"], weights["wte.weight"]
-    state = {"embed_positions.weight": torch.cat([torch.zeros_like(positions[: PAD + 1]), positions])}
-    for theirs, ours in _names(flags["--decoder-layers"]):
-        whole = weights[theirs].t() if weights[theirs].dim() == 2 else weights[theirs]
-        state |= zip(ours, whole.chunk(len(ours)), strict=True)
+    wte, width, inner = weights["wte.weight"], flags["--decoder-embed-dim"], flags["--decoder-ffn-embed-dim"]
     tied = flags["--share-decoder-input-output-embed"]
-    tables = {"embed_tokens": wte, "output_projection": wte if tied else weights["lm_head.weight"]}
+    if tied and not torch.equal(weights.setdefault("lm_head.weight", wte), wte):
+        raise ValueError("tie_word_embeddings is true, but lm_head.weight is not wte.weight")
+    rows = dict.fromkeys(("wte", "lm_head"), vocabulary) | {"wpe": flags["--max-target-positions"]}
+    names = dict(_names(flags["--decoder-layers"])) | {f"{name}.weight": [] for name in rows}
+    old = (".attn.bias", ".attn.masked_bias")  # constants, which old versions of transformers saved
+    if more := [name for name in weights if name not in names and not name.endswith(old)]:
+        raise ValueError(f"config.json has no {more[0]}")
+    rows, columns = rows | {"mlp.c_proj": inner}, {"attn.c_attn": 3 * width, "mlp.c_fc": inner}
+    state: dict[str, Tensor] = {}
+    for theirs, ours in names.items():
+        layer, value = re.sub(r"^h\.\d+\.|\.\w+$", "", theirs), weights[theirs]
+        shape = (rows.get(layer, width), columns.get(layer, width))[-value.dim() :]
+        if value.shape != shape or not value.is_floating_point() or not value.isfinite().all():
+            raise ValueError(f"{theirs}: {value.dtype} {[*value.shape]}, not finite numbers {[*shape]}")
+        state |= zip(ours, (value.t() if value.dim() == 2 else value).chunk(len(ours) or 1), strict=False)
+    tables = {"embed_tokens": wte, "output_projection": weights["lm_head.weight"]}
     for name, table in tables.items():
         state[f"{name}.weight"] = torch.cat([torch.zeros_like(table[: UNK + 1]), table])
         state[f"{name}.weight"][EOS] = table[flags["--end-token"]]
-    return state
+    positions = weights["wpe.weight"]
+    return state | {"embed_positions.weight": torch.cat([torch.zeros_like(positions[: PAD + 1]), positions])}
 
 
 def to_gpt2(state: dict[str, Tensor], layers: int, scale: float) -> dict[str, Tensor]:

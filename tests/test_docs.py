@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -86,7 +87,7 @@ def test_every_command_is_of_a_kind_that_is_tested_here():
     makefile = (ROOT / "Makefile").read_text()
     for program, *words in COMMANDS:
         options = program == "alma" and words[0] in ("--help", "--version")
-        known = program in SHELL | FAIRSEQ.keys() | {"make", "pytest"}
+        known = program in SHELL | FAIRSEQ.keys() | {"make", "pytest"} or words[0].startswith("examples/")
         assert known or options or module_of([program, *words])[0] in tools, (program, words)
         assert all((ROOT / word).exists() for word in words if word.startswith("tests/"))
         for target in words if program == "make" else []:
@@ -141,6 +142,9 @@ def test_images_accept_their_commands(monkeypatch):
             from slurm.vision.__main__ import parser as on_slurm
 
             words = on_slurm().parse_known_args(words)[1]
+        if "--by" in words:  # reads the images, in the marked blocks
+            assert parser().parse_args(words).by
+            continue
         assert jobs_of(*read_sections(parser(), words)), words
 
 
@@ -155,18 +159,22 @@ def test_fairseq_accepts_its_commands(program):
 
 @pytest.mark.parametrize("name", [name for name, text in PAGES.items() if "<!-- run -->" in text])
 def test_marked_blocks_run(name, tmp_path, child):
-    """In forked children, which have imported torch; a training takes one epoch."""
+    """In forked children, which have imported torch; a training takes one epoch, a sweep one seed."""
 
     def run(kind: str, words: Words, text: str) -> None:
         os.chdir(tmp_path)
         if kind == "python":
             exec(text, {"__name__": "example"})
+        elif words[0] == "python":
+            sys.argv = words[1:]
+            runpy.run_path(str(ROOT / words[1]), run_name="__main__")
         else:
             sys.argv = words
             alma.main()
 
     environment = {"PYTHONPATH": str(ROOT)}
-    for marked, kind, text in BLOCK.findall(re.sub("--epochs [0-9]+", "--epochs 1", PAGES[name])):
+    text_of_page = re.sub("--epochs [0-9]+", "--epochs 1", PAGES[name]).replace("--seeds 0-2 --jobs 2 ", "")
+    for marked, kind, text in BLOCK.findall(text_of_page):
         for words in (lines_of(text) if kind == "bash" else [[]]) if marked else []:
             done = child(tmp_path / "log", run, kind, words, text, environment=environment).wait()
             assert done.code == 0, (words, done.output)
@@ -208,9 +216,11 @@ def assert_described(objects: Iterable[dict[str, Any]], *headings: str, unseen: 
 
 
 def test_documented_keys_of_image_runs(tmp_path):
+    from tests.vision.test_weeks import arrive
     from vision import MegaBatchStream, run
     from vision.data import load
-    from vision.scenarios import make_stream
+    from vision.periods import ImageSource
+    from vision.scenarios import make_stream, read_periods
 
     settings = {
         "moe": {"average": 0.5, "command": "alma images"},
@@ -223,6 +233,9 @@ def test_documented_keys_of_image_runs(tmp_path):
     stream, small = MegaBatchStream("digits", 3), {"hidden": 2, "epochs": 1}
     runs = [run(stream, name, tmp_path / name, **small, **more) for name, more in settings.items()]
     runs.append(run(make_stream(load("digits"), 3, 0, "classes"), "sm", tmp_path / "drift", **small))
+    arrive(tmp_path / "shop", 1, 2)
+    stream = read_periods(ImageSource(str(tmp_path / "shop"), "week"), None)
+    runs.append(run(stream, "sm", tmp_path / "weeks", arch="mlp", **small))
     infos, rows = [run.info for run in runs], [row for run in runs for row in run.rows]
     assert_described(infos, "run.json", unseen=["stages", "processes", "gpus", "tokens_per_update"])
     of_torchvision = ["weights"]

@@ -21,6 +21,7 @@ from alma.errors import UserError
 from alma.stages import Stage
 from vision import folder, presets
 from vision.examples import AnyExamples, Examples, StoredExamples
+from vision.periods import ImagePeriod
 from vision.train import Replay
 
 VALIDATION = 0.1
@@ -41,9 +42,9 @@ Beyond, each batch is normalised anew, which takes little time beside a network 
 
 
 class Images(NamedTuple):
-    """Images (n, channels, height, width) as bytes, and labels (n,) as int64."""
+    """Images (n, channels, height, width) as bytes, a tensor or `Pixels`, and labels (n,) as int64."""
 
-    images: Tensor
+    images: Any
     labels: Tensor
 
 
@@ -91,7 +92,7 @@ class Dataset:
         if stored or values > _SMALL or 4 * len(chosen) * values > NORMALISED:
             normalise = partial(self.normalised, device=device)
             return StoredExamples(images.images, chosen, labels.to(device), normalise)
-        return self.examples(Images(images.images[chosen], labels), device)
+        return self.examples(Images(images.images.index_select(0, chosen), labels), device)
 
     def normalised_as(self, name: str) -> "Dataset":
         """These images, normalised as those of a known data set; unless they have three channels, with the
@@ -102,7 +103,7 @@ class Dataset:
     @property
     def black(self) -> Tensor:
         """A black pixel (channels,), normalised."""
-        return self.normalised(self.train.images.new_zeros(1, self.shape[0], 1, 1)).flatten()
+        return self.normalised(torch.zeros(1, self.shape[0], 1, 1, dtype=torch.uint8)).flatten()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -130,7 +131,7 @@ def load(
     files are missing (without `download`) or unreadable, or if images differ in size.
     """
     presets.check_dataset(name, image_size, resize_size, cache_images)
-    size = folder.Size(image_size, image_size, resize_size) if image_size else None
+    size = folder.size_of(image_size, resize_size)
     try:
         return _read(name, root, download, size, Path(cache_images) if cache_images else None)
     except MemoryError:
@@ -240,8 +241,8 @@ class MegaBatchStream:
     The partition equals that of the authors' code (`numpy.random.seed(seed)`, `permutation`, `array_split`),
     but leaves the global random state unchanged. The last tenth of each shuffled mega-batch is its validation
     set. `parts` replaces the partition by given indices of each mega-batch. For a stream that drifts,
-    `held_out` has the indices of each mega-batch's own test images, and `scenario` names the drift. UserError
-    if a mega-batch has fewer than 2 images.
+    `held_out` has the indices of each mega-batch's own test images, and `scenario` names the drift; `periods`
+    are those of a stream by date. UserError if a mega-batch has fewer than 2 images.
     """
 
     def __init__(
@@ -252,6 +253,7 @@ class MegaBatchStream:
         parts: Sequence[np.ndarray] | None = None,
         held_out: Sequence[np.ndarray] = (),
         scenario: str | None = None,
+        periods: Sequence[ImagePeriod] = (),
     ):
         self.dataset = load(dataset) if isinstance(dataset, str) else dataset
         self.seed = seed
@@ -269,6 +271,7 @@ class MegaBatchStream:
         if any(part.dtype.kind not in "iu" or part.min() < 0 or part.max() >= total for part in self.parts):
             raise UserError(f"parts: give indices of training images, whole numbers from 0 to {total - 1}")
         self.held_out, self.scenario = [np.asarray(part, dtype=np.int64) for part in held_out], scenario
+        self.periods = periods
 
     @property
     def partition(self) -> int | str:
@@ -288,6 +291,7 @@ class MegaBatchStream:
         """Indices of the training and validation images of mega-batch t = 1..B."""
         part = self.parts[t - 1]
         cut = len(part) - max(1, int(len(part) * VALIDATION))
+        cut = len(self.periods[t - 1].splits["train"]) if self.periods else cut
         return part[:cut], part[cut:]
 
 
@@ -332,6 +336,11 @@ class StageData:
     def sizes(self, index: int, part: int = 0) -> dict[int, int]:
         """Training (`part` 1: validation) examples of each mega-batch t of stage `index`, in their order."""
         return {t: len(self._stream.split(t)[part]) for t in self._schedule[index].train_on}
+
+    def classes(self, index: int) -> int:
+        """Number of classes that a learner knows in stage `index`: of a stream by date those so far."""
+        periods = self._stream.periods[: self._schedule[index].last]
+        return sum(len(period.new_classes) for period in periods) or self._stream.dataset.classes
 
     def _examples(self, index: int, part: int) -> AnyExamples:
         dataset = self._stream.dataset

@@ -16,6 +16,7 @@ from vision.examples import Examples
 from vision.experiment import device_of
 from vision.learners import LEARNERS
 from vision.learners.base import GrowingLearner, Learner
+from vision.periods import listed
 from vision.sweep import SweepRun
 from vision.train import evaluate, fit
 
@@ -32,13 +33,12 @@ def table(jobs: Sequence[SweepRun]) -> str:
     timed: dict[tuple, tuple[float, float]] = {}
     total = [0, 0.0, 0.0]
     for job in jobs:
-        (shape, images, tested, classes), settings, options = _data(job), job.settings, job.options
+        (shape, sizes, tested, classes), settings, options = _data(job), job.settings, job.options
         device = device_of(options["device"])
         learner = LEARNERS[options["learner"]](shape, classes, settings, options["seed"], device)
         cost = learner.model.flops
         key = options["learner"], cost, settings.batch_size, settings.optimizer, settings.amp, device
         training, evaluation = timed[key] = timed.get(key) or _seconds(learner)
-        sizes = [images // job.megabatches + (t < images % job.megabatches) for t in range(job.megabatches)]
         schedule = stages(job.megabatches, options["waiting_time"], options["replay"])
         parts = [sizes[t - 1] for stage in schedule for t in stage.train_on]
         checked = settings.epochs * sum(max(1, int(size * VALIDATION)) for size in parts)
@@ -47,8 +47,8 @@ def table(jobs: Sequence[SweepRun]) -> str:
         checked += tested * (len(schedule) + 1)
         minutes = (seen * training + checked * evaluation) / 60
         pixels = math.prod(shape)
-        floats = min(4 * pixels * max(len(stage.train_on) for stage in schedule) * sizes[0], NORMALISED)
-        memory = PROCESS + (images + tested) * pixels + floats + VECTORS * 4 * learner.parameters
+        floats = min(4 * pixels * max(sum(sizes[t - 1] for t in s.train_on) for s in schedule), NORMALISED)
+        memory = PROCESS + (sum(sizes) + tested) * pixels + floats + VECTORS * 4 * learner.parameters
         about = ">" * isinstance(learner, GrowingLearner) or "<" * (settings.patience > 0)
         numbers = [f"{learner.parameters:,}", f"{epochs:,}", f"{about}{flops:.3g}", f"{about}{minutes:.2g}"]
         lines.append([str(job.out), options["learner"], *numbers, f"{memory / 1e9:.1f}"])
@@ -57,16 +57,29 @@ def table(jobs: Sequence[SweepRun]) -> str:
     return as_text(lines)
 
 
-def _data(job: SweepRun) -> tuple[tuple[int, ...], int, int, int]:
-    """Shape of the images, training and test images, and classes; of a folder, as its files are listed."""
+def _data(job: SweepRun) -> tuple[tuple[int, ...], list[int], int, int]:
+    """Shape of the images, those of each mega-batch, test images, and classes; of a folder, as its files are
+    listed."""
     name, side = job.dataset["name"], job.dataset["image_size"]
-    if name == "folder":
+    if name != "folder":
+        channels, own, images, tested, classes = presets.SIZES[name]
+        return (channels, side or own, side or own), _equal(images, job.megabatches), tested, classes
+    if job.source:
+        periods, _ = listed(job.source)
+        first, tested = periods[0].splits["train"][0]["path"], sum(len(p.splits["test"]) for p in periods)
+        sizes = [len(p.splits["train"]) + len(p.splits["valid"]) for p in periods]
+        classes = sum(len(p.new_classes) for p in periods)
+    else:
         listing = folder.listed(Path(job.dataset["root"]))
-        height, width, channels = folder.read_image(listing.train[0][1], None).shape
-        size = (side, side) if side else (height, width)
-        return (channels, *size), len(listing.train), len(listing.test), len(listing.classes)
-    channels, own, images, tested, classes = presets.SIZES[name]
-    return (channels, side or own, side or own), images, tested, classes
+        first, tested, classes = listing.train[0][1], len(listing.test), len(listing.classes)
+        sizes = _equal(len(listing.train), job.megabatches)
+    height, width, channels = folder.read_image(first, None).shape
+    return (channels, side or height, side or width), sizes, tested, classes
+
+
+def _equal(images: int, megabatches: int) -> list[int]:
+    """The sizes of an i.i.d. partition."""
+    return [images // megabatches + (t < images % megabatches) for t in range(megabatches)]
 
 
 def _seconds(learner: Learner) -> tuple[float, float]:

@@ -1,9 +1,10 @@
 """Examples of a stage: normalised images in memory, or bytes of a data set that each batch normalises."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -27,6 +28,24 @@ class Examples(NamedTuple):
         return rows.view(*chosen.shape, *images.shape[1:])
 
 
+class Pixels:
+    """Images (N, channels, height, width) as bytes in several tensors, in memory or mapped from files."""
+
+    def __init__(self, parts: Sequence[Tensor]):
+        self.parts, self.shape = parts, (sum(map(len, parts)), *parts[0].shape[1:])
+        self._ends = torch.tensor([len(part) for part in parts]).cumsum(0)
+
+    def index_select(self, dimension: int, indices: Tensor) -> Tensor:
+        """The images of `indices` (n,) as one tensor, as of a tensor with `dimension` 0."""
+        owners = torch.searchsorted(self._ends, indices, right=True)
+        chosen = []
+        for k in owners.unique().tolist():
+            part = self.parts[k]
+            chosen.append(part.index_select(0, indices[owners == k] - self._ends[k] + len(part)))
+        order = owners.argsort(stable=True)
+        return torch.cat(chosen).index_select(dimension, order.argsort())
+
+
 @dataclass(frozen=True)
 class StoredExamples:
     """Examples whose images stay bytes in the memory of their data set; only a batch of them is normalised.
@@ -34,7 +53,7 @@ class StoredExamples:
     The numbers are those of `Examples`, in a quarter of the memory or, of images in files, in none.
     """
 
-    source: Tensor  # bytes of all images of the data set, (N, channels, height, width)
+    source: Tensor | Pixels  # bytes of all images of the data set, (N, channels, height, width)
     indices: Tensor  # (n,), of the examples among them
     labels: Tensor  # (n,), on the device
     normalise: Callable[[Tensor], Tensor]
@@ -50,8 +69,7 @@ class StoredExamples:
         return images.reshape(*chosen.shape, *images.shape[1:])
 
     def _read(self, indices: Tensor) -> Tensor:
-        rows = self.source.flatten(1).index_select(0, indices)
-        return self.normalise(rows.view(-1, *self.source.shape[1:]))
+        return self.normalise(self.source.index_select(0, indices))
 
 
 AnyExamples = Examples | StoredExamples

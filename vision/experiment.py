@@ -7,7 +7,7 @@ import copy
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from alma.errors import UserError
 from alma.files import checkpoint_file, locked, make_directory, temporary_of
 from alma.records import Run
 from alma.stages import Stage, check_share, stages
-from vision import presets
+from vision import periods, presets
 from vision.learners import LEARNERS, Learner, resolve
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def run(
     device: str = "auto",
     save_interval: float = 30.0,
     save_stages: bool = False,
+    append: bool = False,
+    classes: str = "all",
     command: str | None = None,
     backbone: "Factory | None" = None,
     metric: "Callable[[Tensor, Tensor], float] | None" = None,
@@ -59,13 +61,12 @@ def run(
     learner's, such as hidden=64. `preset` sets the defaults of both. A checkpoint is written every
     `save_interval` seconds, with `save_stages` the model of each stage; run.json records `command`. An
     interrupted run resumes, on a CPU bit for bit; a complete one, which has all rows and the checkpoint after
-    the last stage, is returned. UserError: a bad setting, or `out` holds another run.
+    the last stage, is returned. With `append` it goes on if its stream by date has grown. Errors count images
+    of "all" `classes`, or of those "known" to the model. UserError: a bad setting, or `out` has another run.
 
     `backbone` builds the network in place of `arch`. `metric` of predicted classes and labels (n,) is a score
     in every row. `after_stage` gets each trained stage and the learner, again if the stage trains again.
     """
-    from tqdm import tqdm
-
     from vision.data import StageData
 
     dataset, target = stream.dataset, device_of(device)
@@ -76,42 +77,51 @@ def run(
     check_share(share, replay)
     presets.check_seed(seed)
     schedule = stages(len(stream), waiting_time, replay, replay_from if share else None)
-
     config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
     config |= {"replay_share": share} if share else {}
     config |= {"replay_from": replay_from} if share and replay_from != "all" else {}
     config |= {"seed": seed, "dataset": dataset.name, "data": dataset.fingerprint}
     config |= {"scenario": stream.scenario} if stream.scenario else {}
-    config |= {"partition": stream.partition} if stream.partition != seed else {}
-    config |= {"metric": _name(metric)} if metric else {}
-    config |= chosen.config() | own
+    directory, growing = Path(out), periods.GROWING if stream.periods and append else ()
+    if stream.periods:
+        periods.check_classes(stream.periods, waiting_time, chosen)
+        config |= {"classes": classes} | periods.check_append(directory, stream.periods, append)
+    elif stream.partition != seed:
+        config["partition"] = stream.partition
+    config |= ({"metric": _name(metric)} if metric else {}) | chosen.config() | own
 
-    directory = Path(out)
     make_directory(directory)
     with locked(directory):
-        record = Run.open(directory, config, {"partition": stream.partition, "weights and order": seed})
+        seeds = {"partition": stream.partition, "weights and order": seed}
+        record = Run.open(directory, config, seeds, growing)
         temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
         record.note(images=stream.dataset.preparation)
         if _complete(record, len(schedule)):
             return record
         if command:
             record.note(command=command)
-        with _fitting(directory):
-            subject = LEARNERS[learner](dataset.shape, dataset.classes, chosen, seed, target, backbone)
+        with fitting(directory):
             data = StageData(stream, schedule, target, share)
-            trainer = _Trainer(subject, stream, data, directory, save_interval, save_stages)
+            subject = LEARNERS[learner](dataset.shape, data.classes(0), chosen, seed, target, backbone)
+            trainer = _Trainer(subject, stream, data, directory, config, save_interval, save_stages)
             trainer.metric, trainer.after_stage = metric, after_stage
-            done, epochs = trainer.load(), chosen.epochs
-            if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
-                raise UserError(
-                    f"{record.results} lacks rows of completed stages: delete {CHECKPOINT} to repeat them"
-                )
-            words: Any = {"unit": "epoch", "disable": None, "leave": False, "desc": directory.name}
-            with tqdm(total=len(schedule) * epochs, initial=done * epochs, **words) as trainer.bar:
-                # The last checkpoint has the row that follows it, so that a complete run has its model.
-                resumed = done, trainer.seconds, lambda row: trainer.save(last_row=json.dumps(row))
-                environment.play(record, trainer, schedule, trainer.test, *resumed)
+            _play(record, trainer, schedule, chosen.epochs)
     return record
+
+
+def _play(record: Run, trainer: "_Trainer", schedule: Sequence[Stage], epochs: int) -> None:
+    """Train and test the stages that are missing. UserError: rows of completed stages are missing."""
+    from tqdm import tqdm
+
+    done = trainer.load()
+    if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
+        hint = f"delete {CHECKPOINT} to repeat them"
+        raise UserError(f"{record.results} lacks rows of completed stages: {hint}")
+    words: Any = {"unit": "epoch", "disable": None, "leave": False, "desc": record.directory.name}
+    with tqdm(total=len(schedule) * epochs, initial=done * epochs, **words) as trainer.bar:
+        # The last checkpoint has the row that follows it, so that a complete run has its model.
+        resumed = done, trainer.seconds, lambda row: trainer.save(last_row=json.dumps(row))
+        environment.play(record, trainer, schedule, trainer.test, *resumed)
 
 
 def _complete(record: Run, stages: int) -> bool:
@@ -155,7 +165,7 @@ def _name(function: Any) -> str:
 
 
 @contextmanager
-def _fitting(directory: Path) -> Iterator[None]:
+def fitting(directory: Path) -> Iterator[None]:
     """Turn the errors of a GPU or a process out of memory into a UserError that says what to lower."""
     try:
         yield
@@ -191,6 +201,7 @@ class _Trainer:
         stream: "MegaBatchStream",
         data: "StageData",
         directory: Path,
+        config: Mapping[str, Any],
         save_interval: float,
         save_stages: bool,
     ):
@@ -212,7 +223,8 @@ class _Trainer:
         self._own_memory = self._on_gpu or processes.reset_peak_memory()
         test = stream.dataset.test
         self._test = stream.dataset.select(test, torch.arange(len(test.labels)), learner.device)
-        self._held_out = stream.held_out
+        self._held_out, self._periods = stream.held_out, [period.name for period in stream.periods]
+        self._test_periods, self._known_only = config.get("test_periods"), config.get("classes") == "known"
         self._cache: dict[str, Any] = {}  # of `Learner.predict`
         self._raw: dict[str, Any] = {}  # test error, validation and matrix of the weights before averaging
         self._matrix: list[float] = []  # test error on the held-out images of each mega-batch
@@ -232,6 +244,10 @@ class _Trainer:
                 self._scores = state.get("scores", {})
                 if state["progress"]:
                     self._interrupted = Progress(**state["progress"])
+            if state.get("tested_on", (count := len(self._test.labels))) != count:  # the stream has grown
+                self._cache = {}
+                if not self._interrupted:
+                    self.test()
         return self.done
 
     def save(self, progress: "Progress | None" = None, last_row: str = "") -> None:
@@ -243,6 +259,7 @@ class _Trainer:
             "learner": self.learner.state(),
             "progress": progress and vars(progress),
             "kept": self._cache,
+            "tested_on": len(self._test.labels),
             "raw": self._raw,
             "matrix": self._matrix,
             "scores": self._scores,
@@ -265,6 +282,8 @@ class _Trainer:
             self.save()
         self._began = time.monotonic() - self.seconds
         self.seconds = 0.0
+        if (classes := self._data.classes(stage.index)) > self.learner.classes:
+            self.learner.widen(classes, stage.index)
         flops = self.learner.train(stage.index, self._data, self._interrupted, self.epoch_done)
         self._interrupted = None
         self.done = stage.index + 1
@@ -301,9 +320,15 @@ class _Trainer:
         return error, flops
 
     def _errors(self, predicted: "Tensor") -> tuple[float, list[float]]:
-        """The test error, and that on the held-out images of each mega-batch."""
-        wrong = (predicted != self._test.labels).double().cpu()
-        return float(wrong.mean()), [float(wrong[part].mean()) for part in self._held_out]
+        """The test error, and that on the held-out images of each mega-batch; 1 where no image counts."""
+        wrong = (predicted != self._test.labels).double()
+        if self._known_only:
+            wrong[self._test.labels >= self.learner.classes] = math.nan
+        wrong = wrong.cpu()
+        tested = sum(map(len, self._held_out[: self._test_periods])) if self._test_periods else len(wrong)
+        parts = wrong[:tested], *(wrong[part] for part in self._held_out)
+        error, *matrix = (float(part.nanmean().nan_to_num(1.0)) for part in parts)
+        return error, matrix
 
     @property
     def parameters(self) -> int:
@@ -333,4 +358,5 @@ class _Trainer:
         """
         memory_of = "" if self._own_memory else "process"
         more = {"raw": self._raw, "matrix": self._matrix, "scores": self._scores, "memory_of": memory_of}
+        more["matrix_periods"] = self._periods
         return self.learner.details | {name: value for name, value in more.items() if value}

@@ -45,6 +45,11 @@ class Size(NamedTuple):
         return image.crop((left, top, left + self.width, top + self.height))
 
 
+def size_of(image_size: int | None, resize_size: int | None) -> Size | None:
+    """The size by --image-size and --resize-size; None: images keep theirs."""
+    return Size(image_size, image_size, resize_size) if image_size else None
+
+
 class Listing(NamedTuple):
     """The images of train/ and test/, each with its class, and the number of other files by reason."""
 
@@ -84,9 +89,7 @@ def below(
     root: Path, depth: int, left_out: Counter[str], needed: str
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """The folders, at least `depth`, and the path of each image below `root`, in order; counts other files.
-
-    UserError, which ends with what is `needed`: a folder is missing or unreadable.
-    """
+    UserError, with what is `needed`: a folder is missing or unreadable."""
 
     def fail(error: OSError) -> NoReturn:
         raise UserError(f"cannot read folder from {root} ({error}): {needed}")
@@ -113,16 +116,17 @@ def read(root: Path, size: Size | None, cache: Path | None = None) -> list[tuple
     listing, parts = listed(root), []
     for part, images in ((root / "train", listing.train), (root / "test", listing.test)):
         names, paths = zip(*images, strict=True)
-        pixels = _cached(cache, part, paths, size) if cache else _decoded(paths, size)
-        parts.append((pixels, np.unique(names, return_inverse=True)[1]))
+        parts.append((pixels_of(part, paths, size, cache), np.unique(names, return_inverse=True)[1]))
     if parts[0][0].shape[1:] != parts[1][0].shape[1:]:
         raise UserError(f"{root}: images of train/ and test/ differ in size: give --image-size")
     return parts
 
 
-def _cached(cache: Path, part: Path, paths: Sequence[str], size: Size | None) -> np.ndarray:
-    """The images of `_decoded`, mapped from a file in `cache`, which the first process that needs it writes.
-    The file has another name if one of `paths` has another name, size or time."""
+def pixels_of(part: Path, paths: Sequence[str], size: Size | None, cache: Path | None) -> np.ndarray:
+    """The images of `_decoded`, in memory or mapped from a file in `cache`, which the first process
+    that needs it writes. The file has another name if one of `paths` has another name, size or time."""
+    if not cache:
+        return _decoded(paths, size)
     digest = hashlib.sha256(f"upright {size}".encode())
     for path in paths:
         stat = os.stat(path)

@@ -18,6 +18,7 @@ from typing import Any
 if __name__ == "__main__":  # import from the checkout instead of the script's folder, absent with -P
     sys.path[: not sys.flags.safe_path] = [str(Path(__file__).resolve().parent.parent)]
 
+from alma.dates import UNITS
 from alma.errors import Parser, UserError, command, number_list
 from alma.help_texts import DATA_ROOT, JOBS, SEEDS, SIZE
 from alma.options import add_options, names_of, options_of
@@ -26,6 +27,7 @@ from alma.tables import as_text
 from vision import presets
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
+from vision.periods import write_stream
 from vision.sweep import USUAL, SweepRun, check_data, jobs_of, read_sections
 
 _EXAMPLES = """
@@ -128,7 +130,7 @@ def parser() -> Parser:
     made.add_argument("--size", metavar="SIZE", help=SIZE)
 
     add = made.add_argument_group("data", "The data set, and how it is cut into mega-batches.").add_argument
-    add("--dataset", **names_of(presets.DATASETS), default=["digits"], help="data set (default: digits)")
+    add("--dataset", **names_of(presets.DATASETS), help="data set (default: digits; with --by, folder)")
     add("--data-root", default=USUAL["data_root"], metavar="DIR", help=DATA_ROOT)
     text = "download missing files with torchvision"
     add("--download", action=argparse.BooleanOptionalAction, default=False, help=text)
@@ -148,7 +150,7 @@ def parser() -> Parser:
     add("--scenario", **names_of(presets.SCENARIOS), help=text)
     text = "seed of the partition into mega-batches (default: --seed; of the authors' code: 432)"
     add("--stream-seed", type=number_list, metavar="S", help=text)
-
+    _add_periods(made)
     group = made.add_argument_group("runs", "What is trained in each stage, and on which mega-batches.")
     add, options = group.add_argument, options_of(StreamOptions)
     known = names_of(LEARNERS) | {"metavar": "L,..."}
@@ -194,6 +196,22 @@ def parser() -> Parser:
     return made
 
 
+def _add_periods(made: Parser) -> None:
+    """Add the flags of streams by date."""
+    text = "Images that arrive over time: a mega-batch for each period (docs/weekly-images.md)."
+    add = made.add_argument_group("streams by date", text).add_argument
+    text = "periods, from the dates of folders (DIR/2026-W03/CLASS/*.jpg), of --manifest or of EXIF; folder: "
+    add("--by", choices=("folder", *UNITS), help=f"{text}each folder is one, in the order of their names")
+    text = "file .csv, .jsonl or .parquet: path, label, date, maybe split (train, valid, test) of each image"
+    add("--manifest", metavar="FILE", help=text)
+    add("--group-by", metavar="COLUMN", help="column of the manifest whose equal values are in one split")
+    text = "errors count all images, or those of classes that the model has met (default: all)"
+    add("--classes", choices=("all", "known"), default="all", help=text)
+    add("--append", action="store_true", help="go on with runs, or a stream of --write, of fewer periods")
+    text = "write the stream for alma train STREAM --trainer, and train nothing"
+    add("--write", type=Path, metavar="STREAM", help=text)
+
+
 def _waits(text: str) -> list[int | str]:
     """Parse "1,10,all"; `all` stands for the number of mega-batches."""
     parts = (["all"] if part == "all" else number_list(part) for part in text.split(","))
@@ -229,6 +247,9 @@ def main() -> None:
             print(job.out)
         return
     print(*lines, sep="\n", end="\n" * bool(lines), flush=True)
+    if options.write and jobs[0].source:
+        write_stream(jobs[0].source, options.write, options.append)
+        return
     if options.dry_run:
         from vision.estimate import table
 

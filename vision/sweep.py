@@ -15,8 +15,9 @@ from alma.experiments import check_nesting, folder_part, setting_text
 from alma.options import flag_of
 from alma.stages import check_share, stages
 from vision import presets
-from vision.experiment import run
+from vision.experiment import fitting, run
 from vision.learners import all_settings, refusal, resolve
+from vision.periods import ImageSource, check_append, check_classes, listed
 from vision.presets import Settings
 
 DATA: tuple[str, ...] = ("dataset", "image_size", "resize_size", "megabatches", "stream_seed", "preset")
@@ -24,7 +25,9 @@ DATA += ("scenario", "replay_share", "replay_from")
 _OF_THE_STREAM = {*DATA} - {"preset", "replay_share", "replay_from"}
 _OF_THE_COMMAND = {"cluster", "device", "dry-run", "help", "jobs", "list", "part", "save-interval"}
 
-USUAL = {"data_root": "data", "device": "auto", "cache_images": None}
+PERIODS = {"by": None, "manifest": None, "group_by": None, "classes": "all"}
+"""Flags of a stream by date, with their defaults."""
+USUAL = {"data_root": "data", "device": "auto", "cache_images": None} | PERIODS
 """Defaults of flags that a recorded command leaves out."""
 
 Point = dict[str, Any]
@@ -43,13 +46,20 @@ class SweepRun:
     scenario: str | None
     settings: Settings
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of experiment.run
+    source: ImageSource | None = None  # of a stream by date
 
     def run(self) -> None:
         """Start the run or resume it; a complete one stays as it is."""
         from vision.data import load
-        from vision.scenarios import make_stream
+        from vision.folder import size_of
+        from vision.scenarios import make_stream, read_periods
 
-        stream = make_stream(load(**self.dataset), self.megabatches, self.stream_seed, self.scenario)
+        if self.source:
+            with fitting(self.out):
+                size = size_of(self.dataset["image_size"], self.dataset["resize_size"])
+                stream = read_periods(self.source, size, self.dataset.get("cache_images"))
+        else:
+            stream = make_stream(load(**self.dataset), self.megabatches, self.stream_seed, self.scenario)
         run(stream, out=self.out, command=self.command, **self.options)
 
 
@@ -150,6 +160,10 @@ def _job(
     options |= {name: getattr(section, name) for name in ("device", "save_interval", "save_stages")}
     # The command has the settings that were given for this run.
     given = {name: value for name, value in point.items() if (name, value) != ("replay", False)}
+    if section.source:
+        check_classes(listed(section.source)[0], point["waiting_time"], resolved)
+        given = {name: value for name, value in given.items() if name not in ("dataset", "megabatches")}
+        options |= {"append": section.append, "classes": section.classes}
     given |= {name: getattr(section, name) for name in USUAL if getattr(section, name) != USUAL[name]}
     words = [word for name, value in given.items() for word in (flag_of(name), setting_text(value))]
     words += [flag_of(name) for name in ("download", "save_stages") if getattr(section, name)]
@@ -162,27 +176,49 @@ def _job(
         point.get("scenario"),
         resolved,
         options,
+        section.source,
     )
 
 
 def check_data(jobs: Sequence[SweepRun]) -> list[str]:
-    """A line about the files of each folder of images. UserError: it is none, or a stream does not fit."""
+    """Lines about the files of each folder of images, and about each period. UserError: it is none, a stream
+    does not fit, or does not go on where the run of a job ended."""
     from vision import folder
 
-    roots = dict.fromkeys(job.dataset["root"] for job in jobs if job.dataset["name"] == "folder")
+    streams = [listed(source) for source in dict.fromkeys(job.source for job in jobs if job.source)]
+    lines = [line for found, last in streams for line in (*map(str, found), last)]
+    folders = [job for job in jobs if job.dataset["name"] == "folder" and not job.source]
+    roots = dict.fromkeys(job.dataset["root"] for job in folders)
     listings = {root: folder.listed(Path(root)) for root in roots}
     sizes = {root: (len(listing.train), 0, len(listing.classes)) for root, listing in listings.items()}
     for job in jobs:
+        presets.check_seed(job.options["seed"])
+        if job.source:
+            check_append(job.out, listed(job.source)[0], job.options["append"])
+            continue
         *_, images, _, classes = presets.SIZES.get(job.dataset["name"]) or sizes[job.dataset["root"]]
         presets.check_megabatches(job.megabatches, images, classes if job.scenario == "classes" else 0)
         presets.check_seed(job.stream_seed)
-        presets.check_seed(job.options["seed"])
-    return list(map(str, listings.values()))
+    return [*lines, *map(str, listings.values())]
 
 
 def read_sections(parser: Parser, words: Sequence[str]) -> list[argparse.Namespace]:
-    """The sections of a command line, see `experiments.read_sections`, with the default of --out."""
+    """The sections of a command line, see `experiments.read_sections`, with the defaults of --dataset and
+    --out, and as --megabatches the number of periods. UserError: flags that contradict --by, or need it."""
     sections = experiments.read_sections(parser, words, _OF_THE_COMMAND)
     for section in sections:
+        off = PERIODS | {"append": False, "write": None}
+        section.source = None
+        if section.by:
+            for name in ("dataset", "megabatches", "stream_seed", "scenario"):
+                if getattr(section, name) not in (None, ["folder"]):
+                    raise UserError(f"{flag_of(name)}: leave it out, --by makes the stream")
+            if section.manifest and section.data_root != USUAL["data_root"]:
+                raise UserError("--data-root: leave it out, paths of --manifest are relative to its folder")
+            section.source = ImageSource(section.data_root, section.by, section.manifest, section.group_by)
+            section.dataset, section.megabatches = ["folder"], [len(listed(section.source)[0])]
+        elif given := [name for name, value in off.items() if getattr(section, name) != value]:
+            raise UserError(f"{flag_of(given[0])} needs --by, such as --by week")
+        section.dataset = section.dataset or ["digits"]
         section.out = section.out or Path("runs", "_".join([*section.dataset, *section.learner]))
     return sections

@@ -32,7 +32,7 @@ _NONE = MeanOverSeeds(math.nan, math.nan, math.nan)
 def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list[Result | None]:
     """The result of each group whose label, or learner as in tables, is `name`; None where there is none.
 
-    None, too, where it is the only one of its group. UserError: no group has it and another one; a group has
+    None also where the group has no other result. UserError: no group has it and another one; a group has
     several, such as one for each waiting time.
     """
     if name is None:

@@ -9,16 +9,15 @@ from pathlib import Path
 import orjson
 from tqdm import tqdm
 
+from alma.dates import interval
 from alma.errors import Parser, UserError, command, count
 from alma.files import atomic_write, make_directory
 from data_prep.compressed import Document
-from data_prep.corpus import debian_changelogs, git, pydoc
-from data_prep.dates import interval
+from data_prep.corpus import git, pydoc
 from data_prep.formats import kind
 
 RECIPES = {
     "git": (git.documents, None),
-    "debian-changelogs": (debian_changelogs.documents, debian_changelogs.FOLDER),
     "pydoc": (pydoc.documents, ""),
 }
 """What yields each document, given SOURCE and the counts of what is left out; and the default of SOURCE."""
@@ -28,8 +27,8 @@ examples:
   alma corpus git ~/linux --out commits.jsonl
   alma data git=commits.jsonl --by year --from 2006 --out stream \\
       --eval-words 50k --valid-words 50k --vocab-size 8000
-  # the changelogs of the installed packages of Debian and Ubuntu
-  alma corpus debian-changelogs --out changelogs.jsonl
+  # the documentation of Python and of the installed packages
+  alma corpus pydoc --out pydoc.jsonl
 """
 
 
@@ -38,22 +37,16 @@ def parser() -> Parser:
     made = Parser(
         prog="python -m data_prep.corpus",
         usage="%(prog)s git REPOSITORY --out FILE.jsonl [--max-words N]\n"
-        "       %(prog)s debian-changelogs [FOLDER] --out FILE.jsonl [--max-words N]\n"
         "       %(prog)s pydoc [topics|stdlib|packages] --out FILE.jsonl [--max-words N]",
         description="Write text that every machine has as JSON lines for `alma data`, without a download. "
-        "Commits and changelogs are dated, so `alma data --by year` makes a stream that drifts.",
+        "Commits are dated, so `alma data --by year` makes a stream that drifts.",
         epilog=_EXAMPLES,
     )
     add = made.add_argument
-    recipe = (
-        "git: the messages of the commits before HEAD; debian-changelogs: the entries of the packages' "
-        "changelogs; pydoc: the documentation of Python and of installed packages, without dates"
-    )
+    recipe = "git: the messages of the commits before HEAD; pydoc: the documentation of Python and of "
+    recipe += "installed packages, without dates"
     add("recipe", choices=RECIPES, metavar="RECIPE", help=recipe)
-    source = (
-        f"git: a repository; debian-changelogs: a folder (default: {debian_changelogs.FOLDER}); pydoc: "
-        f"{', '.join(pydoc.PARTS[:-1])} or {pydoc.PARTS[-1]} (default: all)"
-    )
+    source = f"git: a repository; pydoc: {', '.join(pydoc.PARTS[:-1])} or {pydoc.PARTS[-1]} (default: all)"
     add("source", nargs="?", metavar="SOURCE", help=source)
     add("--out", required=True, metavar="FILE.jsonl", help="file to write")
     words = "stop before the document that would exceed N words (default: write all)"

@@ -1,4 +1,4 @@
-"""What is printed before a launch, and the check that the rest of each run fits its machine."""
+"""What is printed before a launch, and the check that the remaining stages fit in memory."""
 
 import argparse
 import shlex

@@ -41,6 +41,8 @@ def _problems(request: Request) -> Iterator[str]:
     parts = Stream.load(request.stream).held_out if is_stream(request.stream) else ()
     if request.cutoff and not ((request.init or request.trainer) and parts and parts[0].period):
         yield f"--cutoff {request.cutoff} needs --init MODEL, and a stream with periods: `alma data --by`"
+    if request.init == "":
+        yield "--init '': give the path of a checkpoint, or of a folder with a GPT-2"
     if request.init and own.joint:
         yield f"--init: {request.learner} trains its models as one, which would stay equal; give ens"
     if request.from_scratch and own.fresh:
@@ -113,7 +115,10 @@ def _of_trainer(request: Request) -> Iterator[str]:
 def count_megabatches(request: Request) -> int:
     """B: from stream.json, or from the flags that cut a fairseq-preprocess directory."""
     if request.trainer or is_stream(request.stream):
-        return len(Stream.load(request.stream).megabatches)
+        stream = Stream.load(request.stream)
+        if not (request.trainer or stream.files):
+            raise UserError(f"{request.stream}: a stream of images: give --trainer COMMAND")
+        return len(stream.megabatches)
     say(f"cutting {request.stream} into mega-batches")
     answer = json.loads(children.ask(reshard_command(request), "cutting the data"))
     if answer["note"]:

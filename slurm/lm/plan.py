@@ -75,7 +75,7 @@ class Request(TextOptions):
     )
     evaluate: str | None = option(
         None,
-        "score each stage by a program of yours too: its last arguments are the paths of the deployed "
+        "also score each stage with your own program: its last arguments are the paths of the deployed "
         "checkpoints, its last line of output is a JSON object of numbers (docs/concepts.md); "
         "'timeout 1h ...' ends one that hangs",
         metavar="COMMAND",

@@ -11,7 +11,7 @@ from alma.environment import Measured, append_rows
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from alma.schema import AMOUNT, NATURAL, NUMBER, TEXT, parse_json, require
-from alma.stages import Stage, stages
+from alma.stages import Stage, check_growth
 from alma.stream import FileInfo, Stream, begins, is_stream
 from alma.tables import as_text
 from slurm.lm.plan import Plan, StageSpec
@@ -60,18 +60,13 @@ def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
 
     Raises UserError if the last stage of the existing run was cut short by the end of a shorter stream.
     """
-    waiting_time, replay = plan.config["waiting_time"], plan.config["replay"]
+    waiting_time = plan.config["waiting_time"]
     config = plan.config | identity(plan.stream)
     if (plan.out / "run.json").exists():
         before = Run.read(plan.out).config["megabatches"]
-        if before < plan.config["megabatches"] and waiting_time <= before:
-            last = stages(before, waiting_time, replay)[-1]
-            now = stages(plan.config["megabatches"], waiting_time, replay)[last.index]
-            if last != now and (plan.out / f"stage_{last.index:02d}").exists():
-                raise UserError(
-                    f"{plan.out}: stage {last.index} was trained when the stream ended with mega-batch "
-                    f"{last.last}; now it would wait for mega-batch {now.last}: choose another --out"
-                )
+        trained = (plan.out / f"stage_{(before - 1) // waiting_time:02d}").exists()
+        if before < plan.config["megabatches"] and waiting_time <= before and trained:
+            check_growth(plan.out, before, plan.config["megabatches"], waiting_time)
     growing = ("megabatches", "megabatch_sha256", "grow_experts") if is_stream(plan.stream) else ()
     return config, growing
 

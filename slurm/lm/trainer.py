@@ -1,4 +1,4 @@
-"""Runs by the user's own trainer: what a job asks of it, how it is called, what its answer means."""
+"""Runs by the user's own trainer: the task file, the call, and the result file."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence

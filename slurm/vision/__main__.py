@@ -48,6 +48,8 @@ def main() -> None:
     options, flags = parser().parse_known_args()
     resources.check_cluster(options)
     for flag in flags:
+        if flag in ("--append", "--write"):  # equal flags are equal jobs, which are done
+            raise UserError(f"{flag}: on this machine only: leave out --cluster slurm")
         if flag.partition("=")[0] in _SET_HERE:
             raise UserError(f"{flag}: not with --cluster slurm; --cpus-per-task runs go at a time")
     wanted = resources.read(options, USUAL)

@@ -31,7 +31,7 @@ def test_a_period_begins(period, day):
     assert begins(period) == day
 
 
-@pytest.mark.parametrize("text", ["2023-13", "23", "2023-05-", "May 2023", "2023-05-31T00"])
+@pytest.mark.parametrize("text", ["2023-13", "2023-02-31", "23", "2023-05-", "May 2023", "2023-05-31T00"])
 def test_what_is_no_date_is_refused(text):
     with pytest.raises(Exception, match=f"--cutoff {text}: give a year, month or day"):
         check_ranges(TextOptions(cutoff=text))

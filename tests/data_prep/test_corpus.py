@@ -1,6 +1,5 @@
-"""`alma corpus git` and `alma corpus debian-changelogs`: what is written."""
+"""`alma corpus git`: what is written."""
 
-import gzip
 import json
 import os
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 
 from data_prep.corpus import __main__ as cli
 
-from .conftest import make_documents, outcome, run
+from .conftest import outcome, run
 
 PLAIN = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "HOME": os.devnull}
 
@@ -161,7 +160,6 @@ def test_what_git_cannot_read_is_one_line(repository, refused, corpus, tmp_path,
         (("git", "https://example.org/x.git"), "git clone"),
         (("git",), "give the repository"),
         (("gitt", repository.folder), "did you mean git?"),
-        (("debian-changelogs", tmp_path / "plain"), "Docker images"),
         (("pydoc", "stdlibs"), "did you mean stdlib"),
     ):
         assert message in refused(*words, "--out", out)
@@ -190,70 +188,3 @@ def test_the_same_again_leaves_the_file_untouched(repository, corpus, tmp_path):
         if same:
             repository.commit("Two", "2020-01-01T00:00:00+00:00")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a b", "out.jsonl"]
-
-
-def entry(changes: str, date: str, package: str = "bash", version: str = "1:2.0-1") -> str:
-    """An entry of a changelog in Debian's format."""
-    return f"{package} ({version}) unstable; urgency=low\n\n{changes}\n -- Ann B. <ann@x.org>  {date}\n\n"
-
-
-FIRST = entry(
-    "  [ Zoë ]\n  * Fix it, thanks to Bob <bob@y.org>\n    - and more (Closes: #12)\n\n"
-    "  [ Ann ]\n  * Ask c@d.org.\n",
-    "Tue, 31 Dec 2019 23:30:00 -0200",
-)
-SECOND = entry("  * Größe.\n", "Mon, 01 Jun 2020 12:00:00 +0530", version="1")
-
-
-def write_package(folder: Path, name: str, text: str | bytes, file: str = "changelog.Debian.gz") -> Path:
-    """A changelog of a package."""
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    data = text.encode() if isinstance(text, str) else text
-    path = folder / name / file
-    path.write_bytes(gzip.compress(data) if file.endswith(".gz") else data)
-    return path
-
-
-def test_entries_of_changelogs(corpus, tmp_path):
-    docs, out = tmp_path / "doc", tmp_path / "out.jsonl"
-    first = write_package(docs, "bash", FIRST + SECOND)
-    os.link(first, docs / "bash/changelog.gz")
-    (docs / "bash-link").symlink_to("bash")
-    write_package(
-        docs, "libbash", "# Older entries have been removed.\n" + FIRST
-    )  # trimmed, of the same source
-    write_package(docs, "plain", entry("  * Not packed.\n", "Wed, 1 Jan 2020 00:00:00 +0000"), "changelog")
-    write_package(docs, "gnu", "2020-01-01  Ann  <ann@x.org>\n\n\t* file.c: Changed.\n", "changelog.gz")
-    write_package(docs, "other", FIRST, "copyright")
-    latin = entry("  * Gr\N{LATIN SMALL LETTER O WITH DIAERESIS}\n", "Wed, 1 Jan 2020 00:00:00 +0000").encode(
-        "latin-1"
-    )
-    broken = (
-        f"{entry('  * No day.', 'yesterday')}{entry('  * No zone.', 'Wed, 1 Jan 2020 00:00:00 +9999')}"
-        f"{entry('', 'Wed, 1 Jan 2020 00:00:00 +0000')}zsh (1) unstable; urgency=low\n\n  * No end.\n\n"
-    )
-    write_package(docs, "zsh", latin + broken.encode() + SECOND.replace("bash", "zsh").encode())
-    cut = write_package(
-        docs, "cut", entry(" ".join(make_documents(0, 900)), "Wed, 1 Jan 2020 00:00:00 +0000")
-    )
-    cut.write_bytes(cut.read_bytes()[:-20])
-    write_package(docs, "no-archive", "", "changelog.gz").write_bytes(b"no archive")
-    code, printed, err = corpus("debian-changelogs", docs, "--out", out)
-    assert (code, err) == (0, "")
-    found = {record["text"]: record["date"] for record in read(out)}
-    changes = "* Fix it, thanks to Bob\n  - and more (Closes: #12)\n\n* Ask ."
-    assert found == {
-        f"bash 1:2.0-1\n{changes}": "2019-12-31T23:30:00-02:00",
-        "bash 1\n* Größe.": "2020-06-01T12:00:00+05:30",
-        "bash 1:2.0-1\n* Not packed.": "2020-01-01T00:00:00+00:00",
-        "zsh 1\n* Größe.": "2020-06-01T12:00:00+05:30",
-    }
-    lines = printed.splitlines()
-    assert lines[0] == "4 documents, 29 words, 2020-01-01 to 2020-06-01"
-    assert sorted(lines[1].removeprefix("left out: ").split(", ")) == [
-        "1 entries without changes",
-        "1 files of other formats",
-        "2 damaged files",
-        "4 broken entries",
-        "7 repeated entries",
-    ]

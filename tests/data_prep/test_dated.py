@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alma.dates import Dates, label, number_of
 from alma.errors import UserError
 from alma.stream import Stream
 from data_prep import documents, order, plan
-from data_prep.dates import Dates, label, number_of
 from data_prep.documents import Reader
 from data_prep.order import Dated, merged
 from data_prep.scan import RECORD, scan_shard

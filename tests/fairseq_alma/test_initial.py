@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from alma.errors import UserError
 from alma.records import Run
-from fairseq_alma import check
+from fairseq_alma import check, initial
 from tests.conftest import ROOT
 
 END = 7  # not the first id, so that a row that is off by one shows
@@ -94,7 +94,7 @@ def loss(model, stream) -> float:
     [
         ({}, []),
         ({"tie_word_embeddings": False, "n_inner": 48, "activation_function": "gelu"}, []),
-        ({}, ["--arch", "switch_gmoe", "--moe-expert-count", 1]),
+        ({"tie_word_embeddings": False}, ["--arch", "switch_gmoe", "--moe-expert-count", 1]),
         ({}, ["--arch", "switch_gmoe", "--moe-expert-count", 5, "--moe-freq", 1]),
     ],
 )
@@ -155,6 +155,14 @@ def test_in_two_stages_and_out(folder, stream, transformers, forked, start, tmp_
     assert (config["init"], len(config["init_sha256"])) == (folder.name, 64)
 
 
+def test_an_index_beside_the_weights_is_of_an_older_model(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "model")
+    whole = {name: value + 1 for path in copy.glob("*-of-*") for name, value in load_file(path).items()}
+    save_file(whole, copy / "model.safetensors")  # as transformers does where shards were
+    weights = initial.read(str(copy))[1]
+    assert torch.equal(weights["layer_norm.weight"], whole["transformer.ln_f.weight"])
+
+
 def wider(folder):
     """One more row than the tokenizer has ids."""
     settings = json.loads((folder / "config.json").read_text())
@@ -185,7 +193,24 @@ def truncate(folder):
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def another_head(folder):
+    """An output layer that is not the embeddings, though config.json ties them."""
+    path = min(folder.glob("*.safetensors"))
+    save_file(load_file(path) | {"lm_head.weight": torch.zeros(300, 32)}, path)
+
+
 REFUSED = {
+    "no object": (lambda folder: (folder / "config.json").write_text("[]"), [], "it should be an object"),
+    "no end": (
+        edit("config.json", '"eos_token_id": 7', '"eos_token_id": null'),
+        [],
+        "eos_token_id: Expected",
+    ),
+    "heads": (edit("config.json", '"n_head": 2', '"n_head": 3'), [], "n_embd 32 is no multiple of n_head 3"),
+    "shape": (edit("config.json", '"n_positions": 64', '"n_positions": 99'), [], r"wpe.weight: .*\[99, 32\]"),
+    "fewer layers": (edit("config.json", '"n_layer": 2', '"n_layer": 1'), [], "config.json has no h.1"),
+    "another head": (another_head, [], "lm_head.weight is not wte.weight"),
+    "no last norm": (None, ["--no-decoder-final-norm"], "--no-decoder-final-norm True: .* has False"),
     "positions": (None, ["--tokens-per-sample", 65], "65: .* has 64 positions: give --tokens-per-sample 64"),
     "flag": (None, ["--decoder-layers", 3], "--decoder-layers 3: .* has 2: leave the flag out"),
     "other tokenizer": (edit("tokenizer.json", '"merges"', ' "merges"'), [], "make a stream by `alma data"),

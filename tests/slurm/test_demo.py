@@ -10,8 +10,8 @@ from launcher import read_requests
 from data_prep.__main__ import parser
 from data_prep.corpus.__main__ import parser as corpus_parser
 from slurm.lm.plan import make_plan
-from vision.run import jobs_of
 from vision.run import parser as vision_parser
+from vision.sweep import jobs_of, read_sections
 
 SCRIPT = Path(__file__).parents[2] / "experiments/demo.sh"
 ALMA = """#!/usr/bin/env python3
@@ -53,7 +53,7 @@ def test_the_programs_accept_the_commands(monkeypatch, tmp_path):
     assert of[Path("a b/runs/gmoe")]["grow_experts"] == [2, 2, 4]
     assert of[Path("a b/runs/anytime")]["schedule"] == "continuous"
     assert of[Path("a b/runs/sm")]["learner"] == "sm"
-    sweeps = [vision_parser().parse_args(line[1:]) for line in middle if line[0] == "images"]
+    sweeps = [read_sections(vision_parser(), line[1:])[0] for line in middle if line[0] == "images"]
     counts = {sweep.out: len(jobs_of(sweep)) for sweep in sweeps}
     assert counts == {
         Path("a b/runs", name): n for name, n in (("digits", 8), ("digits_anytime", 2), ("drift", 4))

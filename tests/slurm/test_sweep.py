@@ -82,6 +82,7 @@ def test_an_experiment_is_split_and_a_change_of_runs_flags_or_files_undoes_its_p
         (["--runs-per-job", "0"], "--runs-per-job: '0' is not a positive whole number"),
         (["--nodes", "2"], "a part of a sweep is one task"),
         (["--part=1/2"], "--part=1/2: not with --cluster slurm"),
+        (["--by=week", "--append"], "--append: on this machine only: leave out --cluster slurm"),
         (["--partitoin", "nobody"], "unrecognized arguments: --partitoin"),
         (["--seeds", "0-1"], "no SLURM here (no sbatch): run this on a machine of the cluster"),
     ],

@@ -227,7 +227,7 @@ def test_growth_is_linear_in_width_and_depth_and_keeps_the_classes(arch, depth):
 def test_growth_changes_the_function_little_and_does_not_raise_the_loss(arch):
     data, changed, gained = Stages(shape=(3, 8, 8)), [], []
     images, labels = data.train(1)
-    for seed in range(3):  # a hardly trained VGG can overshoot, depending on rounding
+    for seed in range(9):  # a hardly trained VGG can overshoot, depending on rounding
         subject = learner((3, 8, 8), arch=arch, epochs=15, seed=seed)
         subject.train(0, data)
         before = subject.model.eval()(data.valid(1).images)

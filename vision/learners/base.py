@@ -4,6 +4,7 @@ torch is imported inside the methods that use it: the command line reads the set
 starts without torch.
 """
 
+import copy
 import hashlib
 import math
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Learner:
-    """Base class of learners of images (channels, height, width) of `classes` classes.
+    """Base class of learners of images (channels, height, width) of `classes` classes, as many as are known.
 
     `seed` determines initial weights, order of minibatches and augmentation; global generators are not used.
     A subclass implements `build`, unless it has one network, and sets `settings_class` if it has settings of
@@ -64,10 +65,23 @@ class Learner:
         """A new model, here one network. `structure`: sizes that a grown learner has saved; {} at first."""
         return self.backbone()
 
-    def reset(self, stage: int) -> None:
-        """Draw new weights for all members; they depend on the seed and on `stage`."""
+    def reset(self, stage: int, purpose: str = "init") -> None:
+        """Draw new weights for all members; they depend on the seed, on `stage` and on the `purpose`."""
         for member in range(self.model.members):
-            self.model.reset(self.generator_for("init", member, stage), member)
+            self.model.reset(self.generator_for(purpose, member, stage), member)
+
+    def widen(self, classes: int, stage: int) -> None:
+        """Give the model outputs for `classes` classes, with new weights for those that are new; all other
+        weights stay."""
+        owners: list[Any] = [self, *([self.average] if self.average else [])]
+        structure, self.classes, models = self.structure, classes, [owner.model for owner in owners]
+        self.model = self.build(structure).to(self.device)
+        self.reset(stage, "classes")
+        for owner, old in zip(owners, models, strict=True):
+            owner.model = copy.deepcopy(self.model)
+            weights = owner.model.state_dict()
+            for name, values in old.state_dict().items():
+                weights[name][tuple(map(slice, values.shape))] = values
 
     def new_average(self) -> "Average | None":
         """With `settings.average`, an empty average of models of the current shape."""
@@ -195,6 +209,7 @@ class Learner:
         """Everything that training changes, as tensors and plain values."""
         return {
             "structure": self.structure,
+            "classes": self.classes,
             "model": self.model.state_dict(),
             "generators": [generator.get_state() for generator in self.generators],
             "valid": self.valid,
@@ -203,6 +218,7 @@ class Learner:
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a `state` of a learner with the same settings."""
+        self.classes = state.get("classes", self.classes)  # absent from older files
         self.model = self.build(state["structure"]).to(self.device)
         self.model.load_state_dict(state["model"])
         for generator, values in zip(self.generators, state["generators"], strict=True):

@@ -44,7 +44,7 @@ class Firefly(GrowingLearner):
             return self.backbone()
         if self.settings.arch == "vgg":
             return VGG(self.shape, structure["widths"], self.classes)
-        return MLP(structure["widths"])
+        return MLP([*structure["widths"][:-1], self.classes])
 
     @property
     def structure(self) -> dict[str, Any]:

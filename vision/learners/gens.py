@@ -63,6 +63,7 @@ class GEns(Learner):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.members: list[Any] = []
+        self._classes: list[int] = []  # known to each member, which gives others the probability 0
 
     def build(self, structure: dict[str, Any]) -> Any:
         """The network of a stage."""
@@ -77,18 +78,27 @@ class GEns(Learner):
 
     def finish(self) -> None:
         """Add a copy of the trained network to the members."""
-        self._add(self.model.state_dict())
+        self._add(self.model.state_dict(), self.classes)
 
-    def _add(self, state: "dict[str, Tensor]") -> None:
+    def _add(self, state: "dict[str, Tensor]", classes: int) -> None:
+        self.classes, now = classes, self.classes
         member = self.build({}).to(self.device)
+        self.classes = now
         member.load_state_dict(state)
         self.members.append(member.eval())
+        self._classes.append(classes)
 
     def votes(self, model: Any, images: "Tensor") -> "Tensor":
         """Logits (V, C, n) of all members; before the first stage, of `model`."""
         import torch
 
-        return torch.cat([member(images) for member in self.members or [model]])
+        return torch.cat([self._whole(member(images), -torch.inf) for member in self.members or [model]])
+
+    def _whole(self, scores: "Tensor", value: float) -> "Tensor":
+        """Scores (..., C', n) of a member that knows C' classes with the `value` for the others."""
+        from torch.nn import functional as F
+
+        return F.pad(scores, (0, 0, 0, self.classes - scores.shape[-2]), value=value)
 
     def log_probabilities(self, logits: "Tensor") -> "Tensor":
         """From the mean of the members' probabilities, or with `gens_average` "logits" of their logits."""
@@ -106,31 +116,30 @@ class GEns(Learner):
         for member in new:
             logits = evaluate(member, examples)
             scores = logits.softmax(1) if self.settings.gens_average == "probs" else logits
-            cache["sum"] = cache.get("sum", 0) + scores.sum(0)
+            scores = self._whole(scores.sum(0), 0.0)
+            cache["sum"] = self._whole(cache["sum"], 0.0) + scores if "sum" in cache else scores
         cache["members"] = len(self.members)
-        return cache["sum"].argmax(0), len(new) * len(examples.labels) * self.model.flops.inference
+        return cache["sum"].argmax(0), len(examples.labels) * sum(each.flops.inference for each in new)
 
     @property
     def parameters(self) -> int:
-        return self._count * super().parameters
+        return sum(p.numel() for member in self.members or [self.model] for p in member.parameters())
 
     @property
     def eval_flops_per_example(self) -> float:
-        return self._count * super().eval_flops_per_example
+        return sum(member.flops.inference for member in self.members or [self.model])
 
     @property
     def details(self) -> dict[str, Any]:
-        return {"members": self._count}
+        return {"members": max(1, len(self.members))}
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"members": [member.state_dict() for member in self.members]}
+        members = [member.state_dict() for member in self.members]
+        return super().state() | {"members": members, "classes_of_members": self._classes}
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self.members = []
-        for member in state["members"]:
-            self._add(member)
-
-    @property
-    def _count(self) -> int:
-        return max(1, len(self.members))
+        self.members, self._classes = [], []
+        known = state.get("classes_of_members") or [self.classes] * len(state["members"])
+        for member, classes in zip(state["members"], known, strict=True):
+            self._add(member, classes)

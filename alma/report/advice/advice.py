@@ -35,7 +35,7 @@ _FEW = "How often to retrain takes more models, each tested on the mega-batches 
 
 
 class Advice(NamedTuple):
-    """What is expected of the candidates of a stream, and what follows from it."""
+    """Forecasts of a stream's candidates, and the decisions based on them."""
 
     title: str
     budget: float | None  # TFLOPs of training to come

@@ -1,4 +1,4 @@
-"""`alma advise --brief`: one screen for readers who know no nats, as Markdown or HTML, with one picture."""
+"""`alma advise --brief`: one screen for readers who train no models, Markdown or HTML, and a picture."""
 
 import base64
 import io
@@ -56,9 +56,10 @@ def lines(report: Advice | MatrixReport) -> dict[str, str]:
 
 def _recommendation(report: Advice, choice: Candidate) -> str:
     """The choice by its sides of the questions that were compared, and what is expected of it."""
+    name = choice.result.config.get("name", choice.result.learner)
     sides = ", ".join(choice.sides[each.question] for each in report.comparisons)
     value = choice.forecast.text(report.display.factor)
-    return f"Use {choice.result.method}{f': {sides}' if sides else ''}. Expected {report.measured}: {value}."
+    return f"Use {name}{': ' * bool(sides)}{sides}. Expected {report.measured}: {value}."
 
 
 def _gain(report: Advice, each: Comparison) -> str:

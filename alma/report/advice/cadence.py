@@ -312,7 +312,7 @@ class Retraining:
 
     @cached_property
     def _hopeful(self) -> Law:
-        """The law with the mean of b by its error: it cannot be below 0. So what is not known is tried."""
+        """The law with the mean of b by its error, never below 0: an uncertain drift favours retraining."""
         law, age = self.laws.whole, max(1, self.rest // 2)
         mean, _, high = self.aged(age)
         error = (high - mean) / 1.9
@@ -325,7 +325,7 @@ class Retraining:
     @cached_property
     def _excess(self) -> float:
         """How far the last losses of the present model are above the usual level of those that served, age
-        taken out, if by more than _SURPRISE deviations: difficulty that is usual is no reason to retrain."""
+        taken out, if by more than _SURPRISE deviations: ordinary variation is no reason to retrain."""
         periods, until, served = np.array(self.losses.periods), self.laws.until, []
         for j in np.flatnonzero(periods > until[0]):
             i = int((until < periods[j]).sum()) - 1

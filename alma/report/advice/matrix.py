@@ -1,4 +1,4 @@
-"""Losses from a CSV file of elsewhere: models trained until some time, tested on others."""
+"""Losses measured by other software, from a CSV file: models trained until some time, tested on others."""
 
 import csv
 import itertools

@@ -139,7 +139,7 @@ class Laws:
         return _jackknife(value[0], without, seeds, variance + 2 * self.scatter**2 * cell)
 
     def effect_of_age(self) -> MeanOverSeeds:
-        """`age_effect`, extra loss a unit of distance without the amount of training, with its 90% interval;
+        """`age_effect`, extra loss per unit of distance at one amount of training, with its 90% interval;
         NaN without losses on the past."""
         values, without = age_effect(self.losses), []
         for u, own in zip(self.until, self._own, strict=True):

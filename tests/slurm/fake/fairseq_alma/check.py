@@ -87,7 +87,7 @@ def resolve(words: list[str]) -> dict:
     for name in ("lr", "attention_dropout", "dropout", "grow_noise", "ema_decay"):
         given[name] = [float(given[name])] if name == "lr" else float(given[name])
     given["no_epoch_checkpoints"] = True
-    given["init_sha256"] = given["init"] and "0f"
+    given["init_sha256"] = "0f" if given["init"] else ""
     if not switch:
         given["moe_expert_parallel"] = None
     settings = {f"--{name.replace('_', '-')}": value for name, value in given.items() if name != "data"}

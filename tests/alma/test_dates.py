@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.dates import Dates, LeftOut, date_format, interval, label, number_of, span
+from alma.dates import Dates, LeftOut, date_format, interval, label, number_of, span
 
 BY = ["week", "month", "quarter", "year", "2-years", "5-years", "7-years"]
 

@@ -1,0 +1,35 @@
+"""Write scikit-learn's digits as if they came in weekly, DIR/2026-W01/CLASS/*.png ..., for 12 weeks.
+
+Class 9 appears in week 5, and from week 8 on the pictures are negatives. `--weeks 1-12` chooses some of them.
+"""
+
+import argparse
+from datetime import date, timedelta
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+WEEKS, NEW_CLASS, NEGATIVES = 12, 5, 8
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("folder", type=Path, metavar="DIR")
+parser.add_argument("--weeks", default=f"1-{WEEKS}", metavar="FIRST-LAST")
+options = parser.parse_args()
+first, last = map(int, options.weeks.split("-"))
+
+digits = load_digits()
+order = np.random.RandomState(0).permutation(len(digits.target))
+early, late = (order[(digits.target[order] == 9) == nine] for nine in (False, True))
+for week in range(first, last + 1):
+    chosen = early[week - 1 :: WEEKS]
+    if week >= NEW_CLASS:
+        chosen = np.concatenate([chosen, late[week - NEW_CLASS :: WEEKS - NEW_CLASS + 1]])
+    monday = date(2025, 12, 29) + timedelta(weeks=week - 1)
+    year, number, _ = monday.isocalendar()
+    for i in chosen:
+        pixels = (digits.images[i] * (255 / 16)).round().astype(np.uint8)
+        path = options.folder / f"{year}-W{number:02d}" / str(digits.target[i]) / f"{i:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(255 - pixels if week >= NEGATIVES else pixels).save(path)
