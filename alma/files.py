@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import socket
 import stat
 import struct
@@ -69,7 +70,9 @@ def filled(out: Path, last: str, errors: tuple[type[Exception], ...]) -> Iterato
     marks a complete directory. UserError: one of the `errors`, of writing."""
     make_directory(out)
     try:
-        with tempfile.TemporaryDirectory(dir=out) as folder:
+        for left in out.glob(".filled-*"):  # by a killed process
+            shutil.rmtree(left)
+        with tempfile.TemporaryDirectory(prefix=".filled-", dir=out) as folder:
             yield Path(folder)
             (out / last).unlink(missing_ok=True)
             mode = stat.S_IMODE(os.stat(Path(folder, last)).st_mode)

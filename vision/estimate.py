@@ -23,9 +23,6 @@ from vision.train import evaluate, fit
 PROCESS, VECTORS = 3e8, 6
 """Bytes of a process without images and model; numbers for a parameter: values, gradients, best epoch,
 average, and two of the optimizer."""
-_SHAPES = {"digits": (1, 8, 360), "mnist": (1, 28, 10_000), "emnist": (1, 28, 18_800)}
-_SHAPES |= dict.fromkeys(("cifar10", "cifar100"), (3, 32, 10_000))
-"""Channels, height and width, and test images."""
 
 
 def table(jobs: Sequence[SweepRun]) -> str:
@@ -65,8 +62,7 @@ def _data(job: SweepRun) -> tuple[tuple[int, ...], list[int], int, int]:
     listed."""
     name, side = job.dataset["name"], job.dataset["image_size"]
     if name != "folder":
-        channels, own, tested = _SHAPES[name]
-        images, classes = presets.SIZES[name]
+        channels, own, images, tested, classes = presets.SIZES[name]
         return (channels, side or own, side or own), _equal(images, job.megabatches), tested, classes
     if job.source:
         periods, _ = listed(job.source)

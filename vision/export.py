@@ -19,30 +19,12 @@ ONNX_ERROR = 1e-4
 _LOADER = Path(__file__).with_name("loader.py")
 
 
-def parser() -> Parser:
-    """The command line."""
-    made = Parser(
-        prog="alma export",
-        usage="%(prog)s RUN --out DIR [options]",
-        description="Export the model of a run of `alma images`, of sm, ens or umix: model.safetensors, "
-        "config.json and loader.py, which loads them without ALMA.",
-    )
-    add = made.add_argument
-    add("model", type=Path, metavar="RUN", help="directory of a run")
-    text = "export the model after mega-batch N, of a run with --save-stages (default: the last one)"
-    add("--t", type=int, metavar="N", help=text)
-    add("--out", type=Path, required=True, metavar="DIR", help="directory to write")
-    text = "write model.onnx too, and check it with onnxruntime: images, bytes, to probabilities"
-    add("--onnx", action="store_true", help=text)
-    return made
-
-
 def config_of(learner: "Learner", data: "Dataset", name: str) -> dict[str, Any]:
     """What loader.py reads. UserError: it cannot load such a model."""
     settings: Any = learner.settings
     if name not in ("sm", "ens", "umix") or getattr(settings, "combine", "mean") != "mean":
-        vote = " --combine vote" if name == "ens" else ""
-        raise UserError(f"{name}{vote} cannot be exported: sm, ens and umix can; `alma predict` takes all")
+        those = "sm, ens and umix can, without --combine vote; `alma predict` takes all"
+        raise UserError(f"{name} cannot be exported: {those}")
     model, average = learner.deployed, {"mean": "logits", "sum": "sum", None: "probabilities"}
     layers = [key.removesuffix(".weight") for key in model.state_dict() if key.endswith(".weight")]
     if settings.arch == "vgg":
@@ -60,14 +42,13 @@ def write_onnx(learner: "Learner", data: "Dataset", file: Path) -> None:
     import torch
 
     class Deployed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = learner.deployed.eval()
+        model: Any
 
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return learner.log_probabilities(self.model(data.normalised(images))).exp().t()
 
     deployed = Deployed().eval()
+    deployed.model = learner.deployed.eval()
     images = torch.arange(6 * math.prod(data.shape)).mul(37).to(torch.uint8).view(6, *data.shape)
     batch = {"images": {0: torch.export.Dim("n")}}
     names: Any = {"input_names": ["images"], "output_names": ["probabilities"], "dynamic_shapes": batch}
@@ -86,8 +67,13 @@ def write_onnx(learner: "Learner", data: "Dataset", file: Path) -> None:
 
 @command
 def main() -> None:
-    """Export to safetensors, and ONNX."""
-    options = parser().parse_args()
+    """Export to safetensors, and ONNX; `alma export`, which starts this, has the help."""
+    made = Parser(prog="alma export")
+    made.add_argument("model", type=Path)
+    made.add_argument("--t", type=int)
+    made.add_argument("--out", type=Path, required=True)
+    made.add_argument("--onnx", action="store_true")
+    options = made.parse_args()
     for package in ("onnx", "onnxscript", "onnxruntime") if options.onnx else ():
         require_package(package, "--onnx", "onnx")
     from safetensors import SafetensorError

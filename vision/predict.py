@@ -44,20 +44,6 @@ def parser() -> Parser:
     return made
 
 
-def found(places: Sequence[Path], left_out: Counter[str]) -> list[str]:
-    """Paths of the images at `places`, files or folders, each once; counts other files in the folders.
-    UserError: a place is missing or unreadable, or there is no image."""
-    from vision import folder
-
-    paths: list[str] = []
-    for place in places:
-        inside = folder.below(place, 0, left_out, "give files or folders")
-        paths += [str(place)] if place.is_file() else [path for _, path in inside]
-    if not paths:
-        raise UserError(f"no images in {', '.join(map(str, places))}: give {', '.join(folder.KINDS)}")
-    return list(dict.fromkeys(paths))
-
-
 def predictions(learner: "Learner", data: "Dataset", paths: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Path, label and probability of each image, read in batches; of an unreadable one, which stderr names,
     label and probability are empty."""
@@ -99,11 +85,15 @@ def predictions(learner: "Learner", data: "Dataset", paths: Sequence[str]) -> It
 def main() -> None:
     """Entry point of `python -m vision.predict`."""
     options = parser().parse_args()
-    left_out = Counter[str]()
-    paths = found(options.images, left_out)
     from vision import folder
     from vision.deployed import load
 
+    paths, left_out = dict[str, None](), Counter[str]()  # each image once, in order
+    for place in options.images:
+        inside = folder.below(place, 0, left_out, "give files or folders")
+        paths |= dict.fromkeys([str(place)] if place.is_file() else [path for _, path in inside])
+    if not paths:
+        raise UserError(f"no images in {', '.join(map(str, options.images))}: give {', '.join(folder.KINDS)}")
     if options.out.is_dir() or options.out.suffix.lower() in folder.KINDS:
         raise UserError(f"--out {options.out} is a folder or an image: give a .csv file")
     learner, data = load(options.run, options.t, device_of(options.device))
@@ -114,7 +104,7 @@ def main() -> None:
     with atomic_write(options.out) as file:
         write = csv.writer(file, lineterminator="\n").writerow
         write(["path", "label", "probability"])
-        for path, *answer in predictions(learner, data, paths):
+        for path, *answer in predictions(learner, data, [*paths]):
             write([os.fsencode(path).decode(errors="backslashreplace"), *answer])
             unreadable += answer == ["", ""]
         if unreadable == len(paths):

@@ -191,9 +191,10 @@ SCENARIOS = ("classes", "rotated", "permuted")
 """Streams that drift; see `scenarios.make_stream`."""
 SCENARIO_MEGABATCHES = 5
 _MEGABATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100}
-SIZES = {"digits": (1437, 10), "mnist": (60_000, 10), "emnist": (112_800, 47)}
-SIZES |= {"cifar10": (50_000, 10), "cifar100": (50_000, 100)}
-"""Training images and classes of each data set."""
+SIZES = {"digits": (1, 8, 1437, 360, 10), "mnist": (1, 28, 60_000, 10_000, 10)}
+SIZES |= {"emnist": (1, 28, 112_800, 18_800, 47)}
+SIZES |= {f"cifar{classes}": (3, 32, 50_000, 10_000, classes) for classes in (10, 100)}
+"""Channels, height and width, training images, test images and classes of each data set."""
 
 
 def default_preset(dataset: str) -> str:

@@ -190,13 +190,13 @@ def check_data(jobs: Sequence[SweepRun]) -> list[str]:
     folders = [job for job in jobs if job.dataset["name"] == "folder" and not job.source]
     roots = dict.fromkeys(job.dataset["root"] for job in folders)
     listings = {root: folder.listed(Path(root)) for root in roots}
-    sizes = {root: (len(listing.train), len(listing.classes)) for root, listing in listings.items()}
+    sizes = {root: (len(listing.train), 0, len(listing.classes)) for root, listing in listings.items()}
     for job in jobs:
         presets.check_seed(job.options["seed"])
         if job.source:
             check_append(job.out, listed(job.source)[0], job.options["append"])
             continue
-        images, classes = presets.SIZES.get(job.dataset["name"]) or sizes[job.dataset["root"]]
+        *_, images, _, classes = presets.SIZES.get(job.dataset["name"]) or sizes[job.dataset["root"]]
         presets.check_megabatches(job.megabatches, images, classes if job.scenario == "classes" else 0)
         presets.check_seed(job.stream_seed)
     return [*lines, *map(str, listings.values())]

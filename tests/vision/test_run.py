@@ -172,6 +172,9 @@ def test_a_dry_run_prints_the_cost_of_each_run_and_writes_nothing(tmp_path, monk
     command(monkeypatch, "--learner", "ff,sm", "--patience", "3", "--dry-run")
     marks = [line.split()[4][0] for line in capsys.readouterr().out.splitlines() if line.startswith("runs")]
     assert marks == [">", "<"]
+    monkeypatch.setattr("vision.estimate._seconds", lambda learner: (0.0, 0.6))
+    command(monkeypatch, "--megabatches", "2", "--epochs", "1", "--dry-run")  # validates 142, tests 3 * 360
+    assert capsys.readouterr().out.split()[-1] == "12.2"
 
 
 def test_a_dry_run_of_a_folder_decodes_one_image(tree, monkeypatch, capsys):
