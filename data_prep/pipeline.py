@@ -24,7 +24,7 @@ from data_prep.order import Dated, find_periods
 from data_prep.plan import CorpusPlan
 from data_prep.work import Task, Work, Workspace, join_files, read_arrays, read_json
 
-_LAYOUT = 9  # version of the work directory; increase it when files of older code cannot be used
+_LAYOUT = 10  # version of the work directory; increase it when files of older code cannot be used
 _SKIPS = 1000  # skipped documents that stream.json lists
 
 

@@ -3,6 +3,7 @@
 `bucket_texts` gathers a bucket from the spills of all shards.
 """
 
+import zlib
 from collections.abc import Iterator
 from typing import IO
 
@@ -18,7 +19,7 @@ from data_prep.pools import LEFT_OUT
 from data_prep.scan import content_keys, keyed_texts, repeats
 from data_prep.work import Workspace, damaged, mapped, mapped_array
 
-INDEX = np.dtype([("key", f"S{KEY_BYTES}"), ("bytes", "<u4"), ("source", "<u4")])
+INDEX = np.dtype([("key", f"S{KEY_BYTES}"), ("bytes", "<u4"), ("crc", "<u4"), ("source", "<u4")])
 _Document = tuple[int, bytes, bytes, int]  # bucket, content key, text, number of its source
 
 RUN_BYTES = 64 << 20  # text in memory before a sorted run is written
@@ -81,7 +82,7 @@ def _write_run(run: list[_Document], texts: IO[bytes], index: IO[bytes], buckets
     """Write and empty a run; returns its (buckets + 1, 2) part of spill-NNNNN.npy."""
     written = index.tell() // INDEX.itemsize, texts.tell()
     run.sort()
-    rows = [(key, len(data), source) for _, key, data, source in run]
+    rows = [(key, len(data), zlib.crc32(data), source) for _, key, data, source in run]
     index.write(np.array(rows, INDEX).tobytes())
     texts.writelines(data for _, _, data, _ in run)
     documents = np.searchsorted([bucket for bucket, *_ in run], np.arange(buckets + 1))
@@ -119,6 +120,9 @@ def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[tuple[b
     starts = np.cumsum(sizes) - sizes - before[chunk]
     order = np.argsort(rows["key"])
     keys = rows["key"][order].tobytes()
-    columns = (column[order].tolist() for column in (chunk, starts, sizes, rows["source"]))
-    for place, (i, start, size, source) in enumerate(zip(*columns, strict=True)):
-        yield keys[KEY_BYTES * place : KEY_BYTES * (place + 1)], chunks[i][start : start + size], source
+    columns = (column[order].tolist() for column in (chunk, starts, sizes, rows["crc"], rows["source"]))
+    for place, (i, start, size, crc, source) in enumerate(zip(*columns, strict=True)):
+        text = chunks[i][start : start + size]
+        if zlib.crc32(text) != crc:
+            raise damaged(space.directory / "spill-*.bin")
+        yield keys[KEY_BYTES * place : KEY_BYTES * (place + 1)], text, source

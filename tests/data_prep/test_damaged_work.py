@@ -62,6 +62,18 @@ def test_it_is_named(stopped, tmp_path, capsys, stage):
         )
 
 
+def test_a_text_that_is_not_as_it_was_written(stopped, tmp_path, capsys):
+    finish = stopped("shuffle")
+    (path,) = (tmp_path / "out").glob(".work-*/spill-00000.bin")
+    texts = bytearray(path.read_bytes())
+    texts[len(texts) // 2] ^= 1
+    path.write_bytes(texts)
+    with pytest.raises(SystemExit) as ended:
+        finish(tmp_path / "out")
+    assert ended.value.code == 2
+    assert "damaged; remove " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["documents", "words", "keys"])
 def test_a_bucket_that_is_not_as_planned(stopped, tmp_path, capsys, name):
     """Whole, but with other documents: as many words and other keys are not enough."""
