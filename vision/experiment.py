@@ -241,10 +241,10 @@ class _Trainer:
                 self.learner.load(state["learner"])
                 self.done, self.seconds, self._peak = state["done"], state["seconds"], state["peak_memory"]
                 self._cache, self._raw, self._matrix = state["kept"], state["raw"], state["matrix"]
-                self._scores = state.get("scores", {})
+                self._scores = state["scores"]
                 if state["progress"]:
                     self._interrupted = Progress(**state["progress"])
-            if state.get("tested_on", (count := len(self._test.labels))) != count:  # the stream has grown
+            if state["tested_on"] != len(self._test.labels):  # the stream has grown
                 self._cache = {}
                 if not self._interrupted:
                     self.test()

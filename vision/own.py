@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from alma.dates import interval
 from alma.errors import UserError
 from vision.data import MegaBatchStream, make_dataset
 
@@ -93,8 +94,8 @@ def _bytes_of(image: Any, what: str) -> np.ndarray:
 def _periods(dates: Any, count: int) -> list[np.ndarray]:
     """Indices of the images of each period, in the order of the periods."""
     when = np.asarray(dates)
-    with suppress(ValueError):  # of "Jan" or "2024-9", which have no order as text
-        when = when.astype("M8") if when.dtype.kind == "U" else when
+    with suppress(ValueError, TypeError):  # of "Jan" or "2024-9"; "": None has no first moment
+        when = np.array([interval(x)[0] for x in when], "M8[s]") if when.dtype.kind == "U" else when  # type: ignore[index]
     if when.shape != (count,) or when.dtype.kind not in "iuM" or any(when != when):  # NaT
         needed = f"give the period of each of {count} images, such as 2024 or '2024-03'"
         raise UserError(f"dates are {when.dtype} {when.shape}: {needed}")

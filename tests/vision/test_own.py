@@ -61,6 +61,10 @@ def test_each_period_is_a_mega_batch_with_a_test_set_of_its_own():
         mine = [*map(bytes, train[stream.parts[t]]), *map(bytes, test[stream.held_out[t]])]
         assert sorted(mine) == sorted(map(bytes, PIXELS.numpy()[period == DATES]))
         assert len(stream.held_out[t]) == 3
+    weeks = np.array(["2026-W10", "2026-W02", "2025-W52", "2026-W11"])[np.arange(40) // 10]
+    assert list(map(list, Stream.from_dataset((PIXELS, LABELS), dates=weeks).parts)) == list(
+        map(list, stream.parts)
+    )
     other = Stream.from_dataset((PIXELS, LABELS), dates=DATES, seed=1)
     assert (other.partition, other.dataset.fingerprint) == (stream.partition, stream.dataset.fingerprint)
 

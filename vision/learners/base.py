@@ -218,7 +218,7 @@ class Learner:
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a `state` of a learner with the same settings."""
-        self.classes = state.get("classes", self.classes)  # absent from older files
+        self.classes = state["classes"]
         self.model = self.build(state["structure"]).to(self.device)
         self.model.load_state_dict(state["model"])
         for generator, values in zip(self.generators, state["generators"], strict=True):

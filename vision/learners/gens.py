@@ -140,6 +140,5 @@ class GEns(Learner):
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
         self.members, self._classes = [], []
-        known = state.get("classes_of_members") or [self.classes] * len(state["members"])
-        for member, classes in zip(state["members"], known, strict=True):
+        for member, classes in zip(state["members"], state["classes_of_members"], strict=True):
             self._add(member, classes)
