@@ -225,3 +225,10 @@ def label(by: str, number: int) -> str:
         return f"{day.year:04d}-Q{day.month // 3 + 1}"
     last = min((_months(by) * (number + 1) - 1) // 12, 9999)
     return f"{day.year:04d}" if by == "year" else f"{day.year:04d}-{last:04d}"
+
+
+def begins(period: str) -> str:
+    """The first day of a period by its name, or by those of its first and last one: `2020-Q1..2021-Q2`."""
+    days = interval(period.partition("..")[0])
+    assert days
+    return days[0].date().isoformat()

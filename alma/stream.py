@@ -16,7 +16,6 @@ import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -167,15 +166,6 @@ class Stream:
         for path, info in ((self.directory / name, info) for name, info in files.items()):
             if problem := info.problem(path):
                 raise UserError(f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}")
-
-
-def begins(period: str) -> str:
-    """The first day of a period such as `2023`, `2023-Q2`, `2023-05`, `2023-W20` or `2020-2024`."""
-    year, _, rest = period.partition("..")[0].partition("-")
-    if rest.startswith("W"):
-        return date.fromisoformat(f"{year}-{rest}").isoformat()
-    month = 3 * int(rest[1]) - 2 if rest.startswith("Q") else int(rest or 1)
-    return f"{year}-{month if month < 13 else 1:02d}-01"
 
 
 def is_stream(directory: str | os.PathLike[str]) -> bool:

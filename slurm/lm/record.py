@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from alma.dates import begins
 from alma.environment import Measured, append_rows
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from alma.schema import AMOUNT, NATURAL, NUMBER, TEXT, parse_json, require
 from alma.stages import Stage, check_growth
-from alma.stream import FileInfo, Stream, begins, is_stream
+from alma.stream import FileInfo, Stream, is_stream
 from alma.tables import as_text
 from slurm.lm.plan import Plan, StageSpec
 

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
+from alma.dates import begins
 from alma.options import check_ranges
 from alma.protocol import TextOptions
 from alma.report import age_table, compare
 from alma.report.results import find_runs, group
-from alma.stream import begins
 
 from .synthetic import call_advise, drifting, edited, lm_run, report
 
