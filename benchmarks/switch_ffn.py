@@ -4,7 +4,7 @@ Forward and backward, load-balancing loss included, capacity factor 1. `differen
 output against that of the loop in fp32 with the same weights and inputs: the norm of the difference over the
 norm. On a CPU: S = 4096 tokens, fp32, one thread. `cases` are those of `python -m benchmarks gpu`.
 
-Shapes: T time, B batch, S = B * T tokens, D model, E experts.
+Shapes: B batch, T time, S = B * T tokens, D model, E experts.
 """
 
 import copy
@@ -51,7 +51,7 @@ def compare(dim: int, tokens: int, experts: int, dtype: str, repeats: int) -> di
     """Times of the dense layer, and of the others relative to it in the same turn."""
     torch.manual_seed(0)
     to: dict[str, Any] = {"device": device(), "dtype": DTYPES[dtype]}
-    x = torch.randn(min(512, tokens), max(1, tokens // 512), dim, requires_grad=True, **to)
+    x = torch.randn(max(1, tokens // 512), min(512, tokens), dim, requires_grad=True, **to)
     ours = SwitchFFN(dim, 4 * dim, experts, 1.0, F.gelu, nn.Identity()).to(**to)
     dense = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)).to(**to)
     works = {name: partial(step, ours, x, name) for name in DISPATCHERS}

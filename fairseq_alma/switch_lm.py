@@ -54,20 +54,20 @@ class CausalSelfAttention(MultiheadAttention):
     A mask tensor rules out the fastest GPU kernels. Padding and incremental decoding take fairseq's own path.
     """
 
-    def forward(self, x_TBD: Tensor, mask_TT: Tensor | None, padding_BT: Tensor | None, incremental_state):
-        """Attention output (T, B, D); `mask_TT` is the causal mask, None in incremental decoding."""
+    def forward(self, x_BTD: Tensor, mask_TT: Tensor | None, padding_BT: Tensor | None, incremental_state):
+        """Attention output (B, T, D); `mask_TT` is the causal mask, None in incremental decoding."""
         if mask_TT is None or padding_BT is not None or self.use_xformers:
-            qkv = (x_TBD, x_TBD, x_TBD, padding_BT, incremental_state)
-            return super().forward(*qkv, need_weights=False, attn_mask=mask_TT)[0]
-        heads = (*x_TBD.shape[:2], self.num_heads, self.head_dim)
-        q, k, v = (
-            project(x_TBD).view(heads).permute(1, 2, 0, 3)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
-        )
+            x_TBD = x_BTD.transpose(0, 1)
+            arguments = (x_TBD, x_TBD, x_TBD, padding_BT, incremental_state)
+            return super().forward(*arguments, need_weights=False, attn_mask=mask_TT)[0].transpose(0, 1)
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        weight, bias = torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
+        qkv = F.linear(x_BTD, weight, bias).view(*x_BTD.shape[:2], 3, self.num_heads, self.head_dim)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
         dropping = self.training or self.dropout_module.apply_during_inference
         dropout = self.dropout_module.p if dropping else 0.0
         attention = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        return self.out_proj(attention.permute(2, 0, 1, 3).reshape(x_TBD.shape))
+        return self.out_proj(attention.transpose(1, 2).reshape(x_BTD.shape))
 
 
 class DecoderLayer(TransformerDecoderLayerBase):
@@ -107,24 +107,24 @@ class DecoderLayer(TransformerDecoderLayerBase):
 
     def forward(
         self,
-        x_TBD: Tensor,
+        x_BTD: Tensor,
         mask_TT: Tensor | None,
         padding_BT: Tensor | None,
         incremental_state: dict[str, Any] | None,
         largest_batch: int,
     ) -> tuple[Tensor, ...]:
-        """The block's output (T, B, D), followed by the fields of a `Routing` in a Switch block.
+        """The block's output (B, T, D), followed by the fields of a `Routing` in a Switch block.
 
         One flat tuple: fairseq's activation checkpointing differentiates no nested outputs.
         """
-        h_TBD = self.self_attn(self.self_attn_layer_norm(x_TBD), mask_TT, padding_BT, incremental_state)
-        x_TBD = x_TBD + self.dropout_module(h_TBD)
-        h_TBD, routing = self.final_layer_norm(x_TBD), ()
+        h_BTD = self.self_attn(self.self_attn_layer_norm(x_BTD), mask_TT, padding_BT, incremental_state)
+        x_BTD = x_BTD + self.dropout_module(h_BTD)
+        h_BTD, routing = self.final_layer_norm(x_BTD), ()
         if self.fc2 is None:
-            h_TBD, routing = self.fc1(h_TBD, padding_BT, largest_batch)
+            h_BTD, routing = self.fc1(h_BTD, padding_BT, largest_batch)
         else:
-            h_TBD = self.fc2(self.activation_dropout_module(self.activation_fn(self.fc1(h_TBD))))
-        return x_TBD + self.dropout_module(h_TBD), *routing
+            h_BTD = self.fc2(self.activation_dropout_module(self.activation_fn(self.fc1(h_BTD))))
+        return x_BTD + self.dropout_module(h_BTD), *routing
 
 
 def compile_training(layer: nn.Module) -> None:
@@ -179,10 +179,9 @@ class SwitchDecoder(TransformerDecoder):
         padding_BT = tokens_BT.eq(self.padding_idx)
         padded = bool(padding_BT.any()) if self.padded is None else self.padded
         self.padded = None
-        x_TBD = self.dropout_module(x_BTD).transpose(0, 1)
-        del x_BTD  # its memory is that of a layer's input
+        x_BTD = self.dropout_module(x_BTD)
         causal = incremental_state is None and not full_context_alignment
-        mask_TT = self.buffered_future_mask(x_TBD) if causal else None
+        mask_TT = self.buffered_future_mask(x_BTD.transpose(0, 1)) if causal else None
         group = next((module.ep_group for module in self.modules() if isinstance(module, SwitchFFN)), None)
         largest_batch = 0  # tokens in the largest batch of any process
         if group:
@@ -191,22 +190,20 @@ class SwitchDecoder(TransformerDecoder):
         routings: dict[str, Routing] = {}
         for block, layer in enumerate(self.layers):
             padding = padding_BT if padded else None
-            x_TBD, *routing = layer(x_TBD, mask_TT, padding, incremental_state, largest_batch)
+            x_BTD, *routing = layer(x_BTD, mask_TT, padding, incremental_state, largest_batch)
             if routing:
                 routings[str(block)] = Routing(*routing)
         if self.layer_norm is not None:
-            x_TBD = self.layer_norm(x_TBD)
-        x_BTD = x_TBD.transpose(0, 1)
+            x_BTD = self.layer_norm(x_BTD)
         if self.project_out_dim is not None:
             x_BTD = self.project_out_dim(x_BTD)
         return x_BTD, {"attn": [None], "routings": routings}
 
 
-def expect_padding(model: nn.Module, padded: bool | None) -> None:
-    """Set `padded` of the model's decoders for their next forward pass."""
-    for module in model.modules():
-        if isinstance(module, SwitchDecoder):
-            module.padded = padded
+def expect_padding(decoder: nn.Module, padded: bool | None) -> None:
+    """Set `padded` of a decoder, or of those of an ensemble, for the next forward pass."""
+    for each in getattr(decoder, "members", [decoder]):
+        each.padded = padded
 
 
 @register_model("switch_lm", dataclass=SwitchLMConfig)

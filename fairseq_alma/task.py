@@ -16,6 +16,7 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from numpy.typing import NDArray
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from alma.errors import UserError
@@ -324,11 +325,11 @@ class AlmaLMTask(LanguageModelingTask):
 
         It is multiplied by `sample_size`, by which fairseq divides the sum of losses.
         """
-        model.train()
         model.set_num_updates(update_num)
-        expect_padding(model, sample.get("padded"))
         outputs: list[tuple] = []
-        with torch.autograd.profiler.record_function("forward"), collect_outputs(model, outputs):
+        decoder = decoder_of(model)
+        expect_padding(decoder, sample.get("padded"))
+        with torch.autograd.profiler.record_function("forward"), collect_outputs(decoder, outputs):
             loss, sample_size, logging_output = criterion(model, sample)
             routings = routings_of(outputs[-1]) if outputs else {}
             outputs.clear()  # free the logits before backward
@@ -345,9 +346,10 @@ class AlmaLMTask(LanguageModelingTask):
 
     def valid_step(self, sample, model, criterion):
         """As fairseq's, plus the loss of each expert."""
-        expect_padding(model, sample.get("padded"))
         outputs: list[tuple] = []
-        with collect_outputs(model, outputs):
+        decoder = decoder_of(model)
+        expect_padding(decoder, sample.get("padded"))
+        with collect_outputs(decoder, outputs):
             loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
         if outputs and (routings := routings_of(outputs[-1])):
             if isinstance(criterion, ChunkedCrossEntropyCriterion):
@@ -383,8 +385,13 @@ class AlmaLMTask(LanguageModelingTask):
         self.early_stop.update(state.get("early_stop", {}))
 
 
-def collect_outputs(model, outputs: list[tuple]) -> RemovableHandle:
-    """Append the output of each forward pass of the decoder, called by any criterion, to `outputs`."""
-    while not hasattr(model, "decoder"):  # fairseq's distributed wrappers
+def decoder_of(model) -> nn.Module:
+    """The decoder of a fairseq model, inside fairseq's distributed wrappers."""
+    while not hasattr(model, "decoder"):
         model = model.module
-    return model.decoder.register_forward_hook(lambda decoder, inputs, output: outputs.append(output))
+    return model.decoder
+
+
+def collect_outputs(decoder: nn.Module, outputs: list[tuple]) -> RemovableHandle:
+    """Append the output of each forward pass, called by any criterion, to `outputs`."""
+    return decoder.register_forward_hook(lambda _, inputs, output: outputs.append(output))

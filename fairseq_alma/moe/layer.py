@@ -50,18 +50,17 @@ class SwitchFFN(nn.Module):
         return math.ceil(self.capacity_factor * tokens / self.experts) if limited else None
 
     def forward(
-        self, x_TBD: Tensor, padding_BT: Tensor | None = None, largest_batch: int = 0
+        self, x_BTD: Tensor, padding_BT: Tensor | None = None, largest_batch: int = 0
     ) -> tuple[Tensor, Routing]:
-        """Output (T, B, D), 0 for padding, and the routing of the tokens.
+        """Output (B, T, D), 0 for padding, and the routing of the tokens.
 
         `largest_batch` is the largest S of all processes; only expert parallelism needs it.
         """
-        time, batch, dim = x_TBD.shape
         # Batch-major, so that the capacity drops tokens of the last sequences, not the end of each sequence.
-        x_SD = x_TBD.transpose(0, 1).reshape(-1, dim)
+        x_SD = x_BTD.reshape(-1, x_BTD.size(-1))
         padding_S = None if padding_BT is None else padding_BT.reshape(-1)
         # The capacity counts padding too: it must not depend on the content of later sequences.
-        capacity = self.capacity(batch * time)
+        capacity = self.capacity(len(x_SD))
         routing = self.router(x_SD, padding_S, capacity)
         x_SD, w1_EFD, b1_EF, w2_EDF, b2_ED = as_autocast(x_SD, self.w1, self.b1, self.w2, self.b2)
         dispatcher: Dispatcher
@@ -75,7 +74,7 @@ class SwitchFFN(nn.Module):
         h_RF = self.activation(dispatcher.linear(dispatcher.to_rows(x_SD), w1_EFD, b1_EF))
         y_RD = dispatcher.linear(self.activation_dropout(h_RF), w2_EDF, b2_ED)
         y_SD = dispatcher.to_tokens(y_RD, routing.gate_S)
-        return y_SD.view(batch, time, dim).transpose(0, 1), routing
+        return y_SD.view(x_BTD.shape), routing
 
     def parallelize(self, group: ExpertParallelGroup) -> None:
         """Keep the E / W experts of this process; state_dict() becomes collective, whole on process 0."""

@@ -52,32 +52,36 @@ def layer_stats(routings: Mapping[str, Routing], nll_BT: Tensor | None = None) -
 
 def log_layers(logging_outputs: Sequence[Mapping[str, Any]]) -> None:
     """Add up the entries of `layer_stats` over processes and batches, and log the metrics of each layer."""
-    totals: dict[str, dict[str, Any]] = {}
+    totals: dict[str, Any] = {}
     for log in logging_outputs:
         for key, value in log.items():
             if key.startswith(_PREFIX):
-                layer, name = key.rsplit("_", 1)
-                total = totals.setdefault(layer.removeprefix("moe_"), {})
-                total[name] = total.get(name, 0) + value
-    for layer, total in sorted(totals.items()):
-        tokens, load_E = total["tokens"], total["load"]
-        if float(tokens) == 0:
+                totals[key] = totals.get(key, 0) + value
+    if not totals:
+        return
+    # At once, so that the host waits for the GPU once; and meters take ten times as long with tensors.
+    numbers = torch.cat([total.double().reshape(-1) for total in totals.values()]).tolist()
+    layers: dict[str, dict[str, list[float]]] = {}
+    for key, total in totals.items():
+        layer, name = key.removeprefix("moe_").rsplit("_", 1)
+        layers.setdefault(layer, {})[name] = numbers[: total.numel()]
+        numbers = numbers[total.numel() :]
+    for layer, sums in sorted(layers.items()):
+        (tokens,), load = sums["tokens"], sums["load"]
+        if tokens == 0:
             continue
-        share_E = load_E / tokens
         found = {
-            "balance_loss": total["balance"] / tokens,
-            "dropped": total["dropped"] / tokens,
-            "max_load": share_E.max() * len(share_E),
-            "dead_experts": (load_E == 0).sum(),
-            "entropy": total["entropy"] / tokens,
-            "top1_prob": total["top1"] / tokens,
-        } | {f"share{expert}": share for expert, share in enumerate(share_E)}
-        if "nll" in total:
-            found |= {f"nll{expert}": nll for expert, nll in enumerate(total["nll"] / load_E.clamp(min=1))}
-        # Python floats: a meter takes ten times as long with tensors
-        values = torch.stack([value.double() for value in found.values()]).tolist()
-        for name, value in zip(found, values, strict=True):
-            metrics.log_scalar(f"{layer}_{name}", value, float(tokens), priority=2000, round=3)
+            "balance_loss": sums["balance"][0] / tokens,
+            "dropped": sums["dropped"][0] / tokens,
+            "max_load": max(load) / tokens * len(load),
+            "dead_experts": load.count(0),
+            "entropy": sums["entropy"][0] / tokens,
+            "top1_prob": sums["top1"][0] / tokens,
+        } | {f"share{expert}": count / tokens for expert, count in enumerate(load)}
+        losses = zip(sums.get("nll", []), load, strict=False)
+        found |= {f"nll{expert}": nll / max(1, count) for expert, (nll, count) in enumerate(losses)}
+        for name, value in found.items():
+            metrics.log_scalar(f"{layer}_{name}", value, tokens, priority=2000, round=3)
 
 
 @dataclass

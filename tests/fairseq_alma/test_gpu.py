@@ -42,7 +42,7 @@ def compare(found: list[torch.Tensor], expected: list[torch.Tensor], tolerance: 
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)]
 )
 def test_the_layer_computes_the_same_as_on_the_cpu(dtype, tolerance, factor):
-    x = torch.randn(64, 4, DIM).to(dtype)
+    x = torch.randn(4, 64, DIM).to(dtype)
     here, there = on_both(dtype, factor)
     compare(passed(there, x.cuda()), passed(here, x.float()), tolerance)
 
@@ -60,7 +60,7 @@ def test_each_dispatcher_computes_the_same_as_on_the_cpu(monkeypatch, kind, dtyp
     """Grouped products need an H100 or a newer card."""
     if kind == "grouped" and torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("no grouped products here")
-    x = torch.randn(64, 4, DIM).to(dtype)
+    x = torch.randn(4, 64, DIM).to(dtype)
     here, there = on_both(dtype, factor)
     expected = passed(here, x.float())
     made = {
@@ -75,7 +75,7 @@ def test_each_dispatcher_computes_the_same_as_on_the_cpu(monkeypatch, kind, dtyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_with_a_capacity_nothing_syncs_with_the_host(dtype):
     _, layer = on_both(dtype, 1.0)
-    x = torch.randn(64, 4, DIM, device="cuda", dtype=dtype, requires_grad=True)
+    x = torch.randn(4, 64, DIM, device="cuda", dtype=dtype, requires_grad=True)
     layer(x)[0].sum().backward()  # the first pass may initialise libraries
     torch.cuda.set_sync_debug_mode("error")
     try:

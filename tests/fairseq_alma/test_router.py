@@ -81,7 +81,7 @@ def test_the_output_alone_trains_the_gates_of_the_splits_from_zero_on():
     layer.router.load_state_dict(state)
     with torch.no_grad():
         layer.router.weight[1] = 0.0
-    y, routing = layer(torch.randn(6, 4, DIM))
+    y, routing = layer(torch.randn(4, 6, DIM))
     y.sum().backward()
     assert routing.counts_E.tolist() == [24, 0]  # a tie: the old expert
     assert routing.gate_S.tolist() == [1.0] * 24
@@ -117,11 +117,11 @@ def test_half_precision_rounds_no_count_of_copies(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_router_computes_in_fp32_in_half_precision_models(dtype):
     layer = make_layer(4).to(dtype)
-    x = torch.randn(16, 2, DIM, dtype=dtype)
+    x = torch.randn(2, 16, DIM, dtype=dtype)
     y, routing = layer(x)
     assert y.dtype == dtype
     assert routing.probs_SE.dtype == torch.float32
-    expected = torch.softmax(x.float().transpose(0, 1).reshape(-1, DIM) @ layer.router.weight.float().T, -1)
+    expected = torch.softmax(x.float().reshape(-1, DIM) @ layer.router.weight.float().T, -1)
     torch.testing.assert_close(routing.probs_SE, expected)
 
 
@@ -147,7 +147,7 @@ def test_the_balance_loss_does_not_see_padding():
 def test_expert_losses_sum_the_loss_of_the_tokens_of_each_expert():
     padding = torch.zeros(2, 7, dtype=torch.bool)
     padding[1, 4:] = True
-    _, routing = make_layer(3)(torch.randn(7, 2, DIM), padding)
+    _, routing = make_layer(3)(torch.randn(2, 7, DIM), padding)
     nll = torch.rand(2, 7)
     sums = expert_losses(routing, nll)
     assert sums.sum().item() == pytest.approx(nll[~padding].sum().item(), rel=1e-6)

@@ -183,7 +183,9 @@ class FairseqAttention(MultiheadAttention):
     """fairseq's, called as CausalSelfAttention is."""
 
     def forward(self, x, mask, padding, _):
-        return super().forward(x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask)[0]
+        x = x.transpose(0, 1)
+        attended, _ = super().forward(x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask)
+        return attended.transpose(0, 1)
 
 
 @pytest.mark.parametrize("padded", [False, True])
