@@ -18,6 +18,7 @@ from benchmarks.timing import Table, show
 # Imported when they run: the workers of data_prep import this module too, and their memory is measured.
 BENCHMARKS = {
     "switch_ffn": "Switch FFN, forward + backward, ratios",
+    "update": "An update through fairseq-train beside a plain loop",
     "loss": "Loss of the output layer, forward + backward, ratios of times",
     "vision_stage": "A stage of MNIST at B = 500",
     "training_memory": "Peak memory of a training step, counted on the meta device",

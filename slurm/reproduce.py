@@ -103,7 +103,7 @@ def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) 
 
 
 def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> str:
-    """Run and draw a figure or table; return what the paper and this size found. Exits if a tool fails."""
+    """Run and draw a figure or table; return what was found, and where. Exits if a tool fails."""
     out, began = options.out / options.size / name, time.monotonic()
     for one in list(commands(name, record, options)):
         print(f"\n{name} {one}", flush=True)
@@ -111,8 +111,10 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> s
             sys.exit(code)
     shows = re.compile(rf"(^|_)({'|'.join(record['drawn'])})(_[hB]\d+)*$")
     files = [file for file in (*out.glob("*.png"), *out.glob("table*.md")) if shows.search(file.stem)]
-    seen = f"; at this size: {record['small']}" if options.size == "small" else ""
-    finding = f"{name}: {record.get('beyond', 'paper')}: {record['finding']}{seen}"
+    finding = f"{name}: {record.get('beyond', 'paper')}: {record['finding']}"
+    for key, where in (("small", "at this size"), ("real", "on real data")):
+        if key in record and (key == "real" or options.size == "small"):
+            finding += f"; {where}: {record[key]}"
     seconds = f"{name}: {time.monotonic() - began:.0f} s"
     return "\n".join([": ".join([seconds, *map(str, sorted(files))]), finding])
 

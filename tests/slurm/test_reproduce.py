@@ -64,14 +64,16 @@ def test_streams_are_recipes_that_data_prep_accepts(name):
         assert (options.words, options.eval_words, options.valid_words) == (440_000_000, 440_000_000, 500_000)
 
 
-def test_each_figure_ends_with_the_paper_s_finding_and_what_the_small_size_showed(monkeypatch):
+def test_each_figure_ends_with_the_finding_of_the_paper_of_the_small_size_and_of_real_data(monkeypatch):
     monkeypatch.setattr(reproduce, "commands", lambda *_: iter(()))
     for name, record in RECORDS.items():
         small, paper = (
             reproduce.make(name, record, options_of("--size", size)) for size in ("small", "paper")
         )
-        assert paper == f"{name}: 0 s\n{name}: {record.get('beyond', 'paper')}: {record['finding']}"
-        assert small == f"{paper}; at this size: {record['small']}"
+        found = f"{name}: 0 s\n{name}: {record.get('beyond', 'paper')}: {record['finding']}"
+        real = f"; on real data: {record['real']}" if "real" in record else ""
+        assert paper == found + real
+        assert small == f"{found}; at this size: {record['small']}{real}"
         assert small.count("\n") == 1
 
 
