@@ -1,8 +1,8 @@
 """An update of a small Switch Transformer by fairseq-train, beside a plain PyTorch loop of the same model.
 
 Both train two Switch layers on random tokens: 4 experts, capacity factor 1, 2,048 tokens an update,
-vocabulary 400, fp32, one thread, Adam with its fused kernel, clipping at norm 1. The loop has nothing else: no
-statistics, checkpoints, data loading or seeds. `speed` is the loop's time over that of fairseq-train.
+vocabulary 400, fp32, one thread, Adam with its fused kernel, clipping at norm 1. The loop has no statistics,
+checkpoints, data loading or seeds. `speed` is the loop's time over that of fairseq-train.
 
 Shapes: B batch, T time, S = B * T tokens, D width, E experts.
 """
