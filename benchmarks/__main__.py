@@ -2,8 +2,8 @@
 
 `python -m benchmarks advice` makes the tables of docs/advice.md, in hours: those of `advice_calibration` (how
 often `alma advise` sees a difference between equal learners), of `cadence_calibration` (how often it says to
-retrain more often), and, of recorded runs, backtests and `waiting_rule`. `near_duplicates --text CORPUS` compares
-`alma data` with other tools. All of these only run by name.
+retrain more often), and, of recorded runs, backtests and `waiting_rule`. `near_duplicates --text CORPUS`
+compares `alma data` with other tools. All of these only run by name.
 """
 
 import importlib
