@@ -192,10 +192,8 @@ def highest_similarities(texts: list[bytes]) -> np.ndarray:
     return highest
 
 
-def dropped_by_similarity(texts: list[str], folder: Path) -> Rows:
-    """A row for each interval of exact similarities: documents, and the share that is dropped."""
-    data = {content_key(text.encode(), 0): text.encode() for text in texts}
-    data = dict(sorted(data.items()))
+def dropped_keys(data: dict[bytes, bytes], folder: Path) -> np.ndarray:
+    """The beginnings of the content keys of the near duplicates among texts, given by their content keys."""
     space = Workspace(folder, 0, Reader(), ())
     entries, near = (space.file(name, 0, "bin") for name in ("entries", "near"))
     with open_items(entries) as file:
@@ -205,8 +203,15 @@ def dropped_by_similarity(texts: list[str], folder: Path) -> Rows:
         writer.finish()
     near_duplicates.write_bands(space, 0, entries)
     near_duplicates.find_range(space, 0, 1, 1, (), 0)
+    return np.array(mapped(near, near_duplicates.NEAR)["key"])
+
+
+def dropped_by_similarity(texts: list[str], folder: Path) -> Rows:
+    """A row for each interval of exact similarities: documents, and the share that is dropped."""
+    data = {content_key(text.encode(), 0): text.encode() for text in texts}
+    data = dict(sorted(data.items()))
     keys = np.array(list(data)).astype(near_duplicates.KEY)
-    dropped = np.isin(keys, mapped(near, near_duplicates.NEAR)["key"])
+    dropped = np.isin(keys, dropped_keys(data, folder))
     exact = highest_similarities(list(data.values()))
     rows: Rows = []
     for low, high in itertools.pairwise(BORDERS):

@@ -147,7 +147,7 @@ def finalise_part(
                 entries = mapped(space.file("past", number, "bin"), ENTRY)
                 file.write(entries[entries["arrival"] == arrival].tobytes())
     if write == "megatron":
-        write_megatron(path, np.asarray(lengths), code)
+        write_megatron(path, np.asarray(lengths), code, sums["documents"])
     elif write != "fairseq":
         join = join_files if write == "jsonl" else write_parquet
         join(Path(f"{path}.{write}"), (space.file("bucket", bucket, "jsonl") for bucket in buckets))
@@ -198,13 +198,14 @@ def write_parquet(path: Path, buckets: Iterable[Path]) -> None:
             writer.write_table(pyarrow.Table.from_pylist(rows, schema))
 
 
-def write_megatron(path: Path, lengths: np.ndarray, code: int) -> None:
+def write_megatron(path: Path, lengths: np.ndarray, code: int, documents: int) -> None:
     """Megatron's index of the tokens in `path`.bin, a sequence for each document, and a link to them.
 
-    `lengths`: tokens of the items of fairseq's index; `code`: its dtype. Format of megatron-core's
-    `IndexedDataset`, version 1; uint32, which it does not know, is read as int32: ids are below 2**31.
+    `lengths`: tokens of the items of fairseq's index, which are lines and breaks, or, if they are as many,
+    `documents`; `code`: its dtype. Format of megatron-core's `IndexedDataset`, version 1; uint32, which it
+    does not know, is read as int32: ids are below 2**31.
     """
-    ends = np.cumsum(lengths, dtype=np.int64)[lengths == _BREAK]
+    ends = np.cumsum(lengths, dtype=np.int64)[(lengths == _BREAK) | (len(lengths) == documents)]
     sizes = np.diff(ends, prepend=0)
     width = 2 if code == 8 else 4
     with atomic_write(Path(f"{path}.megatron.idx"), "wb") as file:

@@ -76,8 +76,6 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
             problems.append(f"give {', '.join(lacking)}")
         if not _given(arguments, *_TOKENIZERS):
             problems.append(f"give one of {', '.join(_TOKENIZERS)}: the tokenizer")
-    if arguments.write == "megatron" and arguments.tokenizer and Path(arguments.tokenizer).is_dir():
-        problems.append("--write megatron: not with --tokenizer FOLDER; write jsonl in its place")
     if arguments.write == "parquet":
         noted(problems, require_package, "pyarrow", "--write parquet")
     tokenizer = noted(problems, _tokenizer, arguments)

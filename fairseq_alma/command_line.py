@@ -18,6 +18,7 @@ from fairseq.tasks import TASK_REGISTRY
 from alma.errors import UserError, closest, hint
 from alma.options import flag_of, flag_words
 from fairseq_alma import defaults, initial
+from fairseq_alma.switch_lm import SwitchLanguageModel
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def parse(
     """Parse `words` with `original`, fairseq's parse_args_and_arch, but with our defaults and UserErrors."""
     training = "--max-update" in parser._option_string_actions
     model = _last_value(words, "--init", "") if training else ""
-    of_model, weights = initial.read(model) if model else ({}, {})
+    of_model = initial.read(model)[0] if model else {}
     theirs = itertools.chain.from_iterable(itertools.starmap(flag_words, of_model.items()))
     words = [*theirs, *words]  # the last of repeated flags counts
     schedule = _last_value(words, "--schedule", "stage")
@@ -58,8 +59,10 @@ def parse(
             modify(parser)
         for action in set(parser._actions) - checked:
             _check_values(action)
-        checked.update(parser._actions)
         known = parser._option_string_actions
+        if checked and not of_model.keys() <= known.keys():
+            raise UserError(f"--arch: {model} is a {of_model['--arch']}, and this is none: leave --arch out")
+        checked.update(parser._actions)
         names = (word.partition("=")[0] for word in words)
         given.update(known[name].option_strings[0] for name in names if name in known)
         if training:
@@ -95,7 +98,7 @@ def parse(
         if of_model:
             off = [flag for flag, value in of_model.items() if value is False and flag not in given]
             vars(args).update((flag[2:].replace("-", "_"), False) for flag in off)  # on in some archs
-            initial.check(args, of_model, len(weights["embed_tokens.weight"]))
+            initial.check(args)
         _check_blocks(args)
         _check_model(args)
         _fill_schedule(args, given, scheduler)
@@ -144,6 +147,8 @@ def _check_model(args: argparse.Namespace) -> None:
     if not issubclass(kind, FairseqLanguageModel) or (of_fairseq and name not in known):
         trained = f"switch_gmoe*, {', '.join(known)} and your own language models (--user-dir)"
         raise UserError(f"--arch {args.arch}: the task {TASK} trains {trained}")
+    if issubclass(kind, SwitchLanguageModel):
+        kind.check(args)
     if name not in ("transformer_lm", "lightconv_lm"):  # the others use these with adaptive_loss only
         return
     for part in ("adaptive_softmax_cutoff", "adaptive_input", "character_embeddings", "base_layers"):

@@ -24,7 +24,7 @@ from alma.batches import tokens_of
 from alma.errors import UserError, command, fail
 from alma.files import make_directory, patiently_locked
 from alma.options import flag_of
-from fairseq_alma import checkpoint, command_line, compat, growth, interrupt
+from fairseq_alma import checkpoint, command_line, compat, growth, initial, interrupt
 from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe.layer import switch_layers
@@ -105,6 +105,7 @@ def _run(main, received, cfg, **kwargs) -> None:
             _check_batch(cfg)
             if cfg.checkpoint.finetune_from_model:
                 cfg.task.init = None  # only its architecture counts
+                initial.read.cache_clear()
         with _alone(cfg) if _trains(main, cfg) else nullcontext():
             try:
                 main(cfg, **kwargs)

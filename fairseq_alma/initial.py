@@ -4,6 +4,7 @@ GPT-2 is fairseq's transformer_lm, stored in another way. fairseq's tables begin
 is row p + 2, and token i is row i + 4. Row 2, eos, is the model's end of text.
 """
 
+import functools
 import hashlib
 import json
 import re
@@ -47,9 +48,10 @@ _OF_MODEL += ["moe_expert_count"]
 """Options of fairseq that make the model."""
 
 
-def read(model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The flags of fairseq-train that `model` determines, with values, and fairseq's weights, without PREFIX.
-    UserError: missing, damaged, or of another architecture."""
+@functools.lru_cache(maxsize=1)
+def read(model: str) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
+    """The flags of fairseq-train that `model` determines, with values; fairseq's weights, without PREFIX; the
+    folder of its tokenizer or dict.txt. UserError: missing, damaged, or of another architecture."""
     folder = Path(model)
     if not folder.is_dir():
         return _of_checkpoint(model)
@@ -62,13 +64,13 @@ def read(model: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         weights = {key: value for name in names for key, value in load_file(folder / name).items()}
         sums = "".join(sha256_file(folder / name) for name in names)
         flags["--init-sha256"] = hashlib.sha256(sums.encode()).hexdigest()
-        return flags, _from_gpt2(weights, flags, config["vocab_size"])
+        return flags, _from_gpt2(weights, flags, config["vocab_size"]), folder
     except (AttributeError, OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
         why = f"no whole GPT-2 ({type(error).__name__}: {error}): save one by its save_pretrained"
         raise UserError(f"{folder}: {why}") from error
 
 
-def _of_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _of_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
     (checkpoint,) = memory_map_members([path])
     with reading(path):
         options, task = checkpoint["cfg"]["model"], checkpoint["cfg"]["task"]
@@ -77,7 +79,9 @@ def _of_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         longest = options.get("max_target_positions") or task["tokens_per_sample"]
         flags["--max-target-positions"] = len(state.get("embed_positions.weight", range(longest + EOS))) - EOS
         flags["--end-token"], flags["--init-sha256"] = task.get("end_token", -1), sha256_file(path)
-        return {"--arch": "switch_gmoe" if "moe_freq" in options else "transformer_lm", **flags}, state
+        homes = [Path(path).parent, *map(Path, filter(None, (task.get("data") or "").split(":")))]
+        home = next((home for home in homes if (home / "dict.txt").is_file()), homes[0])
+        return {"--arch": "switch_gmoe" if "moe_freq" in options else "transformer_lm", **flags}, state, home
 
 
 def _flags(config: dict[str, Any]) -> dict[str, Any]:
@@ -154,10 +158,10 @@ def unused(end: int) -> list[int]:
     return [BOS, PAD, UNK, UNK + 1 + end] if end >= 0 else []
 
 
-def check(args: Namespace, flags: dict[str, Any], rows: int) -> None:
-    """UserError: a command line or its stream contradicts its --init, of which `read` gave `flags`, and which
-    has so many `rows` of embeddings."""
-    model, positions = args.init, flags["--max-target-positions"]
+def check(args: Namespace) -> None:
+    """UserError: a command line or its stream contradicts its --init."""
+    flags, weights, home = read(model := args.init)
+    positions, rows = flags["--max-target-positions"], len(weights["embed_tokens.weight"]) - UNK - 1
     for flag, value in flags.items():
         given = getattr(args, flag[2:].replace("-", "_"), None)
         grown = flag == "--moe-expert-count" and args.finetune_from_model
@@ -168,16 +172,21 @@ def check(args: Namespace, flags: dict[str, Any], rows: int) -> None:
         raise UserError(f"--tokens-per-sample {args.tokens_per_sample}: {less}")
     if args.ddp_backend == "fully_sharded" or args.criterion == "label_smoothed_cross_entropy":
         raise UserError("--init: not with --ddp-backend fully_sharded or label_smoothed_cross_entropy")
+    remedy = f"make a stream by `alma data --tokenizer {next(home.glob('tokenizer.model'), home)}`"
     if is_stream(args.data):  # else of fairseq-preprocess, or only planned
-        stream, rows = Stream.load(args.data), rows - UNK - 1
+        stream = Stream.load(args.data)
         own = {name for name in ("tokenizer.json", "vocab.json", "merges.txt") if name in stream.files}
-        there = {path.name for path in Path(model).glob("*")} & own
-        other = any(stream.files[name].problem(Path(model, name)) for name in there)
+        there = {path.name for path in home.glob("*")} & own
+        other = any(stream.files[name].problem(home / name) for name in there)
         if other or stream.vocab_size != rows or (flags["--end-token"] >= 0 and not own):
-            remedy = f"make a stream by `alma data --tokenizer {model}`"
-            remedy += ", and let it have as many by its resize_token_embeddings" * (stream.vocab_size != rows)
+            resizable = Path(model) == home and stream.vocab_size != rows
+            remedy += ", and let it have as many by its resize_token_embeddings" * resizable
             other_ids = f"its {stream.vocab_size:,} tokens are not the {rows:,} of {model}"
             raise UserError(f"{args.data}: {other_ids}: {remedy}")
+    known = [path for path in (Path(args.data.split(":")[0]), home) if (path / "dict.txt").is_file()]
+    lines = ((path / "dict.txt").read_bytes().splitlines() for path in known)
+    if len({tuple(line.split(b" ")[0] for line in of_one) for of_one in lines}) > 1:
+        raise UserError(f"{args.data}: its tokens are not those of {model}, which {home} has: {remedy}")
 
 
 def load(module: nn.Module, model: str) -> None:
@@ -198,3 +207,4 @@ def load(module: nn.Module, model: str) -> None:
                 state[f"{name}.router.parent"][expert] = expert - (1 << expert.bit_length() - 1)
     with reading(model):
         module.load_state_dict(state)
+    read.cache_clear()

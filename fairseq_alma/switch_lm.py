@@ -213,15 +213,19 @@ class SwitchLanguageModel(TransformerLanguageModel):
     decoder: SwitchDecoder | EnsembleDecoder
 
     @classmethod
-    def build_model(cls, args, task) -> "SwitchLanguageModel":
-        """Build from fairseq's arguments. UserError: a count < 1, or an unsupported option."""
-        if args.moe_expert_count < 1 or args.moe_freq < 1 or args.members < 1:
+    def check(cls, args) -> None:
+        """UserError: a count < 1, or an unsupported option, in fairseq's arguments."""
+        if min(safe_getattr(args, name, 1) for name in ("moe_expert_count", "moe_freq", "members")) < 1:
             raise UserError("--moe-expert-count, --moe-freq and --members must be 1 or more")
         unsupported = ["adaptive_input", "adaptive_softmax_cutoff", "base_layers", "character_embeddings"]
         unsupported += ["decoder_layerdrop", "layernorm_embedding", "quant_noise_pq"]
         for name in (*unsupported, "scale_attn", "scale_fc", "scale_heads", "scale_resids"):
             if safe_getattr(args, name):
                 raise UserError(f"a Switch Transformer does not support {flag_of(name)}: drop it")
+
+    @classmethod
+    def build_model(cls, args, task) -> "SwitchLanguageModel":
+        """Build from fairseq's arguments, which `check` accepts."""
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample
         decoders = []

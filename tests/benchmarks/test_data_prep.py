@@ -57,3 +57,16 @@ def test_tables_of_little_text(small, tmp_path):
     assert (similar["0.90-1.00"]["documents"], similar["0.90-1.00"]["dropped"]) == (30, "1.000")
     assert similar["0.00-0.60"]["dropped"] == "0.000"
     assert [row["near duplicates"] for row in tables["near_duplicates_effect"]] == ["keep", "drop"]
+
+
+def test_planted_copies_are_found_and_peers_that_are_missing_named(benchmark, tmp_path, monkeypatch, capsys):
+    made = benchmark("near_duplicates")
+    monkeypatch.setattr(made, "find_spec", lambda name: None)
+    rng = np.random.default_rng(0)
+    texts = [" ".join(f"w{i}" for i in rng.integers(0, 500, 300)) for _ in range(100)]
+    (tmp_path / "text.txt").write_text("\n\n".join(texts))
+    made.main(["--text", str(tmp_path / "text.txt"), "--documents", "100", "--out", str(tmp_path)])
+    names, row = (tmp_path / "near_duplicate_tools.csv").read_text().splitlines()
+    assert names.endswith("found at 1%,at 5%,precision at 0.8")
+    assert row.endswith(",1.0,0.0,1.0")
+    assert capsys.readouterr().out.count("not installed") == 4

@@ -1,6 +1,7 @@
 """The ids of a Hugging Face folder are those of the library tokenizers, and give back every document."""
 
 import json
+import struct
 
 import numpy as np
 import pytest
@@ -95,7 +96,8 @@ def test_the_stream_has_a_document_as_one_item(corpus, prepare, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     save(folder / "tokenizer.json", PATTERNS[1])
-    out = prepare(corpus, out=tmp_path / "out", vocab_size=None, tokenizer=str(folder))
+    flags = {"vocab_size": None, "tokenizer": str(folder), "write": "megatron"}
+    out = prepare(corpus, out=tmp_path / "out", **flags)
     stream = Stream.load(out)
     stream.check(stream.parts)
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -106,6 +108,9 @@ def test_the_stream_has_a_document_as_one_item(corpus, prepare, tmp_path):
     sizes, code = read_index(f"{stream.path(stream.test)}.idx")
     assert np.cumsum(sizes).tolist() == ends.tolist()
     assert DTYPES[code] == ids.dtype
+    megatron = (out / "test.megatron.idx").read_bytes()
+    assert struct.unpack_from("<QQ", megatron, 18) == (len(ends), len(ends) + 1)
+    assert np.cumsum(np.frombuffer(megatron, "<i4", len(ends), 34)).tolist() == ends.tolist()
     spelt = [[int(dictionary[i - 4].split()[0]) for i in part[:-1]] for part in np.split(ids, ends[:-1])]
     texts = [library.decode(each) for each in spelt]
     assert sum(len(text.encode()) + 1 for text in texts) == stream.test.bytes

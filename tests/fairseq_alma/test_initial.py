@@ -163,6 +163,18 @@ def test_an_index_beside_the_weights_is_of_an_older_model(folder, tmp_path):
     assert torch.equal(weights["layer_norm.weight"], whole["transformer.ln_f.weight"])
 
 
+def test_a_model_is_read_once_for_all_runs_and_not_kept(folder, stream, build, monkeypatch):
+    reads = []
+    monkeypatch.setattr(initial, "sha256_file", lambda path: reads.append(path.name) or "0")
+    initial.read.cache_clear()
+    for seed in (1, 2):
+        check.resolve([*map(str, [stream, "--task", "alma_lm", "--init", folder, *FLAGS, "--seed", seed])])
+    assert reads == sorted(path.name for path in folder.glob("*.safetensors"))
+    build("--init", str(folder), data=stream)
+    assert len(reads) == len(list(folder.glob("*.safetensors")))
+    assert not initial.read.cache_info().currsize
+
+
 def wider(folder):
     """One more row than the tokenizer has ids."""
     settings = json.loads((folder / "config.json").read_text())
@@ -212,6 +224,8 @@ REFUSED = {
     "another head": (another_head, [], "lm_head.weight is not wte.weight"),
     "no last norm": (None, ["--no-decoder-final-norm"], "--no-decoder-final-norm True: .* has False"),
     "positions": (None, ["--tokens-per-sample", 65], "65: .* has 64 positions: give --tokens-per-sample 64"),
+    "no transformer": (None, ["-a", "lstm_lm"], "--arch: .* is a transformer_lm, and this is none"),
+    "convolutions": (None, ["--arch", "lightconv_lm"], "--arch: .* is a transformer_lm, and this is none"),
     "flag": (None, ["--decoder-layers", 3], "--decoder-layers 3: .* has 2: leave the flag out"),
     "other tokenizer": (edit("tokenizer.json", '"merges"', ' "merges"'), [], "make a stream by `alma data"),
     "rows": (wider, [], "its 300 tokens are not the 301 of .* by its resize_token_embeddings"),
@@ -235,6 +249,25 @@ def test_what_does_not_fit_is_one_line(folder, stream, tmp_path, capsys, kind):
     with pytest.raises(SystemExit, match="2"):
         check.resolve(list(map(str, [stream, "--task", "alma_lm", "--init", copy, *FLAGS, *flags])))
     assert re.fullmatch(f"error: .*{line}.*\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_checkpoint_of_other_tokens_is_one_line(beside, stream, untrained, tiny, tmp_path, capsys):
+    """Of as many: only dict.txt tells them apart, that beside the checkpoint or that of its stream."""
+    path, _, _ = untrained("model.pt")
+    other = shutil.copytree(stream, tmp_path / "other")
+    first, second, *more = (other / "dict.txt").read_text("utf-8").splitlines(keepends=True)
+    (other / "dict.txt").write_text("".join([second, first, *more]), "utf-8")
+    data, home = (other, stream) if not beside else (stream, tmp_path)
+    if beside:
+        shutil.move(other / "dict.txt", tmp_path)
+    words = list(map(str, [data, *tiny, "--init", path]))
+    with pytest.raises(SystemExit, match="2"):
+        check.resolve(words)
+    line = f"error: {data}: its tokens are not those of {path}, which {home} has: make a stream by `alma data"
+    assert capsys.readouterr().err.startswith(line)
+    words[0] = str(stream if not beside else tmp_path)
+    check.resolve(words)
 
 
 def test_a_stream_in_other_ids_is_one_line(folder, request, capsys):

@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import pickle
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,8 @@ from fairseq.data import Dictionary
 from fairseq.modules import MultiheadAttention
 from torch.utils.flop_counter import FlopCounterMode
 
-from alma.errors import UserError
 from alma.flops import Shape
+from fairseq_alma import check
 from fairseq_alma.moe import layer as switch_layer
 from fairseq_alma.moe.dispatchers import LoopDispatcher, PaddedDispatcher
 from fairseq_alma.moe.layer import routings_of, switch_layers
@@ -296,6 +297,7 @@ def test_activation_checkpointing_keeps_all_gradients(build, sample):
     ("flags", "words"),
     [
         (("--moe-expert-count", "0"), "must be 1 or more"),
+        (("--moe-freq", "0"), "must be 1 or more"),
         (("--scale-fc",), "--scale-fc"),
         (("--scale-heads",), "--scale-heads"),
         (("--decoder-layerdrop", "0.1"), "--decoder-layerdrop"),
@@ -303,6 +305,7 @@ def test_activation_checkpointing_keeps_all_gradients(build, sample):
         (("--character-embeddings",), "--character-embeddings"),
     ],
 )
-def test_unsupported_options_are_refused(build, flags, words):
-    with pytest.raises(UserError, match=words):
-        build(*flags)
+def test_unsupported_options_are_refused_before_anything_is_made(flags, words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        check.resolve(["STREAM", *flags])
+    assert re.fullmatch(f"error: .*{words}.*\n", capsys.readouterr().err)
