@@ -165,7 +165,7 @@ def parser() -> Parser:
     add("--seed", "--seeds", type=number_list, default=[0], metavar="LIST", help=text)
     text = (
         "settings of the paper, its first draft or the authors' code, or anytime, for a tenth of the paper's "
-        "compute (default: paper; EMNIST, CIFAR-100: draft)"
+        "compute, three tenths for a VGG (default: paper; EMNIST, CIFAR-100: draft)"
     )
     add("--preset", **names_of(presets.PRESETS), help=text)
 

@@ -62,6 +62,7 @@ def test_the_anytime_preset_averages_what_can_be_averaged_and_replays():
     assert (anew.average, anew.epochs) == (0.0, presets.ANYTIME["epochs"])
     assert resolve("mnist", "sm", "anytime", {"epochs": 3}).epochs == 3
     assert resolve("digits", "sm", "anytime").epochs == 100
+    assert {resolve(name, "sm", "anytime").epochs for name in ("cifar10", "cifar100", "folder")} == {30}
     assert resolve("mnist", "sm", "anytime", {"patience": 5}).select == "loss"  # "last" would ignore it
     assert presets.replay_share("anytime", False) > 0
     assert presets.replay_share("anytime", True) == presets.replay_share("paper", False) == 0
