@@ -2,7 +2,7 @@
 
 `python -m benchmarks advice` makes the tables of docs/advice.md, in hours: those of `advice_calibration` (how
 often `alma advise` sees a difference between equal learners), of `cadence_calibration` (how often it says to
-retrain more often), and, of recorded runs, backtests and `waiting_rule`. All of these only run by name.
+retrain more often), and, of recorded runs, `backtest` and `waiting_rule`. All of these only run by name.
 """
 
 import importlib
@@ -23,7 +23,7 @@ BENCHMARKS = {
     "training_memory": "Peak memory of a training step, counted on the meta device",
     "data_prep": "Text to mega-batches",
 }
-ALONE = ("advice", "advice_calibration", "cadence_calibration", "gpu", "waiting_rule")
+ALONE = ("advice", "advice_calibration", "backtest", "cadence_calibration", "gpu", "waiting_rule")
 """Run only by name, with flags of their own."""
 
 
