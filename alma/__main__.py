@@ -25,7 +25,7 @@ class Tool(NamedTuple):
 TOOLS = {
     "corpus": Tool("data", "data_prep.corpus.__main__", "write text that every machine has, dated"),
     "data": Tool("data", "data_prep.__main__", "turn raw text into a stream of mega-batches"),
-    "inspect": Tool("data", "data_prep.inspect", "describe a stream, test if it is i.i.d., verify its files"),
+    "inspect": Tool("data", "data_prep.inspect", "describe a stream and its drift, or verify its files"),
     "train": Tool("training", "slurm.launch", "train a language model on a stream, here or on SLURM"),
     "images": Tool("training", "vision.run", "train image learners: digits, MNIST, CIFAR, your own folder"),
     "reproduce": Tool("training", "slurm.reproduce", "run and draw a figure or table of the paper"),

@@ -19,7 +19,7 @@ from alma.learners import DEFAULT_GROWTH, LEARNERS
 from alma.options import CHANGED, option
 
 _if_changed = partial(option, record=CHANGED)
-SCHEDULES = ("stage", "continuous", "rsqrt", "autoregressive")
+SCHEDULES = ("stage", "continuous")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,17 +106,10 @@ class TextOptions(StreamOptions):
     )
     schedule: str = _if_changed(
         SCHEDULES[0],
-        "stage: optimizer and learning rate start anew with every stage, as in the paper; others: they go on "
-        "over the stages, with one warm-up. continuous: constant learning rate; rsqrt: 1 / sqrt(updates); "
-        "autoregressive: the peak of each stage lies on one linear decay over all stages so far",
+        "stage: optimizer and learning rate start anew with every stage, as in the paper; continuous: they "
+        "go on over the stages, with one warm-up and then a constant rate",
         choices=SCHEDULES,
         passed=True,
-    )
-    cooldown: float = _if_changed(
-        0.0,
-        "with --schedule continuous or rsqrt: after each stage, S times its updates at a learning rate that "
-        "decays to 0; that model is evaluated, the next stage goes on from before",
-        metavar="S",
     )
     average: float | str = _if_changed(
         0.0,

@@ -2,7 +2,7 @@
 
 `python -m benchmarks advice` makes the tables of docs/advice.md, in hours: those of `advice_calibration` (how
 often `alma advise` sees a difference between equal learners), of `cadence_calibration` (how often it says to
-retrain more often), and, of recorded runs, backtests and `waiting_rule`. `near_duplicates --text CORPUS`
+retrain more often), and, of recorded runs, `backtest` and `waiting_rule`. `near_duplicates --text CORPUS`
 compares `alma data` with other tools. All of these only run by name.
 """
 
@@ -25,7 +25,10 @@ BENCHMARKS = {
     "training_memory": "Peak memory of a training step, counted on the meta device",
     "data_prep": "Text to mega-batches",
 }
-ALONE = ("advice", "advice_calibration", "cadence_calibration", "gpu", "near_duplicates", "waiting_rule")
+ALONE = (
+    *("advice", "advice_calibration", "backtest", "cadence_calibration", "gpu", "near_duplicates"),
+    "waiting_rule",
+)
 """Run only by name, with flags of their own."""
 
 

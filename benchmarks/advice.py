@@ -6,10 +6,10 @@ python -m benchmarks advice --records 400 --worlds 16 runs/advice_mnist runs/tim
 from collections.abc import Sequence
 
 from alma.errors import Parser, UserError
-from alma.report.advice.backtest import backtest
 from alma.report.advice.candidates import one_section
 from alma.report.results import find_runs
 from benchmarks import advice_calibration, cadence_calibration, waiting_rule
+from benchmarks.backtest import backtest
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     for place in options.runs:
         try:
-            for part in backtest(one_section(find_runs([place]))).parts:
+            for part in backtest(one_section(find_runs([place]))):
                 print(part.as_text(), end="\n\n", flush=True)
         except UserError as error:
             print(f"{place}: {error}\n")

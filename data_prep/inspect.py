@@ -7,8 +7,8 @@ from alma.help_texts import WORKERS
 
 _EXAMPLES = """\
 examples:
-  alma inspect stream            # sizes, lengths of documents, sources; are the mega-batches i.i.d.?
-  alma inspect stream_by_year    # of an ordered stream: the drift between its mega-batches
+  alma inspect stream            # sizes, lengths of documents, sources, what the held-out parts repeat
+  alma inspect stream_by_year    # of an ordered stream: the drift between its mega-batches, too
   alma inspect stream --verify   # after a copy: are all files complete and unchanged?
 """
 
@@ -18,8 +18,7 @@ def parser() -> Parser:
     made = Parser(
         prog="python -m data_prep.inspect",
         usage="%(prog)s STREAM [options]",
-        description="Describe a stream and test whether its mega-batches are i.i.d., or verify its files. "
-        "For an ordered stream the test gives way to the drift.",
+        description="Describe a stream, of an ordered one also its drift, or verify its files.",
         epilog=_EXAMPLES,
         allow_abbrev=False,
     )

@@ -1,12 +1,11 @@
-"""Similarity of the parts of a stream, relative to i.i.d. documents.
+"""How far the token frequencies of two mega-batches differ, relative to i.i.d. documents.
 
 Words repeat within a document, so the independent samples are documents, not tokens. The documents of each
-part are dealt in random order to groups with equal numbers of tokens. Two parts are compared by the
-Jensen-Shannon divergence of their token frequencies, relative to its mean over random regroupings, which
-take half of the groups of either part. If documents are i.i.d., the parts are such a regrouping themselves,
-and the ratio is about 1.
+mega-batch are dealt in random order to two halves with equal numbers of tokens. The Jensen-Shannon divergence
+of halves of two mega-batches is relative to that of the two halves of one: if documents are i.i.d., the ratio
+is about 1.
 
-V dictionary size, G = GROUPS.
+V dictionary size.
 """
 
 import os
@@ -19,8 +18,6 @@ from alma.errors import UserError
 from alma.stream import DTYPES, KEY_BYTES, read_index
 from data_prep.work import DOCUMENT_BYTES
 
-GROUPS = 8
-_REGROUPINGS = 60
 _BLOCK = 1 << 21  # tokens or items per block: 16 MB as int64
 
 
@@ -29,18 +26,12 @@ class Counts:
     """Lengths and token frequencies of a part."""
 
     lengths: np.ndarray  # (documents,) tokens of each document, eos included
-    tokens: np.ndarray
-    """(cuts + 1, V) uint32 occurrences of each token in the documents up to each cut; last row: the rest."""
+    tokens: np.ndarray  # (3, V) uint32 occurrences of each token in the two halves, and in the rest
 
     @property
     def total(self) -> np.ndarray:
         """(V,) occurrences of each token."""
         return self.tokens.sum(0, dtype=np.int64)
-
-
-def group_ends(size: int) -> list[int]:
-    """Where each group ends when `size` tokens are dealt."""
-    return [size * k // GROUPS for k in range(1, GROUPS + 1)]
 
 
 def token_blocks(ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
@@ -77,8 +68,8 @@ def open_part(path: str) -> tuple[np.ndarray, np.ndarray]:
     return ids, ends
 
 
-def count_part(path: str, dictionary_size: int, cuts: np.ndarray, number: int) -> Counts:
-    """Put the documents of part `number` in random order; count its tokens between `cuts`, positions in it.
+def count_part(path: str, dictionary_size: int, half: int, number: int) -> Counts:
+    """Put the documents of part `number` in random order; count the tokens of two times `half`, and the rest.
 
     Memory: about 100 MB, and 40 bytes per document. UserError: the files do not fit each other or the
     dictionary.
@@ -88,8 +79,8 @@ def count_part(path: str, dictionary_size: int, cuts: np.ndarray, number: int) -
     order = np.random.default_rng([0, number]).permutation(len(lengths))
     offset = np.empty(len(lengths), np.int64)  # of each document's row in the flat `tokens`
     starts = np.cumsum(lengths[order]) - lengths[order]
-    offset[order] = np.searchsorted(cuts, starts, "right") * dictionary_size
-    tokens = np.zeros((len(cuts) + 1) * dictionary_size, np.uint32)
+    offset[order] = np.minimum(starts // max(half, 1), 2) * dictionary_size
+    tokens = np.zeros(3 * dictionary_size, np.uint32)
     for start, block in token_blocks(ids):
         stop = start + len(block)
         if block.max() >= dictionary_size:
@@ -102,35 +93,14 @@ def count_part(path: str, dictionary_size: int, cuts: np.ndarray, number: int) -
     return Counts(lengths, tokens.reshape(-1, dictionary_size))
 
 
-def groups_of(tokens: np.ndarray, cuts: np.ndarray, size: int) -> np.ndarray:
-    """(G, V) occurrences in equal shares of the first `size` tokens of a part, in its random order."""
-    last = np.searchsorted(cuts, group_ends(size))
-    return np.diff(np.cumsum(tokens, 0, dtype=np.int64)[last], axis=0, prepend=0)
-
-
-def compare(
-    tokens: np.ndarray, other_tokens: np.ndarray, cuts: np.ndarray, size: int
-) -> tuple[float, float] | None:
-    """Divergence of `size` tokens of two parts, given as `Counts.tokens`: (ratio, z).
-
-    `ratio` is relative to the mean over regroupings, `z` the difference in their standard deviations. None:
-    a group is empty, because the documents are too few or too long.
-    """
-    one, other = groups_of(tokens, cuts, size), groups_of(other_tokens, cuts, size)
-    if not (one.any(1).all() and other.any(1).all()):
+def compare(one: np.ndarray, other: np.ndarray) -> float | None:
+    """Divergence of two parts, given as `Counts.tokens`, relative to that of the halves of each. None: a half
+    is empty, because the documents are too few or too long, or there is a single token."""
+    if not (one[:2].any(1).all() and other[:2].any(1).all()):
         return None
-    rng = np.random.default_rng(0)
-    seen = (one + other).any(0)
-    one, other = one[:, seen].astype(float), other[:, seen].astype(float)
-    total = one.sum(0) + other.sum(0)
-    regrouped = []
-    for _ in range(_REGROUPINGS):
-        halves = [groups[rng.permutation(GROUPS)[: GROUPS // 2]].sum(0) for groups in (one, other)]
-        regrouped.append(divergence(halves[0] + halves[1], total - halves[0] - halves[1]))
-    value, mean, deviation = divergence(one.sum(0), other.sum(0)), np.mean(regrouped), np.std(regrouped)
-    if not deviation:  # a single token
-        return None
-    return float(value / mean), float((value - mean) / deviation)
+    within = divergence(one[0], one[1]) + divergence(other[0], other[1])
+    apart = divergence(one[0], other[1]) + divergence(one[1], other[0])
+    return apart / within if within else None
 
 
 def divergence(one: np.ndarray, other: np.ndarray) -> float:

@@ -163,7 +163,7 @@ def _fill_schedule(args: argparse.Namespace, given: set[str], scheduler: str) ->
     UserError: inverse_sqrt without a warm-up, by whose length fairseq divides.
     """
     if args.lr_scheduler == "inverse_sqrt" and (updates := args.warmup_updates) < 1:
-        raise UserError(f"--warmup-updates {updates}: inverse_sqrt (--schedule rsqrt) needs 1 or more")
+        raise UserError(f"--warmup-updates {updates}: inverse_sqrt needs 1 or more")
     if args.lr_scheduler != scheduler:
         return
     total: Any = args.max_update or defaults.TRAINING["--max-update"]
@@ -172,8 +172,7 @@ def _fill_schedule(args: argparse.Namespace, given: set[str], scheduler: str) ->
             args.total_num_update = total
         total = int(args.total_num_update)
     if "--warmup-updates" not in given:
-        least = 1 if args.lr_scheduler == "inverse_sqrt" else 0
-        args.warmup_updates = min(defaults.WARMUP, max(least, total // 10))
+        args.warmup_updates = min(defaults.WARMUP, total // 10)
 
 
 def _check_values(action: argparse.Action) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 
 from alma import averages
 
-SCHEDULES = {"stage": "polynomial_decay", "continuous": "fixed", "rsqrt": "inverse_sqrt"}
-SCHEDULES["autoregressive"] = SCHEDULES["stage"]
-"""--lr-scheduler of each --schedule. All but `stage` keep optimizer and update count over stages."""
+SCHEDULES = {"stage": "polynomial_decay", "continuous": "fixed"}
+"""--lr-scheduler of each --schedule."""
 WEIGHTS_HELP = (
     "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the mean of the "
     "last K checkpoints in the folder of the given one (default: trained)"

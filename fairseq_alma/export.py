@@ -56,7 +56,6 @@ def deployed_by(run: Path) -> str:
     if not stages:
         raise UserError(f"{run}: no stage has finished yet; see `alma status {shlex.quote(str(run))}`")
     markers = sorted(stages[-1].rglob("trained.json"))
-    markers = [marker for marker in markers if marker.parent.name == "cooldown"] or markers
     paths = [str(marker.with_name(_read(marker)["checkpoint"])) for marker in markers]
     if (models := len(_read(stages[-1] / "result.json")["training"])) != 1:
         raise UserError(

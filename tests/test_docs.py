@@ -268,7 +268,7 @@ def test_documented_keys_of_text_runs():
     commands = [f"S --learner ens --out R {options} -- --max-update 2", "S --learner gmoe --out R"]
     more = "--schedule continuous --average .9 --replay-share .5 --replay-from recent"
     commands += [
-        f"S --learner sm --out R {more} --cooldown .5",
+        f"S --learner sm --out R {more}",
         "S --learner sm --out R --init M --cutoff 2023",
     ]
     requests = [request for words in commands for request in read_with_stand_in(words.split())]

@@ -1,6 +1,6 @@
 """What a new stage keeps of the stage before it besides the weights (`--schedule`, `--grow-optimizer`).
 
-By default nothing, as with --finetune-from-model. Schedules over all stages keep optimizer, update count and
+By default nothing, as with --finetune-from-model. --schedule continuous keeps optimizer, update count and
 learning rate; growth may copy the optimizer state alone.
 """
 
@@ -37,7 +37,7 @@ def prepare(cfg, trainer) -> bool:
         raise UserError(f"--max-update {limit}: {what}: {remedy}")
     cfg.finetune_from_model, cfg.restore_file = None, path
     cfg.reset_meters = cfg.reset_dataloader = True
-    # All schedules follow from the update count, and a cool-down has another --lr-scheduler than its stage.
+    # The rate follows from the update count.
     cfg.reset_lr_scheduler = True
     return True
 
@@ -50,16 +50,10 @@ def check_optimizer(path: str, state: dict[str, Any] | None) -> None:
 
 
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:
-    """Record where a new stage begins, once its checkpoint is loaded; `extra_state`: of that checkpoint.
-
-    A cool-down starts from a checkpoint of its own stage, whose measurements it goes on to sum.
-    """
+    """Record where a new stage begins, once its checkpoint is loaded; `extra_state`: of that checkpoint."""
     task = trainer.task
     counts = (extra_state or {}).get(type(task).__name__, {})
     done = trainer.get_num_updates()
-    if done and counts.get("stage") == task.args.stage:
-        task.set_checkpoint_dict({**counts, "early_stop": {}})
-        return
     task.first_update = done
     if done:
         task.average_from = counts.get("average_from", 0)

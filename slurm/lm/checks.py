@@ -20,7 +20,7 @@ from slurm.lm.plan import CUT_FLAGS, ENCODER, Request
 _POSITIVE: tuple[str, ...] = ("--tokens-per-sample", "--required-batch-size-multiple", "--update-freq")
 _POSITIVE += ("--distributed-world-size", "--batch-size", "--max-tokens")
 _MOST_SEED = 2**31
-_OF_FAIRSEQ = ("schedule", "cooldown", "average", "update_multiplier", "context_window", "init")
+_OF_FAIRSEQ = ("schedule", "average", "update_multiplier", "context_window", "init")
 """Options that a trainer of the user's lacks."""
 
 
@@ -54,7 +54,7 @@ def _problems(request: Request) -> Iterator[str]:
         yield from (f"{flag} {value}: at least 1" for value in values if value is not None and value < 1)
     if not 0 <= request.seed < _MOST_SEED:
         yield f"--seed {request.seed}: below {_MOST_SEED:,}; members add to it, and NumPy takes 32 bits"
-    schedule, length = f"--schedule {request.schedule}", "give --max-update after the `--`"
+    schedule = f"--schedule {request.schedule}"
     count, updates = averages.last_of(request.average), request.updates
     if request.one_schedule:
         for flag in ("--lr-scheduler", "--total-num-update"):
@@ -64,22 +64,10 @@ def _problems(request: Request) -> Iterator[str]:
         if request.renews:
             cause = "--from-scratch" if request.from_scratch else request.learner
             yield f"{schedule}: {cause} trains new models in every stage; leave it out"
-        if request.schedule == "autoregressive" and not updates:
-            yield f"{schedule} needs the length of a stage: {length}"
         if request.grow_optimizer == "reset":
             yield f"--grow-optimizer reset: {schedule} keeps the optimizer state; leave it out"
-    if request.cooldown:
-        share = f"--cooldown {request.cooldown:g}"
-        if not 0 < request.cooldown < 1:
-            yield f"{share}: a share of the updates of a stage, below 1, such as .1"
-        if request.schedule not in ("continuous", "rsqrt"):
-            yield "--cooldown needs --schedule continuous or rsqrt; the others end at 0 already"
-        if not updates:
-            yield f"{share} needs the length of a stage: {length}"
-        if count:
-            yield f"{share}: leave out --average {request.average}, or give another kind"
     if request.update_multiplier > 1 and not updates:
-        yield f"--update-multiplier multiplies --max-update: {length}"
+        yield "--update-multiplier multiplies --max-update: give --max-update after the `--`"
     if not request.average:
         return
     for name in ("--keep-interval-updates",) if count else ("--store-ema", "--ema-decay", "--ema-poly"):

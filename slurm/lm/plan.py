@@ -3,7 +3,6 @@
 Pure functions: nothing is run, read or written. The plan is plain data, the same for every place to run it.
 """
 
-import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -146,8 +145,6 @@ class Training:
     """Of this training; None: no limit."""
     earlier: int = 0
     """Updates before it that fairseq-train counts too (one schedule)."""
-    cools: bool = False
-    """Whether it is a cool-down, from the end of the same stage."""
     source: Path | None = None
     """Directory of the same training in another run, whose checkpoints it takes over; None: it trains."""
     seed: int = 0
@@ -248,7 +245,7 @@ def make_plan(request: Request, megabatches: int) -> Plan:
         flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
     board = _tensorboard(request, 0)  # of the untrained model
     specs = tuple(_stage(whole, stage, flags) for stage in schedule[: request.stages])
-    first = [training for training in specs[0].trainings if not training.cools]
+    first = specs[0].trainings
     seeds = [request.seed + SEED_STEP * member for member in range(len(first))]
     untrained = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
     untrained += flag_words("--context-window", request.context_window or None)
@@ -280,7 +277,7 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
     sizes += flag_words("--members", count if joint else None)  # of one fairseq-train
     here = [request.stream, "--task", "alma_lm", *sizes]
     here += [*flag_words("--trainer", request.trainer), *flag_words("--budget", request.budget)]
-    shared = []  # by a training and its cool-down
+    shared = []
     for name, value in changed(request).items():
         replays = name.startswith("replay_")  # stage 0 has nothing to replay
         if options_of(request)[name].metadata["passed"] and name[:5] != "grow_" and (index or not replays):
@@ -305,45 +302,22 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
         return path / f"member_{member}" if separate else path
 
     members = range(count if separate else 1)
-    trainings, cooled = [], []
+    trainings = []
     for member in members:
         seed = request.seed + SEED_STEP * (member + (index * count if learner.fresh else 0))
-        common = ["--stage", str(index), "--seed", str(seed), "--save-dir"]
         directory = folder(index, member)
-        words = [*here, *grown, *common, str(directory), *shared, *_tensorboard(request, index, member)]
+        words = [*here, *grown, "--stage", str(index), "--seed", str(seed), "--save-dir", str(directory)]
+        words += [*shared, *_tensorboard(request, index, member)]
         words += chain(*own.values())
         previous = None if not index or renews else folder(index - 1, member)
         earlier = updates * index if one_schedule else 0
         made = Training(directory, tuple(words), previous, updates or None, earlier)
         trainings.append(replace(made, seed=seed, member=member, trainer=request.trainer))
-        if request.cooldown:  # the next stage does not see it
-            place, length = directory / "cooldown", max(1, round(request.cooldown * updates))
-            words = [*here, *common, str(place), *shared, *_cooldown_flags(request, flags, index, length)]
-            end = updates * (index + 1)
-            cooled.append(Training(place, tuple(words), directory, length, end, cools=True))
     oldest = 0 if learner.deployed is None else max(0, index + 1 - learner.deployed)
     models = [folder(k, member) for k in range(oldest, index + 1) for member in members]
-    models = [training.directory for training in cooled] or models
     evaluate = _evaluation(request, index, out / "result.json")
     values = {"--moe-expert-count": experts, "--members": count if joint else 1, "--max-update": updates}
-    trainings += cooled
     return StageSpec(stage, out, tuple(trainings), tuple(models), evaluate, {**settings, **values})
-
-
-def _cooldown_flags(request: Request, flags: Flags, index: int, length: int) -> list[str]:
-    """Flags of a linear decay of the learning rate to 0 over `length` updates, from the end of a stage."""
-    done = request.updates * (index + 1)
-    rate, warmup = request.settings["--lr"][0], request.settings["--warmup-updates"]
-    if done < warmup:
-        rate *= done / warmup
-    elif request.schedule == "rsqrt":  # as fairseq's inverse_sqrt
-        rate *= math.sqrt(warmup / done)
-    decay = {"--lr-scheduler": "polynomial_decay", "--lr": rate, "--warmup-updates": done}
-    decay |= {"--max-update": done + length, "--total-num-update": done + length}
-    others = ("--warmup-init-lr", "--lr-shrink")  # which polynomial_decay lacks
-    own = {name: words for name, words in flags.items() if name not in others}
-    own |= {name: flag_words(name, value) for name, value in decay.items()}
-    return list(chain(*own.values()))
 
 
 def _evaluation(request: Request, index: int, result: Path) -> tuple[str, ...]:

@@ -181,15 +181,14 @@ def jobs_of(plan: Plan) -> list[RunJob]:
     jobs: list[RunJob] = [EvaluateJob(plan=plan, run=out, directory=out, marker=out / UNTRAINED, **untrained)]
     for index, spec in enumerate(plan.stages):
         shared: dict[str, Any] = {"plan": plan, "run": out, "index": index}
-        count = sum(not training.cools for training in spec.trainings)
+        count = len(spec.trainings)
         for number, training in enumerate(spec.trainings):
-            of = f", member {number % count + 1} of {count}" if count > 1 else ""
-            kind, after = (f"cooldown{index}", ", cool-down") if training.cools else (f"stage{index}", "")
+            of = f", member {number + 1} of {count}" if count > 1 else ""
             needed = training.source or training.previous
             jobs.append(
                 TrainJob(
-                    name=f"stage {index}{of}{after}",
-                    array=f"alma-{kind}-shared" if training.source else f"alma-{kind}",
+                    name=f"stage {index}{of}",
+                    array=f"alma-stage{index}-shared" if training.source else f"alma-stage{index}",
                     directory=training.directory,
                     marker=training.directory / TRAINED,
                     needs=(needed / TRAINED,) if needed else (),

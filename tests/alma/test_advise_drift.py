@@ -1,4 +1,4 @@
-"""`alma advise` on streams that drift: how often to retrain, from a CSV file; its backtest."""
+"""`alma advise` on streams that drift: how often to retrain, from a CSV file."""
 
 import json
 import math
@@ -8,7 +8,7 @@ import pytest
 
 from alma.report.advice import matrix
 from alma.report.advice.cadence import NO_EVIDENCE, Period, Retraining, TrainingCost
-from alma.report.advice.staleness import Laws, known_at, look_back_on
+from alma.report.advice.staleness import Laws, known_at
 from benchmarks import cadence_calibration as calibration
 
 from .synthetic import call_advise, error_of, losses
@@ -238,19 +238,3 @@ def test_streams_without_drift_are_no_evidence_and_drift_is_found():
     assert more > 0.9
     assert held >= 32 / 40
     assert calibration.outcome(calibration.STREAMS[6], 12, 1, 20)[0] <= 0.1  # one break is no trend
-
-
-def test_the_backtest_beats_the_naive_rules_on_an_even_drift(table, tmp_path):
-    made = noisy(lambda u, p, _: 2 + 0.1 * abs(p - u), 0.005, count=10)
-    found = look_back_on("made up", "nats a token", [made], "t={:g}".format)
-    held, forecast, none, last = found.means("all").values()
-    assert forecast < 0.3 * last < none
-    assert held > 0.8
-    assert found.scores["t=9"].shape == (9, 4)  # the models of 1 to 9 on period 10
-    assert found.means("t=9")["no staleness"] == pytest.approx(0.5, abs=0.01)
-    done = call_advise("--matrix", table, "--groups", "1b/*", "--backtest", "--out", tmp_path / "out")
-    assert done.stdout.count("Backtest of staleness (nats): 1b/") == 2
-    assert [each["title"] for each in done.record["groups"]] == ["1b/news", "1b/wiki"]
-    few = written(tmp_path / "few.csv", *lines(trained=(6, 12, 18)))
-    said = error_of(call_advise("--matrix", few, "--backtest"))
-    assert "too few models with a loss on their own period" in said

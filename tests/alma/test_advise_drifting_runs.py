@@ -61,7 +61,6 @@ def test_text_is_in_nats_and_a_stream_without_drift_is_no_evidence(tmp_path):
     assert "How often to retrain? sm w=1\nNo evidence either way: until" in done.stdout
     assert "Percent: of perplexity." in done.stdout
     assert "nats a token a mega-batch: no evidence that the stream drifts." in done.stdout
-    assert "Backtest of staleness (nats a token)" in call_advise(tmp_path, "--backtest").stdout
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
@@ -69,9 +68,8 @@ def test_text_is_in_nats_and_a_stream_without_drift_is_no_evidence(tmp_path):
 def test_a_bad_value_in_the_matrix_does_not_count(tmp_path, make, value):
     run = make(tmp_path / "run", [0.3] * 6)
     drifting(run, lambda t, j: value if (t, j) == (2, 4) else 0.3 + 0.02 * abs(j - t) + 0.001 * (t * j % 3))
-    for arguments in ((), ("--backtest",)):
-        done = call_advise(tmp_path, *arguments)
-        assert (done.returncode, done.stderr, "ow often to retrain" in done.stdout) == (0, "", not arguments)
+    done = call_advise(tmp_path)
+    assert (done.returncode, done.stderr, "ow often to retrain" in done.stdout) == (0, "", True)
 
 
 def test_a_stream_of_two_mega_batches_has_no_answer(tmp_path):
@@ -79,4 +77,3 @@ def test_a_stream_of_two_mega_batches_has_no_answer(tmp_path):
     done = call_advise(tmp_path)
     assert "assume an i.i.d. stream" in done.stdout
     assert "How often to retrain takes more models" in done.stdout
-    assert "Backtest of staleness" not in call_advise(tmp_path, "--backtest").stdout

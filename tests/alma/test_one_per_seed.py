@@ -60,12 +60,12 @@ def test_copies_change_no_number_of_any_reader(tmp_path):
     def read():
         """The numbers that each reader shows, and its whole text."""
         done = report(runs, "--baseline", "sm", "--figures", "vision", "--html", page, "--out", out)
-        advice, backtest = (run_here(advise_main, [runs, *words]).stdout for words in ((), ["--backtest"]))
+        advice = run_here(advise_main, [runs]).stdout
         assert "no evidence either way" in advice
-        texts = [done.stdout, advice, backtest, page.read_text(), (out / "report.md").read_text()]
+        texts = [done.stdout, advice, page.read_text(), (out / "report.md").read_text()]
         (results,) = group(find_runs([runs]))
         shown = [table.cells for table in tables(Section("", results), results[0])]
-        return texts, [shown, (out / "report.csv").read_text(), *(t.split("left out")[0] for t in texts[:3])]
+        return texts, [shown, (out / "report.csv").read_text(), *(t.split("left out")[0] for t in texts[:2])]
 
     texts, before = read()
     with_copies(runs)
@@ -102,12 +102,6 @@ def test_a_seed_that_has_started_does_not_cut_finished_ones(tmp_path):
     done = report(tmp_path, "--figures", "vision", "--out", tmp_path / "out")
     assert done.stdout.count(f"{tmp_path / '2'}, at t=1 of 4") == 1
     assert "left out of the figures" not in done.stdout  # it is named once
-    image_run(tmp_path / "ens", [0.4, 0.3, 0.3, 0.2], learner="ens", rows=4)
-    backtest = run_here(advise_main, [tmp_path, "--backtest"]).stdout
-    assert backtest.splitlines()[-2:] == [
-        f"left out: {tmp_path / '2'}, at t=1 of 4, beside finished seeds",
-        "left out: ens w=1, at t=3 of 4",
-    ]
 
 
 def test_the_table_of_a_sweep_names_what_does_not_count(tmp_path, monkeypatch, capsys):

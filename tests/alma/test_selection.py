@@ -62,8 +62,8 @@ AVERAGES = {
     "4": {"average": "poly:4"},
     "64": {"average": "poly:64"},
     "c": {"schedule": "continuous"},
-    "d": {"schedule": "continuous", "cooldown": 0.1},
-    "e": {"schedule": "continuous", "cooldown": 0.5},
+    "d": {"schedule": "continuous", "dropout": 0.1},
+    "e": {"schedule": "continuous", "dropout": 0.5},
 }
 SCORES = {"4": 30.0, "64": 20.0, "c": 35.0, "d": 40.0, "e": 50.0, "plain": 60.0}
 
@@ -75,11 +75,11 @@ def averages(tmp_path):
     return tmp_path
 
 
-def test_averages_schedules_and_cool_downs_are_chosen_and_each_is_named(averages):
+def test_averages_and_schedules_are_chosen_and_each_is_named(averages):
     done = report(averages, "--select", "valid")
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("best")]
     assert line.startswith("best of 6 by validation perplexity: sm w=1: average=poly:64 (20.00); left out: ")
-    for told in ("average=poly:4 (30.00)", "schedule=continuous cooldown=0.5 (50.00)", "none (60.00)"):
+    for told in ("average=poly:4 (30.00)", "schedule=continuous dropout=0.5 (50.00)", "none (60.00)"):
         assert told in line
 
 
@@ -87,7 +87,7 @@ def test_settings_that_are_held_are_not_chosen_among(averages):
     done = report(averages, "--select", "valid", "--hold", "schedule,average")
     assert [line for line in done.stdout.splitlines() if line.startswith("best")] == [
         "best of 3 by validation perplexity: sm, continuous w=1: none (35.00); "
-        "left out: cooldown=0.1 (40.00), cooldown=0.5 (50.00)"
+        "left out: dropout=0.1 (40.00), dropout=0.5 (50.00)"
     ]
     assert done.stdout.count("sm, average poly:") == 2
     flags = {"arch": "switch_gmoe", "fairseq_flags": ["--lr", "2e-3"]}

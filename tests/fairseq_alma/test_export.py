@@ -308,13 +308,13 @@ RUN = """
 
 
 def test_a_run_gives_the_model_that_it_evaluates_and_its_tokenizer(forked, start, load, stream, tmp_path):
-    """Here the weight average after the cool-down of the last stage."""
-    options = "--learner sm --schedule continuous --cooldown .5 --average poly:4 --stages 1".split()
+    """Here the weight average of the last stage."""
+    options = "--learner sm --schedule continuous --average poly:4 --stages 1".split()
     run = tmp_path / "run"
     forked.launch(stream, "--out", run, *options, "--", *RUN)
     done = start("export", run, "--out", tmp_path / "hf").wait()
     assert done.code == 0, done.output
-    saved = torch.load(run / "stage_00/cooldown/checkpoint_last.pt", weights_only=True)
+    saved = torch.load(run / "stage_00/checkpoint_last.pt", weights_only=True)
     found = load(tmp_path / "hf").state_dict()["biogpt.layers.0.self_attn.k_proj.weight"]
     assert torch.equal(found, saved["extra_state"]["ema"]["decoder.layers.0.self_attn.k_proj.weight"])
     assert (tmp_path / "hf" / "tokenizer.json").is_file()

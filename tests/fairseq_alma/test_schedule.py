@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from alma.errors import UserError
-from tests.fairseq_alma.shared import changed, load
+from tests.fairseq_alma.shared import changed
 
 KEEPS = ("--schedule", "continuous")
 
@@ -77,16 +77,3 @@ def test_what_a_continuous_stage_lacks_is_one_line(start, stream, tiny, first, t
 def test_a_replay_that_cannot_be_is_refused(build, flags, line):
     with pytest.raises(UserError, match=line):
         build(*flags)
-
-
-def test_a_cool_down_goes_on_with_the_measurements_of_its_stage(train, first, tmp_path):
-    """As the launcher plans it: 4 updates, then 2 with a rate that falls from --lr to 0."""
-    decay = "--lr-scheduler polynomial_decay --warmup-updates 4 --total-num-update 6 --max-update 6".split()
-    state = train(tmp_path / "cooldown", "--finetune-from-model", first, *decay)
-    counts, before = (each["extra_state"]["AlmaLMTask"] for each in (state, load(first)))
-    assert updates(state) == 6
-    assert (counts["first_update"], counts["stage"]) == (0, 0)
-    assert counts["train_tokens"] > before["train_tokens"]
-    assert counts["seconds"] > before["seconds"]
-    (rate,) = {group["lr"] for group in state["last_optimizer_state"]["param_groups"]}
-    assert rate == 0

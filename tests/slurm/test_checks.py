@@ -31,10 +31,8 @@ GMOE = ["--learner", "gmoe"]
         (["--schedule", "continuous", "--learner", "gens"], "continuous: gens trains new models"),
         (["--schedule", "continuous", "--from-scratch"], "continuous: --from-scratch trains new models"),
         ([*GMOE, "--schedule", "continuous", "--grow-optimizer", "reset"], "continuous keeps the optimizer"),
-        (["--schedule", "autoregressive", "--", "--max-update", "0"], "needs the length of a stage"),
         *(
-            (["--schedule", schedule, "--", *words], f"{words[0]}: --schedule {schedule} sets the rate")
-            for schedule in ("continuous", "rsqrt", "autoregressive")
+            (["--schedule", "continuous", "--", *words], f"{words[0]}: --schedule continuous sets the rate")
             for words in (["--lr-scheduler", "polynomial_decay"], ["--total-num-update", "600"])
         ),
         (["--", "--finetune-from-model", "x"], "stage 0 starts a new model, each later stage"),
@@ -45,10 +43,6 @@ GMOE = ["--learner", "gmoe"]
         (["--out", ".", "--seeds", "0-1"], "--out .: give the folder of a run"),
         (["--seeds", "0-99999999999"], "more than 100,000 numbers"),
         (["--seed", "0", "--seeds", "0-2"], "--seed 0 beside --seeds: give one of them"),
-        (["--cooldown", ".1"], "needs --schedule continuous or rsqrt"),
-        (["--cooldown", "2", "--schedule", "rsqrt"], "--cooldown 2: a share of the updates"),
-        (["--cooldown", ".1", "--schedule", "rsqrt", "--", "--max-update", "0"], "0.1 needs the length"),
-        (["--cooldown", ".1", "--schedule", "rsqrt", "--average", "last:2"], "leave out --average last:2"),
         (["--replay-share", "1"], "--replay-share 1.0: a share"),
         (["--replay-share", ".5", "--replay"], "leave out --replay or --replay-share"),
         (["--replay-from", "recent"], "--replay-from recent needs --replay-share"),
@@ -94,12 +88,12 @@ def test_a_name_without_a_folder_may_be_meant_as_an_experiment(tmp_path):
         ["--from-scratch"],
         ["--replay-share", "0"],
         ["--schedule", "stage"],
-        ["--schedule", "rsqrt", "--average", "0"],
+        ["--schedule", "continuous", "--average", "0"],
     ],
 )
 def test_the_anytime_preset_leaves_chosen_options_and_contradicts_none(learner, words):
     (plain,) = _requests_of(["--learner", learner, *words])
-    if learner == "gens" and {"--from-scratch", "rsqrt"} & set(words):
+    if learner == "gens" and {"--from-scratch", "continuous"} & set(words):
         return  # refused with and without the preset
     (request,) = _requests_of(["--learner", learner, *words, "--preset", "anytime"])
     check(request)

@@ -167,49 +167,18 @@ def test_the_update_multiplier_lengthens_every_stage_and_its_schedule():
     assert values(default, "total-num-update") == [None] * 4
 
 
-@pytest.mark.parametrize("schedule", ["continuous", "rsqrt", "autoregressive"])
-def test_one_schedule_counts_the_updates_of_all_stages(schedule):
-    made = plan(f"--learner gmoe --schedule {schedule} -- --max-update 100")
-    assert values(made, "schedule") == [schedule] * 4
+def test_one_schedule_counts_the_updates_of_all_stages():
+    made = plan("--learner gmoe --schedule continuous -- --max-update 100")
+    assert values(made, "schedule") == ["continuous"] * 4
     assert values(made, "max-update") == ["100", "200", "300", "400"]
     assert values(made, "warmup-updates") == [str(made.stages[0].settings["--warmup-updates"])] * 4
     assert values(made, "grow-optimizer") == [None, "copy", "copy", "copy"]
     assert [spec.trainings[0].earlier for spec in made.stages] == [0, 100, 200, 300]
     assert {spec.settings["--max-update"] for spec in made.stages} == {100}
-    assert (made.request.updates, made.config["schedule"]) == (100, schedule)
-    twice = plan(f"--schedule {schedule} --update-multiplier 2 -- --max-update 100")
+    assert (made.request.updates, made.config["schedule"]) == (100, "continuous")
+    twice = plan("--schedule continuous --update-multiplier 2 -- --max-update 100")
     assert values(twice, "max-update") == ["200", "400", "600", "800"]
     assert "schedule" not in plan().config
-
-
-def test_a_cool_down_branches_from_the_end_of_each_stage():
-    made = plan("--schedule continuous --cooldown .1 -- --max-update 100 --lr 2e-3 --warmup-updates 10")
-    for index, spec in enumerate(made.stages):
-        trunk, cool = spec.trainings
-        end = 100 * (index + 1)
-        assert (cool.previous, cool.updates) == (trunk.directory, 10)
-        assert cool.directory == trunk.directory / "cooldown"
-        found = [value(cool.command, f"--{name}") for name in ("warmup-updates", "max-update", "lr")]
-        assert found == [str(end), str(end + 10), "0.002"]
-        assert value(cool.command, "--total-num-update") == value(cool.command, "--max-update")
-        assert spec.models == (cool.directory,)
-        assert trunk.previous == (Path(f"R/stage_0{index - 1}") if index else None)
-    assert made.config["cooldown"] == 0.1
-    assert (value(made.untrained, "--seeds"), made.seeds) == ("0", {})
-    words = "--learner gmoe --schedule rsqrt --cooldown .5 -- --max-update 100 --warmup-updates 50"
-    grown = plan(words).stages[1]
-    _, cool = grown.trainings
-    assert (value(cool.command, "--moe-expert-count"), value(cool.command, "--grow-experts")) == ("6", None)
-    warmup, rate = (grown.settings[name] for name in ("--warmup-updates", "--lr"))
-    assert float(value(cool.command, "--lr")) == pytest.approx(rate[0] * (warmup / 200) ** 0.5)
-    # From within the warm-up, and without flags of another scheduler.
-    for schedule in ("continuous", "rsqrt"):
-        flags = "--max-update 40 --lr 1e-3 --warmup-updates 400 --warmup-init-lr 0"
-        _, cool = plan(f"--schedule {schedule} --cooldown .5 -- {flags}").stages[0].trainings
-        assert float(value(cool.command, "--lr")) == pytest.approx(1e-4)
-        assert value(cool.command, "--warmup-init-lr") is None
-    members = plan("--learner ens --schedule continuous --cooldown .5").stages[0]
-    assert members.models == (Path("R/stage_00/member_0/cooldown"), Path("R/stage_00/member_1/cooldown"))
 
 
 @pytest.mark.parametrize(

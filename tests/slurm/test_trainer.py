@@ -198,7 +198,7 @@ def test_killed_at_any_moment_the_end_is_the_same(train, stream, tmp_path):
     ("words", "says"),
     [
         (["--learner", "gmoe"], "needs models of fairseq"),
-        (["--learner", "sm", "--schedule", "rsqrt"], "--schedule is for the training of fairseq"),
+        (["--learner", "sm", "--schedule", "continuous"], "--schedule is for the training of fairseq"),
         (["--learner", "sm", "--average", ".9"], "--average is for the training of fairseq"),
         (["--learner", "sm", "--budget", "updates=many"], "give updates=N"),
         (["--learner", "sm", "--arch", "transformer_lm"], "--arch"),

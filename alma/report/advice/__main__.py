@@ -16,7 +16,6 @@ examples:
   alma advise runs/mnist
   alma advise runs/mnist --from 100 --budget 2TFLOPs --out advice
   alma advise runs/mnist --brief advice.html
-  alma advise runs/mnist --backtest
   alma advise --matrix losses.csv --groups '1b/*' --every 1,3,12 --price 0.05
 """
 
@@ -50,14 +49,9 @@ def parser() -> Parser:
     add("--price", type=_price, default=(math.nan, 0.0), metavar="PRICE", help=price)
     now = "give the advice of mega-batch T: rows after it are not read (default: the last one)"
     add("--from", type=int, dest="now", metavar="T", help=now)
-    backtest = (
-        "look back: how often intervals held, how far forecasts were off, and the regret of the advice "
-    )
-    backtest += "beside that of naive rules"
-    add("--backtest", action="store_true", help=backtest)
     brief = "one screen for readers who know no nats, with a picture: to FILE.html or FILE.md, or printed"
     add("--brief", nargs="?", type=Path, const=Path(), metavar="FILE", help=brief)
-    out = "folder for advice.md and advice.json, or backtest.md and backtest.json (default: none)"
+    out = "folder for advice.md and advice.json (default: none)"
     add("--out", type=Path, metavar="DIR", help=out)
     return made
 
@@ -100,11 +94,8 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("give run directories, or --matrix FILE with losses from elsewhere")
     if options.groups and not options.matrix:
         raise UserError("--groups chooses among the losses of --matrix")
-    limited = options.now is not None or options.budget is not None
-    if options.matrix and limited:
+    if options.matrix and (options.now is not None or options.budget is not None):
         raise UserError("--from and --budget need runs: leave them out with --matrix")
-    if options.backtest and (limited or options.brief):
-        raise UserError("--backtest tries all t and budgets: leave out --from, --budget and --brief")
 
 
 @command
@@ -113,36 +104,32 @@ def main() -> None:
     options = parser().parse_args()
     _check(options)
     from alma.report.advice.advice import Advice, advise  # loads NumPy and SciPy, so the options come first
-    from alma.report.advice.backtest import Backtest, backtest
     from alma.report.advice.brief import write_brief
     from alma.report.advice.candidates import one_section
     from alma.report.advice.matrix import MatrixReport, read_groups, report_on
     from alma.report.tables import TitledTable
 
-    report: Advice | Backtest | MatrixReport
+    report: Advice | MatrixReport
     price, money = options.price
     asked = {"every": options.every, "worth": options.worth, "price": price, "money": money}
     if options.matrix:
-        report = report_on(read_groups(options.matrix, options.groups or ()), options.backtest, **asked)
-    elif options.backtest:
-        report = backtest(one_section(find_runs(options.runs)))
+        report = report_on(read_groups(options.matrix, options.groups or ()), **asked)
     else:
         report = advise(
             one_section(find_runs(options.runs), options.now), options.now, options.budget, **asked
         )
-    if options.brief and not isinstance(report, Backtest):
+    if options.brief:
         print(write_brief(report, options.brief if options.brief.name else None))
     else:
         print("\n\n".join(part.as_text() for part in report.parts))
     if options.out:
-        stem = "backtest" if options.backtest else "advice"
         make_directory(options.out)
-        with atomic_write(options.out / f"{stem}.md") as file:
+        with atomic_write(options.out / "advice.md") as file:
             levels = itertools.chain(["#"], itertools.repeat("##"))
             blocks = itertools.chain(*map(TitledTable.as_markdown, report.parts, levels))
             file.write("\n\n".join(blocks) + "\n")
-        write_json_atomic(options.out / f"{stem}.json", report.record())
-        print(options.out / f"{stem}.md", options.out / f"{stem}.json", sep="\n")
+        write_json_atomic(options.out / "advice.json", report.record())
+        print(options.out / "advice.md", options.out / "advice.json", sep="\n")
 
 
 if __name__ == "__main__":

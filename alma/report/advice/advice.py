@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from alma.errors import UserError
-from alma.report.advice.backtest import look_back, naive_rule_won
+from alma.report.advice.backtest import naive_rule_won
 from alma.report.advice.cadence import Period, Retraining, TrainingCost
 from alma.report.advice.candidates import Candidate, choose, find_candidates, within
 from alma.report.advice.comparison import Comparison, Field, compare
@@ -155,7 +155,7 @@ def _remarks(
     ready = {each.label for each in found}
     waiting = [result.label for result in section.results if result.label not in ready]
     lines += [f"No complete stage yet, left out: {_some(waiting)}."] if waiting else []
-    lines += naive_rule_won(look_back(section, found[0].start, stages=False))
+    lines += naive_rule_won(section, found[0].start)
     single = [each for each in comparisons if min(len(each.choice.seeds), len(each.other.seeds)) < 2]
     if single:
         many = max(each.seeds or 3 for each in single)

@@ -29,7 +29,7 @@ img{{max-width:100%}}</style><h1>{title}</h1>
 def _retraining(report: Advice | MatrixReport) -> list[Retraining]:
     """What the report says about how often to retrain."""
     found = report.found if isinstance(report, MatrixReport) else [report.retraining]
-    return [each for each in found if isinstance(each, Retraining)]
+    return [each for each in found if each]
 
 
 def lines(report: Advice | MatrixReport) -> dict[str, str]:

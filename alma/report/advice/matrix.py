@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from alma.errors import UserError, hint
 from alma.report.advice.cadence import Period, Retraining, TrainingCost
-from alma.report.advice.staleness import StalenessBacktest, look_back_on
 from alma.report.age import Losses
 from alma.report.tables import TitledTable
 from alma.schema import is_number
@@ -33,9 +32,9 @@ class LossGroup(NamedTuple):
 
 
 class MatrixReport(NamedTuple):
-    """The answers, or the backtests, of several groups."""
+    """The answers of several groups."""
 
-    found: Sequence[Retraining | StalenessBacktest]
+    found: Sequence[Retraining]
 
     @property
     def parts(self) -> list[TitledTable]:
@@ -48,10 +47,8 @@ class MatrixReport(NamedTuple):
         return {"groups": [each.record() for each in self.found]}
 
 
-def report_on(groups: Sequence[LossGroup], backtest: bool, **asked: Any) -> MatrixReport:
-    """How often to retrain each group, as it is `asked`, or its backtest. UserError: one is too small."""
-    if backtest:
-        return MatrixReport([look_back_on(g.losses.label, _UNIT, [g.losses], g.name) for g in groups])
+def report_on(groups: Sequence[LossGroup], **asked: Any) -> MatrixReport:
+    """How often to retrain each group, as it is `asked`. UserError: one is too small."""
     return MatrixReport(
         [Retraining(g.losses, _UNIT, g.period, TrainingCost(hours=g.gpu_hours), **asked) for g in groups]
     )

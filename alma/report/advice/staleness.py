@@ -1,4 +1,4 @@
-"""The law of staleness: the loss that age adds, with what less training costs taken out; its backtest.
+"""The law of staleness: the loss that age adds, with what less training costs taken out.
 
 The loss of the model that was trained until period u on the held-out part of a period p is
 
@@ -16,7 +16,6 @@ exponents differ counts by their likelihood, for which a model is one observatio
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,18 +23,11 @@ from scipy.optimize import nnls
 
 from alma.errors import UserError
 from alma.report.age import Losses, MeanOverSeeds, age_effect, t_interval
-from alma.report.results import rounded
-from alma.report.tables import TitledTable, number
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 _EXPONENTS = (0.25, 0.5, 1.0)
 _LEARNING = (0.0, 0.5, 1.0)
 _BREAK = 0.5  # share of the residuals below which a break explains them
-RULES = ("forecast", "no staleness", "as last time")
-NOTE = """\
-At each period only models and held-out parts up to there are read. Forecasts are of the extra loss of the \
-models at hand on each period to come, above the model that is trained until that period; they are off by \
-the mean absolute difference. "No staleness" expects 0, "as last time" the extra loss on the last period."""
 
 
 def known_at(losses: Losses, last: float) -> Losses:
@@ -161,62 +153,3 @@ def _jackknife(
     variance += (count - 1) * float(np.var(without))
     variance += statistics.variance(seeds) / len(seeds) if seeds[1:] else 0.0
     return t_interval(value, math.sqrt(variance), count - 1)
-
-
-class StalenessBacktest(NamedTuple):
-    """How forecasts of extra loss turned out."""
-
-    title: str
-    unit: str  # of losses
-    scores: dict[str, Array]  # by period, and of all, a row a cell: in the 90% interval, and off by RULES
-
-    def means(self, name: str) -> dict[str, float]:
-        """The share of cells in their interval, and how far each rule was off, of one of `scores`."""
-        held, *off = self.scores[name].mean(0).tolist()
-        return {"90% interval held": held} | dict(zip(RULES, off, strict=True))
-
-    @property
-    def parts(self) -> list[TitledTable]:
-        """The document."""
-        table = [["period", "cells", "90% interval held", *(f"{rule} off by" for rule in RULES)]]
-        for name, cells in self.scores.items():
-            held, *off = self.means(name).values()
-            table.append([name, str(len(cells)), f"{held:.0%}", *map(number, off)])
-        return [TitledTable(f"Backtest of staleness ({self.unit}): {self.title}", table, NOTE)]
-
-    def record(self) -> dict[str, Any]:
-        """For JSON."""
-        off_by = {name: rounded(self.means(name)) for name in self.scores}
-        return {"title": self.title, "unit": self.unit, "off_by": off_by}
-
-
-def look_back_on(
-    title: str, unit: str, group: Sequence[Losses], name: Callable[[float], str]
-) -> StalenessBacktest:
-    """Forecasts at each period at which a model of `group` was trained (tenths, of more than ten), against
-    what came. UserError: no model is old enough at a period before the last one.
-    """
-    scores: dict[float, list[list[float]]] = {}
-    for losses in group:
-        mean, until, periods = np.mean(losses.seeds, axis=0), losses.until, losses.periods
-        fresh = {p: mean[until.index(p), j] for j, p in enumerate(periods) if p in until}
-        tenths = {round(len(until) * tenth / 10) for tenth in range(1, 11)} - {0}
-        for now in (until[i - 1] for i in sorted(tenths)):
-            known = known_at(losses, now)
-            try:
-                laws = Laws(known)
-            except UserError:
-                continue
-            last = len(known.periods) - 1
-            for i, j in np.ndindex(len(known.until), len(periods)):
-                came = mean[i, j] - fresh.get(periods[j], math.nan)
-                before = mean[i, last] - fresh.get(periods[last], math.nan)
-                if j > last and np.isfinite(came + before):
-                    law = partial(Law.extra, ages=periods[j] - until[i], ahead=periods[j] - periods[last])
-                    expected, low, high = laws.estimate(law, cell=True)
-                    off = [abs(each - came) for each in (expected, 0.0, before)]
-                    scores.setdefault(now, []).append([low <= came <= high, *off])
-    if not scores:
-        raise UserError(f"--backtest: {title}: too few models with a loss on their own period")
-    found = {name(now): np.array(off) for now, off in sorted(scores.items())}
-    return StalenessBacktest(title, unit, found | {"all": np.concatenate(list(found.values()))})

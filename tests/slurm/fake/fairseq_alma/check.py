@@ -80,8 +80,8 @@ def resolve(words: list[str]) -> dict:
         given["decoder_normalize_before"] = True
     if given["batch_size"] is None and given["max_tokens"] is None:
         given["batch_size"], given["update_freq"] = 8, given["update_freq"] or "3"
-    schedulers = {"continuous": "fixed", "rsqrt": "inverse_sqrt"}
-    given["lr_scheduler"] = given["lr_scheduler"] or schedulers.get(given["schedule"], "polynomial_decay")
+    usual = "fixed" if given["schedule"] == "continuous" else "polynomial_decay"
+    given["lr_scheduler"] = given["lr_scheduler"] or usual
     given["total_num_update"] = given["total_num_update"] or given["max_update"]
     given["update_freq"] = [int(each) for each in (given["update_freq"] or "1").split(",")]
     for name in ("lr", "attention_dropout", "dropout", "grow_noise", "ema_decay"):
