@@ -61,6 +61,7 @@ class CausalSelfAttention(MultiheadAttention):
             arguments = (x_TBD, x_TBD, x_TBD, padding_BT, incremental_state)
             return super().forward(*arguments, need_weights=False, attn_mask=mask_TT)[0].transpose(0, 1)
         projections = (self.q_proj, self.k_proj, self.v_proj)
+        # one product in place of three, which small models feel
         weight, bias = torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
         qkv = F.linear(x_BTD, weight, bias).view(*x_BTD.shape[:2], 3, self.num_heads, self.head_dim)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)

@@ -4,11 +4,15 @@ import math
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+from fairseq import utils
+from fairseq.trainer import Trainer
 
 from alma.stream import Stream
+from fairseq_alma import compat
 from fairseq_alma.growth import GROWN
 from tests.fairseq_alma.shared import assert_same_model, load, logged
 
@@ -16,6 +20,16 @@ from tests.fairseq_alma.shared import assert_same_model, load, logged
 def losses_of(*outputs: str) -> list[list[float]]:
     """The losses of the updates that each output logs."""
     return [[float(record["loss"]) for record in logged(text, "train_inner")] for text in outputs]
+
+
+def test_an_update_starts_from_the_random_state_of_fairseqs_seed():
+    compat.install()
+    trainer = SimpleNamespace(cfg=SimpleNamespace(common=SimpleNamespace(seed=3)), get_num_updates=lambda: 4)
+    with utils.set_torch_seed(7):
+        expected = torch.rand(3)
+    with torch.random.fork_rng():
+        Trainer._set_seed(trainer)
+        assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_stage_learns_and_logs_the_router_of_each_layer(train, tmp_path):
