@@ -79,6 +79,7 @@ if __name__ == "__main__":
             "dev": [
                 *("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.12", "mypy>=1.15"),
                 *("ipykernel>=6", "nbclient>=0.10", "nbformat>=5"),  # of the notebook's test
+                "accelerate>=1.1",  # of transformers.Trainer in examples/trainers
             ],
             "docs": ["mkdocs-material>=9.7"],
             # What must be there before fairseq-fixed and fairscale can be built without build isolation.

@@ -1,10 +1,9 @@
 """A trainer of Hugging Face: alma train STREAM --trainer 'python examples/trainers/hugging_face.py [MODEL]'.
 
-It trains the causal language model in the folder MODEL, whose ids must be those of the stream, else a small
-Llama. (transformers.Trainer would need the package accelerate, too.)
+transformers.Trainer trains the causal language model in the folder MODEL, whose ids must be those of the
+stream, else a small Llama. It needs the packages transformers and accelerate.
 """
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -16,24 +15,16 @@ from torch.nn import functional
 
 from alma.trainer import StageTask, TextPart, stop_requests
 
-LENGTH, BATCH, EVERY = (
-    64,
-    16,
-    20,
-)  # tokens of a block, the first as context; blocks of an update; between saves
+LENGTH, BATCH, EVERY = 64, 16, 20  # tokens of a block, blocks of an update, updates between checkpoints
 
 
 def build(task: StageTask, seed: int, folder: str | None = None) -> transformers.PreTrainedModel:
     transformers.set_seed(seed)
     if folder := folder or next(iter(sys.argv[1:-1]), None):
         return transformers.AutoModelForCausalLM.from_pretrained(folder)
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.LlamaConfig(
-        vocab_size=task.dictionary,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=LENGTH,
+        vocab_size=task.dictionary, max_position_embeddings=LENGTH, bos_token_id=0, eos_token_id=2, **small
     )
     return transformers.AutoModelForCausalLM.from_config(config)
 
@@ -44,39 +35,75 @@ def blocks(parts: tuple[TextPart, ...]) -> list[torch.Tensor]:
     return [torch.from_numpy(ids[at : at + LENGTH]) for at in range(0, len(ids) - 1, LENGTH - 1)]
 
 
+class Blocks(torch.utils.data.Dataset):
+    """`count` blocks drawn from the new and the earlier parts; the same after a restart."""
+
+    def __init__(self, task: StageTask, count: int) -> None:
+        self.new, self.old = (
+            [one for one in blocks(p) if len(one) == LENGTH] for p in (task.train, task.earlier)
+        )
+        self.task, self.count = task, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        rng = np.random.default_rng([self.task.seeds[0], self.task.t, index])
+        drawn = self.old if rng.random() < self.task.replay_share else self.new
+        ids = drawn[rng.integers(len(drawn))]
+        return {"input_ids": ids, "labels": ids}
+
+
+class Reports(transformers.TrainerCallback):
+    """Progress for `alma status`, the seconds of all starts, and a checkpoint at a signal."""
+
+    def __init__(self, task: StageTask) -> None:
+        self.task, self.stopped, self.began = task, stop_requests(), time.monotonic()
+        self.file = Path(task.out, "seconds")
+        self.before = float(self.file.read_text()) if self.file.exists() else 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.before + time.monotonic() - self.began
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.stopped():
+            control.should_save = control.should_training_stop = True
+
+    def on_save(self, args, state, control, **kwargs):
+        self.file.write_text(str(self.seconds))
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        if "loss" in logs:
+            self.task.progress(state.global_step, logs["loss"])
+
+
 def train(task: StageTask) -> None:
-    stopped, began, path = stop_requests(), time.monotonic(), Path(task.out, "resume.pt")
-    new, old = ([one for one in blocks(p) if len(one) == LENGTH] for p in (task.train, task.earlier))
-    model, first, before, end = (
+    end, reports = task.budget.get("updates", 100), Reports(task)
+    options = {"save_steps": EVERY, "save_total_limit": 2, "logging_steps": EVERY, "report_to": "none"}
+    trainer = transformers.Trainer(
         build(task, task.seeds[0], task.checkpoint),
-        0,
-        0.0,
-        task.budget.get("updates", 100),
+        transformers.TrainingArguments(
+            task.out,
+            seed=task.seeds[0],
+            max_steps=end,
+            per_device_train_batch_size=BATCH,
+            learning_rate=3e-3,
+            disable_tqdm=True,
+            **options,
+        ),
+        train_dataset=Blocks(task, end * BATCH),
+        callbacks=[reports],
     )
-    optimizer = torch.optim.AdamW(model.train().parameters(), 3e-3)
-    if path.exists():
-        model_state, optimizer_state, first, before = torch.load(path, weights_only=True)
-        model.load_state_dict(model_state)
-        optimizer.load_state_dict(optimizer_state)
-    for update in range(first, end):
-        rng = np.random.default_rng([task.seeds[0], task.t, update])  # the same after a restart
-        chosen = [old if replayed else new for replayed in rng.random(BATCH) < task.replay_share]
-        ids = torch.stack([each[rng.integers(len(each))] for each in chosen])
-        loss = model(ids, labels=ids).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if stopped() or (update + 1) % EVERY == 0 or update + 1 == end:
-            task.progress(update + 1, loss.item())
-            seconds = before + time.monotonic() - began
-            torch.save((model.state_dict(), optimizer.state_dict(), update + 1, seconds), f"{path}.part")
-            os.replace(f"{path}.part", path)
-        if stopped() and update + 1 < end:
-            sys.exit(75)
-    model.save_pretrained(Path(task.out, "model"))
-    seconds, tokens = before + time.monotonic() - began, end * BATCH * (LENGTH - 1)
-    parameters = model.num_parameters()
-    task.finish(parameters=parameters, checkpoint="model", updates=end, tokens=tokens, seconds=seconds)
+    # transformers writes trainer_state.json last, so a checkpoint without it is half one
+    saved = [path.parent for path in Path(task.out).glob("checkpoint-*/trainer_state.json")]
+    newest = max(saved, key=lambda path: int(path.name.partition("-")[2]), default=None)
+    trainer.train(resume_from_checkpoint=newest and str(newest))
+    if trainer.state.global_step < end:
+        sys.exit(75)
+    trainer.save_model(str(Path(task.out, "model")))
+    amounts = {"updates": end, "tokens": end * BATCH * (LENGTH - 1), "seconds": reports.seconds}
+    task.finish(parameters=trainer.model.num_parameters(), checkpoint="model", **amounts)
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from launcher import ROOT, SMALL, Launcher, finish, make
 from alma.records import Run
 from slurm.engine import queue
 from tests.slurm.cluster import Cluster
+from tests.slurm.test_trainer import BESIDE, TRAINER, rows
 
 FLAGS = (*SMALL, "--max-update", "4")
 MEMBERS = ("--members", "3", "--stages", "3")
@@ -226,6 +227,36 @@ def sweep_of_images_resumes_and_completes(cluster, folder, _):
     assert {len(Run.read(place / name).rows) for name in names} == {4}
 
 
+def own_trainer_is_requeued_and_goes_on(cluster, folder, expected):
+    """One of two members gets the signal of a time limit, saves, exits with 75 and resumes."""
+    (folder / "beside.py").write_text(BESIDE)
+    (folder / "my_trainer.py").write_text(TRAINER)
+
+    def train(out: str, *words: str, **settings: str) -> subprocess.Popen:
+        given = [expected["stream"], "--learner", "ens", "--stages", "2", "--out", out, *words]
+        given += ["--trainer", f"{sys.executable} my_trainer.py"]
+        return subprocess.Popen(
+            [sys.executable, "-m", "alma", "train", *map(str, given)],
+            cwd=folder,
+            env=cluster.environment | {"PYTHONPATH": str(ROOT)} | settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    finish(train("local"), timeout=600)
+    process = train("run", "--cluster", "slurm", "--gpus-per-node", "0", "--wait", SLOW="2")
+    model = folder / "run/stage_01/member_1/model/model.txt"
+    cluster.until(lambda: model.exists() and "megabatch_01" in model.read_text(), timeout=300)
+    (job,) = (job for job in queue.read_jobs(folder / "run") if job.name.startswith("stage 1, member 2"))
+    cluster.run("scancel", "--signal=USR2", job.job_id)  # as SLURM does before a timeout
+    finish(process, timeout=600)
+    assert cluster.jobs()[job.job_id]["Restarts"] == "1"
+    (log,) = model.parent.parent.glob("*.log")
+    assert log.read_text().count("num_updates") == 3  # no update is repeated
+    assert rows(str(folder / "run")) == rows(str(folder / "local"))
+
+
 SCENARIOS = (  # the longest first
     timed_out_saves_and_resumes,
     sweep_of_images_resumes_and_completes,
@@ -233,6 +264,7 @@ SCENARIOS = (  # the longest first
     preempted_by_the_signal_asked_for,
     node_goes_down,
     slurmstepd_is_killed,
+    own_trainer_is_requeued_and_goes_on,
     killed_member_stops_its_dependents_only,
     stages_of_members_are_arrays_of_nodes,
     failed_jobs_are_resubmitted_while_others_run,
@@ -241,20 +273,20 @@ SCENARIOS = (  # the longest first
 
 def uninterrupted(folder: Path) -> dict[str, list[dict]]:
     """Rows of runs on this machine."""
-    rows = {}
+    found = {}
     for learner in ("gmoe", "ens", "gens"):
         local = make(folder / learner, learner=learner)
         local.run(*(MEMBERS if learner == "ens" else ("--stages", "3")), flags=FLAGS)
-        rows[learner] = local.rows
-    return rows
+        found[learner] = local.rows
+    return found
 
 
 @pytest.fixture(scope="module")
-def outcomes(request, cluster, tmp_path_factory):
+def outcomes(request, cluster, stream, tmp_path_factory):
     """The future of each scenario that is to be tested."""
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = [each.params["scenario"] for each in parameters if each and "scenario" in each.params]
-    expected = uninterrupted(tmp_path_factory.mktemp("local"))
+    expected = uninterrupted(tmp_path_factory.mktemp("local")) | {"stream": stream}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         yield {
             scenario: pool.submit(scenario, cluster, tmp_path_factory.mktemp("run"), expected)

@@ -239,10 +239,29 @@ def test_plain_torch_learns(train):
 
 
 def test_hugging_face_learns(train):
-    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
     words = ("--learner", "sm", "--waiting-time", "3", "--budget", "updates=20", "--out", "run")
     train(*words, trainer=f"{EXAMPLES}/hugging_face.py")
     assert rows()[-1]["value"] < 0.9 * rows()[0]["value"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_hugging_face_goes_on_from_a_checkpoint(train, stream, number):
+    pytest.importorskip("accelerate")
+    trainer = f"{EXAMPLES}/hugging_face.py"
+    words = ("--learner", "sm", "--waiting-time", "3", "--budget", "updates=60", "--out")
+    train(*words, "whole", trainer=trainer)
+    command = [sys.executable, "-m", "slurm.launch", str(stream), *words, "killed"]
+    command += ["--trainer", f"{sys.executable} {trainer}"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    while not Path("killed/stage_00/model/checkpoint-20/trainer_state.json").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    process.communicate()
+    train(*words, "killed", trainer=trainer)
+    assert rows("killed") == rows("whole")
 
 
 def test_fairseq_as_a_trainer_has_the_rows_of_sm(train, stream, monkeypatch):
