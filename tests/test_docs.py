@@ -224,7 +224,7 @@ def test_documented_keys_of_image_runs(tmp_path):
 
     settings = {
         "moe": {"average": 0.5, "command": "alma images"},
-        "ens": {"combine": "vote", "bootstrap": True},
+        "ens": {},
         "gens": {"experts": 2},
         "gmoe": {"lr_scheduler": "linear"},
         "umix": {"replay_share": 0.5, "replay_from": "recent", "amp": "bf16"},

@@ -22,9 +22,8 @@ _LOADER = Path(__file__).with_name("loader.py")
 def config_of(learner: "Learner", data: "Dataset", name: str) -> dict[str, Any]:
     """What loader.py reads. UserError: it cannot load such a model."""
     settings: Any = learner.settings
-    if name not in ("sm", "ens", "umix") or getattr(settings, "combine", "mean") != "mean":
-        those = "sm, ens and umix can, without --combine vote; `alma predict` takes all"
-        raise UserError(f"{name} cannot be exported: {those}")
+    if name not in ("sm", "ens", "umix"):
+        raise UserError(f"{name} cannot be exported: sm, ens and umix can; `alma predict` takes all")
     model, average = learner.deployed, {"mean": "logits", "sum": "sum", None: "probabilities"}
     layers = [key.removesuffix(".weight") for key in model.state_dict() if key.endswith(".weight")]
     if settings.arch == "vgg":

@@ -78,7 +78,6 @@ class Drawing:
 
     black: Tensor | float = 0.0  # pixel (channels,) that pads images in augmentation
     replay: Replay | None = None  # draws each epoch; None: all examples
-    resamples: Tensor | None = None  # (M, n): what each member has in place of each example
 
 
 ALL_EXAMPLES = Drawing()
@@ -232,9 +231,9 @@ def minibatches(
     If one minibatch holds all examples, their order is kept, but not with replay. A last minibatch of one
     example would have no batch statistics, so it joins the one before.
     """
-    replay, resamples = drawing.replay, drawing.resamples
+    replay = drawing.replay
     n, size = replay.new if replay else len(examples.labels), settings.batch_size
-    if n <= size and not settings.augment and not replay and resamples is None:
+    if n <= size and not settings.augment and not replay:
         yield examples.part(0, n)
         return
     if replay:
@@ -242,8 +241,6 @@ def minibatches(
     else:
         orders = [torch.arange(n) if n <= size else torch.randperm(n, generator=g) for g in generators]
     chosen = torch.stack(orders)
-    if resamples is not None:
-        chosen = resamples.gather(1, chosen)
     pieces = list(chosen.to(examples.labels.device).split(size, 1))
     if n > size and pieces[-1].shape[1] == 1:
         pieces[-2:] = [torch.cat(pieces[-2:], 1)]

@@ -10,9 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from alma.stages import stages
 from tests.vision.conftest import CPU
 from vision.data import MegaBatchStream, StageData
-from vision.examples import Examples
 from vision.learners import LEARNERS, resolve
-from vision.train import fit, loss_of
+from vision.train import loss_of
 
 STREAM = MegaBatchStream("digits", 12)
 SCHEDULE = stages(12, 2)
@@ -97,79 +96,11 @@ def test_members_have_separate_orders_and_augmentation_unless_shared(options, al
     assert all(torch.equal(*values) for values in ens.model.state_dict().values()) == alike
 
 
-@pytest.mark.parametrize("batch_size", [16, 1000])
-def test_bagging_trains_as_its_members_one_by_one_on_their_resamples(batch_size):
-    """Stage 1 has two mega-batches: each resample has as many examples of each, some more than once."""
-    chosen = {"optimizer": "sgd", "lr": 0.1, "batch_size": batch_size, "select": "last"}
-    ens = learner("ens", members=3, bootstrap=True, **chosen)
-    drawn = ens.resamples(1, DATA)
-    sizes = DATA.sizes(1)
-    assert list(sizes) == [3, 4]
-    for member in drawn:
-        assert (
-            (member < sizes[3]).sum() == sizes[3] < len(member.unique()) < len(member) == sum(sizes.values())
-        )
-    assert len({tuple(member.tolist()) for member in (*drawn, *ens.resamples(0, DATA))}) == 6
-    assert torch.equal(learner("ens", members=3, bootstrap=True).resamples(1, DATA), drawn)
-    assert not torch.equal(learner("ens", seed=1, members=3, bootstrap=True).resamples(1, DATA), drawn)
-    images, labels = DATA.train(1)
-    alone = []
-    for member, indices in enumerate(drawn):
-        model = learner("sm").backbone()
-        model.load_state_dict({k: v[member : member + 1] for k, v in ens.model.state_dict().items()})
-        order = ens.generator_for("order", *([member] if member else []))
-        own = Examples(images[indices].contiguous(memory_format=torch.channels_last), labels[indices])
-        fit(model, own, DATA.valid(1), ens.settings, [order])
-        alone.append(model.state_dict())
-    ens.train(1, DATA)
-    for name, together in ens.model.state_dict().items():
-        torch.testing.assert_close(together, torch.cat([each[name] for each in alone]), atol=1e-5, rtol=1e-4)
-
-
-def test_a_replayed_megabatch_keeps_its_resample():
-    ens = learner("ens", members=2, bootstrap=True)
-    own, size = ens.resamples(0, DATA), sum(DATA.sizes(0).values())
-    replayed = ens.resamples(1, StageData(STREAM, stages(12, 2, True), CPU))
-    assert torch.equal(replayed[:, :size], own)
-    share = StageData(STREAM, stages(12, 2, replay_from="all"), CPU, 0.5)
-    ens.train(1, share)
-    assert torch.equal(ens.resamples(1, share), replayed)
-
-
-def test_the_majority_decides_and_the_mean_only_between_tied_classes():
-    """Each example: the members' probabilities of some classes, the winner by vote, and by mean."""
-    examples = (
-        (({0: 0.4}, {0: 0.4}, {1: 0.9}, {2: 0.8}), 0, 1),
-        (({3: 0.4, 9: 0.39}, {3: 0.4, 9: 0.39}, {4: 0.41, 9: 0.39}, {4: 0.4, 9: 0.39}), 4, 9),
-        (({5: 0.4}, {6: 0.4}, {7: 0.9}, {8: 0.4}), 7, 7),
-        (({2: 0.3}, {2: 0.3}, {2: 0.3}, {1: 0.99}), 2, 1),
-    )
-    probabilities = torch.zeros(4, 10, len(examples))
-    for example, (members, _, _) in enumerate(examples):
-        for member, given in enumerate(members):
-            probabilities[member, :, example] = (1 - sum(given.values())) / (10 - len(given))
-            probabilities[member, list(given), example] = torch.tensor(list(given.values()))
-    vote, mean = learner("ens", members=4, combine="vote"), learner("ens", members=4)
-    logits = probabilities.log() + 3
-    for subject, column in ((vote, 1), (mean, 2)):
-        expected = [example[column] for example in examples]
-        assert subject.scores(logits).argmax(0).tolist() == expected
-        assert subject.choice(logits, subject.log_probabilities(logits)).tolist() == expected
-        subject.train(0, DATA)
-    assert vote.valid["loss"] == mean.valid["loss"]
-    ballots = vote.model(TEST.images).argmax(1)
-    counts = torch.stack([(ballots == label).sum(0) for label in range(10)])
-    clear = counts.amax(0) > 2
-    assert torch.equal(vote.predict(TEST, {})[0][clear], counts.argmax(0)[clear])
-    assert not torch.equal(vote.predict(TEST, {})[0], mean.predict(TEST, {})[0])
-
-
-@pytest.mark.parametrize("name", ["sm", "ens", "ens, vote", "umix", "gens", "gmoe"])
+@pytest.mark.parametrize("name", ["sm", "ens", "umix", "gens", "gmoe"])
 def test_the_validation_score_is_that_of_the_deployed_predictor(name):
     """The loss is that of the members' mean probabilities, the error that of `predict`."""
-    name, _, vote = name.partition(", ")
     assert learner(name).valid is None
-    subject = trained(name, 2, **({"combine": vote} if vote else {}))
+    subject = trained(name, 2)
     images, labels = DATA.valid(1)
     models = subject.members if name == "gens" else [subject.model]
     probabilities = torch.cat([model(images).detach().softmax(1) for model in models]).mean(0)

@@ -105,8 +105,8 @@ def test_settings_without_effect_are_not_recorded():
     assert not gates & settings_of("gens").config().keys()
     assert gates <= settings_of("gens", experts=2).config().keys()
     assert gates <= settings_of("gmoe").config().keys()
-    assert not {"combine", "bootstrap", "amp", "average"} & settings_of("ens").config().keys()
-    assert settings_of("ens", combine="vote").config()["combine"] == "vote"
+    assert not {"amp", "average"} & settings_of("ens").config().keys()
+    assert settings_of("ens", amp="bf16").config()["amp"] == "bf16"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,6 @@ def test_settings_without_effect_are_not_recorded():
     [
         ("gens", {"experts": 2, "gate": "hard"}),
         ("gens", {"from_scratch": False, "average": 0}),
-        ("ens", {"bootstrap": False, "member_order": "shared"}),
         ("sm", {"lr": 1, "weight_decay": 0}),
     ],
 )
@@ -143,12 +142,7 @@ REFUSED = [
     ("gens", {"average": 0.5}, "each member is trained in one stage only"),
     ("gens", {"gate": "hard"}, "--gate does not apply to gens: its members have gates only with --experts 2"),
     ("gens", {"from_scratch": True}, "--from-scratch does not apply to gens: every stage adds"),
-    ("umix", {"combine": "vote"}, "--combine does not apply to umix: it is a setting of ens"),
-    (
-        "ens",
-        {"bootstrap": True, "member_order": "shared"},
-        "--bootstrap does not apply to ens: --member-order",
-    ),
+    ("umix", {"member_order": "own"}, "--member-order does not apply to umix: it is a setting of ens"),
     ("nobody", {}, "'nobody': choose from sm, ens"),
     ("sm", {"members": 3}, "--members does not apply to sm: it is a setting of ens, umix"),
     ("sm", {"wrong": 1}, "wrong is not a setting"),

@@ -29,7 +29,6 @@ KINDS = {
     "sm": ("sm", {"augment": True}),
     "ens": ("ens", {"members": 2, "augment": True}),
     "ens, shared order": ("ens", {"members": 3, "member_order": "shared", "average": "poly:4"}),
-    "ens, bagging and vote": ("ens", {"members": 2, "bootstrap": True, "combine": "vote"}),
     "umix": ("umix", {"members": 2, "average": 0.5}),
     "sm, average of epochs": ("sm", {"average": "poly:8"}),
     "gmoe, average of epochs": ("gmoe", {"average": "poly:8"}),
@@ -45,7 +44,7 @@ KINDS = {
 }
 REPLAYS = {
     "sm, replay": ("sm", {"replay_share": 0.5, "augment": True}),
-    "ens, replay": ("ens", {"members": 2, "replay_share": 0.3, "replay_from": "recent", "bootstrap": True}),
+    "ens, replay": ("ens", {"members": 2, "replay_share": 0.3, "replay_from": "recent"}),
 }
 GATED = ("gens of mixtures", "gmoe", "gmoe, flat", "moe")
 

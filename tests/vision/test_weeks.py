@@ -202,7 +202,7 @@ def of_the_past(made):
 
 LEARNERS = {
     "sm": {"average": "poly:2", "replay_share": 0.5},
-    "ens": {"members": 2, "bootstrap": True},
+    "ens": {"members": 2},
     "umix": {"members": 2, "average": 0.5},
     "gens": {},
     "gmoe": {"router": "flat", "average": "poly:2"},

@@ -112,7 +112,7 @@ class Learner:
 
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
-        drawing = Drawing(data.black, data.replay(index), self.resamples(index, data))
+        drawing = Drawing(data.black, data.replay(index))
         every_epoch = self.average if self.average and self.average.every_epoch else None
         options = self.settings, self.generators, drawing, progress, callback, every_epoch
         flops = fit(self.model, train, valid, *options)
@@ -128,10 +128,6 @@ class Learner:
         if self.settings.from_scratch:
             self.reset(index)
         return {}
-
-    def resamples(self, index: int, data: "StageData") -> "Tensor | None":
-        """Indices (M, n) of the training examples of stage `index` that each member sees; None: all once."""
-        return None
 
     def finish(self) -> None:
         """Called after the training of a stage."""
@@ -167,9 +163,8 @@ class Learner:
         from vision.train import evaluate
 
         def judge(images: "Tensor") -> "Tensor":
-            logits = self.votes(model, images)
-            log_probabilities = self.log_probabilities(logits)
-            return torch.cat([log_probabilities, self.choice(logits, log_probabilities)[None]])
+            log_probabilities = self.log_probabilities(self.votes(model, images))
+            return torch.cat([log_probabilities, log_probabilities.argmax(0)[None]])
 
         return evaluate(model, examples, judge)
 
@@ -184,10 +179,6 @@ class Learner:
     def log_probabilities(self, logits: "Tensor") -> "Tensor":
         """Voters' logits (V, C, n) -> logarithm of the mean of their probabilities (C, n)."""
         return logits.log_softmax(1).logsumexp(0) - math.log(len(logits))
-
-    def choice(self, logits: "Tensor", log_probabilities: "Tensor") -> "Tensor":
-        """Predicted classes (n,) from voters' logits (V, C, n) and their `log_probabilities` (C, n)."""
-        return log_probabilities.argmax(0)
 
     @property
     def parameters(self) -> int:

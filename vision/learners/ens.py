@@ -1,18 +1,12 @@
 """Ensembles of a fixed number of networks (section 4.1). Ens averages the probabilities of independently
 trained networks; UMix, a uniform mixture, averages the logits of jointly trained ones."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from alma.options import CHANGED, option
+from alma.options import option
 from vision.learners.base import Learner
 from vision.presets import Settings
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from vision.data import StageData
 
 
 @dataclass(frozen=True)
@@ -29,32 +23,13 @@ class EnsSettings(MemberSettings):
     member_order: str = option(
         "own", "order of minibatches and augmentation: one per member, or shared", choices=("own", "shared")
     )
-    combine: str = option(
-        "mean",
-        "prediction: from the mean of the members' probabilities, or by majority vote; ties go to the mean",
-        choices=("mean", "vote"),
-        record=CHANGED,
-    )
-    bootstrap: bool = option(
-        False,
-        "bagging: each member trains on its own resample of each mega-batch, of equal size, with replacement",
-        record=CHANGED,
-    )
-
-    @classmethod
-    def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
-        """A shared order gives all members the same minibatches."""
-        if name == "bootstrap" and chosen[name] and chosen.get("member_order") == "shared":
-            return "--member-order shared gives all members the same minibatches"
-        return super().conflict(name, chosen)
 
 
 class Ens(Learner):
     """An ensemble of networks, trained independently on the same data.
 
     Members are computed together. Each has initial weights and by default an order of minibatches of its
-    own, and keeps its own best epoch. Member 0 starts as `sm` does. Bagging and majority vote are those of
-    section 4.2, footnote 2.
+    own, and keeps its own best epoch. Member 0 starts as `sm` does.
     """
 
     settings_class = EnsSettings
@@ -68,39 +43,6 @@ class Ens(Learner):
     def build(self, structure: dict[str, Any]) -> Any:
         """A stack of networks, each a voter."""
         return self.backbone(self.settings.members)
-
-    def resamples(self, index: int, data: "StageData") -> "Tensor | None":
-        """With `bootstrap`, indices (M, n) of each member's training examples: each mega-batch resampled with
-        replacement, at its own size. A replayed mega-batch keeps the resample of its own stage."""
-        if not self.settings.bootstrap:
-            return None
-        import torch
-
-        sizes, drawn = data.sizes(index), []
-        for member in range(self.settings.members):
-            start = 0
-            for t, size in sizes.items():
-                generator = self.generator_for("bootstrap", member, t)
-                drawn.append(start + torch.randint(size, (size,), generator=generator))
-                start += size
-        return torch.cat(drawn).view(self.settings.members, -1)
-
-    def scores(self, logits: "Tensor") -> "Tensor":
-        """As the base class; with `combine` "vote", minus infinity for classes without the most votes."""
-        means = super().scores(logits)
-        if self.settings.combine == "mean":
-            return means
-        import torch
-        from torch.nn import functional as F
-
-        votes = F.one_hot(logits.argmax(1), self.classes).sum(0).t()  # (C, n)
-        return means.where(votes == votes.amax(0), -torch.inf)
-
-    def choice(self, logits: "Tensor", log_probabilities: "Tensor") -> "Tensor":
-        """As the base class, or by vote."""
-        if self.settings.combine == "mean":
-            return super().choice(logits, log_probabilities)
-        return self.scores(logits).argmax(0)
 
 
 @dataclass(frozen=True)
