@@ -97,6 +97,8 @@ def run(
         temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
         record.note(images=stream.dataset.preparation)
         if _complete(record, len(schedule)):
+            if save_stages and not any(directory.glob("stage_*.pt")):
+                raise UserError(f"{directory} is complete without models of its stages: give another --out")
             return record
         if command:
             record.note(command=command)
@@ -309,7 +311,11 @@ class _Trainer:
         error, self._matrix = self._errors(predicted)
         if self.metric:
             score = self.metric(predicted.cpu(), self._test.labels.cpu())
-            if not math.isfinite(score):
+            try:
+                finite = math.isfinite(score)
+            except TypeError:
+                finite = False
+            if not finite:
                 raise UserError(f"metric {_name(self.metric)} is {score}: give a finite number")
             self._scores = {_name(self.metric): float(score)}
         if learner.average:

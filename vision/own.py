@@ -71,8 +71,8 @@ def _arrays(data: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
         items = [(_bytes_of(image, what), np.asarray(label)) for image, label in pairs]
         images, labels = zip(*items, strict=True)
         y = np.array(labels)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{what} ({error}): give images, each with a label") from None
+    except (TypeError, ValueError, LookupError) as error:
+        raise UserError(f"{what} ({error!r}): give images, each with a label") from None
     if len(sizes := sorted({image.shape for image in images})) > 1:
         raise UserError(f"{what} has images of several sizes, such as {sizes[0]} and {sizes[-1]}: scale them")
     return np.stack(images), y
@@ -93,7 +93,10 @@ def _bytes_of(image: Any, what: str) -> np.ndarray:
 
 def _periods(dates: Any, count: int) -> list[np.ndarray]:
     """Indices of the images of each period, in the order of the periods."""
-    when = np.asarray(dates)
+    try:
+        when = np.asarray(dates)
+    except ValueError:  # ragged
+        when = np.empty(0)
     with suppress(ValueError, TypeError):  # of "Jan" or "2024-9"; "": None has no first moment
         when = np.array([interval(x)[0] for x in when], "M8[s]") if when.dtype.kind == "U" else when  # type: ignore[index]
     if when.shape != (count,) or when.dtype.kind not in "iuM" or any(when != when):  # NaT

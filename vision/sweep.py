@@ -156,6 +156,8 @@ def _job(
             raise UserError(f"--cache-images: --scenario {point['scenario']} has changed images in memory")
         dataset["cache_images"] = section.cache_images
     presets.check_dataset(**dataset)
+    if not section.save_interval >= 0:
+        raise UserError(f"--save-interval {section.save_interval:g}: give seconds from 0 on")
     options = {name: value for name, value in point.items() if name not in _OF_THE_STREAM}
     options |= {name: getattr(section, name) for name in ("device", "save_interval", "save_stages")}
     # The command has the settings that were given for this run.

@@ -236,3 +236,10 @@ def test_wrong_settings_are_one_clear_line_and_leave_nothing(tmp_path, options, 
     with pytest.raises(UserError, match=message):
         play(tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_complete_run_without_models_of_its_stages_cannot_give_them(tmp_path, refused):
+    play(tmp_path / "kept", save_stages=True)
+    play(tmp_path / "kept", save_stages=True)
+    play(tmp_path / "run")
+    assert "give another --out" in refused(play, tmp_path / "run", save_stages=True)

@@ -85,6 +85,8 @@ def test_each_period_is_a_mega_batch_with_a_test_set_of_its_own():
         ((PIXELS, ["a"] * 40), {}, "<U1"),
         (TensorDataset(PIXELS), {}, "give images, each with a label"),
         ((PIXELS[:0], LABELS[:0]), {}, "give images, each with a label"),
+        ({"images": PIXELS, "labels": LABELS}, {}, "give images, each with a label"),
+        ((PIXELS, LABELS), {"dates": [[2024], 2025] * 20}, "give the period of each of 40 images"),
         ((PIXELS, LABELS), {"dates": DATES[1:]}, "give the period of each of 40 images"),
         ((PIXELS, LABELS), {"dates": [None] * 40}, "give the period of each of 40 images"),
         ((PIXELS, LABELS), {"dates": ["2024-9"] * 20 + ["2024-10"] * 20}, "or '2024-03'"),
@@ -194,8 +196,10 @@ def test_a_network_that_does_not_fit_starts_nothing(tmp_path, refused, learner, 
 
 
 def test_a_metric_that_is_no_number_is_one_line(tmp_path, refused):
-    stream, options = Stream.from_dataset((PIXELS, LABELS), megabatches=2), {"metric": lambda *_: np.nan}
-    assert "<lambda> is nan" in refused(run, stream, "sm", tmp_path, arch="mlp", **options, **QUICK)
+    stream = Stream.from_dataset((PIXELS, LABELS), megabatches=2)
+    for answer in (np.nan, None):
+        options = {"metric": lambda *_, answer=answer: answer, "arch": "mlp"} | QUICK
+        assert f"<lambda> is {answer}" in refused(run, stream, "sm", tmp_path, **options)
 
 
 def test_another_network_or_metric_is_another_run(tmp_path, refused):

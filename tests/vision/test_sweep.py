@@ -163,6 +163,7 @@ def test_bad_experiments_are_one_clear_line(folder, text, message):
         ("--image-size 8,0", "--image-size 0: at least 1"),
         ("--image-size 8 --resize-size 9,4", "--resize-size 4: at least --image-size"),
         ("--cache-images there", "--cache-images needs --dataset folder"),
+        ("--save-interval -1", "--save-interval -1: give seconds from 0 on"),
         ("--waiting-time 1,21", "waiting time 21 is longer"),
         ("--waiting-time 0 --preset draft --learner gmoe", "waiting time 0: use 1"),
         ("--replay-share 0,2", "--replay-share 2.0: a share"),
