@@ -5,8 +5,7 @@ on the part has it: any mega-batch of an i.i.d. stream; in an ordered one those 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,12 +27,10 @@ Contamination. {N}-grams: share of the {N}-grams of words of a held-out part tha
 {{where}}; documents: share of its documents with more than {MOSTLY:.0%} of their {N}-grams there."""
 
 
-@dataclass(frozen=True)
-class Contamination:
+class Contamination(NamedTuple):
     """Of a held-out part."""
 
     part: str
-    words: int  # n-grams that were looked up
     seen: float  # share of them that occur in the training data
     seen_documents: float  # share of the documents with an n-gram of which more than MOSTLY are seen
 
@@ -61,7 +58,7 @@ def contamination(stream: Stream, workers: Workers) -> list[Contamination]:
         counts, of_document = np.bincount(documents), np.bincount(documents, hits)
         mostly = of_document[counts > 0] > MOSTLY * counts[counts > 0]
         shares = [float(each.mean()) if len(each) else 0.0 for each in (hits, mostly)]
-        made.append(Contamination(part.name, len(documents), *shares))
+        made.append(Contamination(part.name, *shares))
     return made
 
 
@@ -71,12 +68,9 @@ def report(stream: Stream, workers: Workers) -> str:
     rows = [["", f"{N}-grams", "documents"]]
     rows += [[each.part, f"{each.seen:.1%}", f"{each.seen_documents:.1%}"] for each in found]
     where = "up to its mega-batch" if stream.ordered else "of all mega-batches"
-    lines = [NOTES.format(where=where), as_text(rows)]
-    if dropped := near_dropped([stream.corpus, *(each["corpus"] for each in stream.appended)]):
-        lines.append(f"Dropped: {dropped}.")
-    else:
-        lines.append("Near duplicates were kept; `alma data --near-duplicates drop` leaves them out.")
-    return "\n".join(lines)
+    near = near_dropped([stream.corpus, *(each["corpus"] for each in stream.appended)])
+    kept = "Near duplicates were kept; `alma data --near-duplicates drop` leaves them out."
+    return "\n".join([NOTES.format(where=where), as_text(rows), f"Dropped: {near}." if near else kept])
 
 
 def near_dropped(corpora: Sequence[Mapping[str, Any]]) -> str:
@@ -105,15 +99,13 @@ def seen(path: str, held_out_paths: list[str], spelling: Spelling, limit: int) -
 
 def held_out(path: str, spelling: Spelling, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """The first `limit` n-grams of a part, and the number of the document of each."""
-    found = [(np.zeros(0, np.uint64), np.zeros(0, np.int64))]
-    left = limit
-    for hashes, documents in part_n_grams(path, spelling):
-        found.append((hashes[:left], documents[:left]))
-        left -= len(hashes)
-        if left <= 0:
+    hashes, documents = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    for block, numbers in part_n_grams(path, spelling):
+        hashes.append(block)
+        documents.append(numbers)
+        if sum(map(len, hashes)) >= limit:
             break
-    hashes, documents = map(np.concatenate, zip(*found, strict=True))
-    return hashes, documents
+    return np.concatenate(hashes)[:limit], np.concatenate(documents)[:limit]
 
 
 def part_n_grams(path: str, spelling: Spelling) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -52,7 +52,8 @@ class Wanted:
     @property
     def parts(self) -> dict[str, list[int]]:
         """The parts of the stream in the order of stream.json, with the numbers of their splits."""
-        return {name: [number] for number, name in enumerate(self.names)}
+        names = self.names
+        return {name: [number for number, own in enumerate(names) if own == name] for name in names}
 
     @property
     def pools(self) -> list[int]:

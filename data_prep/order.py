@@ -62,8 +62,7 @@ class Ordered(Wanted):
     @property
     def parts(self) -> dict[str, list[int]]:
         """The parts, with the numbers of their splits; additions have no mixed parts."""
-        names, count = self.names, self.mega_batches
-        parts = {name: [n for n, own in enumerate(names) if own == name] for name in names}
+        count, parts = self.mega_batches, super().parts
         if not self.first:
             parts |= {name: list(range(role * count, (role + 1) * count)) for name, role in _MIXED.items()}
         return parts
@@ -75,11 +74,6 @@ class Ordered(Wanted):
     @cached_property
     def _batches(self) -> dict[str, int]:
         return {name: t for t, names in enumerate(self.order) for name in names}
-
-    def title(self, t: int) -> str:
-        """What a message calls mega-batch t."""
-        name = f"megabatch_{self.first + t:02d}"
-        return f"{name} ({self.period(name) or ', '.join(self.order[t])})"
 
     @property
     def pools(self) -> list[int]:
@@ -105,7 +99,9 @@ class Ordered(Wanted):
             pool = corpus.pool(t)
             pools.append(pool)
             if pool.words < self.needed:
-                small.append(f"{self.title(t)} has {pool.words:,}")
+                name = self.names[t]
+                of = self.period(name) or ", ".join(self.order[t])
+                small.append(f"{name} ({of}) has {pool.words:,}")
                 continue
             try:
                 spans += self._spans(pool, t, corpus)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
 from data_prep import cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
+from data_prep.compressed import Skipped
 from data_prep.cut import Wanted
 from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
@@ -25,7 +27,7 @@ from data_prep.plan import CorpusPlan
 from data_prep.work import Task, Work, Workspace, join_files, read_arrays, read_json
 
 _LAYOUT = 10  # version of the work directory; increase it when files of older code cannot be used
-_SKIPS = 1000  # skipped documents that stream.json lists
+_SKIPS, _SHOWN = 1000, 3  # skipped documents that stream.json lists, and that its summary has
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,19 @@ def make_stream(settings: StreamSettings, out: Path, work: Work) -> Stream:
     ours = is_stream(out) or install.works(out) or any(out.glob(f".*{install.WORK}*.tmp"))
     if not ours and any(path.name != LOCK for path in out.iterdir()):
         raise UserError(f"{out}: not empty and no stream; choose another --out")
-    if is_stream(out) and not install.leftovers(out):  # nothing to write, so `out` may be read-only
-        return _finished(Stream.load(out), settings.seed, record)
-    with locked(out):
-        install.recover(out)
-        if not is_stream(out):
-            return _make(settings, record, out, work)
-        install.remove_others(out)
-        return _finished(Stream.load(out), settings.seed, record)
+    if not is_stream(out) or install.leftovers(out):  # else nothing is written: `out` may be read-only
+        with locked(out):
+            install.recover(out)
+            if not is_stream(out):
+                return _make(settings, record, out, work)
+            install.remove_others(out)
+    stream = Stream.load(out)
+    made = {"seed": stream.seed, **stream.settings}
+    if changed := sorted(differing([made, {"seed": settings.seed, **record}])):
+        others = f"made with other settings ({', '.join(changed)})"
+        raise UserError(f"{out}: holds a stream {others}; choose another --out")
+    _say_finished(stream)
+    return stream
 
 
 def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Work) -> Stream:
@@ -115,15 +122,6 @@ def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Wo
         if changed := install.wrong_size(stream.parts, out):
             raise UserError(f"{changed}: damaged; restore the file, or make the stream anew")
         return _make(settings, record, out, work, stream)
-
-
-def _finished(stream: Stream, seed: int, record: dict[str, Any]) -> Stream:
-    """The stream in --out. UserError: it was made with other settings."""
-    if changed := sorted(differing([{"seed": stream.seed, **stream.settings}, {"seed": seed, **record}])):
-        settings = f"made with other settings ({', '.join(changed)})"
-        raise UserError(f"{stream.directory}: holds a stream {settings}; choose another --out")
-    _say_finished(stream)
-    return stream
 
 
 def _say_finished(stream: Stream) -> None:
@@ -293,9 +291,14 @@ def _corpus_record(
         words = planned.source_words.sum(1)[: wanted.mega_batches]
         corpus["spread"] = float((words.max() - words.min()) / wanted.words)
     corpus["longest_document"] = planned.longest
-    if skips := sorted(scan.skips(space, shards)):
-        first = [str(skip) for skip in skips[:_SKIPS]]
-        corpus["skipped"] = {"summary": documents.skipped_summary(skips), "first": first}
+    paths = [space.file("skipped", number, "json") for number in range(shards)]
+    if skips := sorted(Skipped(*fields) for path in paths if path.exists() for fields in read_json(path)):
+        listed = list(map(str, skips[:_SKIPS]))
+        skips = sorted(set(skips))
+        reasons = Counter(skip.reason.split(" (")[0] for skip in skips)
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
+        shown = ", ".join([*map(str, skips[:_SHOWN]), *["..."] * (len(skips) > _SHOWN)])
+        corpus["skipped"] = {"summary": f"skipped bad input: {counts}; {shown}", "first": listed}
     return corpus
 
 

@@ -113,7 +113,8 @@ class Encoder(ABC):
             words += self._cut(text)
             words += (END, END)
             items.append(text.count("\n") + 2)
-        ids = self._ids_of(words)
+        blocks = (self._look_up(words[i : i + _BLOCK]) for i in range(0, len(words), _BLOCK))
+        ids = np.concatenate([np.zeros(0, self.dtype), *blocks])
         ends = np.flatnonzero(ids == EOS)
         empty = np.diff(ends, prepend=-1) == 1
         empty[np.cumsum(items, dtype=int) - 1] = False
@@ -130,11 +131,6 @@ class Encoder(ABC):
     def _encode_words(self, words: list[str]) -> list[bytes]:
         """The fairseq ids of each word."""
         return [self._ids[self._tokenize(word)].tobytes() for word in words]
-
-    def _ids_of(self, words: list[str]) -> np.ndarray:
-        """(tokens,) the ids of words."""
-        blocks = (self._look_up(words[i : i + _BLOCK]) for i in range(0, len(words), _BLOCK))
-        return np.concatenate([np.zeros(0, self.dtype), *blocks])
 
     def _look_up(self, words: list[str]) -> np.ndarray:
         """The ids of words: joined from the cache with a hole for each new word, which is then filled."""

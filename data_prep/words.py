@@ -30,13 +30,6 @@ def hash_bytes(text: bytes) -> np.uint64:
     return (codes * _powers(len(text))).sum(dtype=np.uint64)
 
 
-def hash_pieces(codes: np.ndarray, sizes: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """(words,) hashes of words that begin at `starts` of their pieces: `hash_bytes` and bytes of each."""
-    offsets = np.cumsum(sizes, dtype=np.int64) - sizes
-    offsets -= np.repeat(offsets[starts], np.diff(starts, append=len(sizes)))
-    return np.add.reduceat(codes * _powers(int(offsets.max()) + 1)[offsets], starts)
-
-
 def _powers(count: int) -> np.ndarray:
     powers = np.full(count, _PLACE)
     powers[:1] = 1
@@ -154,6 +147,9 @@ def word_blocks(path: str, spelling: Spelling) -> Iterator[tuple[np.ndarray, np.
             number = np.searchsorted(ends, start, "right")
             breaks = ends[number : np.searchsorted(ends, start + len(block), "left")] - start
             documents = number + np.searchsorted(breaks, at, "right")
-            is_word = np.add.reduceat(spelling.sizes[block], at) > 0  # not eos or a line break
-            hashes = hash_pieces(spelling.codes[block], spelling.sizes[block], at)
-            yield hashes[is_word], documents[is_word]
+            sizes = spelling.sizes[block]
+            is_word = np.add.reduceat(sizes, at) > 0  # not eos or a line break
+            offsets = np.cumsum(sizes, dtype=np.int64) - sizes
+            offsets -= np.repeat(offsets[at], np.diff(at, append=len(sizes)))  # of a token in its word
+            codes = spelling.codes[block] * _powers(int(offsets.max()) + 1)[offsets]
+            yield np.add.reduceat(codes, at)[is_word], documents[is_word]
