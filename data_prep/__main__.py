@@ -51,14 +51,12 @@ def parser() -> Parser:
         epilog=_EXAMPLES,
         allow_abbrev=False,
     )
-    made.add_argument(
-        "corpus",
-        nargs="+",
-        metavar="CORPUS",
-        help="PATH or NAME=PATH of a source: a file, a directory or a quoted pattern such as 'cc/**/*.gz'; "
-        f"files are {KNOWN}. NAME may repeat; its default is the name of the file or directory. Names that "
-        "begin with . or _ are skipped unless PATH contains them",
+    corpus = (
+        "PATH or NAME=PATH of a source: a file, a directory or a quoted pattern such as 'cc/**/*.gz'; files "
+        f"are {KNOWN}. NAME may repeat; its default is the name of the file or directory. Names that "
+        "begin with . or _ are skipped unless PATH contains them"
     )
+    made.add_argument("corpus", nargs="+", metavar="CORPUS", help=corpus)
 
     add = made.add_argument_group("text", "How files are read and cut into documents.").add_argument
     what = (
@@ -145,7 +143,6 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop workers or jobs, as on Ctrl-C
     resources.check_cluster(arguments)
     wanted = resources.read(arguments, USUAL)
-    # NumPy and SentencePiece take a while to import.
     from data_prep.cluster import ClusterWork
     from data_prep.describe import summary
     from data_prep.pipeline import append, make_stream

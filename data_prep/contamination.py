@@ -5,7 +5,7 @@ on the part has it: any mega-batch of an i.i.d. stream; in an ordered one those 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,7 @@ from data_prep.words import Spelling, n_grams, read_spelling, word_blocks
 from data_prep.work import run_all
 
 N = 8  # words of an n-gram
-
 MOSTLY = 0.8  # a document counts as seen if more than this share of its n-grams is
-
 SAMPLE = 1 << 23
 """n-grams of all held-out parts together. Of larger parts the beginnings count: their order is random."""
 
@@ -27,17 +25,10 @@ Contamination. {N}-grams: share of the {N}-grams of words of a held-out part tha
 {{where}}; documents: share of its documents with more than {MOSTLY:.0%} of their {N}-grams there."""
 
 
-class Contamination(NamedTuple):
-    """Of a held-out part."""
+def contamination(stream: Stream, workers: Workers) -> dict[str, list[float]]:
+    """By held-out part: shares of its n-grams that occur in the training data, and of its documents.
 
-    part: str
-    seen: float  # share of them that occur in the training data
-    seen_documents: float  # share of the documents with an n-gram of which more than MOSTLY are seen
-
-
-def contamination(stream: Stream, workers: Workers) -> list[Contamination]:
-    """Measure all held-out parts.
-
+    A document counts if more than MOSTLY of its n-grams are seen; those without an n-gram are left out.
     Memory of a process: about 0.5 GB for large held-out parts. UserError: damaged files.
     """
     spelling = read_spelling(stream)
@@ -48,7 +39,7 @@ def contamination(stream: Stream, workers: Workers) -> list[Contamination]:
     tasks = [(stream.path(part), paths, spelling, limit) for part in stream.megabatches]
     weights = [part.tokens for part in stream.megabatches]
     found = run_all(workers, "contamination", seen, tasks, weights, "token")
-    made, start = [], 0
+    shares, start = {}, 0
     for part, arrived in zip(parts, until, strict=True):
         _, documents = held_out(stream.path(part), spelling, limit)
         hits = np.zeros(len(documents), bool)
@@ -57,16 +48,15 @@ def contamination(stream: Stream, workers: Workers) -> list[Contamination]:
         start += len(documents)
         counts, of_document = np.bincount(documents), np.bincount(documents, hits)
         mostly = of_document[counts > 0] > MOSTLY * counts[counts > 0]
-        shares = [float(each.mean()) if len(each) else 0.0 for each in (hits, mostly)]
-        made.append(Contamination(part.name, *shares))
-    return made
+        shares[part.name] = [float(each.mean()) if len(each) else 0.0 for each in (hits, mostly)]
+    return shares
 
 
 def report(stream: Stream, workers: Workers) -> str:
     """The contamination of each held-out part as a table."""
     found = contamination(stream, workers)
     rows = [["", f"{N}-grams", "documents"]]
-    rows += [[each.part, f"{each.seen:.1%}", f"{each.seen_documents:.1%}"] for each in found]
+    rows += [[name, *(f"{share:.1%}" for share in shares)] for name, shares in found.items()]
     where = "up to its mega-batch" if stream.ordered else "of all mega-batches"
     near = near_dropped([stream.corpus, *(each["corpus"] for each in stream.appended)])
     kept = "Near duplicates were kept; `alma data --near-duplicates drop` leaves them out."

@@ -100,15 +100,13 @@ class Ordered(Wanted):
             pools.append(pool)
             if pool.words < self.needed:
                 name = self.names[t]
-                of = self.period(name) or ", ".join(self.order[t])
-                small.append(f"{name} ({of}) has {pool.words:,}")
+                small.append(f"{name} ({self.period(name) or ', '.join(self.order[t])}) has {pool.words:,}")
                 continue
             try:
                 spans += self._spans(pool, t, corpus)
+                corpus.taken[t] = pool.at(spans[-1].end).last
             except UserError as error:
                 problems.append(str(error))
-                continue
-            corpus.taken[t] = pool.at(spans[-1].end).last
         if small:
             parts = f"{self.eval_words:,} test + {self.valid_words:,} validation"
             parts += f" + {self.words or 1:,} training"
@@ -139,8 +137,7 @@ class Ordered(Wanted):
             at = next(number for number, span in enumerate(spans) if span.split == split)
             start = spans[at - 1].end if at else 0
             end = pool.nearest(size // self.mega_batches + pool.at(start).words)
-            mixed = min(max(end, start + 1), spans[at].end)
-            spans.insert(at, Span(t, split - self.mega_batches, mixed))
+            spans.insert(at, Span(t, split - self.mega_batches, min(max(end, start + 1), spans[at].end)))
         return spans
 
 
@@ -172,8 +169,7 @@ class Dated(Ordered):
 
     merge_small: bool = False
     """Merge a period that is too small with the next one, and the last with the one before."""
-    periods: list[str] = field(default_factory=list)
-    """The period of each mega-batch; merged ones as FIRST..LAST."""
+    periods: list[str] = field(default_factory=list)  # of each mega-batch; merged ones as FIRST..LAST
     remedy: ClassVar[str] = "merge periods with --merge-small, choose longer ones or ask for fewer words"
 
     def record(self) -> dict[str, Any]:

@@ -20,10 +20,8 @@ from alma.stream import VERSION, Part, Stream, is_stream
 from data_prep import cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
 from data_prep.compressed import Skipped
 from data_prep.cut import Wanted
-from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
 from data_prep.order import Dated, find_periods
-from data_prep.plan import CorpusPlan
 from data_prep.work import Task, Work, Workspace, join_files, read_arrays, read_json
 
 _LAYOUT = 10  # version of the work directory; increase it when files of older code cannot be used
@@ -37,7 +35,7 @@ class StreamSettings:
     files: list[tuple[str, str]]  # (source, path) of every corpus file
     wanted: Wanted
     seed: int
-    reader: Reader
+    reader: documents.Reader
     vocab_size: int | None  # tokens to train; None with a given `tokenizer`
     tokenizer: dict[str, str]
     """Paths of the files of a given tokenizer, by their names in the stream; empty: train one."""
@@ -142,19 +140,10 @@ def _make(
         join_files(directory / name, [given])
     space = Workspace(directory, settings.seed, settings.reader, settings.sources)
     corpus, parts = _run(space, settings, work, had, out)
-    made = {
-        role: tuple(part for part in parts if part.name.startswith(role))
-        for role in ("megabatch_", "test_", "valid_")
-    }
+    roles = ("megabatch_", "test_", "valid_")
+    batches, test, valid = (tuple(part for part in parts if part.name.startswith(role)) for role in roles)
     if before:
-        stream = replace(
-            before,
-            directory=space.finished,
-            megabatches=before.megabatches + made["megabatch_"],
-            appended=(*before.appended, {**record, "corpus": corpus}),
-            held_out=before.held_out + made["test_"],
-            held_out_valid=before.held_out_valid + made["valid_"],
-        )
+        stream = replace(before, appended=(*before.appended, {**record, "corpus": corpus}))
     else:
         by_name = {part.name: part for part in parts}
         stream = Stream(
@@ -162,15 +151,20 @@ def _make(
             version=VERSION,
             seed=settings.seed,
             vocab_size=len(encode.load_encoder(space.directory).tokens),
-            megabatches=made["megabatch_"],
+            megabatches=(),
             valid=by_name["valid"],
             test=by_name["test"],
             settings=record,
             files=encode.finalise_vocabulary(space),
             corpus=corpus,
-            held_out=made["test_"],
-            held_out_valid=made["valid_"],
         )
+    stream = replace(
+        stream,
+        directory=space.finished,
+        megabatches=stream.megabatches + batches,
+        held_out=stream.held_out + test,
+        held_out_valid=stream.held_out_valid + valid,
+    )
     stream.write()
     return install.install(space.directory, out)
 
@@ -268,7 +262,7 @@ def sort_documents(
     return count
 
 
-def plan_buckets(space: Workspace, wanted: Wanted, work: Work, count: int) -> CorpusPlan:
+def plan_buckets(space: Workspace, wanted: Wanted, work: Work, count: int) -> plan.CorpusPlan:
     """Run the stages cut and plan on `count` sorted ranges. UserError: see `Wanted.cut`."""
     work.run("cut", cut.cut_corpus, [Task(space.directory / cut.CUT, 1, (space, wanted, count))], "corpus")
     work.each("plan", plan.plan_range, space, "parts.npz", [(1,)] * count, "range", wanted)
@@ -276,7 +270,7 @@ def plan_buckets(space: Workspace, wanted: Wanted, work: Work, count: int) -> Co
 
 
 def _corpus_record(
-    space: Workspace, settings: StreamSettings, planned: CorpusPlan, shards: int
+    space: Workspace, settings: StreamSettings, planned: plan.CorpusPlan, shards: int
 ) -> dict[str, Any]:
     """The corpus in stream.json. `spread`: (max - min) / `wanted.words`, not of mega-batches taken whole."""
     wanted = settings.wanted

@@ -28,7 +28,6 @@ bytes of text, number of its source in `Workspace.sources`, number of its shard,
 _REST = struct.Struct("<IIIII")  # words to place of a RECORD
 
 _PIECE_BITS = 8 * (KEY_BYTES - DOCUMENT_BYTES)
-
 RUN_DOCUMENTS = 1 << 18  # documents of a sorted run: 11 MB of records
 
 
@@ -39,8 +38,7 @@ def content_key(text: bytes, seed: int) -> bytes:
 
 def content_keys(records: np.ndarray) -> np.ndarray:
     """(records,) content keys, the first 16 bytes; bytes compare as the big-endian numbers that they are."""
-    size = records.dtype.itemsize
-    key = np.dtype({"names": ["key"], "formats": [f"S{KEY_BYTES}"], "itemsize": size})
+    key = np.dtype({"names": ["key"], "formats": [f"S{KEY_BYTES}"], "itemsize": records.dtype.itemsize})
     return np.ascontiguousarray(records).view(key)["key"]
 
 

@@ -10,7 +10,7 @@ V dictionary size.
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import rel_entr
@@ -22,8 +22,7 @@ from data_prep.work import DOCUMENT_BYTES
 _BLOCK = 1 << 21  # tokens or items per block: 16 MB as int64
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """Lengths and token frequencies of a part."""
 
     lengths: np.ndarray  # (documents,) tokens of each document, eos included

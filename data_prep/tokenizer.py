@@ -20,9 +20,7 @@ from data_prep.shuffle import bucket_texts
 from data_prep.work import Workspace
 
 TRAINING_BYTES = 200_000_000  # text of the first mega-batch that the tokenizer is trained on
-
 MODEL = "tokenizer.model"  # the model's name in a stream
-
 END = "\v"  # the end of a line in a list of words; text has none, because it is white space
 _THREADS = 4  # recorded in the .model, so fixed; 1, 2 and 4 give the same tokens
 _OWN_SPECIALS = 3  # SentencePiece's ids <unk> 0, <s> 1, </s> 2
@@ -129,7 +127,6 @@ class Encoder(ABC):
         """The tokenizer's own ids of a text."""
 
     def _encode_words(self, words: list[str]) -> list[bytes]:
-        """The fairseq ids of each word."""
         return [self._ids[self._tokenize(word)].tobytes() for word in words]
 
     def _look_up(self, words: list[str]) -> np.ndarray:
