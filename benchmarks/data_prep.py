@@ -234,10 +234,9 @@ def contaminated(files: Files, words: int, folder: Path) -> Rows:
             )
             with Work(1) as work, Workers(1) as workers:
                 made = make_stream(settings, folder / f"{drop}{seed}", work)
-                shares.append(contamination(made, workers)[0])
+                shares.append(contamination(made, workers)["test"])
         row: dict[str, Any] = {"near duplicates": "drop" if drop else "keep"}
-        for name, field in (("8-grams", "seen"), ("documents", "seen_documents")):
-            values = [getattr(share, field) for share in shares]
+        for name, values in zip(("8-grams", "documents"), zip(*shares, strict=True), strict=True):
             row[name] = f"{np.mean(values):.1%} [{min(values):.1%}-{max(values):.1%}]"
         rows.append(row)
     return rows

@@ -51,29 +51,13 @@ def parser() -> Parser:
         epilog=_EXAMPLES,
         allow_abbrev=False,
     )
-    made.add_argument(
-        "corpus",
-        nargs="+",
-        metavar="CORPUS",
-        help="PATH or NAME=PATH of a source: a file, a directory or a quoted pattern such as 'cc/**/*.gz'; "
-        f"files are {KNOWN}. NAME may repeat; its default is the name of the file or directory. Names that "
-        "begin with . or _ are skipped unless PATH contains them",
+    corpus = (
+        "PATH or NAME=PATH of a source: a file, a directory or a quoted pattern such as 'cc/**/*.gz'; files "
+        f"are {KNOWN}. NAME may repeat; its default is the name of the file or directory. Names that "
+        "begin with . or _ are skipped unless PATH contains them"
     )
-    _add_text_flags(made)
-    _add_stream_flags(made)
-    _add_date_flags(made)
-    _add_tokenizer_flags(made)
-    group = made.add_argument_group("where to run")
-    cores = len(os.sched_getaffinity(0))
-    workers = f"{WORKERS}; with --cluster slurm the jobs of each step"
-    group.add_argument("--workers", type=count, default=cores, metavar="K", help=workers)
-    resources.add_cluster(group, "local", "slurm")
-    resources.add_flags(made, USUAL, "job")
-    return made
+    made.add_argument("corpus", nargs="+", metavar="CORPUS", help=corpus)
 
-
-def _add_text_flags(made: Parser) -> None:
-    """The flags for the input files and their documents."""
     add = made.add_argument_group("text", "How files are read and cut into documents.").add_argument
     what = (
         "what a document of .txt and .md files is, for all sources or NAME: blank-line (text between blank "
@@ -89,9 +73,29 @@ def _add_text_flags(made: Parser) -> None:
     split = "split longer documents between lines; all pieces of one go to one part (default: never split)"
     add("--max-document-words", type=count, default=0, metavar="N", help=split)
 
+    _add_stream_flags(made)
+
+    group = made.add_argument_group("tokenizer", "A new stream needs one of the first three.")
+    either = group.add_mutually_exclusive_group().add_argument
+    train = "train a BPE of V tokens, without the special tokens, on the first mega-batch"
+    either("--vocab-size", type=count, metavar="V", help=train)
+    own = "use your own SentencePiece .model, or the byte-level BPE of a Hugging Face folder, with its ids"
+    either("--tokenizer", metavar="MODEL", help=own)
+    either("--bpe", choices=("gpt2",), help="use the byte-level BPE of GPT-2, from the next two files")
+    group.add_argument("--gpt2-encoder-json", metavar="FILE", help="encoder.json, the ids of the tokens")
+    group.add_argument("--gpt2-vocab-bpe", metavar="FILE", help="vocab.bpe, the merges")
+
+    group = made.add_argument_group("where to run")
+    cores = len(os.sched_getaffinity(0))
+    workers = f"{WORKERS}; with --cluster slurm the jobs of each step"
+    group.add_argument("--workers", type=count, default=cores, metavar="K", help=workers)
+    resources.add_cluster(group, "local", "slurm")
+    resources.add_flags(made, USUAL, "job")
+    return made
+
 
 def _add_stream_flags(made: Parser) -> None:
-    """The flags for the mega-batches, the validation set and the evaluation mega-batch."""
+    """The flags for the parts of the stream and their sizes, and for streams by date."""
     sizes = "Sizes are counts of words, separated by white space; N may be written as 500k, 0.5M or 2.2G."
     add = made.add_argument_group("stream", sizes).add_argument
     number = functools.partial(add, type=count)
@@ -115,9 +119,6 @@ def _add_stream_flags(made: Parser) -> None:
     add("--valid-source", metavar="NAME", help=valid)
     add("--seed", type=int, metavar="S", help="seed of the random order of documents (default: 0)")
 
-
-def _add_date_flags(made: Parser) -> None:
-    """The flags for streams by date."""
     about = "A mega-batch for each period. DATE is ISO 8601 in UTC, such as 2023, 2023-05 or 2023-05-17."
     add = made.add_argument_group("dates", about).add_argument
     by = "year, quarter, month, week (ISO), or N-years, which begin at multiples of N; in UTC"
@@ -135,19 +136,6 @@ def _add_date_flags(made: Parser) -> None:
     add("--merge-small", action="store_true", help=small)
 
 
-def _add_tokenizer_flags(made: Parser) -> None:
-    """The flags for the tokenizer."""
-    group = made.add_argument_group("tokenizer", "A new stream needs one of the first three.")
-    either = group.add_mutually_exclusive_group().add_argument
-    train = "train a BPE of V tokens, without the special tokens, on the first mega-batch"
-    either("--vocab-size", type=count, metavar="V", help=train)
-    own = "use your own SentencePiece .model, or the byte-level BPE of a Hugging Face folder, with its ids"
-    either("--tokenizer", metavar="MODEL", help=own)
-    either("--bpe", choices=("gpt2",), help="use the byte-level BPE of GPT-2, from the next two files")
-    group.add_argument("--gpt2-encoder-json", metavar="FILE", help="encoder.json, the ids of the tokens")
-    group.add_argument("--gpt2-vocab-bpe", metavar="FILE", help="vocab.bpe, the merges")
-
-
 @command
 def main() -> None:
     """Make the stream and print its table."""
@@ -155,7 +143,6 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop workers or jobs, as on Ctrl-C
     resources.check_cluster(arguments)
     wanted = resources.read(arguments, USUAL)
-    # NumPy and SentencePiece take a while to import.
     from data_prep.cluster import ClusterWork
     from data_prep.describe import summary
     from data_prep.pipeline import append, make_stream

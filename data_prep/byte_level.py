@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import regex
@@ -86,9 +86,14 @@ class HuggingFace(Encoder):
         os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each worker is one process already
         name = paths[0]
         try:
-            self._engine = engine = self._load(tokenizers, *map(str, paths))
+            if len(paths) == 1:
+                engine = tokenizers.Tokenizer.from_file(str(name))
+            else:
+                engine = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(*map(str, paths)))
+                engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         except Exception as error:  # the library raises nothing narrower
             raise UserError(f"{name}: tokenizers cannot read it ({error}); copy it again") from error
+        self._engine = engine
         engine.no_truncation()
         engine.no_padding()
         engine.encode_special_tokens = True
@@ -100,10 +105,6 @@ class HuggingFace(Encoder):
             raise UserError(f"{name}: no byte-level BPE that keeps every byte, as those of GPT-2 and Llama 3")
         size = max(ids.values()) + 1
         super().__init__([str(i) for i in range(size)], range(SPECIALS, size + SPECIALS))
-
-    @staticmethod
-    def _load(library: Any, *paths: str) -> Any:
-        return library.Tokenizer.from_file(*paths)
 
     def encode(self, documents: Iterable[str]) -> np.ndarray:
         """(tokens,) the ids of all documents, each with eos."""
@@ -122,9 +123,3 @@ class HuggingFacePair(HuggingFace):
     """A vocab.json and a merges.txt, which have GPT-2's pattern."""
 
     files = ("vocab.json", "merges.txt")
-
-    @staticmethod
-    def _load(library: Any, *paths: str) -> Any:
-        engine = library.Tokenizer(library.models.BPE.from_file(*paths))
-        engine.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        return engine

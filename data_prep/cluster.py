@@ -40,8 +40,7 @@ class ClusterWork(Work):
         super().__init__(1)
         if wanted.nodes > 1 or wanted.tasks_per_node > 1:
             raise UserError("--nodes and --tasks-per-node: a share of a stage is one task; raise --workers")
-        self._elements = elements
-        self._wanted = wanted
+        self._elements, self._wanted = elements, wanted
 
     def _finished(self, stage: str, function: Callable[..., None], todo: list[Task]) -> Iterator[int]:
         place = todo[0].done.parent

@@ -149,14 +149,14 @@ class Input:
         except UnicodeDecodeError as error:
             return self.bad(offset + error.start, "not UTF-8")
 
-    def too_long(self, offset: int) -> Skipped:
+    def too_long(self, offset: int, *remedy: str) -> Skipped:
         """A document at `offset` that exceeds MAX_DOCUMENT_BYTES."""
-        return self.bad(offset, f"a document longer than {MAX_DOCUMENT_BYTES:,} bytes")
+        return self.bad(offset, f"a document longer than {MAX_DOCUMENT_BYTES:,} bytes", *remedy)
 
-    def spans(self, border: re.Pattern[bytes]) -> Iterator[tuple[int, bytes, bool] | Skipped]:
+    def spans(self, border: re.Pattern[bytes]) -> Iterator[tuple[int, bytes | None, bool]]:
         """Offset and bytes between borders, maybe none, and whether a border follows.
 
-        Documents that are too long are skipped; byte order marks that begin one are dropped.
+        None stands for the bytes of a document that is too long; byte order marks that begin one are dropped.
         """
         held, start, skipping = b"", self.position, False
         while True:
@@ -174,7 +174,7 @@ class Input:
             if not skipping:  # white space before a document does not count towards its length
                 at += indent(held[at:])
                 if len(held) - at > MAX_DOCUMENT_BYTES:
-                    yield self.too_long(start + at)
+                    yield start + at, None, False
                     skipping = True
             rest = _tail(held[at:]) if skipping else held[at:]
             held, start = rest, start + len(held) - len(rest)

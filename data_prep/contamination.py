@@ -5,7 +5,6 @@ on the part has it: any mega-batch of an i.i.d. stream; in an ordered one those 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,7 @@ from data_prep.words import Spelling, n_grams, read_spelling, word_blocks
 from data_prep.work import run_all
 
 N = 8  # words of an n-gram
-
 MOSTLY = 0.8  # a document counts as seen if more than this share of its n-grams is
-
 SAMPLE = 1 << 23
 """n-grams of all held-out parts together. Of larger parts the beginnings count: their order is random."""
 
@@ -28,19 +25,10 @@ Contamination. {N}-grams: share of the {N}-grams of words of a held-out part tha
 {{where}}; documents: share of its documents with more than {MOSTLY:.0%} of their {N}-grams there."""
 
 
-@dataclass(frozen=True)
-class Contamination:
-    """Of a held-out part."""
+def contamination(stream: Stream, workers: Workers) -> dict[str, list[float]]:
+    """By held-out part: shares of its n-grams that occur in the training data, and of its documents.
 
-    part: str
-    words: int  # n-grams that were looked up
-    seen: float  # share of them that occur in the training data
-    seen_documents: float  # share of the documents with an n-gram of which more than MOSTLY are seen
-
-
-def contamination(stream: Stream, workers: Workers) -> list[Contamination]:
-    """Measure all held-out parts.
-
+    A document counts if more than MOSTLY of its n-grams are seen; those without an n-gram are left out.
     Memory of a process: about 0.5 GB for large held-out parts. UserError: damaged files.
     """
     spelling = read_spelling(stream)
@@ -51,7 +39,7 @@ def contamination(stream: Stream, workers: Workers) -> list[Contamination]:
     tasks = [(stream.path(part), paths, spelling, limit) for part in stream.megabatches]
     weights = [part.tokens for part in stream.megabatches]
     found = run_all(workers, "contamination", seen, tasks, weights, "token")
-    made, start = [], 0
+    shares, start = {}, 0
     for part, arrived in zip(parts, until, strict=True):
         _, documents = held_out(stream.path(part), spelling, limit)
         hits = np.zeros(len(documents), bool)
@@ -60,23 +48,19 @@ def contamination(stream: Stream, workers: Workers) -> list[Contamination]:
         start += len(documents)
         counts, of_document = np.bincount(documents), np.bincount(documents, hits)
         mostly = of_document[counts > 0] > MOSTLY * counts[counts > 0]
-        shares = [float(each.mean()) if len(each) else 0.0 for each in (hits, mostly)]
-        made.append(Contamination(part.name, len(documents), *shares))
-    return made
+        shares[part.name] = [float(each.mean()) if len(each) else 0.0 for each in (hits, mostly)]
+    return shares
 
 
 def report(stream: Stream, workers: Workers) -> str:
     """The contamination of each held-out part as a table."""
     found = contamination(stream, workers)
     rows = [["", f"{N}-grams", "documents"]]
-    rows += [[each.part, f"{each.seen:.1%}", f"{each.seen_documents:.1%}"] for each in found]
+    rows += [[name, *(f"{share:.1%}" for share in shares)] for name, shares in found.items()]
     where = "up to its mega-batch" if stream.ordered else "of all mega-batches"
-    lines = [NOTES.format(where=where), as_text(rows)]
-    if dropped := near_dropped([stream.corpus, *(each["corpus"] for each in stream.appended)]):
-        lines.append(f"Dropped: {dropped}.")
-    else:
-        lines.append("Near duplicates were kept; `alma data --near-duplicates drop` leaves them out.")
-    return "\n".join(lines)
+    near = near_dropped([stream.corpus, *(each["corpus"] for each in stream.appended)])
+    kept = "Near duplicates were kept; `alma data --near-duplicates drop` leaves them out."
+    return "\n".join([NOTES.format(where=where), as_text(rows), f"Dropped: {near}." if near else kept])
 
 
 def near_dropped(corpora: Sequence[Mapping[str, Any]]) -> str:
@@ -105,15 +89,13 @@ def seen(path: str, held_out_paths: list[str], spelling: Spelling, limit: int) -
 
 def held_out(path: str, spelling: Spelling, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """The first `limit` n-grams of a part, and the number of the document of each."""
-    found = [(np.zeros(0, np.uint64), np.zeros(0, np.int64))]
-    left = limit
-    for hashes, documents in part_n_grams(path, spelling):
-        found.append((hashes[:left], documents[:left]))
-        left -= len(hashes)
-        if left <= 0:
+    hashes, documents = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
+    for block, numbers in part_n_grams(path, spelling):
+        hashes.append(block)
+        documents.append(numbers)
+        if sum(map(len, hashes)) >= limit:
             break
-    hashes, documents = map(np.concatenate, zip(*found, strict=True))
-    return hashes, documents
+    return np.concatenate(hashes)[:limit], np.concatenate(documents)[:limit]
 
 
 def part_n_grams(path: str, spelling: Spelling) -> Iterator[tuple[np.ndarray, np.ndarray]]:

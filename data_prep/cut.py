@@ -52,7 +52,8 @@ class Wanted:
     @property
     def parts(self) -> dict[str, list[int]]:
         """The parts of the stream in the order of stream.json, with the numbers of their splits."""
-        return {name: [number] for number, name in enumerate(self.names)}
+        names = self.names
+        return {name: [number for number, own in enumerate(names) if own == name] for name in names}
 
     @property
     def pools(self) -> list[int]:
@@ -121,15 +122,14 @@ def _spare_words(corpus: "SortedCorpus", wanted: Wanted) -> int:
         has = f"the corpus has {total:,} words in {documents:,} documents {dropped}"
         missing = f"{parts} = {needed:,} are needed: {needed - total:,} words are missing"
         raise UserError(f"{has}, but {missing}; add text or ask for fewer")
-    if not wanted.valid_words:
-        return total - needed
-    assert wanted.valid_source is not None
-    of_source = int(corpus.first[:, 1, corpus.sources.index(wanted.valid_source)].sum())
-    if of_source < wanted.valid_words:
-        has = f"source {wanted.valid_source} has {of_source:,} words {dropped}"
-        missing = f"{wanted.valid_words - of_source:,} words are missing"
-        asked = f"--valid-words is {wanted.valid_words:,}: {missing}"
-        raise UserError(f"{has}, but {asked}; choose another --valid-source or ask for fewer")
+    if wanted.valid_source is not None:
+        of_source = int(corpus.first[:, 1, corpus.sources.index(wanted.valid_source)].sum())
+        if of_source < wanted.valid_words:
+            has = f"source {wanted.valid_source} has {of_source:,} words {dropped}"
+            asked = f"--valid-words is {wanted.valid_words:,}"
+            missing = f"{wanted.valid_words - of_source:,} words are missing"
+            remedy = "choose another --valid-source or ask for fewer"
+            raise UserError(f"{has}, but {asked}: {missing}; {remedy}")
     return total - needed
 
 
@@ -291,5 +291,4 @@ def save(path: Path, record: Any) -> None:
 
 def load(path: Path, kind: type[Record]) -> Record:
     """The inverse of `save`; numbers are ints."""
-    arrays = read_arrays(path)
-    return kind(**{name: each if each.ndim else int(each) for name, each in arrays.items()})
+    return kind(**{name: each if each.ndim else int(each) for name, each in read_arrays(path).items()})

@@ -10,7 +10,6 @@ from alma.tables import as_text
 from alma.workers import Workers
 from data_prep import contamination, similarity, words
 from data_prep.dictionary import SPECIALS, UNKNOWN, read_tokens
-from data_prep.similarity import Counts
 from data_prep.work import run_all
 
 _TOKENS_PER_WORD = 8  # from which text is taken to have no spaces between words; code and URLs have up to 5
@@ -85,7 +84,7 @@ def describe(stream: Stream, workers: Workers) -> str:
     return "\n".join([*found, contamination.report(stream, workers)])
 
 
-def drift(stream: Stream, counts: Sequence[Counts], workers: Workers) -> str:
+def drift(stream: Stream, counts: Sequence[similarity.Counts], workers: Workers) -> str:
     """For each mega-batch of an ordered stream: its new tokens and words, and its ratio to each other one."""
     parts = stream.megabatches
     pairs = list(combinations(range(len(parts)), 2))

@@ -6,7 +6,6 @@ from pathlib import Path
 from alma.errors import UserError
 
 DICTIONARY = "dict.txt"  # its name in a stream
-
 EOS = 2
 UNKNOWN = 3
 SPECIALS = 4  # fairseq's ids <s> 0, <pad> 1, </s> 2 and <unk> 3 are not in dict.txt: its first line has id 4

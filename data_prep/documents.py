@@ -10,7 +10,6 @@ import glob
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -225,12 +224,3 @@ def changed(shard: Shard) -> UserError:
     """The error of a shard whose documents are not those of an earlier stage."""
     files = " ".join(sorted({segment.path for segment in shard})[:3])
     return UserError(f"{files}: changed since it was scanned; run again when the input is complete")
-
-
-def skipped_summary(skips: list[Skipped], shown: int = 3) -> str:
-    """One line on what was skipped: the number for each reason, and the first few."""
-    skips = sorted(set(skips))
-    reasons = Counter(skip.reason.split(" (")[0] for skip in skips)
-    counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
-    more = ", ..." if len(skips) > shown else ""
-    return f"skipped bad input: {counts}; " + ", ".join(map(str, skips[:shown])) + more

@@ -33,7 +33,6 @@ WRITTEN = {
     "megatron": (".megatron.idx", ".megatron.bin"),
 }
 """What --write adds to each part."""
-_BREAK = 1  # tokens of the item that ends a document
 
 
 def open_encoder(files: Mapping[str, str | Path]) -> Encoder:
@@ -190,8 +189,7 @@ def write_parquet(path: Path, buckets: Iterable[Path]) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    names = ("id", "source", "date", "text")
-    schema = pyarrow.schema([(name, pyarrow.large_string()) for name in names])
+    schema = pyarrow.schema([(name, pyarrow.large_string()) for name in ("id", "source", "date", "text")])
     with atomic_write(path, "wb") as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
         for bucket in buckets:
             rows = [json.loads(line) for line in bucket.read_bytes().split(b"\n")[:-1]]
@@ -205,7 +203,7 @@ def write_megatron(path: Path, lengths: np.ndarray, code: int, documents: int) -
     `documents`; `code`: its dtype. Format of megatron-core's `IndexedDataset`, version 1; uint32, which it
     does not know, is read as int32: ids are below 2**31.
     """
-    ends = np.cumsum(lengths, dtype=np.int64)[(lengths == _BREAK) | (len(lengths) == documents)]
+    ends = np.cumsum(lengths, dtype=np.int64)[(lengths == 1) | (len(lengths) == documents)]  # 1: a break
     sizes = np.diff(ends, prepend=0)
     width = 2 if code == 8 else 4
     with atomic_write(Path(f"{path}.megatron.idx"), "wb") as file:

@@ -4,27 +4,14 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
 from data_prep import compressed
-from data_prep.compressed import (
-    ARCHIVE_ERRORS,
-    PACKED,
-    Damaged,
-    Document,
-    Input,
-    Segment,
-    Skipped,
-    WrongKind,
-    border_after,
-    indent,
-    open_file,
-    packing,
-)
+from data_prep.compressed import Damaged, Document, Input, Segment, Skipped, WrongKind, indent, packing
 
 _LINE = re.compile(rb"\n")
 _NOTHING = re.compile(rb"\0(?!)")  # matches nothing, and looks at zeros only
@@ -60,17 +47,13 @@ class Between(Format):
         self.border = border
 
     def documents(self, data: Input, keys: Keys) -> Iterator[Document | Skipped]:
-        for number, span in enumerate(data.spans(self.border or _NOTHING)):
-            if isinstance(span, Skipped):
-                if self.border is _BLANK_LINE:
-                    line = f"--documents {data.segment.source}=line"
-                    remedy = f"no blank line ends it; if each line is a document, give {line}"
-                    span = span._replace(remedy=remedy)
-                yield span
-                continue
-            offset, text, closed = span
+        for number, (offset, text, closed) in enumerate(data.spans(self.border or _NOTHING)):
             alone = not (number or closed or data.segment.start)  # the file has no other document
-            if alone and b"\n" not in text and b"\r" in text.strip():  # as on old Macs
+            if text is None:
+                line = f"--documents {data.segment.source}=line"
+                remedy = f"no blank line ends it; if each line is a document, give {line}"
+                yield data.too_long(offset, *[remedy] * (self.border is _BLANK_LINE))
+            elif alone and b"\n" not in text and b"\r" in text.strip():  # as on old Macs
                 remedy = "convert it by tr '\\r' '\\n', or leave it out with --on-bad-input skip"
                 yield data.bad(offset, "its lines end with CR alone", remedy)
             else:
@@ -83,11 +66,10 @@ class WikiExtractor(Format):
     border = _DOC_END
 
     def documents(self, data: Input, keys: Keys) -> Iterator[Document | Skipped]:
-        for span in data.spans(_DOC_END):
-            if isinstance(span, Skipped):
-                yield span
+        for offset, text, closed in data.spans(_DOC_END):
+            if text is None:
+                yield data.too_long(offset)
                 continue
-            offset, text, closed = span
             if not closed:  # the last line of the file may lack its newline
                 closed = text.rstrip().endswith(b"</doc>")
                 text = text.rstrip().removesuffix(b"</doc>")
@@ -112,14 +94,14 @@ class JsonLines(Format):
 
     def documents(self, data: Input, keys: Keys) -> Iterator[Document | Skipped]:
         key = self._text_key or keys.text
-        for span in data.spans(_LINE):
-            if isinstance(span, Skipped):
-                yield span
+        for start, line, _ in data.spans(_LINE):
+            if line is None:
+                yield data.too_long(start)
                 continue
-            line = span[1].strip()
+            offset = start + indent(line)
+            line = line.strip()
             if not line:
                 continue
-            offset = span[0] + indent(span[1])
             try:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError as error:
@@ -274,7 +256,9 @@ MODES = {
 }
 """Formats of .txt and .md files, by --documents."""
 
-KNOWN = f"{' '.join([*_TEXT, *FORMATS])} and wiki_NN (all but .parquet also with {' '.join(PACKED)})"
+KNOWN = (
+    f"{' '.join([*_TEXT, *FORMATS])} and wiki_NN (all but .parquet also with {' '.join(compressed.PACKED)})"
+)
 """The file names that can be read, for messages."""
 
 
@@ -302,7 +286,7 @@ def format_of(path: str, mode: str) -> Format:
         return MODES[mode]
     if found not in ("wiki", ".json"):
         return FORMATS[found]
-    with closing(open_file(path)) as file:
+    with closing(compressed.open_file(path)) as file:
         first = file.read(64).removeprefix(compressed.BOM).lstrip()[:1]
     if found == ".json":
         if first == b"[":
@@ -315,7 +299,7 @@ def format_of(path: str, mode: str) -> Format:
 
 def stem(name: str) -> str:
     """The name of a file without the suffixes of its format."""
-    for suffix in (*PACKED, *_TEXT, *FORMATS):
+    for suffix in (*compressed.PACKED, *_TEXT, *FORMATS):
         name = name.removesuffix(suffix)
     return name
 
@@ -325,14 +309,10 @@ def segment_starts(path: str, mode: str, size: int, step: int) -> list[int]:
     if path.endswith(".parquet"):  # cut anywhere: a segment has the row groups that begin in it
         return list(range(0, size, step)) or [0]
     starts = [0]
-    try:
+    with suppress(Damaged, WrongKind), open(path, "rb") as file:  # reported when the documents are read
         border = None if packing(path) else format_of(path, mode).border
-    except (Damaged, WrongKind):  # reported when the documents are read
-        return starts
-    if border:
-        with open(path, "rb") as file:
-            while (start := border_after(file, starts[-1] + step, border)) < size:
-                starts.append(start)
+        while border and (start := compressed.border_after(file, starts[-1] + step, border)) < size:
+            starts.append(start)
     return starts
 
 
@@ -346,5 +326,5 @@ def raw_documents(segment: Segment, mode: str, keys: Keys) -> Iterator[Document 
             yield data.bad(data.position, reason)
         except WrongKind as error:
             yield data.bad(0, *error.args)
-        except (Damaged, *ARCHIVE_ERRORS) as error:
+        except (Damaged, *compressed.ARCHIVE_ERRORS) as error:
             yield data.bad(data.position, f"damaged or truncated ({error})")

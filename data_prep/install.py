@@ -83,9 +83,7 @@ def leftovers(out: Path) -> list[Path]:
 
 def wrong_size(parts: Iterable[Part], folder: Path) -> Path | None:
     """The first file of the parts, among those that `folder` has, whose size is not the recorded one."""
-    for part in parts:
-        for name, file in part.files.items():
-            path = folder / name
-            if path.is_file() and path.stat().st_size != file.size:
-                return path
-    return None
+    sizes = {folder / name: file.size for part in parts for name, file in part.files.items()}
+    return next(
+        (path for path, size in sizes.items() if path.is_file() and path.stat().st_size != size), None
+    )

@@ -176,8 +176,7 @@ def _read(paths: Sequence[Path], files: np.ndarray, rows: np.ndarray) -> np.ndar
     """The entries at `rows` of files, given by their numbers."""
     entries = np.zeros(len(rows), ENTRY)
     order = np.argsort(files, kind="stable")
-    starts = np.flatnonzero(changes(files[order]))
-    for places in np.split(order, starts[1:]):
+    for places in np.split(order, np.flatnonzero(changes(files[order]))[1:]):
         entries[places] = mapped(paths[files[places[0]]], ENTRY)[rows[places]]
     return entries
 
@@ -191,14 +190,12 @@ def _compare(entries: np.ndarray, bands: np.ndarray, first: int) -> np.ndarray:
     new = new_batch | changes(entries["key"])
     bands, entries, new_band, new_batch = bands[new], entries[new], new_band[new], new_batch[new]
     places = np.arange(len(bands))
-    place = places - np.maximum.accumulate(np.where(new_batch, places, 0))
-    leads = place < _FIRST
+    leads = places - np.maximum.accumulate(np.where(new_batch, places, 0)) < _FIRST
     lead = np.flatnonzero(leads)
     before: np.ndarray = np.cumsum(leads) - leads
     base: np.ndarray = before[np.maximum.accumulate(np.where(new_band, places, 0))]
-    counts = np.where(entries["arrival"] >= first, before - base, 0)
     found = []
-    for one, count in _slices(counts):
+    for one, count in _slices(np.where(entries["arrival"] >= first, before - base, 0)):
         ends = np.cumsum(count)
         i = np.repeat(one, count)
         j = lead[np.arange(len(i)) + np.repeat(base[one] - ends + count, count)]

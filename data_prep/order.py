@@ -62,8 +62,7 @@ class Ordered(Wanted):
     @property
     def parts(self) -> dict[str, list[int]]:
         """The parts, with the numbers of their splits; additions have no mixed parts."""
-        names, count = self.names, self.mega_batches
-        parts = {name: [n for n, own in enumerate(names) if own == name] for name in names}
+        count, parts = self.mega_batches, super().parts
         if not self.first:
             parts |= {name: list(range(role * count, (role + 1) * count)) for name, role in _MIXED.items()}
         return parts
@@ -75,11 +74,6 @@ class Ordered(Wanted):
     @cached_property
     def _batches(self) -> dict[str, int]:
         return {name: t for t, names in enumerate(self.order) for name in names}
-
-    def title(self, t: int) -> str:
-        """What a message calls mega-batch t."""
-        name = f"megabatch_{self.first + t:02d}"
-        return f"{name} ({self.period(name) or ', '.join(self.order[t])})"
 
     @property
     def pools(self) -> list[int]:
@@ -105,14 +99,14 @@ class Ordered(Wanted):
             pool = corpus.pool(t)
             pools.append(pool)
             if pool.words < self.needed:
-                small.append(f"{self.title(t)} has {pool.words:,}")
+                name = self.names[t]
+                small.append(f"{name} ({self.period(name) or ', '.join(self.order[t])}) has {pool.words:,}")
                 continue
             try:
                 spans += self._spans(pool, t, corpus)
+                corpus.taken[t] = pool.at(spans[-1].end).last
             except UserError as error:
                 problems.append(str(error))
-                continue
-            corpus.taken[t] = pool.at(spans[-1].end).last
         if small:
             parts = f"{self.eval_words:,} test + {self.valid_words:,} validation"
             parts += f" + {self.words or 1:,} training"
@@ -143,8 +137,7 @@ class Ordered(Wanted):
             at = next(number for number, span in enumerate(spans) if span.split == split)
             start = spans[at - 1].end if at else 0
             end = pool.nearest(size // self.mega_batches + pool.at(start).words)
-            mixed = min(max(end, start + 1), spans[at].end)
-            spans.insert(at, Span(t, split - self.mega_batches, mixed))
+            spans.insert(at, Span(t, split - self.mega_batches, min(max(end, start + 1), spans[at].end)))
         return spans
 
 
@@ -176,8 +169,7 @@ class Dated(Ordered):
 
     merge_small: bool = False
     """Merge a period that is too small with the next one, and the last with the one before."""
-    periods: list[str] = field(default_factory=list)
-    """The period of each mega-batch; merged ones as FIRST..LAST."""
+    periods: list[str] = field(default_factory=list)  # of each mega-batch; merged ones as FIRST..LAST
     remedy: ClassVar[str] = "merge periods with --merge-small, choose longer ones or ask for fewer words"
 
     def record(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +18,14 @@ from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
 from data_prep import cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
+from data_prep.compressed import Skipped
 from data_prep.cut import Wanted
-from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
 from data_prep.order import Dated, find_periods
-from data_prep.plan import CorpusPlan
 from data_prep.work import Task, Work, Workspace, join_files, read_arrays, read_json
 
 _LAYOUT = 10  # version of the work directory; increase it when files of older code cannot be used
-_SKIPS = 1000  # skipped documents that stream.json lists
+_SKIPS, _SHOWN = 1000, 3  # skipped documents that stream.json lists, and that its summary has
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class StreamSettings:
     files: list[tuple[str, str]]  # (source, path) of every corpus file
     wanted: Wanted
     seed: int
-    reader: Reader
+    reader: documents.Reader
     vocab_size: int | None  # tokens to train; None with a given `tokenizer`
     tokenizer: dict[str, str]
     """Paths of the files of a given tokenizer, by their names in the stream; empty: train one."""
@@ -80,14 +80,19 @@ def make_stream(settings: StreamSettings, out: Path, work: Work) -> Stream:
     ours = is_stream(out) or install.works(out) or any(out.glob(f".*{install.WORK}*.tmp"))
     if not ours and any(path.name != LOCK for path in out.iterdir()):
         raise UserError(f"{out}: not empty and no stream; choose another --out")
-    if is_stream(out) and not install.leftovers(out):  # nothing to write, so `out` may be read-only
-        return _finished(Stream.load(out), settings.seed, record)
-    with locked(out):
-        install.recover(out)
-        if not is_stream(out):
-            return _make(settings, record, out, work)
-        install.remove_others(out)
-        return _finished(Stream.load(out), settings.seed, record)
+    if not is_stream(out) or install.leftovers(out):  # else nothing is written: `out` may be read-only
+        with locked(out):
+            install.recover(out)
+            if not is_stream(out):
+                return _make(settings, record, out, work)
+            install.remove_others(out)
+    stream = Stream.load(out)
+    made = {"seed": stream.seed, **stream.settings}
+    if changed := sorted(differing([made, {"seed": settings.seed, **record}])):
+        others = f"made with other settings ({', '.join(changed)})"
+        raise UserError(f"{out}: holds a stream {others}; choose another --out")
+    _say_finished(stream)
+    return stream
 
 
 def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Work) -> Stream:
@@ -117,15 +122,6 @@ def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Wo
         return _make(settings, record, out, work, stream)
 
 
-def _finished(stream: Stream, seed: int, record: dict[str, Any]) -> Stream:
-    """The stream in --out. UserError: it was made with other settings."""
-    if changed := sorted(differing([{"seed": stream.seed, **stream.settings}, {"seed": seed, **record}])):
-        settings = f"made with other settings ({', '.join(changed)})"
-        raise UserError(f"{stream.directory}: holds a stream {settings}; choose another --out")
-    _say_finished(stream)
-    return stream
-
-
 def _say_finished(stream: Stream) -> None:
     print(f"{stream.directory}: already finished with the same settings; nothing to do", file=sys.stderr)
 
@@ -144,19 +140,10 @@ def _make(
         join_files(directory / name, [given])
     space = Workspace(directory, settings.seed, settings.reader, settings.sources)
     corpus, parts = _run(space, settings, work, had, out)
-    made = {
-        role: tuple(part for part in parts if part.name.startswith(role))
-        for role in ("megabatch_", "test_", "valid_")
-    }
+    roles = ("megabatch_", "test_", "valid_")
+    batches, test, valid = (tuple(part for part in parts if part.name.startswith(role)) for role in roles)
     if before:
-        stream = replace(
-            before,
-            directory=space.finished,
-            megabatches=before.megabatches + made["megabatch_"],
-            appended=(*before.appended, {**record, "corpus": corpus}),
-            held_out=before.held_out + made["test_"],
-            held_out_valid=before.held_out_valid + made["valid_"],
-        )
+        stream = replace(before, appended=(*before.appended, {**record, "corpus": corpus}))
     else:
         by_name = {part.name: part for part in parts}
         stream = Stream(
@@ -164,15 +151,20 @@ def _make(
             version=VERSION,
             seed=settings.seed,
             vocab_size=len(encode.load_encoder(space.directory).tokens),
-            megabatches=made["megabatch_"],
+            megabatches=(),
             valid=by_name["valid"],
             test=by_name["test"],
             settings=record,
             files=encode.finalise_vocabulary(space),
             corpus=corpus,
-            held_out=made["test_"],
-            held_out_valid=made["valid_"],
         )
+    stream = replace(
+        stream,
+        directory=space.finished,
+        megabatches=stream.megabatches + batches,
+        held_out=stream.held_out + test,
+        held_out_valid=stream.held_out_valid + valid,
+    )
     stream.write()
     return install.install(space.directory, out)
 
@@ -270,7 +262,7 @@ def sort_documents(
     return count
 
 
-def plan_buckets(space: Workspace, wanted: Wanted, work: Work, count: int) -> CorpusPlan:
+def plan_buckets(space: Workspace, wanted: Wanted, work: Work, count: int) -> plan.CorpusPlan:
     """Run the stages cut and plan on `count` sorted ranges. UserError: see `Wanted.cut`."""
     work.run("cut", cut.cut_corpus, [Task(space.directory / cut.CUT, 1, (space, wanted, count))], "corpus")
     work.each("plan", plan.plan_range, space, "parts.npz", [(1,)] * count, "range", wanted)
@@ -278,7 +270,7 @@ def plan_buckets(space: Workspace, wanted: Wanted, work: Work, count: int) -> Co
 
 
 def _corpus_record(
-    space: Workspace, settings: StreamSettings, planned: CorpusPlan, shards: int
+    space: Workspace, settings: StreamSettings, planned: plan.CorpusPlan, shards: int
 ) -> dict[str, Any]:
     """The corpus in stream.json. `spread`: (max - min) / `wanted.words`, not of mega-batches taken whole."""
     wanted = settings.wanted
@@ -293,9 +285,14 @@ def _corpus_record(
         words = planned.source_words.sum(1)[: wanted.mega_batches]
         corpus["spread"] = float((words.max() - words.min()) / wanted.words)
     corpus["longest_document"] = planned.longest
-    if skips := sorted(scan.skips(space, shards)):
-        first = [str(skip) for skip in skips[:_SKIPS]]
-        corpus["skipped"] = {"summary": documents.skipped_summary(skips), "first": first}
+    paths = [space.file("skipped", number, "json") for number in range(shards)]
+    if skips := sorted(Skipped(*fields) for path in paths if path.exists() for fields in read_json(path)):
+        listed = list(map(str, skips[:_SKIPS]))
+        skips = sorted(set(skips))
+        reasons = Counter(skip.reason.split(" (")[0] for skip in skips)
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
+        shown = ", ".join([*map(str, skips[:_SHOWN]), *["..."] * (len(skips) > _SHOWN)])
+        corpus["skipped"] = {"summary": f"skipped bad input: {counts}; {shown}", "first": listed}
     return corpus
 
 

@@ -24,9 +24,8 @@ BUCKET_BYTES = 60_000_000
 
 PLAN = "plan.npz"
 _CHANCE = 1 / 256  # bytes of different hashes agree
-_KEY = f"S{KEY_BYTES}"
 _COUNTS = [(name, "i8") for name in ("split", "place", "documents", "words")]
-_PART = np.dtype([*_COUNTS, ("keys", "u8"), ("last", _KEY)])
+_PART = np.dtype([*_COUNTS, ("keys", "u8"), ("last", f"S{KEY_BYTES}")])
 """A bucket, or the part of it in a range; the fields of a CorpusPlan. `place`: bytes of the split before the
 bucket, over BUCKET_BYTES."""
 
@@ -92,9 +91,8 @@ def plan_range(space: Workspace, number: int, wanted: Wanted) -> None:
         part["keys"] = np.add.reduceat(own["low"].astype(np.uint64), starts)
         part["last"] = content_keys(own[starts + part["documents"] - 1])
         parts.append(part)
-    dropped = np.concatenate(left_out)
     with open_items(space.file("dropped", number, "bin")) as file:
-        file.write(np.sort(_places(dropped)).data)
+        file.write(np.sort(_places(np.concatenate(left_out))).data)
     with atomic_write(space.file("parts", number, "npz"), "wb") as file:
         first, kept = distinct(records, wanted.arrivals(space.sources))
         copies = records[kept & first & near_copies(records, space, number, wanted, cut)]
@@ -126,15 +124,11 @@ def collect_plan(space: Workspace, wanted: Wanted, ranges: int) -> CorpusPlan:
     cut = load(space.directory / CUT, Cut)
     found = [read_arrays(space.file("parts", number, "npz")) for number in range(ranges)]
     parts = np.concatenate([arrays["buckets"] for arrays in found])
-    order = np.lexsort((parts["place"], parts["split"]))  # stable: parts of a bucket stay in hash order
-    parts = parts[order]
+    parts = parts[np.lexsort((parts["place"], parts["split"]))]  # stable: in a bucket, the hash order stays
     starts = np.flatnonzero(changes(parts["split"]) | changes(parts["place"]))
-    sums = {name: np.add.reduceat(parts[name], starts) for name in ("documents", "words", "keys")}
     plan = CorpusPlan(
+        **{f"bucket_{name}": np.add.reduceat(parts[name], starts) for name in ("documents", "words", "keys")},
         bucket_split=parts["split"][starts],
-        bucket_words=sums["words"],
-        bucket_documents=sums["documents"],
-        bucket_keys=sums["keys"],
         bucket_last=parts["last"][np.append(starts[1:], len(parts)) - 1],
         source_words=np.stack([arrays["source_words"] for arrays in found]).sum(0),
         valid_last=cut.valid_last,
@@ -171,10 +165,8 @@ def write_copies(space: Workspace, number: int, ranges: int, shards: int, wanted
     near = first & kept & near_copies(records, space, number, wanted, cut)
     stays = placed(records, space, number, wanted, cut) != LEFT_OUT
     found = similar(space, number)
-    found = found[is_dropped(found, wanted.first, cut.taken)]
-    others = {
-        (key, arrival): (other, equal) for key, arrival, _, other, equal in reversed(found.tolist())
-    }  # of several the first
+    found = found[is_dropped(found, wanted.first, cut.taken)][::-1]  # of several others the first remains
+    others = {(key, arrival): (other, equal) for key, arrival, _, other, equal in found.tolist()}
     width = np.dtype(KEY).itemsize
     with atomic_write(space.file("copies", number, "jsonl")) as file:
         for shard in range(shards):

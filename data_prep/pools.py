@@ -36,8 +36,7 @@ class Pool:
     def __init__(self, sums: np.ndarray, opened: Callable[[int], np.ndarray]) -> None:
         """`sums`: (ranges, 3) documents, words and bytes. `opened(number)`: the records in a range."""
         self._until = np.concatenate([np.zeros((1, 3), np.int64), np.cumsum(sums, 0, dtype=np.int64)])
-        self.before = self._until[:-1, 2]
-        """(ranges,) bytes before each range."""
+        self.before = self._until[:-1, 2]  # (ranges,) bytes before each range
         self.documents, self.words, _ = self._until[-1].tolist()
         self._opened = functools.lru_cache(maxsize=1)(opened)
 

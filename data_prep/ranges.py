@@ -66,7 +66,6 @@ def sort_range(
         undecided = matching(keys, batches, found)
     places = np.flatnonzero(kept)
     alone = first[places] & np.append(first[places[1:]], True) & ~undecided[places]
-    sure = kept & first & ~undecided
     for name, rows in (("range", records), ("again", records[places[~alone]])):
         with open_items(space.file(name, number, "bin")) as file:
             file.write(rows.data)
@@ -74,12 +73,11 @@ def sort_range(
         rows = records[kept & (records["source"] == valid)]
         with open_items(space.file("valid", number, "bin")) as file:
             file.write(rows[np.argsort(rows["second"], kind="stable")].data)
-    new = records["words"] > 0
     with atomic_write(space.file("sums", number, "npz"), "wb") as file:
         np.savez(
             file,
-            read=_by_source(records, new, len(arrivals)) + repeated,
-            first=_by_source(records, sure, len(arrivals)),
+            read=_by_source(records, records["words"] > 0, len(arrivals)) + repeated,
+            first=_by_source(records, kept & first & ~undecided, len(arrivals)),
             longest=records["words"].max(initial=0),
             whole=words_of_documents(records[kept & first]).max(initial=0),
         )

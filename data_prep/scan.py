@@ -19,7 +19,7 @@ from alma.files import write_json_atomic
 from alma.stream import KEY_BYTES
 from data_prep.documents import Shard, Skipped, changed
 from data_prep.near_duplicates import EntryWriter
-from data_prep.work import DOCUMENT_BYTES, Workspace, changes, open_items, read_json
+from data_prep.work import DOCUMENT_BYTES, Workspace, changes, open_items
 
 _NUMBERS = [(name, "<u4") for name in ("words", "bytes", "source", "shard", "place")]
 RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("second", ">u8"), *_NUMBERS])
@@ -28,7 +28,6 @@ bytes of text, number of its source in `Workspace.sources`, number of its shard,
 _REST = struct.Struct("<IIIII")  # words to place of a RECORD
 
 _PIECE_BITS = 8 * (KEY_BYTES - DOCUMENT_BYTES)
-
 RUN_DOCUMENTS = 1 << 18  # documents of a sorted run: 11 MB of records
 
 
@@ -39,8 +38,7 @@ def content_key(text: bytes, seed: int) -> bytes:
 
 def content_keys(records: np.ndarray) -> np.ndarray:
     """(records,) content keys, the first 16 bytes; bytes compare as the big-endian numbers that they are."""
-    size = records.dtype.itemsize
-    key = np.dtype({"names": ["key"], "formats": [f"S{KEY_BYTES}"], "itemsize": size})
+    key = np.dtype({"names": ["key"], "formats": [f"S{KEY_BYTES}"], "itemsize": records.dtype.itemsize})
     return np.ascontiguousarray(records).view(key)["key"]
 
 
@@ -139,11 +137,3 @@ def repeats(records: np.ndarray) -> np.ndarray:
     Left out of a run, because one range has all copies of a text, however many there are.
     """
     return ~(changes(records["high"]) | changes(records["low"]) | changes(records["source"]))
-
-
-def skips(space: Workspace, shards: int) -> Iterator[Skipped]:
-    """What was skipped in shards 0 to `shards` - 1."""
-    for number in range(shards):
-        path = space.file("skipped", number, "json")
-        if path.exists():
-            yield from (Skipped(*fields) for fields in read_json(path))

@@ -16,12 +16,10 @@ from data_prep.cut import Wanted
 from data_prep.documents import Shard, changed
 from data_prep.plan import CorpusPlan, dropped, load_plan
 from data_prep.pools import LEFT_OUT
-from data_prep.scan import content_keys, keyed_texts, repeats
 from data_prep.work import Workspace, damaged, mapped, mapped_array
 
 INDEX = np.dtype([("key", f"S{KEY_BYTES}"), ("bytes", "<u4"), ("crc", "<u4"), ("source", "<u4")])
 _Document = tuple[int, bytes, bytes, int]  # bucket, content key, text, number of its source
-
 RUN_BYTES = 64 << 20  # text in memory before a sorted run is written
 
 
@@ -40,7 +38,7 @@ def shuffle_shard(space: Workspace, number: int, shard: Shard, wanted: Wanted, r
     ):
         run: list[_Document] = []
         size = 0
-        for hashes, source, data, _ in keyed_texts(space, shard):
+        for hashes, source, data, _ in scan.keyed_texts(space, shard):
             key = hashes[:KEY_BYTES]
             scanned, bucket = next(expected, (None, LEFT_OUT))
             if scanned != key:
@@ -69,11 +67,11 @@ def planned_documents(
         first = int(records["place"].min())
         own = copies[(copies >= first) & (copies < first + len(records))]
         bucket = plan.buckets_of(records, wanted, space.sources)
-        bucket[repeats(records)] = LEFT_OUT
+        bucket[scan.repeats(records)] = LEFT_OUT
         order = np.argsort(records["place"])
         bucket = bucket[order]
         bucket[own - first] = LEFT_OUT
-        keys = content_keys(records[order]).tobytes()
+        keys = scan.content_keys(records[order]).tobytes()
         for place, each in enumerate(bucket.tolist()):
             yield keys[KEY_BYTES * place : KEY_BYTES * (place + 1)], each
 

@@ -10,9 +10,10 @@ V dictionary size.
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from scipy.special import rel_entr
 
 from alma.errors import UserError
 from alma.stream import DTYPES, KEY_BYTES, read_index
@@ -21,8 +22,7 @@ from data_prep.work import DOCUMENT_BYTES
 _BLOCK = 1 << 21  # tokens or items per block: 16 MB as int64
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """Lengths and token frequencies of a part."""
 
     lengths: np.ndarray  # (documents,) tokens of each document, eos included
@@ -105,10 +105,6 @@ def compare(one: np.ndarray, other: np.ndarray) -> float | None:
 
 def divergence(one: np.ndarray, other: np.ndarray) -> float:
     """Jensen-Shannon divergence in bits of two vectors of counts, each scaled to sum to 1."""
-
-    def entropy(p: np.ndarray) -> float:
-        p = p[p > 0]
-        return float(-(p * np.log2(p)).sum())
-
     one, other = one / one.sum(), other / other.sum()
-    return entropy((one + other) / 2) - (entropy(one) + entropy(other)) / 2
+    middle = (one + other) / 2
+    return float((rel_entr(one, middle) + rel_entr(other, middle)).sum() / np.log(4))

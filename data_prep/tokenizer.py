@@ -20,9 +20,7 @@ from data_prep.shuffle import bucket_texts
 from data_prep.work import Workspace
 
 TRAINING_BYTES = 200_000_000  # text of the first mega-batch that the tokenizer is trained on
-
 MODEL = "tokenizer.model"  # the model's name in a stream
-
 END = "\v"  # the end of a line in a list of words; text has none, because it is white space
 _THREADS = 4  # recorded in the .model, so fixed; 1, 2 and 4 give the same tokens
 _OWN_SPECIALS = 3  # SentencePiece's ids <unk> 0, <s> 1, </s> 2
@@ -113,7 +111,8 @@ class Encoder(ABC):
             words += self._cut(text)
             words += (END, END)
             items.append(text.count("\n") + 2)
-        ids = self._ids_of(words)
+        blocks = (self._look_up(words[i : i + _BLOCK]) for i in range(0, len(words), _BLOCK))
+        ids = np.concatenate([np.zeros(0, self.dtype), *blocks])
         ends = np.flatnonzero(ids == EOS)
         empty = np.diff(ends, prepend=-1) == 1
         empty[np.cumsum(items, dtype=int) - 1] = False
@@ -128,13 +127,7 @@ class Encoder(ABC):
         """The tokenizer's own ids of a text."""
 
     def _encode_words(self, words: list[str]) -> list[bytes]:
-        """The fairseq ids of each word."""
         return [self._ids[self._tokenize(word)].tobytes() for word in words]
-
-    def _ids_of(self, words: list[str]) -> np.ndarray:
-        """(tokens,) the ids of words."""
-        blocks = (self._look_up(words[i : i + _BLOCK]) for i in range(0, len(words), _BLOCK))
-        return np.concatenate([np.zeros(0, self.dtype), *blocks])
 
     def _look_up(self, words: list[str]) -> np.ndarray:
         """The ids of words: joined from the cache with a hole for each new word, which is then filled."""

@@ -1,6 +1,5 @@
 """Verification of a stream: files against their checksums, and documents that are in two parts."""
 
-import sys
 from collections import Counter
 
 import numpy as np
@@ -61,10 +60,8 @@ def check(stream: Stream, workers: Workers) -> None:
     damage = run_all(workers, "files", FileInfo.problem, tasks, sizes)
     problems = [f"{path}: {problem}" for (_, path), problem in zip(tasks, damage, strict=True) if problem]
     problems = problems or leaks(stream)
-    for problem in problems:
-        print(problem)
     if problems:
-        sys.stdout.flush()
+        print(*problems, sep="\n", flush=True)
         what = f"{len(problems):,} problem{'s' * (len(problems) > 1)}"
         fail(f"{stream.directory}: {what}; copy the stream again, or make it again with `alma data`")
     print(f"verified {len(files)} files, {sum(sizes) / 1e9:.3g} GB")

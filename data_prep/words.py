@@ -6,7 +6,7 @@ hashes are uint64 and computed modulo 2**64; they depend on nothing but the spel
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,27 +26,15 @@ _NEWLINE, _SPACE = b"\n "
 
 def hash_bytes(text: bytes) -> np.uint64:
     """The hash of a word, or of a piece at its beginning."""
-    codes = _BYTES[np.frombuffer(text, np.uint8)]
-    return (codes * _powers(len(text))).sum(dtype=np.uint64)
-
-
-def hash_pieces(codes: np.ndarray, sizes: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """(words,) hashes of words that begin at `starts` of their pieces: `hash_bytes` and bytes of each."""
-    offsets = np.cumsum(sizes, dtype=np.int64) - sizes
-    offsets -= np.repeat(offsets[starts], np.diff(starts, append=len(sizes)))
-    return np.add.reduceat(codes * _powers(int(offsets.max()) + 1)[offsets], starts)
+    return (_BYTES[np.frombuffer(text, np.uint8)] * _powers(len(text))).sum(dtype=np.uint64)
 
 
 def _powers(count: int) -> np.ndarray:
-    powers = np.full(count, _PLACE)
-    powers[:1] = 1
-    return np.cumprod(powers)
+    return np.cumprod(np.append(np.uint64(1), np.full(count, _PLACE)))[:count]
 
 
 def hash_texts(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """(words,) hashes of the words of normalised texts, and (words,) the number of the text of each."""
-    if not texts:
-        return np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    """(words,) hashes of the words of one or more normalised texts, and (words,) the number of each text."""
     data = np.frombuffer(b"\n".join(texts), np.uint8)
     gaps = np.flatnonzero((data == _SPACE) | (data == _NEWLINE))
     starts = np.concatenate([[0], gaps + 1])
@@ -55,8 +43,7 @@ def hash_texts(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     values = _BYTES[data] * _powers(int(sizes.max()))[place]
     values[gaps] = 0
     ends = np.cumsum([len(text) + 1 for text in texts])
-    number = np.searchsorted(ends, starts, "right")
-    return np.add.reduceat(values, starts), number
+    return np.add.reduceat(values, starts), np.searchsorted(ends, starts, "right")
 
 
 def n_grams(words: np.ndarray, owners: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -71,8 +58,7 @@ def n_grams(words: np.ndarray, owners: np.ndarray, n: int) -> tuple[np.ndarray, 
     return hashes[within], owners[within]
 
 
-@dataclass(frozen=True)
-class Spelling:
+class Spelling(NamedTuple):
     """How tokens make words, four arrays (V,); a word does not depend on the tokens it was cut into."""
 
     begins: np.ndarray  # whether a word begins with the token, wherever it stands
@@ -103,8 +89,7 @@ def read_spelling(stream: Stream) -> Spelling:
         try:
             ids = json.loads(path.read_text("utf-8"))
             if name == "tokenizer.json":
-                added = {token["content"]: token["id"] for token in ids["added_tokens"]}
-                ids = ids["model"]["vocab"] | added
+                ids = ids["model"]["vocab"] | {each["content"]: each["id"] for each in ids["added_tokens"]}
             spelt = {str(i): token for token, i in ids.items()}
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: damaged ({error}); `--verify` lists all damage") from error
@@ -154,6 +139,9 @@ def word_blocks(path: str, spelling: Spelling) -> Iterator[tuple[np.ndarray, np.
             number = np.searchsorted(ends, start, "right")
             breaks = ends[number : np.searchsorted(ends, start + len(block), "left")] - start
             documents = number + np.searchsorted(breaks, at, "right")
-            is_word = np.add.reduceat(spelling.sizes[block], at) > 0  # not eos or a line break
-            hashes = hash_pieces(spelling.codes[block], spelling.sizes[block], at)
-            yield hashes[is_word], documents[is_word]
+            sizes = spelling.sizes[block]
+            is_word = np.add.reduceat(sizes, at) > 0  # not eos or a line break
+            offsets = np.cumsum(sizes, dtype=np.int64) - sizes
+            offsets -= np.repeat(offsets[at], np.diff(at, append=len(sizes)))  # of a token in its word
+            codes = spelling.codes[block] * _powers(int(offsets.max()) + 1)[offsets]
+            yield np.add.reduceat(codes, at)[is_word], documents[is_word]

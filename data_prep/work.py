@@ -26,9 +26,7 @@ from alma.workers import Workers
 from data_prep.documents import Reader
 
 FINISHED = "stream"  # the folder of a work directory for finished files, laid out as the stream
-
 DOCUMENT_BYTES = 12  # bytes of a content key that the pieces of a document share
-
 _LENGTH = 8  # bytes of the length after items
 Result = TypeVar("Result")
 
@@ -110,10 +108,7 @@ def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
     """The items of a file, memory-mapped; np.memmap takes three times as long. UserError: it is damaged."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size - _LENGTH
-        if size <= 0:
-            data: Any = file.read()
-        else:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size > 0 else file.read()
     if size < 0 or size % dtype.itemsize or int.from_bytes(data[size:], "little") != size:
         raise damaged(path)
     return np.frombuffer(data, dtype, size // dtype.itemsize)
@@ -146,8 +141,7 @@ class Work(AbstractContextManager["Work"]):
     """Runs stages in worker processes; one worker is this process."""
 
     def __init__(self, workers: int) -> None:
-        self.seconds: dict[str, float] = {}
-        """Wall-clock seconds of each stage."""
+        self.seconds: dict[str, float] = {}  # wall-clock, of each stage
         self._workers = Workers(workers)
 
     def __exit__(self, *error: Any) -> None:
@@ -162,8 +156,7 @@ class Work(AbstractContextManager["Work"]):
         todo = [task for task in tasks if not task.done.exists()]
         total = sum(task.weight for task in tasks)
         finished = total - sum(task.weight for task in todo)
-        bar = tqdm(desc=stage, total=total, initial=finished, unit=unit, unit_scale=True, disable=None)
-        with bar:
+        with tqdm(desc=stage, total=total, initial=finished, unit=unit, unit_scale=True, disable=None) as bar:
             for weight in self._finished(stage, function, todo) if todo else ():
                 bar.update(weight)
         self.seconds[stage] = time.monotonic() - start

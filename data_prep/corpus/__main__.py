@@ -16,10 +16,7 @@ from data_prep.compressed import Document
 from data_prep.corpus import git, pydoc
 from data_prep.formats import kind
 
-RECIPES = {
-    "git": (git.documents, None),
-    "pydoc": (pydoc.documents, ""),
-}
+RECIPES = {"git": (git.documents, None), "pydoc": (pydoc.documents, "")}
 """What yields each document, given SOURCE and the counts of what is left out; and the default of SOURCE."""
 _EXAMPLES = """\
 examples:

@@ -20,7 +20,6 @@ from data_prep.compressed import Document
 
 _FIELDS = ("%aI", "%at", "%(trailers)", "%B")
 _LOG = ("-c", "log.showSignature=false", "log", "-z", "--no-merges", "--encoding=UTF-8", "--no-color")
-_BLOCK = 2**20
 _SIGNATURE = re.compile(r"^[ \t]*[a-z]+(?:-[a-z]+)*-by:.*@.*(?:\n|\Z)", re.IGNORECASE | re.MULTILINE)
 """Lines such as Signed-off-by that are not in the last paragraph, where git finds trailers."""
 
@@ -55,13 +54,12 @@ def _git(folder: str, *words: str) -> Generator[bytes, None, None]:
     """What a command of git in a folder prints, cut at each NUL. UserError: it fails."""
     offline = git_environment() | {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}  # partial clones
     with tempfile.TemporaryFile() as errors:
-        command = ["git", *words]
         with subprocess.Popen(  # closed early, git ends by SIGPIPE
-            command, cwd=folder, env=offline, stdout=subprocess.PIPE, stderr=errors
+            ["git", *words], cwd=folder, env=offline, stdout=subprocess.PIPE, stderr=errors
         ) as process:
             assert process.stdout
             rest = b""
-            while block := process.stdout.read(_BLOCK):
+            while block := process.stdout.read(1 << 20):
                 *whole, rest = (rest + block).split(b"\0")
                 yield from whole
             if rest:
