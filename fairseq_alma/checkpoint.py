@@ -18,13 +18,11 @@ from alma.errors import UserError
 from alma.files import damage
 from alma.schema import require, whole
 
-PREFIX = "decoder."
-"""Prefix of every parameter name of a decoder-only language model."""
-_FOREIGN = (
+PREFIX = "decoder."  # prefix of every parameter name of a decoder-only language model
+_FOREIGN = (  # what torch, fairseq and the plug-in raise for a file with other content than theirs
     *(RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError),
     *(EOFError, MemoryError, struct.error, pickle.UnpicklingError),
 )
-"""What torch, fairseq and the plug-in raise for a file with other content than theirs."""
 
 
 @contextmanager

@@ -140,8 +140,7 @@ def compile_training(layer: nn.Module) -> None:
 class SwitchDecoder(TransformerDecoder):
     """fairseq's decoder with a Switch layer in every `moe_freq`-th block: (i + 1) % moe_freq == 0."""
 
-    padded: bool | None = None
-    """Whether the next batch has padding; None: look, for which the host waits for the GPU."""
+    padded: bool | None = None  # whether the next batch is padded; None: look, which waits for the GPU
 
     def __init__(self, args, dictionary, embed_tokens):
         self.blocks_built = 0

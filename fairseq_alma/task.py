@@ -36,11 +36,10 @@ from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion
 
 logger = logging.getLogger(__name__)
 
-_KEPT = (
+_KEPT = (  # measurements of this stage that checkpoints keep
     *("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory"),
     *("earlier_updates", "first_update", "average_from"),
 )
-"""Measurements of this stage that checkpoints keep."""
 
 
 _SHARED = []  # the options that the launcher has too, as fairseq declares options

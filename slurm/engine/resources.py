@@ -14,11 +14,10 @@ from alma.errors import UserError
 from alma.options import add_options, check_ranges, flag_of, given, option, options_of
 from slurm.engine.machine import Machine
 
-_SET_HERE = re.compile(
+_SET_HERE = re.compile(  # options of sbatch that have a flag here, or that are set for each job
     r"partition|nodes|(n?tasks|gpus|cpus|mem)(-per-\w+)?|time|job-name|output|error|input|open-mode|chdir"
     r"|dependency|array|(no-)?requeue|kill-on-invalid-dep|wrap|wait|test-only|parsable"
 )
-"""Options of sbatch that have a flag here, or that are set for each job."""
 
 
 @dataclass(frozen=True)

@@ -31,14 +31,11 @@ class Cost:
     """Cost of one training."""
 
     directory: Path
-    result: Path
-    """Marker of the stage's evaluation."""
+    result: Path  # marker of the stage's evaluation
     settings: FlagValues
-    vocabulary: int | None
-    """Tokens in dict.txt."""
+    vocabulary: int | None  # tokens in dict.txt
     machine: Machine
-    shared: bool = False
-    """Whether another run of the launch trains it, and this one takes over its files."""
+    shared: bool = False  # whether another run of the launch trains it, and this one takes over its files
 
     @property
     def on_gpu(self) -> bool:
@@ -167,8 +164,7 @@ class Estimate:
     out: Path
     learner: str
     costs: tuple[Cost, ...]
-    deployed: tuple[Cost, ...]
-    """Of the trainings whose models are deployed after the last stage."""
+    deployed: tuple[Cost, ...]  # of the trainings whose models are deployed after the last stage
 
     @property
     def parameters(self) -> int | None:

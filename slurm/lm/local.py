@@ -25,8 +25,7 @@ from slurm.lm.stage import Environment, RunJob, TrainJob, jobs_of
 
 _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT}
 """The marker that each log's job writes."""
-LINE_SECONDS = 60
-"""Between lines about one training."""
+LINE_SECONDS = 60  # between lines about one training
 
 
 def launch_here(plans: Sequence[Plan], jobs: int) -> None:

@@ -20,10 +20,8 @@ from alma.protocol import TextOptions
 from alma.stages import Stage, stages
 from alma.trainer import STAGE
 
-Flags = Mapping[str, Sequence[str]]
-"""The words of each flag of fairseq-train by its name, which is one of them."""
-FlagValues = Mapping[str, Any]
-"""The value of every flag of fairseq-train by its first name."""
+Flags = Mapping[str, Sequence[str]]  # the words of each flag of fairseq-train by its name, one of them
+FlagValues = Mapping[str, Any]  # the value of every flag of fairseq-train by its first name
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
 CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
 ENCODER = "--gpt2-encoder-json"  # its default is a URL, which nothing here reads
@@ -47,12 +45,9 @@ class Placement:
     """What each training of a run gets of its machine."""
 
     processes: int
-    gpus: int
-    """Of all processes; 0: a CPU."""
-    tokens: int | None
-    """Of an update, in full batches; None: unknown."""
-    by_machine: bool
-    """Whether the number of GPUs, and no flag, determines `tokens`."""
+    gpus: int  # of all processes; 0: a CPU
+    tokens: int | None  # of an update, in full batches; None: unknown
+    by_machine: bool  # whether the number of GPUs, and no flag, determines `tokens`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +75,9 @@ class Request(TextOptions):
         metavar="COMMAND",
         record=NEVER,
     )
-    flags: Flags = field(default_factory=dict)
-    """Of fairseq-train."""
-    settings: FlagValues = field(default_factory=dict)
-    """fairseq-train's values for `flags`; required by `make_plan`."""
-    placement: Placement | None = None
-    """From `place`; None: not decided."""
+    flags: Flags = field(default_factory=dict)  # of fairseq-train
+    settings: FlagValues = field(default_factory=dict)  # its values for `flags`; required by `make_plan`
+    placement: Placement | None = None  # from `place`; None: not decided
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -139,18 +131,14 @@ class Training:
     directory: Path
     arguments: tuple[str, ...]
     """Of fairseq-train but --finetune-from-model: the best checkpoint is unknown until `previous` ends."""
-    previous: Path | None
-    """Directory of the training whose model it continues; None: a new model."""
-    updates: int | None
-    """Of this training; None: no limit."""
-    earlier: int = 0
-    """Updates before it that fairseq-train counts too (one schedule)."""
+    previous: Path | None  # directory of the training whose model it continues; None: a new model
+    updates: int | None  # of this training; None: no limit
+    earlier: int = 0  # updates before it that fairseq-train counts too (one schedule)
     source: Path | None = None
     """Directory of the same training in another run, whose checkpoints it takes over; None: it trains."""
     seed: int = 0
     member: int = 0
-    trainer: str | None = None
-    """The user's command in place of fairseq-train; `arguments` then only tell trainings apart."""
+    trainer: str | None = None  # the user's command; `arguments` then only tell trainings apart
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -166,12 +154,9 @@ class StageSpec:
     stage: Stage
     directory: Path
     trainings: tuple[Training, ...]
-    models: tuple[Path, ...]
-    """Directories of the trainings whose models are evaluated, together if there are several."""
-    evaluate: tuple[str, ...]
-    """Command line without --path: the best checkpoints are unknown until the trainings end."""
-    settings: FlagValues
-    """Of its trainings: those of the request, with the stage's own experts, members and updates."""
+    models: tuple[Path, ...]  # directories of the trainings whose models are evaluated together
+    evaluate: tuple[str, ...]  # without --path: the best checkpoints are unknown until the trainings end
+    settings: FlagValues  # of its trainings: the request's, with the stage's own experts, members and updates
 
 
 @dataclass(frozen=True)
@@ -180,10 +165,8 @@ class Plan:
 
     request: Request
     config: dict[str, Any]
-    seeds: dict[str, int]
-    """Of the members, for alma.records."""
-    untrained: tuple[str, ...]
-    """Command line that evaluates the untrained model."""
+    seeds: dict[str, int]  # of the members, for alma.records
+    untrained: tuple[str, ...]  # command line that evaluates the untrained model
     stages: tuple[StageSpec, ...]
 
     @property

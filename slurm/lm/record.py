@@ -19,10 +19,8 @@ from slurm.lm.plan import Plan, StageSpec
 
 UNTRAINED, RESULT = "untrained.json", "result.json"
 """Measurements of the untrained model, in the run's directory, and of a stage, in the stage's."""
-SCORES = "scores.json"
-"""What --evaluate printed, in the stage's directory."""
-TRAINED = "trained.json"
-"""Marker in the directory of a training."""
+SCORES = "scores.json"  # what --evaluate printed, in the stage's directory
+TRAINED = "trained.json"  # marker in the directory of a training
 
 
 class _Costs(TypedDict):

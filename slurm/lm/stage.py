@@ -27,8 +27,7 @@ from slurm.lm.sharing import take_over
 
 Environment = Mapping[str, str]
 Watch = Callable[[str], None]
-RENDEZVOUS = ".rendezvous.json"
-"""File in the folder of a training by which its processes find each other."""
+RENDEZVOUS = ".rendezvous.json"  # file in the folder of a training by which its processes find each other
 
 
 @dataclass(frozen=True, kw_only=True)
