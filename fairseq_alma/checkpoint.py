@@ -50,6 +50,8 @@ def reading(path: str) -> Iterator[None]:
         if object_ := re.search(r"GLOBAL (\S+)", str(error)):
             what = (
                 f"contains Python objects ({object_[1]}), as in old fairseq versions: loading them could run "
+            )
+            what += (
                 "any code; if you trust the file, load it with weights_only=False and save it without them"
             )
         raise UserError(f"{path}: {what}") from error
@@ -117,10 +119,8 @@ def with_weights(path: str, state: dict[str, Any], weights: str) -> dict[str, An
         by_updates.setdefault(memory_map(str(last))["optimizer_history"][-1]["num_updates"], last)
     newest = sorted(by_updates)[-count:]
     if len(newest) < min(2, count):
-        raise UserError(
-            f"{folder} has {len(newest)} checkpoints to average: train with --save-interval-updates N "
-            f"--keep-interval-updates {count}"
-        )
+        flags = f"--save-interval-updates N --keep-interval-updates {count}"
+        raise UserError(f"{folder} has {len(newest)} checkpoints to average: train with {flags}")
     mean: dict[str, Any] = {}
     for k, updates in enumerate(newest, start=1):
         model = memory_map(str(by_updates[updates]))["model"]
@@ -149,8 +149,7 @@ def memory_map_members(paths: Sequence[str], weights: str = "trained") -> list[d
         rows = (len(value) for name, value in state["model"].items() if name.endswith("embed_tokens.weight"))
         sizes.append((next(rows, None), state["cfg"]["task"]["tokens_per_sample"]))
         if sizes[-1] != sizes[0]:
-            raise UserError(
-                "{} has a dictionary of {} entries and blocks of {} tokens, {} of {} and {}: members need "
-                "the same dictionary and --tokens-per-sample".format(path, *sizes[-1], paths[0], *sizes[0])
-            )
+            what = "{} has a dictionary of {} entries and blocks of {} tokens, {} of {} and {}"
+            remedy = "members need the same dictionary and --tokens-per-sample"
+            raise UserError(f"{what.format(path, *sizes[-1], paths[0], *sizes[0])}: {remedy}")
     return states

@@ -84,27 +84,16 @@ class DecoderLayer(TransformerDecoderLayerBase):
     def build_fc1(self, input_dim: int, output_dim: int, *quantisation) -> nn.Module:
         if self.moe is None:
             return super().build_fc1(input_dim, output_dim, *quantisation)
-        return SwitchFFN(
-            input_dim,
-            output_dim,
-            self.moe.moe_expert_count,
-            self.moe.moe_capacity_factor,
-            self.activation_fn,
-            self.activation_dropout_module,
-        )
+        sizes = (input_dim, output_dim, self.moe.moe_expert_count, self.moe.moe_capacity_factor)
+        return SwitchFFN(*sizes, self.activation_fn, self.activation_dropout_module)
 
     def build_fc2(self, *args) -> nn.Module | None:
         return super().build_fc2(*args) if self.moe is None else None
 
     def build_self_attention(self, embed_dim: int, cfg, **_) -> CausalSelfAttention:
         """As fairseq's, without its options for other models."""
-        return CausalSelfAttention(
-            embed_dim,
-            cfg.decoder.attention_heads,
-            dropout=cfg.attention_dropout,
-            self_attention=True,
-            xformers_att_config=cfg.decoder.xformers_att_config,
-        )
+        given = {"dropout": cfg.attention_dropout, "xformers_att_config": cfg.decoder.xformers_att_config}
+        return CausalSelfAttention(embed_dim, cfg.decoder.attention_heads, self_attention=True, **given)
 
     def forward(
         self,

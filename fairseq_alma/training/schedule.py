@@ -52,8 +52,7 @@ def check_optimizer(path: str, state: dict[str, Any] | None) -> None:
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:
     """Record where a new stage begins, once its checkpoint is loaded; `extra_state`: of that checkpoint."""
     task = trainer.task
-    counts = (extra_state or {}).get(type(task).__name__, {})
     done = trainer.get_num_updates()
     task.first_update = done
     if done:
-        task.average_from = counts.get("average_from", 0)
+        task.average_from = (extra_state or {}).get(type(task).__name__, {}).get("average_from", 0)
