@@ -19,10 +19,9 @@ from alma.files import damage
 from alma.schema import require, whole
 
 PREFIX = "decoder."  # prefix of every parameter name of a decoder-only language model
-_FOREIGN = (  # what torch, fairseq and the plug-in raise for a file with other content than theirs
-    *(RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError),
-    *(EOFError, MemoryError, struct.error, pickle.UnpicklingError),
-)
+# What torch, fairseq and the plug-in raise for a file with other content than theirs:
+_FOREIGN: tuple[type[Exception], ...] = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+_FOREIGN += (AssertionError, ArithmeticError, EOFError, MemoryError, struct.error, pickle.UnpicklingError)
 
 
 @contextmanager

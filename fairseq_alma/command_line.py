@@ -76,10 +76,8 @@ def parse(
     parser.error = lambda message: _refuse(parser, message)  # type: ignore[method-assign]
     if training:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        lengths = {
-            "--warmup-updates": f"{defaults.WARMUP}, at most a tenth of --total-num-update",
-            "--total-num-update": "the value of --max-update",
-        }
+        lengths = {"--warmup-updates": f"{defaults.WARMUP}, at most a tenth of --total-num-update"}
+        lengths["--total-num-update"] = "the value of --max-update"
         shown = (f"  {_shown({flag: value})}" for flag, value in (defaults.TRAINING | lengths).items())
         parser.epilog = "\n".join((f"defaults of --task {TASK}:", *shown))
     if asking := {"-h", "--help"}.intersection(words):

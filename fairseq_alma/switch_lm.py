@@ -10,13 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from fairseq.distributed import fsdp_wrap
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model, register_model_architecture, transformer_lm
 from fairseq.models.transformer import TransformerConfig, TransformerDecoder
-from fairseq.models.transformer_lm import (
-    TransformerLanguageModel,
-    TransformerLanguageModelConfig,
-    base_lm_architecture,
-)
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
@@ -33,7 +28,7 @@ from fairseq_alma.moe.router import Routing
 
 
 @dataclass
-class SwitchLMConfig(TransformerLanguageModelConfig):
+class SwitchLMConfig(transformer_lm.TransformerLanguageModelConfig):
     """Options of fairseq's transformer_lm and of the Switch layer, named as in fairseq's moe branch."""
 
     moe_expert_count: int = flag(4, "experts in each Switch layer")
@@ -146,12 +141,7 @@ class SwitchDecoder(TransformerDecoder):
         return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
     def extract_features(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: None = None,
-        incremental_state: dict[str, Any] | None = None,
-        full_context_alignment: bool = False,
-        **_,
+        self, prev_output_tokens: Tensor, incremental_state=None, full_context_alignment: bool = False, **_
     ) -> tuple[Tensor, dict[str, Any]]:
         """Features (B, T, D) of the tokens (B, T); extra["routings"]: the Routing of each Switch block."""
         tokens_BT, positions = prev_output_tokens, None
@@ -196,7 +186,7 @@ def expect_padding(decoder: nn.Module, padded: bool | None) -> None:
 
 
 @register_model("switch_lm", dataclass=SwitchLMConfig)
-class SwitchLanguageModel(TransformerLanguageModel):
+class SwitchLanguageModel(transformer_lm.TransformerLanguageModel):
     """A decoder-only Switch Transformer (paper, section 5), or several as one UMix."""
 
     decoder: SwitchDecoder | EnsembleDecoder
@@ -235,7 +225,7 @@ def _fill(arch: Arch, args) -> None:
         ("share_decoder_input_output_embed", True),
     ):
         setattr(args, key, safe_getattr(args, key, value))
-    base_lm_architecture(args)
+    transformer_lm.base_lm_architecture(args)
 
 
 for _name, _arch in ARCHS.items():

@@ -36,11 +36,9 @@ from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion
 
 logger = logging.getLogger(__name__)
 
-_KEPT = (  # measurements of this stage that checkpoints keep
-    *("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory"),
-    *("earlier_updates", "first_update", "average_from"),
-)
-
+# Measurements of this stage that checkpoints keep:
+_KEPT = ["train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory"]
+_KEPT += ["earlier_updates", "first_update", "average_from"]
 
 _SHARED = []  # the options that the launcher has too, as fairseq declares options
 for _option in options_of(TextOptions).values():
@@ -72,9 +70,7 @@ class AlmaLMConfig(_SharedConfig):
     megabatch_seed: int = flag(1, "seed of this cut; use the same in every stage")
     moe_gate_loss_wt: float = flag(0.01, "weight of the load-balancing loss")
     grow_experts: int = flag(
-        0,
-        "split this many losing experts of --finetune-from-model, the previous stage's "
-        "checkpoint; --moe-expert-count is the number after the splits",
+        0, "split this many losing experts of --finetune-from-model; --moe-expert-count is the number after"
     )
     grow_noise: float = flag(
         0.1,
@@ -270,11 +266,9 @@ class AlmaLMTask(LanguageModelingTask):
                     earlier = [token_blocks.Tokens(prefixes, self.megabatches[t - 1]) for t in numbers]
                 seed = self.args.seed + self.args.stage
                 blocks = token_blocks.ReplayBlocks(blocks, earlier, share, seed)
+        content = (blocks, blocks.sizes, self.dictionary, self.output_dictionary)
         return token_blocks.LanguageModelDataset(
-            blocks,
-            blocks.sizes,
-            self.dictionary,
-            self.output_dictionary,
+            *content,
             add_eos_for_other_targets=not across_items,
             shuffle=True,
             targets=self.targets,

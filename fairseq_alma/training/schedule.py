@@ -37,8 +37,7 @@ def prepare(cfg, trainer) -> bool:
         raise UserError(f"--max-update {limit}: {what}: {remedy}")
     cfg.finetune_from_model, cfg.restore_file = None, path
     cfg.reset_meters = cfg.reset_dataloader = True
-    # The rate follows from the update count.
-    cfg.reset_lr_scheduler = True
+    cfg.reset_lr_scheduler = True  # the rate follows from the update count
     return True
 
 

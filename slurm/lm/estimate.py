@@ -30,7 +30,6 @@ _EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
 class Cost:
     """Cost of one training."""
 
-    directory: Path
     result: Path  # marker of the stage's evaluation
     settings: FlagValues
     vocabulary: int | None  # tokens in dict.txt
@@ -177,11 +176,6 @@ class Estimate:
         return max((cost.memory or 0 for cost in self.costs), default=0) or None
 
     @property
-    def evaluation_host_memory(self) -> int | None:
-        """Bytes of host memory of the evaluation of all deployed models on a GPU: built, and mapped."""
-        return None if self.parameters is None else int(HOST_PROCESS) + 2 * 4 * self.parameters
-
-    @property
     def experts(self) -> str:
         """In the first and the last stage, and members, such as 4->12 or 4@2; - for a dense model."""
         ends = (self.costs[0], self.deployed[-1])
@@ -196,8 +190,14 @@ def estimate(plan: Plan, vocabulary: int | None, machine: Machine) -> Estimate:
     for spec in plan.stages:
         for training in spec.trainings:
             settings = {**spec.settings, "--max-update": training.updates or 0}
-            where, marker = training.directory, spec.directory / "result.json"
-            costs[where] = Cost(where, marker, settings, vocabulary, machine, training.source is not None)
+            cost = (
+                spec.directory / "result.json",
+                settings,
+                vocabulary,
+                machine,
+                training.source is not None,
+            )
+            costs[training.directory] = Cost(*cost)
     deployed = tuple(costs[directory] for directory in plan.stages[-1].models)
     return Estimate(plan.out, plan.config["learner"], tuple(costs.values()), deployed)
 
@@ -206,11 +206,8 @@ def vocabulary_size(data: str) -> int | None:
     """Tokens in dict.txt of a stream, or of the first fairseq-preprocess directory; None without dict.txt."""
     if is_stream(data):
         return Stream.load(data).vocab_size
-    try:
-        with open(Path(data.split(":")[0]) / "dict.txt", encoding="utf-8") as file:
-            return sum(1 for _ in file)
-    except FileNotFoundError:  # an error of fairseq-train
-        return None
+    file = Path(data.split(":")[0], "dict.txt")
+    return len(file.read_bytes().splitlines()) if file.exists() else None  # without it fairseq-train fails
 
 
 def total(numbers: Iterable[int | None]) -> int | None:
