@@ -190,14 +190,8 @@ def estimate(plan: Plan, vocabulary: int | None, machine: Machine) -> Estimate:
     for spec in plan.stages:
         for training in spec.trainings:
             settings = {**spec.settings, "--max-update": training.updates or 0}
-            cost = (
-                spec.directory / "result.json",
-                settings,
-                vocabulary,
-                machine,
-                training.source is not None,
-            )
-            costs[training.directory] = Cost(*cost)
+            marker, shared = spec.directory / "result.json", training.source is not None
+            costs[training.directory] = Cost(marker, settings, vocabulary, machine, shared)
     deployed = tuple(costs[directory] for directory in plan.stages[-1].models)
     return Estimate(plan.out, plan.config["learner"], tuple(costs.values()), deployed)
 
