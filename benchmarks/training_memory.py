@@ -209,7 +209,7 @@ def estimated(words: Sequence[str], vocabulary: int, processes: int = 1) -> int:
     """Bytes of a training step in the estimate of `alma train`, without those of CUDA's context."""
     resolved = check.resolve(list(words))
     settings = resolved["settings"] | {"--arch": resolved["arch"], "--distributed-world-size": processes}
-    cost = Cost(Path(), Path(), settings, vocabulary, Machine((V100,) * processes, None))
+    cost = Cost(Path(), settings, vocabulary, Machine((V100,) * processes, None))
     assert cost.memory is not None
     return cost.memory - int(PROCESS)
 

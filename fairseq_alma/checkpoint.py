@@ -18,13 +18,10 @@ from alma.errors import UserError
 from alma.files import damage
 from alma.schema import require, whole
 
-PREFIX = "decoder."
-"""Prefix of every parameter name of a decoder-only language model."""
-_FOREIGN = (
-    *(RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError),
-    *(EOFError, MemoryError, struct.error, pickle.UnpicklingError),
-)
-"""What torch, fairseq and the plug-in raise for a file with other content than theirs."""
+PREFIX = "decoder."  # prefix of every parameter name of a decoder-only language model
+# What torch, fairseq and the plug-in raise for a file with other content than theirs:
+_FOREIGN: tuple[type[Exception], ...] = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+_FOREIGN += (AssertionError, ArithmeticError, EOFError, MemoryError, struct.error, pickle.UnpicklingError)
 
 
 @contextmanager
@@ -52,6 +49,8 @@ def reading(path: str) -> Iterator[None]:
         if object_ := re.search(r"GLOBAL (\S+)", str(error)):
             what = (
                 f"contains Python objects ({object_[1]}), as in old fairseq versions: loading them could run "
+            )
+            what += (
                 "any code; if you trust the file, load it with weights_only=False and save it without them"
             )
         raise UserError(f"{path}: {what}") from error
@@ -119,10 +118,8 @@ def with_weights(path: str, state: dict[str, Any], weights: str) -> dict[str, An
         by_updates.setdefault(memory_map(str(last))["optimizer_history"][-1]["num_updates"], last)
     newest = sorted(by_updates)[-count:]
     if len(newest) < min(2, count):
-        raise UserError(
-            f"{folder} has {len(newest)} checkpoints to average: train with --save-interval-updates N "
-            f"--keep-interval-updates {count}"
-        )
+        flags = f"--save-interval-updates N --keep-interval-updates {count}"
+        raise UserError(f"{folder} has {len(newest)} checkpoints to average: train with {flags}")
     mean: dict[str, Any] = {}
     for k, updates in enumerate(newest, start=1):
         model = memory_map(str(by_updates[updates]))["model"]
@@ -151,8 +148,7 @@ def memory_map_members(paths: Sequence[str], weights: str = "trained") -> list[d
         rows = (len(value) for name, value in state["model"].items() if name.endswith("embed_tokens.weight"))
         sizes.append((next(rows, None), state["cfg"]["task"]["tokens_per_sample"]))
         if sizes[-1] != sizes[0]:
-            raise UserError(
-                "{} has a dictionary of {} entries and blocks of {} tokens, {} of {} and {}: members need "
-                "the same dictionary and --tokens-per-sample".format(path, *sizes[-1], paths[0], *sizes[0])
-            )
+            what = "{} has a dictionary of {} entries and blocks of {} tokens, {} of {} and {}"
+            remedy = "members need the same dictionary and --tokens-per-sample"
+            raise UserError(f"{what.format(path, *sizes[-1], paths[0], *sizes[0])}: {remedy}")
     return states

@@ -76,10 +76,8 @@ def parse(
     parser.error = lambda message: _refuse(parser, message)  # type: ignore[method-assign]
     if training:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        lengths = {
-            "--warmup-updates": f"{defaults.WARMUP}, at most a tenth of --total-num-update",
-            "--total-num-update": "the value of --max-update",
-        }
+        lengths = {"--warmup-updates": f"{defaults.WARMUP}, at most a tenth of --total-num-update"}
+        lengths["--total-num-update"] = "the value of --max-update"
         shown = (f"  {_shown({flag: value})}" for flag, value in (defaults.TRAINING | lengths).items())
         parser.epilog = "\n".join((f"defaults of --task {TASK}:", *shown))
     if asking := {"-h", "--help"}.intersection(words):
@@ -99,7 +97,6 @@ def parse(
             off = [flag for flag, value in of_model.items() if value is False and flag not in given]
             vars(args).update((flag[2:].replace("-", "_"), False) for flag in off)  # on in some archs
             initial.check(args)
-        _check_blocks(args)
         _check_model(args)
         _fill_schedule(args, given, scheduler)
         chosen = defaults.chosen(given, scheduler).items()
@@ -130,17 +127,13 @@ def _check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace, give
         raise UserError(f"{resets[0]}: --finetune-from-model resets all but the weights; leave it out")
 
 
-def _check_blocks(args: argparse.Namespace) -> None:
-    """UserError: fairseq would leave out tokens of an evaluation, in blocks that exceed a limit."""
+def _check_model(args: argparse.Namespace) -> None:
+    """UserError: `fairseq_alma.evaluate` cannot measure the model, or all tokens: blocks exceed a limit."""
     for name in ("max_target_positions", "max_tokens", "max_tokens_valid"):
         flag, limit, length = flag_of(name), getattr(args, name), args.tokens_per_sample
         if limit and limit < length:
             why = f"a block has {length} tokens and could not be evaluated"
             raise UserError(f"{flag} {limit}: {why}: give {flag} {length} or more")
-
-
-def _check_model(args: argparse.Namespace) -> None:
-    """UserError: a model that `fairseq_alma.evaluate` cannot measure."""
     known = ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")
     kind, name = ARCH_MODEL_REGISTRY[args.arch], ARCH_MODEL_NAME_REGISTRY[args.arch]
     of_fairseq = kind.__module__.startswith("fairseq.")

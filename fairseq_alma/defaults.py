@@ -11,12 +11,9 @@ from typing import Any
 
 from alma import averages
 
-SCHEDULES = {"stage": "polynomial_decay", "continuous": "fixed"}
-"""--lr-scheduler of each --schedule."""
-WEIGHTS_HELP = (
-    "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the mean of the "
-    "last K checkpoints in the folder of the given one (default: trained)"
-)
+SCHEDULES = {"stage": "polynomial_decay", "continuous": "fixed"}  # --lr-scheduler of each --schedule
+WEIGHTS_HELP = "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the "
+WEIGHTS_HELP += "mean of the last K checkpoints in the folder of the given one (default: trained)"
 
 
 def flag(default: Any, text: str) -> Any:
@@ -42,19 +39,16 @@ TRAINING: dict[str, object] = {
 }
 """As size base of experiments/table2.yaml, without --num-workers, and without --fp16: no gain on a CPU."""
 
-_SAVING = (
-    *("--save-interval", "--save-interval-updates", "--no-epoch-checkpoints"),
-    *("--keep-interval-updates", "--keep-last-epochs", "--keep-best-checkpoints"),
-)
+_SAVING: tuple[str, ...] = ("--save-interval", "--save-interval-updates", "--no-epoch-checkpoints")
+_SAVING += ("--keep-interval-updates", "--keep-last-epochs", "--keep-best-checkpoints")
 
-UNLESS = {
+UNLESS = {  # defaults that do not apply if one of these flags is given
     "--batch-size": ("--max-tokens",),
     "--update-freq": ("--max-tokens", "--batch-size"),
     "--save-interval-updates": _SAVING,
     "--keep-interval-updates": _SAVING,
     "--no-epoch-checkpoints": _SAVING,
 }
-"""Defaults that do not apply if one of these flags is given."""
 
 FLAGS = Path(__file__).with_name("flags.yaml")
 """What each flag of fairseq-train does to an interrupted training, and those that are refused."""

@@ -36,10 +36,8 @@ def parser() -> Parser:
         epilog=_EXAMPLES,
     )
     add = made.add_argument
-    kinds = (
-        "a run of `alma train`: the model of its last stage, with its tokenizer; or a checkpoint of arch "
-        "switch_gmoe* or transformer_lm"
-    )
+    kinds = "a run of `alma train`: the model of its last stage, with its tokenizer; or a checkpoint of arch "
+    kinds += "switch_gmoe* or transformer_lm"
     add("model", metavar="RUN|CHECKPOINT", help=kinds)
     add("--out", type=Path, required=True, metavar="DIR", help="directory to write")
     tokenizer = "stream that the model was trained on; its tokenizer is exported too"
@@ -58,10 +56,8 @@ def deployed_by(run: Path) -> str:
     markers = sorted(stages[-1].rglob("trained.json"))
     paths = [str(marker.with_name(_read(marker)["checkpoint"])) for marker in markers]
     if (models := len(_read(stages[-1] / "result.json")["training"])) != 1:
-        raise UserError(
-            f"{run} deploys an ensemble of {models} models, and export takes one: give a checkpoint, such as "
-            f"{paths[-1]}, and its stream as --tokenizer"
-        )
+        remedy = f"give a checkpoint, such as {paths[-1]}, and its stream as --tokenizer"
+        raise UserError(f"{run} deploys an ensemble of {models} models, and export takes one: {remedy}")
     return paths[0]
 
 

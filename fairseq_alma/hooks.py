@@ -176,7 +176,13 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     if getattr(trainer.cfg.model, "moe_expert_parallel", False):
         expert_parallel.check(trainer.cfg)
     cfg = copy.deepcopy(cfg)  # it changes; checkpoints store what the user gave
-    _reset_once(cfg)
+    last = Path(cfg.save_dir, "checkpoint_last.pt")
+    resets = [name for name in cfg if name.startswith("reset_") and cfg[name]]
+    if resets and cfg.restore_file == last.name and last.exists():
+        # Drop those that the training of the last checkpoint had: it applied them as it began.
+        for name in filter(checkpoint.memory_map(str(last))["cfg"]["checkpoint"].get, resets):
+            cfg[name] = False
+            logger.info(f"{flag_of(name)}: applied before {last} was written; this start resumes from it")
     growth.prepare(cfg, trainer)
     new_stage = schedule.prepare(cfg, trainer)
     average = trainer.cfg.ema
@@ -194,17 +200,6 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     if stopped or (max_update and trainer.get_num_updates() >= max_update):
         raise TrainingComplete
     return loaded
-
-
-def _reset_once(cfg) -> None:
-    """Drop the --reset-* flags that the training of the last checkpoint had: it applied them as it began."""
-    last = Path(cfg.save_dir, "checkpoint_last.pt")
-    flags = [name for name in cfg if name.startswith("reset_") and cfg[name]]
-    if flags and cfg.restore_file == last.name and last.exists():
-        before = checkpoint.memory_map(str(last))["cfg"]["checkpoint"]
-        for name in filter(before.get, flags):
-            cfg[name] = False
-            logger.info(f"{flag_of(name)}: applied before {last} was written; this start resumes from it")
 
 
 def _load_into(original, trainer, filename, *args, **kwargs):

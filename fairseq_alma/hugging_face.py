@@ -85,10 +85,8 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
             model.load_state_dict(renamed, strict=True, assign=True)
         except RuntimeError as error:
             problem = str(error).split("\n")[1].strip()
-            raise UserError(
-                f"{path}: {problem} Export supports switch_gmoe* and transformer_lm* with "
-                "--decoder-normalize-before"
-            ) from error
+            known = "switch_gmoe* and transformer_lm* with --decoder-normalize-before"
+            raise UserError(f"{path}: {problem} Export supports {known}") from error
     model.tie_weights()
     return model
 
@@ -117,7 +115,13 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
     stream = Stream.load(directory)
     stream.check([])
     if {"tokenizer.json", "vocab.json"} & stream.files.keys():
-        return _tokenizer_of_a_model(stream, config)
+        if config.pad_token_id is not None or stream.vocab_size != config.vocab_size:
+            what = "its tokenizer is of a model, from which the checkpoint does not start"
+            raise UserError(f"{stream.directory}: {what}: leave out --tokenizer")
+        kind = PreTrainedTokenizerFast if "tokenizer.json" in stream.files else GPT2Tokenizer
+        given = kind.from_pretrained(stream.directory)
+        given.bos_token = given.eos_token = given.convert_ids_to_tokens(config.eos_token_id)
+        return given
     spaces = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     if gpt2 := "vocab.bpe" in stream.files:
         ids = json.loads((directory / "encoder.json").read_bytes())
@@ -133,10 +137,8 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
         cuts = ((token[:cut], token[cut:]) for token in tokens for cut in range(1, len(token)))
         merges = [(left, right) for left, right in cuts if left in known and right in known]
     if len(tokens) + 4 != config.vocab_size:
-        raise UserError(
-            f"{directory} has a dictionary of {len(tokens) + 4:,} entries, the checkpoint of "
-            f"{config.vocab_size:,}: give the stream that the model was trained on"
-        )
+        what = f"a dictionary of {len(tokens) + 4:,} entries, the checkpoint of {config.vocab_size:,}"
+        raise UserError(f"{directory} has {what}: give the stream that the model was trained on")
     special = {"<s>": BOS, "<pad>": PAD, "\n": EOS, "<unk>": UNK}
     if clash := special.keys() & set(tokens):
         raise UserError(f"{directory}: the token {clash.pop()} has the name of a special token")
@@ -153,9 +155,8 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
         steps = [decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Replace("\n ", "\n")]
         made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
     begin = "<s>" if config.bos_token_id == BOS else "\n"
-    made.post_processor = processors.TemplateProcessing(
-        single=[begin, "$A"], pair=[begin, "$A", "$B"], special_tokens=[(begin, vocabulary[begin])]
-    )
+    one, two, special_tokens = [begin, "$A"], [begin, "$A", "$B"], [(begin, vocabulary[begin])]
+    made.post_processor = processors.TemplateProcessing(one, two, special_tokens)
     return PreTrainedTokenizerFast(
         tokenizer_object=made,
         bos_token=begin,
@@ -166,17 +167,6 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )
-
-
-def _tokenizer_of_a_model(stream: Stream, config: Any) -> PreTrainedTokenizerFast:
-    """The tokenizer that a stream has from a model, for a model with its ids."""
-    folder, what = stream.directory, "its tokenizer is of a model, from which the checkpoint does not start"
-    if config.pad_token_id is not None or stream.vocab_size != config.vocab_size:
-        raise UserError(f"{folder}: {what}: leave out --tokenizer")
-    kind = PreTrainedTokenizerFast if "tokenizer.json" in stream.files else GPT2Tokenizer
-    made = kind.from_pretrained(folder)
-    made.bos_token = made.eos_token = made.convert_ids_to_tokens(config.eos_token_id)
-    return made
 
 
 def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "trained") -> None:

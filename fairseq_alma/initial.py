@@ -25,11 +25,9 @@ from alma.stream import Stream, is_stream
 from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
 from fairseq_alma.moe.layer import STACKED, SwitchFFN
 
-BOS, PAD, EOS, UNK = range(4)
-"""Ids of fairseq's special tokens."""
+BOS, PAD, EOS, UNK = range(4)  # ids of fairseq's special tokens
 ACTIVATIONS = {name: name for name in ("relu", "gelu", "tanh", "linear")}
-ACTIVATIONS |= dict.fromkeys(("gelu_fast", "gelu_accurate"), "gelu_new")
-"""transformers' names by fairseq's."""
+ACTIVATIONS |= dict.fromkeys(("gelu_fast", "gelu_accurate"), "gelu_new")  # transformers' names by fairseq's
 _OURS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_accurate"}
 _TAKEN: dict[str, Any] = {"model_type": ["gpt2"], "activation_function": _OURS, "layer_norm_epsilon": [1e-5]}
 _TAKEN |= {"scale_attn_weights": [True], "scale_attn_by_inverse_layer_idx": [False]}
@@ -44,8 +42,7 @@ _OF_DECODER = ("layers", "attention_heads", "embed_dim", "input_dim", "output_di
 _OF_MODEL = [f"decoder_{name}" for name in (*_OF_DECODER, "learned_pos", "normalize_before")]
 _OF_MODEL += ["no_decoder_final_norm", "no_token_positional_embeddings", "layernorm_embedding"]
 _OF_MODEL += ["no_scale_embedding", "moe_freq", "share_decoder_input_output_embed", "activation_fn"]
-_OF_MODEL += ["moe_expert_count"]
-"""Options of fairseq that make the model."""
+_OF_MODEL += ["moe_expert_count"]  # options of fairseq that make the model
 
 
 @functools.lru_cache(maxsize=1)

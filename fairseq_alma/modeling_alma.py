@@ -99,13 +99,7 @@ class AlmaModel(BioGptModel):
                 layer.activation_fn = layer.fc2 = nn.Identity()
         self.post_init()
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        **kwargs,
-    ):
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
         """As BioGPT's; padding, where `attention_mask` is 0, takes up no position on either side."""
         if position_ids is None and attention_mask is not None and input_ids is not None:
             position_ids = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -input_ids.size(1) :]

@@ -9,10 +9,8 @@ import types
 import numpy as np
 from fairseq import options
 
-from fairseq_alma import compat, hooks, switch_lm, task
-from fairseq_alma.training import loss
-
-__all__ = ["loss", "switch_lm", "task"]
+from fairseq_alma import compat, hooks, switch_lm, task  # noqa: F401
+from fairseq_alma.training import loss  # noqa: F401
 
 if not hasattr(np, "compat"):
     # TokenBlockDataset's break mode "eos" (fairseq-interactive, `score` of a hub model) uses np.compat.long,

@@ -47,7 +47,6 @@ def _meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[TCPStore, in
         fail(str(error))
     store.set_timeout(timeout)
     yield store, rank, processes
-    raise RuntimeError("the processes of a training meet once")
 
 
 def _open(file: Path, attempt: str, host: str, processes: int) -> TCPStore:

@@ -129,6 +129,10 @@ def describe(split: str, loaded: Loaded) -> dict[str, Any]:
     nll = result.nll / tokens
     if not perplexity(nll) <= LARGEST:
         raise UserError(f"the loss on {split} is {nll:.4g}: training has diverged; try a lower --lr")
+    experts = {}
+    for layer, load in result.expert_tokens.items():
+        losses = (result.expert_loss[layer] / load.clamp(min=1)).tolist()
+        experts[layer] = {"share": (load / load.sum()).tolist(), "loss": losses}
     part = {"valid": task.stream.valid, "test": task.stream.test}.get(split) if task.stream else None
     return {
         "nll": nll,
@@ -138,13 +142,7 @@ def describe(split: str, loaded: Loaded) -> dict[str, Any]:
         "bytes": part and part.bytes,
         "perplexity_per_word": part and perplexity(result.nll / part.words),
         "bits_per_byte": part and bits_per_byte(result.nll, part.bytes),
-        "experts": {
-            layer: {
-                "share": (load / load.sum()).tolist(),
-                "loss": (result.expert_loss[layer] / load.clamp(min=1)).tolist(),
-            }
-            for layer, load in result.expert_tokens.items()
-        },
+        "experts": experts,
     }
 
 

@@ -10,13 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from fairseq.distributed import fsdp_wrap
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model, register_model_architecture, transformer_lm
 from fairseq.models.transformer import TransformerConfig, TransformerDecoder
-from fairseq.models.transformer_lm import (
-    TransformerLanguageModel,
-    TransformerLanguageModelConfig,
-    base_lm_architecture,
-)
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
@@ -33,7 +28,7 @@ from fairseq_alma.moe.router import Routing
 
 
 @dataclass
-class SwitchLMConfig(TransformerLanguageModelConfig):
+class SwitchLMConfig(transformer_lm.TransformerLanguageModelConfig):
     """Options of fairseq's transformer_lm and of the Switch layer, named as in fairseq's moe branch."""
 
     moe_expert_count: int = flag(4, "experts in each Switch layer")
@@ -84,27 +79,16 @@ class DecoderLayer(TransformerDecoderLayerBase):
     def build_fc1(self, input_dim: int, output_dim: int, *quantisation) -> nn.Module:
         if self.moe is None:
             return super().build_fc1(input_dim, output_dim, *quantisation)
-        return SwitchFFN(
-            input_dim,
-            output_dim,
-            self.moe.moe_expert_count,
-            self.moe.moe_capacity_factor,
-            self.activation_fn,
-            self.activation_dropout_module,
-        )
+        sizes = (input_dim, output_dim, self.moe.moe_expert_count, self.moe.moe_capacity_factor)
+        return SwitchFFN(*sizes, self.activation_fn, self.activation_dropout_module)
 
     def build_fc2(self, *args) -> nn.Module | None:
         return super().build_fc2(*args) if self.moe is None else None
 
     def build_self_attention(self, embed_dim: int, cfg, **_) -> CausalSelfAttention:
         """As fairseq's, without its options for other models."""
-        return CausalSelfAttention(
-            embed_dim,
-            cfg.decoder.attention_heads,
-            dropout=cfg.attention_dropout,
-            self_attention=True,
-            xformers_att_config=cfg.decoder.xformers_att_config,
-        )
+        given = {"dropout": cfg.attention_dropout, "xformers_att_config": cfg.decoder.xformers_att_config}
+        return CausalSelfAttention(embed_dim, cfg.decoder.attention_heads, self_attention=True, **given)
 
     def forward(
         self,
@@ -140,8 +124,7 @@ def compile_training(layer: nn.Module) -> None:
 class SwitchDecoder(TransformerDecoder):
     """fairseq's decoder with a Switch layer in every `moe_freq`-th block: (i + 1) % moe_freq == 0."""
 
-    padded: bool | None = None
-    """Whether the next batch has padding; None: look, for which the host waits for the GPU."""
+    padded: bool | None = None  # whether the next batch is padded; None: look, which waits for the GPU
 
     def __init__(self, args, dictionary, embed_tokens):
         self.blocks_built = 0
@@ -158,12 +141,7 @@ class SwitchDecoder(TransformerDecoder):
         return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
     def extract_features(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: None = None,
-        incremental_state: dict[str, Any] | None = None,
-        full_context_alignment: bool = False,
-        **_,
+        self, prev_output_tokens: Tensor, incremental_state=None, full_context_alignment: bool = False, **_
     ) -> tuple[Tensor, dict[str, Any]]:
         """Features (B, T, D) of the tokens (B, T); extra["routings"]: the Routing of each Switch block."""
         tokens_BT, positions = prev_output_tokens, None
@@ -208,7 +186,7 @@ def expect_padding(decoder: nn.Module, padded: bool | None) -> None:
 
 
 @register_model("switch_lm", dataclass=SwitchLMConfig)
-class SwitchLanguageModel(TransformerLanguageModel):
+class SwitchLanguageModel(transformer_lm.TransformerLanguageModel):
     """A decoder-only Switch Transformer (paper, section 5), or several as one UMix."""
 
     decoder: SwitchDecoder | EnsembleDecoder
@@ -247,7 +225,7 @@ def _fill(arch: Arch, args) -> None:
         ("share_decoder_input_output_embed", True),
     ):
         setattr(args, key, safe_getattr(args, key, value))
-    base_lm_architecture(args)
+    transformer_lm.base_lm_architecture(args)
 
 
 for _name, _arch in ARCHS.items():

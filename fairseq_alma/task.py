@@ -3,6 +3,8 @@
 import functools
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Optional
@@ -16,8 +18,6 @@ from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from numpy.typing import NDArray
-from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from alma.errors import UserError
 from alma.options import options_of
@@ -36,12 +36,9 @@ from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion
 
 logger = logging.getLogger(__name__)
 
-_KEPT = (
-    *("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory"),
-    *("earlier_updates", "first_update", "average_from"),
-)
-"""Measurements of this stage that checkpoints keep."""
-
+# Measurements of this stage that checkpoints keep:
+_KEPT = ["train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory"]
+_KEPT += ["earlier_updates", "first_update", "average_from"]
 
 _SHARED = []  # the options that the launcher has too, as fairseq declares options
 for _option in options_of(TextOptions).values():
@@ -73,9 +70,7 @@ class AlmaLMConfig(_SharedConfig):
     megabatch_seed: int = flag(1, "seed of this cut; use the same in every stage")
     moe_gate_loss_wt: float = flag(0.01, "weight of the load-balancing loss")
     grow_experts: int = flag(
-        0,
-        "split this many losing experts of --finetune-from-model, the previous stage's "
-        "checkpoint; --moe-expert-count is the number after the splits",
+        0, "split this many losing experts of --finetune-from-model; --moe-expert-count is the number after"
     )
     grow_noise: float = flag(
         0.1,
@@ -88,9 +83,7 @@ class AlmaLMConfig(_SharedConfig):
         "update moves it (ETA + 1) / (k + ETA) of the way to the weights",
     )
     init_sha256: str = flag("", "refuse to train from an --init whose weights have another checksum")
-    end_token: int = flag(
-        -1, "the id that eos stands for, of the model of --init, which sets this (-1: none)"
-    )
+    end_token: int = flag(-1, "the id that eos stands for in the model of --init, which sets this (-1: none)")
     expect_tokens: int = flag(0, "refuse to train if a full update has another number of tokens (0: any)")
     expect_gpus: int = flag(0, "refuse to train if torch can use fewer GPUs")
 
@@ -130,9 +123,8 @@ class AlmaLMTask(LanguageModelingTask):
         if not first.is_dir():
             raise UserError(f"{first}: no such directory; make a stream with `alma data`")
         if not (first / "dict.txt").is_file():
-            raise UserError(
-                f"{first}: dict.txt is missing; is this a stream or fairseq-preprocess directory?"
-            )
+            what = "dict.txt is missing; is this a stream or fairseq-preprocess directory?"
+            raise UserError(f"{first}: {what}")
         try:
             return super().setup_dictionary(args, **kwargs)
         except Exception as error:  # fairseq raises Exception for a wrong encoding
@@ -155,10 +147,9 @@ class AlmaLMTask(LanguageModelingTask):
         processes = distributed_utils.get_data_parallel_world_size()
         if getattr(args, "moe_expert_parallel", False) and processes > 1 and not from_checkpoint:
             if args.moe_expert_count % processes:
-                raise UserError(
-                    f"--moe-expert-parallel: {args.moe_expert_count} experts cannot be divided among "
-                    f"{processes} processes; use a multiple as --moe-expert-count, or drop the flag"
-                )
+                what = f"{args.moe_expert_count} experts cannot be divided among {processes} processes"
+                remedy = "use a multiple as --moe-expert-count, or drop the flag"
+                raise UserError(f"--moe-expert-parallel: {what}; {remedy}")
             group = ExpertParallelGroup(distributed_utils.get_data_parallel_group())
             for layer in switch_layers(model).values():
                 layer.parallelize(group)
@@ -194,10 +185,11 @@ class AlmaLMTask(LanguageModelingTask):
                 logger.info(f"{len(self.megabatches)} mega-batches; stage {stage.index}: {numbers}")
                 items = np.concatenate([self.megabatches[t - 1] for t in stage.train_on])
             elif self.args.stage or self.args.waiting_time != 1:
-                raise UserError(
-                    f"{self.args.data} is not a stream (no stream.json), so it is one mega-batch: give "
+                what = f"{self.args.data} is not a stream (no stream.json), so it is one mega-batch"
+                flags = (
                     "--megabatch-words N or --megabatch-tokens N to cut it, or GPT-2's --gpt2-encoder-json"
                 )
+                raise UserError(f"{what}: give {flags}")
         self.sources[split] = prefixes, items
         self.datasets[split] = self._blocks(split, self.args.tokens_per_sample)
 
@@ -212,10 +204,8 @@ class AlmaLMTask(LanguageModelingTask):
         megabatches = len(self.stream.megabatches if self.stream else self.megabatches)
         schedule = stages(megabatches, self.args.waiting_time, self.args.replay, replay_from)
         if not 0 <= self.args.stage < len(schedule):
-            raise UserError(
-                f"--stage {self.args.stage}: {megabatches} mega-batches with --waiting-time "
-                f"{self.args.waiting_time} have stages 0 to {len(schedule) - 1}"
-            )
+            given = f"{megabatches} mega-batches with --waiting-time {self.args.waiting_time}"
+            raise UserError(f"--stage {self.args.stage}: {given} have stages 0 to {len(schedule) - 1}")
         return schedule[self.args.stage]
 
     def is_cut(self) -> bool:
@@ -262,9 +252,8 @@ class AlmaLMTask(LanguageModelingTask):
         blocks: token_blocks.TokenBlocks | TokenBlockDataset
         if not across_items or self.targets != ["future"]:
             indexed, mode = preprocessed.indexed(prefixes), self.args.sample_break_mode
-            blocks = TokenBlockDataset(
-                indexed, indexed.sizes, length, self.dictionary.pad(), eos, mode, include_targets=True
-            )
+            own = (indexed, indexed.sizes, length, self.dictionary.pad(), eos, mode)
+            blocks = TokenBlockDataset(*own, include_targets=True)
         else:
             blocks = token_blocks.TokenBlocks(tokens, length, eos)
             if split == "train" and (share := self.args.replay_share):
@@ -277,11 +266,9 @@ class AlmaLMTask(LanguageModelingTask):
                     earlier = [token_blocks.Tokens(prefixes, self.megabatches[t - 1]) for t in numbers]
                 seed = self.args.seed + self.args.stage
                 blocks = token_blocks.ReplayBlocks(blocks, earlier, share, seed)
+        content = (blocks, blocks.sizes, self.dictionary, self.output_dictionary)
         return token_blocks.LanguageModelDataset(
-            blocks,
-            blocks.sizes,
-            self.dictionary,
-            self.output_dictionary,
+            *content,
             add_eos_for_other_targets=not across_items,
             shuffle=True,
             targets=self.targets,
@@ -326,10 +313,7 @@ class AlmaLMTask(LanguageModelingTask):
         It is multiplied by `sample_size`, by which fairseq divides the sum of losses.
         """
         model.set_num_updates(update_num)
-        outputs: list[tuple] = []
-        decoder = decoder_of(model)
-        expect_padding(decoder, sample.get("padded"))
-        with torch.autograd.profiler.record_function("forward"), collect_outputs(decoder, outputs):
+        with torch.autograd.profiler.record_function("forward"), outputs_of(model, sample) as outputs:
             loss, sample_size, logging_output = criterion(model, sample)
             routings = routings_of(outputs[-1]) if outputs else {}
             outputs.clear()  # free the logits before backward
@@ -346,10 +330,7 @@ class AlmaLMTask(LanguageModelingTask):
 
     def valid_step(self, sample, model, criterion):
         """As fairseq's, plus the loss of each expert."""
-        outputs: list[tuple] = []
-        decoder = decoder_of(model)
-        expect_padding(decoder, sample.get("padded"))
-        with collect_outputs(decoder, outputs):
+        with outputs_of(model, sample) as outputs:
             loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
         if outputs and (routings := routings_of(outputs[-1])):
             if isinstance(criterion, ChunkedCrossEntropyCriterion):
@@ -385,13 +366,12 @@ class AlmaLMTask(LanguageModelingTask):
         self.early_stop.update(state.get("early_stop", {}))
 
 
-def decoder_of(model) -> nn.Module:
-    """The decoder of a fairseq model, inside fairseq's distributed wrappers."""
-    while not hasattr(model, "decoder"):
+@contextmanager
+def outputs_of(model, sample: dict[str, Any]) -> Iterator[list[tuple]]:
+    """The outputs of the decoder's forward passes on a batch, called by any criterion."""
+    while not hasattr(model, "decoder"):  # fairseq's distributed wrappers
         model = model.module
-    return model.decoder
-
-
-def collect_outputs(decoder: nn.Module, outputs: list[tuple]) -> RemovableHandle:
-    """Append the output of each forward pass, called by any criterion, to `outputs`."""
-    return decoder.register_forward_hook(lambda _, inputs, output: outputs.append(output))
+    outputs: list[tuple] = []
+    expect_padding(model.decoder, sample.get("padded"))
+    with model.decoder.register_forward_hook(lambda _, inputs, output: outputs.append(output)):
+        yield outputs

@@ -9,11 +9,10 @@ from slurm.lm.options import parser as parser  # as every tool has one
 
 @command
 def main() -> None:
-    words = sys.argv[1:]
-    parsed = parse(words)
+    parsed = parse(sys.argv[1:])
     from slurm.lm import launcher  # imports much, so the options are checked first
 
-    launcher.start(words, parsed)
+    launcher.start(sys.argv[1:], parsed)
 
 
 if __name__ == "__main__":

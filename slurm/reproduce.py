@@ -28,10 +28,8 @@ DATA = {"small": "digits", "medium": "mnist"}  # of all image figures, by size; 
 TABLE2, TIME = TEXT = ("table2", "time")  # experiments of language models, and the folders of their runs
 MODELS = {"small": ("tiny",), "saturated": ("saturated_small", "saturated"), "paper": ("base", "large")}
 """The sizes of the rows of Table 2, by size."""
-_LOAD = (
-    "import sys; from alma.errors import command; from vision.data import load; "
-    "command(lambda: load(sys.argv[1], sys.argv[2], sys.argv[3:] == ['download']))()"
-)
+_LOAD = "import sys; from alma.errors import command; from vision.data import load; "
+_LOAD += "command(lambda: load(sys.argv[1], sys.argv[2], sys.argv[3:] == ['download']))()"
 _DATA_SET = re.compile("cifar100?|e?mnist")
 _EXAMPLES = """\
 examples:

@@ -92,12 +92,9 @@ def fastest_dispatcher(x_SD: Tensor, routing: Routing, capacity: int | None) -> 
     """The fastest dispatcher on the device of `x_SD`; with a capacity, one without a host sync."""
     if x_SD.device.type == "cpu":
         return LoopDispatcher(routing)
+    grouped = x_SD.dtype == torch.bfloat16 and hasattr(F, "grouped_mm")
     # On GPUs other than H100 and B200 grouped_mm syncs and loops (pytorch issue 186620).
-    if (
-        x_SD.dtype == torch.bfloat16
-        and hasattr(F, "grouped_mm")
-        and torch.cuda.get_device_capability(x_SD.device)[0] in (9, 10)
-    ):
+    if grouped and torch.cuda.get_device_capability(x_SD.device)[0] in (9, 10):
         return GroupedDispatcher(routing)
     return LoopDispatcher(routing) if capacity is None else PaddedDispatcher(routing, capacity)
 

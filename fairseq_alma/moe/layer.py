@@ -40,8 +40,7 @@ class SwitchFFN(nn.Module):
             nn.init.uniform_(weight, -(fan_in**-0.5), fan_in**-0.5)  # as nn.Linear does
         self.activation, self.activation_dropout = activation, activation_dropout
         self.router = router  # after the experts: the order of parameters in checkpoints
-        self.experts = experts
-        self.capacity_factor = capacity_factor
+        self.experts, self.capacity_factor = experts, capacity_factor
         self.ep_group: ExpertParallelGroup | None = None
 
     def capacity(self, tokens: int) -> int | None:
@@ -97,11 +96,8 @@ def _replace(function, layer: SwitchFFN, state: dict[str, Any], prefix: str, *_)
 
 def switch_layers(model: nn.Module) -> dict[str, SwitchFFN]:
     """The model's Switch layers by decoder block, from 0; in an ensemble "1.3" is block 3 of member 1."""
-    return {
-        ".".join(filter(str.isdigit, name.split("."))): module
-        for name, module in model.named_modules()
-        if isinstance(module, SwitchFFN)
-    }
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, SwitchFFN)}
+    return {".".join(filter(str.isdigit, name.split("."))): layer for name, layer in layers.items()}
 
 
 def routings_of(output: tuple) -> dict[str, Routing]:

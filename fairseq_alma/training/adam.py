@@ -28,20 +28,11 @@ class FusedAdam(Adam):
                 state["step"] += 1
                 at_step[int(state["step"])].append(param)
             beta1, beta2 = group["betas"]
+            rates = {"lr": group["lr"], "weight_decay": group["weight_decay"], "beta1": beta1, "beta2": beta2}
             for step, some in at_step.items():
-                _kernel(
-                    some,
-                    [param.grad for param in some],
-                    [self.state[param]["exp_avg"] for param in some],
-                    [self.state[param]["exp_avg_sq"] for param in some],
-                    [],
-                    [torch.full((), float(step), device=some[0].device)] * len(some),
-                    lr=group["lr"],
-                    beta1=beta1,
-                    beta2=beta2,
-                    weight_decay=group["weight_decay"],
-                    # torch adds eps after the second moment's bias correction, fairseq before it.
-                    eps=group["eps"] / (1 - beta2**step) ** 0.5,
-                    amsgrad=False,
-                    maximize=False,
-                )
+                moments = ([self.state[param][name] for param in some] for name in ("exp_avg", "exp_avg_sq"))
+                gradients = [param.grad for param in some]
+                steps = [torch.full((), float(step), device=some[0].device)] * len(some)
+                # torch adds eps after the second moment's bias correction, fairseq before it.
+                eps = group["eps"] / (1 - beta2**step) ** 0.5
+                _kernel(some, gradients, *moments, [], steps, **rates, eps=eps, amsgrad=False, maximize=False)

@@ -55,14 +55,9 @@ class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
     def compute_loss(self, model, net_output, sample, reduce: bool = True) -> tuple[Tensor, Tensor]:
         """Loss of the features (B, T, D) in `net_output`; only the sum (`reduce`) is differentiable."""
         features, target = net_output[0], model.get_targets(sample, net_output)
-        loss, nll = chunked_nll(
-            features.reshape(-1, features.size(-1)),
-            output_weights(model.decoder),
-            target.reshape(-1),
-            self.padding_idx,
-            self.chunk,
-            self.unused,
-        )
+        rows, weights = features.reshape(-1, features.size(-1)), output_weights(model.decoder)
+        settings = (self.padding_idx, self.chunk, self.unused)
+        loss, nll = chunked_nll(rows, weights, target.reshape(-1), *settings)
         self.nll = nll.view(target.shape)
         loss = loss if reduce else nll
         return loss, loss

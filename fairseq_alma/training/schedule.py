@@ -37,8 +37,7 @@ def prepare(cfg, trainer) -> bool:
         raise UserError(f"--max-update {limit}: {what}: {remedy}")
     cfg.finetune_from_model, cfg.restore_file = None, path
     cfg.reset_meters = cfg.reset_dataloader = True
-    # The rate follows from the update count.
-    cfg.reset_lr_scheduler = True
+    cfg.reset_lr_scheduler = True  # the rate follows from the update count
     return True
 
 
@@ -52,8 +51,7 @@ def check_optimizer(path: str, state: dict[str, Any] | None) -> None:
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:
     """Record where a new stage begins, once its checkpoint is loaded; `extra_state`: of that checkpoint."""
     task = trainer.task
-    counts = (extra_state or {}).get(type(task).__name__, {})
     done = trainer.get_num_updates()
     task.first_update = done
     if done:
-        task.average_from = counts.get("average_from", 0)
+        task.average_from = (extra_state or {}).get(type(task).__name__, {}).get("average_from", 0)

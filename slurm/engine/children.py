@@ -16,6 +16,8 @@ from typing import IO
 from alma.errors import UserError
 from slurm.engine.forks import Fork, ForkServer, dies_with_parent
 
+Environment = Mapping[str, str] | None  # variables that a child has besides those of this process
+Watch = Callable[[str], None] | None  # gets each line of a child's output
 OWN_MODULES = {"PYTHONSAFEPATH": "1"}
 """Environment of every child. Else `python -m` would first look for modules in the current folder, where a
 user may have a slurm.py."""
@@ -57,11 +59,7 @@ def preloaded(modules: Sequence[str]) -> Iterator[None]:
 
 
 def run(
-    command: Sequence[str],
-    log: Path,
-    what: str,
-    watch: Callable[[str], None] | None = None,
-    environment: Mapping[str, str] | None = None,
+    command: Sequence[str], log: Path, what: str, watch: Watch = None, environment: Environment = None
 ) -> None:
     """Run `command` to its end; append its output to `log` and pass each line to `watch`.
 

@@ -14,11 +14,10 @@ from alma.errors import UserError
 from alma.options import add_options, check_ranges, flag_of, given, option, options_of
 from slurm.engine.machine import Machine
 
-_SET_HERE = re.compile(
+_SET_HERE = re.compile(  # options of sbatch that have a flag here, or that are set for each job
     r"partition|nodes|(n?tasks|gpus|cpus|mem)(-per-\w+)?|time|job-name|output|error|input|open-mode|chdir"
     r"|dependency|array|(no-)?requeue|kill-on-invalid-dep|wrap|wait|test-only|parsable"
 )
-"""Options of sbatch that have a flag here, or that are set for each job."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,7 @@ class Resources:
         1440, "time limit in minutes; jobs save 2 minutes before, are requeued and resume", at_least=5
     )
     sbatch: Sequence[str] | None = option(
-        None,
-        "another option of sbatch by its long name, such as account=nlp or exclusive; may repeat",
-        metavar="KEY[=VALUE]",
+        None, "another option of sbatch, such as account=nlp or exclusive; may repeat", metavar="KEY[=VALUE]"
     )
     mem_gb_alone: int | None = None  # memory in GB of a job of one process; None: its share of `mem_gb`
 
@@ -130,11 +127,9 @@ def add_cluster(group: argparse._ArgumentGroup, *places: str) -> None:
 
 def add_flags(parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: str = "training") -> None:
     """Add the flags of `Resources`, spelt as in sbatch and submitit, with the defaults `usual`."""
-    group = parser.add_argument_group(
-        "SLURM",
-        f"Resources of each {what}, for --cluster slurm. Flags without a default use the cluster's; for GPUs "
-        "`alma train` works out the cores and the memory.",
-    )
+    about = f"Resources of each {what}, for --cluster slurm. Flags without a default use the cluster's; for "
+    about += "GPUs `alma train` works out the cores and the memory."
+    group = parser.add_argument_group("SLURM", about)
     repeated = {"sbatch": {"action": "append", "type": str}}
     add_options(group, options_of(Resources).values(), usual, changes=repeated)
 

@@ -23,11 +23,11 @@ def announce(plans: Sequence[Plan], machine: Machine, options: argparse.Namespac
     Raises UserError if a run does not fit `machine` (with --dry-run it only says so), or its directory was
     trained with other settings.
     """
-    sizes = {plan.stream: vocabulary_size(plan.stream) for plan in plans}
+    sizes = {plan.request.stream: vocabulary_size(plan.request.stream) for plan in plans}
     if options.megabatches and None in sizes.values():
         say(f"assumed: {options.megabatches} mega-batches, and a dictionary of {_VOCABULARY:,} tokens")
         sizes = {stream: size or _VOCABULARY for stream, size in sizes.items()}
-    estimates = [estimate(plan, sizes[plan.stream], machine) for plan in plans]
+    estimates = [estimate(plan, sizes[plan.request.stream], machine) for plan in plans]
     say(table(estimates))
     for spec in (spec for plan in plans if options.verbose for spec in plan.stages):
         commands = [*(one.command for one in spec.trainings), spec.evaluate]
@@ -78,11 +78,11 @@ def check_fit(estimates: Sequence[Estimate]) -> None:
             several = f" for {processes} processes" if processes > 1 else ""
             what = "a GPU here has" if cost.on_gpu else "this machine has free"
             half = " or --fp16" if cost.on_gpu and not cost.half else ""
-            raise UserError(
-                f"{run.out}: training needs about {need / _GB:,.1f} GB of memory{several}, and {what} "
-                f"{there / _GB:,.1f} GB: give a smaller --batch-size with a larger --update-freq, "
-                f"or --checkpoint-activations{half}, after the `--`"
+            needs = f"training needs about {need / _GB:,.1f} GB of memory{several}"
+            remedy = (
+                f"give a smaller --batch-size with a larger --update-freq, or --checkpoint-activations{half}"
             )
+            raise UserError(f"{run.out}: {needs}, and {what} {there / _GB:,.1f} GB: {remedy}, after the `--`")
 
 
 def _text(number: int | None, scale: float, name: str = "") -> str:

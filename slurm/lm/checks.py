@@ -119,10 +119,9 @@ def reshard_command(request: Request) -> list[str]:
     sized = request.settings["--megabatch-words"] or request.settings["--megabatch-tokens"]
     beside = Path(request.stream.split(":")[0], "encoder.json")
     if not (sized or ENCODER in request.flags or beside.is_file()):
-        raise UserError(
-            f"{request.stream}: no finished stream here; make one with `alma data`, or cut a "
-            "fairseq-preprocess directory: after the `--`, give --megabatch-words N or --megabatch-tokens N; "
-            f"with GPT-2's ids, as for RoBERTa, {ENCODER} FILE is enough"
-        )
+        what = "no finished stream here; make one with `alma data`, or cut a fairseq-preprocess directory"
+        remedy = "after the `--`, give --megabatch-words N or --megabatch-tokens N"
+        gpt2 = f"with GPT-2's ids, as for RoBERTa, {ENCODER} FILE is enough"
+        raise UserError(f"{request.stream}: {what}: {remedy}; {gpt2}")
     command = [sys.executable, "-m", "fairseq_alma.reshard", request.stream]
     return [*command, *request.chosen(CUT_FLAGS), *request.flags.get(ENCODER, ())]

@@ -67,7 +67,6 @@ def check_queue(plan: Plan) -> None:
 
 def _in_the_queue(plan: Plan, busy: Sequence[SubmittedJob], instead: str) -> UserError:
     ids = ", ".join(dict.fromkeys(str(job.job_id) for job in busy if job.run == plan.out))
-    return UserError(
-        f"{plan.out}: jobs of this run are in SLURM's queue (job ids {ids}): {instead}, or cancel them "
-        f"with: alma cancel {shlex.quote(str(plan.out))}"
-    )
+    what = f"jobs of this run are in SLURM's queue (job ids {ids})"
+    cancel = f"cancel them with: alma cancel {shlex.quote(str(plan.out))}"
+    return UserError(f"{plan.out}: {what}: {instead}, or {cancel}")

@@ -30,15 +30,11 @@ _EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
 class Cost:
     """Cost of one training."""
 
-    directory: Path
-    result: Path
-    """Marker of the stage's evaluation."""
+    result: Path  # marker of the stage's evaluation
     settings: FlagValues
-    vocabulary: int | None
-    """Tokens in dict.txt."""
+    vocabulary: int | None  # tokens in dict.txt
     machine: Machine
-    shared: bool = False
-    """Whether another run of the launch trains it, and this one takes over its files."""
+    shared: bool = False  # whether another run of the launch trains it, and this one takes over its files
 
     @property
     def on_gpu(self) -> bool:
@@ -167,8 +163,7 @@ class Estimate:
     out: Path
     learner: str
     costs: tuple[Cost, ...]
-    deployed: tuple[Cost, ...]
-    """Of the trainings whose models are deployed after the last stage."""
+    deployed: tuple[Cost, ...]  # of the trainings whose models are deployed after the last stage
 
     @property
     def parameters(self) -> int | None:
@@ -179,11 +174,6 @@ class Estimate:
     def memory(self) -> int | None:
         """Bytes of one process of the largest training."""
         return max((cost.memory or 0 for cost in self.costs), default=0) or None
-
-    @property
-    def evaluation_host_memory(self) -> int | None:
-        """Bytes of host memory of the evaluation of all deployed models on a GPU: built, and mapped."""
-        return None if self.parameters is None else int(HOST_PROCESS) + 2 * 4 * self.parameters
 
     @property
     def experts(self) -> str:
@@ -200,8 +190,8 @@ def estimate(plan: Plan, vocabulary: int | None, machine: Machine) -> Estimate:
     for spec in plan.stages:
         for training in spec.trainings:
             settings = {**spec.settings, "--max-update": training.updates or 0}
-            where, marker = training.directory, spec.directory / "result.json"
-            costs[where] = Cost(where, marker, settings, vocabulary, machine, training.source is not None)
+            marker, shared = spec.directory / "result.json", training.source is not None
+            costs[training.directory] = Cost(marker, settings, vocabulary, machine, shared)
     deployed = tuple(costs[directory] for directory in plan.stages[-1].models)
     return Estimate(plan.out, plan.config["learner"], tuple(costs.values()), deployed)
 
@@ -210,11 +200,8 @@ def vocabulary_size(data: str) -> int | None:
     """Tokens in dict.txt of a stream, or of the first fairseq-preprocess directory; None without dict.txt."""
     if is_stream(data):
         return Stream.load(data).vocab_size
-    try:
-        with open(Path(data.split(":")[0]) / "dict.txt", encoding="utf-8") as file:
-            return sum(1 for _ in file)
-    except FileNotFoundError:  # an error of fairseq-train
-        return None
+    file = Path(data.split(":")[0], "dict.txt")
+    return len(file.read_bytes().splitlines()) if file.exists() else None  # without it fairseq-train fails
 
 
 def total(numbers: Iterable[int | None]) -> int | None:

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -15,18 +15,18 @@ from alma.files import holder, locked, make_directory
 from alma.records import Run
 from alma.stages import stages
 from slurm.engine import children
+from slurm.engine.children import Environment, Watch
 from slurm.engine.machine import devices
 from slurm.engine.queue import JobStatus, SubmittedJob, tail
 from slurm.engine.terminal import say
 from slurm.lm.cluster import check_queue
 from slurm.lm.plan import Plan
 from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect, open_run, read_measured, summary
-from slurm.lm.stage import Environment, RunJob, TrainJob, jobs_of
+from slurm.lm.stage import RunJob, TrainJob, jobs_of
 
 _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT}
 """The marker that each log's job writes."""
-LINE_SECONDS = 60
-"""Between lines about one training."""
+LINE_SECONDS = 60  # between lines about one training
 
 
 def launch_here(plans: Sequence[Plan], jobs: int) -> None:
@@ -126,7 +126,7 @@ class TrainingProgress(AbstractContextManager):
             self.bar.initial = self.skipped
         self.bar.update(sum(self.updates.values()) - self.bar.n)
 
-    def watch(self, job: RunJob) -> Callable[[str], None] | None:
+    def watch(self, job: RunJob) -> Watch:
         """Takes the lines of fairseq's log of a training."""
         if not isinstance(job, TrainJob):
             return None

@@ -14,8 +14,7 @@ from slurm.lm.plan import Request
 
 _MAIN_FLAGS: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
 _MAIN_FLAGS += ("--tokens-per-sample", "--max-tokens", "--batch-size", "--update-freq", "--max-update")
-_MAIN_FLAGS += ("--max-epoch", "--distributed-world-size")
-"""Flags of fairseq-train in hints."""
+_MAIN_FLAGS += ("--max-epoch", "--distributed-world-size")  # flags of fairseq-train in hints
 _EXAMPLES = """\
 examples:
   # two learners on one stream, with the paper's settings

@@ -14,7 +14,7 @@ from alma.records import Run
 from slurm.engine.machine import Machine
 from slurm.engine.resources import Resources
 from slurm.engine.squeue import largest_node
-from slurm.lm.estimate import Estimate, total
+from slurm.lm.estimate import HOST_PROCESS, Estimate, total
 from slurm.lm.plan import Placement, Request, tokens_of_batch
 
 _GB = 10**9
@@ -50,10 +50,9 @@ def place(request: Request, machine: Machine) -> Request:
             other = f"`-- {flags}` on {fewer} of them"
             if begun:
                 other = f"GPUs for {fewer} processes, or, for a new run, {other}"
-            raise UserError(
-                f"{processes} processes cannot share the {passes} batches of an update (--update-freq "
-                f"{freq[0]} x --distributed-world-size {wanted}) evenly; for the same update give {other}"
-            )
+            product = f"--update-freq {freq[0]} x --distributed-world-size {wanted}"
+            what = f"{processes} processes cannot share the {passes} batches of an update ({product}) evenly"
+            raise UserError(f"{what}; for the same update give {other}")
         processes = fewer  # a run in progress goes on, on some of the GPUs
     shared = [passes * wanted // processes for passes in freq]
     tokens = batch and batch * freq[0] * wanted
@@ -81,7 +80,8 @@ def with_hosts(resources: Resources, estimates: Sequence[Estimate]) -> Resources
         sized = replace(sized, cpus_per_task=int(cores))
     if resources.mem_gb is None:
         trainings = [cost.host_memory(-(-cost.processes // resources.nodes)) for cost in costs]
-        evaluations = [run.evaluation_host_memory for run in estimates]
+        # All deployed models are built, and mapped.
+        evaluations = [run.parameters and int(HOST_PROCESS) + 2 * 4 * run.parameters for run in estimates]
         if total([*trainings, *evaluations]) is not None:
             most = most_memory / 1024  # SLURM's GB; less than 1: the cluster does not know
             needs = [max(need or 0 for need in needs) for needs in (trainings, evaluations)]

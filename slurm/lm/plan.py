@@ -20,10 +20,8 @@ from alma.protocol import TextOptions
 from alma.stages import Stage, stages
 from alma.trainer import STAGE
 
-Flags = Mapping[str, Sequence[str]]
-"""The words of each flag of fairseq-train by its name, which is one of them."""
-FlagValues = Mapping[str, Any]
-"""The value of every flag of fairseq-train by its first name."""
+Flags = Mapping[str, Sequence[str]]  # the words of each flag of fairseq-train by its name, one of them
+FlagValues = Mapping[str, Any]  # the value of every flag of fairseq-train by its first name
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
 CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
 ENCODER = "--gpt2-encoder-json"  # its default is a URL, which nothing here reads
@@ -47,12 +45,9 @@ class Placement:
     """What each training of a run gets of its machine."""
 
     processes: int
-    gpus: int
-    """Of all processes; 0: a CPU."""
-    tokens: int | None
-    """Of an update, in full batches; None: unknown."""
-    by_machine: bool
-    """Whether the number of GPUs, and no flag, determines `tokens`."""
+    gpus: int  # of all processes; 0: a CPU
+    tokens: int | None  # of an update, in full batches; None: unknown
+    by_machine: bool  # whether the number of GPUs, and no flag, determines `tokens`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +56,10 @@ class Request(TextOptions):
 
     stream: str = option(None, "stream that the experiments train on", metavar="STREAM", record=NEVER)
     out: Path = option(
-        None,
-        "run directory to create or resume (default of an experiment: runs/FOLDER/NAME)",
-        metavar="RUN",
-        record=NEVER,
+        None, "run directory (default of an experiment: runs/FOLDER/NAME)", metavar="RUN", record=NEVER
     )
     stages: int | None = option(
-        None,
-        "train N stages, then stop; rerun with a larger N to go on (default: all stages)",
-        at_least=1,
-        record=NEVER,
+        None, "train N stages, then stop; a larger N goes on (default: all)", at_least=1, record=NEVER
     )
     evaluate: str | None = option(
         None,
@@ -80,12 +69,9 @@ class Request(TextOptions):
         metavar="COMMAND",
         record=NEVER,
     )
-    flags: Flags = field(default_factory=dict)
-    """Of fairseq-train."""
-    settings: FlagValues = field(default_factory=dict)
-    """fairseq-train's values for `flags`; required by `make_plan`."""
-    placement: Placement | None = None
-    """From `place`; None: not decided."""
+    flags: Flags = field(default_factory=dict)  # of fairseq-train
+    settings: FlagValues = field(default_factory=dict)  # its values for `flags`; required by `make_plan`
+    placement: Placement | None = None  # from `place`; None: not decided
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -139,18 +125,14 @@ class Training:
     directory: Path
     arguments: tuple[str, ...]
     """Of fairseq-train but --finetune-from-model: the best checkpoint is unknown until `previous` ends."""
-    previous: Path | None
-    """Directory of the training whose model it continues; None: a new model."""
-    updates: int | None
-    """Of this training; None: no limit."""
-    earlier: int = 0
-    """Updates before it that fairseq-train counts too (one schedule)."""
+    previous: Path | None  # directory of the training whose model it continues; None: a new model
+    updates: int | None  # of this training; None: no limit
+    earlier: int = 0  # updates before it that fairseq-train counts too (one schedule)
     source: Path | None = None
     """Directory of the same training in another run, whose checkpoints it takes over; None: it trains."""
     seed: int = 0
     member: int = 0
-    trainer: str | None = None
-    """The user's command in place of fairseq-train; `arguments` then only tell trainings apart."""
+    trainer: str | None = None  # the user's command; `arguments` then only tell trainings apart
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -166,12 +148,9 @@ class StageSpec:
     stage: Stage
     directory: Path
     trainings: tuple[Training, ...]
-    models: tuple[Path, ...]
-    """Directories of the trainings whose models are evaluated, together if there are several."""
-    evaluate: tuple[str, ...]
-    """Command line without --path: the best checkpoints are unknown until the trainings end."""
-    settings: FlagValues
-    """Of its trainings: those of the request, with the stage's own experts, members and updates."""
+    models: tuple[Path, ...]  # directories of the trainings whose models are evaluated together
+    evaluate: tuple[str, ...]  # without --path: the best checkpoints are unknown until the trainings end
+    settings: FlagValues  # of its trainings: the request's, with the stage's own experts, members and updates
 
 
 @dataclass(frozen=True)
@@ -180,19 +159,13 @@ class Plan:
 
     request: Request
     config: dict[str, Any]
-    seeds: dict[str, int]
-    """Of the members, for alma.records."""
-    untrained: tuple[str, ...]
-    """Command line that evaluates the untrained model."""
+    seeds: dict[str, int]  # of the members, for alma.records
+    untrained: tuple[str, ...]  # command line that evaluates the untrained model
     stages: tuple[StageSpec, ...]
 
     @property
     def out(self) -> Path:
         return self.request.out
-
-    @property
-    def stream(self) -> str:
-        return self.request.stream
 
 
 def by_trainer(trainer: str, directory: Path, kind: str) -> tuple[str, ...]:
@@ -221,12 +194,8 @@ def make_plan(request: Request, megabatches: int) -> Plan:
                 raise UserError(f"{text}: growth {step} adds {more} to {now} experts: at most double them")
             now += more
         kept = "copy" if request.schedule != "stage" else "reset"
-        whole = replace(
-            whole,
-            grow_experts=growth,
-            grow_router=request.grow_router or ("tree" if request.init else "preserve"),
-            grow_optimizer=request.grow_optimizer or kept,
-        )
+        whole = replace(whole, grow_experts=growth, grow_optimizer=request.grow_optimizer or kept)
+        whole = replace(whole, grow_router=request.grow_router or ("tree" if request.init else "preserve"))
     config = {"learner": request.learner, "megabatches": megabatches, **recorded(whole)}
     flags = {name: words for name, words in request.flags.items() if name not in _SET_HERE}
     if not request.trainer:
@@ -243,14 +212,13 @@ def make_plan(request: Request, megabatches: int) -> Plan:
             flags[name] = flag_words(name, request.settings[name])
         # fairseq-train compares it with the tokens that it trains on.
         flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
-    board = _tensorboard(request, 0)  # of the untrained model
     specs = tuple(_stage(whole, stage, flags) for stage in schedule[: request.stages])
     first = specs[0].trainings
     seeds = [request.seed + SEED_STEP * member for member in range(len(first))]
     untrained = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
     untrained += flag_words("--context-window", request.context_window or None)
     untrained += ["--out", str(request.out / "untrained.json"), *first[0].arguments]
-    untrained += board
+    untrained += _tensorboard(request, 0)
     if request.trainer:
         untrained = list(by_trainer(request.trainer, request.out, "untrained"))
     members = {f"member_{k}": seed for k, seed in enumerate(seeds)} if len(seeds) > 1 else {}
@@ -262,7 +230,6 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
     index, learner, settings = stage.index, LEARNERS[request.learner], request.settings
     count, joint, separate = request.members or 1, learner.joint, learner.separate
     renews, one_schedule, updates = request.renews, request.one_schedule, request.updates
-    average = request.average_words
     out = request.out / f"stage_{index:02d}"
 
     experts: Any = settings.get("--moe-expert-count")
@@ -282,7 +249,7 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
         replays = name.startswith("replay_")  # stage 0 has nothing to replay
         if options_of(request)[name].metadata["passed"] and name[:5] != "grow_" and (index or not replays):
             shared += flag_words(flag_of(name), value)
-    shared += average + flag_words("--init-sha256", settings.get("--init-sha256") or None)
+    shared += request.average_words + flag_words("--init-sha256", settings.get("--init-sha256") or None)
     # A line for every 5% of a stage or more often, for `slurm.lm.local.progress`.
     interval = min(100, max(1, (updates or 2000) // 20))
     for name, text in {"--log-format": "json", "--log-interval": str(interval)}.items():

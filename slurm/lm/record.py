@@ -19,15 +19,11 @@ from slurm.lm.plan import Plan, StageSpec
 
 UNTRAINED, RESULT = "untrained.json", "result.json"
 """Measurements of the untrained model, in the run's directory, and of a stage, in the stage's."""
-SCORES = "scores.json"
-"""What --evaluate printed, in the stage's directory."""
-TRAINED = "trained.json"
-"""Marker in the directory of a training."""
+SCORES = "scores.json"  # what --evaluate printed, in the stage's directory
+TRAINED = "trained.json"  # marker in the directory of a training
 
 
-class _Costs(TypedDict):
-    """Of a training."""
-
+class _Costs(TypedDict):  # of a training
     flops: AMOUNT
     growth_flops: AMOUNT
     seconds: AMOUNT
@@ -45,11 +41,8 @@ def identity(stream: str) -> dict[str, Any]:
         return {"data": ":".join(str(Path(shard).resolve()) for shard in stream.split(":"))}
     made = Stream.load(stream)
     shared = made.files | made.valid.files | made.test.files
-    return {
-        "stream": Path(stream).resolve().name,
-        "stream_sha256": _digest(shared),
-        "megabatch_sha256": [_digest(part.files) for part in made.megabatches],
-    }
+    name, parts = Path(stream).resolve().name, [_digest(part.files) for part in made.megabatches]
+    return {"stream": name, "stream_sha256": _digest(shared), "megabatch_sha256": parts}
 
 
 def _digest(files: Mapping[str, FileInfo]) -> str:
@@ -62,13 +55,13 @@ def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
     Raises UserError if the last stage of the existing run was cut short by the end of a shorter stream.
     """
     waiting_time = plan.config["waiting_time"]
-    config = plan.config | identity(plan.stream)
+    config = plan.config | identity(plan.request.stream)
     if (plan.out / "run.json").exists():
         before = Run.read(plan.out).config["megabatches"]
         trained = (plan.out / f"stage_{(before - 1) // waiting_time:02d}").exists()
         if before < plan.config["megabatches"] and waiting_time <= before and trained:
             check_growth(plan.out, before, plan.config["megabatches"], waiting_time)
-    growing = ("megabatches", "megabatch_sha256", "grow_experts") if is_stream(plan.stream) else ()
+    growing = ("megabatches", "megabatch_sha256", "grow_experts") if is_stream(plan.request.stream) else ()
     return config, growing
 
 
@@ -126,10 +119,8 @@ def read_scores(text: bytes, where: Path) -> dict[str, float]:
         if isinstance(scores, dict) and scores:
             require(scores, dict.fromkeys(scores, NUMBER))
             return scores
-    raise UserError(
-        f'{where}: its last line is no JSON object of numbers such as {{"cloze_error": 0.25}}: repair the '
-        "program of --evaluate, and rerun the command"
-    )
+    what = 'its last line is no JSON object of numbers such as {"cloze_error": 0.25}'
+    raise UserError(f"{where}: {what}: repair the program of --evaluate, and rerun the command")
 
 
 def read_marker(path: Path) -> dict[str, Any]:
@@ -161,7 +152,7 @@ def measured_fields(measured: Mapping[str, Any], new: Sequence[bool], cutoff: st
     if trainings:
         extra["validation"] = sum(each["validation_flops"] for each in trainings)
         extra["training"] = [
-            {key: value for key, value in each.items() if key not in MACHINE_FIELDS} for each in trainings
+            {key: each[key] for key in each if key not in MACHINE_FIELDS} for each in trainings
         ]
     return {
         "metric": "perplexity",

@@ -42,10 +42,8 @@ def read_requests(words: Sequence[str], options: argparse.Namespace | None = Non
     if not experiments:
         if overrides:
             key = next(iter(overrides))
-            raise UserError(
-                f"{key}=: key=value overrides experiments (.yaml), and none is given: use --{key}, or a flag "
-                "of fairseq-train after `--`"
-            )
+            what = "key=value overrides experiments (.yaml), and none is given"
+            raise UserError(f"{key}=: {what}: use --{key}, or a flag of fairseq-train after `--`")
         return _requests(options, flags)
     if len(experiments) < len(options.what):
         raise UserError("give a stream, or experiments (.yaml) with their stream as --stream, not both")
@@ -74,9 +72,8 @@ def read_requests(words: Sequence[str], options: argparse.Namespace | None = Non
                 raise UserError(f"{file}: {error}") from None
             for request in found:
                 if requests.setdefault(request.out, request) != request:
-                    raise UserError(
-                        f"{file}: another experiment goes to {request.out} too: give one at a time"
-                    )
+                    what = f"another experiment goes to {request.out} too"
+                    raise UserError(f"{file}: {what}: give one at a time")
     return list(requests.values())
 
 

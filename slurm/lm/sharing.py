@@ -15,8 +15,7 @@ from alma.files import make_directory, write_json_atomic
 from slurm.lm.plan import FOREIGN, Plan
 from slurm.lm.record import TRAINED, read_marker
 
-_BEGUN = ("checkpoint_last.pt", FOREIGN["train"])
-"""Of a training that has begun, one of these exists."""
+_BEGUN = ("checkpoint_last.pt", FOREIGN["train"])  # of a training that has begun, one of these exists
 
 
 def share(plans: Sequence[Plan]) -> list[Plan]:

@@ -8,7 +8,7 @@ import os
 import secrets
 import shlex
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,14 @@ from alma.files import make_directory, patiently_locked, write_json_atomic
 from alma.options import flag_words
 from alma.records import Run
 from slurm.engine import children
+from slurm.engine.children import Environment, Watch
 from slurm.engine.jobs import Job
 from slurm.lm import trainer
 from slurm.lm.plan import Plan, StageSpec, Training
 from slurm.lm.record import RESULT, SCORES, TRAINED, UNTRAINED, collect, read_marker, read_scores
 from slurm.lm.sharing import take_over
 
-Environment = Mapping[str, str]
-Watch = Callable[[str], None]
-RENDEZVOUS = ".rendezvous.json"
-"""File in the folder of a training by which its processes find each other."""
+RENDEZVOUS = ".rendezvous.json"  # file in the folder of a training by which its processes find each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +45,13 @@ class RunJob(Job):
         marker = directory / TRAINED
         model = directory / read_marker(marker)["checkpoint"] if marker.exists() else marker
         if not model.exists():
-            raise UserError(
-                f"{model}: missing, and a later job needs this training: restore it, or delete "
-                f"{directory} and rerun the command to train that stage again"
-            )
+            remedy = f"restore it, or delete {directory} and rerun the command to train that stage again"
+            raise UserError(f"{model}: missing, and a later job needs this training: {remedy}")
         return model
 
     @abstractmethod
-    def do(self, environment: Environment | None = None, watch: Watch | None = None) -> None:
-        """Do what is missing on this machine, with additional environment variables.
-
-        `watch` gets each line of its output.
-        """
+    def do(self, environment: Environment = None, watch: Watch = None) -> None:
+        """Do what is missing on this machine."""
 
     def work(self) -> None:
         self.do()
@@ -73,8 +66,8 @@ class TrainJob(RunJob):
 
     def do(
         self,
-        environment: Environment | None = None,
-        watch: Watch | None = None,
+        environment: Environment = None,
+        watch: Watch = None,
         arguments: Sequence[str] | None = None,
         log: str = "train.log",
     ) -> None:
@@ -144,7 +137,7 @@ class EvaluateJob(RunJob):
 
     alone: bool = True
 
-    def do(self, environment: Environment | None = None, watch: Watch | None = None) -> None:
+    def do(self, environment: Environment = None, watch: Watch = None) -> None:
         if self.done:
             return
         models: list[Path] = []
@@ -152,7 +145,12 @@ class EvaluateJob(RunJob):
         if self.kind == "evaluate":
             command, log, what = self.spec.evaluate, "eval.log", self.name
             models = [self.model_of(model) for model in self.spec.models]
-            self._score(models, environment)
+            if self.plan.request.evaluate and not (self.directory / SCORES).exists():
+                # Before result.json, so that a failure of the user's program leaves no row.
+                scores, lines = self.directory / "scores.log", [""]
+                words = [*shlex.split(self.plan.request.evaluate), *map(str, models)]
+                children.run(words, scores, f"--evaluate of {what}", lines.append, environment)
+                write_json_atomic(self.directory / SCORES, read_scores(lines[-1].encode(), scores))
         if self.plan.request.trainer:
             task = trainer.evaluation_of(self.plan, self.spec if models else None, models)
             answer = trainer.answer(task, command, self.directory / log, what, watch, environment)
@@ -163,15 +161,6 @@ class EvaluateJob(RunJob):
         if models:
             command = (*command, "--path", ":".join(map(str, models)))
         children.run(command, self.directory / log, what, watch, environment)
-
-    def _score(self, models: Sequence[Path], environment: Environment | None) -> None:
-        """Write scores.json by the user's program, before result.json, so that a failure leaves no row."""
-        if not self.plan.request.evaluate or (self.directory / SCORES).exists():
-            return
-        log, lines = self.directory / "scores.log", [""]
-        words = [*shlex.split(self.plan.request.evaluate), *map(str, models)]
-        children.run(words, log, f"--evaluate of {self.name}", lines.append, environment)
-        write_json_atomic(self.directory / SCORES, read_scores(lines[-1].encode(), log))
 
 
 def jobs_of(plan: Plan) -> list[RunJob]:
@@ -185,30 +174,28 @@ def jobs_of(plan: Plan) -> list[RunJob]:
         for number, training in enumerate(spec.trainings):
             of = f", member {number + 1} of {count}" if count > 1 else ""
             needed = training.source or training.previous
-            jobs.append(
-                TrainJob(
-                    name=f"stage {index}{of}",
-                    array=f"alma-stage{index}-shared" if training.source else f"alma-stage{index}",
-                    directory=training.directory,
-                    marker=training.directory / TRAINED,
-                    needs=(needed / TRAINED,) if needed else (),
-                    updates=training.updates and training.updates + training.earlier,
-                    alone=training.source is not None,
-                    training=training,
-                    **shared,
-                )
-            )
-        jobs.append(
-            EvaluateJob(
-                name=f"evaluation of stage {index}",
-                kind="evaluate",
-                array=f"alma-evaluate{index}",
-                directory=spec.directory,
-                marker=spec.directory / RESULT,
-                needs=tuple(model / TRAINED for model in spec.models),
+            job = TrainJob(
+                name=f"stage {index}{of}",
+                array=f"alma-stage{index}-shared" if training.source else f"alma-stage{index}",
+                directory=training.directory,
+                marker=training.directory / TRAINED,
+                needs=(needed / TRAINED,) if needed else (),
+                updates=training.updates and training.updates + training.earlier,
+                alone=training.source is not None,
+                training=training,
                 **shared,
             )
+            jobs.append(job)
+        evaluation = EvaluateJob(
+            name=f"evaluation of stage {index}",
+            kind="evaluate",
+            array=f"alma-evaluate{index}",
+            directory=spec.directory,
+            marker=spec.directory / RESULT,
+            needs=tuple(model / TRAINED for model in spec.models),
+            **shared,
         )
+        jobs.append(evaluation)
     return jobs
 
 

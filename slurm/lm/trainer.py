@@ -1,7 +1,7 @@
 """Runs by the user's own trainer: the task file, the call, and the result file."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from alma.schema import parse_json
 from alma.stream import Part, Stream
 from alma.trainer import STAGE, TRAINED, Answer, StageTask, TextPart
 from slurm.engine import children
+from slurm.engine.children import Environment, Watch
 from slurm.lm.plan import Plan, StageSpec, Training
 
 _SPECIALS = 4  # ids before those of dict.txt
@@ -23,7 +24,7 @@ _OF_PATH = {"PYTHONSAFEPATH": ""}  # `python my_trainer.py` finds the modules be
 
 def training_of(plan: Plan, spec: StageSpec, training: Training, checkpoint: Path | None) -> StageTask:
     """The task of a training, from `checkpoint`; None: from scratch. UserError: damaged files."""
-    stream, share = Stream.load(plan.stream), plan.request.replay_share
+    stream, share = Stream.load(plan.request.stream), plan.request.replay_share
     earlier = spec.stage.earlier if share else ()
     kind, _, amount = (plan.request.budget or "").partition("=")
     own: dict[str, Any] = {"member": training.member, "seeds": (training.seed,)}
@@ -37,7 +38,7 @@ def training_of(plan: Plan, spec: StageSpec, training: Training, checkpoint: Pat
 
 def evaluation_of(plan: Plan, spec: StageSpec | None, models: Sequence[Path]) -> StageTask:
     """The task of an evaluation: of the `models` after a stage, or untrained. UserError: damaged files."""
-    stream, of = Stream.load(plan.stream), spec or plan.stages[0]
+    stream, of = Stream.load(plan.request.stream), spec or plan.stages[0]
     own: dict[str, Any] = {"evaluate": [stream.test, *_valid(stream, of), *stream.held_out]}
     own["members"] = tuple(str(model.resolve()) for model in models)
     own["seeds"] = tuple(training.seed for training in of.trainings)
@@ -77,12 +78,7 @@ def _text_part(stream: Stream, part: Part) -> TextPart:
 
 
 def answer(
-    task: StageTask,
-    command: Sequence[str],
-    log: Path,
-    what: str,
-    watch: Callable[[str], None] | None,
-    environment: Mapping[str, str] | None,
+    task: StageTask, command: Sequence[str], log: Path, what: str, watch: Watch, environment: Environment
 ) -> Answer:
     """The trainer's answer, which a killed launch may have left; else run `command`, as `children.run` does.
 
@@ -127,7 +123,7 @@ def measured(
     plan: Plan, task: StageTask, found: Answer, trainings: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The content of untrained.json or result.json; `trainings`: the costs of the deployed models."""
-    stream, (nll, tokens) = Stream.load(plan.stream), found.losses["test"]
+    stream, (nll, tokens) = Stream.load(plan.request.stream), found.losses["test"]
     valid = [found.losses[part.name] for part in task.valid]
     on_valid = sum(loss * count for loss, count in valid) / sum(count for _, count in valid)
     flops = found.eval_flops_per_example

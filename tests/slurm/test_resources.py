@@ -110,7 +110,7 @@ def test_no_more_than_a_node_has(slurm, node, constraint, cores, gb):
     wanted = Resources(partition="learn", sbatch=constraint and [f"constraint={constraint}"])
     cost = Mock(settings={"--num-workers": 0}, processes=8)
     cost.host_memory.return_value = 57 * 10**9
-    estimates = [Mock(costs=[cost], evaluation_host_memory=8 * 10**9)]
+    estimates = [Mock(costs=[cost], parameters=5 * 10**8)]
     sized = with_hosts(wanted, estimates)
     assert (sized.cpus_per_task, sized.mem_gb) == (cores, gb)
     assert slurm.calls("sinfo")[0][-2:] == ["--partition", "learn"]
