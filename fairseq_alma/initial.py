@@ -164,6 +164,9 @@ def check(args: Namespace) -> None:
         grown = flag == "--moe-expert-count" and args.finetune_from_model
         if given != value and (given or value) and flag != "--arch" and not grown:  # None: off
             raise UserError(f"{flag} {given}: {model} has {value}: leave the flag out, or give its model")
+    if args.arch.startswith("switch") and not flags.get("--decoder-normalize-before"):
+        what = f"{model} normalises after each layer, a mixture before it"
+        raise UserError(f"--init: {what}: train the model with --decoder-normalize-before")
     if args.tokens_per_sample > positions:
         less = f"{model} has {positions} positions: give --tokens-per-sample {positions} or less"
         raise UserError(f"--tokens-per-sample {args.tokens_per_sample}: {less}")

@@ -275,3 +275,12 @@ def test_a_stream_in_other_ids_is_one_line(folder, request, capsys):
     with pytest.raises(SystemExit, match="2"):
         check.resolve(list(map(str, words)))
     assert "its 1,000 tokens are not the 300 of" in capsys.readouterr().err
+
+
+def test_a_model_that_normalises_after_its_layers_starts_no_mixture(untrained, stream, capsys):
+    path, _, _ = untrained("dense.pt", "--arch", "transformer_lm")
+    words = [str(stream), "--task", "alma_lm", "--init", str(path), "--tokens-per-sample", "16", "--cpu"]
+    check.resolve(words)
+    with pytest.raises(SystemExit, match="2"):
+        check.resolve([*words, "--arch", "switch_gmoe"])
+    assert "train the model with --decoder-normalize-before" in capsys.readouterr().err
