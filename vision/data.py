@@ -192,10 +192,8 @@ def _read(name: str, root: str, download: bool, size: folder.Size | None, cache:
 def make_dataset(name: str, train: Sequence[Any], test: Sequence[Any], statistics: Any = None) -> Dataset:
     """A data set of `train` and `test`: images, bytes (n, height, width) or (n, channels, height, width), and
     labels (n,), whole numbers from 0 to one less than the number of classes; arrays or tensors.
-
     `statistics` are mean and std of each channel; None computes them from the training images. A `name` of
-    your own has the defaults of `folder`. UserError: other arrays.
-    """
+    your own has the defaults of `folder`. UserError: other arrays."""
     train, test = _images(f"training images of {name}", *train), _images(f"test images of {name}", *test)
     sizes = [tuple(part.images.shape[1:]) for part in (train, test)]
     if sizes[0] != sizes[1]:
@@ -203,9 +201,7 @@ def make_dataset(name: str, train: Sequence[Any], test: Sequence[Any], statistic
     classes = int(max(train.labels.max(), test.labels.max())) + 1
     if statistics is None:  # from counts of the 256 values: doubles take 8 times the memory
         count = partial(torch.bincount, minlength=256)
-        chunks = (
-            [count(channel.flatten()) for channel in part.unbind(1)] for part in train.images.split(256)
-        )
+        chunks = ([count(x.flatten()) for x in part.unbind(1)] for part in train.images.split(256))
         counts = sum(map(torch.stack, chunks), torch.zeros(())).double()
         values, total = torch.arange(256).double() / 255, counts.sum(1)
         mean = counts @ values / total
@@ -296,11 +292,9 @@ class MegaBatchStream:
 
 
 class StageData:
-    """Training and validation examples of the stages of a `schedule`, read anew at every call.
-
-    With a `replay_share`, validation examples are a sample with that share of old ones. A stage has as many
-    as without replay, and the same ones in every epoch.
-    """
+    """Training and validation examples of the stages of a `schedule`, read anew at every call. With a
+    `replay_share`, validation examples are a sample with that share of old ones. A stage has as many as
+    without replay, and the same ones in every epoch."""
 
     def __init__(
         self,

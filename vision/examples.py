@@ -49,9 +49,7 @@ class Pixels:
 @dataclass(frozen=True)
 class StoredExamples:
     """Examples whose images stay bytes in the memory of their data set; only a batch of them is normalised.
-
-    The numbers are those of `Examples`, in a quarter of the memory or, of images in files, in none.
-    """
+    The numbers are those of `Examples`, in a quarter of the memory or, of images in files, in none."""
 
     source: Tensor | Pixels  # bytes of all images of the data set, (N, channels, height, width)
     indices: Tensor  # (n,), of the examples among them

@@ -1,7 +1,5 @@
-"""One run: a learner on a stream, recorded in a run directory. It resumes after any interruption.
-
-As in `vision.learners.base`, torch is imported inside the functions that use it.
-"""
+"""One run: a learner on a stream, recorded in a run directory. It resumes after any interruption. As in
+`vision.learners.base`, torch is imported inside the functions that use it."""
 
 import copy
 import json
@@ -24,8 +22,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from vision.classifiers import Factory
     from vision.data import MegaBatchStream, StageData
+    from vision.models import Factory
     from vision.train import Progress
 
 CHECKPOINT = "checkpoint.pt"
@@ -70,7 +68,9 @@ def run(
     from vision.data import StageData
 
     dataset, target = stream.dataset, device_of(device)
-    settings |= _arch_of(backbone, settings)
+    if (arch := settings.get("arch", "")) and (backbone or arch.startswith(presets.OWN)):
+        raise UserError(f"arch {arch}: give arch, or a backbone of your own in its place")
+    settings |= {"arch": presets.OWN + _name(backbone)} if backbone else {}
     chosen = resolve(dataset.name, learner, preset, settings, waiting_time)
     stream, own = _checked(stream, chosen, backbone)
     share = presets.replay_share(preset, replay) if replay_share is None else replay_share
@@ -134,13 +134,6 @@ def _complete(record: Run, stages: int) -> bool:
     if row and row["t"] == len(record.rows):
         record.append(row)
     return bool(row) and row["t"] < len(record.rows) and state["done"] == stages
-
-
-def _arch_of(backbone: "Factory | None", settings: Mapping[str, Any]) -> dict[str, str]:
-    """The setting `arch` of a backbone. UserError: `settings` have another one."""
-    if (arch := settings.get("arch", "")) and (backbone or arch.startswith(presets.OWN)):
-        raise UserError(f"arch {arch}: give arch, or a backbone of your own in its place")
-    return {"arch": presets.OWN + _name(backbone)} if backbone else {}
 
 
 def _checked(
@@ -275,7 +268,6 @@ class _Trainer:
             torch.save(state, file)
 
     def train(self, stage: Stage) -> dict[str, float]:
-        """Train on a stage; returns FLOPs by purpose."""
         # A completed stage is saved only here, once its row is on disk. A learner that resumes mid-stage is
         # not saved: the checkpoint would lose its progress.
         if not self._interrupted and self._due():
@@ -303,7 +295,6 @@ class _Trainer:
         return time.monotonic() - self._saved >= self.save_interval
 
     def test(self) -> tuple[float, float]:
-        """Test error (a fraction) and the FLOPs of measuring it."""
         learner = self.learner
         predicted, flops = learner.predict(self._test, self._cache)
         error, self._matrix = self._errors(predicted)
@@ -353,9 +344,8 @@ class _Trainer:
 
     @property
     def details(self) -> dict[str, Any]:
-        """The learner's details, and "raw": the errors without the average of weights; "memory_of" marks
-        a peak memory that covers the whole process; "matrix": errors on each mega-batch's held-out part.
-        """
+        """The learner's details, and "raw": the errors without the average of weights; "memory_of" marks a
+        peak memory that covers the whole process; "matrix": errors on each mega-batch's held-out part."""
         memory_of = "" if self._own_memory else "process"
         more = {"raw": self._raw, "matrix": self._matrix, "scores": self._scores, "memory_of": memory_of}
         more["matrix_periods"] = self._periods

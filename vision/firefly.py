@@ -50,11 +50,9 @@ class Choice(NamedTuple):
 
 class Candidates:
     """A hidden layer with its candidates, which are dimension 0 of each perturbation.
-
     `split` (H, I, *S) moves the two copies of a neuron from weights w to w + p and w - p. `outgoing`
     (K, O, *S) are the outgoing weights of new neurons; their incoming weights `new` (K, I, *S) are random.
-    `layer` (1, H, H, *S), or (0, ...) where no layer fits, is added to the identity.
-    """
+    `layer` (1, H, H, *S), or (0, ...) where no layer fits, is added to the identity."""
 
     def __init__(
         self, layer: Any, after: Any, new: int, deepen: bool, pool: bool, generator: torch.Generator
@@ -249,10 +247,8 @@ class Overgrown:
         if not added:
             chosen[order[0][1]].append(order[0][2])
         tensor = partial(torch.tensor, dtype=torch.long, device=self.classifier.weight.device)
-        kinds = zip(chosen[::3], chosen[1::3], chosen[2::3], strict=True)
-        return [
-            Choice(tensor(sorted(split)), tensor(sorted(new)), bool(layer)) for split, new, layer in kinds
-        ]
+        sets = zip(chosen[::3], chosen[1::3], chosen[2::3], strict=True)
+        return [Choice(tensor(sorted(split)), tensor(sorted(new)), bool(layer)) for split, new, layer in sets]
 
     def parameters(self, counts: Sequence[Sequence[int]]) -> int:
         """Parameters of the network grown by (splits, new neurons, new layers) at each hidden layer."""

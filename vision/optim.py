@@ -1,8 +1,6 @@
 """Optimizers of one vector of parameters, the schedule of their learning rate, and the average of weights.
-
-All match torch.optim bit for bit (tests/vision/test_optim.py). On a small network, half of a
-torch.optim step is overhead, and torch.optim imports torch's compiler.
-"""
+All match torch.optim bit for bit (tests/vision/test_optim.py). On a small network, half of a torch.optim step
+is overhead, and torch.optim imports torch's compiler."""
 
 import copy
 import math

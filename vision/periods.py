@@ -71,9 +71,7 @@ class ImagePeriod(NamedTuple):
 @lru_cache(maxsize=4)
 def listed(source: ImageSource) -> tuple[tuple[ImagePeriod, ...], str]:
     """The periods of a source in their order, and a line about all files. Reads each file once, for its hash.
-
-    UserError: files, their dates or the manifest are missing or unreadable, or a period lacks a split.
-    """
+    UserError: files, their dates or the manifest are missing or unreadable, or a period lacks a split."""
     left_out: Counter[str] = Counter()
     images = list(_of_manifest(source) if source.manifest else _of_folders(source, left_out))
     periods = _dated(source, images)
@@ -198,9 +196,7 @@ def check_classes(periods: Sequence[ImagePeriod], waiting_time: int, settings: S
 
 def check_append(out: Path, periods: Sequence[ImagePeriod], append: bool) -> dict[str, Any]:
     """What run.json records of the periods of the run in `out`; its test set is that of its first command.
-
-    UserError: the run was trained on others, or on fewer and `append` is not given or does not help.
-    """
+    UserError: the run was trained on others, or on fewer and `append` is not given or does not help."""
     now = {period.name: period.sha256 for period in periods}
     config = {"periods": [*now], "megabatch_sha256": [*now.values()], "test_periods": len(now)}
     if not (out / "run.json").exists() or not (run := Run.read(out)).trained or "periods" not in run.config:
@@ -219,10 +215,8 @@ def check_append(out: Path, periods: Sequence[ImagePeriod], append: bool) -> dic
 
 def write_stream(source: ImageSource, out: Path, append: bool) -> None:
     """Write the periods as a stream for `alma train --trainer`: stream.json, and a .jsonl file for each part,
-    whose lines have path (relative to `out`), label, date, sha256, and what a manifest has beside.
-
-    UserError: `out` has a stream of other periods, or of fewer and `append` is not given.
-    """
+    whose lines have path (relative to `out`), label, date, sha256, and what a manifest has beside. UserError:
+    `out` has a stream of other periods, or of fewer and `append` is not given."""
     periods, _ = listed(source)
     old = Stream.load(out) if is_stream(out) else None
     mixed = periods[: len(old.megabatches) if old else None]  # in valid and test, which stay

@@ -42,12 +42,9 @@ examples:
 
 
 def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
-    """Run the jobs in processes of one thread each; returns the errors of those that failed.
-
-    Each process takes the next GPU. A single job runs in this process: an MLP,
-    which gains nothing from more, in one thread unless OMP_NUM_THREADS is set. UserError: the system killed a
-    process.
-    """
+    """Run the jobs in processes of one thread each; returns the errors of those that failed. Each process
+    takes the next GPU. A single job runs in this process: an MLP, which gains nothing from more, in one
+    thread unless OMP_NUM_THREADS is set. UserError: the system killed a process."""
     if not jobs:  # an empty part of a sweep
         return []
     if len(jobs) == 1:

@@ -68,10 +68,8 @@ def make_stream(dataset: Dataset, megabatches: int, seed: int, scenario: str | N
 @lru_cache(maxsize=2)
 def read_periods(source: ImageSource, size: folder.Size | None, cache: str | None = None) -> MegaBatchStream:
     """Images by date, see `vision.periods`, scaled to `size` if given, in memory, or mapped from a file of
-    each period in `cache`.
-
-    Pixels are normalised by mean and deviation of the first period's training images. UserError: as of
-    `listed`, an image is unreadable, images differ in size, or `cache` cannot be written.
+    each period in `cache`. Pixels are normalised by mean and deviation of the first period's training images.
+    UserError: as of `listed`, an image is unreadable, images differ in size, or `cache` cannot be written.
     """
     periods, _ = listed(source)
     numbers = {name: k for k, name in enumerate(name for period in periods for name in period.new_classes)}

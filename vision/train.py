@@ -40,21 +40,15 @@ class Replay:
         """Examples of an epoch from earlier mega-batches: the share, but of several at least one is new."""
         return min(round(self.share * self.new), max(1, self.new - 1))
 
-    @cached_property
-    def _places(self) -> tuple[Tensor, Tensor]:
-        """Sizes of the earlier mega-batches, and the index of the first example of each."""
-        sizes = torch.tensor(self.earlier)
-        return sizes, sizes.cumsum(0) - sizes
-
     def draw(self, generator: torch.Generator) -> Tensor:
         """Indices of an epoch (new,) in random order. Earlier mega-batches have equal shares, up to one
         example."""
-        sizes, starts = self._places
+        sizes = torch.tensor(self.earlier)
         fresh = sum(self.earlier) + torch.randperm(self.new, generator=generator)[: self.new - self.old]
         turns = range(max(1, -(-self.old // len(sizes))))
         chosen = torch.cat([torch.randperm(len(sizes), generator=generator) for _ in turns])[: self.old]
         places = (torch.rand(self.old, generator=generator, dtype=torch.float64) * sizes[chosen]).long()
-        epoch = torch.cat([fresh, starts[chosen] + places])
+        epoch = torch.cat([fresh, (sizes.cumsum(0) - sizes)[chosen] + places])
         return epoch[torch.randperm(len(epoch), generator=generator)]
 
     def sample(self, random: np.random.RandomState) -> np.ndarray:
@@ -64,11 +58,10 @@ class Replay:
         numbers = np.full(sources, self.old // sources)
         numbers[random.permutation(sources)[: self.old % sources]] += 1
         *starts, fresh = np.cumsum([0, *self.earlier])
-        chosen = []
-        for start, size, number in zip(starts, self.earlier, numbers, strict=True):
-            order = random.permutation(size)  # where none is taken, too: results of runs depend on it
-            if number:
-                chosen.append(start + np.resize(order, number))
+        chosen = [  # draws where none is taken, too: results of runs depend on it
+            start + np.resize(random.permutation(size), number)
+            for start, size, number in zip(starts, self.earlier, numbers, strict=True)
+        ]
         return np.concatenate([*chosen, fresh + random.permutation(self.new)[: self.new - self.old]])
 
 
@@ -114,11 +107,9 @@ def fit(
     average: Average | None = None,
 ) -> dict[str, float]:
     """Train `model` on `train` and leave it at its best epoch on `valid` (section 5, appendix B.1).
-
     The best epoch of each voter has the lowest validation loss or error, or is the last (`settings.select`);
     its batch statistics are kept too. `generators`, `drawing`: see `minibatches`; `average` is updated every
-    epoch, `progress` resumes. Returns FLOPs by purpose. UserError: training diverged.
-    """
+    epoch, `progress` resumes. Returns FLOPs by purpose. UserError: training diverged."""
     flat, at = Flat(model), progress or Progress()
     if isinstance(model, Mixture | Committee):
         model.draw_from(generators)
@@ -128,7 +119,7 @@ def fit(
     measure = error_of if settings.select == "error" else loss_of
     if at.best is None or at.now is None or at.kept is None:
         best = torch.full((model.voters,), torch.inf, device=flat.values.device)
-        kept = flat.snapshot()
+        kept = flat.values.clone(), flat.buffers.clone()
     else:
         best, kept = at.best, at.kept
         flat.restore(at.now)
@@ -227,11 +218,9 @@ def minibatches(
     generators: Sequence[torch.Generator],
     drawing: Drawing = ALL_EXAMPLES,
 ) -> Iterator[Examples]:
-    """The minibatches of one epoch in random order; with M `generators`, in one order per member (M, n).
-
-    If one minibatch holds all examples, their order is kept, but not with replay. A last minibatch of one
-    example would have no batch statistics, so it joins the one before.
-    """
+    """The minibatches of one epoch in random order; with M `generators`, in one order per member (M, n). If
+    one minibatch holds all examples, their order is kept, but not with replay. A last minibatch of one
+    example would have no batch statistics, so it joins the one before."""
     replay, resamples = drawing.replay, drawing.resamples
     n, size = replay.new if replay else len(examples.labels), settings.batch_size
     if n <= size and not settings.augment and not replay and resamples is None:

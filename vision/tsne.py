@@ -1,7 +1,5 @@
-"""Draw the gating tree of a mixture over a t-SNE of test images: `alma tsne`.
-
-Shapes: n examples, E experts. torch is imported inside the functions that use it.
-"""
+"""Draw the gating tree of a mixture over a t-SNE of test images: `alma tsne`. Shapes: n examples, E experts.
+torch is imported inside the functions that use it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,10 +27,8 @@ TREE = "#E00000"
 
 def tree_of(paths: "Tensor") -> dict[frozenset[int], frozenset[int]]:
     """The parent of each node of a gating tree but the root; a node is the set of the experts below it.
-
     Columns 2k and 2k + 1 of `Gating.paths` (E, 2 (E - 1)) are the branches of an inner node. Flat gating has
-    none: {}.
-    """
+    none: {}."""
     through = paths[:, ::2] + paths[:, 1::2] > 0  # (E, E - 1): the node is on the path to the expert
     nodes = {frozenset(column.nonzero().flatten().tolist()) for column in through.T}
     nodes |= {frozenset([expert]) for expert in range(len(paths))}
@@ -120,7 +116,6 @@ def draw(
 
 
 def parser() -> Parser:
-    """The command line."""
     made = Parser(
         prog="python -m vision.tsne",
         usage="%(prog)s RUN [options]",

@@ -59,11 +59,8 @@ def resolve(
     waiting_time: int = 1,
 ) -> Settings:
     """The settings of a run: the learner's defaults, overridden in turn by those of the data set, the preset,
-    a chosen optimizer, and `chosen`.
-
-    `preset` None: `presets.default_preset`. UserError: an unknown name, a value out of range, a
-    chosen setting that the learner does not take.
-    """
+    a chosen optimizer, and `chosen`. `preset` None: `presets.default_preset`. UserError: an unknown name, a
+    value out of range, a chosen setting that the learner does not take."""
     preset = preset or presets.default_preset(dataset)
     for name, known in ((learner, LEARNERS), (preset, presets.PRESETS)):
         if name not in known:

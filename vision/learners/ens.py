@@ -43,7 +43,6 @@ class EnsSettings(MemberSettings):
 
     @classmethod
     def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
-        """A shared order gives all members the same minibatches."""
         if name == "bootstrap" and chosen[name] and chosen.get("member_order") == "shared":
             return "--member-order shared gives all members the same minibatches"
         return super().conflict(name, chosen)
@@ -51,11 +50,9 @@ class EnsSettings(MemberSettings):
 
 class Ens(Learner):
     """An ensemble of networks, trained independently on the same data.
-
     Members are computed together. Each has initial weights and by default an order of minibatches of its
     own, and keeps its own best epoch. Member 0 starts as `sm` does. Bagging and majority vote are those of
-    section 4.2, footnote 2.
-    """
+    section 4.2, footnote 2."""
 
     settings_class = EnsSettings
     settings: EnsSettings
@@ -66,7 +63,6 @@ class Ens(Learner):
         return self.settings.members if self.settings.member_order == "own" else 1
 
     def build(self, structure: dict[str, Any]) -> Any:
-        """A stack of networks, each a voter."""
         return self.backbone(self.settings.members)
 
     def resamples(self, index: int, data: "StageData") -> "Tensor | None":
@@ -97,7 +93,6 @@ class Ens(Learner):
         return means.where(votes == votes.amax(0), -torch.inf)
 
     def choice(self, logits: "Tensor", log_probabilities: "Tensor") -> "Tensor":
-        """As the base class, or by vote."""
         if self.settings.combine == "mean":
             return super().choice(logits, log_probabilities)
         return self.scores(logits).argmax(0)
@@ -117,5 +112,4 @@ class UMix(Learner):
     settings: UMixSettings
 
     def build(self, structure: dict[str, Any]) -> Any:
-        """A stack of networks with one output."""
         return self.backbone(self.settings.members, joint=self.settings.umix_average)
