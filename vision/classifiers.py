@@ -6,7 +6,7 @@ Shapes: n examples, C classes. Models of torchvision take images of three channe
 import hashlib
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
@@ -18,16 +18,11 @@ from torchvision import models
 
 from alma.errors import UserError
 from vision.checkpoints import read_checkpoint
-from vision.models import Flops
+from vision.models import Factory, Flops
 from vision.presets import TORCHVISION, Settings
 
 _AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 """Modules for a second loss in training, which we leave out; torchvision's weights have them."""
-
-
-Factory = Callable[[int, tuple[int, ...], int], nn.Module]
-"""Builds a network of images (n, channels, height, width) -> logits (n, C), given the channels, (height,
-width) and C. Initial weights come from torch's global generator."""
 
 
 class Classifier(nn.Module):
@@ -45,11 +40,7 @@ class Classifier(nn.Module):
         self.source = factory or settings.torchvision
         self.channels = shape[0] if factory else 3
         self.network = _built(self.source, classes, shape=self.shape)
-        self.generator: torch.Generator | None = None
-
-    def draw_from(self, generators: Sequence[torch.Generator]) -> None:
-        """Sample dropout in training with the first of the `generators`."""
-        self.generator = generators[0]
+        self.generator: torch.Generator | None = None  # samples dropout in training
 
     def reset(self, generator: torch.Generator, member: int = 0) -> None:
         """Initialise all parameters and statistics as the source does, then with the weights of the file."""
@@ -104,10 +95,8 @@ def check(
     if shape[0] not in (1, 3):
         raise UserError(f"--arch {settings.arch} takes images of 1 or 3 channels, not {shape[0]}")
     costs(settings.torchvision, classes, *shape[1:])
-    if settings.weights:
-        left = load_weights(_built(settings.torchvision, classes), settings, classes)
-        if left:
-            print(f"{settings.weights} has other classes: {', '.join(left)} start at random", flush=True)
+    if settings.weights and (left := load_weights(_built(settings.torchvision, classes), settings, classes)):
+        print(f"{settings.weights} has other classes: {', '.join(left)} start at random", flush=True)
     return {}
 
 
@@ -125,10 +114,9 @@ def costs(source: str | Factory, classes: int, height: int, width: int, channels
         with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
             logits = network(torch.empty(2, channels, height, width))  # two, for batch statistics
     except (RuntimeError, ValueError, AssertionError) as error:
+        what += f" does not take images of {height} x {width} pixels"
         reason = str(error).partition("\n")[0]
-        raise UserError(
-            f"{what} does not take images of {height} x {width} pixels ({reason}): give --image-size"
-        ) from None
+        raise UserError(f"{what} ({reason}): give --image-size") from None
     if logits.shape != (2, classes):
         raise UserError(f"{what} gives {tuple(logits.shape)} for 2 images of {classes} classes: give logits")
     forward = counter.get_total_flops() / 2
@@ -146,14 +134,9 @@ def load_weights(network: nn.Module, settings: Settings, classes: int) -> list[s
     state = {str(key): value for key, value in state.items()}
     state = {key: state[key] for key in state if not key.startswith(_AUXILIARY.get(name, ()))}
     own, wider = network.state_dict(), _built(name, classes + 1).state_dict()
-    left = [
-        key
-        for key in own
-        if own[key].shape != wider[key].shape
-        and isinstance(state.get(key), Tensor)
-        and state[key].shape != own[key].shape
-        and state[key].shape[1:] == own[key].shape[1:]
-    ]
+    heads = [key for key in own if own[key].shape != wider[key].shape and isinstance(state.get(key), Tensor)]
+    pairs = {key: (state[key].shape, own[key].shape) for key in heads}
+    left = [key for key, (given, wanted) in pairs.items() if given != wanted and given[1:] == wanted[1:]]
     try:
         network.load_state_dict(state | {key: own[key] for key in left})
     except RuntimeError as error:

@@ -203,9 +203,7 @@ def make_dataset(name: str, train: Sequence[Any], test: Sequence[Any], statistic
     classes = int(max(train.labels.max(), test.labels.max())) + 1
     if statistics is None:  # from counts of the 256 values: doubles take 8 times the memory
         count = partial(torch.bincount, minlength=256)
-        chunks = (
-            [count(channel.flatten()) for channel in part.unbind(1)] for part in train.images.split(256)
-        )
+        chunks = ([count(x.flatten()) for x in part.unbind(1)] for part in train.images.split(256))
         counts = sum(map(torch.stack, chunks), torch.zeros(())).double()
         values, total = torch.arange(256).double() / 255, counts.sum(1)
         mean = counts @ values / total

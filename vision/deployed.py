@@ -1,8 +1,6 @@
 """The model that a run of images deploys, for predictions, exports and drawings."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,14 +11,11 @@ from vision.checkpoints import read_checkpoint, reading
 from vision.data import Dataset, prepared_like
 from vision.experiment import CHECKPOINT
 from vision.learners import LEARNERS, Learner
+from vision.models import Factory
 
 
 def learner_of(
-    run: Run,
-    data: Dataset,
-    file: Path,
-    device: torch.device | str = "cpu",
-    backbone: Callable[..., Any] | None = None,
+    run: Run, data: Dataset, file: Path, device: torch.device | str = "cpu", backbone: Factory | None = None
 ) -> Learner:
     """The learner whose state is in `file`, a stage or the checkpoint of a run on `data`; `backbone` is that
     of the run. UserError: the file is missing or damaged, or the learner is unknown here."""
@@ -43,7 +38,7 @@ def load(
     directory: str | Path,
     t: int | None = None,
     device: torch.device | str = "cpu",
-    backbone: Callable[..., Any] | None = None,
+    backbone: Factory | None = None,
 ) -> tuple[Learner, Dataset]:
     """The learner of a run of images as it was after mega-batch `t` (None: the last one), and a data set
     without images that prepares others as the run did. `run` was called with the same `backbone`.

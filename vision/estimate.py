@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from alma.stages import stages
@@ -63,7 +64,8 @@ def _data(job: SweepRun) -> tuple[tuple[int, ...], list[int], int, int]:
     name, side = job.dataset["name"], job.dataset["image_size"]
     if name != "folder":
         channels, own, images, tested, classes = presets.SIZES[name]
-        return (channels, side or own, side or own), _equal(images, job.megabatches), tested, classes
+        sizes = [len(part) for part in np.array_split(range(images), job.megabatches)]
+        return (channels, side or own, side or own), sizes, tested, classes
     if job.source:
         periods, _ = listed(job.source)
         first, tested = periods[0].splits["train"][0]["path"], sum(len(p.splits["test"]) for p in periods)
@@ -72,14 +74,9 @@ def _data(job: SweepRun) -> tuple[tuple[int, ...], list[int], int, int]:
     else:
         listing = folder.listed(Path(job.dataset["root"]))
         first, tested, classes = listing.train[0][1], len(listing.test), len(listing.classes)
-        sizes = _equal(len(listing.train), job.megabatches)
+        sizes = [len(part) for part in np.array_split(range(len(listing.train)), job.megabatches)]
     height, width, channels = folder.read_image(first, None).shape
     return (channels, side or height, side or width), sizes, tested, classes
-
-
-def _equal(images: int, megabatches: int) -> list[int]:
-    """The sizes of an i.i.d. partition."""
-    return [images // megabatches + (t < images % megabatches) for t in range(megabatches)]
 
 
 def _seconds(learner: Learner) -> tuple[float, float]:

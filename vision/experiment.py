@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from vision.classifiers import Factory
     from vision.data import MegaBatchStream, StageData
+    from vision.models import Factory
     from vision.train import Progress
 
 CHECKPOINT = "checkpoint.pt"
@@ -70,7 +70,9 @@ def run(
     from vision.data import StageData
 
     dataset, target = stream.dataset, device_of(device)
-    settings |= _arch_of(backbone, settings)
+    if (arch := settings.get("arch", "")) and (backbone or arch.startswith(presets.OWN)):
+        raise UserError(f"arch {arch}: give arch, or a backbone of your own in its place")
+    settings |= {"arch": presets.OWN + _name(backbone)} if backbone else {}
     chosen = resolve(dataset.name, learner, preset, settings, waiting_time)
     stream, own = _checked(stream, chosen, backbone)
     share = presets.replay_share(preset, replay) if replay_share is None else replay_share
@@ -136,13 +138,6 @@ def _complete(record: Run, stages: int) -> bool:
     if row and row["t"] == len(record.rows):
         record.append(row)
     return bool(row) and row["t"] < len(record.rows) and state["done"] == stages
-
-
-def _arch_of(backbone: "Factory | None", settings: Mapping[str, Any]) -> dict[str, str]:
-    """The setting `arch` of a backbone. UserError: `settings` have another one."""
-    if (arch := settings.get("arch", "")) and (backbone or arch.startswith(presets.OWN)):
-        raise UserError(f"arch {arch}: give arch, or a backbone of your own in its place")
-    return {"arch": presets.OWN + _name(backbone)} if backbone else {}
 
 
 def _checked(
@@ -277,7 +272,6 @@ class _Trainer:
             torch.save(state, file)
 
     def train(self, stage: Stage) -> dict[str, float]:
-        """Train on a stage; returns FLOPs by purpose."""
         # A completed stage is saved only here, once its row is on disk. A learner that resumes mid-stage is
         # not saved: the checkpoint would lose its progress.
         if not self._interrupted and self._due():
@@ -305,7 +299,6 @@ class _Trainer:
         return time.monotonic() - self._saved >= self.save_interval
 
     def test(self) -> tuple[float, float]:
-        """Test error (a fraction) and the FLOPs of measuring it."""
         learner = self.learner
         predicted, flops = learner.predict(self._test, self._cache)
         error, self._matrix = self._errors(predicted)

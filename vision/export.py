@@ -19,21 +19,6 @@ ONNX_ERROR = 1e-4
 _LOADER = Path(__file__).with_name("loader.py")
 
 
-def config_of(learner: "Learner", data: "Dataset", name: str) -> dict[str, Any]:
-    """What loader.py reads. UserError: it cannot load such a model."""
-    settings: Any = learner.settings
-    if name not in ("sm", "ens", "umix"):
-        raise UserError(f"{name} cannot be exported: sm, ens and umix can; `alma predict` takes all")
-    model, average = learner.deployed, {"mean": "logits", "sum": "sum", None: "probabilities"}
-    layers = [key.removesuffix(".weight") for key in model.state_dict() if key.endswith(".weight")]
-    if settings.arch == "vgg":
-        for b in reversed(range(len(model.blocks))):
-            last = max(k for k, key in enumerate(layers) if key.startswith(f"blocks.{b}."))
-            layers.insert(last + 1, "pool")
-    shown = {"learner": name, "arch": settings.arch, "members": model.members}
-    return shown | {"average": average[model.joint], "layers": layers} | data.preparation
-
-
 def write_onnx(learner: "Learner", data: "Dataset", file: Path) -> None:
     """Write the model as ONNX: "images", bytes (n, channels, height, width), to "probabilities" (n, C).
     UserError: onnxruntime computes others than PyTorch."""
@@ -81,9 +66,20 @@ def main() -> None:
     from vision.deployed import load
 
     learner, data = load(options.model, options.t)
-    config = config_of(learner, data, Run.read(options.model).config["learner"])
+    settings, name = learner.settings, Run.read(options.model).config["learner"]
+    if name not in ("sm", "ens", "umix"):
+        raise UserError(f"{name} cannot be exported: sm, ens and umix can; `alma predict` takes all")
+    model, average = learner.deployed, {"mean": "logits", "sum": "sum", None: "probabilities"}
+    layers = [key.removesuffix(".weight") for key in model.state_dict() if key.endswith(".weight")]
+    if settings.arch == "vgg":
+        for b in reversed(range(len(model.blocks))):
+            last = max(k for k, key in enumerate(layers) if key.startswith(f"blocks.{b}."))
+            layers.insert(last + 1, "pool")
+    # What loader.py reads.
+    config = {"learner": name, "arch": settings.arch, "members": model.members, "layers": layers}
+    config |= {"average": average[model.joint]} | data.preparation
     with filled(options.out, "config.json", (OSError, SafetensorError)) as place:
-        weights = {name: tensor.contiguous() for name, tensor in learner.deployed.state_dict().items()}
+        weights = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
         save_file(weights, place / "model.safetensors")
         shutil.copyfile(_LOADER, place / _LOADER.name)
         if options.onnx:

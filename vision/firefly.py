@@ -249,10 +249,8 @@ class Overgrown:
         if not added:
             chosen[order[0][1]].append(order[0][2])
         tensor = partial(torch.tensor, dtype=torch.long, device=self.classifier.weight.device)
-        kinds = zip(chosen[::3], chosen[1::3], chosen[2::3], strict=True)
-        return [
-            Choice(tensor(sorted(split)), tensor(sorted(new)), bool(layer)) for split, new, layer in kinds
-        ]
+        sets = zip(chosen[::3], chosen[1::3], chosen[2::3], strict=True)
+        return [Choice(tensor(sorted(split)), tensor(sorted(new)), bool(layer)) for split, new, layer in sets]
 
     def parameters(self, counts: Sequence[Sequence[int]]) -> int:
         """Parameters of the network grown by (splits, new neurons, new layers) at each hidden layer."""

@@ -40,14 +40,10 @@ class Flat:
         """Copy the gradients of all parameters into the vector."""
         torch._foreach_copy_(self._gradients, list(gradients))
 
-    def snapshot(self) -> tuple[Tensor, Tensor]:
-        """Copies of parameters and buffers."""
-        return self.values.clone(), self.buffers.clone()
-
     def keep(self, snapshot: tuple[Tensor, Tensor], voters: Tensor) -> None:
-        """Copy the values of the voters selected by the mask `voters` (V,) into a snapshot. With V = 1 that
-        is everything. A tensor of a `Committee` belongs to one voter; in a stack, dimension 0 of every tensor
-        is the voter."""
+        """Copy the values of the voters selected by the mask `voters` (V,) into a snapshot, copies of the two
+        vectors. With V = 1 that is everything. A tensor of a `Committee` belongs to one voter; in a stack,
+        dimension 0 of every tensor is the voter."""
         if len(voters) == 1:
             snapshot[0].copy_(self.values)
             snapshot[1].copy_(self.buffers)

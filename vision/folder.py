@@ -139,9 +139,8 @@ def pixels_of(part: Path, paths: Sequence[str], size: Size | None, cache: Path |
                 with atomic_write(file, "wb") as out:
                     _decoded(paths, size, out)
     except OSError as error:
-        raise UserError(
-            f"{file}: cannot be written ({error.strerror}): choose another --cache-images"
-        ) from None
+        reason = f"cannot be written ({error.strerror})"
+        raise UserError(f"{file}: {reason}: choose another --cache-images") from None
     try:
         return np.load(file, mmap_mode="c")  # not "r", of which torch warns; nothing writes to it
     except ValueError as error:
@@ -167,10 +166,8 @@ def _decoded(paths: Sequence[str], size: Size | None, out: IO[bytes] | None = No
             image = read_image(path, size)
             if image.shape[:2] != (height, width):
                 sizes = sorted([(height, width), image.shape[:2]])
-                raise UserError(
-                    f"{Path(path).parents[1]} has images of several sizes, such as {sizes[0]} and "
-                    f"{sizes[1]}: give --image-size"
-                )
+                several = f"images of several sizes, such as {sizes[0]} and {sizes[1]}"
+                raise UserError(f"{Path(path).parents[1]} has {several}: give --image-size")
             pixels[i] = image.transpose(2, 0, 1)
 
     with ThreadPoolExecutor(4) as pool:  # chunks keep the threads' overhead low for small images
@@ -191,11 +188,8 @@ def scaled(images: np.ndarray, size: Size) -> np.ndarray:
     from PIL import Image
 
     pixels = empty((*images.shape[:2], size.height, size.width))
-    planes = zip(
-        pixels.reshape(-1, size.height, size.width), images.reshape(-1, *images.shape[2:]), strict=True
-    )
-    for target, channel in planes:
-        target[:] = np.asarray(size.fit(Image.fromarray(channel)))
+    for plane in np.ndindex(images.shape[:2]):
+        pixels[plane] = size.fit(Image.fromarray(images[plane]))
     return pixels
 
 
@@ -215,9 +209,8 @@ def read_image(path: str, size: Size | None, mode: str = "RGB") -> np.ndarray:
     try:
         with Image.open(path) as image:
             if image.mode[0] in "IF":  # Pillow would clip the values at 255
-                raise UserError(
-                    f"{path} has more than 8 bits per channel (mode {image.mode}): convert it first"
-                )
+                what = f"more than 8 bits per channel (mode {image.mode})"
+                raise UserError(f"{path} has {what}: convert it first")
             image.load()
             with contextlib.suppress(*NO_IMAGE):  # of damaged metadata
                 ImageOps.exif_transpose(image, in_place=True)

@@ -13,18 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from vision.models import (
-    Backbone,
-    Conv,
-    ConvBlock,
-    Dense,
-    Flops,
-    combined,
-    footprint_of,
-    pooled,
-    uniform,
-    vgg_widths,
-)
+from vision.models import Backbone, Conv, ConvBlock, Dense, Flops, combined, footprint_of, pooled, uniform
 
 POOLED = 4  # height and width to which images are averaged before gating, as in the authors' code
 
@@ -123,11 +112,10 @@ class MixtureLayer(nn.Module):
             z = torch.cat(outputs, examples).index_select(examples, order.argsort())
             return z, F.one_hot(chosen, self.size).T.to(z.dtype)
         gates = self.router(self.features(z))
-        if not self.hard:
-            return self.combine(z, gates), gates
-        drawn = torch.rand(gates.shape[1], generator=generator).to(z.device)
-        chosen = (gates.detach().cumsum(0) < drawn).sum(0).clamp_(max=len(gates) - 1)
-        gates = F.one_hot(chosen, len(gates)).T + gates - gates.detach()
+        if self.hard:
+            drawn = torch.rand(gates.shape[1], generator=generator).to(z.device)
+            chosen = (gates.detach().cumsum(0) < drawn).sum(0).clamp_(max=len(gates) - 1)
+            gates = F.one_hot(chosen, len(gates)).T + gates - gates.detach()
         return self.combine(z, gates), gates
 
     def features(self, z: Tensor) -> Tensor:
@@ -241,16 +229,15 @@ def mixture_mlp(widths: Sequence[int], experts: int, tree: bool, hard: bool) -> 
 
 
 def mixture_vgg(
-    shape: Sequence[int], channels: int, classes: int, experts: int, tree: bool, hard: bool
+    shape: Sequence[int], widths: Sequence[list[int]], classes: int, experts: int, tree: bool, hard: bool
 ) -> Mixture:
-    """The reduced VGG19 with a mixture at each block but the first; experts are blocks of convolutions."""
-    first, *others = vgg_widths(channels)
-    inputs = channels * POOLED**2
-    layers = [
-        MixtureLayer(ConvBlock(experts, channels, block), Gating(inputs, experts, tree), hard)
-        for block in others
-    ]
-    return Mixture(layers, Dense(1, channels, classes), ConvBlock(1, shape[0], first), shape)
+    """The reduced VGG19, `widths` as in `VGG`, with a mixture at each block but the first; experts are blocks
+    of convolutions."""
+    layers = []
+    for (*_, inputs), block in pairwise(widths):
+        gating = Gating(inputs * POOLED**2, experts, tree)
+        layers.append(MixtureLayer(ConvBlock(experts, inputs, block), gating, hard))
+    return Mixture(layers, Dense(1, widths[-1][-1], classes), ConvBlock(1, shape[0], widths[0]), shape)
 
 
 class Committee(Backbone):
@@ -261,13 +248,12 @@ class Committee(Backbone):
         self.networks: Sequence[Any] = nn.ModuleList(networks)  # type: ignore[assignment]
 
     def reset(self, generator: torch.Generator, member: int = 0) -> None:
-        """Initialise one member."""
         self.networks[member].reset(generator)
 
     def draw_from(self, generators: Sequence[torch.Generator]) -> None:
         """Sample dropout with one generator per member, or with a single one for all."""
         for network, generator in zip(self.networks, cycle(generators), strict=False):
-            network.draw_from([generator])
+            network.generator = generator
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (n, ...), the same for all members, or (M, n, ...) -> logits (V, C, n)."""
@@ -277,7 +263,6 @@ class Committee(Backbone):
 
     @property
     def flops(self) -> Flops:
-        """FLOPs per example of all members."""
         return Flops(*map(sum, zip(*(network.flops for network in self.networks), strict=True)))
 
     @property

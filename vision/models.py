@@ -18,6 +18,9 @@ from torch.nn import functional as F
 
 BLOCKS = (2, 2, 4, 4, 4)  # convolutions per block of VGG19 (Simonyan and Zisserman, 2015)
 BATCH_NORM_EPSILON = 1e-5
+Factory = Callable[[int, tuple[int, ...], int], nn.Module]
+"""Builds a network of images (n, channels, height, width) -> logits (n, C), given the channels, (height,
+width) and C. Initial weights come from torch's global generator."""
 threshold_backward = torch.ops.aten.threshold_backward.default  # the gradient of ReLU
 
 
@@ -151,13 +154,8 @@ class MLP(Backbone):
             x, n = _rows(x), labels.shape[-1]
             z = _activations(layers, x.mT)
             right = (classes == labels.unsqueeze(-2)).float()
-            d = (
-                combined(z.pop(), self.joint)
-                .softmax(1)
-                .sub_(right)
-                .mul_(share / n)
-                .expand(self.members, -1, -1)
-            )
+            d = combined(z.pop(), self.joint).softmax(1).sub_(right).mul_(share / n)
+            d = d.expand(self.members, -1, -1)
             for i in reversed(range(len(layers))):
                 weight_gradient, bias_gradient = gradients[i]
                 torch.sum(d, 2, keepdim=True, out=bias_gradient)
@@ -225,7 +223,6 @@ class VGG(Backbone):
 
     @property
     def flops(self) -> Flops:
-        """The backward pass costs twice the forward pass, less the gradient of the images."""
         forward, first, size = self.classifier.flops, 0.0, self.shape[1:]
         for block in self.blocks:
             layers, size = block.flops(size)

@@ -26,7 +26,6 @@ examples:
 
 
 def parser() -> Parser:
-    """The command line."""
     made = Parser(
         prog="python -m vision.predict",
         usage="%(prog)s RUN IMAGES... --out FILE.csv [options]",

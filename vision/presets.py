@@ -130,10 +130,8 @@ class Settings:
             raise UserError(f"--momentum {self.momentum}: below 1, or steps grow without end")
         if self.whole and self.own_layers:
             whose = "torchvision" if self.torchvision else "yours"
-            raise UserError(
-                f"--arch {self.arch}: a model of {whose} neither grows nor has experts; choose --arch mlp or "
-                "vgg, or another learner"
-            )
+            what = f"--arch {self.arch}: a model of {whose} neither grows nor has experts"
+            raise UserError(f"{what}; choose --arch mlp or vgg, or another learner")
 
     @property
     def whole(self) -> bool:
@@ -178,13 +176,8 @@ class Settings:
 
 VGG = {"arch": "vgg", "optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "augment": True}
 """Settings of `folder`, and of data sets of your own."""
-OF_DATASET: dict[str, dict[str, Any]] = {
-    "digits": {"hidden": 32},
-    "mnist": {},
-    "emnist": {},
-    "cifar10": VGG,
-    "cifar100": VGG,
-}
+OF_DATASET: dict[str, dict[str, Any]] = {"digits": {"hidden": 32}, "mnist": {}, "emnist": {}}
+OF_DATASET |= {"cifar10": VGG, "cifar100": VGG}
 """Settings of each data set that differ from the defaults (appendix B.1)."""
 ANYTIME: dict[str, Any] = {"epochs": 10, "select": "last", "average": "poly:8"}
 """Settings of --preset anytime for learners that take them."""

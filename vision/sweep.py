@@ -97,9 +97,7 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
         check_nesting(out, sweep=not single)
     varying = {}  # given settings that differ between the runs of a learner, without its size
     for learner in {point["learner"] for _, point, _ in distinct.values()}:
-        mine = [
-            (point, vars(own) | point) for _, point, own in distinct.values() if point["learner"] == learner
-        ]
+        mine = [(x, vars(own) | x) for _, x, own in distinct.values() if x["learner"] == learner]
         given = [name for name in (*DATA, *known) if any(name in point for point, _ in mine)]
         several = [name for name in given if len({values.get(name) for _, values in mine}) > 1]
         varying[learner] = [name for name in several if name != "hidden"]
@@ -126,8 +124,7 @@ def _points(section: argparse.Namespace) -> Iterator[tuple[Point, dict[str, str]
         if point["waiting_time"] == "all":
             point["waiting_time"] = _megabatches(point)
         sized = settings | {name: point[name] for name in ("hidden",) if name in point}
-        reasons = {name: refusal(point["learner"], name, sized) for name in sized}
-        refused = {name: reason for name, reason in reasons.items() if reason}
+        refused = {name: why for name in sized if (why := refusal(point["learner"], name, sized))}
         yield {name: (point | settings)[name] for name in point | settings if name not in refused}, refused
 
 
@@ -169,17 +166,9 @@ def _job(
     given |= {name: getattr(section, name) for name in USUAL if getattr(section, name) != USUAL[name]}
     words = [word for name, value in given.items() for word in (flag_of(name), setting_text(value))]
     words += [flag_of(name) for name in ("download", "save_stages") if getattr(section, name)]
-    return SweepRun(
-        out,
-        shlex.join(["alma", "images", *words, "--out", str(out)]),
-        dataset,
-        _megabatches(point),
-        point["stream_seed" if "stream_seed" in point else "seed"],
-        point.get("scenario"),
-        resolved,
-        options,
-        section.source,
-    )
+    command = shlex.join(["alma", "images", *words, "--out", str(out)])
+    stream: Any = _megabatches(point), point.get("stream_seed", point["seed"]), point.get("scenario")
+    return SweepRun(out, command, dataset, *stream, resolved, options, section.source)
 
 
 def check_data(jobs: Sequence[SweepRun]) -> list[str]:

@@ -40,21 +40,15 @@ class Replay:
         """Examples of an epoch from earlier mega-batches: the share, but of several at least one is new."""
         return min(round(self.share * self.new), max(1, self.new - 1))
 
-    @cached_property
-    def _places(self) -> tuple[Tensor, Tensor]:
-        """Sizes of the earlier mega-batches, and the index of the first example of each."""
-        sizes = torch.tensor(self.earlier)
-        return sizes, sizes.cumsum(0) - sizes
-
     def draw(self, generator: torch.Generator) -> Tensor:
         """Indices of an epoch (new,) in random order. Earlier mega-batches have equal shares, up to one
         example."""
-        sizes, starts = self._places
+        sizes = torch.tensor(self.earlier)
         fresh = sum(self.earlier) + torch.randperm(self.new, generator=generator)[: self.new - self.old]
         turns = range(max(1, -(-self.old // len(sizes))))
         chosen = torch.cat([torch.randperm(len(sizes), generator=generator) for _ in turns])[: self.old]
         places = (torch.rand(self.old, generator=generator, dtype=torch.float64) * sizes[chosen]).long()
-        epoch = torch.cat([fresh, starts[chosen] + places])
+        epoch = torch.cat([fresh, (sizes.cumsum(0) - sizes)[chosen] + places])
         return epoch[torch.randperm(len(epoch), generator=generator)]
 
     def sample(self, random: np.random.RandomState) -> np.ndarray:
@@ -64,11 +58,10 @@ class Replay:
         numbers = np.full(sources, self.old // sources)
         numbers[random.permutation(sources)[: self.old % sources]] += 1
         *starts, fresh = np.cumsum([0, *self.earlier])
-        chosen = []
-        for start, size, number in zip(starts, self.earlier, numbers, strict=True):
-            order = random.permutation(size)  # where none is taken, too: results of runs depend on it
-            if number:
-                chosen.append(start + np.resize(order, number))
+        chosen = [  # draws where none is taken, too: results of runs depend on it
+            start + np.resize(random.permutation(size), number)
+            for start, size, number in zip(starts, self.earlier, numbers, strict=True)
+        ]
         return np.concatenate([*chosen, fresh + random.permutation(self.new)[: self.new - self.old]])
 
 
@@ -127,7 +120,7 @@ def fit(
     measure = error_of if settings.select == "error" else loss_of
     if at.best is None or at.now is None or at.kept is None:
         best = torch.full((model.voters,), torch.inf, device=flat.values.device)
-        kept = flat.snapshot()
+        kept = flat.values.clone(), flat.buffers.clone()
     else:
         best, kept = at.best, at.kept
         flat.restore(at.now)

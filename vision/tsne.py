@@ -120,7 +120,6 @@ def draw(
 
 
 def parser() -> Parser:
-    """The command line."""
     made = Parser(
         prog="python -m vision.tsne",
         usage="%(prog)s RUN [options]",

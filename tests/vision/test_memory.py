@@ -24,8 +24,8 @@ MODELS = {
     "ens of vgg": lambda: VGG(SHAPE, vgg_widths(8), 10, 5),
     "grown vgg": lambda: VGG(SHAPE, [[4, 5], [300], [6, 4, 4]], 10),
     "mixture": lambda: mixture_mlp([1728, 300, 300, 10], 6, True, False),
-    "hard mixture of vgg": lambda: mixture_vgg(SHAPE, 8, 10, 6, True, True),
-    "committee": lambda: Committee([mixture_vgg(SHAPE, 8, 10, 3, True, False) for _ in range(3)]),
+    "hard mixture of vgg": lambda: mixture_vgg(SHAPE, vgg_widths(8), 10, 6, True, True),
+    "committee": lambda: Committee([mixture_vgg(SHAPE, vgg_widths(8), 10, 3, True, False) for _ in range(3)]),
 }
 
 

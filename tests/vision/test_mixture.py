@@ -16,7 +16,7 @@ def mixture(kind, experts=1, tree=True, hard=False):
     if kind == "mlp":
         model = mixture_mlp([48, 9, 7, 5], experts, tree, hard)
     else:
-        model = mixture_vgg((3, 32, 32), 3, 5, experts, tree, hard)
+        model = mixture_vgg((3, 32, 32), vgg_widths(3), 5, experts, tree, hard)
     model.reset(seeded(1))
     model.generator = seeded(2)
     return model

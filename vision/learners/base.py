@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from vision.classifiers import Factory
     from vision.data import StageData
     from vision.examples import AnyExamples
     from vision.mixture import Mixture
+    from vision.models import Factory
     from vision.optim import Average
     from vision.train import Callback, Progress
 
@@ -227,8 +227,8 @@ class Learner:
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
         return torch.Generator().manual_seed(number)
 
-    def backbone(self, members: int = 1, joint: str | None = None) -> Any:
-        """A stack of `members` networks of the chosen architecture."""
+    def backbone(self, members: int = 1, joint: str | None = None, widths: Any = None) -> Any:
+        """A stack of `members` networks of the chosen architecture, of other `widths` if given."""
         from vision.models import MLP, VGG, mlp_widths, vgg_widths
 
         if self.settings.whole:
@@ -238,18 +238,20 @@ class Learner:
             given = self.shape, self.classes, self.settings, self.factory
             return Committee([Classifier(*given) for _ in range(members)], joint)
         if self.settings.arch == "vgg":
-            return VGG(self.shape, vgg_widths(self.settings.hidden), self.classes, members, joint)
-        return MLP(mlp_widths(self.shape, self.settings.hidden, self.classes), members, joint)
+            widths = widths or vgg_widths(self.settings.hidden)
+            return VGG(self.shape, widths, self.classes, members, joint)
+        *widths, _ = widths or mlp_widths(self.shape, self.settings.hidden, self.classes)
+        return MLP([*widths, self.classes], members, joint)
 
     def mixture(self, experts: int) -> "Mixture":
         """A mixture of `experts` experts per layer; its learner has `MixtureSettings`."""
         from vision.mixture import mixture_mlp, mixture_vgg
-        from vision.models import mlp_widths
+        from vision.models import mlp_widths, vgg_widths
 
         chosen: Any = self.settings
         options = experts, chosen.router == "tree", chosen.gate == "hard"
         if chosen.arch == "vgg":
-            return mixture_vgg(self.shape, chosen.hidden, self.classes, *options)
+            return mixture_vgg(self.shape, vgg_widths(chosen.hidden), self.classes, *options)
         return mixture_mlp(mlp_widths(self.shape, chosen.hidden, self.classes), *options)
 
 
@@ -272,7 +274,6 @@ class GrowingLearner(Learner):
         raise NotImplementedError
 
     def prepare(self, index: int, data: "StageData") -> dict[str, float]:
-        """Grow, then draw new weights if from_scratch."""
         due = index and index % self.settings.grow_every == 0
         flops = self.grow(index, data) if due else {}
         return flops | super().prepare(index, data)

@@ -27,7 +27,6 @@ class EnsSettings(MemberSettings):
 
 class Ens(Learner):
     """An ensemble of networks, trained independently on the same data.
-
     Members are computed together. Each has initial weights and by default an order of minibatches of its
     own, and keeps its own best epoch. Member 0 starts as `sm` does.
     """
@@ -41,7 +40,6 @@ class Ens(Learner):
         return self.settings.members if self.settings.member_order == "own" else 1
 
     def build(self, structure: dict[str, Any]) -> Any:
-        """A stack of networks, each a voter."""
         return self.backbone(self.settings.members)
 
 
@@ -59,5 +57,4 @@ class UMix(Learner):
     settings: UMixSettings
 
     def build(self, structure: dict[str, Any]) -> Any:
-        """A stack of networks with one output."""
         return self.backbone(self.settings.members, joint=self.settings.umix_average)

@@ -38,17 +38,10 @@ class Firefly(GrowingLearner):
 
     def build(self, structure: dict[str, Any]) -> Any:
         """One network, with structure["widths"] if it has grown."""
-        from vision.models import MLP, VGG
-
-        if not structure:
-            return self.backbone()
-        if self.settings.arch == "vgg":
-            return VGG(self.shape, structure["widths"], self.classes)
-        return MLP([*structure["widths"][:-1], self.classes])
+        return self.backbone(widths=structure.get("widths"))
 
     @property
     def structure(self) -> dict[str, Any]:
-        """Widths of the layers."""
         return {"widths": list(self.model.widths)}
 
     def grow(self, index: int, data: "StageData") -> dict[str, float]:

@@ -40,8 +40,6 @@ class GEnsSettings(MixtureSettings):
 
     @classmethod
     def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
-        """Every stage trains a new member, so `from_scratch` and `average` do not apply; plain networks have
-        no gates."""
         if name in ("gate", "router") and chosen.get("experts", 1) == 1:
             return "its members have gates only with --experts 2 or more"
         if name == "from_scratch" and chosen[name]:
@@ -66,7 +64,6 @@ class GEns(Learner):
         self._classes: list[int] = []  # known to each member, which gives others the probability 0
 
     def build(self, structure: dict[str, Any]) -> Any:
-        """The network of a stage."""
         experts = self.settings.experts
         return self.mixture(experts) if experts > 1 else self.backbone()
 
