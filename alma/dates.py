@@ -183,15 +183,13 @@ def span(text: str) -> str:
     if match := _YEARS.fullmatch(text):
         return f"{match[1]}-years" if match[1] != "1" else "year"
     if text not in UNITS:
-        raise argparse.ArgumentTypeError(
-            f"invalid choice: {text!r} (give N-years, such as 5-years; {hint(text, UNITS)})"
-        )
+        known = f"give N-years, such as 5-years; {hint(text, UNITS)}"
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} ({known})")
     return text
 
 
 @lru_cache
 def _months(by: str) -> int:
-    """Months of a period."""
     return _MONTHS.get(by) or 12 * int(by.removesuffix("-years"))
 
 

@@ -189,8 +189,7 @@ class Run:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The complete rows on disk, sorted by t; not to be changed. UserError: a line is not a row, or
-        repeats a t."""
+        """The complete rows on disk by t, not to be changed. UserError: a line is no row, or repeats a t."""
         if not self.results.exists():
             return []
         return list(_read_rows(self.results, self.config["megabatches"], _version(self.results.stat())))

@@ -131,10 +131,8 @@ def _staleness(aged: Sequence[Aged]) -> Any:
             look |= {"marker": "o", "markersize": 3, "markevery": None}
             for axes, (title, by_age) in zip(pair, by_result[id(result)].curves.items(), strict=True):
                 axes.set_title(", ".join(filter(None, (name, title))), fontweight="bold")
-                means, deviations = [], []
-                for mean, deviation in map(mean_and_deviation, by_age.values()):
-                    means.append(mean)
-                    deviations.append(deviation)
+                spreads = list(map(mean_and_deviation, by_age.values()))
+                means, deviations = [mean for mean, _ in spreads], [deviation for _, deviation in spreads]
                 draw_curve(axes, Curve(result, list(by_age), means, deviations), **look)
             legend.setdefault(name, []).append((result.label, look))
     ages = [at for row in aged for at in row.losses.by_age]
@@ -142,7 +140,6 @@ def _staleness(aged: Sequence[Aged]) -> Any:
         axes.axhline(0, color="0.4", linewidth=0.8, zorder=1)
         axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)
         style.number_axis(axes, "x", ages)
-    figure.supxlabel("age (mega-batches)", fontsize="medium")
-    figure.supylabel(age_table.unit(aged[0].result), fontsize="medium")
+    style.name_axes(figure, panels.flat, "age (mega-batches)", age_table.unit(aged[0].result))
     style.add_legend(figure, legend)
     return figure

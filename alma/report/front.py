@@ -9,7 +9,7 @@ from alma.configs import canonical
 from alma.learners import colour_of
 from alma.report import style
 from alma.report.lm.entries import model_size
-from alma.report.results import Result, average_trained, column, compute, non_dominated
+from alma.report.results import Result, Rows, average_trained, column, compute, non_dominated
 from alma.report.style import LegendEntries, dot, mark, number_axis
 
 TFLOPS = "training compute (TFLOPs)"
@@ -45,15 +45,14 @@ def front(results: Sequence[Result]) -> Any:
     keys = [canonical(result.config, "average", "seed") for result in shown]
     averaged = {key for key, result in zip(keys, shown, strict=True) if "average" in result.config}
     points = []
+
+    def measure(rows: Rows) -> float:
+        mean = average_trained(rows, max(rows)) if text else metrics.average(column(rows, "value"))
+        return first.display.factor * mean
+
     for key, result in zip(keys, shown, strict=True):
         if not result.variant or "average" in result.config or key not in averaged:
-            mean, deviation = result.over_seeds(
-                lambda rows: (
-                    first.display.factor
-                    * (average_trained(rows, max(rows)) if text else metrics.average(column(rows, "value")))
-                )
-            )
-            at = result.over_seeds(compute)[0], mean, deviation
+            at = result.over_seeds(compute)[0], *result.over_seeds(measure)
             points.append(Point(result, *at, f"w = {result.waiting_time}", model_size(result)))
     if len(points) < 2:
         return None
@@ -104,9 +103,8 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
     number_axis(axes, "y", [point.y for point in points], log_from=2.5)
     axes.set(xlabel=TFLOPS, ylabel=y_label, title=title)
     learners = dict.fromkeys(point.result.learner for point in points)
-    groups: dict[str, LegendEntries] = {
-        "learner": [(name, {"linestyle": "", **dot(colour_of(name))}) for name in learners]
-    }
+    groups: dict[str, LegendEntries] = {}
+    groups["learner"] = [(name, {"linestyle": "", **dot(colour_of(name))}) for name in learners]
     if len(scale) > 1:
         groups["size"] = [(name, mark() | {"markersize": points}) for name, points in scale.items()]
     if varied:

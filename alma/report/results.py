@@ -270,14 +270,12 @@ def group(runs: Sequence[Run], until: float = math.inf) -> list[list[Result]]:
         name, checksum = data_of(config)
         data = result.config.get("dataset"), result.config.get("scenario"), checksum or name
         tables.setdefault((result.metric, result.megabatches, *data), []).append(result)
-    keys = [(table[0].metric, table[0].megabatches, data_of(table[0].config)[0]) for table in tables.values()]
+    keys = [(table[0].metric, table[0].megabatches, *data_of(table[0].config)) for table in tables.values()]
     named = {}  # with names that distinguish each table from the others
-    for table, key in zip(tables.values(), keys, strict=True):
-        metric, megabatches, name = key
-        checksum = data_of(table[0].config)[1][:8]
-        if keys.count(key) > 1 and checksum:
-            name = f"{name} ({checksum})".strip()
-        alone = [other[:2] for other in keys].count(key[:2]) == 1
+    for table, (metric, megabatches, name, checksum) in zip(tables.values(), keys, strict=True):
+        alone = [key[:2] for key in keys].count((metric, megabatches)) == 1
+        if checksum and [key[:3] for key in keys].count((metric, megabatches, name)) > 1:
+            name = f"{name} ({checksum[:8]})".strip()
         stem = "_".join(filter(None, [metric, "" if alone else slug(name), f"B{megabatches}"]))
         named[name, metric, megabatches] = [replace(result, data=name, stem=stem) for result in table]
     return [labelled(named[key]) for key in sorted(named)]
@@ -345,8 +343,7 @@ def non_dominated(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def rounded(value: Any) -> Any:
-    """For JSON: numbers with few digits, None for NaN and infinity, which JSON lacks; a NamedTuple as an
-    object."""
+    """For JSON: few digits, None for NaN and infinity, which JSON lacks, a NamedTuple as an object."""
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     if isinstance(value, tuple | list):

@@ -155,9 +155,8 @@ def number_axis(axes: Any, name: str, values: Sequence[float], log_from: float =
         axis.set_minor_formatter(ticker.NullFormatter())
     elif all(value == int(value) for value in values):
         axis.set_major_locator(ticker.MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
-    axis.set_major_formatter(
-        ticker.EngFormatter(sep="") if high >= 1e5 else ticker.StrMethodFormatter("{x:,.6g}")
-    )
+    digits = ticker.EngFormatter(sep="") if high >= 1e5 else ticker.StrMethodFormatter("{x:,.6g}")
+    axis.set_major_formatter(digits)
 
 
 def add_legend(figure: Any, groups: Mapping[str, LegendEntries]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from alma.report.advice.candidates import Candidate, choose, find_candidates, within
-from alma.report.advice.forecast import Array
+from alma.report.advice.staleness import Array
 from alma.report.results import Section
 
 LEAST_ORIGINS = 5

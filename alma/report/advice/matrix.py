@@ -19,7 +19,6 @@ from alma.schema import is_number
 
 _TIMES = ("trained_until", "tested_on")
 _NEEDED = (*_TIMES, "loss")
-_UNIT = "nats"
 
 
 class LossGroup(NamedTuple):
@@ -31,10 +30,14 @@ class LossGroup(NamedTuple):
     name: Callable[[float], str]  # of a time, as the file writes it
 
 
-class MatrixReport(NamedTuple):
-    """The answers of several groups."""
+class MatrixReport:
+    """How often to retrain each of several groups, as it is `asked`. UserError: one is too small."""
 
-    found: Sequence[Retraining]
+    def __init__(self, groups: Sequence[LossGroup], **asked: Any):
+        self.found: list[Retraining] = []
+        for each in groups:
+            cost = TrainingCost(hours=each.gpu_hours)
+            self.found.append(Retraining(each.losses, "nats", each.period, cost, **asked))
 
     @property
     def parts(self) -> list[TitledTable]:
@@ -45,13 +48,6 @@ class MatrixReport(NamedTuple):
     def record(self) -> dict[str, Any]:
         """For JSON."""
         return {"groups": [each.record() for each in self.found]}
-
-
-def report_on(groups: Sequence[LossGroup], **asked: Any) -> MatrixReport:
-    """How often to retrain each group, as it is `asked`. UserError: one is too small."""
-    return MatrixReport(
-        [Retraining(g.losses, _UNIT, g.period, TrainingCost(hours=g.gpu_hours), **asked) for g in groups]
-    )
 
 
 class _Loss(NamedTuple):

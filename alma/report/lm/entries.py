@@ -9,7 +9,7 @@ from alma.configs import differing, flatten
 from alma.errors import UserError
 from alma.learners import LEARNERS, label_of
 from alma.records import Run
-from alma.report.labels import VARIANT, as_setting, describe, distinguishing
+from alma.report.labels import ALWAYS_SHOWN, as_setting, describe, distinguishing
 from alma.report.lm.reference import Reference
 from alma.report.results import Result, group
 
@@ -17,9 +17,7 @@ TOLERANCE = 0.03
 """Relative difference up to which a size counts as the paper's. The paper prints 65, 91 and 116M for its base
 model with 4, 8 and 12 experts; the architecture that it describes has 63.8, 89.0 and 114.2M, about 1.6M fewer
 shared parameters. For its large model, the paper's 210, 323 and 436M match."""
-SHOWN = VARIANT | {
-    *("learner", "megabatches", "waiting_time", "replay", "seed", "update_multiplier", "from_scratch")
-}
+SHOWN = ALWAYS_SHOWN - {"name"} | {"update_multiplier", "from_scratch"}
 """Settings that the title of a table or the name of a setting includes."""
 _DIMENSIONS = ("--decoder-", "--moe-freq")  # flags of fairseq-train that change the size of an --arch
 
