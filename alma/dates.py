@@ -39,8 +39,6 @@ _HOUR = re.compile(r"(1[89]|2[01])\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])([01]\
 """A number that could be YYYYMMDDHH."""
 _SINCE_1970 = ("days", "seconds", "milliseconds", "microseconds")
 """Values of --date-format that are no pattern, all of them arguments of timedelta."""
-
-
 LeftOut = StrEnum("LeftOut", ["UNDATED", "UNREADABLE", "IMPRECISE", "BEFORE", "AFTER", "LATE"])
 """Why a document is in no period."""
 

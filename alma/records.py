@@ -198,8 +198,7 @@ class Run:
         """Append one `Row`, written and fsynced on return.
 
         ValueError: a field is missing, unknown or of another kind, or there is a row for this t. UserError:
-        the metric is not finite or above 1e100 (training diverged). OSError: the disk is full; no part of the
-        row remains.
+        the metric is not finite or above 1e100 (training diverged). OSError: a full disk; no part remains.
         """
         if not self.writable:
             raise ValueError(f"{self.directory} was opened with Run.read")

@@ -157,8 +157,7 @@ class Stream:
     def check(self, parts: Part | Iterable[Part]) -> None:
         """Compare size and SHA-256 of dict.txt, the tokenizer and the files of `parts` with stream.json.
 
-        Reads the files once (about 1 GB/s per core). UserError: the first file that is missing, truncated
-        or changed.
+        Reads the files once (about 1 GB/s per core). UserError: the first one missing, truncated or changed.
         """
         files = dict(self.files)
         for part in (parts,) if isinstance(parts, Part) else parts:

@@ -108,9 +108,8 @@ def main() -> None:
         pictures, missing = vision_figures.write_paper_figures(runs, out)
     elif options.figures == "lm":
         pictures, missing = lm_figures.write_figures(entries, out)
-    for remark in missing:
-        print(remark)
-    print(*write_report(groups, runs, out, pictures, tables, [*choices, *not_counted], baselines), sep="\n")
+    written = write_report(groups, runs, out, pictures, tables, [*choices, *not_counted], baselines)
+    print(*missing, *written, sep="\n")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ _STALENESS = (
     "loss beyond that of the model whose newest training data are of that mega-batch. Models of a higher age "
     "have trained less. Right: loss above the best model of these configurations on that mega-batch."
 )
-WRITTEN = 12
-"""Most rows and columns of a heat map with its values in the cells."""
+WRITTEN = 12  # most rows and columns of a heat map with its values in the cells
 
 
 def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
@@ -44,8 +43,7 @@ def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
 def mean_matrix(result: Result) -> list[list[float]]:
     """The evaluation matrix: rows t = 1, 2, ..., columns the held-out parts; mean over seeds, as displayed.
 
-    Rows of the untrained model are NaN where figures leave it out (see `results.DISPLAYS`). [] if a repeat
-    has no matrix.
+    Rows of the untrained model are NaN where figures leave it out (`results.DISPLAYS`). [] without a matrix.
     """
     matrices = [matrix(rows) for rows in result.repeats]
     if not all(matrices):

@@ -11,8 +11,7 @@ from alma.report.front import front
 from alma.report.results import Result, Rows
 from alma.report.style import number_axis
 
-MeasureAt = Callable[[Rows, int], float]
-"""A number of one run at t, or over the stream up to t."""
+MeasureAt = Callable[[Rows, int], float]  # a number of one run at t, or over the stream up to t
 
 
 class Curve(NamedTuple):

@@ -13,6 +13,12 @@ from alma.report.results import Result, Rows, average_trained, column, compute, 
 from alma.report.style import LegendEntries, dot, mark, number_axis
 
 TFLOPS = "training compute (TFLOPs)"
+CAPTION = (
+    "A point per complete configuration: its average over the stream, mean over seeds with the standard "
+    "deviation, against training compute; lower left is better. The line joins those that no other equals or "
+    "beats in both; labels tell where their waiting time changes. Errors of the untrained model count while "
+    "a learner waits; language models are averaged from their first stage on, at one waiting time."
+)
 
 
 class Point(NamedTuple):
@@ -71,11 +77,8 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
     kinds = sorted({point.kind for point in points})
     varied = any(variant for variant, _ in kinds)
     shapes = dict(zip(kinds, itertools.cycle("oD^svPX"), strict=False))
-    smallest: dict[str, float] = {}
-    for point in points:
-        parameters = point.result.repeats[0][point.result.times[0]]["parameters"]
-        smallest[point.size] = min(parameters, smallest.get(point.size, parameters))
-    order = sorted(smallest, key=smallest.__getitem__)
+    ascending = sorted(points, key=lambda each: each.result.repeats[0][each.result.times[0]]["parameters"])
+    order = list(dict.fromkeys(point.size for point in ascending))
     scale = {name: (3.5 if len(order) > 1 else 4.5) + 1.5 * min(rank, 4) for rank, name in enumerate(order)}
     grey = {"color": "0.55", "linewidth": 1}
     ring = {"marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": "0.35"}

@@ -20,11 +20,9 @@ from alma.report import labels
 from alma.report.raw import Raw, raw_runs
 from alma.stages import stages
 
-Rows = dict[int, dict[str, Any]]
-"""The rows of one run by t."""
+Rows = dict[int, dict[str, Any]]  # the rows of one run by t
 Repeats = list[tuple[Run, Rows]]
-Measure = Callable[[Rows], float]
-"""A number of one run."""
+Measure = Callable[[Rows], float]  # a number of one run
 
 
 class Display(NamedTuple):
@@ -191,8 +189,7 @@ def memory(rows: Rows) -> int:
 def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     """The runs in the directories at and below `places`, each once; then the raw weights of averaged ones.
 
-    Links to folders are followed. See `alma.report.raw`. UserError: a place has no run, or a folder is
-    unreadable.
+    Links are followed. See `alma.report.raw`. UserError: a place has no run, or a folder is unreadable.
     """
 
     def fail(error: OSError) -> None:

@@ -19,7 +19,7 @@ from alma.report.results import Display, Section, left_out, matrix, non_dominate
 from alma.report.tables import Table, TitledTable, number
 
 _MOST_LABELS = 6  # of a remark
-_SHORT_WAIT, _SHORT_STAGES = 10, 2  # of the run that tells: `python -m benchmarks waiting_rule`
+_SHORT_WAIT, _SHORT_RUN = 10, 20  # w and t of the run that tells: `python -m benchmarks waiting_rule`
 NOTE = (
     "Difference: the other configuration less the choice; positive values are worse. Intervals are so "
     "wide that equal configurations show any evidence in a tenth of reports. The two answer the other "
@@ -127,7 +127,7 @@ def advise(section: Section, now: int | None = None, budget: float | None = None
         if twins and (other := _retraining(twins[0], asked)):
             other.price *= (other.cost.flops or 1) / (often.cost.flops or 1)
             often.other = other
-    remarks = left_out(section.results)
+    remarks = left_out(section.results)  # what weakens the advice
     ready = {each.label for each in found}
     waiting = [result.label for result in section.results if result.label not in ready]
     remarks += [f"No complete stage yet, left out: {_some(waiting)}."] if waiting else []
@@ -143,26 +143,18 @@ def advise(section: Section, now: int | None = None, budget: float | None = None
         remarks.append(f"{_DRIFTS} {_FEW}" if choice and not often else _DRIFTS)
     few = [each.label for each in found if len(each.ends) < 3]
     remarks += [f"Fewer than 3 stages, so that the law is mostly assumed: {_some(few)}."] if few else []
-    if choice:
-        remarks += short_run(found, choice)
-    else:
+    until, end = _SHORT_RUN, section.results[0].megabatches
+    if not choice:
         least = min(each.compute for each in found)
         remarks.append(f"No configuration stays within the budget: the least is {least:.3g} TFLOPs to come.")
+    elif until < end and all(each.result.waiting_time == 1 for each in found):
+        spent = fmean(choice.result.repeats[0][t]["train_flops"] for t in range(1, choice.now + 1))
+        remarks.append(
+            "Runs at w = 1 cannot tell whether to wait. The cheapest run that would: "
+            f"w = {_SHORT_WAIT} up to {until}, about {until / end:.0%} of the stream's compute "
+            f"({spent * until / 1e12:.2g} TFLOPs)."
+        )
     return Advice(section.title, budget, found, choice, comparisons, remarks, often)
-
-
-def short_run(found: Sequence[Candidate], choice: Candidate) -> list[str]:
-    """A line about the cheapest run that would tell whether to wait; [] if runs with several waiting times
-    exist, or the stream is too short for it."""
-    until, end = _SHORT_WAIT * _SHORT_STAGES, choice.result.megabatches
-    if any(each.result.waiting_time > 1 for each in found) or until >= end:
-        return []
-    spent = sum(choice.result.repeats[0][t]["train_flops"] for t in range(1, choice.now + 1))
-    return [
-        f"Runs at w = 1 cannot tell whether to wait. The cheapest run that would: w = {_SHORT_WAIT} up to "
-        f"{until}, about {until / end:.0%} of the stream's compute ({spent / choice.now * until / 1e12:.2g} "
-        "TFLOPs)."
-    ]
 
 
 def _retraining(choice: Candidate, asked: dict[str, Any]) -> Retraining | None:

@@ -63,8 +63,7 @@ class _Loss(NamedTuple):
 
 
 def read_groups(paths: Sequence[Path], wanted: Sequence[str] = ()) -> list[LossGroup]:
-    """The losses of each model and domain of the files, in their order; of names that fit a pattern of
-    `wanted`, if there are any.
+    """The losses of each model and domain of the files, in order; `wanted`: patterns of their names, or none.
 
     UserError: a file cannot be read, lacks a column, has a bad or a repeated value; labels of time are of
     several kinds; a pattern fits no name; a group has fewer than two models or periods.

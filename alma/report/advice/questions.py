@@ -33,8 +33,7 @@ QUESTIONS = {
 """Decisions, and the side of each that a result stands for."""
 NO_EVIDENCE = "no evidence either way"
 _OF_THE_LEARNER = ("grow the model?", "one model or several?")
-LEARNER = "learner"
-"""Beside the questions in `Candidate.sides`."""
+LEARNER = "learner"  # beside the questions in `Candidate.sides`
 
 
 def differ_in(question: str, one: dict[str, str], other: dict[str, str]) -> bool:

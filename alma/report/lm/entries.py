@@ -1,7 +1,6 @@
 """Language-model results under the names of the paper's tables: SM_w3 (3x steps), 4@2 experts, base."""
 
 import itertools
-import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -46,7 +45,8 @@ class Entry(NamedTuple):
 
     def members(self, t: int) -> int | None:
         """Members of an ensemble at t; None for a single model."""
-        if self.result.learner not in LEARNERS or not LEARNERS[self.result.learner].several:
+        spec = LEARNERS.get(self.result.learner)
+        if not spec or (spec.members is None and spec.deployed == 1):
             return None
         return self.result.repeats[0][t]["extra"].get("members", self.result.config.get("members"))
 
@@ -145,8 +145,5 @@ def setting(entry: Entry) -> str:
 
 def sizes(entries: Sequence[Entry]) -> list[str]:
     """The sizes in ascending order of parameters."""
-    smallest: dict[str, float] = {}
-    for entry in entries:
-        parameters = entry.parameters(entry.result.times[0])
-        smallest[entry.size] = min(parameters, smallest.get(entry.size, math.inf))
-    return sorted(smallest, key=lambda size: (smallest[size], size))
+    ascending = sorted(entries, key=lambda each: (each.parameters(each.result.times[0]), each.size))
+    return list(dict.fromkeys(entry.size for entry in ascending))
