@@ -79,11 +79,6 @@ class Part:
     files: dict[INSIDE, FileInfo]  # by path relative to the stream
     period: TEXT = ""  # in a dated stream, also of the held-out parts: `2023`, `2023-W20`, `2020..2021`
 
-    @classmethod
-    def from_dict(cls, record: Any) -> "Part":
-        """The inverse of `dataclasses.asdict`. ValueError: a field of another kind, a path out of it."""
-        return msgspec.convert(record, cls)
-
 
 @dataclass(frozen=True)
 class Stream:

@@ -109,10 +109,8 @@ def _paired(one: Result, other: Result) -> tuple[Result, Result]:
 
 
 def _differences(one: Result, other: Result) -> dict[str, MeanOverSeeds]:
-    """Differences of a pair by name; {} if the two share no t from 1 on.
-
-    The measures are those of all rows, then means over the cells of the evaluation matrix that both have.
-    """
+    """Differences of a pair by name, of all rows, then of means over the cells of the evaluation matrix that
+    both have; {} if the two share no t from 1 on."""
     if 1 not in one.times:
         return {}
     begun = [t for t in one.times if t and not (one.waiting(t) or other.waiting(t))]

@@ -60,11 +60,8 @@ def mean_matrix(result: Result) -> list[list[float]]:
 
 
 def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
-    """A figure with a heat map for each result and its matrix, in panels of one shape.
-
-    Row 1 is at the top; NaN leaves a cell empty. Up to WRITTEN rows and columns, values are written in the
-    cells. Panels with the same periods share those below the lowest panel of their column.
-    """
+    """A heat map for each result and its matrix: row 1 at the top, NaN empty, values in cells up to WRITTEN
+    rows and columns. Panels with the same periods share those below the lowest panel of their column."""
     from matplotlib import colors, patches, ticker
 
     display = shown[0][0].display

@@ -82,8 +82,7 @@ class Result:
     @property
     def label(self) -> str:
         """The method, w and replay, for a legend."""
-        replay = "replay" if self.config["replay"] else ""
-        return " ".join(filter(None, (self.method, f"w={self.waiting_time}", replay)))
+        return f"{self.method} w={self.waiting_time}" + " replay" * self.config["replay"]
 
     @property
     def stream(self) -> str:
@@ -236,8 +235,7 @@ def one_per_seed(repeats: Repeats, until: float) -> tuple[Repeats, list[str]]:
 
 def end_of(run: Run) -> int:
     """The t of its last requested stage."""
-    config = run.config
-    schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
+    schedule = stages(run.config["megabatches"], run.config["waiting_time"])
     return schedule[: run.info.get("stages")][-1].last
 
 

@@ -36,11 +36,10 @@ def lines(report: Advice | MatrixReport) -> dict[str, str]:
     often = {f"How often to retrain {e.losses.label}": " ".join(e.lines[:2]) for e in _retraining(report)}
     if isinstance(report, MatrixReport):
         return often
-    if not report.choice:
+    if not (choice := report.choice):
         return {"Recommendation": " ".join(report.remarks)}
     known = [each for each in report.comparisons if each.evidence]
     settled = [_settle(each) for each in report.comparisons if not each.evidence]
-    choice = report.choice
     name = choice.result.config.get("name", choice.result.learner)
     sides = ", ".join(choice.sides[each.question] for each in report.comparisons)
     value = choice.forecast.text(report.display.factor)

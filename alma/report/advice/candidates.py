@@ -71,8 +71,7 @@ class Candidate:
     @cached_property
     def to_come(self) -> list[int]:
         """The t at which its next stages end."""
-        config = self.result.config
-        schedule = stages(max(config["megabatches"], self.until), self.result.waiting_time, config["replay"])
+        schedule = stages(max(self.result.megabatches, self.until), self.result.waiting_time)
         return [stage.last for stage in schedule if self.now < stage.last <= self.until]
 
     @cached_property

@@ -125,6 +125,7 @@ class Scatter(NamedTuple):
     drift: float  # deviation of the walk over e times the data, in multiples of the noise
 
 
+@lru_cache(64)
 class _Groups:
     """The times of a curve in groups, and the laws whitened by the covariance of the groups' means."""
 
@@ -160,9 +161,6 @@ class _Groups:
         return level - self.shape_levels, np.maximum(squares, 0.0)
 
 
-_groups = lru_cache(64)(_Groups)
-
-
 class Fit:
     """The posterior of a curve's law. `scatter` is that of `estimate_scatter`."""
 
@@ -172,7 +170,7 @@ class Fit:
         """`seeds`: as many as the mean has whose law the curve is to be weighed like (None: its own)."""
         seeds = seeds or len(curve.values)
         self._drift = scatter.drift * math.sqrt(seeds)  # more seeds lessen the noise, not the walk
-        groups = self._groups = _groups(tuple(curve.times), self._drift)
+        groups = self._groups = _Groups(tuple(curve.times), self._drift)
         values = groups.whitened(groups.mean(np.log(curve.values.mean(0))))
         self._now, self._seeds, self._prior = math.log(curve.times[-1]), seeds, prior
         self._level, self._squares = groups.fit(values)

@@ -158,8 +158,7 @@ def _group(lines: Sequence[_Loss], kind: str) -> LossGroup:
         "day": lambda time: date.fromordinal(int(time)).isoformat(),
         "month": lambda time: f"{int(time - 1) // 12}-{int(time - 1) % 12 + 1:02}",
     }
-    size = median(b - a for a, b in itertools.pairwise(tested))
-    period = Period(kind) if kind else Period(size=size)
+    period = Period(kind) if kind else Period(size=median(b - a for a, b in itertools.pairwise(tested)))
     newest = max(lines, key=lambda line: line.until)
     losses = Losses(label, tuple(until), tuple(tested), seeds)
     return LossGroup(losses, period, newest.gpu_hours, names.get(kind, "{:g}".format))
