@@ -39,8 +39,6 @@ _HOUR = re.compile(r"(1[89]|2[01])\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])([01]\
 """A number that could be YYYYMMDDHH."""
 _SINCE_1970 = ("days", "seconds", "milliseconds", "microseconds")
 """Values of --date-format that are no pattern, all of them arguments of timedelta."""
-
-
 LeftOut = StrEnum("LeftOut", ["UNDATED", "UNREADABLE", "IMPRECISE", "BEFORE", "AFTER", "LATE"])
 """Why a document is in no period."""
 
@@ -183,15 +181,13 @@ def span(text: str) -> str:
     if match := _YEARS.fullmatch(text):
         return f"{match[1]}-years" if match[1] != "1" else "year"
     if text not in UNITS:
-        raise argparse.ArgumentTypeError(
-            f"invalid choice: {text!r} (give N-years, such as 5-years; {hint(text, UNITS)})"
-        )
+        known = f"give N-years, such as 5-years; {hint(text, UNITS)}"
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} ({known})")
     return text
 
 
 @lru_cache
 def _months(by: str) -> int:
-    """Months of a period."""
     return _MONTHS.get(by) or 12 * int(by.removesuffix("-years"))
 
 

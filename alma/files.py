@@ -80,9 +80,8 @@ def filled(out: Path, last: str, errors: tuple[type[Exception], ...]) -> Iterato
                 file.chmod(mode)  # safetensors sets 0600
                 os.replace(file, out / file.name)
     except errors as error:
-        raise UserError(
-            f"{out}: cannot be written ({error}: full disk, quota?); free some space and rerun the command"
-        ) from error
+        what = f"cannot be written ({error}: full disk, quota?)"
+        raise UserError(f"{out}: {what}; free some space and rerun the command") from error
 
 
 def temporary_of(path: Path) -> Path:

@@ -29,11 +29,6 @@ class LearnerSpec:
     switch: bool = False  # whether it needs a Switch Transformer as --arch
 
     @property
-    def several(self) -> bool:
-        """Whether several models are deployed together."""
-        return self.members is not None or self.deployed != 1
-
-    @property
     def separate(self) -> bool:
         """Whether each stage trains several models separately, in folders member_0, member_1 and so on."""
         return self.members is not None and not self.joint

@@ -197,7 +197,6 @@ class Switch(argparse.Action):
         off = option_string is not None and option_string.startswith("--no-")
         words = dict.fromkeys([] if values is None else values.split(","))
         if not words.keys() <= known.keys() or (off and words):
-            raise argparse.ArgumentError(
-                self, f"{values!r}: off, on or off,on; give an experiment before flags"
-            )
+            problem = f"{values!r}: off, on or off,on; give an experiment before flags"
+            raise argparse.ArgumentError(self, problem)
         setattr(namespace, self.dest, [known[word] for word in words] or [not off])

@@ -83,11 +83,10 @@ _CONFIG |= {"moe_expert_count": COUNT | None, "fairseq_flags": list[str]}
 
 @dataclass
 class Run:
-    """A run directory, from `Run.open` (to append rows) or `Run.read` (read-only)."""
+    """A run directory, from `Run.open` (to append rows) or `Run.read` (to read them)."""
 
     directory: Path
     info: dict[str, Any]  # run.json: config, seeds, versions, commit, machine, created
-    writable: bool = False
     _times: set[int] = field(default_factory=set, compare=False, repr=False)
     """The t in `_version` of results.jsonl: reading all rows at every append would take quadratic time."""
     _version: tuple[int, ...] = field(default=(), compare=False, repr=False)
@@ -115,13 +114,13 @@ class Run:
         config = _as_read_back(config)
         make_directory(path)
         if resumes:
-            run = cls(path, cls.read(path).info, writable=True)
+            run = cls.read(path)
             run.note(config=config)
             run._drop_partial_line()
             return run
         for name in ("results.jsonl", *untrained):  # before run.json, which describes them
             (path / name).unlink(missing_ok=True)
-        run = cls(path, {"config": config, "seeds": seeds or {}}, writable=True)
+        run = cls(path, {"config": config, "seeds": seeds or {}})
         run.note(
             versions=provenance.versions(),
             commit=provenance.commit(),
@@ -189,8 +188,7 @@ class Run:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The complete rows on disk, sorted by t; not to be changed. UserError: a line is not a row, or
-        repeats a t."""
+        """The complete rows on disk by t, not to be changed. UserError: a line is no row, or repeats a t."""
         if not self.results.exists():
             return []
         return list(_read_rows(self.results, self.config["megabatches"], _version(self.results.stat())))
@@ -199,11 +197,8 @@ class Run:
         """Append one `Row`, written and fsynced on return.
 
         ValueError: a field is missing, unknown or of another kind, or there is a row for this t. UserError:
-        the metric is not finite or above 1e100 (training diverged). OSError: the disk is full; no part of the
-        row remains.
+        the metric is not finite or above 1e100 (training diverged). OSError: a full disk; no part remains.
         """
-        if not self.writable:
-            raise ValueError(f"{self.directory} was opened with Run.read")
         value = row.get("value")
         if isinstance(value, float) and not abs(value) <= LARGEST:
             what = f"{row.get('metric')} is {value} at t={row.get('t')}"

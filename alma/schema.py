@@ -1,5 +1,4 @@
-"""Kinds of values in JSON files, as types of msgspec, checked where a file is read, so that other code can
-rely on them."""
+"""Kinds of values in JSON files, as types of msgspec: checked where a file is read, then relied upon."""
 
 import math
 import re
@@ -26,10 +25,10 @@ def whole(least: int, most: int = _MOST) -> Any:
     return Annotated[int, Meta(ge=least, le=most)]
 
 
-def parse_json(text: str | bytes, kind: Any = Any) -> Any:
-    """The value of a JSON text. ValueError: malformed, of another kind, with NaN, or nested too deeply."""
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. ValueError: malformed, with NaN, or nested too deeply."""
     try:
-        return msgspec.json.decode(text, type=kind)
+        return msgspec.json.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -42,8 +41,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_plain(value: Any, depth: int = 20) -> bool:
-    """Whether a value is a number, printable text, bool, null, or a list or object of these, nested up to
-    `depth`."""
+    """Whether it is a number, printable text, bool, null, or a list or object of these, up to `depth`."""
     if isinstance(value, str):
         return re.match(_PRINTABLE, value) is not None
     if isinstance(value, dict):

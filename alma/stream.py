@@ -79,11 +79,6 @@ class Part:
     files: dict[INSIDE, FileInfo]  # by path relative to the stream
     period: TEXT = ""  # in a dated stream, also of the held-out parts: `2023`, `2023-W20`, `2020..2021`
 
-    @classmethod
-    def from_dict(cls, record: Any) -> "Part":
-        """The inverse of `dataclasses.asdict`. ValueError: a field of another kind, a path out of it."""
-        return msgspec.convert(record, cls)
-
 
 @dataclass(frozen=True)
 class Stream:
@@ -157,8 +152,7 @@ class Stream:
     def check(self, parts: Part | Iterable[Part]) -> None:
         """Compare size and SHA-256 of dict.txt, the tokenizer and the files of `parts` with stream.json.
 
-        Reads the files once (about 1 GB/s per core). UserError: the first file that is missing, truncated
-        or changed.
+        Reads the files once (about 1 GB/s per core). UserError: the first one missing, truncated or changed.
         """
         files = dict(self.files)
         for part in (parts,) if isinstance(parts, Part) else parts:

@@ -92,7 +92,6 @@ class Workers:
             raise UserError(f"a worker was killed (out of memory?); rerun with fewer {self._flag}") from None
 
     def _start(self) -> None:
-        """Start a worker."""
         # A forked process would inherit the parent's threads and CUDA state, and could hang.
         spawn = multiprocessing.get_context("spawn")
         pipe, its_end = spawn.Pipe()

@@ -16,9 +16,9 @@ import numpy as np
 from alma.errors import Parser, UserError
 from alma.report.advice.backtest import RULES, look_back, naive_rule_won, regrets_of
 from alma.report.advice.candidates import one_section
-from alma.report.advice.forecast import Array, interval
+from alma.report.advice.forecast import interval
 from alma.report.advice.matrix import read_groups
-from alma.report.advice.staleness import Law, Laws, known_at
+from alma.report.advice.staleness import Array, Law, Laws, known_at
 from alma.report.age import Losses, losses_of
 from alma.report.age_table import unit
 from alma.report.results import Section, find_runs, left_out
@@ -61,10 +61,10 @@ def origins_of(section: Section, until: int) -> list[Origin]:
         rows = [np.empty((0, 3))]
         for each in found:
             came = np.maximum([actual[each.label].values[t] for t in each.to_come], 1e-9)
-            low, high = interval(each.draws)
+            low, high = interval(each.draws[0])
             off = [
                 abs(np.log(guess / came))
-                for guess in (np.median(each.draws, 0), each.curve.values[:, -1].mean())
+                for guess in (np.median(each.draws[0], 0), each.curve.values[:, -1].mean())
             ]
             rows.append(np.column_stack([(low <= came) & (came <= high), *off]))
         origins.append(Origin(now, np.concatenate(rows), regrets_of(found, actual)))

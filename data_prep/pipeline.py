@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import sentencepiece
 
@@ -231,7 +232,7 @@ def _run(
         final = (space, name, own, space.by_name(words), code, kept, settings.write)
         tasks.append(Task(space.directory / f"{name}.json", sum(words), final))
     work.run("finalise", encode.finalise_part, tasks, "word")
-    parts = [Part.from_dict(read_json(task.done)) for task in tasks]
+    parts = [msgspec.convert(read_json(task.done), Part) for task in tasks]
     parts = [replace(part, period=wanted.period(part.name)) for part in parts]
     if settings.write_dropped:
         parts[0] = plan.add_copies(space, parts[0], count, wanted.first)

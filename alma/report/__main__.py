@@ -88,12 +88,11 @@ def main() -> None:
     baselines = differences.find_baselines(groups, options.baseline)
     entries, lm_remarks = find_entries(runs) if for_lm else ({}, [])
     tables, missing = lm_tables.tables(entries) if options.table else ({}, [])
-    texts = [table.as_text() for table in tables.values()]
+    printed = list(tables.values())
     for baseline, results in zip(baselines, groups, strict=True):
-        shown = differences.tables(results, baseline)
-        texts += [table.as_text() for table in (shown[1:] if tables else shown)]
-    for text in texts:
-        print(text, end="\n\n")
+        printed += differences.tables(results, baseline)[bool(tables) :]  # Table 2 replaces the general one
+    for table in printed:
+        print(table.as_text(), end="\n\n")
     remarks = [*choices, *not_counted, *(f"no rows yet: {run.directory}" for run in runs if not run.rows)]
     for remark in [*remarks, *lm_remarks, *missing]:
         print(remark)
@@ -109,9 +108,8 @@ def main() -> None:
         pictures, missing = vision_figures.write_paper_figures(runs, out)
     elif options.figures == "lm":
         pictures, missing = lm_figures.write_figures(entries, out)
-    for remark in missing:
-        print(remark)
-    print(*write_report(groups, runs, out, pictures, tables, [*choices, *not_counted], baselines), sep="\n")
+    written = write_report(groups, runs, out, pictures, tables, [*choices, *not_counted], baselines)
+    print(*missing, *written, sep="\n")
 
 
 if __name__ == "__main__":

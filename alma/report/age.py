@@ -60,9 +60,8 @@ def losses_of(result: Result) -> Losses | None:
     """
     if not all(matrix(rows) for rows in result.repeats):
         return None
-    config = result.config
-    plan = [stage.last for stage in stages(result.megabatches, result.waiting_time, config["replay"])]
-    until = tuple(t for t in plan if t <= result.progress)
+    plan = stages(result.megabatches, result.waiting_time)
+    until = tuple(stage.last for stage in plan if stage.last <= result.progress)
 
     def loss(value: float) -> float:
         if result.metric == "perplexity":

@@ -70,18 +70,16 @@ def unit(result: Result) -> str:
 def titled(rows: Sequence[Aged]) -> TitledTable:
     """A row per configuration; columns without any number are left out."""
     first = rows[0].result
-    columns = {
-        **configurations([row.result for row in rows]),
-        "n": [str(len(row.result.repeats)) for row in rows],
-    }
+    columns = configurations([row.result for row in rows])
+    columns["n"] = [str(len(row.result.repeats)) for row in rows]
     least = 3 if first.metric == "perplexity" else 2  # digits after the point; at least two of the mean
     for name in rows[0].columns:
         cells = []
         for row in rows:
-            mean = age.over_seeds(row.columns[name]).mean
-            small = math.isfinite(mean) and mean
-            digits = max(least, min(6, 1 - math.floor(math.log10(abs(mean))))) if small else least
-            cells.append(interval(row.columns[name], digits))
+            known = age.over_seeds(row.columns[name])
+            small = math.isfinite(known.mean) and known.mean
+            digits = max(least, min(6, 1 - math.floor(math.log10(abs(known.mean))))) if small else least
+            cells.append(shown(known, digits))
         columns |= {name: cells} if any(cells) else {}
     loss = "loss (nats a token)" if first.metric == "perplexity" else "error (percentage points)"
     note = NOTE.format(loss=loss)
@@ -91,13 +89,9 @@ def titled(rows: Sequence[Aged]) -> TitledTable:
     return TitledTable(f"Loss against age ({unit(first)}), {first.stream}", cells_by_row, note)
 
 
-def interval(values: Sequence[float], digits: int) -> str:
-    """Mean and 90% interval over seeds, such as "0.051 [0.043, 0.060]"; "" of none or an infinite mean."""
-    return shown(age.over_seeds(values), digits)
-
-
 def shown(known: MeanOverSeeds, digits: int, sign: str = "-") -> str:
-    """As `interval`; `sign` "+" shows the sign of positive numbers, too."""
+    """Mean and 90% interval, such as "0.051 [0.043, 0.060]"; "" of an infinite mean. `sign` "+" shows the
+    sign of positive numbers, too."""
     if not math.isfinite(known.mean):
         return ""
     mean, low, high = (f"{number:{sign}.{digits}f}" for number in known)

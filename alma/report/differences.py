@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import operator
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,8 +25,6 @@ waits counts in average and {total}."""
 _BY_AGE = """
 Newest, next, past: {unit} on the newest mega-batch of the training data, on the next one and on all before, \
 means over the stages of both. End: on all held-out parts, after the last of these stages."""
-
-
 _NONE = MeanOverSeeds(math.nan, math.nan, math.nan)
 
 
@@ -42,9 +41,8 @@ def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list
         fitting = [result for result in results if result.label == name]
         fitting = fitting or [result for result in results if result.method == name]
         if len(fitting) > 1:
-            raise UserError(
-                f"--baseline {name!r} fits several configurations: give one of {_labels(fitting)}"
-            )
+            known = _labels(fitting)
+            raise UserError(f"--baseline {name!r} fits several configurations: give one of {known}")
         baselines += fitting or [None]
     if not any(baselines):
         known = _labels(list(itertools.chain(*groups)))
@@ -70,15 +68,10 @@ def titled(baseline: Result, results: Sequence[Result]) -> TitledTable:
     """A row for each other configuration of the table."""
     others = [result for result in results if result is not baseline]
     pairs = [_paired(other, baseline) for other in others]
-    columns = {
-        **compare.configurations(others),
-        "n": [
-            str(len(one.repeats))
-            if _seeds(one) == _seeds(other)
-            else f"{len(one.repeats)}, {len(other.repeats)}"
-            for one, other in pairs
-        ],
-    }
+    columns = compare.configurations(others) | {"n": []}
+    for pair in pairs:
+        counts = [str(len(each.repeats)) for each in pair]
+        columns["n"].append(counts[0] if _seeds(pair[0]) == _seeds(pair[1]) else ", ".join(counts))
     if any(one.repeats and not one.finished for one, _ in pairs):
         columns["t"] = [str(one.progress) if one.repeats else "" for one, _ in pairs]
     columns["Comp"] = []
@@ -101,8 +94,7 @@ def _seeds(result: Result) -> list[int]:
 
 
 def _paired(one: Result, other: Result) -> tuple[Result, Result]:
-    """Both with the seeds that both have, or all if they share none, and the t up to which all these runs
-    have all rows."""
+    """Both with their common seeds, or all if there are none, and the t up to which all have all rows."""
     runs = [{run.config["seed"]: run for run in result.runs} for result in (one, other)]
     common = sorted(runs[0].keys() & runs[1].keys())
     chosen = [[of[seed] for seed in common or sorted(of)] for of in runs]
@@ -117,47 +109,36 @@ def _paired(one: Result, other: Result) -> tuple[Result, Result]:
 
 
 def _differences(one: Result, other: Result) -> dict[str, MeanOverSeeds]:
-    """Differences of a pair by name; {} if the two share no t from 1 on.
-
-    The measures are those of all rows, then means over the cells of the evaluation matrix that both have.
-    """
+    """Differences of a pair by name, of all rows, then of means over the cells of the evaluation matrix that
+    both have; {} if the two share no t from 1 on."""
     if 1 not in one.times:
         return {}
     begun = [t for t in one.times if t and not (one.waiting(t) or other.waiting(t))]
     cells: list[dict[tuple[float, float], list[float]]] = []  # loss by newest and held-out part, per seed
     for result in (one, other):
-        losses = age.losses_of(result)
         cells.append({})
-        if losses:
+        if losses := age.losses_of(result):
             for i, j in itertools.chain(*losses.by_age.values()):
                 cells[-1][losses.until[i], losses.periods[j]] = [seed[i][j] for seed in losses.seeds]
     common = cells[0].keys() & cells[1].keys()
     last = max((until for until, _ in common), default=0)
-    parts = {
-        name: [(until, part) for until, part in common if fits(part - until)] for name, fits in AGES.items()
-    }
-    parts["end"] = [(until, part) for until, part in common if until == last]
+    parts = {name: [cell for cell in common if fits(cell[1] - cell[0])] for name, fits in AGES.items()}
+    parts["end"] = [cell for cell in common if cell[0] == last]
     sides = []
     for result, of_result in zip((one, other), cells, strict=True):
-        values = [column(rows, "value") for rows in result.repeats]
+        values, factor = [column(rows, "value") for rows in result.repeats], result.display.factor
         side = {
-            "last": [result.display.factor * each[max(each)] for each in values],
-            "trained": [
-                result.display.factor * statistics.fmean(each[t] for t in begun) for each in values if begun
-            ],
-            "average": [result.display.factor * metrics.average(each) for each in values],
+            "last": [factor * each[max(each)] for each in values],
+            "trained": [factor * statistics.fmean(each[t] for t in begun) for each in values if begun],
+            "average": [factor * metrics.average(each) for each in values],
             result.display.total: [metrics.cumulative_error_rate(each) for each in values],
         }
         for name, places in parts.items():
             if places:
-                side[name] = list(
-                    map(statistics.fmean, zip(*map(of_result.__getitem__, places), strict=True))
-                )
+                by_seed = zip(*(of_result[cell] for cell in places), strict=True)
+                side[name] = list(map(statistics.fmean, by_seed))
         sides.append(side)
-    paired = _seeds(one) == _seeds(other)
-    return {
-        name: age.over_seeds([a - b for a, b in zip(ours, theirs, strict=True)])
-        if paired
-        else age.welch(ours, theirs)
-        for name, ours, theirs in ((name, sides[0][name], sides[1][name]) for name in sides[0])
-    }
+    ours, theirs = sides
+    if _seeds(one) == _seeds(other):
+        return {name: age.over_seeds(list(map(operator.sub, ours[name], theirs[name]))) for name in ours}
+    return {name: age.welch(ours[name], theirs[name]) for name in ours}

@@ -23,8 +23,7 @@ _STALENESS = (
     "loss beyond that of the model whose newest training data are of that mega-batch. Models of a higher age "
     "have trained less. Right: loss above the best model of these configurations on that mega-batch."
 )
-WRITTEN = 12
-"""Most rows and columns of a heat map with its values in the cells."""
+WRITTEN = 12  # most rows and columns of a heat map with its values in the cells
 
 
 def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
@@ -44,8 +43,7 @@ def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
 def mean_matrix(result: Result) -> list[list[float]]:
     """The evaluation matrix: rows t = 1, 2, ..., columns the held-out parts; mean over seeds, as displayed.
 
-    Rows of the untrained model are NaN where figures leave it out (see `results.DISPLAYS`). [] if a repeat
-    has no matrix.
+    Rows of the untrained model are NaN where figures leave it out (`results.DISPLAYS`). [] without a matrix.
     """
     matrices = [matrix(rows) for rows in result.repeats]
     if not all(matrices):
@@ -62,11 +60,8 @@ def mean_matrix(result: Result) -> list[list[float]]:
 
 
 def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
-    """A figure with a heat map for each result and its matrix, in panels of one shape.
-
-    Row 1 is at the top; NaN leaves a cell empty. Up to WRITTEN rows and columns, values are written in the
-    cells. Panels with the same periods share those below the lowest panel of their column.
-    """
+    """A heat map for each result and its matrix: row 1 at the top, NaN empty, values in cells up to WRITTEN
+    rows and columns. Panels with the same periods share those below the lowest panel of their column."""
     from matplotlib import colors, patches, ticker
 
     display = shown[0][0].display
@@ -131,10 +126,8 @@ def _staleness(aged: Sequence[Aged]) -> Any:
             look |= {"marker": "o", "markersize": 3, "markevery": None}
             for axes, (title, by_age) in zip(pair, by_result[id(result)].curves.items(), strict=True):
                 axes.set_title(", ".join(filter(None, (name, title))), fontweight="bold")
-                means, deviations = [], []
-                for mean, deviation in map(mean_and_deviation, by_age.values()):
-                    means.append(mean)
-                    deviations.append(deviation)
+                spreads = list(map(mean_and_deviation, by_age.values()))
+                means, deviations = [mean for mean, _ in spreads], [deviation for _, deviation in spreads]
                 draw_curve(axes, Curve(result, list(by_age), means, deviations), **look)
             legend.setdefault(name, []).append((result.label, look))
     ages = [at for row in aged for at in row.losses.by_age]
@@ -142,7 +135,6 @@ def _staleness(aged: Sequence[Aged]) -> Any:
         axes.axhline(0, color="0.4", linewidth=0.8, zorder=1)
         axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)
         style.number_axis(axes, "x", ages)
-    figure.supxlabel("age (mega-batches)", fontsize="medium")
-    figure.supylabel(age_table.unit(aged[0].result), fontsize="medium")
+    style.name_axes(figure, panels.flat, "age (mega-batches)", age_table.unit(aged[0].result))
     style.add_legend(figure, legend)
     return figure

@@ -11,11 +11,7 @@ from alma.report.front import front
 from alma.report.results import Result, Rows
 from alma.report.style import number_axis
 
-MOST_LINES = 6
-"""More lines than that are drawn in a panel per learner."""
-
-MeasureAt = Callable[[Rows, int], float]
-"""A number of one run at t, or over the stream up to t."""
+MeasureAt = Callable[[Rows, int], float]  # a number of one run at t, or over the stream up to t
 
 
 class Curve(NamedTuple):
@@ -148,9 +144,9 @@ def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def by_kind(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The results of each panel by its name: all in one, or by learner and replay if there are many."""
+    """The results of each panel by its name: all in one, or by learner and replay if more than 6."""
     members: dict[str, list[Result]] = {}
     for result in sorted(results, key=lambda result: result.rank):
         name = result.learner + (", replay" if result.config["replay"] else "")
-        members.setdefault(name if len(results) > MOST_LINES else "", []).append(result)
+        members.setdefault(name if len(results) > 6 else "", []).append(result)
     return members

@@ -50,8 +50,8 @@ def write_report(
                 style.save(figure, written[-1])
                 parts += [f"![{written[-1].stem}]({written[-1].name})", caption]
     if pictures:
-        parts.append("## Figures")
-        parts.append("Bands and bars are ±1 standard deviation over seeds, where there are several.")
+        note = "Bands and bars are ±1 standard deviation over seeds, where there are several."
+        parts += ["## Figures", note]
     for path, caption in pictures or []:
         parts += [f"![{path.stem}]({path.name})", caption]
         written.append(path)

@@ -9,10 +9,16 @@ from alma.configs import canonical
 from alma.learners import colour_of
 from alma.report import style
 from alma.report.lm.entries import model_size
-from alma.report.results import Result, average_trained, column, compute, non_dominated
+from alma.report.results import Result, Rows, average_trained, column, compute, non_dominated
 from alma.report.style import LegendEntries, dot, mark, number_axis
 
 TFLOPS = "training compute (TFLOPs)"
+CAPTION = (
+    "A point per complete configuration: its average over the stream, mean over seeds with the standard "
+    "deviation, against training compute; lower left is better. The line joins those that no other equals or "
+    "beats in both; labels tell where their waiting time changes. Errors of the untrained model count while "
+    "a learner waits; language models are averaged from their first stage on, at one waiting time."
+)
 
 
 class Point(NamedTuple):
@@ -45,15 +51,14 @@ def front(results: Sequence[Result]) -> Any:
     keys = [canonical(result.config, "average", "seed") for result in shown]
     averaged = {key for key, result in zip(keys, shown, strict=True) if "average" in result.config}
     points = []
+
+    def measure(rows: Rows) -> float:
+        mean = average_trained(rows, max(rows)) if text else metrics.average(column(rows, "value"))
+        return first.display.factor * mean
+
     for key, result in zip(keys, shown, strict=True):
         if not result.variant or "average" in result.config or key not in averaged:
-            mean, deviation = result.over_seeds(
-                lambda rows: (
-                    first.display.factor
-                    * (average_trained(rows, max(rows)) if text else metrics.average(column(rows, "value")))
-                )
-            )
-            at = result.over_seeds(compute)[0], mean, deviation
+            at = result.over_seeds(compute)[0], *result.over_seeds(measure)
             points.append(Point(result, *at, f"w = {result.waiting_time}", model_size(result)))
     if len(points) < 2:
         return None
@@ -72,11 +77,8 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
     kinds = sorted({point.kind for point in points})
     varied = any(variant for variant, _ in kinds)
     shapes = dict(zip(kinds, itertools.cycle("oD^svPX"), strict=False))
-    smallest: dict[str, float] = {}
-    for point in points:
-        parameters = point.result.repeats[0][point.result.times[0]]["parameters"]
-        smallest[point.size] = min(parameters, smallest.get(point.size, parameters))
-    order = sorted(smallest, key=smallest.__getitem__)
+    ascending = sorted(points, key=lambda each: each.result.repeats[0][each.result.times[0]]["parameters"])
+    order = list(dict.fromkeys(point.size for point in ascending))
     scale = {name: (3.5 if len(order) > 1 else 4.5) + 1.5 * min(rank, 4) for rank, name in enumerate(order)}
     grey = {"color": "0.55", "linewidth": 1}
     ring = {"marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": "0.35"}
@@ -104,9 +106,8 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
     number_axis(axes, "y", [point.y for point in points], log_from=2.5)
     axes.set(xlabel=TFLOPS, ylabel=y_label, title=title)
     learners = dict.fromkeys(point.result.learner for point in points)
-    groups: dict[str, LegendEntries] = {
-        "learner": [(name, {"linestyle": "", **dot(colour_of(name))}) for name in learners]
-    }
+    groups: dict[str, LegendEntries] = {}
+    groups["learner"] = [(name, {"linestyle": "", **dot(colour_of(name))}) for name in learners]
     if len(scale) > 1:
         groups["size"] = [(name, mark() | {"markersize": points}) for name, points in scale.items()]
     if varied:

@@ -26,8 +26,7 @@ def distinguishing(configs: Sequence[Mapping[str, Any]], shown: Collection[str] 
     """The settings that a label needs to distinguish flat configs, beside those `shown` elsewhere.
 
     A setting of only some learners is needed if it differs among them, or if another run of one of them
-    lacks it; one of _OF_VARIANT, if it differs within a variant; a checksum, if no other setting
-    distinguishes two configs.
+    lacks it; one of _OF_VARIANT, if it differs within a variant; a checksum, if nothing else differs.
     """
 
     def kinds(names: Iterable[str]) -> int:

@@ -15,16 +15,11 @@ from string import Template
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 from alma.records import Run
-from alma.report import differences, drift, style
+from alma.report import differences, drift, front, style
 from alma.report.figures import over_time_figure
-from alma.report.front import front
 from alma.report.results import DISPLAYS, Result, Section, find_sections
 from alma.report.tables import TitledTable
 
-_FRONT = (
-    "A point per complete configuration: its mean over seeds with the standard deviation; lower left is "
-    "better. The line joins those that no other equals or beats in both."
-)
 _CURVES = (
     "After each mega-batch: the mean over seeds, with a band of ±1 standard deviation. A value is held until "
     "the next stage. Untrained errors are dotted and pale."
@@ -63,7 +58,7 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
         parts.append(f'<h2 id="s{i}">{escape(section.title)}</h2>')
         with style.drawing():
             curves = over_time_figure(section.results)
-            shown = [("front", front(section.results), _FRONT), ("over_time", curves, _CURVES)]
+            shown = [("front", front.front(section.results), front.CAPTION), ("over_time", curves, _CURVES)]
             shown += drift.figures(section.results)
             for name, figure, caption in shown:
                 if figure:

@@ -20,11 +20,9 @@ from alma.report import labels
 from alma.report.raw import Raw, raw_runs
 from alma.stages import stages
 
-Rows = dict[int, dict[str, Any]]
-"""The rows of one run by t."""
+Rows = dict[int, dict[str, Any]]  # the rows of one run by t
 Repeats = list[tuple[Run, Rows]]
-Measure = Callable[[Rows], float]
-"""A number of one run."""
+Measure = Callable[[Rows], float]  # a number of one run
 
 
 class Display(NamedTuple):
@@ -84,8 +82,7 @@ class Result:
     @property
     def label(self) -> str:
         """The method, w and replay, for a legend."""
-        replay = "replay" if self.config["replay"] else ""
-        return " ".join(filter(None, (self.method, f"w={self.waiting_time}", replay)))
+        return f"{self.method} w={self.waiting_time}" + " replay" * self.config["replay"]
 
     @property
     def stream(self) -> str:
@@ -191,8 +188,7 @@ def memory(rows: Rows) -> int:
 def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     """The runs in the directories at and below `places`, each once; then the raw weights of averaged ones.
 
-    Links to folders are followed. See `alma.report.raw`. UserError: a place has no run, or a folder is
-    unreadable.
+    Links are followed. See `alma.report.raw`. UserError: a place has no run, or a folder is unreadable.
     """
 
     def fail(error: OSError) -> None:
@@ -239,8 +235,7 @@ def one_per_seed(repeats: Repeats, until: float) -> tuple[Repeats, list[str]]:
 
 def end_of(run: Run) -> int:
     """The t of its last requested stage."""
-    config = run.config
-    schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
+    schedule = stages(run.config["megabatches"], run.config["waiting_time"])
     return schedule[: run.info.get("stages")][-1].last
 
 
@@ -270,14 +265,12 @@ def group(runs: Sequence[Run], until: float = math.inf) -> list[list[Result]]:
         name, checksum = data_of(config)
         data = result.config.get("dataset"), result.config.get("scenario"), checksum or name
         tables.setdefault((result.metric, result.megabatches, *data), []).append(result)
-    keys = [(table[0].metric, table[0].megabatches, data_of(table[0].config)[0]) for table in tables.values()]
+    keys = [(table[0].metric, table[0].megabatches, *data_of(table[0].config)) for table in tables.values()]
     named = {}  # with names that distinguish each table from the others
-    for table, key in zip(tables.values(), keys, strict=True):
-        metric, megabatches, name = key
-        checksum = data_of(table[0].config)[1][:8]
-        if keys.count(key) > 1 and checksum:
-            name = f"{name} ({checksum})".strip()
-        alone = [other[:2] for other in keys].count(key[:2]) == 1
+    for table, (metric, megabatches, name, checksum) in zip(tables.values(), keys, strict=True):
+        alone = [key[:2] for key in keys].count((metric, megabatches)) == 1
+        if checksum and [key[:3] for key in keys].count((metric, megabatches, name)) > 1:
+            name = f"{name} ({checksum[:8]})".strip()
         stem = "_".join(filter(None, [metric, "" if alone else slug(name), f"B{megabatches}"]))
         named[name, metric, megabatches] = [replace(result, data=name, stem=stem) for result in table]
     return [labelled(named[key]) for key in sorted(named)]
@@ -345,8 +338,7 @@ def non_dominated(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def rounded(value: Any) -> Any:
-    """For JSON: numbers with few digits, None for NaN and infinity, which JSON lacks; a NamedTuple as an
-    object."""
+    """For JSON: few digits, None for NaN and infinity, which JSON lacks, a NamedTuple as an object."""
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     if isinstance(value, tuple | list):

@@ -7,8 +7,7 @@ from typing import Any
 from alma.errors import UserError, hint
 from alma.records import Run
 
-BITS = "bits-per-byte"
-"""Name of bits per byte of the test text; other names are those of scores."""
+BITS = "bits-per-byte"  # name of bits per byte of the test text; other names are those of scores
 
 
 @dataclass

@@ -78,9 +78,8 @@ def _ranked(candidates: Sequence[Result], select: str) -> list[tuple[Result, flo
     shared = set.intersection(*(set(trained(result.repeats[0])) for result in ready)) if ready else set()
     if ready and not shared:
         names = "; ".join(result.label for result in ready)
-        raise UserError(
-            f"--select {select}: no t since the first stage is common to {names}: continue these runs"
-        )
+        what = f"no t since the first stage is common to {names}"
+        raise UserError(f"--select {select}: {what}: continue these runs")
     scored = sorted(shared)[:1] if select == "valid-first" else sorted(shared)
     ranked = []
     for result in ready:
@@ -102,6 +101,5 @@ def _choice(
         shown = "no stage complete" if score == math.inf else f"{score:.2f}"
         texts.append(f"{labels.describe(config, names) or 'none'} ({shown})")
     score_name = f"validation {ranked[0][0].display.name}{SELECTIONS[select]}"
-    return (
-        f"best of {len(ranked)} by {score_name}: {experiment}: {texts[0]}; left out: {', '.join(texts[1:])}"
-    )
+    best = f"best of {len(ranked)} by {score_name}: {experiment}: {texts[0]}"
+    return f"{best}; left out: {', '.join(texts[1:])}"

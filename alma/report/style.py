@@ -14,8 +14,7 @@ WAIT_RAMP = ("#E08A00", "#EE7B51", "#DC5E66", "#BC3A85", "#960FA3", "#6600A7", "
 """Colours of waiting times, from short to long, after matplotlib's plasma; see `wait_colours`."""
 LINE_STYLES = ("-", "--", "-.", (0, (4, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vPX"
-GREY = "0.25"
-"""Colour of notes, and of legend entries that stand for any colour."""
+GREY = "0.25"  # colour of notes, and of legend entries that stand for any colour
 SETTINGS: Any = {
     "font.size": 8,
     "font.family": "sans-serif",
@@ -34,8 +33,7 @@ SETTINGS: Any = {
 METADATA: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """Metadata that would change the bytes of a figure from run to run, by format."""
 
-LegendEntries = list[tuple[str, dict[str, Any]]]
-"""Labels, each with the properties of its Line2D."""
+LegendEntries = list[tuple[str, dict[str, Any]]]  # labels, each with the properties of its Line2D
 
 
 class Picture(NamedTuple):
@@ -155,9 +153,8 @@ def number_axis(axes: Any, name: str, values: Sequence[float], log_from: float =
         axis.set_minor_formatter(ticker.NullFormatter())
     elif all(value == int(value) for value in values):
         axis.set_major_locator(ticker.MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
-    axis.set_major_formatter(
-        ticker.EngFormatter(sep="") if high >= 1e5 else ticker.StrMethodFormatter("{x:,.6g}")
-    )
+    digits = ticker.EngFormatter(sep="") if high >= 1e5 else ticker.StrMethodFormatter("{x:,.6g}")
+    axis.set_major_formatter(digits)
 
 
 def add_legend(figure: Any, groups: Mapping[str, LegendEntries]) -> None:

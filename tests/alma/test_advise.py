@@ -238,7 +238,7 @@ def test_bad_options_and_records_are_one_line(tmp_path, make, arguments, told):
 def test_an_error_of_zero_is_forecast(tmp_path):
     image_run(tmp_path / "run", [0.5, 0.0, 0.2, 0.0])
     (found,) = find_candidates(one_section(find_runs([tmp_path])), 3)
-    assert np.isfinite([*found.draws.flat, found.expected]).all()
+    assert np.isfinite([*found.draws[0].flat, found.expected]).all()
 
 
 def test_the_page_shows_the_advice(tmp_path):

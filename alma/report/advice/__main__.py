@@ -11,6 +11,7 @@ from alma.files import atomic_write, make_directory, write_json_atomic
 from alma.help_texts import RUNS
 from alma.report.results import find_runs
 
+_FLOPS = re.compile("flops?$", re.IGNORECASE)
 _EXAMPLES = """\
 examples:
   alma advise runs/mnist
@@ -38,7 +39,7 @@ def parser() -> Parser:
     groups = "with --matrix: MODEL/DOMAIN, or patterns, such as 1b/news,'3b/*' (default: all, in turn)"
     add("--groups", type=lambda text: text.split(","), metavar="LIST", help=groups)
     budget = "most training compute of a run to come, such as 50TFLOPs (default: no limit)"
-    add("--budget", type=_flops, metavar="FLOPS", help=budget)
+    add("--budget", type=lambda text: count(_FLOPS.sub("", text)) / 1e12, metavar="FLOPS", help=budget)
     every = "how often to retrain: cadences in periods, such as 1,3,12 (default: as far as the data reach)"
     add("--every", type=_cadences, default=(), metavar="LIST", help=every)
     worth = "a gain below this is a tie: a loss, or percent of perplexity or points of error (default: 1%%)"
@@ -54,11 +55,6 @@ def parser() -> Parser:
     out = "folder for advice.md and advice.json (default: none)"
     add("--out", type=Path, metavar="DIR", help=out)
     return made
-
-
-def _flops(text: str) -> float:
-    """Compute in TFLOPs, such as 50TFLOPs."""
-    return count(re.sub(r"flops?$", "", text, flags=re.IGNORECASE)) / 1e12
 
 
 def _cadences(text: str) -> list[int]:
@@ -86,8 +82,10 @@ def _price(text: str) -> tuple[float, float]:
     return value, money
 
 
-def _check(options: argparse.Namespace) -> None:
-    """UserError: options that contradict each other."""
+@command
+def main() -> None:
+    """Entry point of `alma advise`."""
+    options = parser().parse_args()
     if options.brief and options.brief.name and options.brief.suffix not in (".md", ".html"):
         raise UserError(f"--brief {options.brief}: give a .md or .html file, or --brief after the runs")
     if bool(options.runs) == bool(options.matrix):
@@ -96,28 +94,20 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("--groups chooses among the losses of --matrix")
     if options.matrix and (options.now is not None or options.budget is not None):
         raise UserError("--from and --budget need runs: leave them out with --matrix")
-
-
-@command
-def main() -> None:
-    """Entry point of `alma advise`."""
-    options = parser().parse_args()
-    _check(options)
     from alma.report.advice.advice import Advice, advise  # loads NumPy and SciPy, so the options come first
     from alma.report.advice.brief import write_brief
     from alma.report.advice.candidates import one_section
-    from alma.report.advice.matrix import MatrixReport, read_groups, report_on
+    from alma.report.advice.matrix import MatrixReport, read_groups
     from alma.report.tables import TitledTable
 
     report: Advice | MatrixReport
     price, money = options.price
     asked = {"every": options.every, "worth": options.worth, "price": price, "money": money}
     if options.matrix:
-        report = report_on(read_groups(options.matrix, options.groups or ()), **asked)
+        report = MatrixReport(read_groups(options.matrix, options.groups or ()), **asked)
     else:
-        report = advise(
-            one_section(find_runs(options.runs), options.now), options.now, options.budget, **asked
-        )
+        section = one_section(find_runs(options.runs), options.now)
+        report = advise(section, options.now, options.budget, **asked)
     if options.brief:
         print(write_brief(report, options.brief if options.brief.name else None))
     else:

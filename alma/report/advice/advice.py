@@ -19,10 +19,7 @@ from alma.report.results import Display, Section, left_out, matrix, non_dominate
 from alma.report.tables import Table, TitledTable, number
 
 _MOST_LABELS = 6  # of a remark
-_SHORT_WAIT, _SHORT_STAGES = (
-    10,
-    2,
-)  # of the run that tells: `python -m benchmarks waiting_rule`
+_SHORT_WAIT, _SHORT_RUN = 10, 20  # w and t of the run that tells: `python -m benchmarks waiting_rule`
 NOTE = (
     "Difference: the other configuration less the choice; positive values are worse. Intervals are so "
     "wide that equal configurations show any evidence in a tenth of reports. The two answer the other "
@@ -63,20 +60,17 @@ class Advice(NamedTuple):
     @property
     def parts(self) -> list[TitledTable]:
         """The document."""
-        read = f"Rows up to t={self.found[0].start} of {len(self.found)} configurations; forecast to "
-        read += f"t={self.found[0].until}"
-        read += "." if self.budget is None else f" within {self.budget:.3g} TFLOPs of training to come."
+        first, limit = self.found[0], self.budget
+        read = f"Rows up to t={first.start} of {len(self.found)} configurations; forecast to t={first.until}"
+        read += "." if limit is None else f" within {limit:.3g} TFLOPs of training to come."
         found = [TitledTable(f"Advice: {self.title}", [], above=[read])]
         if self.choice:
             lines = [self.summary] + [f"Command: {self.choice.command}"] * bool(self.choice.command)
             decisions = decision_table(self) if self.comparisons else []
             below = [NOTE] * bool(self.comparisons)
-            missing = QUESTIONS.keys() - {each.question for each in self.comparisons}
-            if missing:
-                asked = " ".join(question for question in QUESTIONS if question in missing)
-                below.append(
-                    f"No run within the budget differs from the choice in this question alone: {asked}"
-                )
+            answered = {each.question for each in self.comparisons}
+            if rest := " ".join(question for question in QUESTIONS if question not in answered):
+                below += [f"No run within the budget differs from the choice in this question alone: {rest}"]
             found.append(TitledTable(f"Choice by {self.measured}", decisions, "\n".join(below), lines))
         found += self.retraining.parts if self.retraining else []
         return [*found, TitledTable("Front", front_table(self), "\n".join(self.remarks), [FRONT])]
@@ -97,16 +91,8 @@ class Advice(NamedTuple):
             for each in self.comparisons
         ]
         configurations = [
-            {
-                "label": each.label,
-                "command": each.command,
-                "seeds": len(each.seeds),
-                "from": each.now,
-                "expected": each.forecast,
-                "compute": each.compute,
-                "hours": each.hours,
-                "law": each.fit.law,
-            }
+            {"label": each.label, "command": each.command, "seeds": len(each.seeds), "from": each.now}
+            | {"expected": each.forecast, "compute": each.compute, "hours": each.hours, "law": each.fit.law}
             for each in self.found
         ]
         found = {
@@ -131,66 +117,44 @@ def advise(section: Section, now: int | None = None, budget: float | None = None
     """
     found = find_candidates(section, now)
     allowed = within(found, budget)
-    choice, comparisons, often = None, [], None
-    if allowed:
-        choice = choose(allowed)
-        comparisons = compare(Field(found), choice, allowed)
-        often = _retraining(choice, asked)
-    twin = next((each for each in found if choice and _twins(each, choice)), None)
-    if often and twin and (other := _retraining(twin, asked)):
-        other.price *= (other.cost.flops or 1) / (often.cost.flops or 1)
-        often.other = other
-    remarks = _remarks(section, found, choice, comparisons, often)
-    return Advice(section.title, budget, found, choice, comparisons, remarks, often)
-
-
-def _remarks(
-    section: Section,
-    found: Sequence[Candidate],
-    choice: Candidate | None,
-    comparisons: Sequence[Comparison],
-    often: Retraining | None,
-) -> list[str]:
-    lines = left_out(section.results)
+    choice = choose(allowed) if allowed else None
+    comparisons = compare(Field(found), choice, allowed) if choice else []
+    often = _retraining(choice, asked) if choice else None
+    if choice and often:
+        same = {"from_scratch": None, "seed": None}  # a twin differs in `--from-scratch` alone
+        config = choice.result.config | same
+        twins = [each for each in found if each is not choice and each.result.config | same == config]
+        if twins and (other := _retraining(twins[0], asked)):
+            other.price *= (other.cost.flops or 1) / (often.cost.flops or 1)
+            often.other = other
+    remarks = left_out(section.results)  # what weakens the advice
     ready = {each.label for each in found}
     waiting = [result.label for result in section.results if result.label not in ready]
-    lines += [f"No complete stage yet, left out: {_some(waiting)}."] if waiting else []
-    lines += naive_rule_won(section, found[0].start)
+    remarks += [f"No complete stage yet, left out: {_some(waiting)}."] if waiting else []
+    remarks += naive_rule_won(section, found[0].start)
     single = [each for each in comparisons if min(len(each.choice.seeds), len(each.other.seeds)) < 2]
     if single:
         many = max(each.seeds or 3 for each in single)
-        lines.append(
+        remarks.append(
             f"One seed says nothing about how far runs differ, so there is no evidence: run {many} "
             f"seeds of {_some([each.other.label for each in single])} and of the choice."
         )
     if any(matrix(rows) for result in section.results for rows in result.repeats):
-        lines.append(f"{_DRIFTS} {_FEW}" if choice and not often else _DRIFTS)
+        remarks.append(f"{_DRIFTS} {_FEW}" if choice and not often else _DRIFTS)
     few = [each.label for each in found if len(each.ends) < 3]
-    lines += [f"Fewer than 3 stages, so that the law is mostly assumed: {_some(few)}."] if few else []
-    if choice is None:
+    remarks += [f"Fewer than 3 stages, so that the law is mostly assumed: {_some(few)}."] if few else []
+    until, end = _SHORT_RUN, section.results[0].megabatches
+    if not choice:
         least = min(each.compute for each in found)
-        lines.append(f"No configuration stays within the budget: the least is {least:.3g} TFLOPs to come.")
-    return lines + (short_run(found, choice) if choice else [])
-
-
-def short_run(found: Sequence[Candidate], choice: Candidate) -> list[str]:
-    """A line about the cheapest run that would tell whether to wait; [] if runs with several waiting times
-    exist, or the stream is too short for it."""
-    until, end = _SHORT_WAIT * _SHORT_STAGES, choice.result.megabatches
-    if any(each.result.waiting_time > 1 for each in found) or until >= end:
-        return []
-    spent = sum(choice.result.repeats[0][t]["train_flops"] for t in range(1, choice.now + 1))
-    return [
-        f"Runs at w = 1 cannot tell whether to wait. The cheapest run that would: w = {_SHORT_WAIT} up to "
-        f"{until}, about {until / end:.0%} of the stream's compute ({spent / choice.now * until / 1e12:.2g} "
-        "TFLOPs)."
-    ]
-
-
-def _twins(one: Candidate, other: Candidate) -> bool:
-    """Whether they differ in `--from-scratch` alone."""
-    same = {"from_scratch": None, "seed": None}
-    return one is not other and one.result.config | same == other.result.config | same
+        remarks.append(f"No configuration stays within the budget: the least is {least:.3g} TFLOPs to come.")
+    elif until < end and all(each.result.waiting_time == 1 for each in found):
+        spent = fmean(choice.result.repeats[0][t]["train_flops"] for t in range(1, choice.now + 1))
+        remarks.append(
+            "Runs at w = 1 cannot tell whether to wait. The cheapest run that would: "
+            f"w = {_SHORT_WAIT} up to {until}, about {until / end:.0%} of the stream's compute "
+            f"({spent * until / 1e12:.2g} TFLOPs)."
+        )
+    return Advice(section.title, budget, found, choice, comparisons, remarks, often)
 
 
 def _retraining(choice: Candidate, asked: dict[str, Any]) -> Retraining | None:
@@ -219,9 +183,8 @@ def _some(labels: Sequence[str]) -> str:
 def decision_table(advice: Advice) -> Table:
     """A row for each answered question."""
     what = "percentage points" if advice.display.factor > 1 else "% of perplexity"
-    table = [
-        ["question", "advice", "compared with", f"difference ({what}), 90%", "its Comp to come", "seeds"]
-    ]
+    header = ["question", "advice", "compared with", f"difference ({what}), 90%", "its Comp to come"]
+    table = [[*header, "seeds"]]
     for each in advice.comparisons:
         mean, low, high = advice.difference(each)
         shown = f"{mean:+.3g} " + (f"[{low:+.3g}, {high:+.3g}]" if np.isfinite(high) else "[?]")

@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from alma.report.advice.candidates import Candidate, choose, find_candidates, within
-from alma.report.advice.forecast import Array
+from alma.report.advice.staleness import Array
 from alma.report.results import Section
 
-LEAST_ORIGINS = 5
-"""Earlier mega-batches that it takes to compare the rules of choice."""
+LEAST_ORIGINS = 5  # earlier mega-batches that it takes to compare the rules of choice
 RULES: dict[str, Callable[[Sequence[Candidate]], Candidate]] = {
     "forecast": choose,
     "lowest so far": lambda found: min(found, key=lambda each: each.mean_since(each.ends[0] - 1)),

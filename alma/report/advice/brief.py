@@ -13,7 +13,6 @@ from alma.files import atomic_write, make_directory
 from alma.report import style
 from alma.report.advice.advice import Advice
 from alma.report.advice.cadence import Retraining
-from alma.report.advice.candidates import Candidate
 from alma.report.advice.comparison import Comparison
 from alma.report.advice.forecast import interval
 from alma.report.advice.matrix import MatrixReport
@@ -37,29 +36,22 @@ def lines(report: Advice | MatrixReport) -> dict[str, str]:
     often = {f"How often to retrain {e.losses.label}": " ".join(e.lines[:2]) for e in _retraining(report)}
     if isinstance(report, MatrixReport):
         return often
-    if not report.choice:
+    if not (choice := report.choice):
         return {"Recommendation": " ".join(report.remarks)}
     known = [each for each in report.comparisons if each.evidence]
-    settled = [
-        f"{each.question.capitalize()} {_settle(each)}" for each in report.comparisons if not each.evidence
-    ]
-    costs = f"{number(report.choice.compute)} TFLOPs, {number(report.choice.hours)} hours of training"
-    return {
-        "Recommendation": _recommendation(report, report.choice),
-        **often,
-        "What it gains": " ".join(_gain(report, each) for each in known) or "No difference is certain yet.",
-        "What it costs": f"{costs} until mega-batch {report.choice.until}.",
-        "How sure": f"{len(known)} of {len(report.comparisons)} answers have evidence, at 90%.",
-        "What would change it": " ".join([*settled, *report.remarks]) or "Nothing that was measured.",
-    }
-
-
-def _recommendation(report: Advice, choice: Candidate) -> str:
-    """The choice by its sides of the questions that were compared, and what is expected of it."""
+    settled = [_settle(each) for each in report.comparisons if not each.evidence]
     name = choice.result.config.get("name", choice.result.learner)
     sides = ", ".join(choice.sides[each.question] for each in report.comparisons)
     value = choice.forecast.text(report.display.factor)
-    return f"Use {name}{': ' * bool(sides)}{sides}. Expected {report.measured}: {value}."
+    costs = f"{number(choice.compute)} TFLOPs, {number(choice.hours)} hours of training"
+    return {
+        "Recommendation": f"Use {name}{': ' * bool(sides)}{sides}. Expected {report.measured}: {value}.",
+        **often,
+        "What it gains": " ".join(_gain(report, each) for each in known) or "No difference is certain yet.",
+        "What it costs": f"{costs} until mega-batch {choice.until}.",
+        "How sure": f"{len(known)} of {len(report.comparisons)} answers have evidence, at 90%.",
+        "What would change it": " ".join([*settled, *report.remarks]) or "Nothing that was measured.",
+    }
 
 
 def _gain(report: Advice, each: Comparison) -> str:
@@ -74,16 +66,15 @@ def _gain(report: Advice, each: Comparison) -> str:
 def _settle(each: Comparison) -> str:
     sides = " against ".join(one.sides[each.question] for one in (each.choice, each.other))
     seeds = f"{each.seeds} seeds a side would tell" if each.seeds else "Too close to call"
-    return f"{seeds}, {sides}."
+    return f"{each.question.capitalize()} {seeds}, {sides}."
 
 
 def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
     """Write the brief to `path`, .md with a picture beside it or .html with it inside; returns its text."""
     found = lines(report)
     if "perplexity" in " ".join(found.values()):
-        found["Perplexity"] = (
-            "The number of equally likely tokens that a model in effect chooses from; lower is better."
-        )
+        meaning = "The number of equally likely tokens that a model in effect chooses from; lower is better."
+        found["Perplexity"] = meaning
     title = f"Advice: {report.title}" if isinstance(report, Advice) else "How often to retrain"
     text = "\n\n".join([f"# {title}", *(f"**{heading}.** {body}" for heading, body in found.items())]) + "\n"
     if path is None:
@@ -91,9 +82,7 @@ def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
     make_directory(path.parent)
     picture = _picture(report)
     if path.suffix == ".html":
-        body = "".join(
-            f"<p><b>{escape(heading)}.</b> {escape(line)}</p>\n" for heading, line in found.items()
-        )
+        body = "".join(f"<p><b>{escape(each)}.</b> {escape(line)}</p>\n" for each, line in found.items())
         source = f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
         page = f'{_PAGE.format(title=escape(title))}{body}<img alt="" src="{source}">\n'
     else:
@@ -138,8 +127,9 @@ def _draw_forecasts(axes: Any, report: Advice) -> None:
     for candidate in {each.label: each for each in rivals if each}.values():
         known = {t: factor * value for t, value in candidate.values.items() if t >= candidate.ends[0]}
         (line,) = axes.plot(list(known), list(known.values()), label=candidate.label)
-        low, high = factor * interval(candidate.draws)
+        draws, _ = candidate.draws
+        low, high = factor * interval(draws)
         ahead = {"color": line.get_color(), "drawstyle": "steps-post"}
-        axes.plot(candidate.to_come, factor * np.median(candidate.draws, 0), linestyle="--", **ahead)
+        axes.plot(candidate.to_come, factor * np.median(draws, 0), linestyle="--", **ahead)
         axes.fill_between(candidate.to_come, low, high, step="post", alpha=0.15, color=line.get_color())
     axes.set(xlabel="mega-batch (dashed: forecast, 90%)", ylabel=report.display.name, ylim=(0, None))

@@ -144,8 +144,7 @@ class Retraining:
 
     @cached_property
     def found(self) -> tuple[int, bool]:
-        """The cadence to use: a more frequent one only if it gains what it is worth. Whether a still more
-        frequent one may."""
+        """The cadence to use: the rarest, unless another gains what it is worth; whether one more may."""
         chosen, maybe = self.cadences[-1], False
         drifts = self.drift.low > 0 and self.aged(chosen).low > 0
         for k in reversed(self.cadences[:-1]):
@@ -173,10 +172,9 @@ class Retraining:
         (chosen, maybe), rarest = self.found, self.cadences[-1]
         name, rare, costs = self.period.every(chosen), self.period.every(rarest), self._costs(chosen)
         if chosen != rarest:
-            won = (
-                f"{name.capitalize()}, {costs}: {self._points(self.gain(chosen, rarest))} better than {rare}"
-            )
-            return won + "; whether more often gains more is open" * maybe
+            gain = self._points(self.gain(chosen, rarest))
+            more = "; whether more often gains more is open" * maybe
+            return f"{name.capitalize()}, {costs}: {gain} better than {rare}{more}"
         if maybe:
             text = f"{NO_EVIDENCE.capitalize()}: until more is known, {name} is the cheaper one, {costs}"
             many = self.models_to_settle
@@ -190,11 +188,9 @@ class Retraining:
         dated = self.period.noun in CALENDAR
         count = (CALENDAR[self.period.noun].year if dated else self.rest) / every
         span = "a year" if dated else f"in {self.period.span(self.rest)}"
-        return ", ".join([f"{count:.3g} training{'s' * (count != 1)} {span}", *self._paid(count)])
-
-    def _paid(self, trainings: float) -> list[str]:
         costs = [(self.cost.flops, "TFLOPs"), (self.cost.hours, self.cost.machine)]
-        return [f"{number(trainings * each)} {name}" for each, name in costs if each]
+        paid = [f"{number(count * each)} {name}" for each, name in costs if each]
+        return ", ".join([f"{count:.3g} training{'s' * (count != 1)} {span}", *paid])
 
     @property
     def models_to_settle(self) -> int | None:
@@ -206,9 +202,8 @@ class Retraining:
             if gain.mean >= self.worth:
                 doubts += [(each.high - each.mean, each.mean) for each in (self.drift, self.aged(rarest))]
         count = len(self.losses.until)
-        needed = count * max((half / max(apart, 1e-12) for half, apart in doubts), default=math.nan) ** (
-            2 / 3
-        )
+        worst = max((half / max(apart, 1e-12) for half, apart in doubts), default=math.nan)
+        needed = count * worst ** (2 / 3)
         return math.ceil(needed) if needed <= 2 * count else None
 
     def _percent(self, loss: float) -> str:
@@ -264,8 +259,7 @@ class Retraining:
         return [TitledTable(title, table, NOTE, self.lines)]
 
     def _last_time(self, every: int) -> float:
-        """Mean extra loss at ages of 1 to `every` periods by that on the last period that has a model of its
-        own; NaN if none has."""
+        """Mean extra loss at ages of 1 to `every` on the last period that has a model of its own, or NaN."""
         values, ages = self.laws.values, self.laws.ages
         for j in reversed(range(len(self.losses.periods))):
             known = {a: v for a, v in zip(ages[:, j], values[:, j], strict=True) if a >= 0 and np.isfinite(v)}
@@ -341,12 +335,11 @@ class Retraining:
 
     @property
     def _of_plan(self) -> str:
-        """The plan in a sentence."""
         plan, one = self.plan, self.money or 1.0
         low, high = (one * price for price in plan.flips)
-        when = "Do not retrain" if plan.first is None else "Retrain now"
-        when = f"Retrain in {self.period.span(plan.first)}" if plan.first else when
+        when = "Do not retrain"
         if plan.first is not None:
+            when = f"Retrain in {self.period.span(plan.first)}" if plan.first else "Retrain now"
             when += f", then {self.period.every(plan.every)}" if plan.trainings > 1 else ", then not again"
         saved = [f"{each.text(one)} against {name}" for name, each in plan.savings.items()]
         unit = "the money of --price" if self.money else f"{self.unit} summed over periods"

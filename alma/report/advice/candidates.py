@@ -11,16 +11,9 @@ import numpy as np
 from alma.configs import canonical
 from alma.errors import UserError
 from alma.records import Run
-from alma.report.advice.forecast import (
-    Array,
-    Fit,
-    LearningCurve,
-    Scatter,
-    estimate_scatter,
-    interval,
-    shared_priors,
-)
-from alma.report.advice.questions import sides
+from alma.report.advice.forecast import Fit, LearningCurve, Scatter, estimate_scatter, interval, shared_priors
+from alma.report.advice.questions import LEARNER, QUESTIONS
+from alma.report.advice.staleness import Array
 from alma.report.age import MeanOverSeeds
 from alma.report.results import Result, Section, find_sections, trained
 from alma.stages import stages
@@ -59,8 +52,9 @@ class Candidate:
 
     @cached_property
     def sides(self) -> dict[str, str]:
-        """The side of each question."""
-        return sides(self.result)
+        """The side of each question, and the learner."""
+        sides = {question: side(self.result) for question, side in QUESTIONS.items()}
+        return sides | {LEARNER: self.result.learner}
 
     @cached_property
     def values(self) -> dict[int, float]:
@@ -77,8 +71,7 @@ class Candidate:
     @cached_property
     def to_come(self) -> list[int]:
         """The t at which its next stages end."""
-        config = self.result.config
-        schedule = stages(max(config["megabatches"], self.until), self.result.waiting_time, config["replay"])
+        schedule = stages(max(self.result.megabatches, self.until), self.result.waiting_time)
         return [stage.last for stage in schedule if self.now < stage.last <= self.until]
 
     @cached_property
@@ -120,8 +113,7 @@ class Candidate:
         return Fit(self.curve._replace(values=values), self.scatter, len(self.curve.values), self.prior)
 
     def measure(self, metric: Array, present: float | None = None) -> Array:
-        """The measure, (n,), from the metric at `to_come`, (n, stages); `present`: of the present model
-        (None: the mean over seeds)."""
+        """The measure, (n,), of the metric now (None: mean over seeds) and at `to_come`, (n, stages)."""
         now = self.values[self.now] if present is None else present
         models = np.maximum(np.column_stack([np.full(len(metric), now), metric]), _LEAST)
         serving = np.searchsorted(self.to_come, range(self.start + 1, self.until + 1), "right")
@@ -136,7 +128,7 @@ class Candidate:
     @property
     def forecast(self) -> MeanOverSeeds:
         """The expected measure with its 90% interval."""
-        return MeanOverSeeds(self.expected, *interval(self.measure(self.draws)).tolist())
+        return MeanOverSeeds(self.expected, *interval(self.measure(self.draws[0])).tolist())
 
     @cached_property
     def of_runs(self) -> list[float]:
@@ -146,24 +138,19 @@ class Candidate:
         return [float(self.measure(path[None], now)[0]) for path, now in zip(paths, present, strict=True)]
 
     @cached_property
-    def _drawn(self) -> tuple[Array, Array]:
+    def draws(self) -> tuple[Array, Array]:
+        """Draws of the metric at `to_come`, and of the log factors of its walk: (DRAWS, stages) each."""
         random = np.random.default_rng(list(canonical(self.result.config).encode()))
         return self.fit.draw(self.to_come, DRAWS, random)
-
-    @property
-    def draws(self) -> Array:
-        """Draws of the metric at `to_come`, (DRAWS, stages)."""
-        return self._drawn[0]
 
     @cached_property
     def departures(self) -> Array:
         """Draws of the log ratio of the measure to the expected one, (DRAWS,): laws, by rank, and walks."""
-        of_laws, probability = self.fit.of_laws(self.to_come)
-        measures = self.measure(of_laws)
+        measures = self.measure(self.fit.of_laws(self.to_come))
         order = measures.argsort()
         ranks = (np.arange(DRAWS) + 0.5) / DRAWS
-        at = order[probability[order].cumsum().searchsorted(ranks).clip(max=len(order) - 1)]
-        walked = self.measure(self.fit.expected(self.to_come) * np.exp(self._drawn[1]))
+        at = order[self.fit.probability[order].cumsum().searchsorted(ranks).clip(max=len(order) - 1)]
+        walked = self.measure(self.fit.expected(self.to_come) * np.exp(self.draws[1]))
         return np.log(measures[at] / measures[at].mean()) + np.log(walked / self.expected)
 
 

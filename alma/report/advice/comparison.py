@@ -21,8 +21,8 @@ import numpy as np
 from scipy.special import gammaln
 
 from alma.report.advice.candidates import DRAWS, Candidate
-from alma.report.advice.forecast import Array
 from alma.report.advice.questions import NO_EVIDENCE, QUESTIONS, differ_in
+from alma.report.advice.staleness import Array
 
 _DEGREES = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 64.0])  # d
 _SCALES = np.geomspace(1e-4, 1.0, 41)  # s
@@ -156,14 +156,12 @@ def _draw_variances(squares: Array, freedom: Array, random: np.random.Generator)
 
 
 def compare(field: Field, choice: Candidate, allowed: Sequence[Candidate]) -> list[Comparison]:
-    """A comparison for each question that some allowed candidate decides otherwise, all else equal: with the
-    best of these."""
+    """With the best of the allowed candidates that decide a question otherwise, all else equal, for each."""
     at = {each.label: k for k, each in enumerate(field.found)}
     i, inside = at[choice.label], {at[each.label] for each in allowed}
     comparisons = []
     for question, partners in field.partners[i].items():
-        rivals = inside & set(partners)
-        if rivals:
+        if rivals := inside & set(partners):
             j = min(rivals, key=lambda j: field.found[j].expected)
             other = field.found[j]
             low, high = field.interval(question, i, j, field.widening)

@@ -34,7 +34,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.special import gammaln
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
+from alma.report.advice.staleness import Array
 
 DRIFTS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Deviations of the walk over e times the data, in multiples of the noise, that are compared."""
@@ -125,6 +125,7 @@ class Scatter(NamedTuple):
     drift: float  # deviation of the walk over e times the data, in multiples of the noise
 
 
+@lru_cache(64)
 class _Groups:
     """The times of a curve in groups, and the laws whitened by the covariance of the groups' means."""
 
@@ -160,9 +161,6 @@ class _Groups:
         return level - self.shape_levels, np.maximum(squares, 0.0)
 
 
-_groups = lru_cache(64)(_Groups)
-
-
 class Fit:
     """The posterior of a curve's law. `scatter` is that of `estimate_scatter`."""
 
@@ -172,7 +170,7 @@ class Fit:
         """`seeds`: as many as the mean has whose law the curve is to be weighed like (None: its own)."""
         seeds = seeds or len(curve.values)
         self._drift = scatter.drift * math.sqrt(seeds)  # more seeds lessen the noise, not the walk
-        groups = self._groups = _groups(tuple(curve.times), self._drift)
+        groups = self._groups = _Groups(tuple(curve.times), self._drift)
         values = groups.whitened(groups.mean(np.log(curve.values.mean(0))))
         self._now, self._seeds, self._prior = math.log(curve.times[-1]), seeds, prior
         self._level, self._squares = groups.fit(values)
@@ -199,17 +197,14 @@ class Fit:
 
     def expected(self, times: Sequence[float]) -> Array:
         """The metric that the laws expect at times after the curve's end, (times,)."""
-        values, probability = self.of_laws(times)
-        return np.exp(probability @ np.log(values))
+        return np.exp(self.probability @ np.log(self.of_laws(times)))
 
-    def of_laws(self, times: Sequence[float]) -> tuple[Array, Array]:
-        """The metric that each law expects at times after the curve's end, (cells, times), and the cells'
-        probabilities."""
-        return np.exp(self._level)[:, None] * _shapes(tuple(times), self._now), self.probability
+    def of_laws(self, times: Sequence[float]) -> Array:
+        """The metric that each law expects at times after the curve's end, (cells, times)."""
+        return np.exp(self._level)[:, None] * _shapes(tuple(times), self._now)
 
     def draw(self, times: Sequence[float], draws: int, random: np.random.Generator) -> tuple[Array, Array]:
-        """Draws of the metric at times after the curve's end, and of the log factors by which it walks from
-        its law: (draws, times) each."""
+        """Draws of the metric at times after the end, and of the log factors of its walk: (draws, times)."""
         ahead = np.log(np.asarray(times, dtype=float)) - self._now
         cell = random.choice(len(self._level), draws, p=self.probability)
         scale = self._freedom * self._scale[cell] / random.chisquare(self._freedom, draws)
@@ -235,13 +230,17 @@ def interval(draws: Array, level: float = 0.9) -> Any:
 def estimate_scatter(curves: Sequence[LearningCurve]) -> Scatter:
     """Noise and drift of one run: of DRIFTS the likeliest, by the residuals of all curves and by how much
     the steps of runs of one configuration differ."""
-    between, steps = _between_runs(curves)
+    between, count = 0.0, 0  # squares by which steps from stage to stage differ between seeds
+    for curve in curves:
+        steps = np.diff(np.log(curve.values))  # without the run effect; each has the noise of two stages
+        between += float(((steps - steps.mean(0)) ** 2).sum()) / 2
+        count += (len(steps) - 1) * steps.shape[1]
     found = []
     for drift in DRIFTS:
         fits = [Fit(curve, Scatter(_USUAL_NOISE, drift)) for curve in curves]
         used = [fit for fit in fits if fit.residual_freedom]
         squares = _USUAL_NOISE**2 + sum(fit.residual_squares for fit in used) + between
-        noise = math.sqrt(squares / (1 + sum(fit.residual_freedom for fit in used) + steps))
+        noise = math.sqrt(squares / (1 + sum(fit.residual_freedom for fit in used) + count))
         evidence = sum(fit.weigh(noise) for fit in fits) - (math.log(_NO_DRIFT) if drift else 0.0)
         found.append((evidence, Scatter(noise, drift)))
     return max(found)[1]
@@ -250,20 +249,10 @@ def estimate_scatter(curves: Sequence[LearningCurve]) -> Scatter:
 def shared_priors(curves: Sequence[LearningCurve], scatter: Scatter) -> list[Array]:
     """The prior of each curve, with its share of the other curves' posteriors."""
     fits = [Fit(curve, scatter) for curve in curves]
-    told = np.array([fit.probability * (fit.residual_freedom >= _TELLING) for fit in fits])
-    count, total = sum(fit.residual_freedom >= _TELLING for fit in fits), told.sum(0)
-    others = [count - (fit.residual_freedom >= _TELLING) for fit in fits]
+    tell = np.array([fit.residual_freedom >= _TELLING for fit in fits])
+    told = np.array([fit.probability for fit in fits]) * tell[:, None]
+    total, others = told.sum(0), tell.sum() - tell
     return [
         (1 - _SHARED) * _CELLS.prior + _SHARED * np.maximum(total - own, 0.0) / n if n else _CELLS.prior
         for own, n in zip(told, others, strict=True)
     ]
-
-
-def _between_runs(curves: Sequence[LearningCurve]) -> tuple[float, int]:
-    """Squares of the noise by which steps from stage to stage differ between seeds, and their number."""
-    squares, number = 0.0, 0
-    for curve in curves:
-        steps = np.diff(np.log(curve.values))  # without the run effect; each has the noise of two stages
-        squares += float(((steps - steps.mean(0)) ** 2).sum()) / 2
-        number += (len(steps) - 1) * steps.shape[1]
-    return squares, number

@@ -19,7 +19,6 @@ from alma.schema import is_number
 
 _TIMES = ("trained_until", "tested_on")
 _NEEDED = (*_TIMES, "loss")
-_UNIT = "nats"
 
 
 class LossGroup(NamedTuple):
@@ -31,10 +30,14 @@ class LossGroup(NamedTuple):
     name: Callable[[float], str]  # of a time, as the file writes it
 
 
-class MatrixReport(NamedTuple):
-    """The answers of several groups."""
+class MatrixReport:
+    """How often to retrain each of several groups, as it is `asked`. UserError: one is too small."""
 
-    found: Sequence[Retraining]
+    def __init__(self, groups: Sequence[LossGroup], **asked: Any):
+        self.found: list[Retraining] = []
+        for each in groups:
+            cost = TrainingCost(hours=each.gpu_hours)
+            self.found.append(Retraining(each.losses, "nats", each.period, cost, **asked))
 
     @property
     def parts(self) -> list[TitledTable]:
@@ -45,13 +48,6 @@ class MatrixReport(NamedTuple):
     def record(self) -> dict[str, Any]:
         """For JSON."""
         return {"groups": [each.record() for each in self.found]}
-
-
-def report_on(groups: Sequence[LossGroup], **asked: Any) -> MatrixReport:
-    """How often to retrain each group, as it is `asked`. UserError: one is too small."""
-    return MatrixReport(
-        [Retraining(g.losses, _UNIT, g.period, TrainingCost(hours=g.gpu_hours), **asked) for g in groups]
-    )
 
 
 class _Loss(NamedTuple):
@@ -67,8 +63,7 @@ class _Loss(NamedTuple):
 
 
 def read_groups(paths: Sequence[Path], wanted: Sequence[str] = ()) -> list[LossGroup]:
-    """The losses of each model and domain of the files, in their order; of names that fit a pattern of
-    `wanted`, if there are any.
+    """The losses of each model and domain of the files, in order; `wanted`: patterns of their names, or none.
 
     UserError: a file cannot be read, lacks a column, has a bad or a repeated value; labels of time are of
     several kinds; a pattern fits no name; a group has fewer than two models or periods.
@@ -163,8 +158,7 @@ def _group(lines: Sequence[_Loss], kind: str) -> LossGroup:
         "day": lambda time: date.fromordinal(int(time)).isoformat(),
         "month": lambda time: f"{int(time - 1) // 12}-{int(time - 1) % 12 + 1:02}",
     }
-    size = median(b - a for a, b in itertools.pairwise(tested))
-    period = Period(kind) if kind else Period(size=size)
+    period = Period(kind) if kind else Period(size=median(b - a for a, b in itertools.pairwise(tested)))
     newest = max(lines, key=lambda line: line.until)
     losses = Losses(label, tuple(until), tuple(tested), seeds)
     return LossGroup(losses, period, newest.gpu_hours, names.get(kind, "{:g}".format))

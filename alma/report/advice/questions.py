@@ -18,12 +18,10 @@ def _grows(result: Result) -> bool:
     return bool(trained) and max(trained) > 1.01 * trained[0]
 
 
-def _wait(result: Result) -> str:
-    return "train now (w=1)" if result.waiting_time == 1 else f"wait (w={result.waiting_time})"
-
-
 QUESTIONS = {
-    "train now or wait?": _wait,
+    "train now or wait?": lambda result: (
+        f"wait (w={result.waiting_time})" if result.waiting_time > 1 else "train now (w=1)"
+    ),
     "grow the model?": lambda result: "grow" if _grows(result) else "keep the size",
     "one model or several?": lambda result: "several" if max(_members(result)) > 1 else "one",
     "average the weights?": lambda result: "average" if "average" in result.config else "raw weights",
@@ -35,16 +33,11 @@ QUESTIONS = {
 """Decisions, and the side of each that a result stands for."""
 NO_EVIDENCE = "no evidence either way"
 _OF_THE_LEARNER = ("grow the model?", "one model or several?")
-_LEARNER = "learner"
-
-
-def sides(result: Result) -> dict[str, str]:
-    """The side of each question, and the learner."""
-    return {question: side(result) for question, side in QUESTIONS.items()} | {_LEARNER: result.learner}
+LEARNER = "learner"  # beside the questions in `Candidate.sides`
 
 
 def differ_in(question: str, one: dict[str, str], other: dict[str, str]) -> bool:
     """Whether two configurations answer this question differently and no other one; the learner is the same,
     unless the question is about it."""
     differences = {each for each, side in one.items() if side != other[each]}
-    return differences - ({_LEARNER} if question in _OF_THE_LEARNER else set()) == {question}
+    return differences - ({LEARNER} if question in _OF_THE_LEARNER else set()) == {question}

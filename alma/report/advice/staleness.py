@@ -83,20 +83,14 @@ class Laws:
         (rest, self.whole), *others = self._fit(self.values, known, self.broken)
         self.scatter = rest / math.sqrt(max(1, known.sum() - known.any(0).sum() - 3))  # of one cell
         shares = [(rest / max(each, 1e-9)) ** (len(self.until) - 1) for each, _ in others]
-        self.others = [
-            (share / (1 + sum(shares)), law) for share, (_, law) in zip(shares, others, strict=True)
-        ]
+        total = 1 + sum(shares)
+        self.others = [(share / total, law) for share, (_, law) in zip(shares, others, strict=True)]
         self._own = [(self.until != u)[:, None] & (self.periods != u) for u in self.until]
         self.without = [self._fit(self.values, known & own, self.broken)[0][1] for own in self._own]
         self.of_seeds = [self._fit(np.array(seed), known, self.broken)[0][1] for seed in losses.seeds]
 
     def _fit(
-        self,
-        values: Array,
-        known: Any,
-        broken: float | None,
-        exponents: Any = _EXPONENTS,
-        ks: Any = _LEARNING,
+        self, values: Array, known: Any, broken: float | None, cs: Any = _EXPONENTS, ks: Any = _LEARNING
     ) -> list[tuple[float, Law]]:
         """Least squares over the `known` cells, difficulty taken out by period, for each c and k: the norm of
         the residuals and the law, the best first."""
@@ -114,7 +108,7 @@ class Laws:
         fits = []
         amount, wide = 1 + float(self.periods[-1] - self.until[0]) / step, np.ones(len(self.periods))
         gains = {k: centred(_left(amounts, k)[:, None] * wide) for k in ks}
-        for c in exponents:
+        for c in cs:
             sides = [centred(np.maximum(side, 0.0) ** c) for side in (self.ages, -self.ages)]
             for k, gain in gains.items():
                 (b, f, g, *_), rest = nnls(np.column_stack([*sides, gain, *columns]), centred(values))
@@ -124,11 +118,10 @@ class Laws:
     def estimate(self, of: Callable[[Law], Any], cell: bool = False) -> MeanOverSeeds:
         """A number of the law with its 90% interval; no interval (NaN) of fewer than three models. `cell`:
         the interval of the difference of two losses, each with the scatter of a cell."""
-        value, without, seeds = (
-            [float(of(law)) for law in laws] for laws in ([self.whole], self.without, self.of_seeds)
-        )
-        variance = sum(share * (float(of(law)) - value[0]) ** 2 for share, law in self.others)
-        return _jackknife(value[0], without, seeds, variance + 2 * self.scatter**2 * cell)
+        value = float(of(self.whole))
+        without, seeds = ([float(of(law)) for law in laws] for laws in (self.without, self.of_seeds))
+        variance = sum(share * (float(of(law)) - value) ** 2 for share, law in self.others)
+        return _jackknife(value, without, seeds, variance + 2 * self.scatter**2 * cell)
 
     def effect_of_age(self) -> MeanOverSeeds:
         """`age_effect`, extra loss per unit of distance at one amount of training, with its 90% interval;
@@ -145,8 +138,7 @@ class Laws:
 def _jackknife(
     value: float, without: Sequence[float], seeds: Sequence[float], variance: float = 0.0
 ) -> MeanOverSeeds:
-    """90% interval of a value from those without each of n periods (Tukey, 1958), those of each seed, and a
-    further variance."""
+    """90% interval, from the values without each of n periods (Tukey, 1958), of each seed, and a variance."""
     count = len(without)
     if count < 3 or not np.isfinite([value, *without]).all():
         return MeanOverSeeds(value, math.nan, math.nan)

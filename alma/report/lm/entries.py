@@ -1,7 +1,6 @@
 """Language-model results under the names of the paper's tables: SM_w3 (3x steps), 4@2 experts, base."""
 
 import itertools
-import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ from alma.configs import differing, flatten
 from alma.errors import UserError
 from alma.learners import LEARNERS, label_of
 from alma.records import Run
-from alma.report.labels import VARIANT, as_setting, describe, distinguishing
+from alma.report.labels import ALWAYS_SHOWN, as_setting, describe, distinguishing
 from alma.report.lm.reference import Reference
 from alma.report.results import Result, group
 
@@ -17,9 +16,7 @@ TOLERANCE = 0.03
 """Relative difference up to which a size counts as the paper's. The paper prints 65, 91 and 116M for its base
 model with 4, 8 and 12 experts; the architecture that it describes has 63.8, 89.0 and 114.2M, about 1.6M fewer
 shared parameters. For its large model, the paper's 210, 323 and 436M match."""
-SHOWN = VARIANT | {
-    *("learner", "megabatches", "waiting_time", "replay", "seed", "update_multiplier", "from_scratch")
-}
+SHOWN = ALWAYS_SHOWN - {"name"} | {"update_multiplier", "from_scratch"}
 """Settings that the title of a table or the name of a setting includes."""
 _DIMENSIONS = ("--decoder-", "--moe-freq")  # flags of fairseq-train that change the size of an --arch
 
@@ -48,7 +45,8 @@ class Entry(NamedTuple):
 
     def members(self, t: int) -> int | None:
         """Members of an ensemble at t; None for a single model."""
-        if self.result.learner not in LEARNERS or not LEARNERS[self.result.learner].several:
+        spec = LEARNERS.get(self.result.learner)
+        if not spec or (spec.members is None and spec.deployed == 1):
             return None
         return self.result.repeats[0][t]["extra"].get("members", self.result.config.get("members"))
 
@@ -147,8 +145,5 @@ def setting(entry: Entry) -> str:
 
 def sizes(entries: Sequence[Entry]) -> list[str]:
     """The sizes in ascending order of parameters."""
-    smallest: dict[str, float] = {}
-    for entry in entries:
-        parameters = entry.parameters(entry.result.times[0])
-        smallest[entry.size] = min(parameters, smallest.get(entry.size, math.inf))
-    return sorted(smallest, key=lambda size: (smallest[size], size))
+    ascending = sorted(entries, key=lambda each: (each.parameters(each.result.times[0]), each.size))
+    return list(dict.fromkeys(entry.size for entry in ascending))

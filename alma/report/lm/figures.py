@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from alma.flops import ARCHS, Shape
 from alma.learners import colour_of
-from alma.report import style
+from alma.report import front, style
 from alma.report.figures import curve
-from alma.report.front import front
 from alma.report.lm.entries import Entry, sizes
 from alma.report.lm.reference import Reference, reference
 from alma.report.results import average_trained, compute, trained
@@ -17,8 +16,7 @@ from alma.report.style import MARKERS, LegendEntries, Picture, dot, mark, number
 
 PAPER_TOKENS = 120_000 * 192 * 512
 """Training tokens per stage and member in the paper: updates x sequences x length (section 5, App. B.2)."""
-PAPER_VOCABULARY = 50_264
-"""GPT-2's 50,257 tokens, padded by fairseq ("following Radford et al.", section 5)."""
+PAPER_VOCABULARY = 50_264  # GPT-2's 50,257 tokens, padded by fairseq ("following Radford et al.", section 5)
 _RED = "#CC0000"
 _THEIRS: dict[str, Any] = {"color": "0.62", "linewidth": 0.8}
 _TITLES = (
@@ -37,11 +35,6 @@ _PAPER = (
     "points use our FLOP count for the architectures, updates and batches of its section 5 and appendix B.2, "
     "so that equal work has equal x. That count is 45.7 GFLOPs per input of 512 tokens for base and 126.5 "
     "for large; section 6.2 prints 42 and 126."
-)
-_FRONT = (
-    "Average perplexity since the first stage against training compute. The grey line joins the "
-    "configurations that no other beats in both. All have one waiting time, so that their averages start at "
-    "the same mega-batch."
 )
 
 
@@ -75,8 +68,8 @@ def write_figures(found: Mapping[str, Sequence[Entry]], out: Path) -> tuple[list
                 figure, matched = figure5(shown, paper, f"average perplexity over {first}..t")
                 save(figure, f"figure5{suffix}", CAPTION + _PAPER * bool(matched))
                 remarks.append(f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper")
-            if figure := front([entry.result for entry in entries]):
-                save(figure, f"front{suffix}", _FRONT)
+            if figure := front.front([entry.result for entry in entries]):
+                save(figure, f"front{suffix}", front.CAPTION)
             else:
                 remarks.append("front: no two complete runs of one waiting time")
     return pictures, remarks

@@ -4,8 +4,7 @@ import csv
 from importlib.resources import files
 from typing import NamedTuple
 
-KS = (3, 4)
-"""Numbers k of mega-batches in Table 1."""
+KS = (3, 4)  # numbers k of mega-batches in Table 1
 
 
 class Reference(NamedTuple):

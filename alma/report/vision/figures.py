@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from alma.records import Run
-from alma.report import style
+from alma.report import front, style
 from alma.report.results import Result
 from alma.report.style import Picture
 from alma.report.vision import costs, over_time, select
@@ -42,12 +42,7 @@ _DOTTED = (
     "The dotted line is the error of the untrained model: on linear axes, the area below both is the CER."
 )
 FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
-    "front": (
-        costs.front,
-        "Mean test error over the stream against training compute. The grey line joins the configurations "
-        "that no other beats in both; labels tell where their waiting time changes. Errors of the untrained "
-        "model count while a learner waits.",
-    ),
+    "front": (costs.front, front.CAPTION),
     "learning_curves": (
         over_time.learning_curves,
         f"Figure 1 right: test error over the stream, by waiting time. {_DOTTED}",

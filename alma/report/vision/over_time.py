@@ -12,8 +12,7 @@ from alma.report.vision import select
 from alma.report.vision.select import Missing, distinct, size, wait
 
 _ERROR = "test error (%)"
-_OVERLAID = {"sm": "--", "ens": "-"}
-"""Learners of Figure 3, with their line styles."""
+_OVERLAID = {"sm": "--", "ens": "-"}  # learners of Figure 3, with their line styles
 _DRAFT_COLOURS = ("#7A4A21", "#2F5FC4", "#C62828", "#7B2D9B")
 """Brown, blue, red and purple, as in the first draft's Figure 1; see `select.update_rates`."""
 
