@@ -49,8 +49,10 @@ class Parser(argparse.ArgumentParser):
     _words: Sequence[str] = ()
 
     def __init__(self, *, prog: str, other: str = "", other_flags: Collection[str] = (), **settings: Any):
-        """`prog`: the program in help and errors, unless it runs as a subcommand of `alma`. `other`: the
-        program whose flags follow `--`; `other_flags`: some of them, for hints."""
+        """`prog`: the program in help and errors, unless it runs as a subcommand of `alma`.
+
+        `other`: the program whose flags follow `--`; `other_flags`: some of them, for hints.
+        """
         self._other, self._other_flags = other, other_flags
         if sys.argv[0].startswith("alma "):  # set by alma.__main__
             prog = sys.argv[0]
