@@ -7,6 +7,7 @@ stream, else a small Llama. It needs the packages transformers and accelerate.
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,12 @@ def build(task: StageTask, seed: int, folder: str | None = None) -> transformers
     transformers.set_seed(seed)
     if folder := folder or next(iter(sys.argv[1:-1]), None):
         return transformers.AutoModelForCausalLM.from_pretrained(folder)
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    small: Any = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     config = transformers.LlamaConfig(
         vocab_size=task.dictionary, max_position_embeddings=LENGTH, bos_token_id=0, eos_token_id=2, **small
     )
@@ -73,16 +79,17 @@ class Reports(transformers.TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         self.file.write_text(str(self.seconds))
 
-    def on_log(self, args, state, control, logs, **kwargs):
-        if "loss" in logs:
-            self.task.progress(state.global_step, logs["loss"])
+    def on_log(self, args, state, control, **kwargs):
+        if "loss" in kwargs["logs"]:
+            self.task.progress(state.global_step, kwargs["logs"]["loss"])
 
 
 def train(task: StageTask) -> None:
     end, reports = task.budget.get("updates", 100), Reports(task)
-    options = {"save_steps": EVERY, "save_total_limit": 2, "logging_steps": EVERY, "report_to": "none"}
+    options: Any = {"save_steps": EVERY, "save_total_limit": 2, "logging_steps": EVERY, "report_to": "none"}
+    model = build(task, task.seeds[0], task.checkpoint)
     trainer = transformers.Trainer(
-        build(task, task.seeds[0], task.checkpoint),
+        model,
         transformers.TrainingArguments(
             task.out,
             seed=task.seeds[0],
@@ -98,12 +105,12 @@ def train(task: StageTask) -> None:
     # transformers writes trainer_state.json last, so a checkpoint without it is half one
     saved = [path.parent for path in Path(task.out).glob("checkpoint-*/trainer_state.json")]
     newest = max(saved, key=lambda path: int(path.name.partition("-")[2]), default=None)
-    trainer.train(resume_from_checkpoint=newest and str(newest))
+    trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     if trainer.state.global_step < end:
         sys.exit(75)
     trainer.save_model(str(Path(task.out, "model")))
-    amounts = {"updates": end, "tokens": end * BATCH * (LENGTH - 1), "seconds": reports.seconds}
-    task.finish(parameters=trainer.model.num_parameters(), checkpoint="model", **amounts)
+    amounts: Any = {"updates": end, "tokens": end * BATCH * (LENGTH - 1), "seconds": reports.seconds}
+    task.finish(parameters=model.num_parameters(), checkpoint="model", **amounts)
 
 
 @torch.no_grad()
