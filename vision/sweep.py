@@ -167,9 +167,9 @@ def _job(
     words = [word for name, value in given.items() for word in (flag_of(name), setting_text(value))]
     words += [flag_of(name) for name in ("download", "save_stages") if getattr(section, name)]
     command = shlex.join(["alma", "images", *words, "--out", str(out)])
-    count, seed = _megabatches(point), point.get("stream_seed", point["seed"])
-    stream: Any = (dataset, count, seed, point.get("scenario"))
-    return SweepRun(out, command, *stream, resolved, options, section.source)
+    count, seed = _megabatches(point), point["stream_seed" if "stream_seed" in point else "seed"]
+    scenario = point.get("scenario")
+    return SweepRun(out, command, dataset, count, seed, scenario, resolved, options, section.source)
 
 
 def check_data(jobs: Sequence[SweepRun]) -> list[str]:
