@@ -83,10 +83,11 @@ _CONFIG |= {"moe_expert_count": COUNT | None, "fairseq_flags": list[str]}
 
 @dataclass
 class Run:
-    """A run directory, from `Run.open` (to append rows) or `Run.read` (to read them)."""
+    """A run directory, from `Run.open` (to append rows) or `Run.read` (read-only)."""
 
     directory: Path
     info: dict[str, Any]  # run.json: config, seeds, versions, commit, machine, created
+    writable: bool = False
     _times: set[int] = field(default_factory=set, compare=False, repr=False)
     """The t in `_version` of results.jsonl: reading all rows at every append would take quadratic time."""
     _version: tuple[int, ...] = field(default=(), compare=False, repr=False)
@@ -114,13 +115,13 @@ class Run:
         config = _as_read_back(config)
         make_directory(path)
         if resumes:
-            run = cls.read(path)
+            run = cls(path, cls.read(path).info, writable=True)
             run.note(config=config)
             run._drop_partial_line()
             return run
         for name in ("results.jsonl", *untrained):  # before run.json, which describes them
             (path / name).unlink(missing_ok=True)
-        run = cls(path, {"config": config, "seeds": seeds or {}})
+        run = cls(path, {"config": config, "seeds": seeds or {}}, writable=True)
         run.note(
             versions=provenance.versions(),
             commit=provenance.commit(),
@@ -199,6 +200,8 @@ class Run:
         ValueError: a field is missing, unknown or of another kind, or there is a row for this t. UserError:
         the metric is not finite or above 1e100 (training diverged). OSError: a full disk; no part remains.
         """
+        if not self.writable:
+            raise ValueError(f"{self.directory} was opened with Run.read")
         value = row.get("value")
         if isinstance(value, float) and not abs(value) <= LARGEST:
             what = f"{row.get('metric')} is {value} at t={row.get('t')}"

@@ -194,8 +194,9 @@ def make_plan(request: Request, megabatches: int) -> Plan:
                 raise UserError(f"{text}: growth {step} adds {more} to {now} experts: at most double them")
             now += more
         kept = "copy" if request.schedule != "stage" else "reset"
-        whole = replace(whole, grow_experts=growth, grow_optimizer=request.grow_optimizer or kept)
-        whole = replace(whole, grow_router=request.grow_router or ("tree" if request.init else "preserve"))
+        router = request.grow_router or ("tree" if request.init else "preserve")
+        optimizer = request.grow_optimizer or kept
+        whole = replace(whole, grow_experts=growth, grow_router=router, grow_optimizer=optimizer)
     config = {"learner": request.learner, "megabatches": megabatches, **recorded(whole)}
     flags = {name: words for name, words in request.flags.items() if name not in _SET_HERE}
     if not request.trainer:
@@ -212,13 +213,14 @@ def make_plan(request: Request, megabatches: int) -> Plan:
             flags[name] = flag_words(name, request.settings[name])
         # fairseq-train compares it with the tokens that it trains on.
         flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
+    board = _tensorboard(request, 0)  # of the untrained model
     specs = tuple(_stage(whole, stage, flags) for stage in schedule[: request.stages])
     first = specs[0].trainings
     seeds = [request.seed + SEED_STEP * member for member in range(len(first))]
     untrained = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
     untrained += flag_words("--context-window", request.context_window or None)
     untrained += ["--out", str(request.out / "untrained.json"), *first[0].arguments]
-    untrained += _tensorboard(request, 0)
+    untrained += board
     if request.trainer:
         untrained = list(by_trainer(request.trainer, request.out, "untrained"))
     members = {f"member_{k}": seed for k, seed in enumerate(seeds)} if len(seeds) > 1 else {}
@@ -230,6 +232,7 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
     index, learner, settings = stage.index, LEARNERS[request.learner], request.settings
     count, joint, separate = request.members or 1, learner.joint, learner.separate
     renews, one_schedule, updates = request.renews, request.one_schedule, request.updates
+    average = request.average_words
     out = request.out / f"stage_{index:02d}"
 
     experts: Any = settings.get("--moe-expert-count")
@@ -249,7 +252,7 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
         replays = name.startswith("replay_")  # stage 0 has nothing to replay
         if options_of(request)[name].metadata["passed"] and name[:5] != "grow_" and (index or not replays):
             shared += flag_words(flag_of(name), value)
-    shared += request.average_words + flag_words("--init-sha256", settings.get("--init-sha256") or None)
+    shared += average + flag_words("--init-sha256", settings.get("--init-sha256") or None)
     # A line for every 5% of a stage or more often, for `slurm.lm.local.progress`.
     interval = min(100, max(1, (updates or 2000) // 20))
     for name, text in {"--log-format": "json", "--log-interval": str(interval)}.items():

@@ -241,7 +241,7 @@ JSON = st.recursive(
 @settings(max_examples=10, deadline=None)
 def test_rows_come_back_unchanged_and_in_order(finished, values, order, extra):
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder), finished[0].info)
+        run = Run(Path(folder), finished[0].info, writable=True)
         rows = [row(t, value=value, extra=extra) for t, value in enumerate(values)]
         for t in order:
             run.append(rows[t])
