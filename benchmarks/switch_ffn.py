@@ -21,12 +21,11 @@ from tqdm import tqdm
 
 from benchmarks.timing import Rows, device, finished, one_thread, spread, turns
 from fairseq_alma.moe import layer
-from fairseq_alma.moe.dispatchers import GroupedDispatcher, LoopDispatcher, PaddedDispatcher
+from fairseq_alma.moe.dispatchers import LoopDispatcher, PaddedDispatcher
 from fairseq_alma.moe.layer import SwitchFFN
 
 DISPATCHERS: dict[str, Callable] = {
     "padded": lambda x_SD, routing, capacity: PaddedDispatcher(routing, capacity),
-    "grouped": lambda x_SD, routing, capacity: GroupedDispatcher(routing),
     "loop": lambda x_SD, routing, capacity: LoopDispatcher(routing),
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -47,30 +46,25 @@ def step(ffn: nn.Module, x: Tensor, dispatcher: str = "") -> Tensor:
         return output
 
 
-def compare(dim: int, tokens: int, experts: int, dtype: str, repeats: int) -> dict:
+def compare(dim: int, tokens: int, experts: int, dtype: str, repeats: int) -> dict[str, Any]:
     """Times of the dense layer, and of the others relative to it in the same turn."""
     torch.manual_seed(0)
     to: dict[str, Any] = {"device": device(), "dtype": DTYPES[dtype]}
     x = torch.randn(max(1, tokens // 512), min(512, tokens), dim, requires_grad=True, **to)
     ours = SwitchFFN(dim, 4 * dim, experts, 1.0, F.gelu, nn.Identity()).to(**to)
     dense = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)).to(**to)
-    works = {name: partial(step, ours, x, name) for name in DISPATCHERS}
-    row: dict[str, Any] = {}
-    differences, kept = [], {"dense": partial(step, dense, x)}
+    works: dict[str, Callable] = {name: partial(step, ours, x, name) for name in DISPATCHERS}
     expected = step(copy.deepcopy(ours).float(), x.float(), "loop")
-    for name, work in works.items():
-        try:
-            differences.append(((work().float() - expected).norm() / expected.norm()).item())
-            kept[name] = work
-        except RuntimeError as failed:  # there are no grouped products of this dtype
-            row[f"{name} / dense"] = f"none: {str(failed)[:40]}"
-    finished(lambda: [work() for work in kept.values()], 3)  # compiles kernels, fills the allocator
-    measured = turns({name: partial(finished, work, STEPS) for name, work in kept.items()}, repeats)
+    differences = [((work().float() - expected).norm() / expected.norm()).item() for work in works.values()]
+    works["dense"] = partial(step, dense, x)
+    finished(lambda: [work() for work in works.values()], 3)  # compiles kernels, fills the allocator
+    measured = turns({name: partial(finished, work, STEPS) for name, work in works.items()}, repeats)
     times = [turn["dense"] / STEPS for turn in measured]
-    row |= {"difference": f"{max(differences):.1e}", "dense, ms": [1000 * time for time in times]}
-    row["dense, TFLOP/s"] = [3 * 2 * 2 * tokens * dim * 4 * dim / time / 1e12 for time in times]
-    return row | {
-        f"{name} / dense": [turn[name] / turn["dense"] for turn in measured] for name in list(kept)[1:]
+    ratios = {f"{name} / dense": [turn[name] / turn["dense"] for turn in measured] for name in DISPATCHERS}
+    return ratios | {
+        "difference": f"{max(differences):.1e}",
+        "dense, ms": [1000 * time for time in times],
+        "dense, TFLOP/s": [3 * 2 * 2 * tokens * dim * 4 * dim / time / 1e12 for time in times],
     }
 
 

@@ -2,8 +2,8 @@
 
 On the meta device tensors have shapes and no values, so a step of any size runs on any machine in seconds.
 The step is fairseq's: forward and backward pass, gradients scaled and clipped, update by the optimizer. It
-uses the kernels of a GPU: one each for dropout, attention and log-softmax; tokens padded to the capacity, or
-grouped with --bf16. Every storage counts while it exists; CUDA's context and gaps between storages do not.
+uses the kernels of a GPU: one each for dropout, attention and log-softmax; tokens padded to the capacity.
+Every storage counts while it exists; CUDA's context and gaps between storages do not.
 The estimate is that of `alma train`, less its 1 GB for the context.
 """
 
@@ -33,7 +33,8 @@ from tqdm import tqdm
 from benchmarks.timing import Rows
 from fairseq_alma import check
 from fairseq_alma.moe import layer
-from fairseq_alma.moe.dispatchers import GroupedDispatcher, PaddedDispatcher
+from fairseq_alma.moe.dispatchers import PaddedDispatcher
+from fairseq_alma.moe.router import Routing
 from fairseq_alma.training.adam import FusedAdam
 from slurm.engine.machine import Machine
 from slurm.lm.estimate import PROCESS, Cost
@@ -57,11 +58,6 @@ SETTINGS = [
 ]
 """--arch, experts, processes (GPUs), flags; the paper trains on 8 V100 with 32 GB, 8 sequences on each."""
 BATCH, LENGTH = 8, 512
-LAYOUTS = {
-    "padded": lambda x_SD, routing, capacity: PaddedDispatcher(routing, capacity),
-    "grouped": lambda x_SD, routing, capacity: GroupedDispatcher(routing),
-}
-"""How tokens reach their experts on a GPU without, and with, grouped matrix products."""
 
 
 class LiveStorages(TorchDispatchMode):
@@ -105,8 +101,8 @@ class LiveStorages(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def like_a_gpu(layout: str) -> Iterator[None]:
-    """Run models on the meta device with a GPU's kernels; `layout`: of LAYOUTS."""
+def like_a_gpu() -> Iterator[None]:
+    """Run models on the meta device with a GPU's kernels."""
 
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return torch.native_dropout(x, p, training)[0]
@@ -123,11 +119,14 @@ def like_a_gpu(layout: str) -> Iterator[None]:
         fused = x.dtype == torch.float16 and dtype == torch.float32
         return torch._log_softmax(x if fused or dtype is None else x.to(dtype), dim, fused)
 
+    def dispatcher(x_SD: Tensor, routing: Routing, capacity: int) -> PaddedDispatcher:
+        return PaddedDispatcher(routing, capacity)
+
     with contextlib.ExitStack() as stack:
         # Autocast, which is off in these steps, does not know the meta device.
         stack.enter_context(mock.patch.object(torch, "autocast", return_value=contextlib.nullcontext()))
         stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", return_value=False))
-        stack.enter_context(mock.patch.object(layer, "fastest_dispatcher", LAYOUTS[layout]))
+        stack.enter_context(mock.patch.object(layer, "fastest_dispatcher", dispatcher))
         stack.enter_context(mock.patch.object(torch.cuda, "current_device", return_value=None))
         stack.enter_context(mock.patch.object(F, "dropout", dropout))
         stack.enter_context(mock.patch.object(F, "log_softmax", log_softmax))
@@ -187,7 +186,7 @@ class Step:
             self.optimizer.step()
 
 
-def count(words: Sequence[str], layout: str, processes: int) -> dict[str, int]:
+def count(words: Sequence[str], processes: int) -> dict[str, int]:
     """Peak bytes of each phase of a training step."""
     with contextlib.ExitStack() as stack:
         if processes > 1:
@@ -196,7 +195,7 @@ def count(words: Sequence[str], layout: str, processes: int) -> dict[str, int]:
             stack.callback(dist.destroy_process_group)
             # DistributedDataParallel reorders its buckets once: values go between processes, sizes stay.
             stack.enter_context(mock.patch.object(dist.Reducer, "_rebuild_buckets", return_value=False))
-        stack.enter_context(like_a_gpu(layout))
+        stack.enter_context(like_a_gpu())
         memory = stack.enter_context(LiveStorages())
         step = Step(words, processes)
         step.run(memory, {})  # makes the optimizer's state
@@ -226,7 +225,7 @@ def measure(vocabulary: int = VOCABULARY, settings: Sequence[tuple[str, int, int
         Path(data, "dict.txt").write_text("".join(f"{number} 1\n" for number in range(vocabulary)))
         for arch, experts, processes, flags in tqdm(settings, disable=None):
             line = words(data, arch, "--moe-expert-count", str(experts), *flags.split())
-            peaks = count(line, "grouped" if "--bf16" in flags else "padded", processes)
+            peaks = count(line, processes)
             guess = estimated(line, vocabulary, processes)
             counted = max(peaks.values())
             rows.append(

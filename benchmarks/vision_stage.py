@@ -106,8 +106,8 @@ def cases(args: Any) -> Any:
     name = "mobilenet_v3_small" if args.tiny else "resnet18"
     mnist = {"hidden": 64, "epochs": 2 if args.tiny else 20}
     yield {"network": "mlp"}, partial(compare, "mnist", MNIST, mnist, MEGABATCH, 2 if args.tiny else 5)
-    large = {"arch": f"torchvision:{name}", "augment": False, "epochs": 1}
-    yield {"network": name}, partial(compare, "cifar10", LARGE, large, 20 if args.tiny else 500, 2)
+    large = {"arch": f"torchvision:{name}", "augment": False, "epochs": 1 if args.tiny else 3}
+    yield {"network": name}, partial(compare, "cifar10", LARGE, large, 20 if args.tiny else 2000, 2)
 
 
 @one_thread()

@@ -289,7 +289,7 @@ TINY = (
 
 def stream(args: Any) -> Cases:
     """The stream, then a case for each row of its run, all of them again if one has failed."""
-    base, count = Path(f"{args.environment}-stream"), 1 if args.tiny else 12
+    base, count = Path(f"{args.environment}-stream"), 1 if args.tiny else 4
     args.cases, rows = None, rows_of(base, args.tiny)
     yield {"t": "stream"}, partial(make_stream, base, count, args.tiny)
     for t in range(count + 1):

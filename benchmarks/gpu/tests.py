@@ -43,6 +43,7 @@ def tests(args: Any) -> Cases:
     names = [case["test"] for case in args.cases or ()] or [f"tests/{name}" for name in FILES]
     words = [*names, "-m", "gpu", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
     os.chdir(ROOT)
+    os.environ["OMP_NUM_THREADS"] = "1"  # the tests share the cores
     outcomes = Outcomes()
     pytest.main([*words, *(["--collect-only"] if args.tiny else [f"-n{PROCESSES}"])], [outcomes])
     if args.tiny or not outcomes.collected:

@@ -62,19 +62,6 @@ class LoopDispatcher(Dispatcher):
         return _LoopLinear.apply(x_RI, weight_EOI, bias_EO, self.sizes)
 
 
-class GroupedDispatcher(Dispatcher):
-    """S rows in one grouped_mm, which reads the sizes on the device; unused rows go to the last expert."""
-
-    def __init__(self, routing: Routing):
-        ends_E = routing.kept_E.cumsum(0)
-        super().__init__(routing, ends_E - routing.kept_E, len(routing.expert_S))
-        self.ends_E = ends_E.to(torch.int32)
-        self.ends_E[-1] = len(routing.expert_S)
-
-    def linear(self, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
-        return _GroupedLinear.apply(x_RI, weight_EOI, bias_EO, self.ends_E)
-
-
 class PaddedDispatcher(Dispatcher):
     """C rows per expert in one batched product, C rounded up to a multiple of 8 for tensor cores."""
 
@@ -90,13 +77,10 @@ class PaddedDispatcher(Dispatcher):
 
 def fastest_dispatcher(x_SD: Tensor, routing: Routing, capacity: int | None) -> Dispatcher:
     """The fastest dispatcher on the device of `x_SD`; with a capacity, one without a host sync."""
-    if x_SD.device.type == "cpu":
+    # No grouped_mm: on an H200 a training is 7% slower with it, and torch.compile breaks it (docs/design.md).
+    if capacity is None or x_SD.device.type == "cpu":
         return LoopDispatcher(routing)
-    grouped = x_SD.dtype == torch.bfloat16 and hasattr(F, "grouped_mm")
-    # On GPUs other than H100 and B200 grouped_mm syncs and loops (pytorch issue 186620).
-    if grouped and torch.cuda.get_device_capability(x_SD.device)[0] in (9, 10):
-        return GroupedDispatcher(routing)
-    return LoopDispatcher(routing) if capacity is None else PaddedDispatcher(routing, capacity)
+    return PaddedDispatcher(routing, capacity)
 
 
 def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -190,26 +174,3 @@ def _gradient_buffer(weight: Tensor) -> Tensor:
         if weight.is_leaf:
             _buffers[weight] = memory
     return weight.new_empty(0).set_(memory, 0, weight.shape, weight.stride())
-
-
-class _GroupedLinear(torch.autograd.Function):
-    """All experts in one grouped_mm (torch >= 2.10), and the bias, which grouped_mm lacks."""
-
-    @staticmethod
-    def forward(ctx, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, ends_E: Tensor) -> Tensor:
-        ctx.save_for_backward(x_RI, weight_EOI, ends_E)
-        rows = torch.arange(len(x_RI), device=x_RI.device, dtype=ends_E.dtype)
-        expert_R = torch.searchsorted(ends_E, rows, right=True)
-        y_RO = F.grouped_mm(x_RI, weight_EOI.transpose(1, 2), offs=ends_E)
-        return y_RO.add_(bias_EO.index_select(0, expert_R))
-
-    @staticmethod
-    def backward(ctx, grad_RO: Tensor):
-        x_RI, weight_EOI, ends_E = ctx.saved_tensors
-        grad_RO = grad_RO.contiguous()
-        by_x = F.grouped_mm(grad_RO, weight_EOI, offs=ends_E)
-        by_weight = F.grouped_mm(grad_RO.t(), x_RI, offs=ends_E)
-        # The bias gradient as a product with (E, R) zeros and ones: index_add_ is far slower.
-        rows = torch.arange(len(x_RI), device=x_RI.device)
-        member_ER = (rows < ends_E[:, None]) & (rows >= F.pad(ends_E, (1, -1))[:, None])
-        return by_x, by_weight, member_ER.to(grad_RO.dtype) @ grad_RO, None

@@ -30,19 +30,19 @@ class Operations(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor) and not func.is_view:
                 self.shapes.append(tuple(tensor.shape))
         name = func.overloadpacket.__name__
-        if name in ("mm", "addmm", "baddbmm", "_grouped_mm"):
+        if name in ("mm", "addmm", "baddbmm"):
             self.products[name, output.dtype] += 1
         return output
 
 
 @pytest.fixture
 def step(stream, benchmark):
-    """`step(arch, layout, *flags, dtype=, padded=)`: the operations and gradients of a training step."""
+    """`step(arch, *flags, dtype=, padded=)`: the operations and gradients of a training step."""
     memory = benchmark("training_memory")
 
-    def run(arch, layout, *flags, dtype=torch.float16, padded=False):
+    def run(arch, *flags, dtype=torch.float16, padded=False):
         words = memory.words(str(stream), arch, *HALF[dtype], *flags)
-        with memory.like_a_gpu(layout):
+        with memory.like_a_gpu():
             made = memory.Step(words, processes=1)
             made.sample["padded"] = padded
             with Operations() as operations:
@@ -57,20 +57,18 @@ def step(stream, benchmark):
 
 
 @pytest.mark.parametrize(
-    ("layout", "dtype", "flags"),
+    ("dtype", "flags"),
     [
-        ("padded", torch.float16, ()),
-        ("padded", torch.float16, ("--criterion", "chunked_cross_entropy")),
-        ("padded", torch.float32, ("--criterion", "chunked_cross_entropy", "--checkpoint-activations")),
-        ("grouped", torch.bfloat16, ("--criterion", "chunked_cross_entropy")),
-        ("padded", torch.float16, ("--members", "2")),
+        (torch.float16, ()),
+        (torch.float16, ("--criterion", "chunked_cross_entropy")),
+        (torch.float32, ("--criterion", "chunked_cross_entropy", "--checkpoint-activations")),
+        (torch.bfloat16, ("--criterion", "chunked_cross_entropy")),
+        (torch.float16, ("--members", "2")),
     ],
 )
-def test_a_step_never_waits_for_the_gpu(step, layout, dtype, flags):
+def test_a_step_never_waits_for_the_gpu(step, dtype, flags):
     padded = "chunked_cross_entropy" in flags
-    _, gradients = step(
-        "switch_gmoe_base", layout, "--moe-expert-count", "8", *flags, dtype=dtype, padded=padded
-    )
+    _, gradients = step("switch_gmoe_base", "--moe-expert-count", "8", *flags, dtype=dtype, padded=padded)
     assert all(gradient is not None and gradient.dtype == dtype for gradient in gradients.values())
 
 
@@ -84,22 +82,19 @@ def test_a_wait_is_seen(step, monkeypatch):
 
     monkeypatch.setattr(Router, "forward", waiting)
     with pytest.raises(RuntimeError, match="meta"):
-        step("switch_gmoe_tiny", "padded")
+        step("switch_gmoe_tiny")
 
 
 def test_unless_told_the_decoder_looks_for_padding(step):
     with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
-        step("switch_gmoe_tiny", "padded", padded=None)
+        step("switch_gmoe_tiny", padded=None)
 
 
-@pytest.mark.parametrize(("layout", "dtype"), [("padded", torch.float16), ("grouped", torch.bfloat16)])
-def test_no_tensor_grows_with_tokens_times_experts(step, layout, dtype):
+def test_no_tensor_grows_with_tokens_times_experts(step):
     """But for the router's (S, E) scores: with 64 experts tokens take the memory that they take with 16."""
 
     def elements(experts):
-        operations, gradients = step(
-            "switch_gmoe_base", layout, "--moe-expert-count", str(experts), dtype=dtype
-        )
+        operations, gradients = step("switch_gmoe_base", "--moe-expert-count", str(experts))
         weights = {tuple(gradient.shape) for gradient in gradients.values()}
         weights |= {(*shape[:-2], *shape[:-3:-1]) for shape in weights}  # transposed
         weights |= {(shape[0], 1, shape[1]) for shape in weights if len(shape) == 2}  # of a bias
@@ -109,11 +104,9 @@ def test_no_tensor_grows_with_tokens_times_experts(step, layout, dtype):
     assert elements(64) < 1.01 * elements(16)
 
 
-@pytest.mark.parametrize(
-    ("layout", "dtype"), [("padded", torch.float16), ("padded", torch.bfloat16), ("grouped", torch.bfloat16)]
-)
-def test_only_the_router_multiplies_in_fp32(step, layout, dtype):
-    operations, _ = step("switch_gmoe_base", layout, "--moe-expert-count", "8", dtype=dtype)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_only_the_router_multiplies_in_fp32(step, dtype):
+    operations, _ = step("switch_gmoe_base", "--moe-expert-count", "8", dtype=dtype)
     assert set(operations.products) >= {("mm", torch.float32), ("mm", dtype)}
     layers = 3  # Switch layers of the base model
     single = [count for (_, precision), count in operations.products.items() if precision == torch.float32]

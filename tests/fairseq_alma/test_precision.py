@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import optim
+from fairseq import optim, utils
 
+from fairseq_alma.hooks import install
 from fairseq_alma.training import precision
 from fairseq_alma.training.precision import FP32
 from tests.fairseq_alma.shared import config_of
@@ -56,6 +57,19 @@ def update(optimizer, params, step: int, clip: float = 0.0, factor: float = 1e-3
     norm = optimizer.clip_grad_norm(clip)
     optimizer.step()
     return norm
+
+
+def test_gradients_on_a_cpu_are_clipped_where_there_is_a_gpu(monkeypatch):
+    """fairseq takes their norm to the GPU: --cpu ended at the first update."""
+    install()
+    params = parameters()
+    for p in params:
+        p.grad = torch.full_like(p, 2.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("meta"))
+    norm = utils.clip_grad_norm_(params, 1.0)
+    assert norm.item() == pytest.approx(2 * sum(p.numel() for p in params) ** 0.5)
+    assert torch.cat([p.grad.flatten() for p in params]).norm().item() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("fp16", [True, False])

@@ -17,7 +17,6 @@ from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe import layer as switch_layer
 from fairseq_alma.moe.dispatchers import (
     Dispatcher,
-    GroupedDispatcher,
     LoopDispatcher,
     PaddedDispatcher,
     fastest_dispatcher,
@@ -47,8 +46,6 @@ def forced(layout: str):
     """A `fastest_dispatcher` with this layout; padded without a capacity becomes loop."""
 
     def dispatcher(x_SD, routing, capacity) -> Dispatcher:
-        if layout == "grouped":
-            return GroupedDispatcher(routing)
         if layout == "padded" and capacity is not None:
             return PaddedDispatcher(routing, capacity)
         return LoopDispatcher(routing)
@@ -56,8 +53,7 @@ def forced(layout: str):
     return dispatcher
 
 
-needs_grouped_mm = pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="needs torch 2.10")
-LAYOUTS = ["loop", "padded", pytest.param("grouped", marks=needs_grouped_mm)]
+LAYOUTS = ["loop", "padded"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -127,30 +123,22 @@ def test_no_tensor_has_shape_s_e_c(layout, monkeypatch):
     assert largest.elements <= 1.1 * HIDDEN * 4096  # a one-hot dispatch has S * S elements
 
 
-@pytest.mark.parametrize(
-    ("layout", "factor"),
-    [
-        ("padded", 1.0),
-        pytest.param("grouped", 1.0, marks=needs_grouped_mm),
-        pytest.param("grouped", 0.0, marks=needs_grouped_mm),
-    ],
-)
-def test_layouts_of_the_gpu_never_sync_with_the_host(layout, factor, monkeypatch):
+def test_the_layout_of_a_gpu_never_syncs_with_the_host(monkeypatch):
     """Fake tensors have shapes but no values: reading one raises."""
-    monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced(layout))
-    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):  # the dtype of grouped_mm
-        layer = make_layer(4, factor)
+    monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced("padded"))
+    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):
+        layer = make_layer(4, 1.0)
         x = torch.randn(2, 64, DIM, requires_grad=True)
         padding = torch.zeros(2, 64, dtype=torch.bool)
         y, routing = layer(x, padding)
         (y.sum() + routing.balance_loss).backward()
         assert y.shape == x.shape
         assert all(p.grad is not None for p in layer.parameters())
-        if factor:  # the capacity of the largest batch of all processes, an argument, sets the rows
-            layer.ep_group = SimpleNamespace(size=1, process_group=None)
-            monkeypatch.setattr(expert_parallel, "_AllToAll", SimpleNamespace(apply=lambda _, x: x))
-            layer(x, padding, largest_batch=256)
-            layer.ep_group = None
+        # The capacity of the largest batch of all processes, an argument, sets the rows.
+        layer.ep_group = SimpleNamespace(size=1, process_group=None)
+        monkeypatch.setattr(expert_parallel, "_AllToAll", SimpleNamespace(apply=lambda _, x: x))
+        layer(x, padding, largest_batch=256)
+        layer.ep_group = None
         monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced("loop"))
         with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
             layer(x)
@@ -171,26 +159,13 @@ def test_drops_come_last_in_batch_major_order_and_only_in_training():
 
 
 @pytest.mark.parametrize(
-    ("capability", "layout"),
-    [
-        ((7, 0), PaddedDispatcher),
-        ((8, 0), PaddedDispatcher),
-        ((8, 9), PaddedDispatcher),
-        ((9, 0), GroupedDispatcher),
-        ((10, 3), GroupedDispatcher),
-        ((12, 0), PaddedDispatcher),
-    ],
+    ("device", "capacity", "layout"),
+    [("cuda:1", 16, PaddedDispatcher), ("cuda:1", None, LoopDispatcher), ("cpu", 16, LoopDispatcher)],
 )
-def test_grouped_mm_is_used_where_it_does_not_sync_with_the_host(capability, layout, monkeypatch):
-    monkeypatch.setattr(F, "grouped_mm", None, raising=False)
-    asked = []
-    monkeypatch.setattr(
-        torch.cuda, "get_device_capability", lambda device: asked.append(device) or capability
-    )
-    x = SimpleNamespace(device=torch.device("cuda:1"), dtype=torch.bfloat16)
+def test_a_gpu_with_a_capacity_pads(device, capacity, layout):
+    x = SimpleNamespace(device=torch.device(device))
     routing = make_layer(3).router(torch.randn(20, DIM))
-    assert type(fastest_dispatcher(x, routing, 16)) is layout
-    assert asked == [torch.device("cuda:1")]
+    assert type(fastest_dispatcher(x, routing, capacity)) is layout
 
 
 def test_a_batch_of_padding_only_gives_zeros_and_gradients():
