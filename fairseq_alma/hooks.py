@@ -124,8 +124,6 @@ def _check_gpus(cfg) -> None:
     wanted = cfg.task.expect_gpus
     # Without a usable driver device_count() may still count the GPUs.
     usable = torch.cuda.device_count() if torch.cuda.is_available() and not cfg.common.cpu else 0
-    if not usable and cfg.distributed_training.ddp_backend == "fully_sharded":
-        raise UserError("--ddp-backend fully_sharded needs a GPU: leave it out, or give pytorch_ddp")
     if usable < wanted:
         what = f"{wanted} GPU{'s' * (wanted != 1)} here, but torch {torch.__version__} can use {usable}"
         remedy = "install a torch build for the driver that nvidia-smi shows, or train on a CPU with --cpu"
@@ -262,6 +260,5 @@ def _ep_group(trainer) -> expert_parallel.ExpertParallelGroup | None:
 
 
 def _saving_is_collective(trainer) -> bool:
-    """Whether all processes take part in saving a checkpoint; fairseq's own condition is FSDP's."""
-    fsdp = trainer.is_fsdp and not trainer.cfg.distributed_training.use_sharded_state
-    return fsdp or _ep_group(trainer) is not None
+    """Whether all processes take part in saving a checkpoint."""
+    return _ep_group(trainer) is not None

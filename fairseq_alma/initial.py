@@ -170,8 +170,8 @@ def check(args: Namespace) -> None:
     if args.tokens_per_sample > positions:
         less = f"{model} has {positions} positions: give --tokens-per-sample {positions} or less"
         raise UserError(f"--tokens-per-sample {args.tokens_per_sample}: {less}")
-    if args.ddp_backend == "fully_sharded" or args.criterion == "label_smoothed_cross_entropy":
-        raise UserError("--init: not with --ddp-backend fully_sharded or label_smoothed_cross_entropy")
+    if args.criterion == "label_smoothed_cross_entropy":
+        raise UserError("--init: not with --criterion label_smoothed_cross_entropy")
     remedy = f"make a stream by `alma data --tokenizer {next(home.glob('tokenizer.model'), home)}`"
     if is_stream(args.data):  # else of fairseq-preprocess, or only planned
         stream = Stream.load(args.data)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.distributed import fsdp_wrap
 from fairseq.models import register_model, register_model_architecture, transformer_lm
 from fairseq.models.transformer import TransformerConfig, TransformerDecoder
 from fairseq.modules import MultiheadAttention
@@ -133,12 +132,14 @@ class SwitchDecoder(TransformerDecoder):
     def build_decoder_layer(self, args, no_encoder_attn: bool = True) -> nn.Module:
         self.blocks_built += 1
         cfg = TransformerConfig.from_namespace(args)
-        layer: nn.Module = DecoderLayer(cfg, None if self.blocks_built % self.args.moe_freq else self.args)
+        layer = DecoderLayer(cfg, None if self.blocks_built % self.args.moe_freq else self.args)
         if getattr(self.args, "compile", False) and torch.cuda.is_available():
             compile_training(layer)
-        if cfg.checkpoint_activations:
-            layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-        return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+        return (
+            checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+            if cfg.checkpoint_activations
+            else layer
+        )
 
     def extract_features(
         self, prev_output_tokens: Tensor, incremental_state=None, full_context_alignment: bool = False, **_

@@ -19,6 +19,7 @@ torch and fairseq are imported where a step itself needs them: most of it happen
 
 import itertools
 import json
+import re
 import shutil
 import signal
 import sys
@@ -26,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -46,9 +47,11 @@ DENSE = (
     "--decoder-learned-pos --share-decoder-input-output-embed"
 )
 """fairseq's Transformer with as many active parameters."""
-CHUNKED = "--criterion chunked_cross_entropy --compile"
-SETTINGS = [("base", 8, "--bf16"), ("base", 8, "--fp16"), ("base", 8, f"--bf16 {CHUNKED}")]
-SETTINGS += [("large", 12, "--bf16"), ("base", 8, ""), ("base", 8, "--fp16 --batch-size 8 --update-freq 3")]
+COMPILED = "--compile"
+CHUNKED = f"{COMPILED} --criterion chunked_cross_entropy"
+SETTINGS = [("base", 8, "--bf16"), ("base", 8, "--bf16 --compile"), ("base", 8, f"--bf16 {CHUNKED}")]
+SETTINGS += [("large", 12, "--bf16"), ("base", 8, "--fp16"), ("base", 8, "")]
+SETTINGS += [("base", 8, "--fp16 --batch-size 8 --update-freq 3")]
 """Size, experts and flags, the most important first."""
 INTERVAL, INTERVALS, WARM_UP = 5, 8, 2
 """Updates of a measurement; measurements that count, and those before them."""
@@ -82,7 +85,7 @@ class RandomTokens(NamedTuple):
     def words(self, size: str, experts: int, flags: str, updates: int, interval: int = 1) -> list[str]:
         """What follows `fairseq-train`: it ends after `updates`, each with a third of the paper's tokens, and
         logs each `interval`-th. With 0 experts: transformer_lm, without the plug-in's own flags."""
-        flags = flags if experts else flags.replace(CHUNKED, "")
+        flags = flags if experts else flags.replace(CHUNKED, "").replace(COMPILED, "").strip()
         layers, dim, heads = self.arch(size)
         model = f"--task alma_lm --arch switch_gmoe_{size} --moe-expert-count {experts}" if experts else DENSE
         model += f" --decoder-layers {layers} --decoder-embed-dim {dim} --decoder-attention-heads {heads}"
@@ -124,8 +127,7 @@ def trained(data: RandomTokens, size: str, experts: int, flags: str) -> Row:
     updates = INTERVAL * (WARM_UP + (2 if data.tiny else INTERVALS))
     words = data.words(size, experts, f"{flags} --no-save", updates, INTERVAL)
     switch = updates_of(words)[WARM_UP:]
-    peers = updates_of(data.words(size, 0, f"{flags} --no-save", updates, INTERVAL))[WARM_UP:]
-    peer = median(update["wps"] for update in peers)
+    peer = tokens_per_second(tuple(data.words(size, 0, f"{flags} --no-save", updates, INTERVAL)))
     row: Row = {"tokens/s": [update["wps"] for update in switch], "transformer_lm, tokens/s": peer}
     speed, (layers, dim, _) = median(row["tokens/s"]), data.arch(size)
     flops = Shape(layers, dim, 4 * dim, data.vocabulary, data.length, experts, 2).training_flops(1)
@@ -138,6 +140,12 @@ def trained(data: RandomTokens, size: str, experts: int, flags: str) -> Row:
         row["peak GB"] = (total - switch[-1]["gb_free"] * 2**30) / 1e9
         row["peak / estimate"] = row["peak GB"] / row["estimate GB"]
     return row
+
+
+@cache
+def tokens_per_second(words: tuple[str, ...]) -> float:
+    """Median of a training by fairseq-train."""
+    return median(update["wps"] for update in updates_of(words)[WARM_UP:])
 
 
 def product(dtype: Any, size: int) -> float:
@@ -183,7 +191,8 @@ def shares(events: Iterable[Any], wall: float, inside: float) -> Row:
     waits = [event for event in events if event.name in WAITS]
     kernels: Counter[str] = Counter()
     for event in on_gpu:
-        kernels[event.name[:40]] += event.time_range.elapsed_us()
+        short = re.sub(r"void |at::native::|\(anonymous namespace\)::|<.*", "", event.name)[:40]
+        kernels[short] += event.time_range.elapsed_us()
     busy, until = 0.0, float("-inf")  # microseconds with at least one kernel; they overlap
     for start, end in sorted((event.time_range.start, event.time_range.end) for event in on_gpu):
         busy += max(0.0, end - max(start, until))

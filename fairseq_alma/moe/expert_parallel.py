@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fairscale.nn.moe.moe_layer import _AllToAll
 from torch import Tensor
 
 from alma.errors import UserError
@@ -57,6 +56,20 @@ def _swap(x_RD: Tensor, outer: int, inner: int) -> Tensor:
     return x_RD.view(outer, inner, -1, x_RD.size(-1)).transpose(0, 1).reshape(x_RD.shape)
 
 
+class _AllToAll(torch.autograd.Function):
+    """Send the w-th of W equal parts of the rows (R, D) to process w; backward, the gradients return."""
+
+    @staticmethod
+    def forward(ctx, group: Any, x_RD: Tensor) -> Tensor:
+        ctx.group, received = group, torch.empty_like(x_RD, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(received, x_RD.contiguous(), group=group)
+        return received
+
+    @staticmethod
+    def backward(ctx, grad_RD: Tensor):
+        return None, _AllToAll.apply(ctx.group, grad_RD)
+
+
 class ExpertParallelDispatcher(PaddedDispatcher):
     """C rows per expert of every process; `capacity` must be the same on all."""
 
@@ -99,9 +112,6 @@ def clip_grad_norm_(original, params, max_norm: float, aggregate_norm_fn=None) -
 
 def check(cfg) -> None:
     """UserError: options in fairseq's `cfg` that expert parallelism does not support."""
-    backend = cfg.distributed_training.ddp_backend
-    if backend not in ("pytorch_ddp", "c10d", "legacy_ddp", "no_c10d"):
-        raise UserError(f"--moe-expert-parallel does not support --ddp-backend {backend}: use legacy_ddp")
     if cfg.checkpoint.no_last_checkpoints:
         # Process 0 would skip some checkpoints while the others wait to send their experts.
         raise UserError("--moe-expert-parallel does not support --no-last-checkpoints")

@@ -34,8 +34,6 @@ def place(request: Request, machine: Machine) -> Request:
         before = run.info.get("tokens_per_update")
         kept = before // (batch * freq[0]) if before and before % (batch * freq[0]) == 0 else None
     gpus = 0 if settings["--cpu"] else len(machine.gpus)
-    if not gpus and settings.get("--ddp-backend") == "fully_sharded":
-        raise UserError("--ddp-backend fully_sharded needs GPUs: leave it out, or give pytorch_ddp")
     processes = requested or kept or gpus or 1
     if machine.tasks is None:
         processes = min(processes, gpus or processes)

@@ -139,9 +139,8 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
             "--sample-break-mode complete_doc: the task alma_lm takes none",
         ),
         (
-            "S --ddp-backend slowmo",
-            "--ddp-backend slowmo: the task alma_lm takes pytorch_ddp, c10d, legacy_ddp, no_c10d, "
-            "fully_sharded",
+            "S --ddp-backend fully_sharded",
+            "--ddp-backend fully_sharded: the task alma_lm takes pytorch_ddp, c10d, legacy_ddp, no_c10d",
         ),
         ("S --max-tokens-valid many", "--max-tokens-valid: invalid int value: 'many'"),
         ("--max-update 3", "no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`"),

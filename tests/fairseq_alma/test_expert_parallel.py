@@ -18,17 +18,9 @@ def test_experts_have_to_be_a_multiple_of_the_processes(build, monkeypatch):
     build()
 
 
-@pytest.mark.parametrize(
-    ("backend", "no_last", "words"),
-    [("fully_sharded", False, "use legacy_ddp"), ("legacy_ddp", True, "--no-last-checkpoints")],
-)
-def test_unsupported_options_are_refused(backend, no_last, words):
-    cfg = SimpleNamespace(
-        distributed_training=SimpleNamespace(ddp_backend=backend),
-        checkpoint=SimpleNamespace(no_last_checkpoints=no_last),
-    )
-    with pytest.raises(UserError, match=words):
-        check(cfg)
+def test_without_a_last_checkpoint_it_is_refused():
+    with pytest.raises(UserError, match="--no-last-checkpoints"):
+        check(SimpleNamespace(checkpoint=SimpleNamespace(no_last_checkpoints=True)))
 
 
 # In update 2, once, process 1 gets an infinite gradient in a local expert.

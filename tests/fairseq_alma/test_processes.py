@@ -115,7 +115,6 @@ def test_a_training_that_differs_from_its_plan_is_refused(train, refused, tmp_pa
     error = refused("run", "--expect-gpus", "8", "--distributed-world-size", "8")
     assert "planned: 8 GPUs here, but torch" in error
     assert "can use 0" in error
-    assert "fully_sharded needs a GPU" in refused("run", "--ddp-backend", "fully_sharded")
     two = ("--update-freq", "3", "--distributed-world-size", "2")
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     error = refused("run", *two, "--expect-tokens", 2 * 3 * 512, environment=alone)

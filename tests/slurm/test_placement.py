@@ -118,11 +118,3 @@ def test_processes_find_each_other(tmp_path, monkeypatch, resources, tasks, rank
     meeting = [START, f"alma://{file}?attempt=7.3{host}", "--distributed-rank", rank]
     alone = ["--distributed-no-spawn"] if here == 1 else []
     assert calls[0][2:] == ([*meeting, *alone] if rank else [])
-
-
-def test_fully_sharded_needs_gpus():
-    flags = ("--ddp-backend", "fully_sharded")
-    assert placed(here(2), *flags)
-    for machine, more in ((here(0), ()), (here(2), ("--cpu",))):
-        with pytest.raises(UserError, match="--ddp-backend fully_sharded needs GPUs: leave it out"):
-            placed(machine, *flags, *more)
