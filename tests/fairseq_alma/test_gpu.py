@@ -97,7 +97,6 @@ def train(arguments: list) -> list[float]:
         "",
         "--memory-efficient-fp16",
         "--fp16 --checkpoint-activations",
-        "--checkpoint-activations",
         "--fp16 --moe-expert-parallel",
         "--bf16 --criterion chunked_cross_entropy --compile",
     ],
