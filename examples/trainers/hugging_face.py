@@ -23,12 +23,8 @@ def build(task: StageTask, seed: int, folder: str | None = None) -> transformers
     transformers.set_seed(seed)
     if folder := folder or next(iter(sys.argv[1:-1]), None):
         return transformers.AutoModelForCausalLM.from_pretrained(folder)
-    small: Any = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
+    small: Any = {"hidden_size": 32, "intermediate_size": 64}
+    small |= {"num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.LlamaConfig(
         vocab_size=task.dictionary, max_position_embeddings=LENGTH, bos_token_id=0, eos_token_id=2, **small
     )
@@ -41,43 +37,20 @@ def blocks(parts: tuple[TextPart, ...]) -> list[torch.Tensor]:
     return [torch.from_numpy(ids[at : at + LENGTH]) for at in range(0, len(ids) - 1, LENGTH - 1)]
 
 
-class Blocks(torch.utils.data.Dataset):
-    """`count` blocks drawn from the new and the earlier parts; the same after a restart."""
-
-    def __init__(self, task: StageTask, count: int) -> None:
-        self.new, self.old = (
-            [one for one in blocks(p) if len(one) == LENGTH] for p in (task.train, task.earlier)
-        )
-        self.task, self.count = task, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        rng = np.random.default_rng([self.task.seeds[0], self.task.t, index])
-        drawn = self.old if rng.random() < self.task.replay_share else self.new
-        ids = drawn[rng.integers(len(drawn))]
-        return {"input_ids": ids, "labels": ids}
-
-
 class Reports(transformers.TrainerCallback):
     """Progress for `alma status`, the seconds of all starts, and a checkpoint at a signal."""
 
     def __init__(self, task: StageTask) -> None:
-        self.task, self.stopped, self.began = task, stop_requests(), time.monotonic()
-        self.file = Path(task.out, "seconds")
-        self.before = float(self.file.read_text()) if self.file.exists() else 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.before + time.monotonic() - self.began
+        self.task, self.stopped, self.file = task, stop_requests(), Path(task.out, "seconds")
+        before = float(self.file.read_text()) if self.file.exists() else 0.0
+        self.began = time.monotonic() - before
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.stopped():
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args, state, control, **kwargs):
-        self.file.write_text(str(self.seconds))
+        self.file.write_text(str(time.monotonic() - self.began))
 
     def on_log(self, args, state, control, **kwargs):
         if "loss" in kwargs["logs"]:
@@ -86,20 +59,17 @@ class Reports(transformers.TrainerCallback):
 
 def train(task: StageTask) -> None:
     end, reports = task.budget.get("updates", 100), Reports(task)
+    rng = np.random.default_rng([*task.seeds, task.t])
+    new, old = ([one for one in blocks(parts) if len(one) == LENGTH] for parts in (task.train, task.earlier))
+    sources = [old if rng.random() < task.replay_share else new for _ in range(end * BATCH)]
+    drawn = [source[rng.integers(len(source))] for source in sources]  # the same at each start
     options: Any = {"save_steps": EVERY, "save_total_limit": 2, "logging_steps": EVERY, "report_to": "none"}
+    options |= {"per_device_train_batch_size": BATCH, "learning_rate": 3e-3, "disable_tqdm": True}
     model = build(task, task.seeds[0], task.checkpoint)
     trainer = transformers.Trainer(
         model,
-        transformers.TrainingArguments(
-            task.out,
-            seed=task.seeds[0],
-            max_steps=end,
-            per_device_train_batch_size=BATCH,
-            learning_rate=3e-3,
-            disable_tqdm=True,
-            **options,
-        ),
-        train_dataset=Blocks(task, end * BATCH),
+        transformers.TrainingArguments(task.out, seed=task.seeds[0], max_steps=end, **options),
+        train_dataset=[{"input_ids": ids, "labels": ids} for ids in drawn],
         callbacks=[reports],
     )
     # transformers writes trainer_state.json last, so a checkpoint without it is half one
@@ -109,7 +79,8 @@ def train(task: StageTask) -> None:
     if trainer.state.global_step < end:
         sys.exit(75)
     trainer.save_model(str(Path(task.out, "model")))
-    amounts: Any = {"updates": end, "tokens": end * BATCH * (LENGTH - 1), "seconds": reports.seconds}
+    amounts: Any = {"updates": end, "tokens": end * BATCH * (LENGTH - 1)}
+    amounts["seconds"] = time.monotonic() - reports.began
     task.finish(parameters=model.num_parameters(), checkpoint="model", **amounts)
 
 
