@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from alma.dates import date_format, span
-from alma.errors import Parser, command, count, hint
+from alma.errors import Parser, command, count, hint, interrupt
 from alma.help_texts import WORKERS
 from data_prep.formats import KNOWN, MODES
 from slurm.engine import resources
@@ -140,7 +140,7 @@ def _add_stream_flags(made: Parser) -> None:
 def main() -> None:
     """Make the stream and print its table."""
     arguments = parser().parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop workers or jobs, as on Ctrl-C
+    signal.signal(signal.SIGTERM, interrupt)  # stop workers or jobs, as on Ctrl-C
     resources.check_cluster(arguments)
     wanted = resources.read(arguments, USUAL)
     from data_prep.cluster import ClusterWork

@@ -80,6 +80,7 @@ def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
     """Exit with one line and code 2 on bad input, and with code 75 when a signal has stopped training."""
     if _trains(main, cfg):
         command(lambda: _check_gpus(cfg))()
+        command(lambda: _check_processes(cfg.distributed_training))()
         # fairseq reads the data late: it would first create --save-dir and print the model.
         command(lambda: tasks.setup_task(cfg.task))()
     try:
@@ -130,6 +131,16 @@ def _check_gpus(cfg) -> None:
         raise UserError(f"planned: {what}: {remedy}")
 
 
+def _check_processes(distributed) -> None:
+    """UserError: the environment has another number of processes than the command line; fairseq would take it."""
+    given, found = distributed.distributed_world_size, os.environ.get("WORLD_SIZE")
+    flag = "--distributed-world-size"
+    said = any(word.partition("=")[0] == flag for word in sys.argv)
+    if said and not distributed.distributed_init_method and "RANK" in os.environ and found not in (None, str(given)):
+        remedy = f"unset RANK and WORLD_SIZE, or give {flag} {found}"
+        raise UserError(f"{flag} {given}, but WORLD_SIZE is {found} in the environment: {remedy}")
+
+
 def _check_batch(cfg) -> None:
     """UserError: the processes that have joined this training have another batch than planned."""
     if not cfg.task.expect_tokens:
@@ -140,11 +151,9 @@ def _check_batch(cfg) -> None:
     tokens = tokens_of(freq, *limits)
     if tokens is None or tokens * joined == planned:
         return
-    names = [name for name in ("RANK", "WORLD_SIZE", "SLURM_NTASKS") if name in os.environ]
     what = f"{planned:,} tokens an update in {planned / tokens:g} processes"
     found = f"{joined} joined, with {joined * tokens:,} tokens"
-    unset = f"unset {', '.join(names)}, or " if names else ""
-    raise UserError(f"planned: {what}, but {found}: {unset}plan with --distributed-world-size {joined}")
+    raise UserError(f"planned: {what}, but {found}: plan with --distributed-world-size {joined}")
 
 
 def _alone(cfg) -> AbstractContextManager:

@@ -24,9 +24,10 @@ from tests.child import run_and_exit
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# nohup, a background shell and some CI ignore SIGINT. Children inherit that, and tests send it to them.
+# nohup, a background shell and some CI ignore these signals. Children inherit that, and tests send them.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Forked children must not inherit a pool of OpenMP threads, so this process has none. The programs that
 # tests start get the number of threads of the command line (`OMP_NUM_THREADS=2 make test`).

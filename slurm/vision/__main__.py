@@ -3,7 +3,7 @@
 import shlex
 import signal
 
-from alma.errors import Parser, UserError, command, count
+from alma.errors import Parser, UserError, command, count, interrupt
 from alma.files import make_directory, patiently_locked
 from slurm.engine import children, resources, submission
 from slurm.engine.resources import Resources
@@ -44,7 +44,7 @@ def parser() -> Parser:
 @command
 @children.failures_in_one_line()
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupt)
     options, flags = parser().parse_known_args()
     resources.check_cluster(options)
     for flag in flags:

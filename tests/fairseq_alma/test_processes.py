@@ -117,7 +117,9 @@ def test_a_training_that_differs_from_its_plan_is_refused(train, refused, tmp_pa
     assert "can use 0" in error
     two = ("--update-freq", "3", "--distributed-world-size", "2")
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-    error = refused("run", *two, "--expect-tokens", 2 * 3 * 512, environment=alone)
+    error = refused("run", *two, environment=alone)
+    assert "--distributed-world-size 2, but WORLD_SIZE is 1 in the environment: unset RANK" in error
+    error = refused("run", "--expect-tokens", 2 * 3 * 512, "--update-freq", "3", environment=alone)
     assert "3,072 tokens an update in 2 processes, but 1 joined, with 1,536 tokens" in error
     assert not (tmp_path / "run").exists()
     train(1, "run", *two, "--expect-tokens", 2 * 3 * 512, "--max-update", "1")

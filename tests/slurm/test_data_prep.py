@@ -114,7 +114,7 @@ def test_a_share_that_fails_or_is_interrupted_leaves_no_jobs(cluster, corpus, tm
         waiting = start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--workers", "2")
         cluster.until(lambda: "PENDING" in {job["JobState"] for job in cluster.jobs().values()}, timeout=60)
         waiting.send_signal(signal.SIGTERM)
-        assert waiting.wait(30) == 130
+        assert waiting.wait(30) == 143
         assert "PENDING" not in {job["JobState"] for job in cluster.jobs().values()}
     finally:
         cluster.run("scontrol", "update", "partitionname=main", "state=up")
