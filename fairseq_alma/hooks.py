@@ -132,13 +132,14 @@ def _check_gpus(cfg) -> None:
 
 
 def _check_processes(distributed) -> None:
-    """UserError: the environment has another number of processes than the command line; fairseq would take it."""
-    given, found = distributed.distributed_world_size, os.environ.get("WORLD_SIZE")
-    flag = "--distributed-world-size"
-    said = any(word.partition("=")[0] == flag for word in sys.argv)
-    if said and not distributed.distributed_init_method and "RANK" in os.environ and found not in (None, str(given)):
-        remedy = f"unset RANK and WORLD_SIZE, or give {flag} {found}"
-        raise UserError(f"{flag} {given}, but WORLD_SIZE is {found} in the environment: {remedy}")
+    """UserError: the environment has another number of processes than the flag, and fairseq would take it."""
+    flag, given = "--distributed-world-size", distributed.distributed_world_size
+    if distributed.distributed_init_method or not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        return
+    joined = os.environ["WORLD_SIZE"]
+    if any(word.partition("=")[0] == flag for word in sys.argv) and joined != str(given):
+        remedy = f"unset RANK and WORLD_SIZE, or give {flag} {joined}"
+        raise UserError(f"{flag} {given}, but WORLD_SIZE is {joined} in the environment: {remedy}")
 
 
 def _check_batch(cfg) -> None:
