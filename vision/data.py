@@ -131,16 +131,17 @@ def load(
     files are missing (without `download`) or unreadable, or if images differ in size.
     """
     presets.check_dataset(name, image_size, resize_size, cache_images)
-    size = folder.size_of(image_size, resize_size)
+    size, raw = folder.size_of(image_size, resize_size), Path(root, name.upper(), "raw")
+    where = raw if raw.is_dir() else root  # raw: MNIST's and EMNIST's
     try:
         return _read(name, root, download, size, Path(cache_images) if cache_images else None)
     except MemoryError:
         lower = ": give --cache-images DIR, or lower --image-size" if name == "folder" else ""
-        raise UserError(f"{name} in {root} needs more memory than there is{lower}") from None
+        raise UserError(f"{name} in {where} needs more memory than there is{lower}") from None
     except _DAMAGED as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         hint = "give its folder with --data-root, or use --download"
-        raise UserError(f"cannot read {name} from {root} ({reason}): {hint}") from None
+        raise UserError(f"cannot read {name} from {where} ({reason}): {hint}") from None
 
 
 def _read(name: str, root: str, download: bool, size: folder.Size | None, cache: Path | None) -> Dataset:
@@ -173,7 +174,10 @@ def _read(name: str, root: str, download: bool, size: folder.Size | None, cache:
                 for path in raw.iterdir():
                     (files / path.name).symlink_to(path.resolve())
                 for path in packed:
-                    (files / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+                    try:
+                        (files / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
+                    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                        raise UserError(f"{path}: {error}: copy it again, or use --download") from None
             for training in (True, False):
                 part = getattr(datasets, name.upper())(root, train=training, download=download, **split)
                 pixels = np.asarray(part.data)  # of CIFAR with channels behind
