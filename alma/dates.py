@@ -188,6 +188,7 @@ def span(text: str) -> str:
 
 @lru_cache
 def _months(by: str) -> int:
+    """Months of a period."""
     return _MONTHS.get(by) or 12 * int(by.removesuffix("-years"))
 
 

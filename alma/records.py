@@ -189,7 +189,8 @@ class Run:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The complete rows on disk by t, not to be changed. UserError: a line is no row, or repeats a t."""
+        """The complete rows on disk, sorted by t; not to be changed. UserError: a line is not a row, or
+        repeats a t."""
         if not self.results.exists():
             return []
         return list(_read_rows(self.results, self.config["megabatches"], _version(self.results.stat())))
@@ -198,7 +199,8 @@ class Run:
         """Append one `Row`, written and fsynced on return.
 
         ValueError: a field is missing, unknown or of another kind, or there is a row for this t. UserError:
-        the metric is not finite or above 1e100 (training diverged). OSError: a full disk; no part remains.
+        the metric is not finite or above 1e100 (training diverged). OSError: the disk is full; no part of the
+        row remains.
         """
         if not self.writable:
             raise ValueError(f"{self.directory} was opened with Run.read")

@@ -41,7 +41,8 @@ def is_number(value: Any) -> bool:
 
 
 def is_plain(value: Any, depth: int = 20) -> bool:
-    """Whether it is a number, printable text, bool, null, or a list or object of these, up to `depth`."""
+    """Whether a value is a number, printable text, bool, null, or a list or object of these, nested up to
+    `depth`."""
     if isinstance(value, str):
         return re.match(_PRINTABLE, value) is not None
     if isinstance(value, dict):

@@ -143,6 +143,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop workers or jobs, as on Ctrl-C
     resources.check_cluster(arguments)
     wanted = resources.read(arguments, USUAL)
+    # NumPy and SentencePiece take a while to import.
     from data_prep.cluster import ClusterWork
     from data_prep.describe import summary
     from data_prep.pipeline import append, make_stream

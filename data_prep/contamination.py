@@ -26,9 +26,10 @@ Contamination. {N}-grams: share of the {N}-grams of words of a held-out part tha
 
 
 def contamination(stream: Stream, workers: Workers) -> dict[str, list[float]]:
-    """By held-out part: shares of its n-grams that occur in the training data, and of its documents.
+    """By name of a held-out part: the share of its n-grams that are seen, then that of its documents.
 
-    A document counts if more than MOSTLY of its n-grams are seen; those without an n-gram are left out.
+    An n-gram is seen if it occurs in the training data, a document if more than MOSTLY of its n-grams are;
+    documents without an n-gram are left out.
     Memory of a process: about 0.5 GB for large held-out parts. UserError: damaged files.
     """
     spelling = read_spelling(stream)

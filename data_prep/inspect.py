@@ -34,6 +34,7 @@ def parser() -> Parser:
 def main() -> None:
     """Describe or verify the stream."""
     options = parser().parse_args()
+    # NumPy takes a while to import.
     from alma.stream import Stream
     from alma.workers import Workers
     from data_prep import describe, verify

@@ -127,6 +127,7 @@ class Encoder(ABC):
         """The tokenizer's own ids of a text."""
 
     def _encode_words(self, words: list[str]) -> list[bytes]:
+        """The fairseq ids of each word."""
         return [self._ids[self._tokenize(word)].tobytes() for word in words]
 
     def _look_up(self, words: list[str]) -> np.ndarray:

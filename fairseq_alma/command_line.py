@@ -128,7 +128,7 @@ def _check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace, give
 
 
 def _check_model(args: argparse.Namespace) -> None:
-    """UserError: `fairseq_alma.evaluate` cannot measure the model, or all tokens: blocks exceed a limit."""
+    """UserError: `fairseq_alma.evaluate` cannot measure the model, or would leave out blocks over a limit."""
     for name in ("max_target_positions", "max_tokens", "max_tokens_valid"):
         flag, limit, length = flag_of(name), getattr(args, name), args.tokens_per_sample
         if limit and limit < length:

@@ -213,7 +213,7 @@ def _seed_without_traces(original, trainer) -> None:
 
 
 def _clipped_on_a_cpu(original, params, *args, **kwargs) -> torch.Tensor:
-    """Clip gradients on a CPU (--cpu) of a machine with a GPU, to which fairseq takes their norm.
+    """Clip gradients on a CPU (--cpu) where the machine has a GPU: fairseq would move their norm to the GPU.
 
     No upstream issue known; unnecessary once the norm stays where the gradients are.
     """

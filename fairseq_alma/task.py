@@ -368,7 +368,7 @@ class AlmaLMTask(LanguageModelingTask):
 
 @contextmanager
 def outputs_of(model, sample: dict[str, Any]) -> Iterator[list[tuple]]:
-    """The outputs of the decoder's forward passes on a batch, called by any criterion."""
+    """A list that gains the output of each forward pass of the decoder on a batch, by any criterion."""
     while not hasattr(model, "decoder"):  # fairseq's distributed wrappers
         model = model.module
     outputs: list[tuple] = []

@@ -272,6 +272,7 @@ class _Trainer:
             torch.save(state, file)
 
     def train(self, stage: Stage) -> dict[str, float]:
+        """Train on a stage; returns FLOPs by purpose."""
         # A completed stage is saved only here, once its row is on disk. A learner that resumes mid-stage is
         # not saved: the checkpoint would lose its progress.
         if not self._interrupted and self._due():
@@ -299,6 +300,7 @@ class _Trainer:
         return time.monotonic() - self._saved >= self.save_interval
 
     def test(self) -> tuple[float, float]:
+        """Test error (a fraction) and the FLOPs of measuring it. UserError: the metric is not finite."""
         learner = self.learner
         predicted, flops = learner.predict(self._test, self._cache)
         error, self._matrix = self._errors(predicted)

@@ -223,6 +223,7 @@ class VGG(Backbone):
 
     @property
     def flops(self) -> Flops:
+        """The backward pass costs twice the forward pass, less the gradient of the images."""
         forward, first, size = self.classifier.flops, 0.0, self.shape[1:]
         for block in self.blocks:
             layers, size = block.flops(size)

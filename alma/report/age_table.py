@@ -90,8 +90,8 @@ def titled(rows: Sequence[Aged]) -> TitledTable:
 
 
 def shown(known: MeanOverSeeds, digits: int, sign: str = "-") -> str:
-    """Mean and 90% interval, such as "0.051 [0.043, 0.060]"; "" of an infinite mean. `sign` "+" shows the
-    sign of positive numbers, too."""
+    """Mean and 90% interval, such as "0.051 [0.043, 0.060]"; "" without a finite mean. `sign` "+" shows
+    the sign of positive numbers, too."""
     if not math.isfinite(known.mean):
         return ""
     mean, low, high = (f"{number:{sign}.{digits}f}" for number in known)

@@ -94,7 +94,8 @@ def _seeds(result: Result) -> list[int]:
 
 
 def _paired(one: Result, other: Result) -> tuple[Result, Result]:
-    """Both with their common seeds, or all if there are none, and the t up to which all have all rows."""
+    """Both with the seeds that both have, or all if they share none, and the t up to which all these runs
+    have all rows."""
     runs = [{run.config["seed"]: run for run in result.runs} for result in (one, other)]
     common = sorted(runs[0].keys() & runs[1].keys())
     chosen = [[of[seed] for seed in common or sorted(of)] for of in runs]
@@ -109,8 +110,10 @@ def _paired(one: Result, other: Result) -> tuple[Result, Result]:
 
 
 def _differences(one: Result, other: Result) -> dict[str, MeanOverSeeds]:
-    """Differences of a pair by name, of all rows, then of means over the cells of the evaluation matrix that
-    both have; {} if the two share no t from 1 on."""
+    """Differences of a pair by name; {} if the two share no t from 1 on.
+
+    The measures are those of all rows, then means over the cells of the evaluation matrix that both have.
+    """
     if 1 not in one.times:
         return {}
     begun = [t for t in one.times if t and not (one.waiting(t) or other.waiting(t))]

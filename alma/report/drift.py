@@ -43,7 +43,8 @@ def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
 def mean_matrix(result: Result) -> list[list[float]]:
     """The evaluation matrix: rows t = 1, 2, ..., columns the held-out parts; mean over seeds, as displayed.
 
-    Rows of the untrained model are NaN where figures leave it out (`results.DISPLAYS`). [] without a matrix.
+    Rows of the untrained model are NaN where figures leave it out (see `results.DISPLAYS`). [] if a repeat
+    has no matrix.
     """
     matrices = [matrix(rows) for rows in result.repeats]
     if not all(matrices):
@@ -60,8 +61,11 @@ def mean_matrix(result: Result) -> list[list[float]]:
 
 
 def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
-    """A heat map for each result and its matrix: row 1 at the top, NaN empty, values in cells up to WRITTEN
-    rows and columns. Panels with the same periods share those below the lowest panel of their column."""
+    """A figure with a heat map for each result and its matrix, in panels of one shape.
+
+    Row 1 is at the top; NaN leaves a cell empty. Up to WRITTEN rows and columns, values are written in the
+    cells. Panels with the same periods share those below the lowest panel of their column.
+    """
     from matplotlib import colors, patches, ticker
 
     display = shown[0][0].display

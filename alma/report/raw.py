@@ -25,7 +25,8 @@ class Raw(Run):
     def rows(self) -> list[dict[str, Any]]:
         """The rows with the raw metric as `value`.
 
-        The untrained model has one set of weights, and keeps its row. Other rows without one are left out.
+        The untrained model has one set of weights, and keeps its row. A trained row without a raw metric is
+        left out.
         """
         rows = []
         for row in super().rows:

@@ -188,7 +188,8 @@ def memory(rows: Rows) -> int:
 def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     """The runs in the directories at and below `places`, each once; then the raw weights of averaged ones.
 
-    Links are followed. See `alma.report.raw`. UserError: a place has no run, or a folder is unreadable.
+    Links to folders are followed. See `alma.report.raw`. UserError: a place has no run, or a folder is
+    unreadable.
     """
 
     def fail(error: OSError) -> None:
@@ -338,7 +339,8 @@ def non_dominated(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def rounded(value: Any) -> Any:
-    """For JSON: few digits, None for NaN and infinity, which JSON lacks, a NamedTuple as an object."""
+    """For JSON: numbers with few digits, None for NaN and infinity, which JSON lacks; a NamedTuple as an
+    object."""
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     if isinstance(value, tuple | list):

@@ -274,6 +274,7 @@ class GrowingLearner(Learner):
         raise NotImplementedError
 
     def prepare(self, index: int, data: "StageData") -> dict[str, float]:
+        """Grow, then draw new weights if from_scratch."""
         due = index and index % self.settings.grow_every == 0
         flops = self.grow(index, data) if due else {}
         return flops | super().prepare(index, data)

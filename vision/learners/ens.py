@@ -27,6 +27,7 @@ class EnsSettings(MemberSettings):
 
 class Ens(Learner):
     """An ensemble of networks, trained independently on the same data.
+
     Members are computed together. Each has initial weights and by default an order of minibatches of its
     own, and keeps its own best epoch. Member 0 starts as `sm` does.
     """

@@ -144,7 +144,8 @@ class Retraining:
 
     @cached_property
     def found(self) -> tuple[int, bool]:
-        """The cadence to use: the rarest, unless another gains what it is worth; whether one more may."""
+        """The cadence to use: the rarest, unless a more frequent one gains what it is worth. And whether a
+        still more frequent one may be worth it."""
         chosen, maybe = self.cadences[-1], False
         drifts = self.drift.low > 0 and self.aged(chosen).low > 0
         for k in reversed(self.cadences[:-1]):
@@ -259,7 +260,8 @@ class Retraining:
         return [TitledTable(title, table, NOTE, self.lines)]
 
     def _last_time(self, every: int) -> float:
-        """Mean extra loss at ages of 1 to `every` on the last period that has a model of its own, or NaN."""
+        """Mean extra loss at ages of 1 to `every` periods on the last period that has a model of its own; NaN
+        if none has."""
         values, ages = self.laws.values, self.laws.ages
         for j in reversed(range(len(self.losses.periods))):
             known = {a: v for a, v in zip(ages[:, j], values[:, j], strict=True) if a >= 0 and np.isfinite(v)}
@@ -335,6 +337,7 @@ class Retraining:
 
     @property
     def _of_plan(self) -> str:
+        """The plan in a sentence."""
         plan, one = self.plan, self.money or 1.0
         low, high = (one * price for price in plan.flips)
         when = "Do not retrain"

@@ -113,7 +113,8 @@ class Candidate:
         return Fit(self.curve._replace(values=values), self.scatter, len(self.curve.values), self.prior)
 
     def measure(self, metric: Array, present: float | None = None) -> Array:
-        """The measure, (n,), of the metric now (None: mean over seeds) and at `to_come`, (n, stages)."""
+        """The measure, (n,), from the metric at `to_come`, (n, stages); `present`: that of the present model
+        (None: the mean over seeds)."""
         now = self.values[self.now] if present is None else present
         models = np.maximum(np.column_stack([np.full(len(metric), now), metric]), _LEAST)
         serving = np.searchsorted(self.to_come, range(self.start + 1, self.until + 1), "right")

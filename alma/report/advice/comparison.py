@@ -156,7 +156,8 @@ def _draw_variances(squares: Array, freedom: Array, random: np.random.Generator)
 
 
 def compare(field: Field, choice: Candidate, allowed: Sequence[Candidate]) -> list[Comparison]:
-    """With the best of the allowed candidates that decide a question otherwise, all else equal, for each."""
+    """A comparison for each question that some allowed candidate decides otherwise, all else equal: with the
+    best of these."""
     at = {each.label: k for k, each in enumerate(field.found)}
     i, inside = at[choice.label], {at[each.label] for each in allowed}
     comparisons = []

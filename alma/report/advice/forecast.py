@@ -204,7 +204,8 @@ class Fit:
         return np.exp(self._level)[:, None] * _shapes(tuple(times), self._now)
 
     def draw(self, times: Sequence[float], draws: int, random: np.random.Generator) -> tuple[Array, Array]:
-        """Draws of the metric at times after the end, and of the log factors of its walk: (draws, times)."""
+        """Draws of the metric at times after the curve's end, and of the log factors by which it walks from
+        its law: (draws, times) each."""
         ahead = np.log(np.asarray(times, dtype=float)) - self._now
         cell = random.choice(len(self._level), draws, p=self.probability)
         scale = self._freedom * self._scale[cell] / random.chisquare(self._freedom, draws)

@@ -31,7 +31,10 @@ class LossGroup(NamedTuple):
 
 
 class MatrixReport:
-    """How often to retrain each of several groups, as it is `asked`. UserError: one is too small."""
+    """How often to retrain each of several groups; `asked`: options of `Retraining`.
+
+    UserError: a group is too small.
+    """
 
     def __init__(self, groups: Sequence[LossGroup], **asked: Any):
         self.found: list[Retraining] = []
@@ -63,7 +66,8 @@ class _Loss(NamedTuple):
 
 
 def read_groups(paths: Sequence[Path], wanted: Sequence[str] = ()) -> list[LossGroup]:
-    """The losses of each model and domain of the files, in order; `wanted`: patterns of their names, or none.
+    """The losses of each model and domain of the files, in their order; of names that fit a pattern of
+    `wanted`, if there are any.
 
     UserError: a file cannot be read, lacks a column, has a bad or a repeated value; labels of time are of
     several kinds; a pattern fits no name; a group has fewer than two models or periods.

@@ -138,7 +138,10 @@ class Laws:
 def _jackknife(
     value: float, without: Sequence[float], seeds: Sequence[float], variance: float = 0.0
 ) -> MeanOverSeeds:
-    """90% interval, from the values without each of n periods (Tukey, 1958), of each seed, and a variance."""
+    """A value with its 90% interval, by the jackknife (Tukey, 1958); NaN with fewer than 3 periods.
+
+    `without`: the values without each of the periods; `seeds`: those of each seed; `variance`: a further one.
+    """
     count = len(without)
     if count < 3 or not np.isfinite([value, *without]).all():
         return MeanOverSeeds(value, math.nan, math.nan)

@@ -77,8 +77,10 @@ def replay_at_all_waits(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _draw_pairs(pairs: Sequence[tuple[Any, str, Pair]]) -> dict[str, LegendEntries]:
-    """Draw a line from each result without replay (hollow point) to that with it (filled), in its panel and
-    colour; returns the entries of the legend."""
+    """Draw lines from results without replay (hollow points) to those with replay (filled points).
+
+    `pairs`: the panel, colour and results of each. Returns the entries of the legend.
+    """
     plain = [pair[0] for _, _, pair in pairs]
     markers = dict(zip(distinct(size, plain), itertools.cycle(style.MARKERS), strict=False))
     for axes, colour, pair in pairs:

@@ -171,7 +171,8 @@ def update_rates(results: Sequence[Result]) -> dict[str, Result]:
     """The four curves of the first draft's Figure 1, by label, from its caption and section 1.
 
     Of the smallest size: sm that trains on each mega-batch, then sm and gmoe at an intermediate waiting time,
-    the one nearest to 5 (section 5.1). Of the largest: sm that waits for the whole stream. Missing: one is.
+    the one nearest to 5 (section 5.1). Of the largest: sm that waits for the whole stream. Missing: one of
+    them is missing.
     """
     usual = [r for r in without_replay(results) if not r.settings]
     found = {(r.learner, size(r), wait(r)): r for r in usual}
