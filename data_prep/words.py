@@ -34,7 +34,7 @@ def _powers(count: int) -> np.ndarray:
 
 
 def hash_texts(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """(words,) hashes of the words of one or more normalised texts; (words,) the number of the text of each."""
+    """(words,) hashes of the words of one or more normalised texts; (words,) the text number of each."""
     data = np.frombuffer(b"\n".join(texts), np.uint8)
     gaps = np.flatnonzero((data == _SPACE) | (data == _NEWLINE))
     starts = np.concatenate([[0], gaps + 1])
