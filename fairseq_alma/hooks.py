@@ -80,7 +80,7 @@ def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
     """Exit with one line and code 2 on bad input, and with code 75 when a signal has stopped training."""
     if _trains(main, cfg):
         command(lambda: _check_gpus(cfg))()
-        command(lambda: _check_processes(cfg.distributed_training))()
+        command(lambda: _check_processes(cfg))()
         # fairseq reads the data late: it would first create --save-dir and print the model.
         command(lambda: tasks.setup_task(cfg.task))()
     try:
@@ -131,10 +131,16 @@ def _check_gpus(cfg) -> None:
         raise UserError(f"planned: {what}: {remedy}")
 
 
-def _check_processes(distributed) -> None:
-    """UserError: the environment has another number of processes than the flag, and fairseq would take it."""
-    flag, given = "--distributed-world-size", distributed.distributed_world_size
-    if distributed.distributed_init_method or not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+def _check_processes(cfg) -> None:
+    """UserError: the environment has another number of processes than the flag, and would be followed: on a
+    GPU by fairseq, if there are to be several, on a CPU by `compat`."""
+    flag, distributed = "--distributed-world-size", cfg.distributed_training
+    given, followed = distributed.distributed_world_size, {"RANK", "WORLD_SIZE"}
+    if torch.cuda.is_available() and not cfg.common.cpu:
+        followed |= {"MASTER_ADDR", "MASTER_PORT"}
+        if given == 1:
+            return
+    if distributed.distributed_init_method or not followed <= os.environ.keys():
         return
     joined = os.environ["WORLD_SIZE"]
     if any(word.partition("=")[0] == flag for word in sys.argv) and joined != str(given):

@@ -27,7 +27,8 @@ settings.load_profile("patient")
 # nohup, a background shell and some CI ignore these signals. Children inherit that, and tests send them.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)  # a child has the default again, and pytest goes on
 
 # Forked children must not inherit a pool of OpenMP threads, so this process has none. The programs that
 # tests start get the number of threads of the command line (`OMP_NUM_THREADS=2 make test`).

@@ -132,16 +132,16 @@ def load(
     """
     presets.check_dataset(name, image_size, resize_size, cache_images)
     size, raw = folder.size_of(image_size, resize_size), Path(root, name.upper(), "raw")
-    where = raw if raw.is_dir() else root  # raw: MNIST's and EMNIST's
+    within = f"{raw}: " if raw.is_dir() else ""  # MNIST's and EMNIST's files
     try:
         return _read(name, root, download, size, Path(cache_images) if cache_images else None)
     except MemoryError:
         lower = ": give --cache-images DIR, or lower --image-size" if name == "folder" else ""
-        raise UserError(f"{name} in {where} needs more memory than there is{lower}") from None
+        raise UserError(f"{within}{name} in {root} needs more memory than there is{lower}") from None
     except _DAMAGED as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         hint = "give its folder with --data-root, or use --download"
-        raise UserError(f"cannot read {name} from {where} ({reason}): {hint}") from None
+        raise UserError(f"cannot read {name} from {root} ({within}{reason}): {hint}") from None
 
 
 def _read(name: str, root: str, download: bool, size: folder.Size | None, cache: Path | None) -> Dataset:
@@ -177,7 +177,8 @@ def _read(name: str, root: str, download: bool, size: folder.Size | None, cache:
                     try:
                         (files / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
                     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                        raise UserError(f"{path}: {error}: copy it again, or use --download") from None
+                        remedy = "delete it, then copy it again or use --download"
+                        raise UserError(f"{path}: {error}: {remedy}") from None
             for training in (True, False):
                 part = getattr(datasets, name.upper())(root, train=training, download=download, **split)
                 pixels = np.asarray(part.data)  # of CIFAR with channels behind

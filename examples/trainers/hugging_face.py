@@ -61,8 +61,10 @@ def train(task: StageTask) -> None:
     end, reports = task.budget.get("updates", 100), Reports(task)
     rng = np.random.default_rng([*task.seeds, task.t])
     new, old = ([one for one in blocks(parts) if len(one) == LENGTH] for parts in (task.train, task.earlier))
-    sources = [old if rng.random() < task.replay_share else new for _ in range(end * BATCH)]
-    drawn = [source[rng.integers(len(source))] for source in sources]  # the same at each start
+    drawn = []  # the same at each start
+    for _ in range(end * BATCH):
+        source = old if rng.random() < task.replay_share else new
+        drawn.append(source[rng.integers(len(source))])
     options: Any = {"save_steps": EVERY, "save_total_limit": 2, "logging_steps": EVERY, "report_to": "none"}
     options |= {"per_device_train_batch_size": BATCH, "learning_rate": 3e-3, "disable_tqdm": True}
     model = build(task, task.seeds[0], task.checkpoint)

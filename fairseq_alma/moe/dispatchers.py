@@ -77,7 +77,7 @@ class PaddedDispatcher(Dispatcher):
 
 def fastest_dispatcher(x_SD: Tensor, routing: Routing, capacity: int | None) -> Dispatcher:
     """The fastest dispatcher on the device of `x_SD`; with a capacity, one without a host sync."""
-    # No grouped_mm: on an H200 a training is 7% slower with it, and torch.compile breaks it (docs/design.md).
+    # No grouped_mm: training on an H200 is slower with it, and torch.compile breaks it (docs/design.md).
     if capacity is None or x_SD.device.type == "cpu":
         return LoopDispatcher(routing)
     return PaddedDispatcher(routing, capacity)
