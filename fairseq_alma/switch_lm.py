@@ -135,11 +135,9 @@ class SwitchDecoder(TransformerDecoder):
         layer = DecoderLayer(cfg, None if self.blocks_built % self.args.moe_freq else self.args)
         if getattr(self.args, "compile", False) and torch.cuda.is_available():
             compile_training(layer)
-        return (
-            checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-            if cfg.checkpoint_activations
-            else layer
-        )
+        if cfg.checkpoint_activations:
+            return checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+        return layer
 
     def extract_features(
         self, prev_output_tokens: Tensor, incremental_state=None, full_context_alignment: bool = False, **_

@@ -132,14 +132,15 @@ def load(
     """
     presets.check_dataset(name, image_size, resize_size, cache_images)
     size, raw = folder.size_of(image_size, resize_size), Path(root, name.upper(), "raw")
-    within = f"{raw}: " if raw.is_dir() else ""  # MNIST's and EMNIST's files
+    where = raw if raw.is_dir() else root  # raw: MNIST's and EMNIST's
     try:
         return _read(name, root, download, size, Path(cache_images) if cache_images else None)
     except MemoryError:
         lower = ": give --cache-images DIR, or lower --image-size" if name == "folder" else ""
-        raise UserError(f"{within}{name} in {root} needs more memory than there is{lower}") from None
+        raise UserError(f"{name} in {where} needs more memory than there is{lower}") from None
     except _DAMAGED as error:
         reason = " ".join(str(error).split()) or type(error).__name__
+        within = f"{raw}: " if where == raw else ""
         hint = "give its folder with --data-root, or use --download"
         raise UserError(f"cannot read {name} from {root} ({within}{reason}): {hint}") from None
 

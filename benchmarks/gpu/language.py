@@ -49,7 +49,7 @@ DENSE = (
 """fairseq's Transformer with as many active parameters."""
 COMPILED = "--compile"
 CHUNKED = f"{COMPILED} --criterion chunked_cross_entropy"
-SETTINGS = [("base", 8, "--bf16"), ("base", 8, "--bf16 --compile"), ("base", 8, f"--bf16 {CHUNKED}")]
+SETTINGS = [("base", 8, "--bf16"), ("base", 8, f"--bf16 {COMPILED}"), ("base", 8, f"--bf16 {CHUNKED}")]
 SETTINGS += [("large", 12, "--bf16"), ("base", 8, "--fp16"), ("base", 8, "")]
 SETTINGS += [("base", 8, "--fp16 --batch-size 8 --update-freq 3")]
 """Size, experts and flags, the most important first."""
