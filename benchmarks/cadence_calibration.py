@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from alma.errors import Parser
-from alma.report.advice.cadence import Retraining
+from alma.report.advice.cadence import Period, Retraining
 from alma.report.advice.staleness import Array
 from alma.report.age import Losses
 from alma.tables import as_text
@@ -26,6 +26,7 @@ SIZES = [(6, 1), (6, 3), (12, 1), (12, 3), (24, 1), (24, 3)]  # periods, seeds
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 UNIT = 0.3  # nats summed over periods: what a model loses in four periods at 0.03 nats a period
 WARM, PERIODS = 8, 36
+MONTH = Period("month")
 _MODEL, _CELL, _HARD = 0.02, 0.005, 0.1  # deviations, in nats
 
 
@@ -77,7 +78,8 @@ def outcome(kind: Drift, periods: int, seeds: int, count: int, seed: int = 0) ->
         extra = float(np.diag(kind._replace(jump=0.0).extra(at - age, at, 0)).mean())
         true += extra / 4 if age > 1 else extra / 4 - extra
     for _ in range(count):
-        answer = Retraining(make_losses(kind, periods, seeds, random), "nats a token")
+        made, cadences = make_losses(kind, periods, seeds, random), [k for k in (1, 2, 4, 8) if k < periods]
+        answer = Retraining(made, "nats a token", MONTH, every=cadences)
         (chosen, maybe), gain = answer.found, answer.gain(1, 4)
         more += chosen != answer.cadences[-1]
         enough += chosen == answer.cadences[-1] and not maybe
@@ -96,7 +98,7 @@ class World(NamedTuple):
         """Of what a deployment knows after period `now`."""
         kept, axis = self.losses[np.array(trained) - 1, :now], tuple(np.arange(1.0, now + 1))
         known = Losses("", tuple(map(float, trained)), axis, (tuple(map(tuple, kept)),))
-        return Retraining(known, "nats a token", price=self.price, rest=PERIODS - now)
+        return Retraining(known, "nats a token", MONTH, price=self.price, rest=PERIODS - now)
 
     def served(self, trained: Sequence[int], now: int) -> Array:
         """Losses of the models that were deployed, on periods 2 to now."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from alma.report.advice.questions import NO_EVIDENCE
-from alma.report.advice.staleness import Array, Law, Laws
+from alma.report.advice.staleness import SEASON, Array, Law, Laws
 from alma.report.age import Losses, MeanOverSeeds
 from alma.report.results import rounded
 from alma.report.tables import TitledTable, number
@@ -55,6 +55,12 @@ class Period(NamedTuple):
         """By the labels of a stream's periods; a mega-batch if they are no dates, or there are none."""
         fits = (noun for noun, each in CALENDAR.items() if all(re.fullmatch(each.label, x) for x in labels))
         return cls(next(fits, "mega-batch") if labels else "mega-batch")
+
+    @property
+    def year(self) -> float:
+        """On the axis of the losses; inf: unknown, or no longer than a period."""
+        year = CALENDAR[self.noun].year if self.noun in CALENDAR else 1
+        return year * self.size if year > 1 else math.inf
 
     def every(self, k: int) -> str:
         """The name of a cadence."""
@@ -113,7 +119,7 @@ class Retraining:
         self.losses, self.unit, self.period, self.cost = losses, unit, period, cost
         self.price, self.money = price, money
         self.rest = rest or {"day": 365, "week": 52}.get(period.noun, 12)
-        self.laws = Laws(losses)
+        self.laws = Laws(losses, period.year)
         self.drift = MeanOverSeeds(*(period.size * value for value in self.laws.effect_of_age()))
         usual = CALENDAR[period.noun].cadences if period.noun in CALENDAR else (1, 2, 4, 8)
         oldest = max(2, max(losses.by_age) / period.size)
@@ -134,8 +140,9 @@ class Retraining:
         return float(np.mean(law.extra(self.period.size * np.arange(1, every + 1)[:, None], ahead)))
 
     def aged(self, age: int) -> MeanOverSeeds:
-        """Extra loss at an age in periods, without what less training costs."""
-        return self.laws.estimate(lambda law: law.b * (age * self.period.size) ** law.c)
+        """Mean extra loss at ages of 1 to `age` periods, without what less training costs."""
+        ages = self.period.size * np.arange(1, age + 1)
+        return self.laws.estimate(lambda law: law.aged(ages).mean())
 
     @property
     def unknown(self) -> bool:
@@ -240,8 +247,11 @@ class Retraining:
             f"Effect of age, amount of training taken out: {self.drift.text()} {self.unit} a {noun}: "
             f"{drift}.",
         ]
-        if self.laws.broken is not None:
-            when = span((self.losses.periods[-1] - self.laws.broken) / size)
+        if self.laws.event == SEASON:
+            wave = self.laws.estimate(lambda law: law.s)
+            lines.append(f"Loss has a season: half a year apart adds {self._points(wave)}, a year apart nothing.")
+        elif self.laws.event is not None:
+            when = span((self.losses.periods[-1] - self.laws.event) / size)
             lines.append(f"The stream broke {when} before the last period; no other break is expected.")
         return lines
 
@@ -309,12 +319,12 @@ class Retraining:
     @cached_property
     def _hopeful(self) -> Law:
         """The law with the mean of b by its error, never below 0: an uncertain drift favours retraining."""
-        law, age = self.laws.whole, max(1, self.rest // 2)
-        mean, _, high = self.aged(age)
+        law, age = self.laws.whole, self.period.size * max(1, self.rest // 2)
+        mean, _, high = self.laws.estimate(lambda law: law.b * age**law.c)
         error = (high - mean) / 1.9
         if not error > 0:
             return law
-        at, unit = mean / error, error / (age * self.period.size) ** law.c
+        at, unit = mean / error, error / age**law.c
         density = math.exp(-(at**2) / 2) / math.sqrt(2 * math.pi)
         return law._replace(b=unit * (at * 0.5 * math.erfc(-at / math.sqrt(2)) + density))
 

@@ -2,12 +2,14 @@
 
 The loss of the model that was trained until period u on the held-out part of a period p is
 
-    R(u, p) = d(p) + b a^c + g h(n(u)),    a = p - u > 0      (f |a|^c in place of b a^c for a < 0)
+    R(u, p) = d(p) + b a^c + g h(n(u)) + s w(u, p),    a = p - u > 0    (f |a|^c in place of b a^c for a < 0)
 
     d   the difficulty of the period: free, so only models on one period are compared
     b   what age adds; f: what the model forgets of the past; both are 0 or more
     g   what training gains, 0 or more: n(u) amounts of it until u, h(n) = (n^-k - 1) / k, or -log n for k = 0
     c   of _EXPONENTS, and k of _LEARNING: the pair with the least squares
+    s   0, unless w explains half of what is left. w is a step between the models before and the periods after
+        a break, or a season, sin^2(pi a / year): models are best at the time of the year that they ended at
 
 Only losses on the past tell b from g. Intervals are of a jackknife over periods, by Student's t; how other
 exponents differ counts by their likelihood, for which a model is one observation.
@@ -27,7 +29,8 @@ from alma.report.age import Losses, MeanOverSeeds, age_effect, t_interval
 Array = np.ndarray[Any, np.dtype[np.float64]]
 _EXPONENTS = (0.25, 0.5, 1.0)
 _LEARNING = (0.0, 0.5, 1.0)
-_BREAK = 0.5  # share of the residuals below which a break explains them
+_EXPLAINED = 0.5  # most that a break or a season leaves of the residuals
+SEASON = math.inf  # in place of the period of a break
 
 
 def known_at(losses: Losses, last: float) -> Losses:
@@ -47,12 +50,18 @@ class Law(NamedTuple):
     k: float
     amount: float
     step: float
+    s: float = 0.0
+    year: float = math.inf
+
+    def aged(self, ages: Any) -> Array:
+        """Loss that age adds, at ages >= 0, to a model that no break separates from the period."""
+        return np.asarray(self.b * ages**self.c + self.s * np.sin(np.pi * ages / self.year) ** 2)
 
     def extra(self, ages: Any, ahead: Any = 0.0) -> Array:
         """Loss above a new model at ages >= 0 on periods that lie `ahead` of the last one."""
         amount, ages = self.amount + np.asarray(ahead) / self.step, np.asarray(ages, dtype=float)
         before = np.minimum(np.maximum(amount - ages / self.step, 1.0), amount)
-        return np.asarray(self.b * ages**self.c + self.g * (_left(before, self.k) - _left(amount, self.k)))
+        return self.aged(ages) + self.g * (_left(before, self.k) - _left(amount, self.k))
 
 
 def _left(amount: Any, k: float) -> Array:
@@ -63,34 +72,36 @@ def _left(amount: Any, k: float) -> Array:
 class Laws:
     """The law of a matrix, and those without each period, of each seed, and of other exponents.
 
-    A break is a step between all older models and newer periods: `broken` is the first of these, None without
-    evidence. UserError: fewer than three models can be compared.
+    `event` is what has evidence beside age: the first period after a break, SEASON, or None. A season takes
+    ages of a `year`, in units of the periods (inf: unknown). UserError: fewer than three models to compare.
     """
 
-    def __init__(self, losses: Losses):
-        self.losses, self.until, self.periods = losses, np.array(losses.until), np.array(losses.periods)
+    def __init__(self, losses: Losses, year: float = math.inf):
+        self.losses, self.year = losses, year
+        self.until, self.periods = np.array(losses.until), np.array(losses.periods)
         self.values = np.mean(losses.seeds, axis=0)  # (models, periods), NaN where a seed has none
         self.ages = self.periods - self.until[:, None]
         known = np.isfinite(self.values)
         compared = known & (known.sum(0) > 1)
         if compared.any(1).sum() < 3 or not (compared & (self.ages > 0)).any():
             raise UserError(f"{losses.label}: fewer than 3 models tested on periods after their training")
-        inner = self.periods[(self.periods > self.until[1]) & (self.periods <= self.until[-1])]
+        inner = self.periods[(self.periods > self.until[1]) & (self.periods <= self.until[-1])].tolist()
         rest, law = self._fit(self.values, known, None)[0]
-        found = [(self._fit(self.values, known, at, (law.c,), (law.k,))[0][0], at) for at in inner]
-        left, at = min(found, default=(rest, None))
-        self.broken: float | None = at if left < _BREAK * rest else None
-        (rest, self.whole), *others = self._fit(self.values, known, self.broken)
+        events = [*inner, SEASON] if self.ages[known].max() >= 0.75 * year else inner
+        found = [(self._fit(self.values, known, event, (law.c,), (law.k,))[0][0], event) for event in events]
+        left, event = min(found, default=(rest, None))
+        self.event: float | None = event if left < _EXPLAINED * rest else None
+        (rest, self.whole), *others = self._fit(self.values, known, self.event)
         self.scatter = rest / math.sqrt(max(1, known.sum() - known.any(0).sum() - 3))  # of one cell
         shares = [(rest / max(each, 1e-9)) ** (len(self.until) - 1) for each, _ in others]
         total = 1 + sum(shares)
         self.others = [(share / total, law) for share, (_, law) in zip(shares, others, strict=True)]
         self._own = [(self.until != u)[:, None] & (self.periods != u) for u in self.until]
-        self.without = [self._fit(self.values, known & own, self.broken)[0][1] for own in self._own]
-        self.of_seeds = [self._fit(np.array(seed), known, self.broken)[0][1] for seed in losses.seeds]
+        self.without = [self._fit(self.values, known & own, self.event)[0][1] for own in self._own]
+        self.of_seeds = [self._fit(np.array(seed), known, self.event)[0][1] for seed in losses.seeds]
 
     def _fit(
-        self, values: Array, known: Any, broken: float | None, cs: Any = _EXPONENTS, ks: Any = _LEARNING
+        self, values: Array, known: Any, event: float | None, cs: Any = _EXPONENTS, ks: Any = _LEARNING
     ) -> list[tuple[float, Law]]:
         """Least squares over the `known` cells, difficulty taken out by period, for each c and k: the norm of
         the residuals and the law, the best first."""
@@ -101,18 +112,20 @@ class Laws:
             x = np.where(known, x, 0.0)
             return np.asarray((x - x.sum(0) / count)[known])
 
-        columns = []
-        if broken is not None:
-            old, past = (self.until < broken)[:, None], self.periods < broken
-            columns += [centred(1.0 * side) for side in (old & ~past, ~old & past)]
+        old, past, size = self.ages > 0, self.ages <= 0, np.sin(np.pi * self.ages / self.year) ** 2
+        if event != SEASON and event is not None:
+            old, past, size = (self.until < event)[:, None], self.periods < event, np.ones(known.shape)
+        columns = [centred(size * side) for side in (old & ~past, ~old & past) if event is not None]
         fits = []
         amount, wide = 1 + float(self.periods[-1] - self.until[0]) / step, np.ones(len(self.periods))
         gains = {k: centred(_left(amounts, k)[:, None] * wide) for k in ks}
         for c in cs:
             sides = [centred(np.maximum(side, 0.0) ** c) for side in (self.ages, -self.ages)]
             for k, gain in gains.items():
-                (b, f, g, *_), rest = nnls(np.column_stack([*sides, gain, *columns]), centred(values))
-                fits.append((float(rest), Law(float(b), c, float(f), float(g), k, amount, step)))
+                found, rest = nnls(np.column_stack([*sides, gain, *columns]), centred(values))
+                b, f, g, s = map(float, [*found, 0.0][:4])
+                season = (s, self.year) if event == SEASON else ()
+                fits.append((float(rest), Law(b, c, f, g, k, amount, step, *season)))
         return sorted(fits)
 
     def estimate(self, of: Callable[[Law], Any], cell: bool = False) -> MeanOverSeeds:
