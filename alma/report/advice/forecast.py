@@ -40,11 +40,11 @@ DRIFTS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Deviations of the walk over e times the data, in multiples of the noise, that are compared."""
 LAWS = {
     "level": 0.1,
-    "power": 0.2,
-    "offset": 0.44,
+    "power": 0.19,
+    "offset": 0.42,
     "exponential": 0.08,
-    "logarithm": 0.05,
-    "kink": 0.1,
+    "logarithm": 0.04,
+    "kink": 0.09,
     "kink ahead": 0.08,
 }
 """The laws with their probability a priori."""
@@ -69,14 +69,14 @@ class _Cells(NamedTuple):
 
 
 def _grid() -> _Cells:
-    exponents, offsets = np.linspace(0.02, 1.2, 60), np.linspace(0.03, 0.96, 32)
+    exponents, offsets = np.linspace(0.02, 1.2, 60), np.linspace(0.0, 0.96, 97)
     changes, ratios = np.log([0.3, 0.4, 0.5, 0.7, 0.85]), (0.0, 0.2, 0.5, 1.5, 2.0)
-    rates, slopes = np.geomspace(0.3, 8.0, 56), np.linspace(0.01, 1.2, 120)
+    rates, slopes = np.geomspace(0.3, 8.0, 112), np.linspace(0.01, 1.2, 120)
     parameters = {
         "level": [(0.0, 0.0, 0.0)],
         "power": [(b, 0.0, 0.0) for b in exponents],
-        "offset": [(b, c, 0.0) for b, c in itertools.product(exponents, offsets)],
-        "exponential": [(k, c, 0.0) for k, c in itertools.product(rates, [0.0, *offsets])],
+        "offset": [(b, c, 0.0) for b, c in itertools.product(exponents, offsets[1:])],
+        "exponential": [(k, c, 0.0) for k, c in itertools.product(rates, offsets)],
         "logarithm": [(b, 0.0, 0.0) for b in slopes],
         "kink": list(itertools.product(exponents[1::2], changes, ratios)),
         "kink ahead": list(itertools.product(exponents, [0.0], ratios)),
@@ -121,7 +121,7 @@ class LearningCurve(NamedTuple):
 class Scatter(NamedTuple):
     """How the points of one run scatter around its law."""
 
-    noise: float  # deviation of the log of one stage
+    noise: float  # deviation of the log of one stage; 0: not yet known
     drift: float  # deviation of the walk over e times the data, in multiples of the noise
 
 
@@ -176,7 +176,8 @@ class Fit:
         self._level, self._squares = groups.fit(values)
         self.residual_freedom = max(0, len(values) - 3)  # level, exponent and offset fit three groups
         self.residual_squares = float(self._squares.min()) * seeds  # of one run
-        self.weigh(scatter.noise)
+        if scatter.noise:
+            self.weigh(scatter.noise)
 
     def weigh(self, noise: float) -> float:
         """Weigh the laws by their likelihood with this noise of one run; log of the sum of the weights."""
@@ -238,7 +239,7 @@ def estimate_scatter(curves: Sequence[LearningCurve]) -> Scatter:
         count += (len(steps) - 1) * steps.shape[1]
     found = []
     for drift in DRIFTS:
-        fits = [Fit(curve, Scatter(_USUAL_NOISE, drift)) for curve in curves]
+        fits = [Fit(curve, Scatter(0.0, drift)) for curve in curves]
         used = [fit for fit in fits if fit.residual_freedom]
         squares = _USUAL_NOISE**2 + sum(fit.residual_squares for fit in used) + between
         noise = math.sqrt(squares / (1 + sum(fit.residual_freedom for fit in used) + count))
