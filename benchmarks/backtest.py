@@ -15,6 +15,7 @@ import numpy as np
 
 from alma.errors import Parser, UserError
 from alma.report.advice.backtest import RULES, look_back, naive_rule_won, regrets_of
+from alma.report.advice.cadence import Period
 from alma.report.advice.candidates import one_section
 from alma.report.advice.forecast import interval
 from alma.report.advice.matrix import read_groups
@@ -89,8 +90,11 @@ def backtest(section: Section) -> list[TitledTable]:
     parts = [TitledTable(f"Backtest: {section.title}", table, "\n".join(below), won)]
     whole = [each for each in section.results if each.progress == end]
     group = [losses for result in whole if (losses := losses_of(result))]
+    last = whole[0].repeats[0][end]
+    year = Period.of(last["extra"].get("matrix_periods", [])).year
     with contextlib.suppress(UserError):  # no evaluation matrices, or few periods
-        parts.append(staleness_table(section.title, unit(whole[0]), look_back_on(group, "t={:g}".format)))
+        scores = look_back_on(group, "t={:g}".format, year)
+        parts.append(staleness_table(section.title, unit(whole[0]), scores))
     return parts
 
 
@@ -108,7 +112,7 @@ def staleness_table(title: str, unit: str, scores: Scores) -> TitledTable:
     return TitledTable(f"Backtest of staleness ({unit}): {title}", table, _STALENESS)
 
 
-def look_back_on(group: Sequence[Losses], name: Callable[[float], str]) -> Scores:
+def look_back_on(group: Sequence[Losses], name: Callable[[float], str], year: float = math.inf) -> Scores:
     """Forecasts at each period at which a model of `group` was trained (tenths, of more than ten), against
     what came. UserError: no model is old enough at a period before the last one.
     """
@@ -120,7 +124,7 @@ def look_back_on(group: Sequence[Losses], name: Callable[[float], str]) -> Score
         for now in (until[i - 1] for i in sorted(tenths)):
             known = known_at(losses, now)
             try:
-                laws = Laws(known)
+                laws = Laws(known, year)
             except UserError:
                 continue
             last = len(known.periods) - 1
@@ -148,10 +152,9 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if options.matrix:
         groups = read_groups(options.matrix, options.groups or ())
-        found = [
-            staleness_table(each.losses.label, "nats", look_back_on([each.losses], each.name))
-            for each in groups
-        ]
+        found = []
+        for losses, period, _, name in groups:
+            found.append(staleness_table(losses.label, "nats", look_back_on([losses], name, period.year)))
     else:
         found = backtest(one_section(find_runs(options.runs)))
     print("\n\n".join(part.as_text() for part in found))

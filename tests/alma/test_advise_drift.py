@@ -8,7 +8,7 @@ import pytest
 
 from alma.report.advice import matrix
 from alma.report.advice.cadence import NO_EVIDENCE, Period, Retraining, TrainingCost
-from alma.report.advice.staleness import Laws, known_at
+from alma.report.advice.staleness import SEASON, Laws, known_at
 from benchmarks import cadence_calibration as calibration
 
 from .synthetic import call_advise, error_of, losses
@@ -155,6 +155,24 @@ def test_a_known_law_is_found(exponent):
         true = 0.1 * age**exponent + 0.2 * math.log(100 / (100 - age))
         assert found.low < true < found.high
         assert found.high - found.low < 0.12
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.01])
+def test_a_season_of_the_calendar_is_told_from_drift(drift):
+    """Months apart count by the time of the year: half a year adds 0.2 nats, a year nothing."""
+
+    def loss(u, p, _):
+        return 2 + drift * abs(p - u) + 0.2 * math.sin(math.pi * (p - u) / 12) ** 2
+
+    found = Retraining(noisy(loss, 0.005, count=14), "nats a token", Period("month"), every=(1, 6, 12))
+    assert "The stream has a season: a model half a year old is 22% [" in " ".join(found.lines)
+    extra = {k: sum(loss(0, a, 0) - 2 for a in range(1, k + 1)) / k for k in found.cadences}
+    for k, rarer in (1, 6), (6, 12):
+        gain = found.gain(k, rarer)
+        assert gain.low < extra[rarer] - extra[k] < gain.high
+    unnamed = Retraining(noisy(loss, 0.005, count=14), "nats a token")  # mega-batches have no calendar
+    young = Retraining(noisy(loss, 0.005, count=9), "nats a token", Period("month"))
+    assert [each.laws.event for each in (found, unnamed, young)] == [SEASON, None, None]
 
 
 def test_without_losses_on_the_past_there_is_no_answer():

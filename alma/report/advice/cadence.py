@@ -249,7 +249,10 @@ class Retraining:
         ]
         if self.laws.event == SEASON:
             wave = self.laws.estimate(lambda law: law.s)
-            lines.append(f"Loss has a season: half a year apart adds {self._points(wave)}, a year apart nothing.")
+            lines.append(
+                f"The stream has a season: a model half a year old is {self._points(wave)} worse for that "
+                "alone, one a year old not at all."
+            )
         elif self.laws.event is not None:
             when = span((self.losses.periods[-1] - self.laws.event) / size)
             lines.append(f"The stream broke {when} before the last period; no other break is expected.")
