@@ -142,6 +142,12 @@ def look_back_on(group: Sequence[Losses], name: Callable[[float], str], year: fl
     return found | {"all": np.concatenate(list(found.values()))}
 
 
+def label_of(time: float, noun: str) -> str:
+    """A time of a matrix, as its file writes it."""
+    dates = {"month": np.datetime64(int(time), "M"), "day": np.datetime64(int(time), "D")}
+    return str(dates.get(noun, f"{time:g}"))
+
+
 def main(arguments: Sequence[str]) -> None:
     """Print the backtest of runs, or of each group of losses."""
     parser = Parser(prog="python -m benchmarks backtest", description=__doc__)
@@ -153,7 +159,8 @@ def main(arguments: Sequence[str]) -> None:
     if options.matrix:
         groups = read_groups(options.matrix, options.groups or ())
         found = []
-        for losses, period, _, name in groups:
+        for losses, period, _ in groups:
+            name = partial(label_of, noun=period.noun)
             found.append(staleness_table(losses.label, "nats", look_back_on([losses], name, period.year)))
     else:
         found = backtest(one_section(find_runs(options.runs)))

@@ -10,6 +10,7 @@ from alma.report.advice import matrix
 from alma.report.advice.cadence import NO_EVIDENCE, Period, Retraining, TrainingCost
 from alma.report.advice.staleness import SEASON, Laws, known_at
 from benchmarks import cadence_calibration as calibration
+from benchmarks.backtest import label_of
 
 from .synthetic import call_advise, error_of, losses
 
@@ -50,7 +51,7 @@ def test_a_file_of_losses_is_read_as_it_is(table):
     assert [g.losses.label for g in groups] == ["1b/news", "1b/wiki", "3b/news", "3b/wiki"]
     first = groups[0]
     assert (len(first.losses.until), len(first.losses.periods), first.period) == (4, 8, Period("month"))
-    assert [first.name(u) for u in first.losses.until] == ["2013-01", "2015-01", "2017-01", "2019-01"]
+    assert [label_of(u, "month") for u in first.losses.until] == ["2013-01", "2015-01", "2017-01", "2019-01"]
     assert first.losses.seeds[0][1][0] == pytest.approx(2.5 + 0.084, abs=0.005)
 
 
@@ -83,7 +84,7 @@ def test_labels_of_time_come_back(tmp_path, labels, period):
     table = written(tmp_path / "one.csv", *rows, header="trained_until,tested_on,loss")
     (group,) = matrix.read_groups([table])
     assert (group.losses.label, group.period) == ("one", period)
-    assert [group.name(time) for time in group.losses.periods] == labels
+    assert [label_of(time, period.noun) for time in group.losses.periods] == labels
 
 
 def test_seeds_and_files_are_joined_and_a_missing_cell_does_not_count(tmp_path):

@@ -4,12 +4,13 @@ import csv
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from datetime import date
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from alma.errors import UserError, hint
 from alma.report.advice.cadence import Period, Retraining, TrainingCost
@@ -27,7 +28,6 @@ class LossGroup(NamedTuple):
     losses: Losses
     period: Period
     gpu_hours: float | None  # of the newest training; None: the file has none
-    name: Callable[[float], str]  # of a time, as the file writes it
 
 
 class MatrixReport:
@@ -115,13 +115,12 @@ def _loss(place: str, row: dict[str, str], kinds: dict[str, str]) -> _Loss:
 
 
 def _time(text: str, place: str, kinds: dict[str, str]) -> float:
-    """A label of time as a number of years, months or days, or as it is."""
+    """A label of time as months or days since 1970, or the number that it is."""
     kind, value = "", 0.0
     try:
         if re.fullmatch(r"\d{4}-\d{2}(-\d{2})?", text := text.strip()):
-            day = date.fromisoformat(text if len(text) > 7 else f"{text}-01")
             kind = "day" if len(text) > 7 else "month"
-            value = float(day.toordinal() if kind == "day" else 12 * day.year + day.month)
+            value = float(np.datetime64(text).astype(int))
     except ValueError as error:
         raise UserError(f"{place}: no such date: {text}") from error
     value = value if kind else _number(text, place, ": a number, or a date such as 2013, 2013-05, 2013-05-31")
@@ -158,11 +157,6 @@ def _group(lines: Sequence[_Loss], kind: str) -> LossGroup:
         tuple(tuple(cells[s, u, p].loss if (s, u, p) in cells else math.nan for p in tested) for u in until)
         for s in dict.fromkeys(line.seed for line in lines)
     )
-    names: dict[str, Callable[[float], str]] = {
-        "day": lambda time: date.fromordinal(int(time)).isoformat(),
-        "month": lambda time: f"{int(time - 1) // 12}-{int(time - 1) % 12 + 1:02}",
-    }
     period = Period(kind) if kind else Period(size=median(b - a for a, b in itertools.pairwise(tested)))
     newest = max(lines, key=lambda line: line.until)
-    losses = Losses(label, tuple(until), tuple(tested), seeds)
-    return LossGroup(losses, period, newest.gpu_hours, names.get(kind, "{:g}".format))
+    return LossGroup(Losses(label, tuple(until), tuple(tested), seeds), period, newest.gpu_hours)
