@@ -198,11 +198,12 @@ class Fit:
 
     def expected(self, times: Sequence[float]) -> Array:
         """The metric that the laws expect at times after the curve's end, (times,)."""
-        return np.exp(self.probability @ np.log(self.of_laws(times)))
+        shape = self.probability @ _log_shapes(tuple(times), self._now)
+        return np.asarray(np.exp(self.probability @ self._level + shape))
 
     def of_laws(self, times: Sequence[float]) -> Array:
         """The metric that each law expects at times after the curve's end, (cells, times)."""
-        return np.exp(self._level)[:, None] * _shapes(tuple(times), self._now)
+        return np.exp(self._level[:, None] + _log_shapes(tuple(times), self._now))
 
     def draw(self, times: Sequence[float], draws: int, random: np.random.Generator) -> tuple[Array, Array]:
         """Draws of the metric at times after the curve's end, and of the log factors by which it walks from
@@ -214,14 +215,14 @@ class Fit:
         steps, noise = random.standard_normal((2, draws, len(ahead)))
         walk = self._drift * deviation * (steps * np.sqrt(np.diff(ahead, prepend=0.0))).cumsum(1)
         level = self._level[cell, None] + deviation * random.standard_normal((draws, 1)) * self._groups.error
-        law = level + np.log(_shapes(tuple(times), self._now)[cell])
+        law = level + _log_shapes(tuple(times), self._now)[cell]
         return np.exp(law + walk + deviation * noise), walk
 
 
 @lru_cache(8)
-def _shapes(times: tuple[float, ...], now: float) -> Array:
+def _log_shapes(times: tuple[float, ...], now: float) -> Array:
     """The laws at times after exp(now), without their level: (cells, times)."""
-    return np.exp(_log_shape(np.log(np.array(times, dtype=float)) - now))
+    return _log_shape(np.log(np.array(times, dtype=float)) - now)
 
 
 def interval(draws: Array, level: float = 0.9) -> Any:
