@@ -235,6 +235,23 @@ def make_directory(path: Path) -> None:
         raise UserError(f"{path} is not a folder and cannot become one: choose another --out") from None
 
 
+def walk(root: str | os.PathLike[str], needed: str = "") -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, but in order, along links, and each folder once: links may lead in a circle. The caller
+    may take names out of the second list. UserError, with what is `needed`: a folder is unreadable."""
+
+    def fail(error: OSError) -> None:
+        hint = f": {needed}" if needed else ""
+        raise UserError(f"{error.filename}: unreadable ({error.strerror}){hint}")
+
+    walked: set[str] = set()
+    for folder, below, names in os.walk(root, onerror=fail, followlinks=True):
+        real = os.path.realpath(folder)
+        below[:] = [] if real in walked else sorted(below)
+        if real not in walked:
+            yield folder, below, sorted(names)
+        walked.add(real)
+
+
 def fsync_directory(path: str | os.PathLike[str]) -> None:
     """Flush the entries of directory `path`, so that new and renamed files survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

@@ -17,6 +17,7 @@ from typing import Any
 
 from alma.dates import Dates, LeftOut
 from alma.errors import UserError, require_package
+from alma.files import walk
 from data_prep.compressed import Document, Segment, Skipped
 from data_prep.formats import KNOWN, Keys, kind, raw_documents, segment_starts
 
@@ -181,23 +182,13 @@ def find_files(path: str) -> list[str]:
 
 def _paths_below(root: str, hidden: list[str]) -> Iterator[Path]:
     """`root`, or what is in a directory and those below; names that begin with . or _ go to `hidden`."""
-
-    def fail(error: OSError) -> None:
-        raise UserError(f"{error.filename}: unreadable ({error.strerror})")
-
     if not os.path.isdir(root):
         yield Path(root)
         return
-    walked: set[str] = set()
-    for folder, below, names in os.walk(root, onerror=fail, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in walked:  # links may lead in circles
-            below.clear()
-            continue
-        walked.add(real)
+    for folder, below, names in walk(root):
         hidden += [name for name in (*below, *names) if name.startswith((".", "_"))]
-        below[:] = sorted(name for name in below if not name.startswith((".", "_")))
-        yield from (Path(folder, name) for name in sorted(names) if not name.startswith((".", "_")))
+        below[:] = [name for name in below if not name.startswith((".", "_"))]
+        yield from (Path(folder, name) for name in names if not name.startswith((".", "_")))
 
 
 def make_shards(files: list[tuple[str, str]], reader: Reader, shard_bytes: int = SHARD_BYTES) -> list[Shard]:

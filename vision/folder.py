@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
 from numpy.lib import format as npy
 
 from alma.errors import UserError
-from alma.files import atomic_write, make_directory
+from alma.files import atomic_write, make_directory, walk
 
 KINDS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of images, in lower case."""
@@ -90,13 +90,9 @@ def below(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """The folders, at least `depth`, and the path of each image below `root`, in order; counts other files.
     UserError, with what is `needed`: a folder is missing or unreadable."""
-
-    def fail(error: OSError) -> NoReturn:
-        raise UserError(f"cannot read folder from {root} ({error}): {needed}")
-
-    for folder, _, names in sorted(os.walk(root, onerror=fail, followlinks=True)):
+    for folder, _, names in sorted(walk(root, needed)):
         inside = Path(folder).relative_to(root).parts
-        for name in sorted(names):
+        for name in names:
             suffix = os.path.splitext(name)[1].lower()
             if any(word.startswith(".") for word in (*inside, name)):
                 left_out["hidden"] += 1

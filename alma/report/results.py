@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from alma import metrics
 from alma.configs import canonical, flatten
 from alma.errors import UserError
+from alma.files import walk
 from alma.learners import LEARNERS
 from alma.records import Run
 from alma.report import labels
@@ -191,22 +192,13 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     Links to folders are followed. See `alma.report.raw`. UserError: a place has no run, or a folder is
     unreadable.
     """
-
-    def fail(error: OSError) -> None:
-        raise UserError(f"{error.filename}: unreadable ({error.strerror})")
-
     runs: dict[str, Run] = {}
     for place in map(Path, places):
         if not place.is_dir():
             raise UserError(f"{place} is not a folder: give run directories, or folders that contain some")
-        walked: set[str] = set()
-        for folder, below, files in os.walk(place, onerror=fail, followlinks=True):
-            real = os.path.realpath(folder)
-            below[:] = [] if real in walked else sorted(below)  # links may lead in a circle
-            walked.add(real)
-            if "run.json" in files and real not in runs:
-                runs[real] = Run.read(folder)
-        if walked.isdisjoint(runs):
+        found = {os.path.realpath(folder): folder for folder, _, files in walk(place) if "run.json" in files}
+        runs |= {real: Run.read(folder) for real, folder in found.items() if real not in runs}
+        if not found:
             raise UserError(f"no runs in {place}: no folder in it has a run.json")
     return [*runs.values(), *raw_runs(runs.values())]
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from alma.errors import UserError
+from alma.files import walk
 from slurm.engine.children import last_problem
 from slurm.engine.squeue import JobState, NoAnswer, ask
 from slurm.engine.terminal import say
@@ -75,12 +76,13 @@ class JobStatus:
 
 
 def find(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Run directories at or below `places`, without duplicates. Raises UserError if a place has none."""
+    """Run directories at or below `places`, also along links, without duplicates. Raises UserError if a place
+    has none."""
     runs: dict[Path, Path] = {}
     for place in map(Path, places):
         if not place.is_dir():
             raise UserError(f"{place} is not a folder: give run directories, or folders of runs")
-        below = [Path(folder) for folder, _, files in os.walk(place) if {JOBS, "run.json"} & set(files)]
+        below = [Path(folder) for folder, _, files in walk(place) if {JOBS, "run.json"} & set(files)]
         if not below:
             raise UserError(f"no runs in {place}: no folder in it has a jobs.json or a run.json")
         # The jobs of a sweep stand for its runs, which are folders below it.

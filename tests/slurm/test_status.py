@@ -41,6 +41,13 @@ def test_table(slurm, run, monkeypatch, capsys):
     assert total == "2 done, 1 running, 2 waiting, 1 failed, 1 cancelled"
 
 
+def test_linked_runs_are_found(slurm, run, tmp_path, monkeypatch, capsys):
+    slurm.has(squeue="7_1|RUNNING|n3|0|None|\n")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/far").symlink_to(run.resolve().parent / run.name)
+    assert "7_1" in (call(status.main, monkeypatch, tmp_path / "links"), capsys.readouterr().out)[1]
+
+
 def test_progress_is_that_of_the_last_attempt(slurm, run, monkeypatch, capsys):
     """A relaunched job that waits, is queued, has just started, has begun to train; and one that failed."""
 

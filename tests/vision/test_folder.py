@@ -75,6 +75,12 @@ def test_what_is_hidden_or_no_image_is_left_out_and_counted(tree):
     assert str(folder.listed(tree)) == COUNTS
 
 
+def test_a_link_to_a_folder_above_repeats_no_image(tree):
+    plain = load(tree)
+    (tree / "train/cat/again").symlink_to(tree / "train/cat")
+    assert same(load(tree), plain)
+
+
 def test_files_are_in_the_order_of_torchvision(tree):
     from torchvision.datasets import ImageFolder
 
@@ -152,7 +158,7 @@ def large_tests(tree):
 REFUSED = [
     (lambda tree: (tree / "test/dog").rename(tree / "dog"), "differ in classes: dog"),
     (empty, "train/bird: no images"),
-    (lambda tree: (tree / "test").rename(tree / "elsewhere"), "/test'): --data-root needs train/CLASS"),
+    (lambda tree: (tree / "test").rename(tree / "elsewhere"), "/test: unreadable (No such file or directory): --data-root"),
     (
         lambda tree: picture(tree / "train/cat/00.png", np.zeros((9, 9, 3), np.uint8)),
         "several sizes, such as (6, 4) and (9, 9): give --image-size",

@@ -154,7 +154,7 @@ BAD = [
     (lambda shop: (shop / "2026-W02").rename(shop / "extra"), {}, "20 unreadable (first:"),
     (lambda shop: (shop / "2026-W02").rename(shop / "2026"), {}, "20 imprecise (first:"),
     (lambda shop: [x.unlink() for x in (shop / "2026-W02").rglob("[1-9].png")], {}, "of 2 in 2 groups"),
-    (lambda shop: shop.rename(shop.with_name("moved")), {}, "cannot read folder from"),
+    (lambda shop: shop.rename(shop.with_name("moved")), {}, "shop: unreadable (No such file or directory)"),
     (lambda shop: None, {"group_by": "object"}, "has no object"),
     (
         lambda shop: (shop / "m.csv").write_text("path,date\na.png,2026\n"),
