@@ -7,12 +7,14 @@ python -m benchmarks backtest --matrix losses.csv --groups 1b   of losses from e
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from alma.dates import label
 from alma.errors import Parser, UserError
 from alma.report.advice.backtest import RULES, look_back, naive_rule_won, regrets_of
 from alma.report.advice.cadence import Period
@@ -144,8 +146,9 @@ def look_back_on(group: Sequence[Losses], name: Callable[[float], str], year: fl
 
 def label_of(time: float, noun: str) -> str:
     """A time of a matrix, as its file writes it."""
-    dates = {"month": np.datetime64(int(time), "M"), "day": np.datetime64(int(time), "D")}
-    return str(dates.get(noun, f"{time:g}"))
+    if noun == "day":
+        return date.fromordinal(int(time)).isoformat()
+    return label(noun, int(time)) if noun in ("week", "month", "quarter") else f"{time:g}"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -74,7 +74,10 @@ def test_each_group_is_answered_in_turn(table, tmp_path):
     ("labels", "period"),
     [
         (["1.5", "2.5", "4"], Period(size=1.25)),
-        (["2013", "2014", "2016"], Period(size=1.5)),
+        (["213", "214", "216"], Period(size=1.5)),
+        (["2013", "2014", "2016"], Period("year")),
+        (["2013-Q4", "2014-Q1"], Period("quarter")),
+        (["2013-W52", "2014-W01"], Period("week")),
         (["2013-01", "2013-12", "2014-01"], Period("month")),
         (["2013-01-31", "2013-02-01", "2016-02-29"], Period("day")),
     ],

@@ -158,7 +158,10 @@ def large_tests(tree):
 REFUSED = [
     (lambda tree: (tree / "test/dog").rename(tree / "dog"), "differ in classes: dog"),
     (empty, "train/bird: no images"),
-    (lambda tree: (tree / "test").rename(tree / "elsewhere"), "/test: unreadable (No such file or directory): --data-root"),
+    (
+        lambda tree: (tree / "test").rename(tree / "elsewhere"),
+        "/test: unreadable (No such file or directory): --data-root",
+    ),
     (
         lambda tree: picture(tree / "train/cat/00.png", np.zeros((9, 9, 3), np.uint8)),
         "several sizes, such as (6, 4) and (9, 9): give --image-size",

@@ -3,15 +3,13 @@
 import csv
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from alma.dates import interval, number_of
 from alma.errors import UserError, hint
 from alma.report.advice.cadence import Period, Retraining, TrainingCost
 from alma.report.age import Losses
@@ -19,6 +17,7 @@ from alma.report.tables import TitledTable
 from alma.schema import is_number
 
 _TIMES = ("trained_until", "tested_on")
+_FORM = ": a number, or a date such as 2013, 2013-Q2, 2013-05, 2013-W05, 2013-05-31"
 _NEEDED = (*_TIMES, "loss")
 
 
@@ -115,15 +114,17 @@ def _loss(place: str, row: dict[str, str], kinds: dict[str, str]) -> _Loss:
 
 
 def _time(text: str, place: str, kinds: dict[str, str]) -> float:
-    """A label of time as months or days since 1970, or the number that it is."""
-    kind, value = "", 0.0
-    try:
-        if re.fullmatch(r"\d{4}-\d{2}(-\d{2})?", text := text.strip()):
-            kind = "day" if len(text) > 7 else "month"
-            value = float(np.datetime64(text).astype(int))
-    except ValueError as error:
-        raise UserError(f"{place}: no such date: {text}") from error
-    value = value if kind else _number(text, place, ": a number, or a date such as 2013, 2013-05, 2013-05-31")
+    """A label of time as the number of its quarter, month, week or day, or the number that it is."""
+    kind = Period.of([text := text.strip()]).noun
+    if kind in ("mega-batch", "year"):
+        kind, value = "", _number(text, place, _FORM)
+    else:
+        try:
+            days = interval(text)
+        except ValueError as error:
+            raise UserError(f"{place}: no such date: {text}") from error
+        assert days
+        value = float(days[0].toordinal() if kind == "day" else number_of(kind, days[0]))
     first = kinds.setdefault(kind, place)
     if len(kinds) > 1:
         other = next(each for each in kinds.values() if each != first)
@@ -157,6 +158,8 @@ def _group(lines: Sequence[_Loss], kind: str) -> LossGroup:
         tuple(tuple(cells[s, u, p].loss if (s, u, p) in cells else math.nan for p in tested) for u in until)
         for s in dict.fromkeys(line.seed for line in lines)
     )
-    period = Period(kind) if kind else Period(size=median(b - a for a, b in itertools.pairwise(tested)))
+    period = Period(kind or "year")
+    if not kind and not all(1900 <= time <= 2100 and time.is_integer() for time in (*until, *tested)):
+        period = Period(size=median(b - a for a, b in itertools.pairwise(tested)))
     newest = max(lines, key=lambda line: line.until)
     return LossGroup(Losses(label, tuple(until), tuple(tested), seeds), period, newest.gpu_hours)
