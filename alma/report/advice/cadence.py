@@ -140,9 +140,9 @@ class Retraining:
         return float(np.mean(law.extra(self.period.size * np.arange(1, every + 1)[:, None], ahead)))
 
     def aged(self, age: int) -> MeanOverSeeds:
-        """Mean extra loss at ages of 1 to `age` periods, without what less training costs."""
+        """Largest extra loss at ages of 1 to `age` periods, without what less training costs."""
         ages = self.period.size * np.arange(1, age + 1)
-        return self.laws.estimate(lambda law: law.aged(ages).mean())
+        return self.laws.estimate(lambda law: law.aged(ages).max())
 
     @property
     def unknown(self) -> bool:
