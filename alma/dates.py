@@ -193,12 +193,12 @@ def _months(by: str) -> int:
 
 
 def number_of(by: str, day: date) -> int:
-    """The number of the period that has a day; the next period has the next number.
+    """The number of the period (or `by` "day": of the day) that has a day; the next one has the next number.
 
     A week belongs to the ISO year of its Thursday. Spans of N years begin at multiples of N.
     """
-    if by == "week":
-        return (day.toordinal() - 1) // 7  # 0001-01-01 is a Monday
+    if by in ("day", "week"):
+        return (day.toordinal() - 1) // {"day": 1, "week": 7}[by]  # 0001-01-01 is a Monday
     return (12 * day.year + day.month - 1) // _months(by)
 
 

@@ -147,7 +147,7 @@ def look_back_on(group: Sequence[Losses], name: Callable[[float], str], year: fl
 def label_of(time: float, noun: str) -> str:
     """A time of a matrix, as its file writes it."""
     if noun == "day":
-        return date.fromordinal(int(time)).isoformat()
+        return date.fromordinal(int(time) + 1).isoformat()
     return label(noun, int(time)) if noun in ("week", "month", "quarter") else f"{time:g}"
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from alma.dates import interval, number_of
 from alma.report.advice.questions import NO_EVIDENCE
 from alma.report.advice.staleness import SEASON, Array, Law, Laws
 from alma.report.age import Losses, MeanOverSeeds
@@ -44,6 +45,13 @@ CALENDAR = {
 }
 
 
+def number_in(noun: str, label: str) -> int:
+    """The number of a day, week, month, quarter or year by its label. ValueError: there is no such date."""
+    days = interval(label)
+    assert days
+    return number_of(noun, days[0])
+
+
 class Period(NamedTuple):
     """The time between two occasions to retrain."""
 
@@ -52,9 +60,13 @@ class Period(NamedTuple):
 
     @classmethod
     def of(cls, labels: Sequence[str]) -> "Period":
-        """By the labels of a stream's periods; a mega-batch if they are no dates, or there are none."""
-        fits = (noun for noun, each in CALENDAR.items() if all(re.fullmatch(each.label, x) for x in labels))
-        return cls(next(fits, "mega-batch") if labels else "mega-batch")
+        """By the labels of a stream's periods; a mega-batch if they are no dates, or do not follow one another,
+        or there are none. ValueError: there is no such date."""
+        for noun, each in CALENDAR.items():
+            if labels and all(re.fullmatch(each.label, label) for label in labels):
+                numbers = [number_in(noun, label) for label in labels]
+                return cls(noun if set(np.diff(numbers)) <= {1} else "mega-batch")
+        return cls("mega-batch")
 
     @property
     def year(self) -> float:

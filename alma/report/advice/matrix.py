@@ -9,9 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from alma.dates import interval, number_of
 from alma.errors import UserError, hint
-from alma.report.advice.cadence import Period, Retraining, TrainingCost
+from alma.report.advice.cadence import Period, Retraining, TrainingCost, number_in
 from alma.report.age import Losses
 from alma.report.tables import TitledTable
 from alma.schema import is_number
@@ -115,16 +114,14 @@ def _loss(place: str, row: dict[str, str], kinds: dict[str, str]) -> _Loss:
 
 def _time(text: str, place: str, kinds: dict[str, str]) -> float:
     """A label of time as the number of its quarter, month, week or day, or the number that it is."""
-    kind = Period.of([text := text.strip()]).noun
+    try:
+        kind = Period.of([text := text.strip()]).noun
+    except ValueError as error:
+        raise UserError(f"{place}: no such date: {text}") from error
     if kind in ("mega-batch", "year"):
         kind, value = "", _number(text, place, _FORM)
     else:
-        try:
-            days = interval(text)
-        except ValueError as error:
-            raise UserError(f"{place}: no such date: {text}") from error
-        assert days
-        value = float(days[0].toordinal() if kind == "day" else number_of(kind, days[0]))
+        value = float(number_in(kind, text))
     first = kinds.setdefault(kind, place)
     if len(kinds) > 1:
         other = next(each for each in kinds.values() if each != first)
