@@ -60,7 +60,7 @@ class Period(NamedTuple):
 
     @classmethod
     def of(cls, labels: Sequence[str]) -> "Period":
-        """By the labels of a stream's periods; a mega-batch if they are no dates, or do not follow one another,
+        """By the labels of a stream's periods; a mega-batch if they are no dates, do not follow one another,
         or there are none. ValueError: there is no such date."""
         for noun, each in CALENDAR.items():
             if labels and all(re.fullmatch(each.label, label) for label in labels):
