@@ -41,10 +41,10 @@ DRIFTS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
 LAWS = {
     "level": 0.1,
     "power": 0.19,
-    "offset": 0.42,
+    "offset": 0.31,
     "exponential": 0.08,
     "logarithm": 0.04,
-    "kink": 0.09,
+    "kink": 0.2,
     "kink ahead": 0.08,
 }
 """The laws with their probability a priori."""
@@ -70,7 +70,7 @@ class _Cells(NamedTuple):
 
 def _grid() -> _Cells:
     exponents, offsets = np.linspace(0.02, 1.2, 60), np.linspace(0.0, 0.96, 97)
-    changes, ratios = np.log([0.3, 0.4, 0.5, 0.7, 0.85]), (0.0, 0.2, 0.5, 1.5, 2.0)
+    changes, ratios = np.log([0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.85]), (0.0, 0.2, 0.5, 1.5, 2.0)
     rates, slopes = np.geomspace(0.3, 8.0, 112), np.linspace(0.01, 1.2, 120)
     parameters = {
         "level": [(0.0, 0.0, 0.0)],
