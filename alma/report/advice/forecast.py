@@ -71,6 +71,9 @@ class _Cells(NamedTuple):
 def _grid() -> _Cells:
     exponents, offsets = np.linspace(0.02, 1.2, 60), np.linspace(0.0, 0.96, 97)
     changes, ratios = np.log([0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.85]), (0.0, 0.2, 0.5, 1.5, 2.0)
+    early = itertools.product(
+        exponents[1::2], changes[:2], ratios[:3]
+    )  # from little data learning is steeper
     rates, slopes = np.geomspace(0.3, 8.0, 112), np.linspace(0.01, 1.2, 120)
     parameters = {
         "level": [(0.0, 0.0, 0.0)],
@@ -78,7 +81,7 @@ def _grid() -> _Cells:
         "offset": [(b, c, 0.0) for b, c in itertools.product(exponents, offsets[1:])],
         "exponential": [(k, c, 0.0) for k, c in itertools.product(rates, offsets)],
         "logarithm": [(b, 0.0, 0.0) for b in slopes],
-        "kink": list(itertools.product(exponents[1::2], changes, ratios)),
+        "kink": [*early, *itertools.product(exponents[1::2], changes[2:], ratios)],
         "kink ahead": list(itertools.product(exponents, [0.0], ratios)),
     }
     cells = [(i, *values) for i, law in enumerate(LAWS) for values in parameters[law]]
