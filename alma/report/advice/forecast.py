@@ -13,7 +13,8 @@ with one of these laws f(x), x = log(t / T), whose family is a guess, so that a 
     logarithm    log(1 - b x)                                 a - b log t
     kink         a power whose exponent changes from b to r b at some t <= T
 
-The kink at T itself is what no curve can show before it happens: it widens every forecast. a_s is the run
+The kink at T itself is what no curve can show before it happens: it widens every forecast. In the first fifth
+of the data a kink only slows the fall: learning from little data is steeper. a_s is the run
 effect, which `comparison.py` estimates: a forecast is of the runs at hand. The mean of n runs has noise /
 sqrt(n) but the same walk, of variance (drift * noise)^2 over e times the data. Noise and drift are estimated
 from all configurations (`estimate_scatter`); close stages are averaged first, for speed.
@@ -71,9 +72,7 @@ class _Cells(NamedTuple):
 def _grid() -> _Cells:
     exponents, offsets = np.linspace(0.02, 1.2, 60), np.linspace(0.0, 0.96, 97)
     changes, ratios = np.log([0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.85]), (0.0, 0.2, 0.5, 1.5, 2.0)
-    early = itertools.product(
-        exponents[1::2], changes[:2], ratios[:3]
-    )  # from little data learning is steeper
+    early = itertools.product(exponents[1::2], changes[:2], ratios[:3])
     rates, slopes = np.geomspace(0.3, 8.0, 112), np.linspace(0.01, 1.2, 120)
     parameters = {
         "level": [(0.0, 0.0, 0.0)],
