@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing import connection, resource_tracker
-from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 from alma.errors import UserError
@@ -57,12 +56,13 @@ class Workers:
         `result()` returns what the task returned or raises its error; the other tasks go on. Without
         processes it is the call itself. UserError: the system killed a worker.
         """
-        if not self._setup and self._count == 1:
-            for number, task in enumerate(tasks):
-                yield number, functools.partial(function, *task)
-            return
-        completed = self._completed(function, tasks)
-        yield from sorted(completed, key=itemgetter(0)) if in_order else completed
+        early: dict[int, Callable[[], Result]] = {}
+        calls = enumerate(functools.partial(function, *task) for task in tasks)
+        completed = self._completed(function, tasks) if self._setup or self._count > 1 else calls
+        for number in range(len(tasks)):
+            while in_order and number not in early:
+                early |= [next(completed)]
+            yield (number, early.pop(number)) if in_order else next(completed)
 
     def _completed(
         self, function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]

@@ -156,9 +156,14 @@ def imported():
     import torch._dynamo  # noqa: F401  as every optimizer does: seconds
 
     import fairseq_alma.stage_record  # noqa: F401
+    from tests import composed
 
-    gc.collect()
-    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fairseq.dataclass.utils.compose", composed.compose)
+        composed.compose_usual()
+        gc.collect()
+        gc.freeze()
+        yield
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The pool of worker processes: errors, killed workers, interrupts."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -47,6 +48,8 @@ def test_an_error_fails_its_own_task(count):
 def test_results_in_the_order_of_the_tasks():
     with Workers(2) as workers:
         found = [(number, result()) for number, result in workers.run(square, [(n,) for n in range(9)], True)]
+        slept = workers.run(time.sleep, [(0.5,), (0,), (60,)], in_order=True)
+        assert [number for number, _ in itertools.islice(slept, 2)] == [0, 1]  # while the last one sleeps
     assert found == [(n, n * n) for n in range(9)]
 
 

@@ -12,6 +12,8 @@ from fairseq import options
 
 from alma.errors import command
 from fairseq_alma import check, defaults
+from tests import composed
+from tests.fairseq_alma.shared import config_of
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("check", "evaluate", "export", "reshard")
@@ -30,6 +32,21 @@ def refused(capsys, *words: str) -> str:
     assert output.out == ""
     (line,) = output.err.splitlines()
     return line.removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--arch switch_gmoe_tiny --optimizer adam --adam-betas (0.5,0.9) --lr 1e-2,1e-3 --save-dir a=b,c",
+        "--arch transformer_lm --criterion chunked_cross_entropy --optimizer adafactor --fp16 --seed 2",
+    ],
+)
+def test_configurations_of_forked_children_are_those_that_hydra_composes(words, monkeypatch):
+    monkeypatch.setattr("fairseq.dataclass.utils.compose", composed.hydras)
+    expected = config_of("STREAM", *words.split())
+    monkeypatch.setattr("fairseq.dataclass.utils.compose", composed.compose)
+    for _ in range(2):  # composed, remembered
+        assert config_of("STREAM", *words.split()) == expected
 
 
 def test_the_literal_command_trains_as_the_paper_does():

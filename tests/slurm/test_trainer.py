@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from launcher import call
@@ -17,6 +18,8 @@ from launcher import call
 from alma.records import MACHINE_FIELDS, Run
 from alma.stream import Stream
 from alma.trainer import StageTask
+from slurm.engine import children
+from slurm.engine.forks import ForkServer
 from slurm.launch import main
 
 ROOT = Path(__file__).parents[2]
@@ -226,22 +229,43 @@ def test_on_slurm_its_jobs_are_arrays(train):
 
 
 EXAMPLES = ROOT / "examples/trainers"
+MODULES = ("fairseq_cli.train", "fairseq_alma.preloaded", "transformers.trainer", "accelerate")
 FLAGS = "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2 --cpu"
 FLAGS += " --decoder-ffn-embed-dim 16 --tokens-per-sample 64 --batch-size 8 --optimizer adam --lr 5e-3"
 FLAGS += " --max-update 10 --num-workers 0 --no-epoch-checkpoints"
 
 
-def test_plain_torch_learns(train):
+@pytest.fixture(scope="module")
+def server():
+    """It has imported what the examples need: seconds for each of their processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        made = ForkServer(MODULES)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def example(train, server, monkeypatch) -> Callable:
+    """`example(name, *words)` is `train` with a module of EXAMPLES; it and fairseq's commands are forks."""
+    forks = SimpleNamespace(start=server.start, stop=lambda: None)
+    monkeypatch.setattr(children, "ForkServer", lambda _: forks)
+    monkeypatch.setattr(children, "_forks", forks)
+    return lambda name, *words: train(*words, trainer=f"-m examples.trainers.{name}")
+
+
+def test_plain_torch_learns(example):
     words = ("--learner", "sm", "--replay-share", ".5", "--waiting-time", "2", "--budget", "updates=20")
-    train(*words, "--out", "run", trainer=f"{EXAMPLES}/plain_torch.py")
+    example("plain_torch", *words, "--out", "run")
     first, *_, second, third = (row["value"] for row in rows())
     assert third < second < 0.9 * first
 
 
-def test_hugging_face_learns(train):
+def test_hugging_face_learns(example):
     pytest.importorskip("accelerate")
     words = ("--learner", "sm", "--waiting-time", "3", "--budget", "updates=20", "--out", "run")
-    train(*words, trainer=f"{EXAMPLES}/hugging_face.py")
+    example("hugging_face", *words)
     assert rows()[-1]["value"] < 0.9 * rows()[0]["value"]
 
 
@@ -264,8 +288,8 @@ def test_hugging_face_goes_on_from_a_checkpoint(train, stream, number):
     assert rows("killed") == rows("whole")
 
 
-def test_fairseq_as_a_trainer_has_the_rows_of_sm(train, stream, monkeypatch):
-    train("--learner", "sm", "--stages", "1", "--out", "own", trainer=f"{EXAMPLES}/fairseq_dummy.py {FLAGS}")
+def test_fairseq_as_a_trainer_has_the_rows_of_sm(example, stream, monkeypatch):
+    example(f"fairseq_dummy {FLAGS}", "--learner", "sm", "--stages", "1", "--out", "own")
     words = (stream, "--learner", "sm", "--stages", "1", "--out", "built-in", "--", *FLAGS.split())
     assert call(main, monkeypatch, *words) == 0
     for ours, theirs in zip(rows("own"), rows("built-in"), strict=True):
