@@ -33,7 +33,10 @@ def _retraining(report: Advice | MatrixReport) -> list[Retraining]:
 
 def lines(report: Advice | MatrixReport) -> dict[str, str]:
     """Sentences by heading: what to do, what it gains and costs, how sure, what would change it."""
-    often = {f"How often to retrain {e.losses.label}": " ".join(e.lines[:2]) for e in _retraining(report)}
+    often = {}
+    for each in _retraining(report):
+        said = each.lines[: 3 if each.laws.event else 2]
+        often[f"How often to retrain {each.losses.label}"] = " ".join(said)
     if isinstance(report, MatrixReport):
         return often
     if not (choice := report.choice):

@@ -241,7 +241,7 @@ class Retraining:
 
     @property
     def lines(self) -> list[str]:
-        """The answer, and what it rests on."""
+        """The answer, the loss of old models, a break or a season if there is one, and what this rests on."""
         if self.unknown:
             return [f"{self.answer}."]
         size, noun, span = self.period.size, self.period.noun, self.period.span
@@ -260,14 +260,12 @@ class Retraining:
             f"{drift}.",
         ]
         if self.laws.event == SEASON:
-            wave = self.laws.estimate(lambda law: law.s)
-            lines.append(
-                f"The stream has a season: a model half a year old is {self._points(wave)} worse for that "
-                "alone, one a year old not at all."
-            )
-        elif self.laws.event is not None:
+            wave = self._points(self.laws.estimate(lambda law: law.s))
+            event = f"The stream has a season: a model half a year old is {wave} worse for that alone, "
+            lines.insert(2, f"{event}one a year old not at all.")
+        elif self.laws.event:
             when = span((self.losses.periods[-1] - self.laws.event) / size)
-            lines.append(f"The stream broke {when} before the last period; no other break is expected.")
+            lines.insert(2, f"The stream broke {when} before the last period; no other break is expected.")
         return lines
 
     @property
