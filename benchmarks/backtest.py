@@ -144,11 +144,12 @@ def look_back_on(group: Sequence[Losses], name: Callable[[float], str], year: fl
     return found | {"all": np.concatenate(list(found.values()))}
 
 
-def label_of(time: float, noun: str) -> str:
+def label_of(time: float, period: Period) -> str:
     """A time of a matrix, as its file writes it."""
-    if noun == "day":
+    if period.noun == "day" or (period.noun != "period" and period.size > 1):
         return date.fromordinal(int(time) + 1).isoformat()
-    return label(noun, int(time)) if noun in ("week", "month", "quarter") else f"{time:g}"
+    dated = period.noun in ("week", "month", "quarter")
+    return label(period.noun, int(time)) if dated else f"{time:g}"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -163,7 +164,7 @@ def main(arguments: Sequence[str]) -> None:
         groups = read_groups(options.matrix, options.groups or ())
         found = []
         for losses, period, _ in groups:
-            name = partial(label_of, noun=period.noun)
+            name = partial(label_of, period=period)
             found.append(staleness_table(losses.label, "nats", look_back_on([losses], name, period.year)))
     else:
         found = backtest(one_section(find_runs(options.runs)))

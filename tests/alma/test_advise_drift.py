@@ -51,7 +51,12 @@ def test_a_file_of_losses_is_read_as_it_is(table):
     assert [g.losses.label for g in groups] == ["1b/news", "1b/wiki", "3b/news", "3b/wiki"]
     first = groups[0]
     assert (len(first.losses.until), len(first.losses.periods), first.period) == (4, 8, Period("month"))
-    assert [label_of(u, "month") for u in first.losses.until] == ["2013-01", "2015-01", "2017-01", "2019-01"]
+    assert [label_of(u, Period("month")) for u in first.losses.until] == [
+        "2013-01",
+        "2015-01",
+        "2017-01",
+        "2019-01",
+    ]
     assert first.losses.seeds[0][1][0] == pytest.approx(2.5 + 0.084, abs=0.005)
 
 
@@ -75,6 +80,8 @@ def test_each_group_is_answered_in_turn(table, tmp_path):
     [
         (["1.5", "2.5", "4"], Period(size=1.25)),
         (["213", "214", "216"], Period(size=1.5)),
+        (["2013-01-31", "2013-02-28", "2013-03-31"], Period("month", 365.25 / 12)),
+        (["2013-01-01", "2013-01-08", "2013-01-15"], Period("week", 7.0)),
         (["2013", "2014", "2016"], Period("year")),
         (["2013-Q4", "2014-Q1"], Period("quarter")),
         (["2013-W52", "2014-W01"], Period("week")),
@@ -87,7 +94,7 @@ def test_labels_of_time_come_back(tmp_path, labels, period):
     table = written(tmp_path / "one.csv", *rows, header="trained_until,tested_on,loss")
     (group,) = matrix.read_groups([table])
     assert (group.losses.label, group.period) == ("one", period)
-    assert [label_of(time, period.noun) for time in group.losses.periods] == labels
+    assert [label_of(time, period) for time in group.losses.periods] == labels
 
 
 def test_seeds_and_files_are_joined_and_a_missing_cell_does_not_count(tmp_path):
@@ -135,7 +142,9 @@ def _bad(old, new):
         ("--groups 7b", "no such group"),
         ("--groups 1b/new", "did you mean 1b/news?"),
         ("runs", "or --matrix FILE"),
-        ("--every 0,3", "whole numbers above 0, such as 1,3,12"),
+        ("--every 0,3", "from 2 to 20 whole numbers from 1 to 1000, such as 1,3,12"),
+        ("--every 3", "from 2 to 20 whole numbers"),
+        ("--every 1,1001", "from 2 to 20 whole numbers"),
         ("--worth much", "a number from 0 on"),
         ("--price 400/0", "a number from 0 on, such as 0.3 or 400/1000"),
         ("--price 0/-1", "a number from 0 on, such as 0.3 or 400/1000"),
@@ -202,6 +211,13 @@ def test_the_effect_of_age_has_an_interval_over_periods_and_seeds():
     seeds = Laws(losses(lambda u, p, s: (0.1 + 0.02 * s) * abs(p - u), seeds=2)).effect_of_age()
     assert seeds.mean == pytest.approx(0.11)
     assert seeds.mean - seeds.low == pytest.approx(1.895 * 0.01, rel=1e-3)  # t with 7 degrees of freedom
+
+
+@pytest.mark.parametrize("every", [(1, 3), (1, 3, 12), (1, 2, 3, 6), (1, 3, 6, 12, 24)])
+def test_the_cadence_is_the_same_beside_any_others(every):
+    """0.004 nats a month: 3 months lose 0.4% to 1 month, 6 months 1%."""
+    made = noisy(lambda u, p, _: 0.0045 * abs(p - u), 0.0005, count=14)
+    assert Retraining(made, "nats a token", Period("month"), every=every).advice == "every quarter"
 
 
 def test_costs_are_of_trainings_to_come():

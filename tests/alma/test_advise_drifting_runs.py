@@ -76,4 +76,4 @@ def test_a_stream_of_two_mega_batches_has_no_answer(tmp_path):
     drifting(image_run(tmp_path / "run", [0.5, 0.4]), lambda t, j: 0.5)
     done = call_advise(tmp_path)
     assert "assume an i.i.d. stream" in done.stdout
-    assert "How often to retrain takes more models" in done.stdout
+    assert "How often to retrain takes three models" in done.stdout

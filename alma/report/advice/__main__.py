@@ -11,6 +11,7 @@ from alma.files import atomic_write, make_directory, write_json_atomic
 from alma.help_texts import RUNS
 from alma.report.results import find_runs
 
+_MOST, _RAREST = 20, 1000  # cadences, and periods of one
 _FLOPS = re.compile("flops?$", re.IGNORECASE)
 _EXAMPLES = """\
 examples:
@@ -58,15 +59,23 @@ def parser() -> Parser:
 
 
 def _cadences(text: str) -> list[int]:
-    """Whole numbers above 0."""
-    if not (found := number_list(text)) or 0 in found:
-        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers above 0, such as 1,3,12")
+    """Two or more whole numbers from 1 to _RAREST."""
+    found = number_list(text)
+    if not 2 <= len(found) <= _MOST or not 0 < min(found) <= max(found) <= _RAREST:
+        form = f"from 2 to {_MOST} whole numbers from 1 to {_RAREST}, such as 1,3,12"
+        raise argparse.ArgumentTypeError(f"{text!r}: {form}")
     return found
 
 
 def _worth(text: str) -> tuple[float, bool]:
     """A number, and whether it is percent."""
-    return _price(text.removesuffix("%"))[0], text.endswith("%")
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 on, such as 0.02 or 1%")
+    return value, text.endswith("%")
 
 
 def _price(text: str) -> tuple[float, float]:
@@ -89,12 +98,19 @@ def main() -> None:
     if options.brief and options.brief.name and options.brief.suffix not in (".md", ".html"):
         raise UserError(f"--brief {options.brief}: give a .md or .html file, or --brief after the runs")
     if bool(options.runs) == bool(options.matrix):
-        raise UserError("give run directories, or --matrix FILE with losses from elsewhere")
+        both = ", not both" if options.runs else ""
+        raise UserError(f"give run directories, or --matrix FILE with losses from elsewhere{both}")
+    if options.out and options.out.exists() and not options.out.is_dir():
+        raise UserError(f"{options.out} is not a folder and cannot become one: choose another --out")
     if options.groups and not options.matrix:
         raise UserError("--groups chooses among the losses of --matrix")
     if options.matrix and (options.now is not None or options.budget is not None):
         raise UserError("--from and --budget need runs: leave them out with --matrix")
-    from alma.report.advice.advice import Advice, advise  # loads NumPy and SciPy, so the options come first
+    from alma.report.advice.advice import (
+        FEW,
+        Advice,
+        advise,
+    )  # loads NumPy and SciPy, so the options come first
     from alma.report.advice.brief import write_brief
     from alma.report.advice.candidates import one_section
     from alma.report.advice.matrix import MatrixReport, read_groups
@@ -108,6 +124,8 @@ def main() -> None:
     else:
         section = one_section(find_runs(options.runs), options.now)
         report = advise(section, options.now, options.budget, **asked)
+        if (options.every or not math.isnan(price)) and report.choice and not report.retraining:
+            raise UserError(f"--every and --price are for a stream that drifts. {FEW}")
     if options.brief:
         print(write_brief(report, options.brief if options.brief.name else None))
     else:

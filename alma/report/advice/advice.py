@@ -28,7 +28,7 @@ NOTE = (
 )
 FRONT = "Configurations that no other one beats in both the expected measure and training compute to come."
 _DRIFTS = 'Forecasts assume an i.i.d. stream. If only new data count, go by "regret, next" of alma report.'
-_FEW = "How often to retrain takes more models, each tested on the mega-batches after it."
+FEW = "How often to retrain takes three models, each tested on the mega-batches after it."
 
 
 class Advice(NamedTuple):
@@ -63,7 +63,8 @@ class Advice(NamedTuple):
         first, limit = self.found[0], self.budget
         read = f"Rows up to t={first.start} of {len(self.found)} configurations; forecast to t={first.until}"
         read += "." if limit is None else f" within {limit:.3g} TFLOPs of training to come."
-        found = [TitledTable(f"Advice: {self.title}", [], above=[read])]
+        above = [read] if self.choice else [read, self.summary]
+        found = [TitledTable(f"Advice: {self.title}", [], above=above)]
         if self.choice:
             lines = [self.summary] + [f"Command: {self.choice.command}"] * bool(self.choice.command)
             decisions = decision_table(self) if self.comparisons else []
@@ -78,7 +79,9 @@ class Advice(NamedTuple):
     @property
     def summary(self) -> str:
         """The choice in a sentence."""
-        assert self.choice
+        if not self.choice:
+            least = min(each.compute for each in self.found)
+            return f"No configuration stays within the budget: the least is {least:.3g} TFLOPs to come."
         value = self.choice.forecast.text(self.display.factor)
         return f"Use {self.choice.label}: lowest expected {self.measured}, {value}."
 
@@ -140,14 +143,11 @@ def advise(section: Section, now: int | None = None, budget: float | None = None
             f"seeds of {_some([each.other.label for each in single])} and of the choice."
         )
     if any(matrix(rows) for result in section.results for rows in result.repeats):
-        remarks.append(f"{_DRIFTS} {_FEW}" if choice and not often else _DRIFTS)
+        remarks.append(f"{_DRIFTS} {FEW}" if choice and not often else _DRIFTS)
     few = [each.label for each in found if len(each.ends) < 3]
     remarks += [f"Fewer than 3 stages, so that the law is mostly assumed: {_some(few)}."] if few else []
     until, end = _SHORT_RUN, section.results[0].megabatches
-    if not choice:
-        least = min(each.compute for each in found)
-        remarks.append(f"No configuration stays within the budget: the least is {least:.3g} TFLOPs to come.")
-    elif until < end and all(each.result.waiting_time == 1 for each in found):
+    if choice and until < end and all(each.result.waiting_time == 1 for each in found):
         spent = fmean(choice.result.repeats[0][t]["train_flops"] for t in range(1, choice.now + 1))
         remarks.append(
             "Runs at w = 1 cannot tell whether to wait. The cheapest run that would: "

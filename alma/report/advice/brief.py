@@ -40,7 +40,7 @@ def lines(report: Advice | MatrixReport) -> dict[str, str]:
     if isinstance(report, MatrixReport):
         return often
     if not (choice := report.choice):
-        return {"Recommendation": " ".join(report.remarks)}
+        return {"Recommendation": report.summary}
     known = [each for each in report.comparisons if each.evidence]
     settled = [_settle(each) for each in report.comparisons if not each.evidence]
     name = choice.result.config.get("name", choice.result.learner)
@@ -87,7 +87,7 @@ def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
     if path.suffix == ".html":
         body = "".join(f"<p><b>{escape(each)}.</b> {escape(line)}</p>\n" for each, line in found.items())
         source = f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
-        page = f'{_PAGE.format(title=escape(title))}{body}<img alt="" src="{source}">\n'
+        page = f'{_PAGE.format(title=escape(title))}{body}<img alt="{escape(title)}" src="{source}">\n'
     else:
         with atomic_write(path.with_suffix(".svg"), "wb") as image:
             image.write(picture)
@@ -120,7 +120,7 @@ def _draw_ages(axes: Any, often: Sequence[Retraining]) -> None:
         curve = {a / each.period.size: np.mean(v) for a, v in staleness_curve(each.losses).items() if a >= 0}
         values = [100 * np.expm1(v) if text else v for v in curve.values()]
         axes.plot(list(curve), values, marker="o", label=each.losses.label)
-    axes.set_xlabel(f"age of the model (1: a {often[0].period.noun})")
+    axes.set_xlabel(f"age of the model ({often[0].period.span(2)[2:]})")
     axes.set_ylabel("worse than a new model (%)" if text else "points of error worse")
 
 

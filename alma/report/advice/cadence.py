@@ -134,8 +134,8 @@ class Retraining:
         self.laws = Laws(losses, period.year)
         self.drift = MeanOverSeeds(*(period.size * value for value in self.laws.effect_of_age()))
         usual = CALENDAR[period.noun].cadences if period.noun in CALENDAR else (1, 2, 4, 8)
-        oldest = max(2, max(losses.by_age) / period.size)
-        self.cadences = sorted(set(every)) or [k for k in usual if k <= oldest]
+        reached = sum(k <= max(losses.by_age) / period.size for k in usual)
+        self.cadences = sorted(set(every)) or list(usual[: max(2, reached)])
         self.worth = math.log1p(worth[0] / 100) if worth[1] and unit.startswith("nats") else worth[0]
         self.other: Retraining | None = None  # the same but for `--from-scratch`
 
@@ -163,17 +163,14 @@ class Retraining:
 
     @cached_property
     def found(self) -> tuple[int, bool]:
-        """The cadence to use: the rarest, unless a more frequent one gains what it is worth. And whether a
-        still more frequent one may be worth it."""
-        chosen, maybe = self.cadences[-1], False
-        drifts = self.drift.low > 0 and self.aged(chosen).low > 0
-        for k in reversed(self.cadences[:-1]):
-            gain = self.gain(k, chosen)
-            if gain.mean >= self.worth and gain.low > 0 and drifts:
-                chosen, maybe = k, False
-            else:
-                maybe = maybe or not gain.high < self.worth
-        return chosen, maybe
+        """The cadence to use: the rarest one over which the most frequent one does not gain what it is worth.
+        And whether it may do so."""
+        most, *_, rarest = self.cadences
+        drifts = self.drift.low > 0 and self.aged(rarest).low > 0
+        gains = {k: self.gain(most, k) for k in reversed(self.cadences)}
+        more = {k: drifts and gain.low > 0 and gain.mean >= self.worth for k, gain in gains.items()}
+        chosen = next((k for k in gains if not more[k]), most)
+        return chosen, chosen != most and not gains[chosen].high < self.worth
 
     @property
     def advice(self) -> str:
@@ -199,7 +196,7 @@ class Retraining:
             text = f"{NO_EVIDENCE.capitalize()}: until more is known, {name} is the cheaper one, {costs}"
             many = self.models_to_settle
             return text + f". About {many} models would settle it ({len(self.losses.until)} now)" * bool(many)
-        most = self._percent(max(self.gain(k, rarest).high for k in self.cadences))
+        most = self._percent(self.gain(self.cadences[0], rarest).high)
         limit = f"more often gains {most} at most, and {self._percent(self.worth)} would be worth it"
         return f"{name.capitalize()} is enough, {costs}: {limit}"
 
@@ -216,12 +213,11 @@ class Retraining:
     def models_to_settle(self) -> int | None:
         """About so many models would be evidence if all estimates stay, since half-widths of slopes shrink as
         n^-1.5. None: more than twice as many as there are, for which that is no good guess."""
-        rarest, doubts = self.cadences[-1], []
-        for gain in (self.gain(k, rarest) for k in self.cadences[:-1]):
-            doubts.append((gain.high - gain.mean, abs(gain.mean - self.worth * (gain.mean < self.worth))))
-            if gain.mean >= self.worth:
-                doubts += [(each.high - each.mean, each.mean) for each in (self.drift, self.aged(rarest))]
-        count = len(self.losses.until)
+        most, *_, rarest = self.cadences
+        gain, count = self.gain(most, rarest), len(self.losses.until)
+        doubts = [(gain.high - gain.mean, abs(gain.mean - self.worth * (gain.mean < self.worth)))]
+        if gain.mean >= self.worth:
+            doubts += [(each.high - each.mean, each.mean) for each in (self.drift, self.aged(rarest))]
         worst = max((half / max(apart, 1e-12) for half, apart in doubts), default=math.nan)
         needed = count * worst ** (2 / 3)
         return math.ceil(needed) if needed <= 2 * count else None

@@ -17,6 +17,7 @@ from alma.schema import is_number
 
 _TIMES = ("trained_until", "tested_on")
 _FORM = ": a number, or a date such as 2013, 2013-Q2, 2013-05, 2013-W05, 2013-05-31"
+_DAYS = {"week": 7.0, "month": 365.25 / 12, "quarter": 365.25 / 4, "year": 365.25}
 _NEEDED = (*_TIMES, "loss")
 
 
@@ -25,7 +26,7 @@ class LossGroup(NamedTuple):
 
     losses: Losses
     period: Period
-    gpu_hours: float | None  # of the newest training; None: the file has none
+    gpu_hours: float | None  # of the newest training that has them; None: the file has none
 
 
 class MatrixReport:
@@ -89,7 +90,8 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         raise UserError(f"cannot read {path}: {reason}") from error
     missing = [name for name in _NEEDED if name not in (table.fieldnames or [])]
     if missing:
-        raise UserError(f"{path}: no column {', '.join(missing)}: line 1 names {', '.join(_NEEDED)}")
+        form = f"name the columns {', '.join(_NEEDED)} in line 1, with commas"
+        raise UserError(f"{path}: no column {', '.join(missing)}: {form}")
     row = None
     try:
         for row in table:
@@ -108,6 +110,8 @@ def _loss(place: str, row: dict[str, str], kinds: dict[str, str]) -> _Loss:
     until, tested = (_time(row[name], f"{place}, {name}", kinds) for name in _TIMES)
     group = "/".join(row[name].strip() for name in ("model", "domain") if row.get(name))
     hours = _number(row["gpu_hours"], f"{place}, gpu_hours") if row.get("gpu_hours") else None
+    if hours is not None and hours < 0:
+        raise UserError(f"{place}, gpu_hours: {hours:g}: give a number from 0 on")
     loss, named = _number(row["loss"], f"{place}, loss"), group or Path(place.rpartition(", line ")[0]).stem
     return _Loss(place, named, row.get("seed", "").strip(), until, tested, loss, hours)
 
@@ -129,7 +133,7 @@ def _time(text: str, place: str, kinds: dict[str, str]) -> float:
     return value
 
 
-def _number(text: str, place: str, form: str = ": a number up to 1e100") -> float:
+def _number(text: str, place: str, form: str = ": give a number up to 1e100") -> float:
     try:
         value = float(text)
     except ValueError:
@@ -155,8 +159,14 @@ def _group(lines: Sequence[_Loss], kind: str) -> LossGroup:
         tuple(tuple(cells[s, u, p].loss if (s, u, p) in cells else math.nan for p in tested) for u in until)
         for s in dict.fromkeys(line.seed for line in lines)
     )
-    period = Period(kind or "year")
-    if not kind and not all(1900 <= time <= 2100 and time.is_integer() for time in (*until, *tested)):
-        period = Period(size=median(b - a for a, b in itertools.pairwise(tested)))
-    newest = max(lines, key=lambda line: line.until)
+    step, paid = median(b - a for a, b in itertools.pairwise(tested)), [x for x in lines if x.gpu_hours]
+    if kind == "day":  # weeks and months may be named by a day
+        period = next(
+            (Period(noun, days) for noun, days in _DAYS.items() if 0.9 < step / days < 1.1), Period(kind)
+        )
+    elif kind or all(1900 <= time <= 2100 and time.is_integer() for time in (*until, *tested)):
+        period = Period(kind or "year")
+    else:
+        period = Period(size=step)
+    newest = max(paid, key=lambda line: line.until, default=lines[0])
     return LossGroup(Losses(label, tuple(until), tuple(tested), seeds), period, newest.gpu_hours)
