@@ -19,6 +19,7 @@ from alma.report.advice.matrix import MatrixReport
 from alma.report.age import staleness_curve
 from alma.report.tables import number
 
+_SURE = "Two numbers after a value are its 90% interval: nine of ten such intervals hold the true value."
 _PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title><style>body{{font:16px/1.5 sans-serif;max-width:44em;margin:2em auto;padding:0 1em}}
 img{{max-width:100%}}</style><h1>{title}</h1>
@@ -38,7 +39,7 @@ def lines(report: Advice | MatrixReport) -> dict[str, str]:
         said = each.lines[: 3 if each.laws.event else 2]
         often[f"How often to retrain {each.losses.label}"] = " ".join(said)
     if isinstance(report, MatrixReport):
-        return often
+        return often | {"How sure": _SURE}
     if not (choice := report.choice):
         return {"Recommendation": report.summary}
     known = [each for each in report.comparisons if each.evidence]
@@ -52,7 +53,7 @@ def lines(report: Advice | MatrixReport) -> dict[str, str]:
         **often,
         "What it gains": " ".join(_gain(report, each) for each in known) or "No difference is certain yet.",
         "What it costs": f"{costs} until mega-batch {choice.until}.",
-        "How sure": f"{len(known)} of {len(report.comparisons)} answers have evidence, at 90%.",
+        "How sure": f"{len(known)} of {len(report.comparisons)} answers have evidence. {_SURE}",
         "What would change it": " ".join([*settled, *report.remarks]) or "Nothing that was measured.",
     }
 
