@@ -236,20 +236,22 @@ def make_directory(path: Path) -> None:
 
 
 def walk(root: str | os.PathLike[str], needed: str = "") -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, but in order, along links, and each folder once: links may lead in a circle. The caller
-    may take names out of the second list. UserError, with what is `needed`: a folder is unreadable."""
+    """As `os.walk`, but in order, along links, and not into a folder that leads to itself. The caller may
+    take names out of the second list. UserError, with what is `needed`: a folder is unreadable."""
 
     def fail(error: OSError) -> None:
         hint = f": {needed}" if needed else ""
         raise UserError(f"{error.filename}: unreadable ({error.strerror}){hint}")
 
-    walked: set[str] = set()
+    real: dict[Path, str] = {}
     for folder, below, names in os.walk(root, onerror=fail, followlinks=True):
-        real = os.path.realpath(folder)
-        below[:] = [] if real in walked else sorted(below)
-        if real not in walked:
+        path = Path(folder)
+        real[path] = os.path.realpath(folder)
+        if any(real.get(above) == real[path] for above in path.parents):
+            below.clear()
+        else:
+            below.sort()
             yield folder, below, sorted(names)
-        walked.add(real)
 
 
 def fsync_directory(path: str | os.PathLike[str]) -> None:

@@ -196,8 +196,10 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     for place in map(Path, places):
         if not place.is_dir():
             raise UserError(f"{place} is not a folder: give run directories, or folders that contain some")
-        found = {os.path.realpath(folder): folder for folder, _, files in walk(place) if "run.json" in files}
-        runs |= {real: Run.read(folder) for real, folder in found.items() if real not in runs}
+        found = [folder for folder, _, files in walk(place) if "run.json" in files]
+        for folder in found:
+            if (real := os.path.realpath(folder)) not in runs:
+                runs[real] = Run.read(folder)
         if not found:
             raise UserError(f"no runs in {place}: no folder in it has a run.json")
     return [*runs.values(), *raw_runs(runs.values())]

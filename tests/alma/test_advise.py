@@ -53,6 +53,12 @@ def test_the_better_learner_is_chosen_within_the_budget(tmp_path):
     assert "No configuration stays within the budget: the least is 20 TFLOPs to come" in text
 
 
+@pytest.mark.parametrize("words", [["--every", "1,3"], ["--price", "0.3"]])
+def test_how_often_to_retrain_is_not_asked_of_a_stream_that_does_not_drift(tmp_path, words):
+    two_learners(tmp_path)
+    assert "--every and --price are for a stream that drifts" in error_of(call_advise(tmp_path, *words))
+
+
 def test_a_run_with_fewer_rows_says_so(tmp_path):
     """Of ens only t = 10 is known. There it is better, but not better than sm at t = 40."""
     two_learners(tmp_path, seeds=1, noise=0)

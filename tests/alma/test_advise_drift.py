@@ -156,6 +156,23 @@ def test_a_bad_file_or_option_is_one_line(table, edit, told):
     assert told in error_of(call_advise("--matrix", table, *options))
 
 
+def test_hours_are_those_of_the_newest_training_that_has_them(tmp_path):
+    header, rows = (
+        "trained_until,tested_on,loss,gpu_hours",
+        [f"{u},{p},1,{7 * u}" for u in (1, 2, 3) for p in (1, 2)],
+    )
+    table = written(tmp_path / "a.csv", *rows[:-2], "3,1,1,", "3,2,1,", header=header)
+    assert matrix.read_groups([table])[0].gpu_hours == 14
+    written(table, *rows, "4,1,1,-2", header=header)
+    assert "line 8, gpu_hours: -2: give a number from 0 on" in error_of(call_advise("--matrix", table))
+
+
+def test_a_file_in_place_of_the_folder_is_refused_before_anything(table, tmp_path):
+    done = call_advise("--matrix", table, "--brief", tmp_path / "brief.md", f"--out={table}")
+    assert "is not a folder and cannot become one" in error_of(done)
+    assert not (tmp_path / "brief.md").exists()
+
+
 @pytest.mark.parametrize("exponent", [0.5, 1.0])
 def test_a_known_law_is_found(exponent):
     """However hard the periods are, and what training gains; what came later does not matter."""

@@ -81,6 +81,13 @@ def test_a_link_to_a_folder_above_repeats_no_image(tree):
     assert same(load(tree), plain)
 
 
+def test_a_folder_that_two_classes_share_is_read_for_both(tree):
+    for name in ("cat", "dog"):
+        (tree / "train" / name / "shared").symlink_to(tree / "test/cat")
+    shared = [path for _, path in folder.listed(tree).train if "shared" in path]
+    assert len(shared) == 2 * len(list((tree / "test/cat").iterdir()))
+
+
 def test_files_are_in_the_order_of_torchvision(tree):
     from torchvision.datasets import ImageFolder
 

@@ -106,11 +106,8 @@ def main() -> None:
         raise UserError("--groups chooses among the losses of --matrix")
     if options.matrix and (options.now is not None or options.budget is not None):
         raise UserError("--from and --budget need runs: leave them out with --matrix")
-    from alma.report.advice.advice import (
-        FEW,
-        Advice,
-        advise,
-    )  # loads NumPy and SciPy, so the options come first
+    # these load NumPy and SciPy, so the options come first
+    from alma.report.advice.advice import FEW, Advice, advise
     from alma.report.advice.brief import write_brief
     from alma.report.advice.candidates import one_section
     from alma.report.advice.matrix import MatrixReport, read_groups

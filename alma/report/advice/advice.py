@@ -78,7 +78,7 @@ class Advice(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """The choice in a sentence."""
+        """The choice in a sentence, or that there is none."""
         if not self.choice:
             least = min(each.compute for each in self.found)
             return f"No configuration stays within the budget: the least is {least:.3g} TFLOPs to come."

@@ -121,7 +121,7 @@ def _draw_ages(axes: Any, often: Sequence[Retraining]) -> None:
         curve = {a / each.period.size: np.mean(v) for a, v in staleness_curve(each.losses).items() if a >= 0}
         values = [100 * np.expm1(v) if text else v for v in curve.values()]
         axes.plot(list(curve), values, marker="o", label=each.losses.label)
-    axes.set_xlabel(f"age of the model ({often[0].period.span(2)[2:]})")
+    axes.set_xlabel(f"age of the model ({often[0].period.plural})")
     axes.set_ylabel("worse than a new model (%)" if text else "points of error worse")
 
 

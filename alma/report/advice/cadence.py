@@ -83,7 +83,11 @@ class Period(NamedTuple):
 
     def span(self, k: float) -> str:
         """Such as "3 months"."""
-        return f"{k:.3g} {self.noun}{'' if k == 1 else 'es' if self.noun[-2:] == 'ch' else 's'}"
+        return f"{k:.3g} {self.noun if k == 1 else self.plural}"
+
+    @property
+    def plural(self) -> str:
+        return f"{self.noun}es" if self.noun[-2:] == "ch" else f"{self.noun}s"
 
 
 class TrainingCost(NamedTuple):
@@ -153,8 +157,7 @@ class Retraining:
 
     def aged(self, age: int) -> MeanOverSeeds:
         """Largest extra loss at ages of 1 to `age` periods, without what less training costs."""
-        ages = self.period.size * np.arange(1, age + 1)
-        return self.laws.estimate(lambda law: law.aged(ages).max())
+        return self.laws.estimate(lambda law: law.aged(self.period.size * np.arange(1, age + 1)).max())
 
     @property
     def unknown(self) -> bool:
@@ -275,8 +278,7 @@ class Retraining:
             table.append([self.period.every(k), *cells, self._costs(k)])
         if self.unknown:  # neither extra losses nor gains
             table = [[row[0], row[2], row[4]] for row in table]
-        title = f"{QUESTION.capitalize()} {self.losses.label}"
-        return [TitledTable(title, table, NOTE, self.lines)]
+        return [TitledTable(f"{QUESTION.capitalize()} {self.losses.label}", table, NOTE, self.lines)]
 
     def _last_time(self, every: int) -> float:
         """Mean extra loss at ages of 1 to `every` periods on the last period that has a model of its own; NaN

@@ -8,8 +8,8 @@ The loss of the model that was trained until period u on the held-out part of a 
     b   what age adds; f: what the model forgets of the past; both are 0 or more
     g   what training gains, 0 or more: n(u) amounts of it until u, h(n) = (n^-k - 1) / k, or -log n for k = 0
     c   of _EXPONENTS, and k of _LEARNING: the pair with the least squares
-    s   0, unless w explains enough of what is left (_LEFT). w is a step between all models before and periods
-        after a break, or a season, sin^2(pi a / year): models are best at the time of year that they ended at
+    s   0, unless w explains enough of what is left (_BREAK, _SEASON). w is a step between all models before
+        and periods after a break, or a season, sin^2(pi a / year): best at the time of year of training
 
 Only losses on the past tell b from g. Intervals are of a jackknife over periods, by Student's t; how other
 exponents differ counts by their likelihood, for which a model is one observation.
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 _EXPONENTS = (0.25, 0.5, 1.0)
 _LEARNING = (0.0, 0.5, 1.0)
 SEASON = math.inf  # in place of the period of a break
-_LEFT = {False: 0.5, True: 0.85}  # most that a break, or a season, leaves of the residuals
+_BREAK, _SEASON = 0.5, 0.85  # most that a break, or a season, leaves of the residuals
 
 
 def known_at(losses: Losses, last: float) -> Losses:
@@ -90,7 +90,7 @@ class Laws:
         events = [*inner, SEASON] if self.ages[known].max() >= 0.75 * year else inner
         found = [(self._fit(self.values, known, event, (law.c,), (law.k,))[0][0], event) for event in events]
         left, event = min(found, default=(rest, None))
-        self.event: float | None = event if left < _LEFT[event == SEASON] * rest else None
+        self.event: float | None = event if left < (_SEASON if event == SEASON else _BREAK) * rest else None
         (rest, self.whole), *others = self._fit(self.values, known, self.event)
         self.scatter = rest / math.sqrt(max(1, known.sum() - known.any(0).sum() - 3))  # of one cell
         shares = [(rest / max(each, 1e-9)) ** (len(self.until) - 1) for each, _ in others]
