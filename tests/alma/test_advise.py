@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from alma.report.advice.advice import advise, decision_table, front_table
-from alma.report.advice.backtest import look_back, naive_rule_won, regrets_of
 from alma.report.advice.candidates import find_candidates, one_section
 from alma.report.advice.comparison import Field, compare
-from alma.report.advice.forecast import Fit
 from alma.report.page import tables
 from alma.report.results import find_runs, find_sections
 from benchmarks.advice_calibration import NOW, make_section
@@ -286,14 +284,3 @@ def test_a_choice_among_configurations_behind_one_beyond_the_budget(tmp_path):
     for learner in ("sm", "gmoe"):
         image_run(tmp_path / learner, law(0.5, 0.3, 0.1, count=12), 4, learner=learner, rows=9)
     assert advice_on(tmp_path).choice.result.learner == "ens"
-
-
-def test_looking_back_for_the_rule_makes_no_draws(tmp_path, monkeypatch):
-    """They cost most of a forecast."""
-    two_learners(tmp_path)
-    monkeypatch.setattr(Fit, "draw", None)
-    section = one_section(find_runs([tmp_path]))
-    assert [now for now, found, actual in look_back(section, B) if len(regrets_of(found, actual))] == [
-        *range(4, B, 4)
-    ]
-    assert isinstance(naive_rule_won(section, B), list)

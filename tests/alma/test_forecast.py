@@ -20,16 +20,6 @@ def test_a_known_law_is_forecast(exponent, offset):
     assert draws.std(0).min() > 0
 
 
-def test_laws_are_compared_by_likelihood():
-    curves = {"level": (0, 1, 0.2), "power": (0.5, 0.4, 0), "offset": (0.5, 1, 0.1)}
-    found = {}
-    for name, parts in curves.items():
-        curve = LearningCurve(np.arange(1.0, 101), np.array(law(*parts, 0.01, count=100))[None])
-        found[name] = Fit(curve, Scatter(0.01, 0.0)).law
-    assert (found["power"], found["offset"]) == ("power", "offset")
-    assert found["level"] != "power"
-
-
 def test_noise_and_drift_come_from_residuals():
     t = np.arange(1.0, 101)
     for noise in (0.2, 0.002):

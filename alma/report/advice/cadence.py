@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import ndtr
 
 from alma.dates import interval, number_of
 from alma.report.advice.questions import NO_EVIDENCE
@@ -25,23 +26,24 @@ _UNKNOWN = (
 NOTE = """\
 Extra loss: above a model trained until the period that is served, mean over ages up to the next training \
 and the periods to come; it includes what less training costs. "As last time": by the extra losses on the \
-last period. Gain: what the next rarer cadence loses more. Costs are of trainings to come."""
+last period. Gain: what the next rarer cadence loses more; it pays if a training costs less than the price \
+(see --price). Costs are of trainings to come."""
 
 
 class Calendar(NamedTuple):
     """How periods of one kind are named and counted."""
 
     label: str  # how a stream names one, as a pattern
-    year: int  # so many are a year
-    cadences: tuple[int, ...]  # to compare, if none are asked for
+    year: int = 1  # so many are a year
+    cadences: tuple[int, ...] = (1, 2, 4, 8)  # to compare, if none are asked for
 
 
 CALENDAR = {
     "day": Calendar(r"\d{4}-\d{2}-\d{2}", 365, (1, 7, 30, 365)),
     "week": Calendar(r"\d{4}-W\d{2}", 52, (1, 4, 13, 52)),
     "month": Calendar(r"\d{4}-\d{2}", 12, (1, 3, 6, 12)),
-    "quarter": Calendar(r"\d{4}-Q\d", 4, (1, 2, 4, 8)),
-    "year": Calendar(r"\d{4}", 1, (1, 2, 4, 8)),
+    "quarter": Calendar(r"\d{4}-Q\d", 4),
+    "year": Calendar(r"\d{4}"),
 }
 
 
@@ -69,16 +71,19 @@ class Period(NamedTuple):
         return cls("mega-batch")
 
     @property
+    def calendar(self) -> Calendar:
+        return CALENDAR.get(self.noun, Calendar(""))
+
+    @property
     def year(self) -> float:
         """On the axis of the losses; inf: unknown, or no longer than a period."""
-        year = CALENDAR[self.noun].year if self.noun in CALENDAR else 1
-        return year * self.size if year > 1 else math.inf
+        return self.calendar.year * self.size if self.calendar.year > 1 else math.inf
 
     def every(self, k: int) -> str:
         """The name of a cadence."""
         if k == 1 or self.noun not in CALENDAR:
             return f"every {'' if k == 1 else {2: '2nd ', 3: '3rd '}.get(k, f'{k}th ')}{self.noun}"
-        once = k == CALENDAR[self.noun].year
+        once = k == self.calendar.year
         return "once a year" if once else _NAMES.get((self.noun, k), f"every {self.span(k)}")
 
     def span(self, k: float) -> str:
@@ -134,10 +139,10 @@ class Retraining:
         """
         self.losses, self.unit, self.period, self.cost = losses, unit, period, cost
         self.price, self.money = price, money
-        self.rest = rest or {"day": 365, "week": 52}.get(period.noun, 12)
+        self.rest = rest or max(12, period.calendar.year)
         self.laws = Laws(losses, period.year)
-        self.drift = MeanOverSeeds(*(period.size * value for value in self.laws.effect_of_age()))
-        usual = CALENDAR[period.noun].cadences if period.noun in CALENDAR else (1, 2, 4, 8)
+        self.unknown = min(losses.by_age) >= 0  # no model has losses on the past
+        usual = period.calendar.cadences
         reached = sum(k <= max(losses.by_age) / period.size for k in usual)
         self.cadences = sorted(set(every)) or list(usual[: max(2, reached)])
         self.worth = math.log1p(worth[0] / 100) if worth[1] and unit.startswith("nats") else worth[0]
@@ -160,16 +165,17 @@ class Retraining:
         return self.laws.estimate(lambda law: law.aged(self.period.size * np.arange(1, age + 1)).max())
 
     @property
-    def unknown(self) -> bool:
-        """Whether no model has losses on the past."""
-        return math.isnan(self.drift.mean)
+    def slope(self) -> MeanOverSeeds:
+        """Loss that a period of age adds, without what less training costs, up to the oldest age at hand."""
+        oldest = max(self.losses.by_age)
+        return self.laws.estimate(lambda law: law.b * oldest**law.c * self.period.size / oldest)
 
     @cached_property
     def found(self) -> tuple[int, bool]:
         """The cadence to use: the rarest one over which the most frequent one does not gain what it is worth.
         And whether it may do so."""
         most, *_, rarest = self.cadences
-        drifts = self.drift.low > 0 and self.aged(rarest).low > 0
+        drifts = self.aged(rarest).low > 0
         gains = {k: self.gain(most, k) for k in reversed(self.cadences)}
         more = {k: drifts and gain.low > 0 and gain.mean >= self.worth for k, gain in gains.items()}
         chosen = next((k for k in gains if not more[k]), most)
@@ -196,9 +202,8 @@ class Retraining:
             more = "; whether more often gains more is open" * maybe
             return f"{name.capitalize()}, {costs}: {gain} better than {rare}{more}"
         if maybe:
-            text = f"{NO_EVIDENCE.capitalize()}: until more is known, {name} is the cheaper one, {costs}"
-            many = self.models_to_settle
-            return text + f". About {many} models would settle it ({len(self.losses.until)} now)" * bool(many)
+            now = f"{len(self.losses.until)} models do not tell"
+            return f"{NO_EVIDENCE.capitalize()}, {now}: until more are tested, {name} is cheaper, {costs}"
         most = self._percent(self.gain(self.cadences[0], rarest).high)
         limit = f"more often gains {most} at most, and {self._percent(self.worth)} would be worth it"
         return f"{name.capitalize()} is enough, {costs}: {limit}"
@@ -206,24 +211,11 @@ class Retraining:
     def _costs(self, every: int) -> str:
         """Of the trainings to come, such as "12 trainings a year, 3 GPU-hours"."""
         dated = self.period.noun in CALENDAR
-        count = (CALENDAR[self.period.noun].year if dated else self.rest) / every
+        count = (self.period.calendar.year if dated else self.rest) / every
         span = "a year" if dated else f"in {self.period.span(self.rest)}"
         costs = [(self.cost.flops, "TFLOPs"), (self.cost.hours, self.cost.machine)]
         paid = [f"{number(count * each)} {name}" for each, name in costs if each]
         return ", ".join([f"{count:.3g} training{'s' * (count != 1)} {span}", *paid])
-
-    @property
-    def models_to_settle(self) -> int | None:
-        """About so many models would be evidence if all estimates stay, since half-widths of slopes shrink as
-        n^-1.5. None: more than twice as many as there are, for which that is no good guess."""
-        most, *_, rarest = self.cadences
-        gain, count = self.gain(most, rarest), len(self.losses.until)
-        doubts = [(gain.high - gain.mean, abs(gain.mean - self.worth * (gain.mean < self.worth)))]
-        if gain.mean >= self.worth:
-            doubts += [(each.high - each.mean, each.mean) for each in (self.drift, self.aged(rarest))]
-        worst = max((half / max(apart, 1e-12) for half, apart in doubts), default=math.nan)
-        needed = count * worst ** (2 / 3)
-        return math.ceil(needed) if needed <= 2 * count else None
 
     def _percent(self, loss: float) -> str:
         """A loss for readers who know no nats: percent of perplexity, or points of error."""
@@ -243,20 +235,18 @@ class Retraining:
         """The answer, the loss of old models, a break or a season if there is one, and what this rests on."""
         if self.unknown:
             return [f"{self.answer}."]
-        size, noun, span = self.period.size, self.period.noun, self.period.span
+        size, span = self.period.size, self.period.span
         at = dict.fromkeys([self.cadences[0], *(k for k in self.cadences if k == 3), self.cadences[-1]])
         olds = {k: self.laws.estimate(partial(Law.extra, ages=k * size, ahead=size)) for k in at}
         worse = ", one ".join(f"{span(k)} old is {self._points(each)} worse" for k, each in olds.items())
-        ages = [age / size for age in self.losses.by_age if age > 0]
-        slope = self.laws.estimate(lambda law: law.b * (size * max(ages)) ** law.c / max(ages))
-        drift = "the stream drifts" if self.drift.low > 0 else "no evidence that the stream drifts"
+        ages, slope = [age / size for age in self.losses.by_age if age > 0], self.slope
+        rises = f"Loss rises by {slope.text()} {self.unit} a {self.period.noun} of age"
+        drift = "the stream drifts" if slope.low > 0 else "no evidence that the stream drifts"
         lines = [
             f"{self.answer}.",
             f"A model {worse} than a new one.{' Percent: of perplexity.' * self.unit.startswith('nats')}",
-            f"Loss rises by {slope.text()} {self.unit} a {noun} of age. Ages from {span(min(ages))} "
-            f"to {span(max(ages))} were measured; others follow the law age^{self.laws.whole.c:g}.",
-            f"Effect of age, amount of training taken out: {self.drift.text()} {self.unit} a {noun}: "
-            f"{drift}.",
+            f"{rises}, amount of training taken out: {drift}. Ages from {span(min(ages))} to "
+            f"{span(max(ages))} were measured; others follow the law age^{self.laws.whole.c:g}.",
         ]
         if self.laws.event == SEASON:
             wave = self._points(self.laws.estimate(lambda law: law.s))
@@ -270,14 +260,16 @@ class Retraining:
     @property
     def parts(self) -> list[TitledTable]:
         """The document."""
-        table = [["training", f"extra loss ({self.unit}), 90%", "as last time", "gain, 90%"]]
-        table[0].append("cost of trainings to come")
+        header = ["training", f"extra loss ({self.unit}), 90%", "as last time", "gain, 90%"]
+        table = [[*header, "pays below a price of", "cost of trainings to come"]]
         for k, rarer in zip(self.cadences, [*self.cadences[1:], None], strict=True):
-            last, gain = self._last_time(k), self.gain(k, rarer).text() if rarer else ""
-            cells = [self.extra(k).text(), "" if math.isnan(last) else number(last), gain]
+            last, gain = self._last_time(k), self.gain(k, rarer) if rarer else None
+            pays = (self.money or 1) * max(0.0, gain.mean) / (1 / k - 1 / rarer) if gain and rarer else None
+            cells = [self.extra(k).text(), "" if math.isnan(last) else number(last)]
+            cells += ["" if gain is None else gain.text(), "" if pays is None else number(pays)]
             table.append([self.period.every(k), *cells, self._costs(k)])
         if self.unknown:  # neither extra losses nor gains
-            table = [[row[0], row[2], row[4]] for row in table]
+            table = [[row[0], row[2], row[5]] for row in table]
         return [TitledTable(f"{QUESTION.capitalize()} {self.losses.label}", table, NOTE, self.lines)]
 
     def _last_time(self, every: int) -> float:
@@ -329,15 +321,14 @@ class Retraining:
 
     @cached_property
     def _hopeful(self) -> Law:
-        """The law with the mean of b by its error, never below 0: an uncertain drift favours retraining."""
+        """The law with the mean of b by its error, where below 0 counts as 0, times the probability that b is
+        above 0: a likely drift favours retraining."""
         law, age = self.laws.whole, self.period.size * max(1, self.rest // 2)
         mean, _, high = self.laws.estimate(lambda law: law.b * age**law.c)
-        error = (high - mean) / 1.9
-        if not error > 0:
-            return law
-        at, unit = mean / error, error / age**law.c
-        density = math.exp(-(at**2) / 2) / math.sqrt(2 * math.pi)
-        return law._replace(b=unit * (at * 0.5 * math.erfc(-at / math.sqrt(2)) + density))
+        error = max((high - mean) / 1.9, 1e-12)
+        above = ndtr(mean / error)
+        hoped = mean * above + error * math.exp(-((mean / error) ** 2) / 2) / math.sqrt(2 * math.pi)
+        return law._replace(b=float(hoped * above) / age**law.c)
 
     @cached_property
     def _excess(self) -> float:
@@ -392,7 +383,7 @@ class Retraining:
             "evidence": self.advice != NO_EVIDENCE,
             "unit": self.unit,
             "period": self.period,
-            "effect_of_age": self.drift,
+            "slope": None if self.unknown else self.slope,
             "law": self.laws.whole,
             "cadences": cadences,
             "plan": None if self.unknown or math.isnan(self.price) else self.plan,

@@ -143,6 +143,20 @@ def _number(text: str, place: str, form: str = ": give a number up to 1e100") ->
     return value
 
 
+def _check_extremes(lines: Sequence[_Loss]) -> None:
+    """UserError: one of many losses is so far from the others on its period that it may be a slip."""
+    by_period: dict[float, list[float]] = {}
+    for line in lines:
+        by_period.setdefault(line.tested, []).append(line.loss)
+    apart = [abs(line.loss - median(by_period[line.tested])) for line in lines]
+    worst = max(range(len(lines)), key=apart.__getitem__)
+    if apart[worst] > max(1.0, 10 * sorted(apart)[-len(apart) // 20 - 1]):
+        place, loss = lines[worst].place, lines[worst].loss
+        raise UserError(
+            f"{place}, loss: {loss:g} is far from the others on its period: correct it, or leave it out"
+        )
+
+
 def _group(lines: Sequence[_Loss], kind: str) -> LossGroup:
     """The matrix of each seed of one group."""
     label, cells = lines[0].group, dict[tuple[str, float, float], _Loss]()
@@ -159,6 +173,7 @@ def _group(lines: Sequence[_Loss], kind: str) -> LossGroup:
         tuple(tuple(cells[s, u, p].loss if (s, u, p) in cells else math.nan for p in tested) for u in until)
         for s in dict.fromkeys(line.seed for line in lines)
     )
+    _check_extremes(lines)
     step, paid = median(b - a for a, b in itertools.pairwise(tested)), [x for x in lines if x.gpu_hours]
     if kind == "day":  # weeks and months may be named by a day
         period = next(

@@ -5,9 +5,9 @@ The loss of the model that was trained until period u on the held-out part of a 
     R(u, p) = d(p) + b a^c + g h(n(u)) + s w(u, p),    a = p - u > 0    (f |a|^c in place of b a^c for a < 0)
 
     d   the difficulty of the period: free, so only models on one period are compared
-    b   what age adds; f: what the model forgets of the past; both are 0 or more
+    b   what age adds; f: what the model forgets of the past, 0 or more
     g   what training gains, 0 or more: n(u) amounts of it until u, h(n) = (n^-k - 1) / k, or -log n for k = 0
-    c   of _EXPONENTS, and k of _LEARNING: the pair with the least squares
+    c   of _EXPONENTS, and k of _LEARNING: the pair with the least squares. k = -1: a gain that never shrinks
     s   0, unless w explains enough of what is left (_BREAK, _SEASON). w is a step between all models before
         and periods after a break, or a season, sin^2(pi a / year): best at the time of year of training
 
@@ -24,11 +24,11 @@ import numpy as np
 from scipy.optimize import nnls
 
 from alma.errors import UserError
-from alma.report.age import Losses, MeanOverSeeds, age_effect, t_interval
+from alma.report.age import Losses, MeanOverSeeds, t_interval
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 _EXPONENTS = (0.25, 0.5, 1.0)
-_LEARNING = (0.0, 0.5, 1.0)
+_LEARNING = (-1.0, 0.0, 0.5, 1.0)
 SEASON = math.inf  # in place of the period of a break
 _BREAK, _SEASON = 0.5, 0.85  # most that a break, or a season, leaves of the residuals
 
@@ -96,8 +96,8 @@ class Laws:
         shares = [(rest / max(each, 1e-9)) ** (len(self.until) - 1) for each, _ in others]
         total = 1 + sum(shares)
         self.others = [(share / total, law) for share, (_, law) in zip(shares, others, strict=True)]
-        self._own = [(self.until != u)[:, None] & (self.periods != u) for u in self.until]
-        self.without = [self._fit(self.values, known & own, self.event)[0][1] for own in self._own]
+        kept = [(self.until != u)[:, None] & (self.periods != u) for u in self.until]
+        self.without = [self._fit(self.values, known & each, self.event)[0][1] for each in kept]
         self.of_seeds = [self._fit(np.array(seed), known, self.event)[0][1] for seed in losses.seeds]
 
     def _fit(
@@ -120,12 +120,13 @@ class Laws:
         amount, wide = 1 + float(self.periods[-1] - self.until[0]) / step, np.ones(len(self.periods))
         gains = {k: centred(_left(amounts, k)[:, None] * wide) for k in ks}
         for c in cs:
-            sides = [centred(np.maximum(side, 0.0) ** c) for side in (self.ages, -self.ages)]
+            aged, forgotten = (centred(np.maximum(side, 0.0) ** c) for side in (self.ages, -self.ages))
             for k, gain in gains.items():
-                found, rest = nnls(np.column_stack([*sides, gain, *columns]), centred(values))
-                b, f, g, s = map(float, [*found, 0.0][:4])
+                free = [aged, -aged]  # b may be below 0, or the interval of no drift would end there
+                found, rest = nnls(np.column_stack([*free, forgotten, gain, *columns]), centred(values))
+                b, less, f, g, s = map(float, [*found, 0.0][:5])
                 season = (s, self.year) if event == SEASON else ()
-                fits.append((float(rest), Law(b, c, f, g, k, amount, step, *season)))
+                fits.append((float(rest), Law(b - less, c, f, g, k, amount, step, *season)))
         return sorted(fits)
 
     def estimate(self, of: Callable[[Law], Any], cell: bool = False) -> MeanOverSeeds:
@@ -135,17 +136,6 @@ class Laws:
         without, seeds = ([float(of(law)) for law in laws] for laws in (self.without, self.of_seeds))
         variance = sum(share * (float(of(law)) - value) ** 2 for share, law in self.others)
         return _jackknife(value, without, seeds, variance + 2 * self.scatter**2 * cell)
-
-    def effect_of_age(self) -> MeanOverSeeds:
-        """`age_effect`, extra loss per unit of distance at one amount of training, with its 90% interval;
-        NaN without losses on the past."""
-        values, without = age_effect(self.losses), []
-        for u, own in zip(self.until, self._own, strict=True):
-            if u in self.periods:
-                seeds = np.where(own, self.losses.seeds, np.nan).tolist()
-                kept = Losses("", self.losses.until, self.losses.periods, seeds)
-                without.append(statistics.fmean(age_effect(kept)))
-        return _jackknife(statistics.fmean(values), without, values)
 
 
 def _jackknife(
