@@ -18,7 +18,7 @@ from alma.report.age_table import unit
 from alma.report.results import Display, Section, left_out, matrix, non_dominated, rounded
 from alma.report.tables import Table, TitledTable, number
 
-_MOST_LABELS = 6  # of a remark
+_MOST_LABELS = 2  # of a remark
 _SHORT_WAIT, _SHORT_RUN = 10, 20  # w and t of the run that tells: `python -m benchmarks waiting_rule`
 NOTE = (
     "Difference: the other configuration less the choice; positive values are worse. Intervals are so "

@@ -20,12 +20,14 @@ def _grows(result: Result) -> bool:
 
 QUESTIONS = {
     "train now or wait?": lambda result: (
-        f"wait (w={result.waiting_time})" if result.waiting_time > 1 else "train now (w=1)"
+        f"wait for {result.waiting_time} mega-batches" if result.waiting_time > 1 else "train now"
     ),
     "grow the model?": lambda result: "grow" if _grows(result) else "keep the size",
-    "one model or several?": lambda result: "several" if max(_members(result)) > 1 else "one",
-    "average the weights?": lambda result: "average" if "average" in result.config else "raw weights",
-    "replay?": lambda result: f"replay: {replay(result.config)}",
+    "one model or several?": lambda result: "several models" if max(_members(result)) > 1 else "one model",
+    "average the weights?": lambda result: (
+        "averaged weights" if "average" in result.config else "raw weights"
+    ),
+    "replay?": lambda result: f"replay {replay(result.config)}".replace("replay no", "no replay"),
     "last weights or anew?": lambda result: "anew" if result.config.get("from_scratch") else "last weights",
     "one schedule?": lambda result: f"schedule: {result.config.get('schedule', 'each stage')}",
     "which size?": lambda result: f"size {model_size(result)}",
