@@ -193,7 +193,8 @@ def test_a_season_of_the_calendar_is_told_from_drift(drift):
         assert gain.low < extra[rarer] - extra[k] < gain.high
     unnamed = Retraining(noisy(loss, 0.005, count=14), "nats a token")  # mega-batches have no calendar
     young = Retraining(noisy(loss, 0.005, count=9), "nats a token", Period("month"))
-    assert [each.laws.event for each in (found, unnamed, young)] == [SEASON, None, None]
+    few = Retraining(noisy(loss, 0.005, count=24, models=(1, 6, 13)), "nats a token", Period("month"))
+    assert [each.laws.event for each in (found, unnamed, young, few)] == [SEASON, None, None, None]
 
 
 def test_without_losses_on_the_past_there_is_no_answer():

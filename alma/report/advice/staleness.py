@@ -31,6 +31,7 @@ _EXPONENTS = (0.25, 0.5, 1.0)
 _LEARNING = (-1.0, 0.0, 0.5, 1.0)
 SEASON = math.inf  # in place of the period of a break
 _BREAK, _SEASON = 0.5, 0.85  # most that a break, or a season, leaves of the residuals
+_TELL_SEASON = 6  # models: three of TiC-LM seem to have one
 
 
 def known_at(losses: Losses, last: float) -> Losses:
@@ -87,7 +88,8 @@ class Laws:
             raise UserError(f"{losses.label}: fewer than 3 models tested on periods after their training")
         inner = self.periods[(self.periods > self.until[1]) & (self.periods <= self.until[-1])].tolist()
         rest, law = self._fit(self.values, known, None)[0]
-        events = [*inner, SEASON] if self.ages[known].max() >= 0.75 * year else inner
+        wave = len(self.until) >= _TELL_SEASON and self.ages[known].max() >= 0.75 * year
+        events = [*inner, SEASON] if wave else inner
         found = [(self._fit(self.values, known, event, (law.c,), (law.k,))[0][0], event) for event in events]
         left, event = min(found, default=(rest, None))
         self.event: float | None = event if left < (_SEASON if event == SEASON else _BREAK) * rest else None
