@@ -46,10 +46,11 @@ def lines(report: Advice | MatrixReport) -> dict[str, str]:
     settled = [_settle(each) for each in report.comparisons if not each.evidence]
     name = choice.result.config.get("name", choice.result.learner)
     sides = ", ".join(choice.sides[each.question] for each in report.comparisons)
-    measured = report.measured.replace("t=", "mega-batch ")
+    value = choice.forecast.text(report.display.factor)
+    expected = f"{report.measured}: {value}".replace("t=", "mega-batch ")
     costs = f"{number(choice.compute)} TFLOPs, {number(choice.hours)} hours of training"
     return {
-        "Recommendation": f"Use {name}{': ' * bool(sides)}{sides}. Expected {measured}: {choice.forecast.text(report.display.factor)}.",
+        "Recommendation": f"Use {name}{': ' * bool(sides)}{sides}. Expected {expected}.",
         **often,
         "What it gains": " ".join(_gain(report, each) for each in known) or "No difference is certain yet.",
         "What it costs": f"{costs} until mega-batch {choice.until}.",
