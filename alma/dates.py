@@ -202,6 +202,13 @@ def number_of(by: str, day: date) -> int:
     return (12 * day.year + day.month - 1) // _months(by)
 
 
+def number_in(by: str, text: str) -> int:
+    """The number of the period, or day, that a text such as 2013-05 names. ValueError: there is none."""
+    days = interval(text)
+    assert days
+    return number_of(by, days[0])
+
+
 def first_day(by: str, number: int) -> date:
     """The first day of a period. ValueError: it is beyond the year 9999."""
     if by == "week":

@@ -9,6 +9,7 @@ import pytest
 from alma.report.advice import matrix
 from alma.report.advice.cadence import NO_EVIDENCE, Period, Retraining, TrainingCost
 from alma.report.advice.staleness import SEASON, Laws, known_at
+from alma.report.age import Losses
 from benchmarks import cadence_calibration as calibration
 from benchmarks.backtest import label_of
 
@@ -145,8 +146,8 @@ def _bad(old, new):
         ("--every 3", "from 2 to 20 whole numbers"),
         ("--every 1,1001", "from 2 to 20 whole numbers"),
         ("--worth much", "a number from 0 on"),
-        ("--price 400/0", "a number from 0 on, such as 0.3 or 400/1000"),
-        ("--price 0/-1", "a number from 0 on, such as 0.3 or 400/1000"),
+        ("--price 400/0", "a number from 0 to 1e9, such as 0.3 or 400/1000"),
+        ("--price 0/-1", "a number from 0 to 1e9, such as 0.3 or 400/1000"),
     ],
 )
 def test_a_bad_file_or_option_is_one_line(table, edit, told):
@@ -222,6 +223,20 @@ def test_without_drift_slopes_lie_on_both_sides_of_zero():
     assert sum(each.low < 0 for each in slopes) >= 8
 
 
+@pytest.mark.parametrize("curve", [lambda a: 0.1 - 0.1 * math.exp(-a), lambda a: 0.05 * max(0, a - 4)])
+def test_intervals_hold_for_curves_outside_of_the_law(curve):
+    made = noisy(lambda u, p, _: 3 + (curve(p - u) if p > u else 0.02 * (u - p)), count=24)
+    found, true = Retraining(made, "nats a token").gain(1, 6), sum(map(curve, range(1, 7))) / 6 - curve(1)
+    assert found.low < true < found.high < 3 * true
+
+
+def test_a_model_that_is_newer_than_all_tests_has_no_age():
+    """As one that was trained until the last test."""
+    made = noisy(lambda u, p, _: 2 + 0.1 * abs(p - u), 0.0005, count=12)
+    early = Losses("", made.until, made.periods[:8], tuple(tuple(row[:8] for row in s) for s in made.seeds))
+    assert Retraining(early, "nats a token", price=0.5).plan.first == 3
+
+
 @pytest.mark.parametrize("every", [(1, 3), (1, 3, 12), (1, 2, 3, 6), (1, 3, 6, 12, 24)])
 def test_the_cadence_is_the_same_beside_any_others(every):
     """0.004 nats a month: 3 months lose 0.4% to 1 month, 6 months 1%."""
@@ -253,6 +268,7 @@ def test_a_price_gives_the_cheapest_plan(price, first, every, trainings):
     assert ("never" in found.plan.savings) == (trainings > 0)
     for mean, low, high in found.plan.savings.values():
         assert max(low, -1e-9) <= mean <= high
+    assert ("retraining every period" in found.plan.savings) == (price > 0)  # none that gains nothing
 
 
 def test_periods_are_named_and_counted_by_their_labels():

@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from alma.report.advice.cadence import Retraining
 from alma.report.advice.comparison import Comparison
 from alma.report.advice.forecast import interval
 from alma.report.advice.matrix import MatrixReport
-from alma.report.age import staleness_curve
+from alma.report.advice.staleness import Law
 from alma.report.tables import number
 
 _SURE = "Two numbers after a value are its 90% interval: nine of ten such intervals hold the true value."
@@ -71,7 +72,9 @@ def _gain(report: Advice, each: Comparison) -> str:
 def _settle(each: Comparison) -> str:
     sides = " against ".join(one.sides[each.question] for one in (each.choice, each.other))
     seeds = f"{each.seeds} seeds a side would tell" if each.seeds else "Too close to call"
-    return f"{each.question.capitalize()} {seeds}, {sides}."
+    share = each.other.compute / each.choice.compute if each.choice.compute else 1.0
+    cheaper = f", which takes {share:.2g} of the compute" if share < 0.9 else ""
+    return f"{each.question.capitalize()} {seeds}, {sides}{cheaper}."
 
 
 def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
@@ -100,7 +103,7 @@ def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
 
 
 def _picture(report: Advice | MatrixReport) -> bytes:
-    """Loss by age of what to retrain, or else the metric of the choice and its rivals, as SVG."""
+    """Loss by age of what to retrain, by its law, or else the metric of the choice and its rivals, as SVG."""
     with style.drawing():
         from matplotlib.figure import Figure
 
@@ -119,9 +122,11 @@ def _picture(report: Advice | MatrixReport) -> bytes:
 def _draw_ages(axes: Any, often: Sequence[Retraining]) -> None:
     text = often[0].unit.startswith("nats")
     for each in often:
-        curve = {a / each.period.size: np.mean(v) for a, v in staleness_curve(each.losses).items() if a >= 0}
-        values = [100 * np.expm1(v) if text else v for v in curve.values()]
-        axes.plot(list(curve), values, marker="o", label=each.losses.label)
+        ages, size = np.linspace(0, each.cadences[-1], 25), each.period.size
+        laws = [each.laws.estimate(partial(Law.extra, ages=age * size, ahead=size)) for age in ages]
+        mean, low, high = 100 * np.expm1(np.transpose(laws)) if text else np.transpose(laws)
+        (line,) = axes.plot(ages, mean, label=each.losses.label)
+        axes.fill_between(ages, low, high, alpha=0.15, color=line.get_color())
     axes.set_xlabel(f"age of the model ({often[0].period.plural})")
     axes.set_ylabel("worse than a new model (%)" if text else "points of error worse")
 

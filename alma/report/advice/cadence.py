@@ -7,9 +7,9 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtr, stdtrit
 
-from alma.dates import interval, number_of
+from alma.dates import number_in
 from alma.report.advice.questions import NO_EVIDENCE
 from alma.report.advice.staleness import SEASON, Array, Law, Laws
 from alma.report.age import Losses, MeanOverSeeds
@@ -47,13 +47,6 @@ CALENDAR = {
 }
 
 
-def number_in(noun: str, label: str) -> int:
-    """The number of a day, week, month, quarter or year by its label. ValueError: there is no such date."""
-    days = interval(label)
-    assert days
-    return number_of(noun, days[0])
-
-
 class Period(NamedTuple):
     """The time between two occasions to retrain."""
 
@@ -88,7 +81,7 @@ class Period(NamedTuple):
 
     def span(self, k: float) -> str:
         """Such as "3 months"."""
-        return f"{k:.3g} {self.noun if k == 1 else self.plural}"
+        return f"{number(k)} {self.noun if k == 1 else self.plural}"
 
     @property
     def plural(self) -> str:
@@ -135,7 +128,7 @@ class Retraining:
         worth  a gain below it is a tie: in the unit, or (True) percent of perplexity or points of error
         price  of a training, in the unit summed over periods
         money  that one unit costs in one period (0: unknown): the plan is told in it
-        rest   periods to come (0: 365 days, or 12)
+        rest   periods to come (0: a year of days or weeks, or 12)
         """
         self.losses, self.unit, self.period, self.cost = losses, unit, period, cost
         self.price, self.money = price, money
@@ -171,13 +164,17 @@ class Retraining:
         return self.laws.estimate(lambda law: law.b * oldest**law.c * self.period.size / oldest)
 
     @cached_property
+    def drifts(self) -> bool:
+        """Whether there is evidence that age adds loss, by the law and whatever training gains."""
+        return self.aged(self.cadences[-1]).low > 0 and not self.laws.effect_of_age().low <= 0
+
+    @cached_property
     def found(self) -> tuple[int, bool]:
-        """The cadence to use: the rarest one over which the most frequent one does not gain what it is worth.
-        And whether it may do so."""
-        most, *_, rarest = self.cadences
-        drifts = self.aged(rarest).low > 0
+        """The rarest cadence over which the most frequent one does not gain what it is worth; whether it may
+        gain that."""
+        most = self.cadences[0]
         gains = {k: self.gain(most, k) for k in reversed(self.cadences)}
-        more = {k: drifts and gain.low > 0 and gain.mean >= self.worth for k, gain in gains.items()}
+        more = {k: self.drifts and gain.low > 0 and gain.mean >= self.worth for k, gain in gains.items()}
         chosen = next((k for k in gains if not more[k]), most)
         return chosen, chosen != most and not gains[chosen].high < self.worth
 
@@ -199,12 +196,15 @@ class Retraining:
         name, rare, costs = self.period.every(chosen), self.period.every(rarest), self._costs(chosen)
         if chosen != rarest:
             gain = self._points(self.gain(chosen, rarest))
-            more = "; whether more often gains more is open" * maybe
+            more = "; whether more often is worth it is open" * maybe
             return f"{name.capitalize()}, {costs}: {gain} better than {rare}{more}"
         if maybe:
-            now = f"{len(self.losses.until)} models do not tell"
-            return f"{NO_EVIDENCE.capitalize()}, {now}: until more are tested, {name} is cheaper, {costs}"
-        most = self._percent(self.gain(self.cadences[0], rarest).high)
+            alone = self.gain(self.cadences[0], rarest).low > 0 and not self.drifts
+            more = ". More training gains, whether age matters or not" * alone
+            return (
+                f"{NO_EVIDENCE.capitalize()}: until more models are tested, {name} is cheaper, {costs}{more}"
+            )
+        most = self._percent(max(0.0, self.gain(self.cadences[0], rarest).high))
         limit = f"more often gains {most} at most, and {self._percent(self.worth)} would be worth it"
         return f"{name.capitalize()} is enough, {costs}: {limit}"
 
@@ -221,8 +221,9 @@ class Retraining:
         """A loss for readers who know no nats: percent of perplexity, or points of error."""
         if not self.unit.startswith("nats"):
             return f"{number(loss)} points"
-        percent = 100 * math.expm1(loss)
-        return f"{percent:.2g}%" if abs(percent) < 99.5 else f"{percent:.0f}%"
+        percent = 100 * math.expm1(min(loss, 9.0))
+        more = "over " * (loss > 9)
+        return f"{percent:.2g}%" if abs(percent) < 99.5 else f"{more}{percent:,.0f}%"
 
     def _points(self, loss: MeanOverSeeds) -> str:
         """In percent or points with the interval, such as "4.1% [3%, 5.2%]"."""
@@ -240,8 +241,8 @@ class Retraining:
         olds = {k: self.laws.estimate(partial(Law.extra, ages=k * size, ahead=size)) for k in at}
         worse = ", one ".join(f"{span(k)} old is {self._points(each)} worse" for k, each in olds.items())
         ages, slope = [age / size for age in self.losses.by_age if age > 0], self.slope
-        rises = f"Loss rises by {slope.text()} {self.unit} a {self.period.noun} of age"
-        drift = "the stream drifts" if slope.low > 0 else "no evidence that the stream drifts"
+        rises = f"Loss rises by {slope.text()} {self.unit} a {self.period.noun} of age on average"
+        drift = "the stream drifts" if self.drifts else "no evidence that the stream drifts"
         lines = [
             f"{self.answer}.",
             f"A model {worse} than a new one.{' Percent: of perplexity.' * self.unit.startswith('nats')}",
@@ -262,11 +263,12 @@ class Retraining:
         """The document."""
         header = ["training", f"extra loss ({self.unit}), 90%", "as last time", "gain, 90%"]
         table = [[*header, "pays below a price of", "cost of trainings to come"]]
-        for k, rarer in zip(self.cadences, [*self.cadences[1:], None], strict=True):
-            last, gain = self._last_time(k), self.gain(k, rarer) if rarer else None
-            pays = (self.money or 1) * max(0.0, gain.mean) / (1 / k - 1 / rarer) if gain and rarer else None
-            cells = [self.extra(k).text(), "" if math.isnan(last) else number(last)]
-            cells += ["" if gain is None else gain.text(), "" if pays is None else number(pays)]
+        for k, rarer in zip(self.cadences, [*self.cadences[1:], math.inf], strict=True):
+            last, gains = self._last_time(k), ["", ""]
+            if rarer < math.inf:
+                gain = self.gain(k, int(rarer))
+                gains = [gain.text(), number((self.money or 1) * max(0.0, gain.mean) / (1 / k - 1 / rarer))]
+            cells = [self.extra(k).text(), "" if math.isnan(last) else number(last), *gains]
             table.append([self.period.every(k), *cells, self._costs(k)])
         if self.unknown:  # neither extra losses nor gains
             table = [[row[0], row[2], row[5]] for row in table]
@@ -274,14 +276,13 @@ class Retraining:
 
     def _last_time(self, every: int) -> float:
         """Mean extra loss at ages of 1 to `every` periods on the last period that has a model of its own; NaN
-        if none has."""
+        if none has, or if no model on it is so old."""
         values, ages = self.laws.values, self.laws.ages
         for j in reversed(range(len(self.losses.periods))):
             known = {a: v for a, v in zip(ages[:, j], values[:, j], strict=True) if a >= 0 and np.isfinite(v)}
             if 0 in known and len(known) > 1:
-                at = sorted(known)
-                wanted = self.period.size * np.arange(1, every + 1)
-                return float(np.interp(wanted, at, [known[a] - known[0] for a in at]).mean())
+                at, wanted = sorted(known), self.period.size * np.arange(1, every + 1)
+                return float(np.interp(wanted, at, [known[a] - known[0] for a in at], right=math.nan).mean())
         return math.nan
 
     @cached_property
@@ -291,8 +292,8 @@ class Retraining:
         span = np.arange(1, self.rest + 1)
         some = np.unique(np.round(np.geomspace(1, self.rest, 40)).astype(int)).tolist()
         plans = [(self.rest, 1), *((j - 1, k) for j in some for k in some)]
-        first, every = np.array(plans).T[:, :, None]
-        ages = np.where(span > first, (span - first - 1) % every + 1, 0)  # 0: the present model
+        starts, steps = np.array(plans).T[:, :, None]
+        ages = np.where(span > starts, (span - starts - 1) % steps + 1, 0)  # 0: the present model
         count = (ages == 1).sum(1)
         loss = self._totals(ages, self._hopeful)
         total = loss + self.price * count
@@ -302,20 +303,26 @@ class Retraining:
             more = self._totals(ages[[other, best]], law)
             return float(more[0] - more[1] + self.price * (count[other] - count[best]))
 
-        others = {f"retraining every {self.period.noun}": plans.index((0, 1)), "never": 0}
-        savings = {name: self.laws.estimate(partial(saving, i)) for name, i in others.items() if i != best}
+        fresh = self.losses.until[-1] >= self.losses.periods[-1]
+        others = {f"retraining every {self.period.noun}": plans.index((int(fresh), 1)), "never": 0}
+        savings: dict[str, MeanOverSeeds] = {}
+        for name, other in others.items():
+            plain = self.laws.estimate(partial(saving, other))  # its width, around what the plan expects
+            more = float(total[other] - total[best]) - plain.mean
+            savings |= {name: MeanOverSeeds(*(each + more for each in plain))} if other != best else {}
         own = int(count[best])
         least = {n: loss[count == n].min() for n in np.unique(count).tolist()}
         prices = {n: float((least[n] - least[own]) / (own - n)) for n in least if n != own}
         low = max([0.0, *(price for n, price in prices.items() if n > own)])
         high = min((price for n, price in prices.items() if n < own), default=math.inf)
-        start = plans[best][0] if own else None
-        return RetrainingPlan(start, plans[best][1], own, float(total[best]), savings, (low, high))
+        first, every = plans[best]
+        return RetrainingPlan(first if own else None, every, own, float(total[best]), savings, (low, high))
 
     def _totals(self, ages: Any, law: Law) -> Array:
         """Extra loss summed over the periods to come, of plans (plans, periods) of ages."""
         span = self.period.size * np.arange(1, self.rest + 1)
-        old = law.extra(span + self.losses.periods[-1] - self.losses.until[-1], span) + self._excess
+        age = max(0.0, self.losses.periods[-1] - self.losses.until[-1])
+        old = law.extra(span + age, span) + self._excess
         new = law.extra(span[:, None], span)
         return np.asarray(np.vstack([old, new])[ages, np.arange(self.rest)].sum(1))
 
@@ -325,7 +332,7 @@ class Retraining:
         above 0: a likely drift favours retraining."""
         law, age = self.laws.whole, self.period.size * max(1, self.rest // 2)
         mean, _, high = self.laws.estimate(lambda law: law.b * age**law.c)
-        error = max((high - mean) / 1.9, 1e-12)
+        error = max((high - mean) / float(stdtrit(len(self.losses.until) - 1, 0.95)), 1e-12)
         above = ndtr(mean / error)
         hoped = mean * above + error * math.exp(-((mean / error) ** 2) / 2) / math.sqrt(2 * math.pi)
         return law._replace(b=float(hoped * above) / age**law.c)
@@ -356,6 +363,7 @@ class Retraining:
         if plan.first is not None:
             when = f"Retrain in {self.period.span(plan.first)}" if plan.first else "Retrain now"
             when += f", then {self.period.every(plan.every)}" if plan.trainings > 1 else ", then not again"
+            when += f", since the last losses are {number(self._excess)} above the usual" * (self._excess > 0)
         saved = [f"{each.text(one)} against {name}" for name, each in plan.savings.items()]
         unit = "the money of --price" if self.money else f"{self.unit} summed over periods"
         ends = f"from {number(low)} to {number(high)}" if high < math.inf else f"above {number(low)}"

@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from alma.dates import number_in
 from alma.errors import UserError, hint
-from alma.report.advice.cadence import Period, Retraining, TrainingCost, number_in
+from alma.report.advice.cadence import Period, Retraining, TrainingCost
 from alma.report.age import Losses
 from alma.report.tables import TitledTable
 from alma.schema import is_number
@@ -174,11 +175,11 @@ def _group(lines: Sequence[_Loss], kind: str) -> LossGroup:
         for s in dict.fromkeys(line.seed for line in lines)
     )
     _check_extremes(lines)
-    step, paid = median(b - a for a, b in itertools.pairwise(tested)), [x for x in lines if x.gpu_hours]
+    gaps, paid = [b - a for a, b in itertools.pairwise(tested)], [x for x in lines if x.gpu_hours]
+    step = median(gaps)
     if kind == "day":  # weeks and months may be named by a day
-        period = next(
-            (Period(noun, days) for noun, days in _DAYS.items() if 0.9 < step / days < 1.1), Period(kind)
-        )
+        alike = [Period(noun, days) for noun, days in _DAYS.items() if 0.9 < step / days < 1.1]
+        period = [*alike, Period(kind) if min(gaps) < 2 else Period(size=step)][0]
     elif kind or all(1900 <= time <= 2100 and time.is_integer() for time in (*until, *tested)):
         period = Period(kind or "year")
     else:
