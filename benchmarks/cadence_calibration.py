@@ -39,11 +39,14 @@ class Drift(NamedTuple):
     jump: float = 0.0  # nats between both sides of the middle of the stream
     season: float = 0.0  # nats between opposite times of a year of 12 periods
     gain: float = 0.0  # nats of a training with e times the data
+    level: float = 0.0  # nats that a model loses in its first periods and no more
+    grace: int = 0  # periods without any loss
 
     def extra(self, until: Array, at: Array, periods: int) -> Array:
         """Expected loss above that of a new model, (models, periods)."""
         ages, middle = at - until[:, None], periods // 2
-        stale = self.slope * np.abs(ages) ** self.exponent + self.season * np.sin(np.pi * ages / 12) ** 2
+        stale = self.slope * np.maximum(np.abs(ages) - self.grace, 0) ** self.exponent
+        stale += self.level * -np.expm1(-np.abs(ages)) + self.season * np.sin(np.pi * ages / 12) ** 2
         stale += self.jump * ((until[:, None] <= middle) != (at <= middle))
         return np.asarray(np.where(ages < 0, 0.5, 1.0) * stale + self.gain * np.log(at / until[:, None]))
 
@@ -57,6 +60,8 @@ STREAMS = [
     Drift("0.05 age^0.5", 0.05, 0.5),
     Drift("one break of 0.3", jump=0.3),
     Drift("season of 0.2", season=0.2),
+    Drift("0.1 (1 - e^-age)", level=0.1),
+    Drift("0 for 4 periods, then 0.05", 0.05, grace=4),
 ]
 
 

@@ -128,7 +128,7 @@ def _draw_ages(axes: Any, often: Sequence[Retraining]) -> None:
         (line,) = axes.plot(ages, mean, label=each.losses.label)
         axes.fill_between(ages, low, high, alpha=0.15, color=line.get_color())
     axes.set_xlabel(f"age of the model ({often[0].period.plural})")
-    axes.set_ylabel("worse than a new model (%)" if text else "points of error worse")
+    axes.set_ylabel("worse than a new model (%), 90%" if text else "points of error worse")
 
 
 def _draw_forecasts(axes: Any, report: Advice) -> None:
