@@ -133,7 +133,7 @@ def _bad(old, new):
         (_bad("1b,2013-01,news,2013-01,2.", "1b,2013-01,news,2013-01,1e200"), "a number up to 1e100"),
         (
             _bad("1b,2013-01,news,2013-01,2.", "1b,2013-01,news,2013-01,25"),
-            "is far from the others on its period",
+            "is far from the others of its period and model",
         ),
         (_bad("1b,2013-01,news", '1b,2013-01,"' + "1" * 140_000), "is a quote left open?"),
         (lambda path: path.write_bytes(b"\xff\xfe\x00"), "not UTF-8"),
@@ -207,6 +207,17 @@ def test_without_losses_on_the_past_there_is_no_answer():
     assert json.loads(json.dumps(found.record()))["plan"] is None
 
 
+def test_without_models_on_their_own_periods_there_is_no_answer():
+    """What training gains cannot be taken out, whatever its law. One loss on the past is no evidence."""
+
+    def loss(u, p, _, past=0):
+        return 3 - 0.05 * u if p > u or u - p == past else math.nan
+
+    assert "No answer" in Retraining(noisy(lambda *cell: loss(*cell, 2), count=12), "nats a token").answer
+    one = noisy(lambda u, p, _: 3 - 0.05 * u if p >= u or (u, p) == (3, 2) else math.nan, count=12)
+    assert Retraining(one, "nats a token").advice == NO_EVIDENCE
+
+
 def test_what_training_gains_shrinks_and_is_not_drift():
     found = Retraining(noisy(lambda u, p, _: 3 - 0.5 * math.log(u), seed=1), "nats a token")
     assert found.advice == NO_EVIDENCE
@@ -251,6 +262,8 @@ def test_costs_are_of_trainings_to_come():
     assert found.answer.startswith("Every month, 12 trainings a year, 24 TFLOPs, 36 GPU-hours: 11% [")
     pays = 3 / 2 * found.gain(1, 3).mean  # the price at which 12 and 4 trainings in 12 months cost as much
     assert float(found.parts[0].cells[1][4]) == pytest.approx(pays, rel=0.01)
+    found.money = 10
+    assert float(found.parts[0].cells[1][4]) == pytest.approx(10 * pays, rel=0.01)
     assert [Period("month").every(k) for k in (1, 3, 12)] == ["every month", "every quarter", "once a year"]
     assert Period("mega-batch").every(3) == "every 3rd mega-batch"
 

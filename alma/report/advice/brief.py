@@ -124,7 +124,7 @@ def _draw_ages(axes: Any, often: Sequence[Retraining]) -> None:
     for each in often:
         ages, size = np.linspace(0, each.cadences[-1], 25), each.period.size
         laws = [each.laws.estimate(partial(Law.extra, ages=age * size, ahead=size)) for age in ages]
-        mean, low, high = 100 * np.expm1(np.transpose(laws)) if text else np.transpose(laws)
+        mean, low, high = 100 * np.expm1(np.minimum(np.transpose(laws), 9.0)) if text else np.transpose(laws)
         (line,) = axes.plot(ages, mean, label=each.losses.label)
         axes.fill_between(ages, low, high, alpha=0.15, color=line.get_color())
     axes.set_xlabel(f"age of the model ({often[0].period.plural})")

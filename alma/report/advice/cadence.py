@@ -21,13 +21,13 @@ _NAMES = {("month", 3): "every quarter", ("day", 7): "every week"}
 _SURPRISE = 4.0  # deviations above the usual loss from which a deployed model counts as stale
 _UNKNOWN = (
     "No answer: without losses on the periods before a model's training, drift and lack of training cannot "
-    "be told apart. Test each model on earlier periods, too"
+    "be told apart. Test each model on its own period and earlier ones, too"
 )
 NOTE = """\
 Extra loss: above a model trained until the period that is served, mean over ages up to the next training \
 and the periods to come; it includes what less training costs. "As last time": by the extra losses on the \
-last period. Gain: what the next rarer cadence loses more; it pays if a training costs less than the price \
-(see --price). Costs are of trainings to come."""
+last period. Gain: what the next rarer cadence loses more. Below the price of a training (see --price), a \
+cadence costs less in all than each rarer one. Costs are of trainings to come."""
 
 
 class Calendar(NamedTuple):
@@ -134,10 +134,10 @@ class Retraining:
         self.price, self.money = price, money
         self.rest = rest or max(12, period.calendar.year)
         self.laws = Laws(losses, period.year)
-        self.unknown = min(losses.by_age) >= 0  # no model has losses on the past
-        usual = period.calendar.cadences
-        reached = sum(k <= max(losses.by_age) / period.size for k in usual)
-        self.cadences = sorted(set(every)) or list(usual[: max(2, reached)])
+        self.effect = self.laws.effect_of_age()
+        self.unknown = math.isnan(self.effect.mean)  # without losses on the past
+        reached = sum(k <= max(losses.by_age) / period.size for k in period.calendar.cadences)
+        self.cadences = sorted(set(every)) or list(period.calendar.cadences[: max(2, reached)])
         self.worth = math.log1p(worth[0] / 100) if worth[1] and unit.startswith("nats") else worth[0]
         self.other: Retraining | None = None  # the same but for `--from-scratch`
 
@@ -159,14 +159,15 @@ class Retraining:
 
     @property
     def slope(self) -> MeanOverSeeds:
-        """Loss that a period of age adds, without what less training costs, up to the oldest age at hand."""
+        """Loss that b adds a period of age, up to the oldest age at hand."""
         oldest = max(self.losses.by_age)
         return self.laws.estimate(lambda law: law.b * oldest**law.c * self.period.size / oldest)
 
     @cached_property
     def drifts(self) -> bool:
         """Whether there is evidence that age adds loss, by the law and whatever training gains."""
-        return self.aged(self.cadences[-1]).low > 0 and not self.laws.effect_of_age().low <= 0
+        oldest = int(max(self.losses.by_age) / self.period.size)
+        return self.aged(max(1, min(oldest, self.cadences[-1]))).low > 0 and self.effect.low > 0
 
     @cached_property
     def found(self) -> tuple[int, bool]:
@@ -243,6 +244,7 @@ class Retraining:
         ages, slope = [age / size for age in self.losses.by_age if age > 0], self.slope
         rises = f"Loss rises by {slope.text()} {self.unit} a {self.period.noun} of age on average"
         drift = "the stream drifts" if self.drifts else "no evidence that the stream drifts"
+        drift += ", though not along this line" * (self.drifts and slope.low <= 0)
         lines = [
             f"{self.answer}.",
             f"A model {worse} than a new one.{' Percent: of perplexity.' * self.unit.startswith('nats')}",
@@ -263,11 +265,11 @@ class Retraining:
         """The document."""
         header = ["training", f"extra loss ({self.unit}), 90%", "as last time", "gain, 90%"]
         table = [[*header, "pays below a price of", "cost of trainings to come"]]
-        for k, rarer in zip(self.cadences, [*self.cadences[1:], math.inf], strict=True):
-            last, gains = self._last_time(k), ["", ""]
-            if rarer < math.inf:
-                gain = self.gain(k, int(rarer))
-                gains = [gain.text(), number((self.money or 1) * max(0.0, gain.mean) / (1 / k - 1 / rarer))]
+        for i, k in enumerate(self.cadences):
+            last, gains, rarer = self._last_time(k), ["", ""], self.cadences[i + 1 :]
+            if rarer:
+                pays = min(self.gain(k, r).mean / (1 / k - 1 / r) for r in rarer)
+                gains = [self.gain(k, rarer[0]).text(), number((self.money or 1) * max(0.0, pays))]
             cells = [self.extra(k).text(), "" if math.isnan(last) else number(last), *gains]
             table.append([self.period.every(k), *cells, self._costs(k)])
         if self.unknown:  # neither extra losses nor gains
@@ -364,11 +366,11 @@ class Retraining:
             when = f"Retrain in {self.period.span(plan.first)}" if plan.first else "Retrain now"
             when += f", then {self.period.every(plan.every)}" if plan.trainings > 1 else ", then not again"
             when += f", since the last losses are {number(self._excess)} above the usual" * (self._excess > 0)
-        saved = [f"{each.text(one)} against {name}" for name, each in plan.savings.items()]
+        saved = " and ".join(f"{each.text(one)} against {name}" for name, each in plan.savings.items())
         unit = "the money of --price" if self.money else f"{self.unit} summed over periods"
         ends = f"from {number(low)} to {number(high)}" if high < math.inf else f"above {number(low)}"
-        text = f"{when} ({plan.trainings} in {self.period.span(self.rest)}): it saves {' and '.join(saved)}, "
-        text += f"in {unit}. So for prices {ends}"
+        saves = f": it saves {saved}, in {unit}" if saved else ""
+        text = f"{when} ({plan.trainings} in {self.period.span(self.rest)}){saves}. So for prices {ends}"
         other = self.other
         if not other or other.laws.values.shape != self.laws.values.shape or other.unknown:
             return text
@@ -385,13 +387,12 @@ class Retraining:
         ]
         found = {
             "label": self.losses.label,
-            "question": QUESTION,
             "answer": self.answer,
             "advice": self.advice,
-            "evidence": self.advice != NO_EVIDENCE,
             "unit": self.unit,
             "period": self.period,
             "slope": None if self.unknown else self.slope,
+            "drifts": self.drifts,
             "law": self.laws.whole,
             "cadences": cadences,
             "plan": None if self.unknown or math.isnan(self.price) else self.plan,

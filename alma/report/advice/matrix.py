@@ -145,17 +145,18 @@ def _number(text: str, place: str, form: str = ": give a number up to 1e100") ->
 
 
 def _check_extremes(lines: Sequence[_Loss]) -> None:
-    """UserError: one of many losses is so far from the others on its period that it may be a slip."""
-    by_period: dict[float, list[float]] = {}
+    """UserError: one loss is so far from all others of its period and its model that it may be a slip."""
+    others: dict[Any, list[float]] = {}
     for line in lines:
-        by_period.setdefault(line.tested, []).append(line.loss)
-    apart = [abs(line.loss - median(by_period[line.tested])) for line in lines]
+        for key in (line.tested, (line.seed, line.until)):
+            others.setdefault(key, []).append(line.loss)
+    typical = {key: median(values) for key, values in others.items()}
+    apart = [min(abs(x.loss - typical[x.tested]), abs(x.loss - typical[x.seed, x.until])) for x in lines]
     worst = max(range(len(lines)), key=apart.__getitem__)
     if apart[worst] > max(1.0, 10 * sorted(apart)[-len(apart) // 20 - 1]):
         place, loss = lines[worst].place, lines[worst].loss
-        raise UserError(
-            f"{place}, loss: {loss:g} is far from the others on its period: correct it, or leave it out"
-        )
+        far = "is far from the others of its period and model"
+        raise UserError(f"{place}, loss: {loss:g} {far}: correct it, or leave it out")
 
 
 def _group(lines: Sequence[_Loss], kind: str) -> LossGroup:
