@@ -86,8 +86,8 @@ def _price(text: str) -> tuple[float, float]:
         money = float(under) if slash else 0.0
     except (ValueError, ZeroDivisionError):
         value = money = math.nan
-    if not (0 <= value <= 1e9 and 0 <= money <= 1e12):
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 to 1e9, such as 0.3 or 400/1000")
+    if not (0 <= value <= 1e12 and 0 <= money <= 1e12):
+        raise argparse.ArgumentTypeError(f"{text!r}: numbers from 0 to 1e12, such as 0.3 or 400/1000")
     return value, money
 
 

@@ -26,8 +26,8 @@ _UNKNOWN = (
 NOTE = """\
 Extra loss: above a model trained until the period that is served, mean over ages up to the next training \
 and the periods to come; it includes what less training costs. "As last time": by the extra losses on the \
-last period. Gain: what the next rarer cadence loses more. Below the price of a training (see --price), a \
-cadence costs less in all than each rarer one. Costs are of trainings to come."""
+last period. Gain: what the next rarer cadence loses more. A cadence pays, against each rarer one, if a \
+training costs less than its price (as in --price). Costs are of trainings to come."""
 
 
 class Calendar(NamedTuple):
@@ -202,9 +202,8 @@ class Retraining:
         if maybe:
             alone = self.gain(self.cadences[0], rarest).low > 0 and not self.drifts
             more = ". More training gains, whether age matters or not" * alone
-            return (
-                f"{NO_EVIDENCE.capitalize()}: until more models are tested, {name} is cheaper, {costs}{more}"
-            )
+            cheaper = f"until more models are tested, {name} is cheaper, {costs}"
+            return f"{NO_EVIDENCE.capitalize()}: {cheaper}{more}"
         most = self._percent(max(0.0, self.gain(self.cadences[0], rarest).high))
         limit = f"more often gains {most} at most, and {self._percent(self.worth)} would be worth it"
         return f"{name.capitalize()} is enough, {costs}: {limit}"
