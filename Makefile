@@ -18,8 +18,8 @@ unexport PYTHONDONTWRITEBYTECODE
 OMP_NUM_THREADS ?= 1
 UV = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 IDENTITY := import sys; print(sys.base_prefix, sys.version)
-# fairseq comes as sources and imports torch while it is built
-SOURCES := ^fairseq-fixed==
+# fairseq and fairscale come as sources and import torch while they are built
+SOURCES := ^(fairseq-fixed|fairscale)==
 # TORCH's CUDA and torchvision are left to the resolver; newer torchaudios do not say which torch they fit.
 PINS := $(if $(TORCH),sed -E '/^(nvidia-|cuda-|triton)/d; s/^(torch==).*/\1$(TORCH)/; \
 	s/^(torchvision)==.*/\1/; s/^(torchaudio)==.*/\1<=$(TORCH)/',cat) requirements.txt

@@ -52,6 +52,7 @@ if __name__ == "__main__":
             "torchvision>=0.22",
             "numpy>=2",
             "fairseq-fixed>=0.12.3.1,<0.13",
+            "fairscale>=0.4.13,<0.5",
             "sentencepiece>=0.2.2",
             "safetensors>=0.4.5",
             "scipy>=1.13",
@@ -81,7 +82,7 @@ if __name__ == "__main__":
                 "accelerate>=1.1",  # of transformers.Trainer in examples/trainers
             ],
             "docs": ["mkdocs-material>=9.7"],
-            # What must be there before fairseq-fixed can be built without build isolation.
+            # What must be there before fairseq-fixed and fairscale can be built without build isolation.
             "build": ["setuptools>=77", "wheel", "cython>=3", "uv>=0.5"],
         },
         cmdclass={"build_py": BuildWithPth, "editable_wheel": EditableWithPth},
