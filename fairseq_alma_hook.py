@@ -27,6 +27,10 @@ class _Finder:
         execute = loader.exec_module
 
         def execute_and_register(module):
+            import warnings
+
+            # fairscale, which fairseq imports, uses deprecated names of torch.
+            warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)

@@ -22,7 +22,7 @@ _SCALE = {"": 1} | {suffix: 10 ** (3 * k) for k, suffix in enumerate("kMGTPE", s
 _COLUMNS = 100  # of help; longer lines are hard to read
 _SHOWN = 12  # choices that an error lists
 _MOST_NUMBERS = 100_000  # of a range
-_TRAIN = ("torch", "torchvision", "fairseq", "safetensors", "submitit", "sklearn", "PIL")
+_TRAIN = ("torch", "torchvision", "fairseq", "fairscale", "safetensors", "submitit", "sklearn", "PIL")
 """What the light installation lacks."""
 
 

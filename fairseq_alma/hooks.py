@@ -29,7 +29,7 @@ from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe.layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
-from fairseq_alma.training import precision, schedule, tensorboard, weight_average
+from fairseq_alma.training import precision, schedule, sharding, tensorboard, weight_average
 from fairseq_alma.training.adam import FusedAdam
 
 logger = logging.getLogger(__name__)
@@ -149,10 +149,12 @@ def _check_processes(cfg) -> None:
 
 
 def _check_batch(cfg) -> None:
-    """UserError: the processes that have joined this training have another batch than planned."""
+    """UserError: the processes that have joined this training have another batch than planned, or one has and
+    there is nothing to shard."""
+    joined = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    sharding.check(cfg, joined)
     if not cfg.task.expect_tokens:
         return
-    joined = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     data, freq, planned = cfg.dataset, cfg.optimization.update_freq[0], cfg.task.expect_tokens
     limits = (data.batch_size, data.max_tokens, cfg.task.tokens_per_sample, data.required_batch_size_multiple)
     tokens = tokens_of(freq, *limits)
@@ -262,8 +264,10 @@ def _build_optimizer(original, trainer) -> None:
     with open_dict(trainer.cfg):
         trainer.cfg.common.fp16_no_flatten_grads = True
     original(trainer)
-    precision.replace_optimizer(trainer)
     optimizer = trainer.optimizer.optimizer
+    if trainer.cfg.distributed_training.zero_sharding == "os":
+        optimizer = sharding.optimizer_of_share(optimizer)
+    precision.replace_optimizer(trainer, optimizer)
     if type(optimizer) is Adam and not trainer.cfg.optimizer.use_old_adam:
         optimizer.__class__ = FusedAdam  # it has no state of its own; fairseq offers no choice of class
     if group := _ep_group(trainer):

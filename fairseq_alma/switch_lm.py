@@ -200,6 +200,9 @@ class SwitchLanguageModel(transformer_lm.TransformerLanguageModel):
         for name in (*unsupported, "scale_attn", "scale_fc", "scale_heads", "scale_resids"):
             if safe_getattr(args, name):
                 raise UserError(f"a Switch Transformer does not support {flag_of(name)}: drop it")
+        if safe_getattr(args, "moe_expert_parallel") and safe_getattr(args, "zero_sharding", "none") == "os":
+            why = "each process already keeps the optimizer's state of its own experts"
+            raise UserError(f"--moe-expert-parallel with --zero-sharding os: {why}; drop one of them")
 
     @classmethod
     def build_model(cls, args, task) -> "SwitchLanguageModel":

@@ -1,7 +1,7 @@
 """Packages for a GPU machine without a network: a folder of wheels, and the step `setup`, which installs it.
 
 The machine has Linux on x86-64, Python 3.12, torch and the usual packages of machine learning; the folder has
-what ALMA needs besides. antlr4 comes as a source without extensions and is built here. `setup`
+what ALMA needs besides. fairscale and antlr4 come as sources without extensions and are built here. `setup`
 runs with the machine's Python before anything is installed, so this file imports no package.
 """
 
@@ -21,7 +21,7 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x8
 TARGET = ["--python-version=3.12", "--implementation=cp", *(f"--platform={name}" for name in PLATFORMS)]
 CARRIED = 64 << 20
 """Bytes that may be carried to the machine: the wheels and the working tree."""
-SOURCES = ("antlr4-python3-runtime",)
+SOURCES = ("fairscale", "antlr4-python3-runtime")
 MISSING = (
     *SOURCES,
     *("fairseq-fixed", "hydra-core", "omegaconf", "bitarray", "cffi", "pycparser", "submitit"),

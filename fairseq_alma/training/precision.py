@@ -18,18 +18,18 @@ _WINDOW = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_sin
 """Counters of a DynamicLossScaler that decide when it next grows its scale."""
 
 
-def replace_optimizer(trainer) -> None:
+def replace_optimizer(trainer, of_torch: torch.optim.Optimizer) -> None:
     """Turn the optimizer that fairseq's `trainer` has just built into the one of this module.
 
-    The object changes its class, as Trainer names the classes in code, and a checkpoint records the name.
+    `of_torch` is the one that it wraps, or, if that is sharded, the one of this process's share. The object changes its class, as Trainer names the classes in code, and a checkpoint records the name.
     """
     optimizer = trainer.optimizer
     if type(optimizer) is optim.MemoryEfficientFP16Optimizer:
         optimizer.__class__ = MemoryEfficientFP16Optimizer
     elif type(optimizer) is optim.FP16Optimizer:
         optimizer.__class__ = FP16Optimizer
-        optimizer.optimizer.register_state_dict_post_hook(_add_weights)
-        optimizer.optimizer.register_load_state_dict_post_hook(_take_weights)
+        of_torch.register_state_dict_post_hook(_add_weights)
+        of_torch.register_load_state_dict_post_hook(_take_weights)
 
 
 class _SavesScaler:
@@ -65,6 +65,15 @@ def _add_weights(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -
 
 
 def _take_weights(optimizer: torch.optim.Optimizer) -> None:
-    for param in params_of(optimizer):
-        if FP32 in optimizer.state[param]:  # none after growth: the model has them
-            param.data.copy_(optimizer.state[param].pop(FP32))
+    params = params_of(optimizer)
+    take_weights(params, {index: optimizer.state[param] for index, param in enumerate(params)})
+
+
+def take_weights(params: list[Any], states: dict[int, dict[str, Any]]) -> None:
+    """Move the fp32 weights that `states` has, by the parameter's index, into `params`.
+
+    It has none after growth, when the model has them, or without FP16Optimizer.
+    """
+    for index, state in states.items():
+        if FP32 in state:
+            params[index].data.copy_(state.pop(FP32))

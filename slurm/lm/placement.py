@@ -52,6 +52,9 @@ def place(request: Request, machine: Machine) -> Request:
             what = f"{processes} processes cannot share the {passes} batches of an update ({product}) evenly"
             raise UserError(f"{what}; for the same update give {other}")
         processes = fewer  # a run in progress goes on, on some of the GPUs
+    if settings["--zero-sharding"] == "os" and processes == 1:
+        what = "--zero-sharding os divides the optimizer's state among processes, and this training has one"
+        raise UserError(f"{what}: leave it out, or use several GPUs (--cpu: --distributed-world-size 2)")
     shared = [passes * wanted // processes for passes in freq]
     tokens = batch and batch * freq[0] * wanted
     made = Placement(processes, processes if gpus else 0, tokens, by_machine=not requested and wanted > 1)

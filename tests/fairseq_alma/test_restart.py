@@ -78,7 +78,7 @@ step = AlmaLMTask.train_step
 
 def train_step(self, sample, model, criterion, optimizer, update_num, **kwargs):
     if update_num == int(os.environ["DIES_AT"]):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), int(os.environ.get("DIES_BY", signal.SIGKILL)))
     return step(self, sample, model, criterion, optimizer, update_num, **kwargs)
 
 AlmaLMTask.train_step = train_step

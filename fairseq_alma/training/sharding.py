@@ -1,0 +1,61 @@
+"""--zero-sharding os: each process keeps the optimizer's state of its share of the parameters.
+
+This is ZeRO stage 1 (Rajbhandari et al., 2020) by fairscale's OSS, as fairseq offers it. Every process has all
+weights and gradients, updates its share, and receives the rest from the others. A share has whole parameters.
+Checkpoints hold the complete state, so that a training may resume without sharding or with another number of
+processes.
+"""
+
+from typing import Any
+
+from fairscale.optim.oss import OSS
+from torch.optim import Optimizer
+
+from alma.errors import UserError
+from fairseq_alma.moe.expert_parallel import params_of
+from fairseq_alma.training import precision
+
+
+class ShardedOptimizer(OSS):
+    """fairscale's OSS as fairseq adapts it, with complete checkpoints and without a second copy of the state.
+
+    `optim` is the optimizer of this process's share. No upstream issue known; unnecessary once OSS restores its
+    share by `optim.load_state_dict` and frees the state that it has gathered.
+    """
+
+    disable_mem_eff_fp16_loading_hack = True  # OSS keeps the precision of the saved state
+
+    def __getattr__(self, name: str) -> Any:
+        """fairseq asks for `supports_...`, which the optimizer of the share knows."""
+        if name.startswith("supports"):
+            return getattr(self.optim, name)
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """The complete state, on process 0 alone and after `consolidate_state_dict`, a collective."""
+        complete = super().state_dict()
+        self._all_states.clear()  # else process 0 keeps the state of all until the next checkpoint
+        return complete
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore this process's share of the complete state, and the fp32 weights of all."""
+        states = {index: dict(state) for index, state in state_dict["state"].items()}
+        precision.take_weights(params_of(self), states)
+        super().load_state_dict({**state_dict, "state": states})
+        self.state.clear()  # a second copy: `optim.state` is the one in use
+
+
+def optimizer_of_share(sharded: OSS) -> Optimizer:
+    """Give `sharded`, which fairseq has just made, the class of this module; returns its `optim`.
+
+    The object changes its class, as fairseq defines its own within a function.
+    """
+    sharded.__class__ = ShardedOptimizer
+    return sharded.optim
+
+
+def check(cfg, processes: int) -> None:
+    """UserError: fairseq's `cfg` shards the optimizer's state of a training with one process."""
+    if cfg.distributed_training.zero_sharding == "os" and processes == 1:
+        what = "--zero-sharding os divides the optimizer's state among processes, and this training has one"
+        raise UserError(f"{what}: leave it out, or give --distributed-world-size 2 or more")
