@@ -1,12 +1,13 @@
 """fairscale's MOELayer (GShard, Lepikhin et al., 2020) with the experts of a Switch layer.
 
-It moves tokens by products with one-hot tensors (S, E, C): S * S elements where C = S / E, and twice as many
-with its Top2Gate, where C = 2 * S / E. It takes fp32 only, and token counts that are multiples of E.
+It moves tokens by products with one-hot tensors (S, E, C): S * S elements where C = S / E, twice as
+many with its Top2Gate, where C = 2 * S / E. It takes fp32 only, and S must be a multiple of E.
 
 Shapes: B batch, T time, S = B * T tokens, D model, F hidden, E experts, C capacity.
 """
 
 import contextlib
+import copy
 import math
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -80,3 +81,18 @@ class FairscaleFFN(nn.Module):
         # MOELayer wants the first dimension to be a multiple of E.
         y_S1D = self.layer(x_BTD.reshape(-1, 1, x_BTD.size(-1)))
         return y_S1D.view(x_BTD.shape), SimpleNamespace(balance_loss=self.layer.l_aux)
+
+
+def with_top1_gate(ours: SwitchFFN) -> FairscaleFFN:
+    """The function of `ours`, with copies of its weights."""
+    return FairscaleFFN(ours, Top1Gate(copy.deepcopy(ours.router), ours.capacity_factor))
+
+
+def with_top2_gate(ours: SwitchFFN) -> FairscaleFFN:
+    """fairscale's own gate, for two experts a token, with copies of the weights of `ours`."""
+    from fairscale.nn import Top2Gate
+
+    _, _, dim = ours.w1.shape
+    gate = Top2Gate(dim, ours.experts)
+    gate.wg.load_state_dict({"weight": ours.router.weight})
+    return FairscaleFFN(ours, gate)

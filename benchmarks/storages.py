@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveStorages(TorchDispatchMode):
-    """Counts the bytes of all storages in use that operations on `device` returned, "cpu" or "meta", say.
+    """Counts the bytes of storages in use on `device`, "cpu" or "meta", that operations returned.
 
     Memory that a kernel takes and frees within itself does not count.
     """
