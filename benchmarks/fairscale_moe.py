@@ -1,7 +1,8 @@
 """fairscale's MOELayer (GShard, Lepikhin et al., 2020) with the experts of a Switch layer.
 
 It moves tokens by products with one-hot tensors (S, E, C): S * S elements where C = S / E, twice as
-many with its Top2Gate, where C = 2 * S / E. It takes fp32 only, and S must be a multiple of E.
+many with its Top2Gate, where C = 2 * S / E. Outside autocast it takes fp32 only; S must be a
+multiple of E.
 
 Shapes: B batch, T time, S = B * T tokens, D model, F hidden, E experts, C capacity.
 """

@@ -1,6 +1,6 @@
 """Where fairscale's MOELayer defines the function of our Switch layer, outputs and gradients agree.
 
-In fp32: MOELayer takes nothing else.
+In fp32: outside autocast MOELayer takes nothing else.
 """
 
 import pytest
