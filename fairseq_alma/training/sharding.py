@@ -1,9 +1,9 @@
 """--zero-sharding os: each process keeps the optimizer's state of its share of the parameters.
 
-This is ZeRO stage 1 (Rajbhandari et al., 2020) by fairscale's OSS, as fairseq offers it. Every process has all
-weights and gradients, updates its share, and receives the rest from the others. A share has whole parameters.
-Checkpoints hold the complete state, so that a training may resume without sharding or with another number of
-processes.
+This is ZeRO stage 1 (Rajbhandari et al., 2020) by fairscale's OSS, as fairseq offers it. Every process has
+all weights and gradients, updates its share, and receives the rest from the others. A share has whole
+parameters. Checkpoints hold the complete state, so that a training may resume without sharding or with
+another number of processes.
 """
 
 from typing import Any
@@ -20,10 +20,10 @@ from fairseq_alma.training import precision
 
 
 class ShardedOptimizer(OSS):
-    """fairscale's OSS as fairseq adapts it, with complete checkpoints and without a second copy of the state.
+    """fairscale's OSS as fairseq adapts it, with complete checkpoints and one copy of the state.
 
-    `optim` is the optimizer of this process's share. No upstream issue known; unnecessary once OSS restores its
-    share by `optim.load_state_dict` and frees the state that it has gathered.
+    `optim` is the optimizer of this process's share. No upstream issue known; unnecessary once OSS restores
+    its share by `optim.load_state_dict` and frees the state that it has gathered.
     """
 
     disable_mem_eff_fp16_loading_hack = True  # OSS keeps the precision of the saved state

@@ -115,7 +115,7 @@ class Cost:
 
     @property
     def saved(self) -> int:
-        """Bytes of a checkpoint: weights in fp32, twice with FP16Optimizer, moments and average; 0 if unknown."""
+        """Bytes of a checkpoint: fp32 weights, twice with FP16Optimizer, moments, average; 0 if unknown."""
         weight = 4 * (1 + self._has_master) + self._moments + self._average
         return weight * (self.parameters or 0)
 
@@ -233,10 +233,9 @@ def vocabulary_size(data: str) -> int | None:
 
 
 def largest_share(sizes: Iterable[int], processes: int) -> int:
-    """Elements of the parameters whose optimizer state the process with most of them has (--zero-sharding os).
+    """Elements of the largest share of --zero-sharding os, of parameters with `sizes` elements.
 
-    fairscale gives each parameter, whole and in the model's order, to the process that has least. `sizes`:
-    elements of each.
+    fairscale gives each parameter, whole and in the model's order, to the process that has least so far.
     """
     shares = [0] * processes
     for size in sizes:

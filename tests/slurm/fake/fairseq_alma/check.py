@@ -15,7 +15,8 @@ ARCHS = {
 }
 ON = (
     "cpu fp16 bf16 memory-efficient-fp16 memory-efficient-bf16 no-epoch-checkpoints "
-    "checkpoint-activations offload-activations moe-expert-parallel share-decoder-input-output-embed decoder-learned-pos "
+    "checkpoint-activations offload-activations moe-expert-parallel "
+    "share-decoder-input-output-embed decoder-learned-pos "
     "store-ema no-save no-last-checkpoints decoder-normalize-before no-decoder-final-norm"
 ).split()
 NUMBERS = """
