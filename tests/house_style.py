@@ -32,9 +32,8 @@ def faults_of(node: ast.AST, parents: Sequence[ast.AST]) -> Iterator[str]:
         yield "a, b = x, y: assign one after the other"
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and is_flag_product(node):
         yield "a text or list times a flag: write a condition"
-    if isinstance(node, COMPREHENSIONS) and node.lineno != node.end_lineno:
-        if any(isinstance(inner, COMPREHENSIONS) for inner in ast.walk(node) if inner is not node):
-            yield "a comprehension in one of several lines: write a loop or a function"
+    if isinstance(node, COMPREHENSIONS) and isinstance(place, COMPREHENSIONS):
+        yield "a comprehension in a comprehension: write a loop or a function"
 
 
 def is_parallel(node: ast.Assign) -> bool:
