@@ -125,6 +125,30 @@ class Shape:
         """All parameters, |theta| of the paper's eq. 2."""
         return self.members * (self.shared + self.experts * self.per_expert)
 
+    @property
+    def parameter_sizes(self) -> list[int]:
+        """Elements of each parameter tensor, in the order of the model."""
+        dim, hidden = self.dim, self.hidden
+        sizes = [self.vocabulary * (self.input_dim or dim)]
+        if self.input_dim not in (0, dim):
+            sizes.append(dim * self.input_dim)
+        if self.learned_positions:
+            sizes.append((self.positions + 2) * dim)
+        norm = [dim, dim]
+        attention = 4 * [dim * dim, dim]
+        dense = [hidden * dim, hidden, dim * hidden, dim]
+        switch = [self.experts * size for size in (*dense, dim)]  # the router last
+        for block in range(1, self.layers + 1):
+            is_switch = bool(self.experts) and block % self.moe_freq == 0
+            sizes += [*attention, *norm, *(switch if is_switch else dense), *norm]
+        if self.final_norm:
+            sizes += norm
+        if self.output_dim not in (0, dim):
+            sizes.append(dim * self.output_dim)
+        if not self.tied:
+            sizes.append(self.vocabulary * (self.output_dim or dim))
+        return self.members * sizes
+
     def forward_flops(self, tokens: int, attention_over: int = 0) -> int:
         """FLOPs of a forward pass over `tokens`, with top-1 routing.
 

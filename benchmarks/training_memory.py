@@ -11,7 +11,8 @@ import contextlib
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -57,6 +58,24 @@ SETTINGS = [
 ]
 """--arch, experts, processes (GPUs), flags; the paper trains on 8 V100 with 32 GB, 8 sequences on each."""
 BATCH, LENGTH = 8, 512
+MODELS = {
+    "base, 16 experts, 139M": "switch_gmoe_base --moe-expert-count 16",
+    "large, 16 experts, 549M": "switch_gmoe_large --moe-expert-count 16",
+    "GPT-3 XL, dense, 1.3B": "transformer_lm_gpt3_xl",
+}
+"""--arch and its flags."""
+CARDS = (1, 8, 16)
+SAVINGS = {
+    "nothing": "",
+    "checkpointed": "--checkpoint-activations",
+    "offloaded": "--offload-activations",
+    "os": "--zero-sharding os",
+    "os, checkpointed": "--zero-sharding os --checkpoint-activations",
+    "expert parallel": "--moe-expert-parallel",
+}
+"""Flags that save memory, by the name of their column."""
+OF_SEVERAL = ("--zero-sharding", "--moe-expert-parallel")
+"""Flags that need several processes."""
 
 
 class MetaStorages(LiveStorages):
@@ -71,7 +90,10 @@ class MetaStorages(LiveStorages):
             return BATCH * LENGTH if args[0].dtype is torch.int64 else args[0].dtype is not torch.bool
         kwargs = kwargs or {}
         if func is torch.ops.aten._to_copy.default and args[0].is_meta:
-            kwargs = kwargs | {"device": "meta"}  # fairseq takes norms to the CPU, unless they are on CUDA
+            to_host = kwargs.get("device") == torch.device("cpu")
+            kwargs = kwargs | {"device": "meta"}  # the meta device has no values to copy
+            if to_host:  # norms, and offloaded activations
+                return func(*args, **kwargs)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -82,13 +104,11 @@ def like_a_gpu() -> Iterator[None]:
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return torch.native_dropout(x, p, training)[0]
 
-    plain = F.scaled_dot_product_attention
-
     def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask=None, dropout_p=0.0, is_causal=False) -> Tensor:
-        if attn_mask is not None:  # a batch with padding
-            return plain(q, k, v, attn_mask, dropout_p, is_causal)
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-        return efficient(q, k, v, None, True, dropout_p, is_causal)[0]
+        if attn_mask is not None:  # of fairseq's own attention: a view, not a copy for each head
+            attn_mask = attn_mask.expand(*q.shape[:-1], k.size(-2))
+        return efficient(q, k, v, attn_mask, True, dropout_p, is_causal)[0]
 
     def log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
         fused = x.dtype == torch.float16 and dtype == torch.float32
@@ -148,7 +168,11 @@ class Step:
             self.optimizer = optim.MemoryEfficientFP16Optimizer.build_optimizer(self.cfg, params)
         else:
             self.optimizer = optim.FP16Optimizer.build_optimizer(self.cfg, params)
-        self.optimizer.optimizer.__class__ = FusedAdam
+        holds_state = self.optimizer.optimizer
+        if self.cfg.distributed_training.zero_sharding == "os":
+            optim.shard_(self.optimizer, dist.group.WORLD)
+            holds_state = self.optimizer.optimizer.optim
+        holds_state.__class__ = FusedAdam
 
     def run(self, memory: MetaStorages, peaks: dict[str, int]) -> None:
         """One update; the peak of each phase, in bytes, in `peaks`."""
@@ -188,16 +212,23 @@ def estimated(words: Sequence[str], vocabulary: int, processes: int = 1) -> int:
     return cost.memory - int(PROCESS)
 
 
-def measure(vocabulary: int = VOCABULARY, settings: Sequence[tuple[str, int, int, str]] = SETTINGS) -> Rows:
-    """A row for each of the `settings`: arch, experts, processes, flags."""
-    rows = []
+@contextlib.contextmanager
+def dictionary(tokens: int) -> Iterator[str]:
+    """A folder with a dict.txt, in place of data; fairseq's log is off."""
     with contextlib.ExitStack() as stack:
-        data = stack.enter_context(tempfile.TemporaryDirectory())
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable()
-        Path(data, "dict.txt").write_text("".join(f"{number} 1\n" for number in range(vocabulary)))
+        Path(folder, "dict.txt").write_text("".join(f"{number} 1\n" for number in range(tokens)))
+        yield folder
+
+
+def measure(vocabulary: int = VOCABULARY, settings: Sequence[tuple[str, int, int, str]] = SETTINGS) -> Rows:
+    """A row for each of the `settings`: arch, experts, processes, flags."""
+    rows = []
+    with dictionary(vocabulary) as data:
         for arch, experts, processes, flags in tqdm(settings, disable=None):
             line = words(data, arch, "--moe-expert-count", str(experts), *flags.split())
             peaks = count(line, processes)
@@ -215,3 +246,34 @@ def measure(vocabulary: int = VOCABULARY, settings: Sequence[tuple[str, int, int
                 }
             )
     return rows
+
+
+def measure_savings(
+    vocabulary: int = VOCABULARY, models: Mapping[str, str] = MODELS, cards: Sequence[int] = CARDS
+) -> Rows:
+    """A row for each model and number of GPUs: GB of one GPU, CUDA's context included, by the flags that save
+    memory; in fp16 with the chunked loss. `-`: the flags do not apply."""
+    rows = []
+    ratios = []
+    with dictionary(vocabulary) as data:
+        for (model, arch), processes in tqdm(list(product(models.items(), cards)), disable=None):
+            row: dict[str, Any] = {"model": model, "GPUs": processes}
+            for saving, flags in SAVINGS.items():
+                if not applies(arch, flags, processes):
+                    row[saving] = "-"
+                    continue
+                line = words(data, *arch.split(), *f"--fp16 {_CHUNKED} {flags}".split())
+                counted = max(count(line, processes).values())
+                ratios.append(estimated(line, vocabulary, processes) / counted)
+                fits = counted + PROCESS < V100
+                row[saving] = f"{(counted + PROCESS) / 1e9:.1f}{'' if fits else ' (too much)'}"
+            rows.append(row)
+    print(f"estimate / count: {min(ratios):.2f} to {max(ratios):.2f}")
+    return rows
+
+
+def applies(arch: str, flags: str, processes: int) -> bool:
+    """Whether the `flags` of SAVINGS are accepted for a model on so many processes."""
+    if processes == 1 and flags.startswith(OF_SEVERAL):
+        return False
+    return arch.startswith("switch_") or "--moe-expert-parallel" not in flags

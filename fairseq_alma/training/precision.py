@@ -21,7 +21,8 @@ _WINDOW = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_sin
 def replace_optimizer(trainer, of_torch: torch.optim.Optimizer) -> None:
     """Turn the optimizer that fairseq's `trainer` has just built into the one of this module.
 
-    `of_torch` is the one that it wraps, or, if that is sharded, the one of this process's share. The object changes its class, as Trainer names the classes in code, and a checkpoint records the name.
+    `of_torch` is the one that it wraps, or, if that is sharded, the one of this process's share. The object
+    changes its class, as Trainer names the classes in code, and a checkpoint records the name.
     """
     optimizer = trainer.optimizer
     if type(optimizer) is optim.MemoryEfficientFP16Optimizer:

@@ -1,14 +1,17 @@
 """--zero-sharding os: each process keeps the optimizer's state of its share of the parameters.
 
-This is ZeRO stage 1 (Rajbhandari et al., 2020) by fairscale's OSS, as fairseq offers it. Every process has all
-weights and gradients, updates its share, and receives the rest from the others. A share has whole parameters.
-Checkpoints hold the complete state, so that a training may resume without sharding or with another number of
-processes.
+This is ZeRO stage 1 (Rajbhandari et al., 2020) by fairscale's OSS, as fairseq offers it. Every process has
+all weights and gradients, updates its share, and receives the rest from the others. A share has whole
+parameters. Checkpoints hold the complete state, so that a training may resume without sharding or with
+another number of processes.
 """
 
 from typing import Any
 
+import torch.distributed as dist
 from fairscale.optim.oss import OSS
+from fairseq import utils
+from torch import Tensor
 from torch.optim import Optimizer
 
 from alma.errors import UserError
@@ -17,10 +20,10 @@ from fairseq_alma.training import precision
 
 
 class ShardedOptimizer(OSS):
-    """fairscale's OSS as fairseq adapts it, with complete checkpoints and without a second copy of the state.
+    """fairscale's OSS as fairseq adapts it, with complete checkpoints and one copy of the state.
 
-    `optim` is the optimizer of this process's share. No upstream issue known; unnecessary once OSS restores its
-    share by `optim.load_state_dict` and frees the state that it has gathered.
+    `optim` is the optimizer of this process's share. No upstream issue known; unnecessary once OSS restores
+    its share by `optim.load_state_dict` and frees the state that it has gathered.
     """
 
     disable_mem_eff_fp16_loading_hack = True  # OSS keeps the precision of the saved state
@@ -30,6 +33,24 @@ class ShardedOptimizer(OSS):
         if name.startswith("supports"):
             return getattr(self.optim, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    def consolidate_state_dict(self, recipient_rank: int = 0) -> None:
+        """Collect the states of all shares in the memory of one process's host. Collective.
+
+        OSS would send every share to every process, which would unpickle it on the GPU that it came from.
+        """
+        OSS._sync_param_groups(self.param_groups, self.optim.param_groups)
+        own_state = utils.apply_to_sample(Tensor.cpu, self.optim.state_dict())
+        if self.rank != recipient_rank:
+            recipient = self._local_to_global_rank[recipient_rank]
+            dist.send_object_list([own_state], dst=recipient, group=self.group)
+            return
+        self._all_states = []
+        for rank, source in enumerate(self._local_to_global_rank):
+            received = [own_state]
+            if rank != self.rank:
+                dist.recv_object_list(received, src=source, group=self.group)
+            self._all_states.append(received[0])
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         """The complete state, on process 0 alone and after `consolidate_state_dict`, a collective."""

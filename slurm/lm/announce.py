@@ -77,12 +77,21 @@ def check_fit(estimates: Sequence[Estimate]) -> None:
         if there is not None and need > there:
             several = f" for {processes} processes" if processes > 1 else ""
             what = "a GPU here has" if cost.on_gpu else "this machine has free"
-            half = " or --fp16" if cost.on_gpu and not cost.half else ""
             needs = f"training needs about {need / _GB:,.1f} GB of memory{several}"
-            remedy = (
-                f"give a smaller --batch-size with a larger --update-freq, or --checkpoint-activations{half}"
-            )
+            flags = " or ".join(_memory_flags(cost))
+            remedy = f"give a smaller --batch-size with a larger --update-freq, or {flags}"
             raise UserError(f"{run.out}: {needs}, and {what} {there / _GB:,.1f} GB: {remedy}, after the `--`")
+
+
+def _memory_flags(cost: Cost) -> list[str]:
+    """Flags with which the training would need less memory."""
+    flags = ["--checkpoint-activations"]
+    if cost.on_gpu and not cost.half:
+        flags.append("--fp16")
+    divided = cost.settings["--zero-sharding"] == "os" or cost.settings.get("--moe-expert-parallel")
+    if cost.processes > 1 and not divided:
+        flags.append("--zero-sharding os")
+    return flags
 
 
 def _text(number: int | None, scale: float, name: str = "") -> str:

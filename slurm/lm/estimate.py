@@ -88,26 +88,50 @@ class Cost:
         return self.half and not any(self.settings.get(flag) for flag in _EFFICIENT)
 
     @property
-    def _state(self) -> int:
-        """Bytes of a parameter in the optimizer's moments and in a moving average, in fp32."""
-        return 4 * (_MOMENTS.get(self.settings["--optimizer"], 2) + bool(self.settings.get("--store-ema")))
+    def _moments(self) -> int:
+        """Bytes of a parameter in the optimizer's moments, in fp32."""
+        return 4 * _MOMENTS.get(self.settings["--optimizer"], 2)
+
+    @property
+    def _average(self) -> int:
+        """Bytes of a parameter in a moving average of the weights, in fp32."""
+        return 4 if self.settings.get("--store-ema") else 0
+
+    @property
+    def _sharded(self) -> bool:
+        """Whether each process has the moments of its share of the parameters alone."""
+        return self.settings["--zero-sharding"] == "os" and self.processes > 1
+
+    @property
+    def _offloaded(self) -> int:
+        """Bytes of activations that one process keeps on the host: the input of each layer."""
+        batch = tokens_of_batch(self.settings)
+        if self.shape is None or batch is None or not self.on_gpu:
+            return 0
+        if not self.settings["--offload-activations"]:
+            return 0
+        width = 2 if self.half else 4
+        return self.shape.members * self.shape.layers * batch * self.shape.dim * width
 
     @property
     def saved(self) -> int:
-        """Bytes of a checkpoint: fp32 weights, twice with FP16Optimizer, and `_state`; 0 if unknown."""
-        return (4 * (1 + self._has_master) + self._state) * (self.parameters or 0)
+        """Bytes of a checkpoint: fp32 weights, twice with FP16Optimizer, moments, average; 0 if unknown."""
+        weight = 4 * (1 + self._has_master) + self._moments + self._average
+        return weight * (self.parameters or 0)
 
     def host_memory(self, processes: int) -> int | None:
         """Bytes of the memory of a node with so many of its processes; None if unknown.
 
         On GPUs each builds its model in fp32 on the CPU, then all map the same checkpoint, and the first
-        copies its state to the CPU to save it.
+        copies its state to the CPU to save it; with --zero-sharding each copies the state of its share.
         """
         if not self.on_gpu:
             return self.memory and processes * self.memory
         if self.parameters is None:
             return None
-        return processes * (int(HOST_PROCESS) + 4 * self.parameters) + 2 * self.saved
+        copies = 3 if self._sharded else 2
+        process = int(HOST_PROCESS) + 4 * self.parameters + self._offloaded
+        return processes * process + copies * self.saved
 
     @cached_property
     def memory(self) -> int | None:
@@ -116,7 +140,8 @@ class Cost:
         PROCESS, weights, optimizer, and the larger of two peaks (on a CPU, where malloc keeps freed memory,
         their sum): the loss, when all activations are saved and no gradient exists; and the backward pass of
         the first layer, with its activations and all gradients. DistributedDataParallel has a copy of the
-        gradients at all times. With --moe-expert-parallel each process holds some of the experts.
+        gradients at all times. With --moe-expert-parallel each process holds some of the experts, with
+        --zero-sharding the moments of one share (ZeRO, Rajbhandari et al., 2020, stage 1).
 
         Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section
         4.1, count for a token of a layer 8 widths and 2 hidden widths, and dropout masks of 2 widths. fairseq
@@ -134,8 +159,11 @@ class Cost:
             experts = shape.members * shape.experts * shape.per_expert
             averaged -= experts
             here = averaged + experts // self.processes
-        numbers = width + 8 * self._has_master + self._state
-        fixed = here * numbers + averaged * width * (self.processes > 1)
+        fixed = here * (width + 8 * self._has_master + self._moments + self._average)
+        if self._sharded:
+            fixed -= self._moments * (here - largest_share(shape.parameter_sizes, self.processes))
+        if self.processes > 1:
+            fixed += averaged * width
         dim, hidden, heads = shape.dim, shape.hidden, settings["--decoder-attention-heads"]
         layer = (9 * dim + hidden) * width + 4 * hidden + 2 * dim * mask + 4 * heads
         if not self.on_gpu and settings["--attention-dropout"]:
@@ -143,7 +171,7 @@ class Cost:
         # Tokens by expert, and outputs before the gate in fp32.
         layers = shape.layers * layer + shape.switch_layers * (dim * (width + 4) + 8 * shape.experts)
         if settings["--checkpoint-activations"]:
-            layers = shape.layers * dim * width
+            layers = 0 if self._offloaded else shape.layers * dim * width
         ends = dim * (4 * width + mask)  # embedding, its dropout mask, the last norm
         # Logits, log-probabilities and gradients of all tokens, and with several members their sum; or of a
         # chunk, with gradients of the output weights.
@@ -202,6 +230,17 @@ def vocabulary_size(data: str) -> int | None:
         return Stream.load(data).vocab_size
     file = Path(data.split(":")[0], "dict.txt")
     return len(file.read_bytes().splitlines()) if file.exists() else None  # without it fairseq-train fails
+
+
+def largest_share(sizes: Iterable[int], processes: int) -> int:
+    """Elements of the largest share of --zero-sharding os, of parameters with `sizes` elements.
+
+    fairscale gives each parameter, whole and in the model's order, to the process that has least so far.
+    """
+    shares = [0] * processes
+    for size in sizes:
+        shares[shares.index(min(shares))] += size
+    return max(shares)
 
 
 def total(numbers: Iterable[int | None]) -> int | None:

@@ -54,8 +54,27 @@ def test_what_the_backward_pass_needs_is_counted(memory):
         ("switch_gmoe_base", 8, 1, CHUNKED),
         ("switch_gmoe_large", 12, 8, "--fp16"),
         ("switch_gmoe_base", 8, 4, f"--fp16 {CHUNKED} --moe-expert-parallel"),
+        ("switch_gmoe_large", 4, 2, f"--fp16 {CHUNKED} --zero-sharding os"),
+        ("switch_gmoe_large", 4, 8, f"--fp16 {CHUNKED} --zero-sharding os --offload-activations"),
     ],
 )
 def test_the_estimate_is_within_five_percent(memory, arch, experts, processes, flags):
     (row,) = memory.measure(20_000, [(arch, experts, processes, flags)])
     assert float(row["estimate / count"]) == pytest.approx(1, abs=0.05)
+
+
+def test_the_table_of_what_fits(memory, monkeypatch):
+    """On cards of 2 GB."""
+    monkeypatch.setattr(memory, "V100", 2_000_000_000)
+    flags = {"nothing": "", "os": "--zero-sharding os", "expert parallel": "--moe-expert-parallel"}
+    monkeypatch.setattr(memory, "SAVINGS", flags)
+    wide = "--decoder-layers 2 --decoder-embed-dim 1024 --decoder-ffn-embed-dim 4096"
+    wide += " --decoder-attention-heads 8"
+    models = {"dense": f"transformer_lm_gpt3_small {wide}", "tiny": "switch_gmoe_tiny"}
+    one, two, one_tiny, two_tiny = memory.measure_savings(8_000, models, (1, 2))
+    assert one["nothing"].endswith(" (too much)")
+    assert [one["os"], one_tiny["os"], one_tiny["expert parallel"]] == ["-", "-", "-"]
+    assert [one["expert parallel"], two["expert parallel"]] == ["-", "-"]
+    gigabytes = [float(two[name].removesuffix(" (too much)")) for name in ("nothing", "os")]
+    assert gigabytes[0] - gigabytes[1] == pytest.approx(4 * 0.0339, abs=0.11)  # of 33.9M weights
+    assert float(two_tiny["expert parallel"]) <= float(two_tiny["nothing"])

@@ -51,6 +51,7 @@ def test_a_transformer_lm_of_any_widths(forked, build_dense, sample, stream, fla
     assert isinstance(shape, Shape)
     parameters = sum(each.numel() for each in model.parameters())
     assert shape.parameters == parameters
+    assert shape.parameter_sizes == [each.numel() for each in model.parameters()]
     assert counted(model, sample) == shape.forward_flops(sample["ntokens"])
     words += ["--tokens-per-sample", "64"]
     (request,) = resolved(read_requests([str(stream), "--out", "R", "--learner", "sm", "--", *words]))

@@ -21,8 +21,10 @@ def losses(output: str) -> dict[str, str]:
 
 @pytest.fixture
 def interrupted_on_two(start_two, train_on_two, stream, tiny, user_dir, tmp_path):
-    """`interrupted_on_two(save, number, *flags)` ends both processes by the signal `number` in update 8, trains
-    to the end, and returns the losses that the second start logs."""
+    """`interrupted_on_two(save, number, *flags)`: the signal `number` ends both processes in update 8.
+
+    Trains to the end, and returns the losses that the second start logs.
+    """
 
     def run(save, number: int, *flags) -> dict[str, str]:
         environment = {"DIES_AT": "8", "DIES_BY": str(int(number))}
@@ -56,22 +58,23 @@ def test_two_stages_equal_those_without_sharding(
         previous = last
 
 
-@pytest.mark.parametrize("first", ["plain", "sharded"])
-def test_a_checkpoint_goes_on_with_sharding_or_without(train, train_on_two, tmp_path, first):
-    """From two processes to one and back, at the same batch."""
-    to_six = (*TRAINING.split(), "--fp16", "--fp16-init-scale", "4", "--update-freq", "2", "--max-update", "6")
-    last = {}
-    for kind in ("plain", "sharded"):
-        folder = tmp_path / kind
-        if first == "sharded":  # two, then one
-            train_on_two(folder, *to_six, *(SHARDED if kind == "sharded" else ()))
-            train(folder, *TRAINING.split(), *to_six[-7:-4], "--update-freq", "4", "--max-update", "12")
-        else:
-            train(folder, *to_six)
-            more = (*to_six[-7:-4], "--update-freq", "1", "--max-update", "12")
-            train_on_two(folder, *TRAINING.split(), *more, *(SHARDED if kind == "sharded" else ()))
-        last[kind] = folder / "checkpoint_last.pt"
-    assert_same_training(last["plain"], last["sharded"])
+FP16 = ("--fp16", "--fp16-init-scale", "4")
+
+
+@pytest.mark.parametrize("sharded_first", [True, False])
+def test_a_checkpoint_goes_on_with_sharding_or_without(train, train_on_two, tmp_path, sharded_first):
+    """From two processes to one, or from one to two, at the same batch."""
+    flags = (*TRAINING.split(), *FP16)
+    starts = [(train_on_two, "2"), (train, "4")]
+    if not sharded_first:
+        starts.reverse()
+    last = []
+    for kind, sharding in (("plain", ()), ("sharded", SHARDED)):
+        for updates, (run, batches) in zip(("6", "12"), starts, strict=True):
+            given = sharding if run is train_on_two else ()
+            run(tmp_path / kind, *flags, "--update-freq", batches, "--max-update", updates, *given)
+        last.append(tmp_path / kind / "checkpoint_last.pt")
+    assert_same_training(*last)
 
 
 COUNTS = """
@@ -94,7 +97,7 @@ ShardedOptimizer.step = counted
 
 
 def test_each_process_holds_its_share_once(train_on_two, user_dir, tmp_path, monkeypatch):
-    """After a checkpoint and a restart: Adam's two moments, of half of the parameters, by the fused kernel."""
+    """After a checkpoint and a restart: Adam's moments of half of the parameters, by the fused kernel."""
     monkeypatch.setenv("COUNTS", str(tmp_path / "counts_"))
     flags = (*TRAINING.split(), "--fp16", *SHARDED, *user_dir(COUNTS))
     for updates in ("7", "9"):
@@ -128,8 +131,8 @@ def test_with_other_optimizers_and_models(train_on_two, interrupted_on_two, tmp_
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ("", "among processes, and this training has one: leave it out, or give --distributed-world-size 2"),
-        ("--moe-expert-parallel", "--moe-expert-parallel with --zero-sharding os: each process already keeps"),
+        ("", "this training has one: leave it out, or give --distributed-world-size 2 or more"),
+        ("--moe-expert-parallel", "--zero-sharding os: each process already keeps the optimizer's state"),
     ],
 )
 def test_what_it_cannot_be_with_is_refused(start, stream, tiny, tmp_path, flags, line):
@@ -142,8 +145,8 @@ def test_what_it_cannot_be_with_is_refused(start, stream, tiny, tmp_path, flags,
 
 def test_offloaded_activations_change_no_number(train_on_two, tmp_path):
     """--checkpoint-activations --offload-activations, with Switch layers in two processes."""
-    outputs = []
-    for folder, flags in (("plain", ()), ("offloaded", ("--checkpoint-activations", "--offload-activations"))):
-        outputs.append(train_on_two(tmp_path / folder, *TRAINING.split(), *flags)[0])
-    assert losses(outputs[0]) == losses(outputs[1])
+    offload = ("--checkpoint-activations", "--offload-activations")
+    plain = train_on_two(tmp_path / "plain", *TRAINING.split())
+    offloaded = train_on_two(tmp_path / "offloaded", *TRAINING.split(), *offload)
+    assert losses(plain[0]) == losses(offloaded[0])
     assert_same_model(*(tmp_path / folder / "checkpoint_last.pt" for folder in ("plain", "offloaded")))

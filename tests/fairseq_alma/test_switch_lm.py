@@ -64,6 +64,7 @@ def test_parameter_counts_are_those_of_the_papers_architecture(arch, stream):
         count = sum(p.numel() for p in model.parameters())
         shape = Shape.of(args, len(dictionary))
         assert count == shape.parameters
+        assert shape.parameter_sizes == [p.numel() for p in model.parameters()]
         assert round(count / 1e6, 1) == total
         assert round(shape.shared / 1e6, 1) == shared
         assert round(shape.per_expert / 1e6, 2) == pytest.approx(per_expert, abs=0.011)

@@ -9,7 +9,7 @@ from alma.errors import UserError
 from slurm.engine.machine import Machine
 from slurm.lm.announce import check_fit as check
 from slurm.lm.announce import table
-from slurm.lm.estimate import Estimate, estimate, total, vocabulary_size
+from slurm.lm.estimate import Estimate, estimate, largest_share, total, vocabulary_size
 from slurm.lm.placement import place
 from slurm.lm.plan import make_plan, tokens_of_batch
 
@@ -126,6 +126,33 @@ def memory(flags: str, gpus: int = 1, vocabulary: int = 10) -> int:
     """Bytes of one process."""
     machine = Machine((8 * 10**9,) * gpus, None)
     return estimated(flags=flags, vocabulary=vocabulary, machine=machine).costs[0].memory
+
+
+def test_sharding_saves_the_moments_of_the_other_shares():
+    """V 14, P 18 and D 8 begin with parameters of 112 and 144 elements; Switch layers have the largest."""
+    whole = estimated(flags="--distributed-world-size 2").costs[0]
+    sizes = whole.shape.parameter_sizes
+    assert sum(sizes) == whole.shape.parameters == 3704
+    assert sizes[:3] == [14 * 8, 18 * 8, 8 * 8]
+    assert largest_share([112, 144, 64, 8], 2) == 112 + 64
+    share = largest_share(sizes, 2)
+    assert 1852 <= share < 2000
+    saved = memory("", gpus=2) - memory("--zero-sharding os", gpus=2)
+    assert saved == 8 * (3704 - share)
+    one_moment = ("--optimizer nag", "--optimizer nag --zero-sharding os")
+    assert memory(one_moment[0], gpus=2) - memory(one_moment[1], gpus=2) == saved // 2
+
+
+def test_offloaded_activations_are_in_the_memory_of_the_host():
+    """The input of each of 2 layers: 4 sequences of 16 tokens of width 8, in fp32."""
+    flags = "--checkpoint-activations --distributed-world-size 1"
+    kept, moved = (
+        estimated(flags=words, vocabulary=1000, machine=ONE_GPU).costs[0]
+        for words in (flags, f"{flags} --offload-activations")
+    )
+    layers = 2 * 4 * 16 * 8 * 4
+    assert kept.memory - moved.memory == layers
+    assert moved.host_memory(3) - kept.host_memory(3) == 3 * layers
 
 
 @pytest.mark.parametrize(

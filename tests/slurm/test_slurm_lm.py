@@ -57,11 +57,13 @@ def losses(out) -> list[tuple[str, str]]:
 def test_two_nodes_and_a_requeue_give_the_rows_and_losses_of_one_machine(cluster, launch, stream, tmp_path):
     """Two gloo processes, on two nodes or both on this machine; only the signal saves a checkpoint.
 
+    The nodes shard the optimizer's state, this machine does not.
     The nodes' GPUs are fake, so that --cpu is needed; without it the first job would end with one line.
     """
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     here = [*words(stream, whole, *SM, updates=UPDATES), "--distributed-world-size", "2"]
-    started = [launch(words(stream, cut, *SM, *ON_SLURM, *APART, updates=UPDATES)), launch(here)]
+    on_nodes = [*words(stream, cut, *SM, *ON_SLURM, *APART, updates=UPDATES), "--zero-sharding", "os"]
+    started = [launch(on_nodes), launch(here)]
     log = cut / "stage_00/train.log"
     cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=120)
     job_id = next(job.job_id for job in queue.read_jobs(cut) if job.kind == "train")

@@ -15,7 +15,8 @@ ARCHS = {
 }
 ON = (
     "cpu fp16 bf16 memory-efficient-fp16 memory-efficient-bf16 no-epoch-checkpoints "
-    "checkpoint-activations moe-expert-parallel share-decoder-input-output-embed decoder-learned-pos "
+    "checkpoint-activations offload-activations moe-expert-parallel "
+    "share-decoder-input-output-embed decoder-learned-pos "
     "store-ema no-save no-last-checkpoints decoder-normalize-before no-decoder-final-norm"
 ).split()
 NUMBERS = """
@@ -29,7 +30,7 @@ TEXTS = """
     gpt2-encoder-json=https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe/encoder.json adam-eps=1e-8 clip-norm=1.0
     dropout=0.1 attention-dropout=0.0 criterion=cross_entropy sample-break-mode=none log-format= update-freq=
     tensorboard-logdir= weight-decay=0.0 grow-noise=0.1 warmup-init-lr= checkpoint-suffix=
-    ddp-backend=pytorch_ddp init=
+    ddp-backend=pytorch_ddp zero-sharding=none init=
 """.split()
 """NAME=DEFAULT; without a default: None."""
 
