@@ -98,11 +98,10 @@ def compare(dim: int, tokens: int, experts: int, dtype: str, repeats: int) -> di
         steps = STEPS[device().type]
         kinds = {name: partial(finished, work, steps) for name, work in works.items()}
         measured = turns(kinds, repeats)
-    ratios = {
-        f"{name} / dense": [turn[name] / turn["dense"] for turn in measured]
-        for name in works
-        if name != "dense"
-    }
+    ratios = {}
+    for name in works:
+        if name != "dense":
+            ratios[f"{name} / dense"] = [turn[name] / turn["dense"] for turn in measured]
     times = [turn["dense"] / steps for turn in measured]
     flops = 3 * 2 * 2 * tokens * dim * 4 * dim
     return {
