@@ -15,10 +15,12 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, Fairse
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
+from alma.epochs import WARMUP, warmup_of
 from alma.errors import UserError, closest, hint
 from alma.options import flag_of, flag_words
 from fairseq_alma import defaults, initial
 from fairseq_alma.switch_lm import SwitchLanguageModel
+from fairseq_alma.training.epochs import PLANNED_WARMUP
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +78,8 @@ def parse(
     parser.error = lambda message: _refuse(parser, message)  # type: ignore[method-assign]
     if training:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        lengths = {"--warmup-updates": f"{defaults.WARMUP}, at most a tenth of --total-num-update"}
-        lengths["--total-num-update"] = "the value of --max-update"
+        lengths = {"--warmup-updates": f"{WARMUP}, at most a tenth of --total-num-update"}
+        lengths["--total-num-update"] = "the value of --max-update, or the updates of --max-epoch"
         shown = (f"  {_shown({flag: value})}" for flag, value in (defaults.TRAINING | lengths).items())
         parser.epilog = "\n".join((f"defaults of --task {TASK}:", *shown))
     if asking := {"-h", "--help"}.intersection(words):
@@ -101,6 +103,8 @@ def parse(
         _fill_schedule(args, given, scheduler)
         chosen = defaults.chosen(given, scheduler).items()
         used = {flag: value for flag, value in chosen if hasattr(args, flag[2:].replace("-", "_"))}
+        if not args.max_update:
+            used.pop("--max-update", None)
         logger.info(f"defaults of --task {TASK}: {_shown(used)}")
     return args
 
@@ -153,19 +157,25 @@ def _check_model(args: argparse.Namespace) -> None:
 def _fill_schedule(args: argparse.Namespace, given: set[str], scheduler: str) -> None:
     """Set the length of our schedule, `scheduler`, and that of its warm-up, unless they are given.
 
+    If --max-epoch alone ends the training, both are set once its batches are counted (`training.epochs`).
     UserError: inverse_sqrt without a warm-up, by whose length fairseq divides.
     """
+    if args.max_epoch and "--max-update" not in given:
+        args.max_update = 0
+    by_epochs = args.max_epoch and not args.max_update
     if args.lr_scheduler == "inverse_sqrt" and (updates := args.warmup_updates) < 1:
         raise UserError(f"--warmup-updates {updates}: inverse_sqrt needs 1 or more")
     if args.lr_scheduler != scheduler:
         return
     total: Any = args.max_update or defaults.TRAINING["--max-update"]
+    if by_epochs:
+        total = 0
     if args.lr_scheduler == "polynomial_decay":
         if "--total-num-update" not in given:
             args.total_num_update = total
         total = int(args.total_num_update)
     if "--warmup-updates" not in given:
-        args.warmup_updates = min(defaults.WARMUP, total // 10)
+        args.warmup_updates = warmup_of(total) if total else PLANNED_WARMUP
 
 
 def _check_values(action: argparse.Action) -> None:

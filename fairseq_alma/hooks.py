@@ -29,7 +29,7 @@ from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe.layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
-from fairseq_alma.training import precision, schedule, tensorboard, weight_average
+from fairseq_alma.training import epochs, precision, schedule, tensorboard, weight_average
 from fairseq_alma.training.adam import FusedAdam
 
 logger = logging.getLogger(__name__)
@@ -199,12 +199,15 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
             logger.info(f"{flag_of(name)}: applied before {last} was written; this start resumes from it")
     growth.prepare(cfg, trainer)
     new_stage = schedule.prepare(cfg, trainer)
+    by_epochs = epochs.begin(trainer)
     average = trainer.cfg.ema
     wanted, average.store_ema = average.store_ema, False  # `weight_average.begin` restores it
     try:
         loaded = original(cfg, trainer, **kwargs)
     finally:
         average.store_ema = wanted
+    if by_epochs:
+        epochs.plan(trainer, loaded[1])
     if new_stage:
         schedule.begin(trainer, loaded[0])
     weight_average.begin(trainer, loaded[0])
