@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import yaml
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, FairseqLanguageModel
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
@@ -18,7 +17,7 @@ from fairseq.tasks import TASK_REGISTRY
 from alma.epochs import WARMUP, warmup_of
 from alma.errors import UserError, closest, hint
 from alma.options import flag_of, flag_words
-from fairseq_alma import defaults, initial
+from fairseq_alma import defaults, flags, initial
 from fairseq_alma.switch_lm import SwitchLanguageModel
 from fairseq_alma.training.epochs import PLANNED_WARMUP
 
@@ -31,6 +30,16 @@ def is_ours(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
     """Whether a command line has `--task alma_lm`, given or by default, or a task that does not exist."""
     task = _last_value(words, "--task", parser.get_default("task"))
     return task == TASK or task not in TASK_REGISTRY
+
+
+def is_given(words: Sequence[str], default: str) -> bool:
+    """Whether a command line, whose parser is still to be built, has `--task alma_lm`."""
+    return _last_value(words, "--task", default) == TASK
+
+
+def missing_user_dir(error: FileNotFoundError) -> str:
+    """The line for fairseq's error of a --user-dir that does not exist."""
+    return f"--user-dir {error}: no such directory; give the path of your code"
 
 
 def _last_value(words: Sequence[str], flag: str, default: str) -> str:
@@ -89,12 +98,12 @@ def parse(
         sys.exit()
     args, unknown = run(words)
     if unknown:
-        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown
-        near = {flag: closest(flag, parser._option_string_actions) for flag in flags}
+        names = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown
+        near = {flag: closest(flag, parser._option_string_actions) for flag in names}
         hints = {flag: f": did you mean {meant}?" if meant else "" for flag, meant in near.items()}
-        raise UserError("; ".join(f"unrecognized argument {flag}{hints[flag]}" for flag in flags))
+        raise UserError("; ".join(f"unrecognized argument {flag}{hints[flag]}" for flag in names))
     if training:
-        _check_flags(parser, args, given)
+        flags.check(parser, args, given)
         if of_model:
             off = [flag for flag, value in of_model.items() if value is False and flag not in given]
             vars(args).update((flag[2:].replace("-", "_"), False) for flag in off)  # on in some archs
@@ -113,24 +122,6 @@ def _shown(values: dict[str, object]) -> str:
     return " ".join(flag if value is True else f"{flag} {value}" for flag, value in values.items())
 
 
-def _check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace, given: set[str]) -> None:
-    """UserError: a flag or a choice with which a training fails, or its restart computes something else."""
-    table = yaml.safe_load(defaults.FLAGS.read_text())
-    for flag in given & table["refused"].keys():
-        action = parser._option_string_actions[flag]
-        if getattr(args, action.dest) != action.default:
-            raise UserError(f"{flag}: {table['refused'][flag]}")
-    for flag, choices in table["choices"].items():
-        name = flag[2:].replace("-", "_")
-        choice = getattr(args, name)
-        kind = REGISTRIES[name]["registry"].get(choice, str) if name in REGISTRIES else str
-        if choice not in (None, *choices) and kind.__module__.startswith(("fairseq.", "builtins")):
-            raise UserError(f"{flag} {choice}: the task {TASK} takes {', '.join(choices)}")
-    resets = sorted(flag for flag in given if flag.startswith("--reset-") and flag != "--reset-logging")
-    if resets and args.finetune_from_model:
-        raise UserError(f"{resets[0]}: --finetune-from-model resets all but the weights; leave it out")
-
-
 def _check_model(args: argparse.Namespace) -> None:
     """UserError: `fairseq_alma.evaluate` cannot measure the model, or would leave out blocks over a limit."""
     for name in ("max_target_positions", "max_tokens", "max_tokens_valid"):
@@ -146,12 +137,23 @@ def _check_model(args: argparse.Namespace) -> None:
         raise UserError(f"--arch {args.arch}: the task {TASK} trains {trained}")
     if issubclass(kind, SwitchLanguageModel):
         kind.check(args)
+    _check_tied(args)
     if name not in ("transformer_lm", "lightconv_lm"):  # the others use these with adaptive_loss only
         return
     for part in ("adaptive_softmax_cutoff", "adaptive_input", "character_embeddings", "base_layers"):
         if getattr(args, part, None):  # no logits, or no formula in alma.flops
             why = "perplexity or FLOPs cannot be measured; leave it out"
             raise UserError(f"--arch {args.arch} with {flag_of(part)}: {why}")
+
+
+def _check_tied(args: argparse.Namespace) -> None:
+    """UserError: tied embeddings whose input and output have other widths."""
+    pairs = [("decoder_input_dim", "decoder_output_dim"), ("decoder_embed_dim", "decoder_out_embed_dim")]
+    for names in pairs:
+        widths = {getattr(args, name, None) for name in names}
+        if getattr(args, "share_decoder_input_output_embed", False) and len(widths - {None}) == 2:
+            first, second = map(flag_of, names)
+            raise UserError(f"{first} and {second} differ, but embeddings are tied: give both the same")
 
 
 def _fill_schedule(args: argparse.Namespace, given: set[str], scheduler: str) -> None:

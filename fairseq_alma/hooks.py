@@ -39,10 +39,15 @@ class TrainingComplete(Exception):
     """The loaded checkpoint already has --max-update updates, or --patience has ended its training."""
 
 
-def install_first(original, *args, **kwargs):
+def install_first(original, desc, default_task="translation"):
     """Replacement of options.get_parser, which every fairseq command calls first."""
     install()
-    return original(*args, **kwargs)
+    try:
+        return original(desc, default_task)
+    except FileNotFoundError as error:  # of --user-dir, which fairseq imports here
+        if not command_line.is_given(sys.argv[1:], default_task):
+            raise
+        fail(command_line.missing_user_dir(error))
 
 
 @functools.cache
@@ -73,6 +78,10 @@ def _parse_with_our_defaults(
         args = command_line.parse(original, parser, words, modify_parser)
     except UserError as error:
         fail(str(error))
+    except FileNotFoundError as error:
+        fail(command_line.missing_user_dir(error))
+    if input_args is None and getattr(args, "profile", False) and not torch.cuda.is_available():
+        fail("--profile: it needs a GPU; leave it out on a CPU")  # fairseq fails before it trains
     return (args, []) if parse_known else args
 
 
