@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, FairseqLanguageModel
-from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
 from alma.epochs import WARMUP, warmup_of

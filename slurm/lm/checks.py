@@ -112,7 +112,7 @@ def _of_trainer(request: Request) -> Iterator[str]:
 
 
 def megabatch_sizes(request: Request) -> list[int]:
-    """Tokens of each mega-batch: from stream.json, or by the flags that cut a fairseq-preprocess directory."""
+    """Tokens of each mega-batch: from stream.json, or as flags cut a fairseq-preprocess directory."""
     if request.trainer or is_stream(request.stream):
         stream = Stream.load(request.stream)
         if not (request.trainer or stream.files):

@@ -196,7 +196,7 @@ def estimate(plan: Plan, vocabulary: int | None, machine: Machine) -> Estimate:
             settings = {**spec.settings, "--max-update": training.updates or 0}
             marker, shared = spec.directory / "result.json", training.source is not None
             costs[training.directory] = Cost(
-                marker, settings, vocabulary, machine, shared, training.tokens
+                marker, settings, vocabulary, machine, shared, epoch_tokens=training.tokens
             )
     deployed = tuple(costs[directory] for directory in plan.stages[-1].models)
     return Estimate(plan.out, plan.config["learner"], tuple(costs.values()), deployed)

@@ -46,7 +46,8 @@ def test_two_epochs_train_as_their_updates(train, tmp_path, flags):
 
 def test_the_rate_decays_over_the_epochs(train, tmp_path):
     """Warm-up: a tenth of the updates; the rate reaches 0 with the last one."""
-    output = train(tmp_path / "made", *"--batch-size 8 --update-freq 1 --max-epoch 1 --log-interval 1".split())
+    flags = "--batch-size 8 --update-freq 1 --max-epoch 1 --log-interval 1".split()
+    output = train(tmp_path / "made", *flags)
     updates = planned(output)
     rates = [float(rate) for rate in re.findall(r'"lr": "([^"]+)"', output)]
     peak = updates // 10
