@@ -84,8 +84,10 @@ def check_kept(request: Request, updates: int) -> None:
 
 def _of_kept(request: Request, updates: int) -> Iterator[str]:
     count = averages.last_of(request.average)
+    if not count:
+        return
     interval = request.settings["--save-interval-updates"]
-    if count and (not interval or (updates and count * interval > updates)):
+    if not interval or (updates and count * interval > updates):
         number = f"{updates // count} or less" if updates >= count else "N"
         needed = f"needs {count} checkpoints of each stage: give --save-interval-updates {number}"
         yield f"--average {request.average} {needed} after the `--`"

@@ -252,6 +252,21 @@ def test_unused_flags_change_no_number(train, tmp_path):
     assert_same_training(*last)
 
 
+def test_flags_of_several_processes_change_no_number(train_on_two, tmp_path):
+    """But for --ddp-backend and --ddp-comm-hook fp16, which change how gradients are added up, and those of
+    the start of the processes, which the environment determines here."""
+    words = "--bucket-cap-mb 1 --find-unused-parameters --gradient-as-bucket-view --broadcast-buffers "
+    words += "--fix-batches-to-gpus --fast-stat-sync --heartbeat-timeout 99 --all-gather-list-size 20000 "
+    words += "--load-checkpoint-on-all-dp-ranks"
+    untried = names("--ddp-backend --ddp-comm-hook --device-id --distributed-num-procs --distributed-rank")
+    untried |= names("--distributed-backend --distributed-init-method --distributed-port")
+    untried |= names("--distributed-no-spawn")
+    assert names(words) | untried == names(TABLE["several processes"])
+    train_on_two(tmp_path / "without", "--max-update", "3")
+    train_on_two(tmp_path / "with", "--max-update", "3", *words.split())
+    assert_same_training(*(tmp_path / folder / "checkpoint_last.pt" for folder in ("without", "with")))
+
+
 @pytest.mark.parametrize(
     "flags", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FLAGS]
 )
