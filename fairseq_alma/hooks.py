@@ -29,7 +29,7 @@ from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe.layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
-from fairseq_alma.training import precision, schedule, sharding, tensorboard, weight_average
+from fairseq_alma.training import epochs, precision, schedule, sharding, tensorboard, weight_average
 from fairseq_alma.training.adam import FusedAdam
 
 logger = logging.getLogger(__name__)
@@ -39,10 +39,15 @@ class TrainingComplete(Exception):
     """The loaded checkpoint already has --max-update updates, or --patience has ended its training."""
 
 
-def install_first(original, *args, **kwargs):
+def install_first(original, desc, default_task="translation"):
     """Replacement of options.get_parser, which every fairseq command calls first."""
     install()
-    return original(*args, **kwargs)
+    try:
+        return original(desc, default_task)
+    except FileNotFoundError as error:  # of --user-dir, which fairseq imports here
+        if not command_line.is_given(sys.argv[1:], default_task):
+            raise
+        fail(command_line.missing_user_dir(error))
 
 
 @functools.cache
@@ -73,6 +78,10 @@ def _parse_with_our_defaults(
         args = command_line.parse(original, parser, words, modify_parser)
     except UserError as error:
         fail(str(error))
+    except FileNotFoundError as error:
+        fail(command_line.missing_user_dir(error))
+    if input_args is None and getattr(args, "profile", False) and not torch.cuda.is_available():
+        fail("--profile: it needs a GPU; leave it out on a CPU")  # fairseq fails before it trains
     return (args, []) if parse_known else args
 
 
@@ -201,12 +210,15 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
             logger.info(f"{flag_of(name)}: applied before {last} was written; this start resumes from it")
     growth.prepare(cfg, trainer)
     new_stage = schedule.prepare(cfg, trainer)
+    by_epochs = epochs.begin(trainer)
     average = trainer.cfg.ema
     wanted, average.store_ema = average.store_ema, False  # `weight_average.begin` restores it
     try:
         loaded = original(cfg, trainer, **kwargs)
     finally:
         average.store_ema = wanted
+    if by_epochs:
+        epochs.plan(trainer, loaded[1])
     if new_stage:
         schedule.begin(trainer, loaded[0])
     weight_average.begin(trainer, loaded[0])

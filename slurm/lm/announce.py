@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from alma.errors import UserError
 from alma.records import Run
 from alma.tables import as_text
+from slurm.engine.cards import misfit
 from slurm.engine.machine import Machine
 from slurm.engine.terminal import say
 from slurm.lm.estimate import Cost, Estimate, estimate, total, vocabulary_size
@@ -38,6 +39,9 @@ def announce(plans: Sequence[Plan], machine: Machine, options: argparse.Namespac
         if not options.dry_run:
             raise
         say(f"warning: {error}")
+    unable = misfit(machine)
+    if unable and any(cost.on_gpu for run in estimates for cost in run.costs):
+        say(f"warning: {unable}")
     for plan in [] if options.megabatches else plans:
         Run.check(plan.out, *run_config(plan))
     return estimates

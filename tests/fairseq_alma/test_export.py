@@ -242,7 +242,7 @@ def mutated(*names, **model):
 
 REFUSED = {
     "layernorm-embedding": ([*DENSE, *SIZES, "--layernorm-embedding"], None, "Unexpected key(s) in"),
-    "input-dim": (["--decoder-input-dim", "16"], None, "project_in_dim"),
+    "input-dim": (["--decoder-input-dim", "16", "--decoder-output-dim", "16"], None, "project_in_dim"),
     "umix": (["--members", "2"], None, "was trained as a UMix of several models, which export does not"),
     "post-norm": ([*DENSE[:2], *SIZES, DENSE[3]], None, "layer_norm.weight"),
     "lightconv": ([], mutated(_name="lightconv_lm"), "is a lightconv_lm: export supports"),
