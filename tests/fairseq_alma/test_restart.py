@@ -257,7 +257,7 @@ def test_flags_of_several_processes_change_no_number(train_on_two, tmp_path):
     the start of the processes, which the environment determines here."""
     words = "--bucket-cap-mb 1 --find-unused-parameters --gradient-as-bucket-view --broadcast-buffers "
     words += "--fix-batches-to-gpus --fast-stat-sync --heartbeat-timeout 99 --all-gather-list-size 20000 "
-    words += "--load-checkpoint-on-all-dp-ranks"
+    words += "--load-checkpoint-on-all-dp-ranks --zero-sharding os"
     untried = names("--ddp-backend --ddp-comm-hook --device-id --distributed-num-procs --distributed-rank")
     untried |= names("--distributed-backend --distributed-init-method --distributed-port")
     untried |= names("--distributed-no-spawn")
