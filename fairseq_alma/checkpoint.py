@@ -17,6 +17,7 @@ from alma import averages
 from alma.errors import UserError
 from alma.files import damage
 from alma.schema import require, whole
+from fairseq_alma import saved_config
 
 PREFIX = "decoder."  # prefix of every parameter name of a decoder-only language model
 # What torch, fairseq and the plug-in raise for a file with other content than theirs:
@@ -57,7 +58,7 @@ def reading(path: str) -> Iterator[None]:
 
 
 def checked(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
-    """Load a checkpoint by `load(path, ...)`. UserError: as `reading`; wrong check sums or content."""
+    """Load a checkpoint by `load(path, ...)`. UserError: as `reading`; wrong check sums, content or settings."""
     with reading(path):
         empty = os.path.isfile(path) and not os.path.getsize(path)
         if wrong := "empty" if empty else damage(path):
@@ -73,6 +74,7 @@ def checked(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
                 raise TypeError(f"{name!r} of its model is no tensor")
         for past in state.get("optimizer_history") or []:
             require(past, {"num_updates": whole(0)}, ["num_updates"])
+        saved_config.check(path, state)
         return state
 
 

@@ -24,7 +24,7 @@ from alma.batches import tokens_of
 from alma.errors import UserError, command, fail
 from alma.files import make_directory, patiently_locked
 from alma.options import flag_of
-from fairseq_alma import checkpoint, command_line, compat, growth, initial, interrupt
+from fairseq_alma import checkpoint, command_line, compat, growth, initial, interrupt, saved_config
 from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe.layer import switch_layers
@@ -66,7 +66,10 @@ def _parse_with_our_defaults(
 ):
     """Give `--task alma_lm` its defaults and one-line errors (see `command_line`)."""
     words = sys.argv[1:] if input_args is None else [str(word) for word in input_args]
-    if suppress_defaults or not command_line.is_ours(parser, words):
+    ours = command_line.is_ours(parser, words)
+    if not suppress_defaults:
+        saved_config.set_task(command_line.TASK if ours else "another")
+    if suppress_defaults or not ours:
         return original(parser, input_args, parse_known, suppress_defaults, modify_parser)
     interrupt.install()
     try:
@@ -96,6 +99,7 @@ def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
 def _run(main, received, cfg, **kwargs) -> None:
     """Run `main` of a fairseq command in the process where it does its work."""
     install()  # a spawned process starts with an unchanged fairseq
+    saved_config.set_task(str(getattr(cfg.task, "_name", None)))
     if getattr(cfg.task, "_name", None) == command_line.TASK:
         interrupt.install(received)
         interrupt.watch(main)
