@@ -18,7 +18,7 @@ import msgspec
 from alma import provenance
 from alma.configs import changes
 from alma.errors import UserError
-from alma.files import fsync_directory, make_directory, write_json_atomic
+from alma.files import fsync_directory, make_directory, open_for_writing, write_json_atomic
 from alma.options import kinds_of
 from alma.protocol import TextOptions
 from alma.schema import AMOUNT, COUNT, LARGEST, NATURAL, NUMBER, TEXT, is_plain, parse_json, require, whole
@@ -211,7 +211,7 @@ class Run:
         text = json.dumps(dict(row), allow_nan=False)
         check_row(parse_json(text), self.config["megabatches"])
         line = f"{text}\n".encode()
-        descriptor = os.open(self.results, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        descriptor = open_for_writing(self.results, os.O_APPEND)
         try:
             before = os.fstat(descriptor)
             if _version(before) != self._version:  # not read yet, or another process has written
@@ -233,7 +233,7 @@ class Run:
     def _drop_partial_line(self) -> None:
         """Truncate results.jsonl after its last newline."""
         if self.results.exists():
-            with self.results.open("rb+") as file:
+            with open(open_for_writing(self.results), "rb+") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
                 os.fsync(file.fileno())
 

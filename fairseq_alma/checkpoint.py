@@ -58,7 +58,8 @@ def reading(path: str) -> Iterator[None]:
 
 
 def checked(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
-    """Load a checkpoint by `load(path, ...)`. UserError: as `reading`; wrong check sums, content or settings."""
+    """Load a checkpoint by `load(path, ...)`. UserError: as `reading`; wrong check sums, content or
+    settings."""
     with reading(path):
         empty = os.path.isfile(path) and not os.path.getsize(path)
         if wrong := "empty" if empty else damage(path):

@@ -1,7 +1,8 @@
 """The configuration that a checkpoint holds, checked before anything is built from it.
 
-fairseq builds the model that a checkpoint names and evaluates some of its texts as Python. So a file of plain
-data could run code. `check` accepts known architectures, values of the declared types, and texts without calls.
+fairseq builds the model that a checkpoint names and evaluates some of its texts as Python. So a
+file of plain data could run code. `check` accepts known architectures, values of the declared types
+and texts without calls.
 """
 
 import ast
@@ -19,22 +20,23 @@ from alma.schema import shown
 TASK = "alma_lm"
 FAIRSEQ_MODELS = ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")
 """The models of fairseq that the task trains and that a checkpoint may name."""
-EVALUATED = frozenset(
-    "adafactor_eps adam_betas adamax_betas adaptive_input_cutoff adaptive_softmax_cutoff character_filters "
-    "conv_aggregator_layers conv_feature_layers decoder_attention decoder_glu decoder_kernel_size_list "
-    "decoder_layers decoder_xformers_att_config downsample encoder_attention encoder_glu "
-    "encoder_kernel_size_list encoder_layers encoder_xformers_att_config extra_data extra_lang_pairs "
-    "feature_encoder_spec gated_attention lamb_betas langtoks left_pad_source left_pad_target lr "
-    "pipeline_balance pipeline_decoder_balance pipeline_decoder_devices pipeline_devices "
-    "pipeline_encoder_balance pipeline_encoder_devices pretrained project_input sampling_weights "
-    "self_attention update_freq weight_softmax wer_args xformers_att_config".split()
-)
+_NAMES = """
+    adafactor_eps adam_betas adamax_betas adaptive_input_cutoff adaptive_softmax_cutoff character_filters
+    conv_aggregator_layers conv_feature_layers decoder_attention decoder_glu decoder_kernel_size_list
+    decoder_layers decoder_xformers_att_config downsample encoder_attention encoder_glu
+    encoder_kernel_size_list encoder_layers encoder_xformers_att_config extra_data extra_lang_pairs
+    feature_encoder_spec gated_attention lamb_betas langtoks left_pad_source left_pad_target lr
+    pipeline_balance pipeline_decoder_balance pipeline_decoder_devices pipeline_devices
+    pipeline_encoder_balance pipeline_encoder_devices pretrained project_input sampling_weights
+    self_attention update_freq weight_softmax wer_args xformers_att_config
+"""
+EVALUATED = frozenset(_NAMES.split())
 """Settings whose texts fairseq evaluates; tests compare them with its sources."""
 _LONGEST = 4000  # characters of a text that fairseq evaluates
 _MOST_COPIES = 10_000  # elements that `[x] * n` may have in it
 _DEEPEST = 20
-_LITERALS = (ast.Expression, ast.List, ast.Tuple, ast.Dict, ast.Constant, ast.Load, ast.UnaryOp, ast.USub)
-_LITERALS += (ast.UAdd, ast.BinOp, ast.Add, ast.Mult)
+_LITERALS: tuple[type[ast.AST], ...] = (ast.Expression, ast.List, ast.Tuple, ast.Dict, ast.Constant)
+_LITERALS += (ast.Load, ast.UnaryOp, ast.USub, ast.UAdd, ast.BinOp, ast.Add, ast.Mult)
 
 _task_of_command = TASK
 
@@ -76,8 +78,10 @@ def check(path: str, state: dict[str, Any]) -> None:
     cfg = state.get("cfg")
     if cfg is None:  # nothing is built from it
         return
-    plain = OmegaConf.to_container(cfg) if isinstance(cfg, DictConfig) else cfg
+    plain: Any = OmegaConf.to_container(cfg) if isinstance(cfg, DictConfig) else cfg
     try:
+        if type(plain) is not dict:
+            raise ValueError(f"its settings are {type(plain).__name__}")
         _check_plain("cfg", plain)
         name = _model_of(plain.get("model"))
         for section, settings in plain.items():

@@ -1,4 +1,4 @@
-"""What in fairseq's sources can run code or import by a name: calls of eval, imports, lookups in globals()."""
+"""What in fairseq's sources can run code or import by a name: eval, imports, lookups in globals()."""
 
 import ast
 from collections.abc import Iterator

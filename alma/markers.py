@@ -1,0 +1,26 @@
+"""trained.json and result.json: markers of a training and of an evaluation of language models."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from alma.errors import UserError
+from alma.schema import TEXT, parse_json, require
+from alma.stream import INSIDE
+
+_TRAINED = {"checkpoint": INSIDE, "shared_with": TEXT}
+
+
+def read_marker(path: Path) -> dict[str, Any]:
+    """Read trained.json, whose checkpoint is a path inside its folder. UserError: damaged."""
+    return read_record(path, _TRAINED, ["checkpoint"])
+
+
+def read_record(path: Path, kinds: Mapping[str, Any], needed: Collection[str]) -> dict[str, Any]:
+    """Read a JSON object with fields of these `kinds`, of which some are `needed`. UserError: damaged."""
+    try:
+        record = parse_json(path.read_bytes())
+        require(record, kinds, needed)
+    except ValueError as error:
+        raise UserError(f"{path}: damaged ({error}): delete it and rerun the command") from None
+    return record
