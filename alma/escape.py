@@ -3,6 +3,8 @@
 import html
 import re
 import unicodedata
+from collections.abc import Iterable
+from typing import Any, TextIO
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 """Categories of Unicode: control, format (direction of text), surrogates, private, separators of lines."""
@@ -24,20 +26,36 @@ def _visible(character: str) -> str:
 
 
 def lines(text: str) -> str:
-    """As `terminal`, for text of several lines."""
-    return "\n".join(map(terminal, text.split("\n")))
+    """As `terminal`, for text of several lines, with tabs."""
+    return re.sub(r"[^\n\t]+", lambda line: terminal(line[0]), text)
+
+
+class Output:
+    """A text stream for a terminal, with escapes; a line may begin anew, as a progress bar's does."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text, with escapes; returns the number of its characters."""
+        begin = text[:1] if text[:1] == "\r" else ""
+        self._stream.write(begin + lines(text[len(begin) :]))
+        return len(text)
+
+    def writelines(self, texts: Iterable[str]) -> None:
+        """Write each text."""
+        for text in texts:
+            self.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def markdown(text: str) -> str:
     """Text in Markdown, where none of it is markup: no link, no image, no code, no HTML."""
     escaped = html.escape(lines(text), quote=False)
-    escaped = re.sub(r"[\\`*_~]|\](?=[(\[:])", r"\\\g<0>", escaped)
-    return re.sub(r"(?i)(://|\bwww\.|^#)", _broken, escaped)
-
-
-def _broken(match: re.Match[str]) -> str:
-    """A part of an address, of which Markdown makes no link, or the mark of a heading."""
-    return f"\\{match[0]}" if match[0][0] in ":#" else f"{match[0][:-1]}\\."
+    escaped = re.sub(r"[\\`*]|\](?=[(\[:])", r"\\\g<0>", escaped)
+    return re.sub(r"(?i)(\bwww)?(://|(?<=www)\.)", r"\1\\\2", escaped)  # no address becomes a link
 
 
 def csv_cell(value: object) -> object:

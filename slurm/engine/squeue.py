@@ -62,7 +62,8 @@ def ask(ids: Collection[str] | None = None) -> dict[str, JobState]:
     if ids is not None and not ids:
         return {}
     known: dict[str, JobState] = {}
-    fields = "JobArrayID State NodeList RestartCnt Reason Dependency UserName Name Command".split()
+    fields: tuple[str, ...] = ("JobArrayID", "State", "NodeList", "RestartCnt", "Reason", "Dependency")
+    fields += ("UserName", "Name", "Command")
     form = ",".join(f"{field}:|" for field in fields)  # a suffix and no width, which would truncate
     # The ids of jobs and of whole arrays, which SLURM answers much faster than single elements.
     whole = dict.fromkeys(job_id.partition("_")[0] for job_id in ids or ())
