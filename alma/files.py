@@ -111,6 +111,15 @@ def open_for_writing(path: Path, flags: int = 0, mode: int = 0o666) -> int:
     return found
 
 
+def read_file(path: Path) -> bytes:
+    """The content of a file. OSError: it cannot be read; UserError: it is a pipe or a device, which has no
+    end."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UserError(f"{path}: a folder, a pipe or a device in place of a file; delete it")
+        return file.read()
+
+
 def _open_temporary(path: Path, mode: int) -> tuple[int, Path]:
     """An empty file beside `path` that no other process writes: `temporary_of`, if it can be locked. It may
     be mapped into memory, which needs the right to read."""

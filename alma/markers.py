@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
+from alma.files import read_file
 from alma.schema import TEXT, parse_json, require
 from alma.stream import INSIDE
 
@@ -19,7 +20,7 @@ def read_marker(path: Path) -> dict[str, Any]:
 def read_record(path: Path, kinds: Mapping[str, Any], needed: Collection[str]) -> dict[str, Any]:
     """Read a JSON object with fields of these `kinds`, of which some are `needed`. UserError: damaged."""
     try:
-        record = parse_json(path.read_bytes())
+        record = parse_json(read_file(path))
         require(record, kinds, needed)
     except ValueError as error:
         raise UserError(f"{path}: damaged ({error}): delete it and rerun the command") from None

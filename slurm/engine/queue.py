@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from alma.errors import UserError
-from alma.files import walk
+from alma.files import read_file, walk
 from slurm.engine.children import last_problem
 from slurm.engine.squeue import JobState, NoAnswer, ask
 from slurm.engine.terminal import say
@@ -118,7 +118,7 @@ def read_jobs(run: Path) -> list[SubmittedJob]:
 
     file = run / JOBS
     try:
-        content = msgspec.json.decode(file.read_bytes(), type=dict[str, list[SubmittedJob]], dec_hook=path_in)
+        content = msgspec.json.decode(read_file(file), type=dict[str, list[SubmittedJob]], dec_hook=path_in)
         jobs = content["jobs"]
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{run} was not launched on a cluster: it has no jobs.json") from None

@@ -17,7 +17,7 @@ DENSE = (
     "--decoder-attention-heads 1 --tokens-per-sample 32 --max-tokens 256 --cpu --dropout 0"
 )
 COMMANDS = ["fairseq-train", "fairseq-eval-lm", "evaluate", "export", "train", "status", "report"]
-COMMANDS += ["cancel", "advise", "images", "inspect", "predict", "check"]
+COMMANDS += ["advise", "images", "data"]
 COUNTS = ("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory")
 
 
