@@ -23,5 +23,5 @@ def read_record(path: Path, kinds: Mapping[str, Any], needed: Collection[str]) -
         record = parse_json(read_file(path))
         require(record, kinds, needed)
     except ValueError as error:
-        raise UserError(f"{path}: damaged ({error}): delete it and rerun the command") from None
+        raise UserError(f"{path}: damaged ({error}): delete it and rerun `alma train`") from None
     return record

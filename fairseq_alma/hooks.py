@@ -251,12 +251,15 @@ def _check_members(original, filenames, *args, **kwargs):
     No upstream issue known; splitting is unnecessary once fairseq-eval-lm splits --path as fairseq-generate.
     """
     paths = [path for name in filenames for path in utils.split_paths(name)]
-    if not isinstance(kwargs.get("task"), AlmaLMTask):
-        return original(paths, *args, **kwargs)
-    of_task = checkpoint.memory_map_members(paths)[0]["cfg"]["task"]
-    kwargs["task"].args.end_token = of_task.get("end_token", -1)
-    with checkpoint.reading(paths[0]):
-        return original(paths, *args, **kwargs)
+    try:
+        if not isinstance(kwargs.get("task"), AlmaLMTask):
+            return original(paths, *args, **kwargs)
+        of_task = checkpoint.memory_map_members(paths)[0]["cfg"]["task"]
+        kwargs["task"].args.end_token = of_task.get("end_token", -1)
+        with checkpoint.reading(paths[0]):
+            return original(paths, *args, **kwargs)
+    except UserError as error:  # fairseq-generate calls its main without `_run`
+        fail(str(error))
 
 
 def _build_optimizer(original, trainer) -> None:

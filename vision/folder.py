@@ -132,7 +132,7 @@ def pixels_of(part: Path, paths: Sequence[str], size: Size | None, cache: Path |
     file = cache / f"{part.name}_{digest.hexdigest()[:16]}.npy"
     make_directory(cache)
     try:
-        with FileLock(cache / ".lock"):
+        with FileLock(cache / ".lock", mode=0o660):  # who may open it can hold it
             if not file.exists():
                 with atomic_write(file, "wb") as out:
                     _decoded(paths, size, out)

@@ -115,6 +115,8 @@ READERS = {
     "fairseq-train --restore-file": "{stream} --task alma_lm --arch switch_gmoe_tiny --cpu "
     "--max-tokens 512 --tokens-per-sample 32 --save-dir here --restore-file {path}",
     "fairseq-train --init": "{stream} --task alma_lm --cpu --init {path} --save-dir here",
+    "fairseq-generate": "{stream} --task alma_lm --path {path} --cpu --max-tokens 512",
+    "fairseq-interactive": "{stream} --task alma_lm --path {path} --cpu",
     "export": "{path} --out exported",
 }
 

@@ -79,6 +79,18 @@ def test_nothing_is_written_through_a_link(place, run, kind):
     assert "delete it" in error
 
 
+def test_files_of_a_linked_work_directory_stay(place):
+    (place.work / "corpus").mkdir()
+    (place.work / "corpus/a.txt").write_text("words of a text\n" * 1000)
+    elsewhere = place.work / "elsewhere/stream"
+    elsewhere.mkdir(parents=True)
+    (place.work / "out").mkdir()
+    (place.work / "out/.work-0123456789abcdef").symlink_to(elsewhere.parent)
+    words = "data text=corpus --out out --mega-batches 1 --words 100 --valid-words 9 --vocab-size 300"
+    assert "a link in place of a work directory" in place.refused(*words.split())
+    assert elsewhere.exists()
+
+
 def test_a_hard_link_is_not_emptied(place, run):
     hard(place.work / ".report.html.tmp", place.victim)
     ended = place.run("report", "runs", "--html", "report.html")

@@ -15,6 +15,8 @@ from alma.report.results import find_runs
 _MOST, _RAREST = 20, 1000  # cadences, and periods of one
 _FLOPS = re.compile("flops?$", re.IGNORECASE)
 _EXAMPLES = """\
+Exit code 1: a run was left out, because its run.json or results.jsonl is damaged.
+
 examples:
   alma advise runs/mnist
   alma advise runs/mnist --from 100 --budget 2TFLOPs --out advice
