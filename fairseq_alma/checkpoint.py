@@ -84,6 +84,14 @@ def memory_map(path: str) -> dict[str, Any]:
     return checked(torch.load, path, map_location="cpu", mmap=True, weights_only=True)
 
 
+def loaded(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
+    """As `checked`, for fairseq's load_checkpoint_to_cpu, which converts old settings: they are checked
+    before that, too."""
+    if saved_config.applies() and os.path.exists(path):
+        memory_map(path)
+    return checked(load, path, *args, **kwargs)
+
+
 def memory_map_last(path: str) -> dict[str, Any]:
     """Memory-map the last checkpoint of the training that wrote `path`; `path` itself if there is none."""
     last = Path(path).with_name("checkpoint_last.pt")

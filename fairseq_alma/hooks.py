@@ -52,7 +52,7 @@ def install() -> None:
     replace(options, "parse_args_and_arch", _parse_with_our_defaults)
     replace(distributed_utils, "call_main", _run_with_our_errors)
     replace(checkpoint_utils, "load_checkpoint", _grow_and_load)
-    replace(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint.checked)
+    replace(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint.loaded)
     replace(checkpoint_utils, "load_model_ensemble_and_task", _check_members)
     replace(Trainer, "load_checkpoint", _load_into)
     replace(Trainer, "_build_optimizer", _build_optimizer)

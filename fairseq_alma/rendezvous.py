@@ -65,7 +65,8 @@ def _meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[TCPStore, in
 
 def _open(file: Path, attempt: str, host: str, processes: int) -> TCPStore:
     """Open a port, write it to the file, and wait for the others; UserError: some are missing."""
-    secret, listener = secrets.token_hex(32), _listen(host)
+    secret = secrets.token_hex(32)
+    listener = _listen(host)
     host = LOOPBACK if host == "localhost" else host
     port = listener.getsockname()[1]
     store = TCPStore(
@@ -97,7 +98,8 @@ def _listen(host: str) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     place = str(address[0])
     if host == "localhost":
-        family, place = socket.AF_INET, LOOPBACK
+        family = socket.AF_INET
+        place = LOOPBACK
     elif ipaddress.ip_address(place.partition("%")[0]).is_loopback:
         place = ""
     listener = socket.socket(family)

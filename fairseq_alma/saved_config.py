@@ -47,6 +47,11 @@ def set_task(name: str) -> None:
     _task_of_command = name
 
 
+def applies() -> bool:
+    """Whether this process runs our task, so that `check` looks at a checkpoint."""
+    return _task_of_command == TASK
+
+
 def is_trained(arch: str) -> bool:
     """Whether the task trains models of `arch`: ours, those of FAIRSEQ_MODELS, and language models that a
     --user-dir of the command line has registered."""
@@ -71,7 +76,7 @@ def check(path: str, state: dict[str, Any]) -> None:
     UserError: another architecture, a value of another type, an object that is no plain data, a text that is
     evaluated and has more than literals, or one that could pass for a flag.
     """
-    if _task_of_command != TASK:
+    if not applies():
         return
     if state.get("args") is not None:
         raise UserError(f"{path}: its settings are of an old fairseq (args): save it with a newer one")
@@ -83,6 +88,8 @@ def check(path: str, state: dict[str, Any]) -> None:
         if type(plain) is not dict:
             raise ValueError(f"its settings are {type(plain).__name__}")
         _check_plain("cfg", plain)
+        if not isinstance(plain.get("checkpoint", {}), dict):
+            raise ValueError("cfg.checkpoint is no group of settings")
         name = _model_of(plain.get("model"))
         for section, settings in plain.items():
             if isinstance(settings, dict):

@@ -145,7 +145,8 @@ def strangers(runs: Sequence[Path]) -> dict[str, JobState]:
 def _live(runs: Sequence[Path]) -> tuple[list[SubmittedJob], dict[str, JobState]]:
     jobs = [job for run in runs for job in read_jobs(run) if job.job_id and not job.done]
     states = ask([str(job.job_id) for job in jobs])
-    of_runs, others = [], {}
+    of_runs: list[SubmittedJob] = []
+    others: dict[str, JobState] = {}
     for job in jobs:
         state = states.get(str(job.job_id))
         if state is None or not state.live:

@@ -73,7 +73,12 @@ def other_object(state, place):
     state["cfg"]["model"]["decoder_layers"] = OrderedDict()
 
 
+def no_sections(state, place):
+    state["cfg"]["checkpoint"] = [place.code]
+
+
 HOSTILE = {
+    "sections": (no_sections, "cfg.checkpoint"),
     "fconv_lm": (fconv, "decoder_layers"),
     "characters": (characters, "character_filters"),
     "wav2vec2": (wav2vec, "'wav2vec2'"),
@@ -127,6 +132,13 @@ def test_every_command_that_reads_a_checkpoint_refuses(place, reader):
     words = READERS[reader].format(stream=place.stream, path=path)
     assert "character_filters" in place.refused(reader.split()[0], *words.split())
     assert not (place.work / "exported").exists()
+
+
+@pytest.mark.parametrize("reader", ["fairseq-interactive", "fairseq-train"])
+def test_old_settings_are_refused_before_they_are_converted(place, reader):
+    path = place.tampered("checkpoint_best.pt", lambda state: old_settings(state, place))
+    words = READERS[reader].format(stream=place.stream, path=path)
+    assert "its settings are of an old fairseq" in place.refused(reader, *words.split())
 
 
 @pytest.mark.parametrize("flag", ["--user-dir", "--help"])
