@@ -1,12 +1,12 @@
 """What in fairseq's sources can run code or import by a name: eval, imports, lookups in globals()."""
 
 import ast
-from collections.abc import Iterator
+import functools
 from importlib.util import find_spec
 from pathlib import Path
 
 EVALUATING = {"eval", "eval_str_list", "eval_str_dict", "eval_bool", "exec"}
-BY_NAME = {"import_module", "__import__", "globals", "literal_eval_unsafe", "FullLoader"}
+BY_NAME = {"import_module", "__import__", "globals"}
 SHELLS = {"Popen", "check_output", "system", "popen"}
 
 
@@ -27,14 +27,17 @@ def name_of(function: ast.expr) -> str:
     return ""
 
 
-def calls() -> Iterator[tuple[str, ast.Call]]:
+@functools.cache
+def calls() -> list[tuple[str, ast.Call]]:
     """Each call in fairseq but its examples, with the path of its file."""
     folder = root()
+    found = []
     for path in sorted(folder.rglob("*.py")):
         if "examples" not in path.relative_to(folder).parts:
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.Call):
-                    yield str(path.relative_to(folder)), node
+                    found.append((str(path.relative_to(folder)), node))
+    return found
 
 
 def evaluated_settings() -> tuple[set[str], set[str]]:

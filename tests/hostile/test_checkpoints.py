@@ -145,8 +145,7 @@ def test_old_settings_are_refused_before_they_are_converted(place, reader):
 def test_a_value_of_init_is_no_flag(place, flag):
     value = f"{flag}={place.own_code()}"
     path = place.tampered("init.pt", lambda state: state["cfg"]["model"].update(activation_fn=value))
-    words = f"train {place.stream} --learner sm --out run --dry-run --init {path}"
-    error = place.refused(*words.split())
+    error = place.refused("fairseq-train", place.stream, "--task", "alma_lm", "--init", path)
     assert "could pass for a flag" in error
 
 
