@@ -72,8 +72,12 @@ def _discard(work: Path) -> None:
 
 
 def works(out: Path) -> list[Path]:
-    """The work directories in `out`."""
-    return sorted(out.glob(WORK + "[0-9a-f]" * 16))
+    """The work directories in `out`. UserError: one is a link, through which files would be moved."""
+    found = sorted(out.glob(WORK + "[0-9a-f]" * 16))
+    for work in found:
+        if work.is_symlink():
+            raise UserError(f"{work}: a link in place of a work directory; delete it")
+    return found
 
 
 def leftovers(out: Path) -> list[Path]:

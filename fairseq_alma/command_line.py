@@ -10,19 +10,19 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, FairseqLanguageModel
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
 from alma.epochs import WARMUP, warmup_of
 from alma.errors import UserError, closest, hint
-from alma.options import flag_of, flag_words
-from fairseq_alma import defaults, flags, initial
+from alma.options import flag_of, joined_words
+from fairseq_alma import defaults, flags, initial, saved_config
 from fairseq_alma.switch_lm import SwitchLanguageModel
 from fairseq_alma.training.epochs import PLANNED_WARMUP
 
 logger = logging.getLogger(__name__)
 
-TASK = "alma_lm"
+TASK = saved_config.TASK
 
 
 def is_ours(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
@@ -56,8 +56,8 @@ def parse(
     training = "--max-update" in parser._option_string_actions
     model = _last_value(words, "--init", "") if training else ""
     of_model = initial.read(model)[0] if model else {}
-    theirs = itertools.chain.from_iterable(itertools.starmap(flag_words, of_model.items()))
-    words = [*theirs, *words]  # the last of repeated flags counts
+    theirs = itertools.starmap(joined_words, of_model.items())
+    words = [*itertools.chain.from_iterable(theirs), *words]  # the last of repeated flags counts
     schedule = _last_value(words, "--schedule", "stage")
     scheduler = defaults.SCHEDULES.get(schedule, "polynomial_decay")  # the parser refuses another schedule
     given: set[str] = set()  # flags in `words`, each under the first of its names
@@ -128,11 +128,10 @@ def _check_model(args: argparse.Namespace) -> None:
         if limit and limit < length:
             why = f"a block has {length} tokens and could not be evaluated"
             raise UserError(f"{flag} {limit}: {why}: give {flag} {length} or more")
-    known = ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")
     kind, name = ARCH_MODEL_REGISTRY[args.arch], ARCH_MODEL_NAME_REGISTRY[args.arch]
-    of_fairseq = kind.__module__.startswith("fairseq.")
-    if not issubclass(kind, FairseqLanguageModel) or (of_fairseq and name not in known):
-        trained = f"switch_gmoe*, {', '.join(known)} and your own language models (--user-dir)"
+    if not saved_config.is_trained(args.arch):
+        of_fairseq = ", ".join(saved_config.FAIRSEQ_MODELS)
+        trained = f"switch_gmoe*, {of_fairseq} and your own language models (--user-dir)"
         raise UserError(f"--arch {args.arch}: the task {TASK} trains {trained}")
     if issubclass(kind, SwitchLanguageModel):
         kind.check(args)
@@ -184,13 +183,16 @@ def _check_values(action: argparse.Action) -> None:
     # fairseq declares no type where the default is another flag's value.
     numbers = {"total_num_update": float, "max_tokens_valid": int, "batch_size_valid": int}
     action.type = numbers.get(action.dest, action.type)
-    convert, default = action.type, action.default
+    convert, default = action.type or str, action.default
     tuple_as_text = convert is str and isinstance(default, (tuple, list))
-    if convert is None or (isinstance(convert, type) and not tuple_as_text):
+    evaluated = action.dest in saved_config.EVALUATED and convert not in (int, float)
+    if isinstance(convert, type) and not tuple_as_text and not evaluated:
         return
 
     def convert_or_refuse(text: str) -> Any:
         try:
+            if evaluated:  # before `convert`, which evaluates it
+                saved_config.check_literal(text)
             if tuple_as_text and len(ast.literal_eval(text)) != len(default):
                 raise ValueError
             return convert(text)  # type: ignore[operator]

@@ -24,7 +24,7 @@ from alma.batches import tokens_of
 from alma.errors import UserError, command, fail
 from alma.files import make_directory, patiently_locked
 from alma.options import flag_of
-from fairseq_alma import checkpoint, command_line, compat, growth, initial, interrupt
+from fairseq_alma import checkpoint, command_line, compat, growth, initial, interrupt, saved_config
 from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe.layer import switch_layers
@@ -57,7 +57,7 @@ def install() -> None:
     replace(options, "parse_args_and_arch", _parse_with_our_defaults)
     replace(distributed_utils, "call_main", _run_with_our_errors)
     replace(checkpoint_utils, "load_checkpoint", _grow_and_load)
-    replace(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint.checked)
+    replace(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint.loaded)
     replace(checkpoint_utils, "load_model_ensemble_and_task", _check_members)
     replace(Trainer, "load_checkpoint", _load_into)
     replace(Trainer, "_build_optimizer", _build_optimizer)
@@ -71,7 +71,10 @@ def _parse_with_our_defaults(
 ):
     """Give `--task alma_lm` its defaults and one-line errors (see `command_line`)."""
     words = sys.argv[1:] if input_args is None else [str(word) for word in input_args]
-    if suppress_defaults or not command_line.is_ours(parser, words):
+    ours = command_line.is_ours(parser, words)
+    if not suppress_defaults:
+        saved_config.set_task(command_line.TASK if ours else "another")
+    if suppress_defaults or not ours:
         return original(parser, input_args, parse_known, suppress_defaults, modify_parser)
     interrupt.install()
     try:
@@ -105,6 +108,7 @@ def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
 def _run(main, received, cfg, **kwargs) -> None:
     """Run `main` of a fairseq command in the process where it does its work."""
     install()  # a spawned process starts with an unchanged fairseq
+    saved_config.set_task(str(getattr(cfg.task, "_name", None)))
     if getattr(cfg.task, "_name", None) == command_line.TASK:
         interrupt.install(received)
         interrupt.watch(main)
@@ -261,12 +265,15 @@ def _check_members(original, filenames, *args, **kwargs):
     No upstream issue known; splitting is unnecessary once fairseq-eval-lm splits --path as fairseq-generate.
     """
     paths = [path for name in filenames for path in utils.split_paths(name)]
-    if not isinstance(kwargs.get("task"), AlmaLMTask):
-        return original(paths, *args, **kwargs)
-    of_task = checkpoint.memory_map_members(paths)[0]["cfg"]["task"]
-    kwargs["task"].args.end_token = of_task.get("end_token", -1)
-    with checkpoint.reading(paths[0]):
-        return original(paths, *args, **kwargs)
+    try:
+        if not isinstance(kwargs.get("task"), AlmaLMTask):
+            return original(paths, *args, **kwargs)
+        of_task = checkpoint.memory_map_members(paths)[0]["cfg"]["task"]
+        kwargs["task"].args.end_token = of_task.get("end_token", -1)
+        with checkpoint.reading(paths[0]):
+            return original(paths, *args, **kwargs)
+    except UserError as error:  # fairseq-generate calls its main without `_run`
+        fail(str(error))
 
 
 def _build_optimizer(original, trainer) -> None:

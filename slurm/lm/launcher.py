@@ -43,7 +43,7 @@ def start(words: Sequence[str], options: argparse.Namespace) -> None:
     if on_slurm and wanted.nodes * wanted.tasks_per_node > 1 and any(one.trainer for one in requests):
         raise UserError("--trainer: a job is one task of one node; start your processes in COMMAND")
     with children.preloaded(["fairseq_alma.preloaded"]) if forks else nullcontext():
-        requests = resolved(requests)
+        requests = resolved(requests, without_code=options.dry_run)
         on_cpu = all(request.settings["--cpu"] for request in requests)
         if on_slurm and on_cpu and options.gpus_per_node is None:
             wanted = replace(wanted, gpus_per_node=0)

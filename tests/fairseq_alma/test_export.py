@@ -330,5 +330,5 @@ def test_a_run_without_a_single_model_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"deploys an ensemble of 2 models.*b/checkpoint_best\.pt"):
         deployed_by(tmp_path)
     (tmp_path / "stage_00" / "result.json").write_text("{")
-    with pytest.raises(UserError, match="is damaged: delete it and run `alma train` again"):
+    with pytest.raises(UserError, match="damaged .*: delete it and rerun `alma train`"):
         deployed_by(tmp_path)
