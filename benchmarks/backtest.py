@@ -22,10 +22,12 @@ from alma.report.advice.candidates import one_section
 from alma.report.advice.forecast import interval
 from alma.report.advice.matrix import read_groups
 from alma.report.advice.staleness import Array, Law, Laws, known_at
-from alma.report.age import Losses, losses_of
+from alma.report.age import losses_of
 from alma.report.age_table import unit
+from alma.report.losses import Losses
 from alma.report.results import Section, find_runs, left_out
-from alma.report.tables import Table, TitledTable, number
+from alma.report.tables import TitledTable
+from alma.tables import Table, number
 
 _NOTE = """\
 At each t only rows up to t are read, by the same code as for advice. Forecasts are of the test metric after \

@@ -19,7 +19,7 @@ import numpy as np
 from alma.errors import Parser
 from alma.report.advice.cadence import Period, Retraining
 from alma.report.advice.staleness import Array
-from alma.report.age import Losses
+from alma.report.losses import Losses
 from alma.tables import as_text
 
 SIZES = [(6, 1), (6, 3), (12, 1), (12, 3), (24, 1), (24, 3)]  # periods, seeds

@@ -9,7 +9,7 @@ import pytest
 from alma.report.advice import matrix
 from alma.report.advice.cadence import NO_EVIDENCE, Period, Retraining, TrainingCost
 from alma.report.advice.staleness import SEASON, Laws, known_at
-from alma.report.age import Losses
+from alma.report.losses import Losses
 from benchmarks import cadence_calibration as calibration
 from benchmarks.backtest import label_of
 

@@ -13,10 +13,12 @@ from alma.report.advice.candidates import Candidate, choose, find_candidates, wi
 from alma.report.advice.comparison import Comparison, Field, compare
 from alma.report.advice.questions import QUESTIONS
 from alma.report.advice.staleness import known_at
-from alma.report.age import MeanOverSeeds, losses_of
+from alma.report.age import losses_of
 from alma.report.age_table import unit
+from alma.report.losses import MeanOverSeeds
 from alma.report.results import Display, Section, left_out, matrix, non_dominated, rounded
-from alma.report.tables import Table, TitledTable, number
+from alma.report.tables import TitledTable
+from alma.tables import Table, number
 
 _MOST_LABELS = 2  # of a remark
 _SHORT_WAIT, _SHORT_RUN = 10, 20  # w and t of the run that tells: `python -m benchmarks waiting_rule`

@@ -20,7 +20,7 @@ from alma.report.advice.comparison import Comparison
 from alma.report.advice.forecast import interval
 from alma.report.advice.matrix import MatrixReport
 from alma.report.advice.staleness import Law
-from alma.report.tables import number
+from alma.tables import number
 
 _SURE = "Two numbers after a value are its 90% interval: nine of ten such intervals hold the true value."
 _PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">

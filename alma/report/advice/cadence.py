@@ -12,9 +12,10 @@ from scipy.special import ndtr, stdtrit
 from alma.dates import number_in
 from alma.report.advice.questions import NO_EVIDENCE
 from alma.report.advice.staleness import SEASON, Array, Law, Laws
-from alma.report.age import Losses, MeanOverSeeds
+from alma.report.losses import Losses, MeanOverSeeds
 from alma.report.results import rounded
-from alma.report.tables import TitledTable, number
+from alma.report.tables import TitledTable
+from alma.tables import number
 
 QUESTION = "how often to retrain?"
 _NAMES = {("month", 3): "every quarter", ("day", 7): "every week"}

@@ -14,7 +14,7 @@ from alma.records import Run
 from alma.report.advice.forecast import Fit, LearningCurve, Scatter, estimate_scatter, interval, shared_priors
 from alma.report.advice.questions import LEARNER, QUESTIONS
 from alma.report.advice.staleness import Array
-from alma.report.age import MeanOverSeeds
+from alma.report.losses import MeanOverSeeds
 from alma.report.results import Result, Section, find_sections, trained
 from alma.stages import stages
 

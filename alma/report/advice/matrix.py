@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from alma.dates import number_in
 from alma.errors import UserError, hint
 from alma.report.advice.cadence import Period, Retraining, TrainingCost
-from alma.report.age import Losses
+from alma.report.losses import Losses
 from alma.report.tables import TitledTable
 from alma.schema import is_number
 

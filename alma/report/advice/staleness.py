@@ -26,7 +26,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from alma.errors import UserError
-from alma.report.age import Losses, MeanOverSeeds, age_effect, t_interval
+from alma.report.losses import Losses, MeanOverSeeds, age_effect, t_interval
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 _EXPONENTS = (0.25, 0.5, 1.0)
