@@ -25,14 +25,22 @@ class Tool(NamedTuple):
 TOOLS = {
     "corpus": Tool("data", "data_prep.corpus.__main__", "write text that every machine has, dated"),
     "data": Tool("data", "data_prep.__main__", "turn raw text into a stream of mega-batches"),
-    "inspect": Tool("data", "data_prep.inspect", "describe a stream and its drift, or verify its files"),
-    "train": Tool("training", "slurm.launch", "train a language model on a stream, here or on SLURM"),
-    "images": Tool("training", "vision.run", "train image learners: digits, MNIST, CIFAR, your own folder"),
+    "inspect": Tool(
+        "data", "data_prep.inspect", "describe a stream and its drift, or verify its files"
+    ),
+    "train": Tool(
+        "training", "slurm.launch", "train a language model on a stream, here or on SLURM"
+    ),
+    "images": Tool(
+        "training", "vision.run", "train image learners: digits, MNIST, CIFAR, your own folder"
+    ),
     "reproduce": Tool("training", "slurm.reproduce", "run and draw a figure or table of the paper"),
     "status": Tool("jobs", "slurm.status", "show the state of runs: progress, errors, logs"),
     "cancel": Tool("jobs", "slurm.cancel", "cancel the SLURM jobs of runs"),
     "report": Tool("results", "alma.report.__main__", "compare runs: tables, figures, a web page"),
-    "advise": Tool("results", "alma.report.advice.__main__", "wait, train, grow, average? advice from runs"),
+    "advise": Tool(
+        "results", "alma.report.advice.__main__", "wait, train, grow, average? advice from runs"
+    ),
     "tsne": Tool("results", "vision.tsne", "draw the gating tree of an image mixture"),
     "predict": Tool("checkpoints", "vision.predict", "label images with the model of an image run"),
     "export": Tool(

@@ -33,7 +33,9 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def canonical(config: Mapping[str, Any], *without: str) -> str:
     """JSON text that is the same for equal configs, leaving out some settings."""
-    return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)
+    return json.dumps(
+        {key: value for key, value in config.items() if key not in without}, sort_keys=True
+    )
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -42,7 +44,9 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if len({json.dumps(config.get(name)) for config in configs}) > 1]
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any], growing: Collection[str] = ()) -> list[str]:
+def changes(
+    old: Mapping[str, Any], new: Mapping[str, Any], growing: Collection[str] = ()
+) -> list[str]:
     """How two configs differ, one text per setting: `--lr: 4e-3 -> 2e-3`.
 
     Settings in `growing` may increase: a larger number, or a list with more values at its end.
@@ -60,7 +64,9 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], growing: Collection[
             increased = isinstance(before, int) and isinstance(now, int) and now > before
         if before == now or (name in growing and increased):  # 1 and 1.0 are equal
             continue
-        if lists and max(len(str(before)), len(str(now))) > _SHORT:  # the first position that differs
+        if (
+            lists and max(len(str(before)), len(str(now))) > _SHORT
+        ):  # the first position that differs
             pairs = enumerate(zip(before, now, strict=False))
             place = next((i for i, pair in pairs if pair[0] != pair[1]), None)
             if place is None:
@@ -69,7 +75,9 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], growing: Collection[
             name, before, now = f"{name}[{place}]", before[place], now[place]
         texts = []
         for value in (before, now):
-            text = (value or "given") if isinstance(value, str) else json.dumps(value)  # "": a flag alone
+            text = (
+                (value or "given") if isinstance(value, str) else json.dumps(value)
+            )  # "": a flag alone
             texts.append(text if len(text) <= _SHORT else f"{text[:12]}…")
         found.append(f"{name}: {' -> '.join(texts)}")
     return found

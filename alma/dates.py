@@ -21,7 +21,8 @@ UNITS = (*_MONTHS, "week")
 _YEARS = re.compile(r"([1-9][0-9]{0,3})-years?")
 _EPOCH = datetime(1970, 1, 1)
 _CALENDAR = re.compile(
-    r"(?P<year>\d{4})(?:-(?P<last>\d{4})|-(?P<month>\d\d)|-?Q(?P<quarter>[1-4])|-?W(?P<week>\d\d))?", re.ASCII
+    r"(?P<year>\d{4})(?:-(?P<last>\d{4})|-(?P<month>\d\d)|-?Q(?P<quarter>[1-4])|-?W(?P<week>\d\d))?",
+    re.ASCII,
 )
 _RFC_2822 = re.compile(
     r"(?:[A-Z][a-z]{2}, *)?\d{1,2} +[A-Z][a-z]{2} +\d{4} +\d\d:\d\d(?::\d\d)? +"
@@ -80,7 +81,9 @@ class Dates:
 
     @cached_property
     def _bounds(self) -> tuple[datetime, datetime]:
-        start, until = (interval(text) or (datetime.min, datetime.max) for text in (self.start, self.until))
+        start, until = (
+            interval(text) or (datetime.min, datetime.max) for text in (self.start, self.until)
+        )
         return start[0], until[1]
 
 
@@ -153,11 +156,17 @@ def _of_format(value: float | str, written: str) -> date | Interval:
         return moment
     if re.search("%[djxUWV]", written):
         return moment.date()
-    return _named_days(f"{moment.year:04}", month=f"{moment.month}" if re.search("%[mbB]", written) else None)
+    return _named_days(
+        f"{moment.year:04}", month=f"{moment.month}" if re.search("%[mbB]", written) else None
+    )
 
 
 def _named_days(
-    year: str, last: str | None = None, month: str | None = None, quarter: str | None = None, week: str = ""
+    year: str,
+    last: str | None = None,
+    month: str | None = None,
+    quarter: str | None = None,
+    week: str = "",
 ) -> Interval:
     """First and last moment of years, a month, a quarter or an ISO week."""
     if week:

@@ -100,7 +100,9 @@ def play(
             "metric": "error",
             "value": value,
             "parameters": learner.parameters,
-            "train_flops": sum(spent for purpose, spent in flops.items() if purpose != "validation"),
+            "train_flops": sum(
+                spent for purpose, spent in flops.items() if purpose != "validation"
+            ),
             "eval_flops_per_example": learner.eval_flops_per_example,
             "seconds": time.monotonic() - started,
             "peak_memory_bytes": learner.peak_memory_bytes,

@@ -25,7 +25,16 @@ _SCALE = {"": 1} | {suffix: 10 ** (3 * k) for k, suffix in enumerate("kMGTPE", s
 _COLUMNS = 100  # of help; longer lines are hard to read
 _SHOWN = 12  # choices that an error lists
 _MOST_NUMBERS = 100_000  # of a range
-_TRAIN = ("torch", "torchvision", "fairseq", "fairscale", "safetensors", "submitit", "sklearn", "PIL")
+_TRAIN = (
+    "torch",
+    "torchvision",
+    "fairseq",
+    "fairscale",
+    "safetensors",
+    "submitit",
+    "sklearn",
+    "PIL",
+)
 """What the light installation lacks."""
 
 
@@ -51,7 +60,9 @@ class Parser(argparse.ArgumentParser):
 
     _words: Sequence[str] = ()
 
-    def __init__(self, *, prog: str, other: str = "", other_flags: Collection[str] = (), **settings: Any):
+    def __init__(
+        self, *, prog: str, other: str = "", other_flags: Collection[str] = (), **settings: Any
+    ):
         """`prog`: the program in help and errors, unless it runs as a subcommand of `alma`.
 
         `other`: the program whose flags follow `--`; `other_flags`: some of them, for hints.
@@ -107,7 +118,9 @@ def count(text: str) -> int:
     match = re.fullmatch(r"([\d_]*(?:\.\d+)?)([kMGTPE]?)", text)
     number = float(match[1].replace("_", "") or 0) * _SCALE[match[2]] if match else 0
     if not 1 <= number < math.inf or number != int(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number such as 500000 or 0.5M")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a positive whole number such as 500000 or 0.5M"
+        )
     return int(number)
 
 
@@ -123,7 +136,9 @@ def number_list(text: str, repeats: bool = False) -> list[int]:
     numbers: list[int] = []
     for part in text.split(","):
         if not (match := re.fullmatch(r"(\d+)(?:-(\d+))?", part)):
-            raise InvalidNumbers(f"{part!r}: a whole number, a list such as 1,5 or a range such as 0-2")
+            raise InvalidNumbers(
+                f"{part!r}: a whole number, a list such as 1,5 or a range such as 0-2"
+            )
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise InvalidNumbers(f"{part}: a range goes up: give {last}-{first}")
@@ -151,19 +166,27 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
         except ImportError as error:
-            if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while a compiled module starts
+            if isinstance(
+                error.__cause__, KeyboardInterrupt
+            ):  # Ctrl-C while a compiled module starts
                 _interrupted()
             package = (error.name or "").partition(".")[0]
             if not isinstance(error, ModuleNotFoundError) or package not in _TRAIN:
                 raise
-            fail(f"this needs {package}, which the light installation leaves out: run `pip install .`")
+            fail(
+                f"this needs {package}, which the light installation leaves out: run `pip install .`"
+            )
         except OSError as error:
-            if isinstance(error.__context__, KeyboardInterrupt):  # shutil.rmtree closes a descriptor twice
+            if isinstance(
+                error.__context__, KeyboardInterrupt
+            ):  # shutil.rmtree closes a descriptor twice
                 _interrupted()
             if error.errno not in (*_UNWRITABLE, *_NO_FILE):
                 raise
             remedy = "free some space there" if error.errno in _FULL else "fix this"
-            fail(f"{error.filename or 'cannot write'}: {error.strerror}; {remedy} and rerun the command")
+            fail(
+                f"{error.filename or 'cannot write'}: {error.strerror}; {remedy} and rerun the command"
+            )
         except KeyboardInterrupt as stop:
             _interrupted(*stop.args)
 

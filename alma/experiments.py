@@ -46,7 +46,11 @@ def read_settings(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         names = (file.name for file in path.parent.glob("*.yaml"))
         raise UserError(f"{path}: no such experiment; {hint(path.name, names)}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, no such date
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: not UTF-8, no such date
         raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(record, dict):
         raise UserError(f"{path}: give options as `name: value`, such as `learner: sm`")
@@ -69,7 +73,9 @@ def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> li
             sizes = read_settings(file).get("sizes") if sizes or file.is_file() else None
         sizes = sizes if isinstance(sizes, dict) else {}
         if str(size) not in sizes:
-            raise UserError(f"{path}: {size}: no such size; there are: {', '.join(sorted(sizes)) or 'none'}")
+            raise UserError(
+                f"{path}: {size}: no such size; there are: {', '.join(sorted(sizes)) or 'none'}"
+            )
         parts.insert(0, sizes[str(size)])
     if not isinstance(runs, dict | list):
         runs = [{} if runs is None else runs]
@@ -83,7 +89,9 @@ def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> li
         flags: dict[str, Any] = {}
         for part in (*parts, run):
             if not isinstance(part, dict) or not isinstance(part.get("flags", {}), dict):
-                raise UserError(f"{path}: give options, flags and runs as `name: value`, such as `seed: 3`")
+                raise UserError(
+                    f"{path}: give options, flags and runs as `name: value`, such as `seed: 3`"
+                )
             flags |= part.get("flags", {})
             options |= {key: value for key, value in part.items() if key != "flags"}
         if not names or name in names:
@@ -121,7 +129,9 @@ def check_nesting(out: Path, sweep: bool) -> None:
     if sweep and is_run:
         raise UserError(f"{out} is a single run: give a sweep another --out")
     if not sweep and not is_run and any(out.glob("*/run.json")):
-        raise UserError(f"{out} has runs in folders of their own: give --out {out}/NAME to a single run")
+        raise UserError(
+            f"{out} has runs in folders of their own: give --out {out}/NAME to a single run"
+        )
 
 
 def read_overrides(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
@@ -160,7 +170,9 @@ def _check_lists(where: object, settings: Mapping[str, Any]) -> None:
     """Raise UserError unless each value of a list can have a run of its own."""
     for name, value in settings.items():
         if isinstance(value, list) and name in _ONE_VALUE:
-            raise UserError(f"{where}: {name} takes one value, not a list; several seeds are `seeds: 0-2`")
+            raise UserError(
+                f"{where}: {name} takes one value, not a list; several seeds are `seeds: 0-2`"
+            )
         values = [] if value is None else values_of(f"{where}: {name}", value)  # None: left out
         folders = [folder_part(name, one) for one in values]
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
@@ -180,16 +192,23 @@ def read_experiment(
     """
     changes = dict(overrides)
     size, runs = size or changes.pop("size", None), changes.pop("runs", None) or []
-    for section, own_size, options, flags in read(path, size, runs if isinstance(runs, list) else [runs]):
+    for section, own_size, options, flags in read(
+        path, size, runs if isinstance(runs, list) else [runs]
+    ):
         folder, name = (path.stem, section) if section else (path.resolve().parent.name, path.stem)
-        options = {"out": Path("runs", folder, name + (f"_{own_size}" if own_size else "")), **options}
+        options = {
+            "out": Path("runs", folder, name + (f"_{own_size}" if own_size else "")),
+            **options,
+        }
         _check_lists(path, options | flags)
         for key, value in changes.items():
             place = flags if key in flags else options
             # A single value in place of a list joins the runs of the others, in a folder of its own.
             joins = isinstance(place.get(key), list) and not isinstance(value, list | None)
             place[key] = [value] if joins else value
-        lists = {name: value for name, value in (options | flags).items() if isinstance(value, list)}
+        lists = {
+            name: value for name, value in (options | flags).items() if isinstance(value, list)
+        }
         for values in itertools.product(*lists.values()):
             swept = dict(zip(lists, values, strict=True))
             # The launcher has no `--replay=false`: an option that is off is left out.
@@ -218,17 +237,25 @@ def read_sections(
     options = parser.parse_args(words)
     if options.experiment is None:
         if options.size:
-            raise UserError("--size is for experiments: give a file, such as experiments/figure7.yaml")
+            raise UserError(
+                "--size is for experiments: give a file, such as experiments/figure7.yaml"
+            )
         return [options]
     path = options.experiment
     out = Path("runs", path.stem + (f"_{options.size}" if options.size else ""))
-    known = {text.removeprefix("--"): action for action in parser._actions for text in action.option_strings}
+    known = {
+        text.removeprefix("--"): action
+        for action in parser._actions
+        for text in action.option_strings
+    }
     sections = []
     for _, _, own_options, flags in read(path, options.size):
         own_words = []
         for name, value in (own_options | ({"flags": flags} if flags else {})).items():
             if name in of_the_command:
-                raise UserError(f"{path}: {name} says how to run: give --{name} on the command line")
+                raise UserError(
+                    f"{path}: {name} says how to run: give --{name} on the command line"
+                )
             if name not in known:
                 raise UserError(f"{path}: {name} is not a setting ({hint(str(name), known)})")
             values = values_of(f"{path}: {name}", value)

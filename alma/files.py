@@ -61,7 +61,9 @@ def atomic_write(
                 temporary.unlink(missing_ok=True)
                 raise
     except OSError as error:
-        numpys = error.errno is None and "requested and" in str(error)  # NumPy's error of a full disk
+        numpys = error.errno is None and "requested and" in str(
+            error
+        )  # NumPy's error of a full disk
         if error.filename is None and (numpys or error.errno in _CANNOT_GROW):
             number = error.errno or errno.ENOSPC
             raise OSError(number, os.strerror(number), str(path)) from error
@@ -104,7 +106,9 @@ def open_for_writing(path: Path, flags: int = 0, mode: int = 0o666) -> int:
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
-        raise UserError(f"{path}: a link or a pipe, and a file is to be written here; delete it") from None
+        raise UserError(
+            f"{path}: a link or a pipe, and a file is to be written here; delete it"
+        ) from None
     if not stat.S_ISREG(os.fstat(found).st_mode):
         os.close(found)
         raise UserError(f"{path}: a pipe or a device, and a file is to be written here; delete it")
@@ -187,7 +191,10 @@ def locked(directory: Path, name: str = LOCK, patience: float = 0.0) -> Iterator
                 break
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    print(f"warning: {directory}: no locks here, run one process at a time", file=sys.stderr)
+                    print(
+                        f"warning: {directory}: no locks here, run one process at a time",
+                        file=sys.stderr,
+                    )
                     break
             if time.monotonic() >= deadline:
                 who = f"another process is at work here ({_holder_of(descriptor)})"
@@ -198,7 +205,9 @@ def locked(directory: Path, name: str = LOCK, patience: float = 0.0) -> Iterator
             yield
         finally:
             _note(descriptor, "")
-            with suppress(OSError):  # to close is not enough: a child that was forked meanwhile has it too
+            with suppress(
+                OSError
+            ):  # to close is not enough: a child that was forked meanwhile has it too
                 fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_UNLCK))
     finally:
         os.close(descriptor)
@@ -264,7 +273,9 @@ def _damage(path: str, *_version: int) -> str | None:
     except _BAD_ZIP:
         return "truncated"
     with archive:
-        if packed := [each for each in archive.infolist() if each.compress_type != zipfile.ZIP_STORED]:
+        if packed := [
+            each for each in archive.infolist() if each.compress_type != zipfile.ZIP_STORED
+        ]:
             return f"damaged, {packed[0].filename} in it is compressed, which torch never does"
         try:
             name = archive.testzip()
@@ -278,10 +289,14 @@ def make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise UserError(f"{path} is not a folder and cannot become one: choose another --out") from None
+        raise UserError(
+            f"{path} is not a folder and cannot become one: choose another --out"
+        ) from None
 
 
-def walk(root: str | os.PathLike[str], needed: str = "") -> Iterator[tuple[str, list[str], list[str]]]:
+def walk(
+    root: str | os.PathLike[str], needed: str = ""
+) -> Iterator[tuple[str, list[str], list[str]]]:
     """As `os.walk`, but in order, along links, and not into a folder that leads to itself. The caller may
     take names out of the second list. UserError, with what is `needed`: a folder is unreadable."""
 

@@ -21,11 +21,19 @@ class LearnerSpec:
     label: str = ""  # the paper's name; "": the key in LEARNERS
     colour: str = ""  # in every figure and page; "": a colour that depends on the key alone
     text: bool = True  # whether there are language models of it
-    members: int | None = None  # default of --members, models of a stage; None: one, without that option
-    joint: bool = False  # whether the members are one model to fairseq-train; else one training each
-    fresh: bool = False  # whether each stage trains new models, with seeds of their own, not the last stage's
+    members: int | None = (
+        None  # default of --members, models of a stage; None: one, without that option
+    )
+    joint: bool = (
+        False  # whether the members are one model to fairseq-train; else one training each
+    )
+    fresh: bool = (
+        False  # whether each stage trains new models, with seeds of their own, not the last stage's
+    )
     deployed: int | None = 1  # number of latest stages whose models are deployed; None: all stages
-    growth: bool = False  # whether experts are added between stages (--grow-experts and related options)
+    growth: bool = (
+        False  # whether experts are added between stages (--grow-experts and related options)
+    )
     switch: bool = False  # whether it needs a Switch Transformer as --arch
 
     @property
@@ -42,18 +50,31 @@ class LearnerSpec:
 
 LEARNERS = {
     "sm": LearnerSpec("one model, trained further in each stage", "SM", "#0072B2"),
-    "ens": LearnerSpec("models trained apart, with averaged probabilities", "Ens", "#C84E14", members=2),
+    "ens": LearnerSpec(
+        "models trained apart, with averaged probabilities", "Ens", "#C84E14", members=2
+    ),
     "umix": LearnerSpec(
-        "models trained as one, with averaged logits", "UMix", "#009E73", members=2, joint=True, switch=True
+        "models trained as one, with averaged logits",
+        "UMix",
+        "#009E73",
+        members=2,
+        joint=True,
+        switch=True,
     ),
     "gens": LearnerSpec(
-        "an ensemble that gains a new model in each stage", "gEns", "#CC79A7", fresh=True, deployed=None
+        "an ensemble that gains a new model in each stage",
+        "gEns",
+        "#CC79A7",
+        fresh=True,
+        deployed=None,
     ),
     "gmoe": LearnerSpec(
         "a mixture whose experts split between stages", "gMoE", "#DA9A00", growth=True, switch=True
     ),
     "moe": LearnerSpec("a mixture with a fixed number of experts", "MoE", "#4AA9E0", switch=True),
-    "ff": LearnerSpec("a network that grows in width and depth", "FF", "#8A5A33", text=False, growth=True),
+    "ff": LearnerSpec(
+        "a network that grows in width and depth", "FF", "#8A5A33", text=False, growth=True
+    ),
 }
 """By --learner, in the order of legends, panels and tables; two members as in most rows of Table 2.
 

@@ -70,7 +70,9 @@ def transfer(matrix: Mapping[int, Sequence[float]], logarithmic: bool = False) -
         _mean([cell for t, row in rows.items() for cell in row[t:]]),
         _mean([_mean(row[:t]) for t, row in rows.items()]),
     )
-    return Transfer(*(perplexity(mean) if logarithmic and mean is not None else mean for mean in means))
+    return Transfer(
+        *(perplexity(mean) if logarithmic and mean is not None else mean for mean in means)
+    )
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

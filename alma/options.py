@@ -96,8 +96,12 @@ def check_ranges(options: Any) -> None:
         if (value := getattr(options, name)) is None:
             continue
         flag, limits, kinds = flag_of(name), declared.metadata, tuple(_types(declared))
-        if {int, float, bool}.issuperset(kinds) and not isinstance(value, kinds + (int,) * (float in kinds)):
-            raise UserError(f"{flag} {value!r}: of type {type(value).__name__}, give {kinds[0].__name__}")
+        if {int, float, bool}.issuperset(kinds) and not isinstance(
+            value, kinds + (int,) * (float in kinds)
+        ):
+            raise UserError(
+                f"{flag} {value!r}: of type {type(value).__name__}, give {kinds[0].__name__}"
+            )
         if type(value) in (int, float) and (math.isinf(value) or not is_number(value)):
             raise UserError(f"{flag} {value:.3g}: larger than any value that a run can record")
         if limits["choices"] and value not in limits["choices"]:
@@ -115,7 +119,9 @@ def check_ranges(options: Any) -> None:
 
 def given(kind: Any, parsed: argparse.Namespace) -> dict[str, Any]:
     """The options of a dataclass that a command line gives, in its order of fields."""
-    return {name: value for name in options_of(kind) if (value := getattr(parsed, name)) is not None}
+    return {
+        name: value for name in options_of(kind) if (value := getattr(parsed, name)) is not None
+    }
 
 
 def add_options(
@@ -149,7 +155,9 @@ def add_options(
         if default is not None and default is not False:
             shown = f"{default:g}" if isinstance(default, int | float) else default
             words["help"] += f" (default: {shown})"
-        group.add_argument(flag_of(declared.name), **(words | dict((changes or {}).get(declared.name, {}))))
+        group.add_argument(
+            flag_of(declared.name), **(words | dict((changes or {}).get(declared.name, {})))
+        )
 
 
 def _reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -196,7 +204,9 @@ class Switch(argparse.Action):
         off = [f"--no-{text.removeprefix('--')}" for text in option_strings]
         super().__init__([*option_strings, *off], dest, nargs="?", metavar="off,on", **rest)
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         """Store the values; UserError through `parser` for others than off and on."""
         known = {"off": False, "on": True}
         off = option_string is not None and option_string.startswith("--no-")

@@ -20,7 +20,9 @@ def peak_memory() -> int:
     A new process has all pages that its imports read; the same command as a fork only those that it uses.
     """
     try:
-        fields = dict(re.findall(r"(VmHWM|RssFile):\s+(\d+) kB", Path("/proc/self/status").read_text()))
+        fields = dict(
+            re.findall(r"(VmHWM|RssFile):\s+(\d+) kB", Path("/proc/self/status").read_text())
+        )
         return 1024 * (int(fields["VmHWM"]) - int(fields["RssFile"]))
     except (OSError, KeyError):  # second choice: a new process inherits ru_maxrss from its parent
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

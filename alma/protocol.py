@@ -27,10 +27,17 @@ class StreamOptions:
     """Which learner is trained when, and on which mega-batches."""
 
     learner: str = option(None, "learner")
-    waiting_time: int = option(1, "mega-batches before each stage", at_least=1, metavar="W", passed=True)
-    replay: bool = option(False, "train on all mega-batches so far, not only on the new ones", passed=True)
+    waiting_time: int = option(
+        1, "mega-batches before each stage", at_least=1, metavar="W", passed=True
+    )
+    replay: bool = option(
+        False, "train on all mega-batches so far, not only on the new ones", passed=True
+    )
     replay_share: float = _if_changed(
-        0.0, "share of each stage's data from earlier mega-batches, such as .5", metavar="S", passed=True
+        0.0,
+        "share of each stage's data from earlier mega-batches, such as .5",
+        metavar="S",
+        passed=True,
     )
     replay_from: str = _if_changed(
         "all",
@@ -45,7 +52,9 @@ def _growth(value: Any) -> list[int]:
     """The value of --grow-experts. ValueError: it is none."""
     numbers = value if isinstance(value, list) else number_list(value, repeats=True)
     if 0 in numbers:
-        raise ValueError(f"{value}: give a number of 1 or more, or one for each growth, such as 2 or 2,2,4")
+        raise ValueError(
+            f"{value}: give a number of 1 or more, or one for each growth, such as 2 or 2,2,4"
+        )
     return numbers
 
 
@@ -89,7 +98,9 @@ class TextOptions(StreamOptions):
         choices=("reset", "copy"),
         passed=True,
     )
-    from_scratch: bool = _if_changed(False, "train a new model in each stage, not that of the stage before")
+    from_scratch: bool = _if_changed(
+        False, "train a new model in each stage, not that of the stage before"
+    )
     init: str | None = _if_changed(
         None,
         "start stage 0, with --from-scratch every stage, from this model, which t = 0 then is: a checkpoint, "
@@ -119,8 +130,12 @@ class TextOptions(StreamOptions):
         read=partial(averages.read, last=True),
         metavar="AVERAGE",
     )
-    update_multiplier: int = _if_changed(1, "X times --max-update in each stage", at_least=1, metavar="X")
-    context_window: int = _if_changed(0, "evaluate tokens with at least N tokens of context, if there are")
+    update_multiplier: int = _if_changed(
+        1, "X times --max-update in each stage", at_least=1, metavar="X"
+    )
+    context_window: int = _if_changed(
+        0, "evaluate tokens with at least N tokens of context, if there are"
+    )
     trainer: str | None = _if_changed(
         None,
         "train and evaluate with your own program instead of fairseq: it gets the path of a stage.json as "

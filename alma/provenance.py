@@ -58,7 +58,9 @@ def _output(*command: str) -> str | None:
     """Standard output of a command; None if it is missing, fails or takes 20 s."""
     try:
         env = git_environment()
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=20, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

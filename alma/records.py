@@ -18,10 +18,27 @@ import msgspec
 from alma import provenance
 from alma.configs import changes
 from alma.errors import UserError
-from alma.files import fsync_directory, make_directory, open_for_writing, read_file, write_json_atomic
+from alma.files import (
+    fsync_directory,
+    make_directory,
+    open_for_writing,
+    read_file,
+    write_json_atomic,
+)
 from alma.options import kinds_of
 from alma.protocol import TextOptions
-from alma.schema import AMOUNT, COUNT, LARGEST, NATURAL, NUMBER, TEXT, is_plain, parse_json, require, whole
+from alma.schema import (
+    AMOUNT,
+    COUNT,
+    LARGEST,
+    NATURAL,
+    NUMBER,
+    TEXT,
+    is_plain,
+    parse_json,
+    require,
+    whole,
+)
 from alma.trainer import STAGE
 
 CONFIG_KEYS = ("learner", "megabatches", "waiting_time", "replay", "seed")
@@ -74,9 +91,17 @@ class Row(TypedDict):
     extra: _Extra
 
 
-_INFO = {"config": dict, "stages": COUNT | None, "commit": str | None, "created": str, "command": str}
+_INFO = {
+    "config": dict,
+    "stages": COUNT | None,
+    "commit": str | None,
+    "created": str,
+    "command": str,
+}
 _CONFIG = kinds_of(TextOptions) | dict.fromkeys(("dataset", "data", "arch", "stream"), str)
-_CONFIG |= dict.fromkeys(("hidden", "experts", "grow_every"), COUNT) | {"megabatches": whole(1, 1_000_000)}
+_CONFIG |= dict.fromkeys(("hidden", "experts", "grow_every"), COUNT) | {
+    "megabatches": whole(1, 1_000_000)
+}
 _CONFIG |= {"moe_expert_count": COUNT | None, "fairseq_flags": list[str]}
 """Kinds of the settings that other code reads; further ones may be whatever JSON has."""
 
@@ -131,20 +156,26 @@ class Run:
         return run
 
     @classmethod
-    def check(cls, directory: str | os.PathLike[str], config: dict, growing: Collection[str] = ()) -> bool:
+    def check(
+        cls, directory: str | os.PathLike[str], config: dict, growing: Collection[str] = ()
+    ) -> bool:
         """Whether `open` would resume the run in `directory`; writes nothing. Raises as `open` does."""
         if missing := [key for key in CONFIG_KEYS if key not in config]:
             raise ValueError(f"config lacks {', '.join(missing)}")
         path = Path(directory)
         if not (path / "run.json").exists():
             if (path / "results.jsonl").exists():
-                raise UserError(f"{path} has results.jsonl but not its run.json: choose another --out")
+                raise UserError(
+                    f"{path} has results.jsonl but not its run.json: choose another --out"
+                )
             return False
         run = cls.read(path)
         changed = changes(run.config, _as_read_back(config), growing)
         if changed and run.trained:
             other = f"{path} holds a run with other settings ({'; '.join(changed)})"
-            raise UserError(f"{other}: choose another --out, or give that run's settings to resume it")
+            raise UserError(
+                f"{other}: choose another --out, or give that run's settings to resume it"
+            )
         return not changed
 
     @classmethod
@@ -173,7 +204,9 @@ class Run:
     def trained(self) -> bool:
         """Whether anything was trained: a row has a stage, or there is a checkpoint, or what may be one."""
         stages = (row["stage"] is not None for row in self.rows)
-        by_trainer = (path for path in self.directory.glob("stage_*/**/model/*") if path.name != STAGE)
+        by_trainer = (
+            path for path in self.directory.glob("stage_*/**/model/*") if path.name != STAGE
+        )
         return any(stages) or any(self.directory.rglob("*.pt")) or any(by_trainer)
 
     def note(self, **facts: Any) -> None:
@@ -193,7 +226,9 @@ class Run:
         repeats a t."""
         if not self.results.exists():
             return []
-        return list(_read_rows(self.results, self.config["megabatches"], _version(self.results.stat())))
+        return list(
+            _read_rows(self.results, self.config["megabatches"], _version(self.results.stat()))
+        )
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one `Row`, written and fsynced on return.
@@ -264,7 +299,9 @@ def check_row(row: Mapping[str, Any], megabatches: int) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _read_rows(path: Path, megabatches: int, version: tuple[int, ...]) -> tuple[dict[str, Any], ...]:
+def _read_rows(
+    path: Path, megabatches: int, version: tuple[int, ...]
+) -> tuple[dict[str, Any], ...]:
     """The rows of a file, read once for each of its `version`s: a report asks for them several times."""
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(read_file(path).split(b"\n")[:-1], start=1):

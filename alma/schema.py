@@ -79,5 +79,7 @@ def check_names(place: object, names: Iterable[str]) -> None:
 
 def shown(value: Any) -> str:
     """A value in a message: printable, and not longer than a line."""
-    text = ascii(value) if not isinstance(value, int) or abs(value) < 10**_SHOWN else "a huge number"
+    text = (
+        ascii(value) if not isinstance(value, int) or abs(value) < 10**_SHOWN else "a huge number"
+    )
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -27,9 +27,13 @@ class Stage:
 def check_share(share: float, replay: bool, source: str = "all") -> None:
     """UserError: `share` is not that of a replay, `source` has no share, or all mega-batches are replayed."""
     if not 0 <= share < 1:
-        raise UserError(f"--replay-share {share}: a share of each stage's training data, from 0 to below 1")
+        raise UserError(
+            f"--replay-share {share}: a share of each stage's training data, from 0 to below 1"
+        )
     if share and replay:
-        raise UserError("--replay trains on all mega-batches so far: leave out --replay or --replay-share")
+        raise UserError(
+            "--replay trains on all mega-batches so far: leave out --replay or --replay-share"
+        )
     if source != "all" and not share:
         raise UserError(f"--replay-from {source} needs --replay-share, such as .5")
 
@@ -39,7 +43,9 @@ def check_growth(out: object, before: int, now: int, waiting_time: int) -> None:
     index = (before - 1) // waiting_time
     if before < (longer := min((index + 1) * waiting_time, now)):
         what = f"stage {index} was trained when the stream ended with mega-batch {before}"
-        raise UserError(f"{out}: {what}; now it would wait for mega-batch {longer}: choose another --out")
+        raise UserError(
+            f"{out}: {what}; now it would wait for mega-batch {longer}: choose another --out"
+        )
 
 
 def stages(
@@ -56,8 +62,12 @@ def stages(
     if waiting_time < 1:
         raise UserError(f"waiting time {waiting_time}: use 1 (train on each mega-batch) or more")
     if waiting_time > megabatches:
-        what = f"waiting time {waiting_time} is longer than the stream of {megabatches} mega-batches"
-        raise UserError(f"{what}: use at most {megabatches} (train once, on all data) or a longer stream")
+        what = (
+            f"waiting time {waiting_time} is longer than the stream of {megabatches} mega-batches"
+        )
+        raise UserError(
+            f"{what}: use at most {megabatches} (train once, on all data) or a longer stream"
+        )
     plan = []
     for index, first in enumerate(range(1, megabatches + 1, waiting_time)):
         last = min(first + waiting_time - 1, megabatches)

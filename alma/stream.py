@@ -61,7 +61,11 @@ class FileInfo:
             return "missing"
         if size < self.size:
             return f"truncated: {size} of {self.size} bytes"
-        return "changed after writing" if size > self.size or sha256_file(path) != self.sha256 else None
+        return (
+            "changed after writing"
+            if size > self.size or sha256_file(path) != self.sha256
+            else None
+        )
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ class Part:
     bytes: COUNT  # UTF-8 bytes of the normalised text, with one newline after each line
     sources: dict[TEXT, NATURAL]  # words by source
     files: dict[INSIDE, FileInfo]  # by path relative to the stream
-    period: TEXT = ""  # in a dated stream, also of the held-out parts: `2023`, `2023-W20`, `2020..2021`
+    period: TEXT = (
+        ""  # in a dated stream, also of the held-out parts: `2023`, `2023-W20`, `2020..2021`
+    )
 
 
 @dataclass(frozen=True)
@@ -93,8 +99,12 @@ class Stream:
     test: Part
     settings: dict[str, Any]
     files: dict[INSIDE, FileInfo]  # dict.txt and the tokenizer
-    corpus: dict[str, Any] = field(default_factory=dict)  # counts of documents, words, duplicates, surplus
-    appended: tuple[dict[str, Any], ...] = ()  # of each: settings, number of its `first` mega-batch, `corpus`
+    corpus: dict[str, Any] = field(
+        default_factory=dict
+    )  # counts of documents, words, duplicates, surplus
+    appended: tuple[
+        dict[str, Any], ...
+    ] = ()  # of each: settings, number of its `first` mega-batch, `corpus`
     held_out: tuple[Part, ...] = ()  # if ordered: `test_00`, ..., the test set of each mega-batch
     held_out_valid: tuple[Part, ...] = ()  # if ordered: `valid_00`, ..., the validation set of each
 
@@ -117,7 +127,9 @@ class Stream:
         directory = Path(directory)
         path = directory / FILE
         if not path.is_file():
-            raise UserError(f"{directory}: no finished stream here (no {FILE}); make one with `alma data`")
+            raise UserError(
+                f"{directory}: no finished stream here (no {FILE}); make one with `alma data`"
+            )
         try:
             record = parse_json(path.read_bytes())
             require(record, {}, ["version"])
@@ -159,7 +171,9 @@ class Stream:
             files |= part.files
         for path, info in ((self.directory / name, info) for name, info in files.items()):
             if problem := info.problem(path):
-                raise UserError(f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}")
+                raise UserError(
+                    f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}"
+                )
 
 
 def is_stream(directory: str | os.PathLike[str]) -> bool:

@@ -11,7 +11,9 @@ def as_text(table: Table, left: tuple[int, ...] = (0,)) -> str:
     to_left = {place % len(columns) for place in left}
     for place, cells in enumerate(columns):
         width = max(map(len, cells))
-        columns[place] = [cell.ljust(width) if place in to_left else cell.rjust(width) for cell in cells]
+        columns[place] = [
+            cell.ljust(width) if place in to_left else cell.rjust(width) for cell in cells
+        ]
     return "\n".join(map("  ".join, zip(*columns, strict=True)))
 
 

@@ -40,7 +40,11 @@ class TextPart:
     def file(self, suffix: str) -> Path:
         """Its only file with this suffix; without one the program ends with one line and exit code 2."""
         found = [name for name in self.files if name.endswith(suffix)]
-        return Path(found[0]) if len(found) == 1 else fail(f"{self.name}: {len(found)} files {suffix}, not 1")
+        return (
+            Path(found[0])
+            if len(found) == 1
+            else fail(f"{self.name}: {len(found)} files {suffix}, not 1")
+        )
 
     def read_tokens(self) -> "np.ndarray":
         """The ids in fairseq's .bin, (tokens,), in a memory map. Lines end in 2; a lone 2 ends a document."""
@@ -105,7 +109,11 @@ class StageTask:
 
     def progress(self, updates: int, loss: float) -> None:
         """Print a line from which `alma train` and `alma status` show the progress."""
-        stats = {"num_updates": updates, "loss": round(loss, 3), "ppl": round(math.exp(min(loss, 99)), 2)}
+        stats = {
+            "num_updates": updates,
+            "loss": round(loss, 3),
+            "ppl": round(math.exp(min(loss, 99)), 2),
+        }
         print(f"alma | train_inner | {json.dumps(stats)}", flush=True)
 
     def finish(self, losses: Mapping[str, tuple[float, int]] | None = None, **others: Any) -> None:
@@ -113,7 +121,9 @@ class StageTask:
 
         A wrong one ends the program with one line and exit code 2.
         """
-        of_parts = {name: (float(loss), int(tokens)) for name, (loss, tokens) in (losses or {}).items()}
+        of_parts = {
+            name: (float(loss), int(tokens)) for name, (loss, tokens) in (losses or {}).items()
+        }
         try:
             self.checked(others | {"losses": of_parts})
         except UserError as error:
@@ -134,7 +144,9 @@ class StageTask:
             if self.action == "train" and not Path(self.out, answer.checkpoint or "/none").exists():
                 raise ValueError(f"checkpoint {answer.checkpoint}: no such file in the folder")
         except ValueError as error:
-            raise UserError(f"{Path(self.out, TRAINED)}: {error}; correct the trainer and rerun") from None
+            raise UserError(
+                f"{Path(self.out, TRAINED)}: {error}; correct the trainer and rerun"
+            ) from None
         return answer
 
 

@@ -28,7 +28,9 @@ class Workers:
     # Not a ProcessPoolExecutor: its threads and processes share locks. An interrupt or a killed process can
     # leave one locked for good, and the end then waits forever. Here each worker has a pipe of its own.
 
-    def __init__(self, count: int, setup: Callable[[], None] | None = None, flag: str = "--workers") -> None:
+    def __init__(
+        self, count: int, setup: Callable[[], None] | None = None, flag: str = "--workers"
+    ) -> None:
         """`flag`: the option to lower when the system kills a worker."""
         self._count, self._setup, self._flag = count, setup, flag
         self._processes: dict[Any, Any] = {}  # by their connection
@@ -49,7 +51,10 @@ class Workers:
             process.join()
 
     def run(
-        self, function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], in_order: bool = False
+        self,
+        function: Callable[..., Result],
+        tasks: Sequence[tuple[Any, ...]],
+        in_order: bool = False,
     ) -> Iterator[tuple[int, Callable[[], Result]]]:
         """Run `function(*task)` for every task; yield (number, result) as they complete, or in order.
 
@@ -89,7 +94,9 @@ class Workers:
                     give()
                     yield number, functools.partial(_result, *outcome)
         except (EOFError, ConnectionError):
-            raise UserError(f"a worker was killed (out of memory?); rerun with fewer {self._flag}") from None
+            raise UserError(
+                f"a worker was killed (out of memory?); rerun with fewer {self._flag}"
+            ) from None
 
     def _start(self) -> None:
         # A forked process would inherit the parent's threads and CUDA state, and could hang.

@@ -49,10 +49,18 @@ def parser() -> Parser:
     add("--hold", metavar="NAMES", help=hold + "among all of them)")
     choose = f"with --select: settings to choose too, of {', '.join(CHOOSABLE)}"
     add("--choose", metavar="NAMES", help=choose)
-    number = f"compare runs by {BITS} of the test text, which compares tokenizers too, or by a score of "
-    add("--metric", metavar="NAME", help=number + "`alma train --evaluate` (default: perplexity or error)")
+    number = (
+        f"compare runs by {BITS} of the test text, which compares tokenizers too, or by a score of "
+    )
+    add(
+        "--metric",
+        metavar="NAME",
+        help=number + "`alma train --evaluate` (default: perplexity or error)",
+    )
     baseline = "add a table of the differences from this configuration, paired by seed, with 90%% intervals; "
-    baseline += 'LABEL: the learner as in the table or, with w and replay, as in figures, such as "sm w=1"'
+    baseline += (
+        'LABEL: the learner as in the table or, with w and replay, as in figures, such as "sm w=1"'
+    )
     add("--baseline", metavar="LABEL", help=baseline)
     out = "folder for report.md, report.csv and figures (default: none; report with --figures)"
     add("--out", type=Path, metavar="DIR", help=out)
@@ -81,11 +89,15 @@ def main() -> None:
         raise UserError(f"no image run in {', '.join(options.runs)}, which --figures vision needs")
     choices: list[str] = []
     if options.select:
-        hold, choose = (names.split(",") if names else [] for names in (options.hold, options.choose))
+        hold, choose = (
+            names.split(",") if names else [] for names in (options.hold, options.choose)
+        )
         runs, choices = best_by_validation(runs, options.select, hold, choose)
     groups = group(runs)
     if not groups:
-        raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")
+        raise UserError(
+            f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far"
+        )
     grouped = [result for results in groups for result in results]
     counted, not_counted = {id(run) for result in grouped for run in result.runs}, left_out(grouped)
     runs = [run for run in runs if id(run) in counted or not run.rows]
@@ -94,7 +106,9 @@ def main() -> None:
     tables, missing = lm_tables.tables(entries) if options.table else ({}, [])
     printed = list(tables.values())
     for baseline, results in zip(baselines, groups, strict=True):
-        printed += differences.tables(results, baseline)[bool(tables) :]  # Table 2 replaces the general one
+        printed += differences.tables(results, baseline)[
+            bool(tables) :
+        ]  # Table 2 replaces the general one
     for table in printed:
         print(table.as_text(), end="\n\n")
     remarks = [

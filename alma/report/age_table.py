@@ -40,7 +40,10 @@ class Aged:
     def columns(self) -> dict[str, list[float]]:
         """The numbers of the table by name, one value per seed."""
         slopes = {"staleness": staleness(self.losses), "effect of age": age_effect(self.losses)}
-        regrets = {f"regret, {name}": age.regret(self.losses, self.best, fits) for name, fits in AGES.items()}
+        regrets = {
+            f"regret, {name}": age.regret(self.losses, self.best, fits)
+            for name, fits in AGES.items()
+        }
         return slopes | regrets
 
     @cached_property
@@ -72,13 +75,17 @@ def titled(rows: Sequence[Aged]) -> TitledTable:
     first = rows[0].result
     columns = configurations([row.result for row in rows])
     columns["n"] = [str(len(row.result.repeats)) for row in rows]
-    least = 3 if first.metric == "perplexity" else 2  # digits after the point; at least two of the mean
+    least = (
+        3 if first.metric == "perplexity" else 2
+    )  # digits after the point; at least two of the mean
     for name in rows[0].columns:
         cells = []
         for row in rows:
             known = age.over_seeds(row.columns[name])
             small = math.isfinite(known.mean) and known.mean
-            digits = max(least, min(6, 1 - math.floor(math.log10(abs(known.mean))))) if small else least
+            digits = (
+                max(least, min(6, 1 - math.floor(math.log10(abs(known.mean))))) if small else least
+            )
             cells.append(shown(known, digits))
         columns |= {name: cells} if any(cells) else {}
     loss = "loss (nats a token)" if first.metric == "perplexity" else "error (percentage points)"

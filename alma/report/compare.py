@@ -6,7 +6,17 @@ from functools import partial
 
 from alma import metrics
 from alma.report.labels import replay
-from alma.report.results import Measure, Result, Rows, column, compute, matrix, memory, trained, validation
+from alma.report.results import (
+    Measure,
+    Result,
+    Rows,
+    column,
+    compute,
+    matrix,
+    memory,
+    trained,
+    validation,
+)
 from alma.report.tables import Table, TitledTable
 
 NOTE = """\
@@ -19,8 +29,10 @@ The untrained {metric} varies between learners, by chance of the initial weights
 from the first trained stage on: compare it at equal w."""
 VALIDATED = """
 Validation is the mean {metric} on the learner's own validation data, over t since the first stage."""
-ONE_SOURCE = " In an i.i.d. stream of text these are documents of one source (data prep's --valid-source, by \
+ONE_SOURCE = (
+    " In an i.i.d. stream of text these are documents of one source (data prep's --valid-source, by \
 default the last), while the test set has all sources: compare validation with validation only."
+)
 
 TRANSFERRED = """
 In-distribution is the mean {metric} over t = 1..B on the held-out part of mega-batch t; backward and \
@@ -75,7 +87,11 @@ def table(results: Sequence[Result]) -> Table:
         times = sorted({1, *(round(last * quarter / 4) for quarter in (1, 2, 3)), last})
     rows = []
     for result in results:
-        experts = [row["extra"]["experts"] for row in result.repeats[0].values() if "experts" in row["extra"]]
+        experts = [
+            row["extra"]["experts"]
+            for row in result.repeats[0].values()
+            if "experts" in row["extra"]
+        ]
         parameters = result.over_seeds(lambda rows: rows[max(rows)]["parameters"])[0]
         cells = {
             "learner": method(result),
@@ -98,7 +114,9 @@ def table(results: Sequence[Result]) -> Table:
         cells["Mem"] = abbreviated(result.over_seeds(memory)[0])
         cells["Comp (TFLOPs)"] = number(result.over_seeds(compute)[0])
         rows.append(cells)
-    hidden = {name for name in ("experts", "validation", *TRANSFERS) if not any(row[name] for row in rows)}
+    hidden = {
+        name for name in ("experts", "validation", *TRANSFERS) if not any(row[name] for row in rows)
+    }
     if not _waiting(results):
         hidden.add(f"{total} trained")  # equal to the total
     shown = [name for name in rows[0] if name not in hidden]
@@ -116,7 +134,9 @@ def titled(results: Sequence[Result]) -> TitledTable:
         note += TRANSFERRED + GEOMETRIC * of_text
     first = results[0]
     title = f"Test {first.display.name} after mega-batch t, {first.stream}"
-    return TitledTable(title, table(results), note.format(total=first.display.total, metric=first.metric))
+    return TitledTable(
+        title, table(results), note.format(total=first.display.total, metric=first.metric)
+    )
 
 
 def _waiting(results: Sequence[Result]) -> bool:
@@ -147,7 +167,9 @@ def spread(measure: Measure, result: Result, scaled: bool = True) -> str:
     if any(math.isnan(measure(rows)) for rows in result.repeats):
         return ""
     mean, deviation = result.over_seeds(lambda rows: factor * measure(rows))
-    return f"{number(mean)} ±{deviation:{_format(mean)}}" if len(result.repeats) > 1 else number(mean)
+    return (
+        f"{number(mean)} ±{deviation:{_format(mean)}}" if len(result.repeats) > 1 else number(mean)
+    )
 
 
 def number(value: float) -> str:

@@ -46,8 +46,12 @@ def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list
         baselines += fitting or [None]
     if not any(baselines):
         known = _labels(list(itertools.chain(*groups)))
-        raise UserError(f"--baseline {name!r} is no configuration of these runs: give one of {known}")
-    compared = [each if len(results) > 1 else None for each, results in zip(baselines, groups, strict=True)]
+        raise UserError(
+            f"--baseline {name!r} is no configuration of these runs: give one of {known}"
+        )
+    compared = [
+        each if len(results) > 1 else None for each, results in zip(baselines, groups, strict=True)
+    ]
     if not any(compared):
         raise UserError(f"--baseline {name!r}: no other configuration of these runs is on its data")
     return compared
@@ -86,7 +90,9 @@ def titled(baseline: Result, results: Sequence[Result]) -> TitledTable:
     note = _NOTE + _BY_AGE * (age.losses_of(baseline) is not None)
     note = note.format(baseline=baseline.label, total=baseline.display.total, unit=unit(baseline))
     cells = [list(columns), *map(list, zip(*columns.values(), strict=True))]
-    return TitledTable(f"Differences from {baseline.label}, 90% intervals, {baseline.stream}", cells, note)
+    return TitledTable(
+        f"Differences from {baseline.label}, 90% intervals, {baseline.stream}", cells, note
+    )
 
 
 def _seeds(result: Result) -> list[int]:
@@ -117,22 +123,30 @@ def _differences(one: Result, other: Result) -> dict[str, MeanOverSeeds]:
     if 1 not in one.times:
         return {}
     begun = [t for t in one.times if t and not (one.waiting(t) or other.waiting(t))]
-    cells: list[dict[tuple[float, float], list[float]]] = []  # loss by newest and held-out part, per seed
+    cells: list[
+        dict[tuple[float, float], list[float]]
+    ] = []  # loss by newest and held-out part, per seed
     for result in (one, other):
         cells.append({})
         if losses := age.losses_of(result):
             for i, j in itertools.chain(*losses.by_age.values()):
-                cells[-1][losses.until[i], losses.periods[j]] = [seed[i][j] for seed in losses.seeds]
+                cells[-1][losses.until[i], losses.periods[j]] = [
+                    seed[i][j] for seed in losses.seeds
+                ]
     common = cells[0].keys() & cells[1].keys()
     last = max((until for until, _ in common), default=0)
-    parts = {name: [cell for cell in common if fits(cell[1] - cell[0])] for name, fits in AGES.items()}
+    parts = {
+        name: [cell for cell in common if fits(cell[1] - cell[0])] for name, fits in AGES.items()
+    }
     parts["end"] = [cell for cell in common if cell[0] == last]
     sides = []
     for result, of_result in zip((one, other), cells, strict=True):
         values, factor = [column(rows, "value") for rows in result.repeats], result.display.factor
         side = {
             "last": [factor * each[max(each)] for each in values],
-            "trained": [factor * statistics.fmean(each[t] for t in begun) for each in values if begun],
+            "trained": [
+                factor * statistics.fmean(each[t] for t in begun) for each in values if begun
+            ],
             "average": [factor * metrics.average(each) for each in values],
             result.display.total: [metrics.cumulative_error_rate(each) for each in values],
         }
@@ -143,5 +157,7 @@ def _differences(one: Result, other: Result) -> dict[str, MeanOverSeeds]:
         sides.append(side)
     ours, theirs = sides
     if _seeds(one) == _seeds(other):
-        return {name: age.over_seeds(list(map(operator.sub, ours[name], theirs[name]))) for name in ours}
+        return {
+            name: age.over_seeds(list(map(operator.sub, ours[name], theirs[name]))) for name in ours
+        }
     return {name: age.welch(ours[name], theirs[name]) for name in ours}

@@ -77,13 +77,23 @@ def draw_curve(axes: Any, curve: Curve, steps: bool = False, **look: Any) -> Cur
 
     `look` goes to Axes.plot. With `steps`, a value holds until the next point.
     """
-    end = {"marker": "o", "markersize": 3, "markevery": slice(-1, None), "clip_on": False, "zorder": 3}
+    end = {
+        "marker": "o",
+        "markersize": 3,
+        "markevery": slice(-1, None),
+        "clip_on": False,
+        "zorder": 3,
+    }
     axes.plot(curve.x, curve.y, drawstyle="steps-post" if steps else "default", **(end | look))
     if any(curve.deviation):
         low = [mean - deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
         high = [mean + deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
         # Faint, with edges: the colours of several bands must not mix to brown.
-        band = {"facecolor": (look["color"], 0.07), "edgecolor": (look["color"], 0.45), "linewidth": 0.4}
+        band = {
+            "facecolor": (look["color"], 0.07),
+            "edgecolor": (look["color"], 0.45),
+            "linewidth": 0.4,
+        }
         axes.fill_between(curve.x, low, high, step="post" if steps else None, **band)
     return curve
 
@@ -102,7 +112,10 @@ def draw_over_time(axes: Any, result: Result, **look: Any) -> Curve:
 
 
 def frame_over_time(
-    figure: Any, rows: Sequence[tuple[Sequence[Any], Sequence[Curve]]], label: str, area: bool = False
+    figure: Any,
+    rows: Sequence[tuple[Sequence[Any], Sequence[Curve]]],
+    label: str,
+    area: bool = False,
 ) -> None:
     """Scale and label the axes of `draw_over_time`; `rows` are panels that share a y axis, with their curves.
 
@@ -139,7 +152,9 @@ def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
         keys = list(range(len(results)))
     ramp = style.wait_colours(keys if len({result.learner for result in results}) == 1 else [])
     own = [colour_of(result.learner) for result in results]
-    colours = [ramp[key] if len(ramp) > 1 else colour for key, colour in zip(keys, own, strict=True)]
+    colours = [
+        ramp[key] if len(ramp) > 1 else colour for key, colour in zip(keys, own, strict=True)
+    ]
     return [style.variant(colour, colours[:i].count(colour)) for i, colour in enumerate(colours)]
 
 

@@ -40,7 +40,9 @@ def write_report(
         with atomic_write(written[-1]) as file:
             file.write("\n\n".join(table.as_markdown("##")) + "\n")
     for results, baseline in zip(groups, baselines, strict=True):
-        for level, table in zip(("##", "###", "###"), differences.tables(results, baseline), strict=False):
+        for level, table in zip(
+            ("##", "###", "###"), differences.tables(results, baseline), strict=False
+        ):
             parts += table.as_markdown(level)
         general = write_figures(results, out) if pictures is None else []
         parts += [f"![{path.stem}]({path.name})" for path in general]
@@ -56,8 +58,12 @@ def write_report(
     for path, caption in pictures or []:
         parts += [f"![{path.stem}]({path.name})", caption]
         written.append(path)
-    origins = [(r.directory, r.config["seed"], r.info.get("created"), r.info.get("commit")) for r in runs]
-    different = {str(row): list(map(str, row)) for row in origins}  # a directory with an average is two runs
+    origins = [
+        (r.directory, r.config["seed"], r.info.get("created"), r.info.get("commit")) for r in runs
+    ]
+    different = {
+        str(row): list(map(str, row)) for row in origins
+    }  # a directory with an average is two runs
     parts += ["## Runs", as_markdown([["run", "seed", "started", "commit"], *different.values()])]
     write_csv(runs, out / "report.csv")
     with atomic_write(out / "report.md") as file:
@@ -80,10 +86,15 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
         same |= compare.transfer(rows)._asdict() if matrix(rows) else {}
         for measured in run.rows:
             extra = measured["extra"].copy()
-            for name in extra.keys() & {"matrix", "matrix_experts"}:  # a column for each held-out part
+            for name in extra.keys() & {
+                "matrix",
+                "matrix_experts",
+            }:  # a column for each held-out part
                 extra[name] = dict(enumerate(extra[name], 1))
             trained_on = " ".join(map(str, measured["trained_on"]))
-            records.append({**same, **flatten(measured | {"extra": extra}), "trained_on": trained_on})
+            records.append(
+                {**same, **flatten(measured | {"extra": extra}), "trained_on": trained_on}
+            )
     fields = dict.fromkeys(key for record in records for key in record)
     with atomic_write(path) as file:
         write = csv.writer(file, lineterminator="\n").writerow

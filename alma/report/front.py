@@ -77,9 +77,14 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
     kinds = sorted({point.kind for point in points})
     varied = any(variant for variant, _ in kinds)
     shapes = dict(zip(kinds, itertools.cycle("oD^svPX"), strict=False))
-    ascending = sorted(points, key=lambda each: each.result.repeats[0][each.result.times[0]]["parameters"])
+    ascending = sorted(
+        points, key=lambda each: each.result.repeats[0][each.result.times[0]]["parameters"]
+    )
     order = list(dict.fromkeys(point.size for point in ascending))
-    scale = {name: (3.5 if len(order) > 1 else 4.5) + 1.5 * min(rank, 4) for rank, name in enumerate(order)}
+    scale = {
+        name: (3.5 if len(order) > 1 else 4.5) + 1.5 * min(rank, 4)
+        for rank, name in enumerate(order)
+    }
     grey = {"color": "0.55", "linewidth": 1}
     ring = {"marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": "0.35"}
     lines: LegendEntries = [("no other is better in both", grey | ring)]
@@ -91,16 +96,24 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
     note = ""
     for point in best:
         area = (scale[point.size] + 4) ** 2
-        axes.scatter(point.x, point.y, area, facecolors="none", edgecolors="0.35", linewidths=0.8, zorder=3)
+        axes.scatter(
+            point.x, point.y, area, facecolors="none", edgecolors="0.35", linewidths=0.8, zorder=3
+        )
         if point.note != note:
             look = {"textcoords": "offset points", "va": "bottom", "fontsize": 7, "color": "0.35"}
             axes.annotate(point.note, (point.x, point.y), (7, 3), **look)
         note = point.note
     for point in points:
         colour, (variant, replay) = colour_of(point.result.learner), point.kind
-        look = dot(colour, shapes[point.kind], hollow=not variant) if varied else dot(colour, hollow=replay)
+        look = (
+            dot(colour, shapes[point.kind], hollow=not variant)
+            if varied
+            else dot(colour, hollow=replay)
+        )
         look |= {"markersize": scale[point.size], "zorder": 3 if point in best else 2}
-        axes.errorbar(point.x, point.y, point.deviation or None, ecolor=colour, elinewidth=0.7, **look)
+        axes.errorbar(
+            point.x, point.y, point.deviation or None, ecolor=colour, elinewidth=0.7, **look
+        )
     axes.margins(x=0.2, y=0.12)
     number_axis(axes, "x", [point.x for point in points], log_from=5)
     number_axis(axes, "y", [point.y for point in points], log_from=2.5)

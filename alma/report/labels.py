@@ -14,7 +14,9 @@ VARIANT = frozenset({"schedule", "average", "replay_share", "replay_from"})
 """Settings that are part of a learner's name in reports, see `variants`; absent if off."""
 ALWAYS_SHOWN = VARIANT | {"learner", "name", "waiting_time", "replay", "seed", "megabatches"}
 """Settings that every table and legend shows."""
-_OPTIONAL = {name for name, option in options_of(TextOptions).items() if option.metadata["record"] == CHANGED}
+_OPTIONAL = {
+    name for name, option in options_of(TextOptions).items() if option.metadata["record"] == CHANGED
+}
 """Settings that run.json lacks if they have their defaults."""
 _CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data", "init_sha256")
 """Shown only if no other setting distinguishes two configurations."""
@@ -22,7 +24,9 @@ _OF_VARIANT = ("select", "--lr-scheduler", "--total-num-update")
 """Settings that a schedule or a preset usually sets together with the variant."""
 
 
-def distinguishing(configs: Sequence[Mapping[str, Any]], shown: Collection[str] = ALWAYS_SHOWN) -> list[str]:
+def distinguishing(
+    configs: Sequence[Mapping[str, Any]], shown: Collection[str] = ALWAYS_SHOWN
+) -> list[str]:
     """The settings that a label needs to distinguish flat configs, beside those `shown` elsewhere.
 
     A setting of only some learners is needed if it differs among them, or if another run of one of them
@@ -38,7 +42,9 @@ def distinguishing(configs: Sequence[Mapping[str, Any]], shown: Collection[str] 
             return True
         having = [{name: config[name]} for config in configs if name in config]
         lacking = {config.get("learner") for config in configs if name not in config}
-        return bool(differing(having)) or any(c.get("learner") in lacking for c in configs if name in c)
+        return bool(differing(having)) or any(
+            c.get("learner") in lacking for c in configs if name in c
+        )
 
     follows = {name for name in _OF_VARIANT if kinds([*VARIANT, name]) == kinds([*VARIANT])}
     # `flatten` leaves the key fairseq_flags in a run without flags.
@@ -57,7 +63,9 @@ def describe(
     """The named settings of a flat config: `experts=2 lr=2e-3 fp16`. `text` writes a value (`as_setting`)."""
     text = text or as_setting
     given = [(name.removeprefix("--"), config[name]) for name in names if name in config]
-    return " ".join(name if value is True else f"{name}={text(value)}".rstrip("=") for name, value in given)
+    return " ".join(
+        name if value is True else f"{name}={text(value)}".rstrip("=") for name, value in given
+    )
 
 
 def variants(configs: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -> list[str]:
@@ -94,7 +102,11 @@ def as_setting(value: Any) -> str:
         if len(set(texts)) == 1:
             return texts[0]
         counted = [(text, len(list(same))) for text, same in itertools.groupby(texts)]
-        return ",".join(f"{text}*{count}" for text, count in counted) if len(texts) > 8 else ",".join(texts)
+        return (
+            ",".join(f"{text}*{count}" for text, count in counted)
+            if len(texts) > 8
+            else ",".join(texts)
+        )
     if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{32,}", value):
         return value[:8]
     return str(value)

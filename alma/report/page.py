@@ -48,7 +48,9 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
     sections = find_sections(runs)
     baselines = differences.find_baselines([section.results for section in sections], baseline)
     directories = {run.directory for run in runs if run.rows}
-    parts = [f"<p>Run directories: {len(directories)}; written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC</p>"]
+    parts = [
+        f"<p>Run directories: {len(directories)}; written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC</p>"
+    ]
     if len(sections) > 1:
         links = (f'<a href="#s{i}">{escape(each.title)}</a>' for i, each in enumerate(sections))
         parts.append(f"<nav>{_listed(links)}</nav>")
@@ -58,13 +60,20 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
         parts.append(f'<h2 id="s{i}">{escape(section.title)}</h2>')
         with style.drawing():
             curves = over_time_figure(section.results)
-            shown = [("front", front.front(section.results), front.CAPTION), ("over_time", curves, _CURVES)]
+            shown = [
+                ("front", front.front(section.results), front.CAPTION),
+                ("over_time", curves, _CURVES),
+            ]
             shown += drift.figures(section.results)
             for name, figure, caption in shown:
                 if figure:
                     file = io.BytesIO()
-                    figure.savefig(file, format="svg", bbox_inches="tight", metadata=style.METADATA["svg"])
-                    source = f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+                    figure.savefig(
+                        file, format="svg", bbox_inches="tight", metadata=style.METADATA["svg"]
+                    )
+                    source = (
+                        f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+                    )
                     parts.append(f'<img alt="{name}" src="{source}"><p>{escape(caption)}</p>')
         parts.append("<h3>Tables</h3>")
         parts += map(_table, tables(section, baseline_result))

@@ -33,7 +33,9 @@ class Raw(Run):
             extra, raw = row["extra"], row["extra"].get("raw")
             if raw:
                 value = raw[row["metric"]]
-                known = {name: field for name, field in extra.items() if name not in _OF_THE_AVERAGE}
+                known = {
+                    name: field for name, field in extra.items() if name not in _OF_THE_AVERAGE
+                }
                 known |= {name: raw[name] for name in ("matrix", "valid") if name in raw}
                 words, tokens = extra.get("words"), extra.get("tokens")
                 if row["metric"] == "perplexity" and words and tokens and value:

@@ -50,8 +50,12 @@ class Result:
     repeats: tuple[Rows, ...]  # restricted to the t that all of them have
     data: str = ""  # name of its data, such as "mnist"; other data of one name have a checksum too
     stem: str = ""  # begins the names of files about the results of its data, metric and B
-    settings: str = ""  # what distinguishes it from the others, except learner, variant, w and replay
-    variant: str = ""  # schedule, average of weights and share of replay, such as "continuous, average"
+    settings: str = (
+        ""  # what distinguishes it from the others, except learner, variant, w and replay
+    )
+    variant: str = (
+        ""  # schedule, average of weights and share of replay, such as "continuous, average"
+    )
     end: int = 0  # the t of the last requested stage
     runs: tuple[Run, ...] = ()  # one per repeat
     left_out: tuple[str, ...] = ()  # a line for each run of the configuration that does not count
@@ -77,7 +81,9 @@ class Result:
     def method(self) -> str:
         """The run's `name` if any, the learner, its variant, and the settings that distinguish it."""
         name = self.config.get("name")
-        kind = ", ".join(filter(None, (f"{name} ({self.learner})" if name else self.learner, self.variant)))
+        kind = ", ".join(
+            filter(None, (f"{name} ({self.learner})" if name else self.learner, self.variant))
+        )
         return " ".join(filter(None, (kind, self.settings)))
 
     @property
@@ -186,7 +192,9 @@ def memory(rows: Rows) -> int:
     return metrics.cumulative_memory(column(rows, "parameters"))
 
 
-def find_runs(places: Iterable[str | os.PathLike[str]], problems: list[str] | None = None) -> list[Run]:
+def find_runs(
+    places: Iterable[str | os.PathLike[str]], problems: list[str] | None = None
+) -> list[Run]:
     """The runs in the directories at and below `places`, each once; then the raw weights of averaged ones.
 
     Links to folders are followed. See `alma.report.raw`. UserError: a place has no run, or a folder or a
@@ -196,7 +204,9 @@ def find_runs(places: Iterable[str | os.PathLike[str]], problems: list[str] | No
     runs: dict[str, Run] = {}
     for place in map(Path, places):
         if not place.is_dir():
-            raise UserError(f"{place} is not a folder: give run directories, or folders that contain some")
+            raise UserError(
+                f"{place} is not a folder: give run directories, or folders that contain some"
+            )
         found = [folder for folder, _, files in walk(place) if "run.json" in files]
         for folder in found:
             if (real := os.path.realpath(folder)) not in runs:
@@ -230,13 +240,17 @@ def one_per_seed(repeats: Repeats, until: float) -> tuple[Repeats, list[str]]:
     left_out = []
     for run, rows in sorted(repeats, key=lambda pair: -len(pair[1])):
         first, known = counted.setdefault(run.config["seed"], (run, rows))
-        if first is run or isinstance(run, Raw):  # raw weights: those of each average of one training
+        if first is run or isinstance(
+            run, Raw
+        ):  # raw weights: those of each average of one training
             continue
         same = all(row["value"] == known[t]["value"] for t, row in rows.items() if t in known)
         why = "a copy of" if same else "the same settings and seed but other numbers than"
         left_out.append(f"left out: {run.directory}, {why} {first.directory}, which counts")
     last = {seed: progress(rows) for seed, (_, rows) in counted.items()}
-    complete = max((last[seed] for seed, (run, _) in counted.items() if last[seed] >= end_of(run)), default=0)
+    complete = max(
+        (last[seed] for seed, (run, _) in counted.items() if last[seed] >= end_of(run)), default=0
+    )
     for run, _ in [counted.pop(seed) for seed, t in last.items() if t < min(complete, until)]:
         where = f"at t={last[run.config['seed']]} of {run.config['megabatches']}"
         left_out.append(f"left out: {run.directory}, {where}, beside finished seeds")
@@ -266,23 +280,34 @@ def group(runs: Sequence[Run], until: float = math.inf) -> list[list[Result]]:
         common = sorted(set.intersection(*(set(rows) for _, rows in counted)))
         if not common:
             places = ", ".join(str(run.directory) for run in same)
-            raise UserError(f"{places} repeat one configuration but share no t: report them one by one")
+            raise UserError(
+                f"{places} repeat one configuration but share no t: report them one by one"
+            )
         cut = tuple({t: rows[t] for t in common} for _, rows in counted)
         config, last = same[0].config, cut[0][common[-1]]["extra"]
         if seen := ", ".join(last.get("matrix_periods", [])[: last.get("matrix_seen", 0)]):
-            left_out.append(f"left out of averages: {same[0].directory}, {seen}: before its model's cutoff")
-        result = Result(config, cut, end=min(map(end_of, same)), runs=same, left_out=tuple(left_out))
+            left_out.append(
+                f"left out of averages: {same[0].directory}, {seen}: before its model's cutoff"
+            )
+        result = Result(
+            config, cut, end=min(map(end_of, same)), runs=same, left_out=tuple(left_out)
+        )
         name, checksum = data_of(config)
         data = result.config.get("dataset"), result.config.get("scenario"), checksum or name
         tables.setdefault((result.metric, result.megabatches, *data), []).append(result)
-    keys = [(table[0].metric, table[0].megabatches, *data_of(table[0].config)) for table in tables.values()]
+    keys = [
+        (table[0].metric, table[0].megabatches, *data_of(table[0].config))
+        for table in tables.values()
+    ]
     named = {}  # with names that distinguish each table from the others
     for table, (metric, megabatches, name, checksum) in zip(tables.values(), keys, strict=True):
         alone = [key[:2] for key in keys].count((metric, megabatches)) == 1
         if checksum and [key[:3] for key in keys].count((metric, megabatches, name)) > 1:
             name = f"{name} ({checksum[:8]})".strip()
         stem = "_".join(filter(None, [metric, "" if alone else slug(name), f"B{megabatches}"]))
-        named[name, metric, megabatches] = [replace(result, data=name, stem=stem) for result in table]
+        named[name, metric, megabatches] = [
+            replace(result, data=name, stem=stem) for result in table
+        ]
     return [labelled(named[key]) for key in sorted(named)]
 
 
@@ -303,7 +328,10 @@ def find_sections(runs: Sequence[Run], until: float = math.inf) -> list[Section]
     sections = []
     for results in group(runs, until):
         first = results[0]
-        title = f"{first.data}: " * bool(first.data) + f"test {first.display.name}, B = {first.megabatches}"
+        title = (
+            f"{first.data}: " * bool(first.data)
+            + f"test {first.display.name}, B = {first.megabatches}"
+        )
         sections.append(Section(title, sorted(results, key=lambda result: result.rank)))
     if not sections:
         raise UserError("no rows yet in these runs: nothing has been evaluated so far")
@@ -353,7 +381,11 @@ def rounded(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: rounded(each) for name, each in value.items()}
     if isinstance(value, tuple | list):
-        return rounded(value._asdict()) if hasattr(value, "_asdict") else [rounded(each) for each in value]
+        return (
+            rounded(value._asdict())
+            if hasattr(value, "_asdict")
+            else [rounded(each) for each in value]
+        )
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):

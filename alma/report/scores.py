@@ -22,8 +22,12 @@ class Scored(Run):
         rows = []
         for row, numbers in ((row, numbers_of(row)) for row in super().rows):
             if self.name in numbers:
-                extra = {key: row["extra"][key] for key in ("experts", "members") if key in row["extra"]}
-                rows.append(row | {"metric": self.name, "value": numbers[self.name], "extra": extra})
+                extra = {
+                    key: row["extra"][key] for key in ("experts", "members") if key in row["extra"]
+                }
+                rows.append(
+                    row | {"metric": self.name, "value": numbers[self.name], "extra": extra}
+                )
         return rows
 
 

@@ -30,7 +30,11 @@ SETTINGS: Any = {
     "svg.hashsalt": "alma",
     "pdf.fonttype": 42,
 }
-METADATA: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+METADATA: dict[str, dict[str, None]] = {
+    "png": {},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
 """Metadata that would change the bytes of a figure from run to run, by format."""
 
 LegendEntries = list[tuple[str, dict[str, Any]]]  # labels, each with the properties of its Line2D
@@ -56,8 +60,12 @@ def save(figure: Any, path: Path, formats: Iterable[str] = ("png", "svg", "pdf")
     figure.set_layout_engine("none")  # keep the layout: each file would compute it again
     for suffix in formats:
         drawn = io.BytesIO()  # matplotlib hides the error of a full disk behind one of its own
-        figure.savefig(drawn, format=suffix, dpi=200, bbox_inches="tight", metadata=METADATA[suffix])
-        with atomic_write(path if suffix == "png" else path.with_suffix(f".{suffix}"), "wb") as file:
+        figure.savefig(
+            drawn, format=suffix, dpi=200, bbox_inches="tight", metadata=METADATA[suffix]
+        )
+        with atomic_write(
+            path if suffix == "png" else path.with_suffix(f".{suffix}"), "wb"
+        ) as file:
             file.write(drawn.getbuffer())
 
 
@@ -65,7 +73,9 @@ def wait_colours(waits: Iterable[int]) -> dict[int, str]:
     """A colour of WAIT_RAMP for each waiting time, spread over the ramp; distinct for up to seven."""
     known = sorted(set(waits))
     steps = max(1, len(known) - 1)
-    return {wait: WAIT_RAMP[round(i * (len(WAIT_RAMP) - 1) / steps)] for i, wait in enumerate(known)}
+    return {
+        wait: WAIT_RAMP[round(i * (len(WAIT_RAMP) - 1) / steps)] for i, wait in enumerate(known)
+    }
 
 
 def variant(colour: str, rank: int) -> dict[str, Any]:
@@ -78,8 +88,16 @@ def variant(colour: str, rank: int) -> dict[str, Any]:
 
 def dot(colour: str, marker: str = "o", hollow: bool = False) -> dict[str, Any]:
     """Look of a point, white inside if `hollow`."""
-    edge = {"markeredgecolor": colour if hollow else "white", "markeredgewidth": 0.9 if hollow else 0.4}
-    return {"marker": marker, "markersize": 4.5, "markerfacecolor": "white" if hollow else colour, **edge}
+    edge = {
+        "markeredgecolor": colour if hollow else "white",
+        "markeredgewidth": 0.9 if hollow else 0.4,
+    }
+    return {
+        "marker": marker,
+        "markersize": 4.5,
+        "markerfacecolor": "white" if hollow else colour,
+        **edge,
+    }
 
 
 def mark(marker: str = "o", hollow: bool = False) -> dict[str, Any]:
@@ -87,7 +105,9 @@ def mark(marker: str = "o", hollow: bool = False) -> dict[str, Any]:
     return {"linestyle": "", **dot(GREY, marker, hollow)}
 
 
-def subplots(rows: int, columns: int, inches: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+def subplots(
+    rows: int, columns: int, inches: tuple[float, float], **options: Any
+) -> tuple[Any, Any]:
     """A figure of (width, height) `inches`, and its axes as an array (rows, columns), with grid lines.
 
     `options` go to matplotlib's Figure.subplots. Without pyplot, which would keep the figure in memory.
@@ -109,7 +129,9 @@ def named_panels(
     rows = -(-len(names) // 3)
     columns = -(-len(names) // rows)
     width, height = inches
-    figure, panels = subplots(rows, columns, (1.8 + width * columns, 0.5 + height * rows), **options)
+    figure, panels = subplots(
+        rows, columns, (1.8 + width * columns, 0.5 + height * rows), **options
+    )
     for axes in list(panels.flat)[len(names) :]:
         axes.remove()
     by_name = dict(zip(names, panels.flat, strict=False))
@@ -149,7 +171,9 @@ def number_axis(axes: Any, name: str, values: Sequence[float], log_from: float =
                 break
         axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=7 if name == "x" else 15))
         if name == "x" and sum(letters) > 26:  # every second power of ten, from the largest
-            axis.set_major_locator(ticker.FixedLocator([tick for tick in ticks if tick <= high][::-2]))
+            axis.set_major_locator(
+                ticker.FixedLocator([tick for tick in ticks if tick <= high][::-2])
+            )
         axis.set_minor_formatter(ticker.NullFormatter())
     elif all(value == int(value) for value in values):
         axis.set_major_locator(ticker.MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
@@ -167,8 +191,15 @@ def add_legend(figure: Any, groups: Mapping[str, LegendEntries]) -> None:
         if heading:
             headings.append(len(handles))
             handles.append(Line2D([], [], linestyle="", label=heading))
-        handles += [Line2D([], [], **look, label=textwrap.fill(label, 24)) for label, look in entries]
-    narrow: Any = {"handlelength": 1.4, "handletextpad": 0.5, "borderaxespad": 0.1, "borderpad": 0.1}
+        handles += [
+            Line2D([], [], **look, label=textwrap.fill(label, 24)) for label, look in entries
+        ]
+    narrow: Any = {
+        "handlelength": 1.4,
+        "handletextpad": 0.5,
+        "borderaxespad": 0.1,
+        "borderpad": 0.1,
+    }
     legend = figure.legend(
         handles=handles, loc="outside right upper", frameon=False, fontsize="small", **narrow
     )

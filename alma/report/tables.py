@@ -24,7 +24,12 @@ class TitledTable(NamedTuple):
         """The same as parts of a Markdown document; `level` are the marks of the heading, such as "##"."""
         table = [as_markdown(self.cells)] if self.cells else []
         below = filter(None, self.note.split("\n"))
-        return [f"{level} {markdown(self.title)}", *map(markdown, self.above), *table, *map(markdown, below)]
+        return [
+            f"{level} {markdown(self.title)}",
+            *map(markdown, self.above),
+            *table,
+            *map(markdown, below),
+        ]
 
 
 def as_markdown(table: Table) -> str:

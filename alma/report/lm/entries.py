@@ -18,7 +18,10 @@ model with 4, 8 and 12 experts; the architecture that it describes has 63.8, 89.
 shared parameters. For its large model, the paper's 210, 323 and 436M match."""
 SHOWN = ALWAYS_SHOWN - {"name"} | {"update_multiplier", "from_scratch"}
 """Settings that the title of a table or the name of a setting includes."""
-_DIMENSIONS = ("--decoder-", "--moe-freq")  # flags of fairseq-train that change the size of an --arch
+_DIMENSIONS = (
+    "--decoder-",
+    "--moe-freq",
+)  # flags of fairseq-train that change the size of an --arch
 
 
 class Entry(NamedTuple):
@@ -80,20 +83,28 @@ def find_entries(runs: Sequence[Run]) -> tuple[dict[str, list[Entry]], list[str]
     Results are grouped by data and B; the key is a suffix for file names, "" of a single group.
     UserError: no run has perplexity.
     """
-    groups = [[r for r in results if r.metric == "perplexity" and r.times[-1]] for results in group(runs)]
+    groups = [
+        [r for r in results if r.metric == "perplexity" and r.times[-1]] for results in group(runs)
+    ]
     if not any(groups):
-        raise UserError("no perplexity after a first mega-batch in these runs: only language models have it")
+        raise UserError(
+            "no perplexity after a first mega-batch in these runs: only language models have it"
+        )
     remarks = [
         f"not a perplexity run, left out: {run.directory}"
         for run in runs
         if any(row["metric"] != "perplexity" for row in run.rows)
     ]
-    found = {results[0].stem.removeprefix("perplexity"): _named(results) for results in groups if results}
+    found = {
+        results[0].stem.removeprefix("perplexity"): _named(results) for results in groups if results
+    }
     for entry in itertools.chain(*found.values()):
         if entry.result.unfinished:
             done = f"t={entry.result.progress}/{entry.result.end}"
             remarks.append(f"not finished ({done}): {entry.setting} of {entry.size}")
-    remarks = list(dict.fromkeys(remarks))  # a run with an average has the remarks of its raw weights
+    remarks = list(
+        dict.fromkeys(remarks)
+    )  # a run with an average has the remarks of its raw weights
     return ({"": next(iter(found.values()))} if len(found) == 1 else found), remarks
 
 
@@ -114,7 +125,9 @@ def _named(results: Sequence[Result]) -> list[Entry]:
         names = distinguishing(configs, SHOWN)
         for entry, config in zip(entries, configs, strict=True):
             found.append(entry._replace(setting=f"{name} {describe(config, names)}".strip()))
-    return sorted(found, key=lambda entry: (entry.result.rank, entry.result.waiting_time, entry.setting))
+    return sorted(
+        found, key=lambda entry: (entry.result.rank, entry.result.waiting_time, entry.setting)
+    )
 
 
 def size_of(result: Result, without: Collection[str] = ()) -> str:

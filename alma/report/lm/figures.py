@@ -16,7 +16,9 @@ from alma.report.style import MARKERS, LegendEntries, Picture, dot, mark, number
 
 PAPER_TOKENS = 120_000 * 192 * 512
 """Training tokens per stage and member in the paper: updates x sequences x length (section 5, App. B.2)."""
-PAPER_VOCABULARY = 50_264  # GPT-2's 50,257 tokens, padded by fairseq ("following Radford et al.", section 5)
+PAPER_VOCABULARY = (
+    50_264  # GPT-2's 50,257 tokens, padded by fairseq ("following Radford et al.", section 5)
+)
 _RED = "#CC0000"
 _THEIRS: dict[str, Any] = {"color": "0.62", "linewidth": 0.8}
 _TITLES = (
@@ -46,7 +48,9 @@ class Trajectory(NamedTuple):
     deviation: list[float]
 
 
-def write_figures(found: Mapping[str, Sequence[Entry]], out: Path) -> tuple[list[Picture], list[str]]:
+def write_figures(
+    found: Mapping[str, Sequence[Entry]], out: Path
+) -> tuple[list[Picture], list[str]]:
     """Write Figure 5 and the front for each B of `find_entries` to `out`; returns pictures and remarks."""
     paper = reference()
     pictures: list[Picture] = []
@@ -67,7 +71,9 @@ def write_figures(found: Mapping[str, Sequence[Entry]], out: Path) -> tuple[list
                 first = trained(shown[0].result.repeats[0])[0]
                 figure, matched = figure5(shown, paper, f"average perplexity over {first}..t")
                 save(figure, f"figure5{suffix}", CAPTION + _PAPER * bool(matched))
-                remarks.append(f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper")
+                remarks.append(
+                    f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper"
+                )
             if figure := front.front([entry.result for entry in entries]):
                 save(figure, f"front{suffix}", front.CAPTION)
             else:
@@ -102,10 +108,14 @@ def paper_trajectory(entry: Entry, paper: Sequence[Reference]) -> Trajectory | N
             break
         count, _, members = line.experts.partition("@")
         arch = ARCHS[f"switch_gmoe_{line.size}"]
-        shape = Shape(arch.layers, arch.dim, 4 * arch.dim, PAPER_VOCABULARY, 512, int(count), moe_freq=2)
+        shape = Shape(
+            arch.layers, arch.dim, 4 * arch.dim, PAPER_VOCABULARY, 512, int(count), moe_freq=2
+        )
         of_stage = shape.training_flops(PAPER_TOKENS) / 1e12
         stages = entry.result.repeats[0][t]["stage"] + 1
-        training = int(members) if line.learner == "ens" else 1  # gens trains only its newest member
+        training = (
+            int(members) if line.learner == "ens" else 1
+        )  # gens trains only its newest member
         spent.append(of_stage * stages * training)
         parameters.append(line.parameters)
         experts.append(float(count) * int(members or 1))
@@ -123,10 +133,15 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
     ours = [(entry, trajectory(entry)) for entry in shown]
     theirs = [(entry, line) for entry in shown if (line := paper_trajectory(entry, paper))]
     markers = dict(zip(sizes(shown), itertools.cycle(MARKERS), strict=False))
-    drawn = [(entry, line, _THEIRS | dot("0.62", markers[entry.size], hollow=True)) for entry, line in theirs]
+    drawn = [
+        (entry, line, _THEIRS | dot("0.62", markers[entry.size], hollow=True))
+        for entry, line in theirs
+    ]
     names: dict[str, dict[str, Any]] = {}
     for entry, line in ours:
-        peers = sorted({e.result.variant for e in shown if e.result.learner == entry.result.learner})
+        peers = sorted(
+            {e.result.variant for e in shown if e.result.learner == entry.result.learner}
+        )
         look = style.variant(colour_of(entry.result.learner), peers.index(entry.result.variant))
         names[entry.method] = look
         drawn.append((entry, line, look | dot(look["color"], markers[entry.size])))
@@ -136,7 +151,9 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
         shift = 0.012 * (max(values) - min(values)) if i == 2 else 0
         for entry, line, look in drawn:
             x = [value + shift * (entry.result.rank - 2) for value in line.x[i]]
-            axes.errorbar(x, line.y, line.deviation, linestyle="none", ecolor=look["color"], elinewidth=0.8)
+            axes.errorbar(
+                x, line.y, line.deviation, linestyle="none", ecolor=look["color"], elinewidth=0.8
+            )
             axes.plot(x, line.y, **look)
         number_axis(axes, "x", values, log_from=4)
         number_axis(axes, "y", [y for _, line, _ in drawn for y in line.y], log_from=8)
@@ -150,7 +167,12 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
         count = entry.experts(entry.result.times[-1])
         if entry.method == "SM" and count:  # in a column of its own, so that numbers do not overlap
             start, at = (line.x[0][0], line.y[0]), (-4 - 8 * counts.index(count), 0)
-            text: Any = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 7}
+            text: Any = {
+                "textcoords": "offset points",
+                "ha": "right",
+                "va": "center",
+                "fontsize": 7,
+            }
             panels[0].annotate(str(count), start, at, color=_RED, annotation_clip=False, **text)
     marks = [(name, mark(marker)) for name, marker in markers.items()]
     groups: dict[str, LegendEntries] = {"learner": list(names.items()), "size": marks}

@@ -42,7 +42,14 @@ def table2(entries: Sequence[Entry]) -> TitledTable:
         at = 2 + width * order.index(entry.size)
         phases = itertools.groupby((t for t in result.times if t >= 1), entry.structure)
         for number, (structure, phase) in enumerate(phases):
-            key = result.rank, result.waiting_time, entry.setting, start, number, _natural(structure)
+            key = (
+                result.rank,
+                result.waiting_time,
+                entry.setting,
+                start,
+                number,
+                _natural(structure),
+            )
             names = ["" if number else entry.setting, structure]
             cells = lines.setdefault(key, names + [""] * (width * len(order)))
             since = next(phase)
@@ -57,7 +64,9 @@ def table2(entries: Sequence[Entry]) -> TitledTable:
     title = f"Table 2: test perplexity{what} after mega-batch t, B = {len(times)}"
     columns = ["|θ|", *(f"t={t}" for t in times)]
     header = [f"{size} {name}" if len(order) > 1 else name for size in order for name in columns]
-    return TitledTable(title, [["setting", "# experts", *header], *body], _note(body, rows, matched))
+    return TitledTable(
+        title, [["setting", "# experts", *header], *body], _note(body, rows, matched)
+    )
 
 
 def _millions(count: float) -> str:
@@ -116,12 +125,18 @@ def table1(entries: Sequence[Entry]) -> TitledTable | str:
     title = "Table 1: test perplexity of i.i.d. against sequential training on k mega-batches, same updates"
     matched = sum(any("[" in cell for cell in line[2:]) for line in body)
     header = [f"k={k} {way}" for k in KS for way in ("i.i.d.", "seq.")]
-    return TitledTable(title, [["method", "# experts", *header], *body], _note(body, len(body), matched))
+    return TitledTable(
+        title, [["method", "# experts", *header], *body], _note(body, len(body), matched)
+    )
 
 
 def _waits(entry: Entry, w: int, k: int) -> bool:
     """Whether each stage up to t = k waited for w mega-batches and took w times the usual updates."""
-    return entry.result.waiting_time == entry.multiplier == w and entry.plain and k in entry.result.times
+    return (
+        entry.result.waiting_time == entry.multiplier == w
+        and entry.plain
+        and k in entry.result.times
+    )
 
 
 def _sequential(iid: Entry, k: int, entries: Sequence[Entry]) -> Entry | None:

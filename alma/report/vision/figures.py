@@ -38,9 +38,7 @@ _CER = (
     "CER is eq. 1, so at most B, and includes the untrained errors of a learner that waits. The paper's axes "
     "(to 3,500 at B = 100, to 1,200 at B = 500) have another scale, which the paper does not define."
 )
-_DOTTED = (
-    "The dotted line is the error of the untrained model: on linear axes, the area below both is the CER."
-)
+_DOTTED = "The dotted line is the error of the untrained model: on linear axes, the area below both is the CER."
 FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
     "front": (costs.front, front.CAPTION),
     "learning_curves": (
@@ -62,7 +60,10 @@ FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
         "learner, shows where a longer waiting time than the shortest has the lowest error, in the colour of "
         f"that waiting time. {_DOTTED}",
     ),
-    "replay": (costs.replay_at_one_wait, f"Figure 4: CER and compute, from without to with replay. {_CER}"),
+    "replay": (
+        costs.replay_at_one_wait,
+        f"Figure 4: CER and compute, from without to with replay. {_CER}",
+    ),
     "replay_waits": (
         costs.replay_at_all_waits,
         f"Figure 8: CER and compute, from without to with replay. {_CER}",
