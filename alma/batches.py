@@ -6,8 +6,8 @@ def tokens_of(
 ) -> int | None:
     """Tokens of `passes` full batches of sequences of `length` tokens; None without a limit of a batch.
 
-    batch_size, max_tokens: limits of a batch; multiple: --required-batch-size-multiple. `passes`: 1 for a
-    forward pass, the processes times --update-freq for an update.
+    batch_size, max_tokens: limits of a batch; multiple: --required-batch-size-multiple. `passes`: 1
+    for a forward pass, the processes times --update-freq for an update.
     """
     limits = [batch_size, (max_tokens or 0) // length]
     sequences = min((limit for limit in limits if limit), default=None)

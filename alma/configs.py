@@ -12,8 +12,8 @@ _SHORT = 40  # characters of a value in a message
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings as one level: {"model": {"layers": 2}} becomes {"model.layers": 2}.
 
-    A command line becomes one setting per flag: {"flags": ["--lr", "1e-3"]} becomes {"--lr": "1e-3"}, with ""
-    for no value; the last one of repeated flags counts.
+    A command line becomes one setting per flag: {"flags": ["--lr", "1e-3"]} becomes {"--lr":
+    "1e-3"}, with "" for no value; the last one of repeated flags counts.
     """
     flat: dict[str, Any] = {}
     for key, value in config.items():

@@ -1,7 +1,8 @@
 """Dates, and the periods of a dated stream: years, quarters, months or ISO weeks of UTC.
 
-A date is an interval of UTC, because `2023` or `2023-05` names no moment. A document is in a period if all
-of its interval is. docs/data.md has the table of what is read; what could have several meanings is refused.
+A date is an interval of UTC, because `2023` or `2023-05` names no moment. A document is in a period
+if all of its interval is. docs/data.md has the table of what is read; what could have several
+meanings is refused.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Algorithm 1: mega-batches arrive, the learner waits or trains, the environment tests it and records a row.
 
-Independent of any framework: the learner loads its own data, and the caller measures the test error.
+Independent of any framework: the learner loads its own data, and the caller measures the test
+error.
 """
 
 import time
@@ -51,9 +52,10 @@ def append_rows(
 ) -> None:
     """Play the stream up to the end of the schedule: append a row to `run` for every t from 0 (section 3.1).
 
-    `measure` trains on a stage, or takes the untrained model at t = 0, and returns the measured fields of the
-    row. While the learner waits, they follow from the row before by `waiting`. `before_last` gets the last
-    row first. Existing rows are kept: the checkpoint after `stages_done` stages may be older than they are.
+    `measure` trains on a stage, or takes the untrained model at t = 0, and returns the measured
+    fields of the row. While the learner waits, they follow from the row before by `waiting`.
+    `before_last` gets the last row first. Existing rows are kept: the checkpoint after
+    `stages_done` stages may be older than they are.
     """
     known = {row["t"]: row for row in run.rows}
     completing = {stage.last: stage for stage in schedule}
@@ -83,8 +85,8 @@ def play(
 ) -> None:
     """Train and test `learner` on the whole stream; see `append_rows`.
 
-    `test` measures the current model: its error (a fraction), and the FLOPs of the measurement. A resumed
-    learner has completed `stages_done` stages, and spent `seconds` on the next one.
+    `test` measures the current model: its error (a fraction), and the FLOPs of the measurement. A
+    resumed learner has completed `stages_done` stages, and spent `seconds` on the next one.
     """
 
     def measure(stage: Stage | None) -> Measured:

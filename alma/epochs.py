@@ -23,9 +23,10 @@ def batches_of(
 ) -> tuple[int, int]:
     """Batches of one epoch over blocks of `length` tokens, and the blocks in them.
 
-    fairseq leaves out a last batch that is no multiple of `multiple`, --required-batch-size-multiple; of
-    fewer blocks than that, `AlmaLMTask` leaves out none. Near the end of an epoch fairseq's batches may
-    differ where --batch-size is above `multiple` and no multiple of it.
+    fairseq leaves out a last batch that is no multiple of `multiple`,
+    --required-batch-size-multiple; of fewer blocks than that, `AlmaLMTask` leaves out none. Near
+    the end of an epoch fairseq's batches may differ where --batch-size is above `multiple` and no
+    multiple of it.
     """
     if blocks < multiple:
         multiple = 1
@@ -44,8 +45,8 @@ def batches_of(
 def updates_of_epoch(batches: int, passes: int, skip_remainder: bool) -> int:
     """Updates of an epoch of so many batches in each process, `passes` (--update-freq) in an update.
 
-    skip_remainder: --skip-remainder-batch, with which fairseq leaves out the last batch, then the last
-    update if it is not full.
+    skip_remainder: --skip-remainder-batch, with which fairseq leaves out the last batch, then the
+    last update if it is not full.
     """
     if skip_remainder:
         return max(0, batches - 1) // passes

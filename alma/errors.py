@@ -131,7 +131,8 @@ class InvalidNumbers(argparse.ArgumentTypeError, UserError):
 def number_list(text: str, repeats: bool = False) -> list[int]:
     """Parse "0-2,5" as [0, 1, 2, 5]: whole numbers >= 0 and ascending ranges, in the given order.
 
-    Usable as argparse's `type`. Later duplicates are dropped unless `repeats`. Raises InvalidNumbers.
+    Usable as argparse's `type`. Later duplicates are dropped unless `repeats`. Raises
+    InvalidNumbers.
     """
     numbers: list[int] = []
     for part in text.split(","):
@@ -174,7 +175,8 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             if not isinstance(error, ModuleNotFoundError) or package not in _TRAIN:
                 raise
             fail(
-                f"this needs {package}, which the light installation leaves out: run `pip install .`"
+                f"this needs {package}, which the light installation leaves out: run `pip install "
+                ".`"
             )
         except OSError as error:
             if isinstance(
@@ -185,7 +187,8 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
                 raise
             remedy = "free some space there" if error.errno in _FULL else "fix this"
             fail(
-                f"{error.filename or 'cannot write'}: {error.strerror}; {remedy} and rerun the command"
+                f"{error.filename or 'cannot write'}: {error.strerror}; {remedy} and rerun the "
+                "command"
             )
         except KeyboardInterrupt as stop:
             _interrupted(*stop.args)

@@ -11,8 +11,8 @@ size: base                 # one of the sizes: options that all the above overri
 sizes:                     # or a file that has them; without it, sizes.yaml beside this file
   base: {stream: stream, flags: {arch: switch_gmoe_base}}
 
-On the command line of `alma train`, `seed=3` or `dropout=0.2` overrides the files, `dropout=0,0.1` is a list,
-and `runs=copy` picks runs. On that of `alma images`, a flag overrides them.
+On the command line of `alma train`, `seed=3` or `dropout=0.2` overrides the files, `dropout=0,0.1`
+is a list, and `runs=copy` picks runs. On that of `alma images`, a flag overrides them.
 """
 
 import argparse
@@ -137,7 +137,8 @@ def check_nesting(out: Path, sweep: bool) -> None:
 def read_overrides(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
     """Split words into paths and `key=value` overrides; an existing path may contain "=".
 
-    `key=a,b` and `key=[a,b]` are lists, but for _ONE_VALUE and grow-experts. UserError: it is not YAML.
+    `key=a,b` and `key=[a,b]` are lists, but for _ONE_VALUE and grow-experts. UserError: it is not
+    YAML.
     """
     paths: list[str] = []
     overrides: dict[str, Any] = {}
@@ -185,10 +186,10 @@ def read_experiment(
 ) -> Iterator[tuple[Collection[str], str, list[str], list[str]]]:
     """Read an experiment of language models: every combination of the values in the lists of its sections.
 
-    Yields the settings that are lists, the folder of the run in --out, such as lr-2e-4_replay-on (empty
-    without lists), and the words of `alma train` and of fairseq-train. An override sets the flag of that name
-    if the experiment has it, else an option; `runs` picks sections. The default --out is
-    runs/FOLDER/NAME_SIZE of the file, or runs/NAME/SECTION_SIZE.
+    Yields the settings that are lists, the folder of the run in --out, such as lr-2e-4_replay-on
+    (empty without lists), and the words of `alma train` and of fairseq-train. An override sets the
+    flag of that name if the experiment has it, else an option; `runs` picks sections. The default
+    --out is runs/FOLDER/NAME_SIZE of the file, or runs/NAME/SECTION_SIZE.
     """
     changes = dict(overrides)
     size, runs = size or changes.pop("size", None), changes.pop("runs", None) or []

@@ -40,10 +40,11 @@ def atomic_write(
 ) -> Iterator[IO[Any]]:
     """Open a file for writing (text is UTF-8) that appears at `path` only if the block succeeds.
 
-    The bytes go to a temporary file beside `path`, which is fsynced and renamed over it, or removed. The next
-    write of `path` takes over the file that a killed process left. The OSError of a full disk names `path`.
-    `keep_same`: a file that has the same bytes already stays as it is, with its time. `private`: only
-    the owner may read it. UserError: the temporary file is a link, as `open_for_writing` finds.
+    The bytes go to a temporary file beside `path`, which is fsynced and renamed over it, or
+    removed. The next write of `path` takes over the file that a killed process left. The OSError of
+    a full disk names `path`. `keep_same`: a file that has the same bytes already stays as it is,
+    with its time. `private`: only the owner may read it. UserError: the temporary file is a link,
+    as `open_for_writing` finds.
     """
     path = Path(path)
     descriptor, temporary = _open_temporary(path, 0o600 if private else 0o666)
@@ -99,7 +100,8 @@ def temporary_of(path: Path) -> Path:
 def open_for_writing(path: Path, flags: int = 0, mode: int = 0o666) -> int:
     """A descriptor of the file `path`, made if missing, to read and write, with further `flags` of open.
 
-    The folder may come from somebody else. UserError: the file is a symbolic link, a pipe or a device.
+    The folder may come from somebody else. UserError: the file is a symbolic link, a pipe or a
+    device.
     """
     try:
         found = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK | flags, mode)
@@ -171,12 +173,12 @@ def checkpoint_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 def locked(directory: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
     """Hold a lock on `directory` that excludes every other thread, process and node.
 
-    It is a POSIX lock of the open file `name`, which is never removed (docs/design.md). UserError: another
-    process has held it for `patience` seconds, or the file is a link. A file system without locks only causes
-    a warning.
+    It is a POSIX lock of the open file `name`, which is never removed (docs/design.md). UserError:
+    another process has held it for `patience` seconds, or the file is a link. A file system without
+    locks only causes a warning.
 
-    Whoever may open the file can hold the lock: it is the owner's alone, and the group's in a folder that the
-    group may write (`chmod g+w`).
+    Whoever may open the file can hold the lock: it is the owner's alone, and the group's in a
+    folder that the group may write (`chmod g+w`).
     """
     shared = os.stat(directory).st_mode & stat.S_IWGRP
     mode = 0o660 if shared else 0o600

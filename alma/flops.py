@@ -29,7 +29,8 @@ ARCHS = {
 class Weights:
     """A model of another kind, such as an LSTM: a multiply-add per token for each weight of its matrices.
 
-    Of dynamic convolutions, as of attention, the product is left out; looked-up embeddings do not count.
+    Of dynamic convolutions, as of attention, the product is left out; looked-up embeddings do not
+    count.
     """
 
     weights: int
@@ -50,8 +51,8 @@ class Weights:
 class Shape:
     """Dimensions of a model: layers L, width D, hidden width F, dictionary size V, positions P, experts E.
 
-    A dense model has 0 experts. N members (UMix) multiply all counts by N. Embeddings of another width than
-    D are projected to it, and features to the width of the output layer; 0 stands for D.
+    A dense model has 0 experts. N members (UMix) multiply all counts by N. Embeddings of another
+    width than D are projected to it, and features to the width of the output layer; 0 stands for D.
     """
 
     layers: int
@@ -152,8 +153,8 @@ class Shape:
     def forward_flops(self, tokens: int, attention_over: int = 0) -> int:
         """FLOPs of a forward pass over `tokens`, with top-1 routing.
 
-        The paper leaves the attention scores out. `attention_over`, the sequence length, adds them: 2 GEMMs
-        over all positions, as computed, although the causal mask hides half.
+        The paper leaves the attention scores out. `attention_over`, the sequence length, adds them:
+        2 GEMMs over all positions, as computed, although the causal mask hides half.
         """
         projections = 4 * self.dim**2 + 2 * self.dim * self.hidden
         router = self.switch_layers * self.dim * self.experts

@@ -1,6 +1,7 @@
 """The learners: what each trains and deploys, and how reports show it. A new learner is an entry in LEARNERS.
 
-A learner of images is also a class in `vision/learners/`; one of language models needs nothing else.
+A learner of images is also a class in `vision/learners/`; one of language models needs nothing
+else.
 """
 
 import zlib
@@ -78,8 +79,8 @@ LEARNERS = {
 }
 """By --learner, in the order of legends, panels and tables; two members as in most rows of Table 2.
 
-The colours are after Okabe and Ito, readable on white and dark; those that a colour-blind reader confuses
-differ in lightness.
+The colours are after Okabe and Ito, readable on white and dark; those that a colour-blind reader
+confuses differ in lightness.
 """
 
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 def cumulative_error_rate(errors: Mapping[int, float]) -> float:
     """CER, eq. 1: the sum over t = 1..B of the test error (a fraction) or perplexity after mega-batch t.
 
-    Thus CER / B is the mean error. Earlier versions of the paper sum from t = 0. With w > 1 the sum includes
-    w - 1 errors of the untrained model. To leave them out, pass the errors since the first stage only; that
-    sum has fewer terms, so compare it at equal w.
+    Thus CER / B is the mean error. Earlier versions of the paper sum from t = 0. With w > 1 the sum
+    includes w - 1 errors of the untrained model. To leave them out, pass the errors since the first
+    stage only; that sum has fewer terms, so compare it at equal w.
     """
     return math.fsum(error for t, error in errors.items() if t >= 1)
 
@@ -46,18 +46,18 @@ class Transfer(NamedTuple):
 def transfer(matrix: Mapping[int, Sequence[float]], logarithmic: bool = False) -> Transfer:
     """Means over the evaluation matrix of a stream that drifts; lower is better.
 
-    matrix[t] is R[t, 1], ..., R[t, B]: the error or perplexity after mega-batch t on the held-out part of
-    mega-batch j. t = 0 does not count, so that a run of B mega-batches has B * B cells:
+    matrix[t] is R[t, 1], ..., R[t, B]: the error or perplexity after mega-batch t on the held-out
+    part of mega-batch j. t = 0 does not count, so that a run of B mega-batches has B * B cells:
 
         in-distribution    mean of R[t, j] over j = t (the diagonal)
         backward transfer  mean of R[t, j] over all j < t (the past)
         forward transfer   mean of R[t, j] over all j > t (the future)
         average seen       mean over t of the mean of R[t, j] over j <= t
 
-    The first three are those of TiC-LM (Li et al., ACL 2025, arXiv 2504.02107), without its oracle, after
-    TiC-CLIP (Garg et al., ICLR 2024, arXiv 2310.16226). With `logarithmic`, means are exp of the mean log, as
-    in TiC-LM: the hardest part would dominate an arithmetic mean of perplexities. A cell of 0 or less is NaN.
-    Cells that are NaN do not count.
+    The first three are those of TiC-LM (Li et al., ACL 2025, arXiv 2504.02107), without its oracle,
+    after TiC-CLIP (Garg et al., ICLR 2024, arXiv 2310.16226). With `logarithmic`, means are exp of
+    the mean log, as in TiC-LM: the hardest part would dominate an arithmetic mean of perplexities.
+    A cell of 0 or less is NaN. Cells that are NaN do not count.
     """
 
     def shown(value: float) -> float:

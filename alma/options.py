@@ -30,9 +30,10 @@ def option(
 ) -> Any:
     """A field with a default and a help text; the value None means "not given".
 
-    Its range: `choices` of a string; for a number, the least value or a bound that it must be `above`; for
-    another value, a function that reads it from a command line and raises ValueError. `record`: see ALWAYS.
-    `passed`: fairseq-train has the option too; the launcher passes it on unless it has its default.
+    Its range: `choices` of a string; for a number, the least value or a bound that it must be
+    `above`; for another value, a function that reads it from a command line and raises ValueError.
+    `record`: see ALWAYS. `passed`: fairseq-train has the option too; the launcher passes it on
+    unless it has its default.
     """
     limits = {"choices": choices, "at_least": at_least, "above": above, "read": read}
     about = {"help": text, "metavar": metavar, "record": record, "passed": passed}
@@ -133,8 +134,9 @@ def add_options(
 ) -> None:
     """Add a flag for each option; argparse then has None for those that are not given.
 
-    `defaults`: an object whose values the help shows as defaults, such as the dataclass. `several`: each flag
-    takes a comma list of values. `changes`: other arguments of add_argument, by name of the option.
+    `defaults`: an object whose values the help shows as defaults, such as the dataclass. `several`:
+    each flag takes a comma list of values. `changes`: other arguments of add_argument, by name of
+    the option.
     """
     for declared in options:
         limits, kind = declared.metadata, _types(declared)[0]

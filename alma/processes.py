@@ -17,7 +17,8 @@ def reset_peak_memory() -> bool:
 def peak_memory() -> int:
     """Peak resident memory of this process in bytes, without mapped files such as shared libraries.
 
-    A new process has all pages that its imports read; the same command as a fork only those that it uses.
+    A new process has all pages that its imports read; the same command as a fork only those that it
+    uses.
     """
     try:
         fields = dict(

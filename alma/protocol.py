@@ -1,8 +1,8 @@
 """Options of a run on a stream: of every run, and of language models.
 
-Each is declared here, once. The launcher and `alma images` make their flags from the declarations, records
-the kinds of their values, labels of reports which of them tell two runs apart; the task `alma_lm` of
-fairseq-train has those that are `passed`.
+Each is declared here, once. The launcher and `alma images` make their flags from the declarations,
+records the kinds of their values, labels of reports which of them tell two runs apart; the task
+`alma_lm` of fairseq-train has those that are `passed`.
 """
 
 import contextlib
@@ -41,7 +41,8 @@ class StreamOptions:
     )
     replay_from: str = _if_changed(
         "all",
-        "with --replay-share: all earlier mega-batches evenly, or the recent ones, of the stage before",
+        "with --replay-share: all earlier mega-batches evenly, or the recent ones, of the stage "
+        "before",
         choices=("all", "recent"),
         passed=True,
     )
@@ -80,15 +81,16 @@ class TextOptions(StreamOptions):
     members: int | None = option(None, "models of the ensemble", at_least=1)
     grow_experts: list[int] | None = option(
         None,
-        f"experts to add: one number, or one for each growth, such as 2,2,4 (default: {DEFAULT_GROWTH})",
+        "experts to add: one number, or one for each growth, such as 2,2,4 (default: "
+        f"{DEFAULT_GROWTH})",
         read=_growth,
         metavar="LIST",
     )
     grow_router: str | None = option(
         None,
-        "preserve: correct the router so that the function stays the same, except for fairseq-train's "
-        "--grow-noise; copy: copy the row of the router, as in the paper; tree: add a gate for each split "
-        "(default: preserve)",
+        "preserve: correct the router so that the function stays the same, except for "
+        "fairseq-train's --grow-noise; copy: copy the row of the router, as in the paper; tree: "
+        "add a gate for each split (default: preserve)",
         choices=("preserve", "copy", "tree"),
         passed=True,
     )
@@ -103,30 +105,30 @@ class TextOptions(StreamOptions):
     )
     init: str | None = _if_changed(
         None,
-        "start stage 0, with --from-scratch every stage, from this model, which t = 0 then is: a checkpoint, "
-        "or a folder of Hugging Face with a GPT-2 (docs/trainers.md)",
+        "start stage 0, with --from-scratch every stage, from this model, which t = 0 then is: a "
+        "checkpoint, or a folder of Hugging Face with a GPT-2 (docs/trainers.md)",
         metavar="MODEL",
         passed=True,
     )
     cutoff: str | None = _if_changed(
         None,
-        "of the newest text that the model of --init has seen, such as 2023-05: averages leave out the "
-        "periods that begin until then",
+        "of the newest text that the model of --init has seen, such as 2023-05: averages leave "
+        "out the periods that begin until then",
         read=_cutoff,
         metavar="DATE",
     )
     schedule: str = _if_changed(
         SCHEDULES[0],
-        "stage: optimizer and learning rate start anew with every stage, as in the paper; continuous: they "
-        "go on over the stages, with one warm-up and then a constant rate",
+        "stage: optimizer and learning rate start anew with every stage, as in the paper; "
+        "continuous: they go on over the stages, with one warm-up and then a constant rate",
         choices=SCHEDULES,
         passed=True,
     )
     average: float | str = _if_changed(
         0.0,
         "evaluate an average of the weights; training continues from the raw weights. DECAY: "
-        "exponential over updates, such as .999 (0: off); poly:ETA: polynomial, with a memory that grows "
-        "with the training, such as poly:8; last:K: mean of the last K checkpoints",
+        "exponential over updates, such as .999 (0: off); poly:ETA: polynomial, with a memory "
+        "that grows with the training, such as poly:8; last:K: mean of the last K checkpoints",
         read=partial(averages.read, last=True),
         metavar="AVERAGE",
     )
@@ -138,13 +140,14 @@ class TextOptions(StreamOptions):
     )
     trainer: str | None = _if_changed(
         None,
-        "train and evaluate with your own program instead of fairseq: it gets the path of a stage.json as "
-        "its last argument, and writes trained.json (docs/trainers.md)",
+        "train and evaluate with your own program instead of fairseq: it gets the path of a "
+        "stage.json as its last argument, and writes trained.json (docs/trainers.md)",
         metavar="COMMAND",
     )
     budget: str | None = _if_changed(
         None,
-        "with --trainer: of each training: updates=N, tokens=N or seconds=N (default: the trainer decides)",
+        "with --trainer: of each training: updates=N, tokens=N or seconds=N (default: the "
+        "trainer decides)",
         read=_budget,
         metavar="AMOUNT",
     )

@@ -1,6 +1,7 @@
 """The run directory: `run.json` (config, versions, machine) and `results.jsonl` (one row per mega-batch).
 
-Rows are appended, never rewritten. Readers ignore an incomplete last line, which `Run.open` removes.
+Rows are appended, never rewritten. Readers ignore an incomplete last line, which `Run.open`
+removes.
 """
 
 import errno
@@ -129,11 +130,11 @@ class Run:
         """Start a run in `directory`, or resume the one there.
 
         `config` holds CONFIG_KEYS, optionally `name`, and every other setting that changes results
-        (JSON values, no output paths): runs whose configs differ only in `seed` count as repeats. `seeds`
-        are derived from it, for the record. Settings in `growing` may increase, as for `configs.changes`. A
-        run with another config that has trained nothing is replaced: its rows and the files `untrained`,
-        which describe its untrained model, are removed.
-        UserError: the run has trained with another config. ValueError: `config` lacks one of CONFIG_KEYS.
+        (JSON values, no output paths): runs whose configs differ only in `seed` count as repeats.
+        `seeds` are derived from it, for the record. Settings in `growing` may increase, as for
+        `configs.changes`. A run with another config that has trained nothing is replaced: its rows
+        and the files `untrained`, which describe its untrained model, are removed. UserError: the
+        run has trained with another config. ValueError: `config` lacks one of CONFIG_KEYS.
         """
         path = Path(directory)
         resumes = cls.check(path, config, growing)
@@ -233,9 +234,9 @@ class Run:
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one `Row`, written and fsynced on return.
 
-        ValueError: a field is missing, unknown or of another kind, or there is a row for this t. UserError:
-        the metric is not finite or above 1e100 (training diverged). OSError: the disk is full; no part of the
-        row remains.
+        ValueError: a field is missing, unknown or of another kind, or there is a row for this t.
+        UserError: the metric is not finite or above 1e100 (training diverged). OSError: the disk is
+        full; no part of the row remains.
         """
         if not self.writable:
             raise ValueError(f"{self.directory} was opened with Run.read")

@@ -9,8 +9,8 @@ from alma.errors import UserError
 class Stage:
     """One call of train. Mega-batches are numbered t = 1..B, stages from 0.
 
-    Mega-batches `first`..`last` arrive during the stage, which completes at t = `last`. It trains on
-    `train_on`: the same mega-batches, with replay earlier ones too.
+    Mega-batches `first`..`last` arrive during the stage, which completes at t = `last`. It trains
+    on `train_on`: the same mega-batches, with replay earlier ones too.
     """
 
     index: int
@@ -54,8 +54,8 @@ def stages(
     """The ceil(B / w) stages of a stream of B = `megabatches` with waiting time w = `waiting_time`.
 
     The last stage may be shorter, so that all data are trained on, unlike in Algorithm 1. `replay`
-    adds all earlier mega-batches to those that a stage trains on, `replay_from` those of a replay by share.
-    UserError: B < 1, w < 1 or w > B.
+    adds all earlier mega-batches to those that a stage trains on, `replay_from` those of a replay
+    by share. UserError: B < 1, w < 1 or w > B.
     """
     if megabatches < 1:
         raise UserError(f"a stream needs at least 1 mega-batch, not {megabatches}")

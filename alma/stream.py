@@ -4,11 +4,12 @@
     STREAM/megabatch_00/train.{bin,idx,keys} ...  valid.{bin,idx,keys}  test.{bin,idx,keys}
     STREAM/test_00.{bin,idx,keys} ...  valid_00.{bin,idx,keys} ...    of an ordered stream
 
-.bin and .idx are fairseq's mmap format; .keys holds the 16-byte content keys of the documents, ascending.
+.bin and .idx are fairseq's mmap format; .keys holds the 16-byte content keys of the documents,
+ascending.
 
-Only this module knows the format. An item is a line of text followed by eos; an item of length 1 (a lone eos)
-ends each document. With the tokenizer of a Hugging Face folder an item is a document followed by eos.
-stream.json is written last, so a directory with one is complete.
+Only this module knows the format. An item is a line of text followed by eos; an item of length 1 (a
+lone eos) ends each document. With the tokenizer of a Hugging Face folder an item is a document
+followed by eos. stream.json is written last, so a directory with one is complete.
 """
 
 import dataclasses
@@ -122,7 +123,8 @@ class Stream:
     def load(cls, directory: str | os.PathLike[str]) -> "Stream":
         """Read DIRECTORY/stream.json, and no other file (see `check`).
 
-        UserError: the directory has no stream.json, or a malformed one, or one of another format version.
+        UserError: the directory has no stream.json, or a malformed one, or one of another format
+        version.
         """
         directory = Path(directory)
         path = directory / FILE
@@ -164,7 +166,8 @@ class Stream:
     def check(self, parts: Part | Iterable[Part]) -> None:
         """Compare size and SHA-256 of dict.txt, the tokenizer and the files of `parts` with stream.json.
 
-        Reads the files once (about 1 GB/s per core). UserError: the first one missing, truncated or changed.
+        Reads the files once (about 1 GB/s per core). UserError: the first one missing, truncated or
+        changed.
         """
         files = dict(self.files)
         for part in (parts,) if isinstance(parts, Part) else parts:

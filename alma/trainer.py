@@ -1,7 +1,8 @@
 """The border between ALMA and a trainer of your own; docs/trainers.md lists the fields of its two files.
 
-`alma train STREAM --trainer COMMAND` writes stage.json and runs COMMAND with its path, for each training and
-evaluation. COMMAND writes trained.json, and a training its checkpoint, into the folder of stage.json.
+`alma train STREAM --trainer COMMAND` writes stage.json and runs COMMAND with its path, for each
+training and evaluation. COMMAND writes trained.json, and a training its checkpoint, into the folder
+of stage.json.
 """
 
 import json

@@ -20,9 +20,9 @@ Result = TypeVar("Result")
 class Workers:
     """A pool of spawned processes, which end when their parent dies and ignore Ctrl-C.
 
-    Leaving the context ends them: idle ones normally, busy ones and, if the block raised, all by SIGKILL.
-    Tasks must therefore write atomically. `setup` runs once in every process. Without it, a single worker
-    needs no process: it is this one.
+    Leaving the context ends them: idle ones normally, busy ones and, if the block raised, all by
+    SIGKILL. Tasks must therefore write atomically. `setup` runs once in every process. Without it,
+    a single worker needs no process: it is this one.
     """
 
     # Not a ProcessPoolExecutor: its threads and processes share locks. An interrupt or a killed process can
@@ -58,8 +58,8 @@ class Workers:
     ) -> Iterator[tuple[int, Callable[[], Result]]]:
         """Run `function(*task)` for every task; yield (number, result) as they complete, or in order.
 
-        `result()` returns what the task returned or raises its error; the other tasks go on. Without
-        processes it is the call itself. UserError: the system killed a worker.
+        `result()` returns what the task returned or raises its error; the other tasks go on.
+        Without processes it is the call itself. UserError: the system killed a worker.
         """
         early: dict[int, Callable[[], Result]] = {}
         calls = enumerate(functools.partial(function, *task) for task in tasks)

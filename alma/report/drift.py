@@ -12,16 +12,18 @@ from alma.report.figures import Curve, by_kind, draw_curve, looks
 from alma.report.results import Result, matrix, mean_and_deviation
 
 _MATRIX = (
-    "Test {metric} after each mega-batch (rows) on the held-out part of each mega-batch (columns), averaged "
-    "over seeds, in one colour scale. Frames mark the diagonal (in-distribution); the past is to its left "
-    "(backward transfer), the future to its right (forward transfer).{waiting}"
+    "Test {metric} after each mega-batch (rows) on the held-out part of each mega-batch "
+    "(columns), averaged over seeds, in one colour scale. Frames mark the diagonal "
+    "(in-distribution); the past is to its left (backward transfer), the future to its right "
+    "(forward transfer).{waiting}"
 )
 _WAITING = " Rows in which a learner waits for its first stage are empty."
 _STALENESS = (
-    "Loss against age, in {unit}: mean over seeds, with a band of ±1 standard deviation. The age of a cell "
-    "of the evaluation matrix is its mega-batch minus the newest one that the model was trained on. Left: "
-    "loss beyond that of the model whose newest training data are of that mega-batch. Models of a higher age "
-    "have trained less. Right: loss above the best model of these configurations on that mega-batch."
+    "Loss against age, in {unit}: mean over seeds, with a band of ±1 standard deviation. The age "
+    "of a cell of the evaluation matrix is its mega-batch minus the newest one that the model "
+    "was trained on. Left: loss beyond that of the model whose newest training data are of that "
+    "mega-batch. Models of a higher age have trained less. Right: loss above the best model of "
+    "these configurations on that mega-batch."
 )
 WRITTEN = 12  # most rows and columns of a heat map with its values in the cells
 
@@ -43,8 +45,8 @@ def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
 def mean_matrix(result: Result) -> list[list[float]]:
     """The evaluation matrix: rows t = 1, 2, ..., columns the held-out parts; mean over seeds, as displayed.
 
-    Rows of the untrained model are NaN where figures leave it out (see `results.DISPLAYS`). [] if a repeat
-    has no matrix.
+    Rows of the untrained model are NaN where figures leave it out (see `results.DISPLAYS`). [] if a
+    repeat has no matrix.
     """
     matrices = [matrix(rows) for rows in result.repeats]
     if not all(matrices):
@@ -63,8 +65,8 @@ def mean_matrix(result: Result) -> list[list[float]]:
 def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
     """A figure with a heat map for each result and its matrix, in panels of one shape.
 
-    Row 1 is at the top; NaN leaves a cell empty. Up to WRITTEN rows and columns, values are written in the
-    cells. Panels with the same periods share those below the lowest panel of their column.
+    Row 1 is at the top; NaN leaves a cell empty. Up to WRITTEN rows and columns, values are written
+    in the cells. Panels with the same periods share those below the lowest panel of their column.
     """
     from matplotlib import colors, patches, ticker
 

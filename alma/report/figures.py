@@ -26,7 +26,8 @@ class Curve(NamedTuple):
 def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
     """Write the figures of results of one table to `out`; returns the paths of the PNG files.
 
-    Over time they show the untrained error but not the untrained perplexity (see `results.DISPLAYS`).
+    Over time they show the untrained error but not the untrained perplexity (see
+    `results.DISPLAYS`).
     """
     paths = []
     with style.drawing():
@@ -119,8 +120,9 @@ def frame_over_time(
 ) -> None:
     """Scale and label the axes of `draw_over_time`; `rows` are panels that share a y axis, with their curves.
 
-    The y axis has the untrained part too, which is most of the CER of a learner that waits. With `area` it is
-    linear from 0: the area below a line is its CER. Otherwise it is logarithmic if the values need it.
+    The y axis has the untrained part too, which is most of the CER of a learner that waits. With
+    `area` it is linear from 0: the area below a line is its CER. Otherwise it is logarithmic if the
+    values need it.
     """
     times = [0, *(t for _, curves in rows for curve in curves for t in curve.result.times)]
     all_panels = [axes for panels, _ in rows for axes in panels]
@@ -144,8 +146,9 @@ def frame_over_time(
 def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Look of the line of each result of a panel.
 
-    Of several learners, each has its colour, and its variants are ever lighter. The waiting times of a single
-    learner have a ramp of colours instead, or else its configurations if they are more than two.
+    Of several learners, each has its colour, and its variants are ever lighter. The waiting times
+    of a single learner have a ramp of colours instead, or else its configurations if they are more
+    than two.
     """
     keys = [result.waiting_time for result in results]
     if len(set(keys)) == 1 and len(results) > 2:

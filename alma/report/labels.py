@@ -29,8 +29,9 @@ def distinguishing(
 ) -> list[str]:
     """The settings that a label needs to distinguish flat configs, beside those `shown` elsewhere.
 
-    A setting of only some learners is needed if it differs among them, or if another run of one of them
-    lacks it; one of _OF_VARIANT, if it differs within a variant; a checksum, if nothing else differs.
+    A setting of only some learners is needed if it differs among them, or if another run of one of
+    them lacks it; one of _OF_VARIANT, if it differs within a variant; a checksum, if nothing else
+    differs.
     """
 
     def kinds(names: Iterable[str]) -> int:
@@ -71,7 +72,8 @@ def describe(
 def variants(configs: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -> list[str]:
     """Schedule, average of weights and replay by share of each config: "", "continuous, average last:8".
 
-    A decay follows the word "average" only if averages differ among configs with the same settings `within`.
+    A decay follows the word "average" only if averages differ among configs with the same settings
+    `within`.
     """
     groups = [json.dumps([config.get(name) for name in within]) for config in configs]
     averages: dict[str, set[Any]] = {}

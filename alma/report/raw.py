@@ -1,7 +1,8 @@
 """The raw weights of runs with `--average`, as runs of their own.
 
-Such a run is tested twice after each stage, with the averaged weights (`value`) and with the raw ones
-(`extra.raw`). Training continues from the raw weights: their numbers are those of a run without `--average`.
+Such a run is tested twice after each stage, with the averaged weights (`value`) and with the raw
+ones (`extra.raw`). Training continues from the raw weights: their numbers are those of a run
+without `--average`.
 """
 
 import math
@@ -25,8 +26,8 @@ class Raw(Run):
     def rows(self) -> list[dict[str, Any]]:
         """The rows with the raw metric as `value`.
 
-        The untrained model has one set of weights, and keeps its row. A trained row without a raw metric is
-        left out.
+        The untrained model has one set of weights, and keeps its row. A trained row without a raw
+        metric is left out.
         """
         rows = []
         for row in super().rows:

@@ -40,8 +40,8 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
 def scored(runs: Sequence[Run], name: str) -> list[Run]:
     """The runs that have the number `name`, shown by it. UserError: none has.
 
-    With bits per byte, streams of the same test text are one data set, so that tokenizers can be compared: of
-    several streams, a run without a name has that of its stream.
+    With bits per byte, streams of the same test text are one data set, so that tokenizers can be
+    compared: of several streams, a run without a name has that of its stream.
     """
     found: list[Run] = []
     known: set[str] = set()

@@ -38,10 +38,10 @@ def best_by_validation(
     """Keep the best configuration for each learner, waiting time, replay, B and data, and value of `hold`.
     Settings in `choose`, of CHOOSABLE, are chosen too.
 
-    Returns the runs that are kept, and a line per choice, which names every configuration that is left out.
-    Scores are means over seeds and over the t since the first stage that all candidates share; with
-    "valid-first" only the first of these t counts, as in the paper. UserError: a candidate has no validation
-    score, candidates share no t, or no run has a setting of `hold`.
+    Returns the runs that are kept, and a line per choice, which names every configuration that is
+    left out. Scores are means over seeds and over the t since the first stage that all candidates
+    share; with "valid-first" only the first of these t counts, as in the paper. UserError: a
+    candidate has no validation score, candidates share no t, or no run has a setting of `hold`.
     """
     tables = group(runs)
     chosen = [name.replace("-", "_") for name in choose]

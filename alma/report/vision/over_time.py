@@ -88,8 +88,8 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
 def two_learners(results: Sequence[Result]) -> dict[str, Any]:
     """Figure 3: error over time of sm and ens in one panel, smallest models (left) and largest (right).
 
-    A colour per waiting time, a line style per learner. Bars above show where waiting wins, and which waiting
-    time: where the lowest error is not that of the shortest one.
+    A colour per waiting time, a line style per learner. Bars above show where waiting wins, and
+    which waiting time: where the lowest error is not that of the shortest one.
     """
     shown = [result for result in select.extreme_sizes(results) if result.learner in _OVERLAID]
     if {result.learner for result in shown} != _OVERLAID.keys():

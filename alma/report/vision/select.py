@@ -1,7 +1,8 @@
 """Selections of image runs for the paper's figures: by data set, method, size and waiting time; their looks.
 
-A method is a learner with its settings, except size (`hidden`), waiting time, replay and seed. The decay of
-an average of weights belongs to the waiting time: it makes another method only if it differs at one of them.
+A method is a learner with its settings, except size (`hidden`), waiting time, replay and seed. The
+decay of an average of weights belongs to the waiting time: it makes another method only if it
+differs at one of them.
 """
 
 import json
@@ -191,9 +192,9 @@ def waiting_wins(members: Sequence[Result]) -> dict[int, int]:
 def update_rates(results: Sequence[Result]) -> dict[str, Result]:
     """The four curves of the first draft's Figure 1, by label, from its caption and section 1.
 
-    Of the smallest size: sm that trains on each mega-batch, then sm and gmoe at an intermediate waiting time,
-    the one nearest to 5 (section 5.1). Of the largest: sm that waits for the whole stream. Missing: one of
-    them is missing.
+    Of the smallest size: sm that trains on each mega-batch, then sm and gmoe at an intermediate
+    waiting time, the one nearest to 5 (section 5.1). Of the largest: sm that waits for the whole
+    stream. Missing: one of them is missing.
     """
     usual = [r for r in without_replay(results) if not r.settings]
     found = {(r.learner, size(r), wait(r)): r for r in usual}
@@ -245,7 +246,8 @@ SPOKES: dict[str, Measure] = {
 def spokes(results: Sequence[Result]) -> dict[str, Spoke]:
     """The axes of a radar plot by name.
 
-    Radii are fractions of the largest value; logarithmic from 0.1 if the values span more than a decade.
+    Radii are fractions of the largest value; logarithmic from 0.1 if the values span more than a
+    decade.
     """
     found = {}
     for name, measure in SPOKES.items():
@@ -262,10 +264,10 @@ def spokes(results: Sequence[Result]) -> dict[str, Spoke]:
 def ablation(results: Sequence[Result]) -> dict[str, Result]:
     """The first draft's Figure 5 left (section 5.2): gmoe with tree gates and with flat gates.
 
-    The two agree in all other settings; of several pairs, the one with the most seeds, then the largest size
-    and the smallest waiting time. If there are such runs, also moe, and an ensemble of mixtures, each trained
-    on one stage's data (gens with several experts): each the run that shares most settings with
-    the tree, never chosen by its error. Missing: there is no pair.
+    The two agree in all other settings; of several pairs, the one with the most seeds, then the
+    largest size and the smallest waiting time. If there are such runs, also moe, and an ensemble of
+    mixtures, each trained on one stage's data (gens with several experts): each the run that shares
+    most settings with the tree, never chosen by its error. Missing: there is no pair.
     """
     pairs = _pairs([r for r in results if r.learner == "gmoe"], "router", "tree", "flat")
     if not pairs:
