@@ -60,14 +60,23 @@ examples:
 
 def parser() -> Parser:
     """The command line up to the subcommand."""
-    about = "Anytime learning at macroscale: train and compare models on data that arrives in mega-batches.\n"
+    lines = [
+        "Anytime learning at macroscale: train and compare models on data that arrives in "
+        "mega-batches."
+    ]
     for title, tools in groupby(TOOLS.items(), lambda item: item[1].group):
-        about += f"\n{title}:\n" + "".join(f"  {name:11} {tool.help}\n" for name, tool in tools)
-    usage = "alma COMMAND [arguments]"
-    made = Parser(prog="alma", usage=usage, description=about.rstrip(), epilog=EXAMPLES)
-    made.add_argument("command", nargs="?", choices=TOOLS, metavar="COMMAND", help=SUPPRESS)
-    made.add_argument("--version", action="store_true", help="print the version of ALMA and exit")
-    return made
+        lines += ["", f"{title}:"]
+        lines += [f"  {name:11} {tool.help}" for name, tool in tools]
+    command_line = Parser(
+        prog="alma",
+        usage="alma COMMAND [arguments]",
+        description="\n".join(lines),
+        epilog=EXAMPLES,
+    )
+    add = command_line.add_argument
+    add("command", nargs="?", choices=TOOLS, metavar="COMMAND", help=SUPPRESS)
+    add("--version", action="store_true", help="print the version of ALMA and exit")
+    return command_line
 
 
 def load(name: str) -> ModuleType:
@@ -79,9 +88,9 @@ def load(name: str) -> ModuleType:
 @command
 def main() -> None:
     """Run a subcommand as if its module had been started."""
-    first, *others = sys.argv[1:] or ["--help"]
+    first, *arguments = sys.argv[1:] or ["--help"]
     if first in TOOLS:
-        sys.argv[1:] = others
+        sys.argv[1:] = arguments
         load(first).main()
         return
     parser().parse_args([first])

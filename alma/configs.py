@@ -39,9 +39,13 @@ def canonical(config: Mapping[str, Any], *without: str) -> str:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Settings in which flat configs differ, in order of appearance; an absent setting counts as None."""
-    names = dict.fromkeys(itertools.chain(*configs))
-    return [name for name in names if len({json.dumps(config.get(name)) for config in configs}) > 1]
+    """Settings in which flat configs differ, as they appear; an absent one counts as None."""
+    differ = []
+    for name in dict.fromkeys(itertools.chain(*configs)):
+        values = {json.dumps(config.get(name)) for config in configs}
+        if len(values) > 1:
+            differ.append(name)
+    return differ
 
 
 def changes(
@@ -54,30 +58,36 @@ def changes(
     flat = [flatten(old), flatten(new)]
     absent = dict.fromkeys(itertools.chain(*flat), "not given")
     old, new = (absent | config for config in flat)
-    found = []
+    texts = []
     for name in sorted(differing([old, new])):
-        before, now = old[name], new[name]
-        lists = isinstance(before, list) and isinstance(now, list)
-        if lists:
-            increased = now[: len(before)] == before
-        else:
-            increased = isinstance(before, int) and isinstance(now, int) and now > before
-        if before == now or (name in growing and increased):  # 1 and 1.0 are equal
+        before = old[name]
+        now = new[name]
+        if before == now:  # 1 and 1.0
             continue
-        if (
-            lists and max(len(str(before)), len(str(now))) > _SHORT
-        ):  # the first position that differs
-            pairs = enumerate(zip(before, now, strict=False))
-            place = next((i for i, pair in pairs if pair[0] != pair[1]), None)
-            if place is None:
-                found.append(f"{name}: {len(before)} values -> {len(now)}")
-                continue
-            name, before, now = f"{name}[{place}]", before[place], now[place]
-        texts = []
-        for value in (before, now):
-            text = (
-                (value or "given") if isinstance(value, str) else json.dumps(value)
-            )  # "": a flag alone
-            texts.append(text if len(text) <= _SHORT else f"{text[:12]}…")
-        found.append(f"{name}: {' -> '.join(texts)}")
-    return found
+        if name in growing and _is_increased(before, now):
+            continue
+        texts.append(_change(name, before, now))
+    return texts
+
+
+def _is_increased(before: Any, now: Any) -> bool:
+    if isinstance(before, list) and isinstance(now, list):
+        return now[: len(before)] == before
+    return isinstance(before, int) and isinstance(now, int) and now > before
+
+
+def _change(name: str, before: Any, now: Any) -> str:
+    """How a setting changed; of long lists, only the first position that differs."""
+    both_lists = isinstance(before, list) and isinstance(now, list)
+    if not both_lists or max(len(str(before)), len(str(now))) <= _SHORT:
+        return f"{name}: {_short(before)} -> {_short(now)}"
+    for i, (value_before, value_now) in enumerate(zip(before, now, strict=False)):
+        if value_before != value_now:
+            return f"{name}[{i}]: {_short(value_before)} -> {_short(value_now)}"
+    return f"{name}: {len(before)} values -> {len(now)}"
+
+
+def _short(value: Any) -> str:
+    """A value in a message; a flag without a value is "given"."""
+    text = (value or "given") if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _SHORT else f"{text[:12]}…"

@@ -1,4 +1,4 @@
-"""Updates and tokens of whole epochs: for `--max-epoch`, in the plan of a training and in the training."""
+"""Updates and tokens of whole epochs (`--max-epoch`): in the plan of a training, and in it."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def warmup_of(updates: int) -> int:
 
 
 def replayed_blocks(share: float, tokens: int, length: int) -> int:
-    """Blocks of earlier mega-batches that make up `share` of all tokens beside `tokens` new ones."""
+    """Blocks of earlier mega-batches that are `share` of all tokens, beside `tokens` new ones."""
     return round(share / (1 - share) * tokens / length)
 
 
@@ -43,7 +43,7 @@ def batches_of(
 
 
 def updates_of_epoch(batches: int, passes: int, skip_remainder: bool) -> int:
-    """Updates of an epoch of so many batches in each process, `passes` (--update-freq) in an update.
+    """Updates of an epoch of `batches` in each process, `passes` (--update-freq) in an update.
 
     skip_remainder: --skip-remainder-batch, with which fairseq leaves out the last batch, then the
     last update if it is not full.
