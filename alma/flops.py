@@ -1,4 +1,4 @@
-"""Analytic parameter and FLOP counts of language models: Transformers, Switch Transformers and others.
+"""Analytic parameter and FLOP counts of language models: (Switch) Transformers and others.
 
 A multiply-add counts as two FLOPs; docs/design.md says why these are formulas.
 """
@@ -10,7 +10,7 @@ BACKWARD = 2  # the backward pass costs twice the forward pass
 
 
 class Arch(NamedTuple):
-    """Layers, width D and attention heads of an --arch of the plug-in; the hidden width F is 4 D."""
+    """Layers, width D and attention heads of an --arch of the plug-in; hidden width F = 4 D."""
 
     layers: int
     dim: int
@@ -27,7 +27,7 @@ ARCHS = {
 
 @dataclass(frozen=True)
 class Weights:
-    """A model of another kind, such as an LSTM: a multiply-add per token for each weight of its matrices.
+    """A model of another kind, such as an LSTM: a multiply-add per token and weight of a matrix.
 
     Of dynamic convolutions, as of attention, the product is left out; looked-up embeddings do not
     count.
@@ -49,7 +49,9 @@ class Weights:
 
 @dataclass(frozen=True)
 class Shape:
-    """Dimensions of a model: layers L, width D, hidden width F, dictionary size V, positions P, experts E.
+    """Dimensions of a model.
+
+    Layers L, width D, hidden width F, dictionary size V, positions P, experts E.
 
     A dense model has 0 experts. N members (UMix) multiply all counts by N. Embeddings of another
     width than D are projected to it, and features to the width of the output layer; 0 stands for D.
@@ -129,7 +131,8 @@ class Shape:
     @property
     def parameter_sizes(self) -> list[int]:
         """Elements of each parameter tensor, in the order of the model."""
-        dim, hidden = self.dim, self.hidden
+        dim = self.dim
+        hidden = self.hidden
         sizes = [self.vocabulary * (self.input_dim or dim)]
         if self.input_dim not in (0, dim):
             sizes.append(dim * self.input_dim)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def reset_peak_memory() -> bool:
-    """Restart `peak_memory` at the memory in use; False where /proc/self/clear_refs cannot be written."""
+    """Restart `peak_memory` at the memory in use; False if /proc/self/clear_refs is read-only."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -25,7 +25,7 @@ class Stage:
 
 
 def check_share(share: float, replay: bool, source: str = "all") -> None:
-    """UserError: `share` is not that of a replay, `source` has no share, or all mega-batches are replayed."""
+    """UserError: `share` is no share, `replay` has all mega-batches, or `source` has no share."""
     if not 0 <= share < 1:
         raise UserError(
             f"--replay-share {share}: a share of each stage's training data, from 0 to below 1"
@@ -39,12 +39,16 @@ def check_share(share: float, replay: bool, source: str = "all") -> None:
 
 
 def check_growth(out: object, before: int, now: int, waiting_time: int) -> None:
-    """UserError: the stream of `out` had `before` mega-batches and has `now`: its last stage is longer."""
+    """UserError: the last stage of `out` would be longer.
+
+    The stream had `before` mega-batches when it was trained, and has `now`.
+    """
     index = (before - 1) // waiting_time
-    if before < (longer := min((index + 1) * waiting_time, now)):
-        what = f"stage {index} was trained when the stream ended with mega-batch {before}"
+    last = min((index + 1) * waiting_time, now)
+    if before < last:
+        problem = f"stage {index} was trained when the stream ended with mega-batch {before}"
         raise UserError(
-            f"{out}: {what}; now it would wait for mega-batch {longer}: choose another --out"
+            f"{out}: {problem}; now it would wait for mega-batch {last}: choose another --out"
         )
 
 
@@ -62,15 +66,18 @@ def stages(
     if waiting_time < 1:
         raise UserError(f"waiting time {waiting_time}: use 1 (train on each mega-batch) or more")
     if waiting_time > megabatches:
-        what = (
-            f"waiting time {waiting_time} is longer than the stream of {megabatches} mega-batches"
-        )
         raise UserError(
-            f"{what}: use at most {megabatches} (train once, on all data) or a longer stream"
+            f"waiting time {waiting_time} is longer than the stream of {megabatches} mega-batches: "
+            f"use at most {megabatches} (train once, on all data) or a longer stream"
         )
     plan = []
     for index, first in enumerate(range(1, megabatches + 1, waiting_time)):
         last = min(first + waiting_time - 1, megabatches)
-        oldest = {"all": 1, "recent": max(1, first - waiting_time), None: first}[replay_from]
-        plan.append(Stage(index, first, last, tuple(range(1 if replay else oldest, last + 1))))
+        if replay or replay_from == "all":
+            oldest = 1
+        elif replay_from == "recent":
+            oldest = max(1, first - waiting_time)
+        else:
+            oldest = first
+        plan.append(Stage(index, first, last, tuple(range(oldest, last + 1))))
     return plan

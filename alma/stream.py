@@ -62,19 +62,19 @@ class FileInfo:
             return "missing"
         if size < self.size:
             return f"truncated: {size} of {self.size} bytes"
-        return (
-            "changed after writing"
-            if size > self.size or sha256_file(path) != self.sha256
-            else None
-        )
+        if size > self.size or sha256_file(path) != self.sha256:
+            return "changed after writing"
+        return None
 
 
 @dataclass(frozen=True)
 class Part:
     """One split of the stream: a mega-batch, a validation set or a test (evaluation) set."""
 
-    name: TEXT  # `megabatch_00`, ..., `valid`, `test`; if ordered also `test_00`, ..., `valid_00`, ...
-    prefix: INSIDE  # path in the stream, without suffix: `megabatch_00/train`, ...; the name of other parts
+    name: TEXT
+    """`megabatch_00`, ..., `valid`, `test`; if ordered also `test_00`, ..., `valid_00`, ..."""
+    prefix: INSIDE
+    """Path in the stream, without suffix: `megabatch_00/train`, ...; else the name of the part."""
     words: COUNT  # whitespace-separated words of the normalised text
     tokens: COUNT  # token ids in the .bin file, every eos counted
     documents: COUNT
@@ -82,9 +82,8 @@ class Part:
     bytes: COUNT  # UTF-8 bytes of the normalised text, with one newline after each line
     sources: dict[TEXT, NATURAL]  # words by source
     files: dict[INSIDE, FileInfo]  # by path relative to the stream
-    period: TEXT = (
-        ""  # in a dated stream, also of the held-out parts: `2023`, `2023-W20`, `2020..2021`
-    )
+    period: TEXT = ""
+    """In a dated stream, also of the held-out parts: `2023`, `2023-W20`, `2020..2021`."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +99,16 @@ class Stream:
     test: Part
     settings: dict[str, Any]
     files: dict[INSIDE, FileInfo]  # dict.txt and the tokenizer
-    corpus: dict[str, Any] = field(
-        default_factory=dict
-    )  # counts of documents, words, duplicates, surplus
-    appended: tuple[
-        dict[str, Any], ...
-    ] = ()  # of each: settings, number of its `first` mega-batch, `corpus`
+    corpus: dict[str, Any] = field(default_factory=dict)
+    """Counts of documents, words, duplicates, surplus."""
+    appended: tuple[dict[str, Any], ...] = ()
+    """Of each extension: settings, number of its `first` mega-batch, `corpus`."""
     held_out: tuple[Part, ...] = ()  # if ordered: `test_00`, ..., the test set of each mega-batch
     held_out_valid: tuple[Part, ...] = ()  # if ordered: `valid_00`, ..., the validation set of each
 
     @property
     def ordered(self) -> bool:
-        """Whether the mega-batches follow an order of sources; `test` and `valid` then mix held-out parts."""
+        """Whether mega-batches follow an order; `test` and `valid` then mix the held-out parts."""
         return bool(self.held_out)
 
     @property
@@ -136,8 +133,8 @@ class Stream:
             record = parse_json(path.read_bytes())
             require(record, {}, ["version"])
             if record["version"] != VERSION:
-                found = shown(record["version"])
-                raise UserError(f"{path}: format version {found}, not {VERSION}; {_REMAKE}")
+                version = shown(record["version"])
+                raise UserError(f"{path}: format version {version}, not {VERSION}; {_REMAKE}")
             stream = msgspec.convert(record | {"directory": directory}, cls)
             if not is_plain([stream.settings, stream.corpus, *stream.appended]):
                 raise ValueError("control characters, huge numbers or deep nesting")
@@ -150,7 +147,7 @@ class Stream:
         return stream
 
     def write(self) -> None:
-        """Write stream.json into `directory`, atomically. Call it last, when all other files exist."""
+        """Write stream.json into `directory`, atomically; call it when all other files exist."""
 
         def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             return {name: value for name, value in pairs if value or name not in _ABSENT_IF_EMPTY}
@@ -160,11 +157,11 @@ class Stream:
         write_json_atomic(self.directory / FILE, record)
 
     def path(self, part: Part) -> str:
-        """Path of the part's .bin and .idx without suffix, as fairseq's MMapIndexedDataset expects."""
+        """Path of the part's .bin and .idx without suffix, as fairseq expects it."""
         return str(self.directory / part.prefix)
 
     def check(self, parts: Part | Iterable[Part]) -> None:
-        """Compare size and SHA-256 of dict.txt, the tokenizer and the files of `parts` with stream.json.
+        """Compare dict.txt, the tokenizer and the files of `parts` with their sizes and SHA-256.
 
         Reads the files once (about 1 GB/s per core). UserError: the first one missing, truncated or
         changed.
@@ -172,7 +169,8 @@ class Stream:
         files = dict(self.files)
         for part in (parts,) if isinstance(parts, Part) else parts:
             files |= part.files
-        for path, info in ((self.directory / name, info) for name, info in files.items()):
+        for name, info in files.items():
+            path = self.directory / name
             if problem := info.problem(path):
                 raise UserError(
                     f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}"
@@ -207,7 +205,7 @@ def write_index(path: str | os.PathLike[str], sizes: "np.ndarray", dtype_code: i
 
 
 def read_index(path: str | os.PathLike[str]) -> "tuple[np.ndarray, int]":
-    """Sizes (n_items,) int32, memory-mapped, and dtype code of an index. UserError: it is not an index."""
+    """Sizes (n_items,) int32, memory-mapped, and dtype code of an index. UserError: no index."""
     import numpy as np
 
     with open(path, "rb") as file:
