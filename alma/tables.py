@@ -6,7 +6,7 @@ Table = list[list[str]]  # header and rows; all cells are text
 
 
 def as_text(table: Table, left: tuple[int, ...] = (0,)) -> str:
-    """The table with aligned columns: those in `left` (-1: the last) to the left, the others to the right."""
+    """The table with aligned columns, to the right except those in `left` (-1: the last)."""
     columns = [list(map(terminal, cells)) for cells in zip(*table, strict=True)]
     to_left = {place % len(columns) for place in left}
     for place, cells in enumerate(columns):
@@ -18,5 +18,19 @@ def as_text(table: Table, left: tuple[int, ...] = (0,)) -> str:
 
 
 def number(value: float) -> str:
-    """A number with three digits, or all digits before the point from 1000 on: "0.0312", "12,345"."""
+    """A number in a sentence, with three digits, or all before the point: "0.0312", "12,345"."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def fixed(value: float) -> str:
+    """A number in a column, with two decimals below 1000: "0.50", "123.46", "12,345", "0.031"."""
+    return f"{value:{decimals(value)}}"
+
+
+def decimals(value: float) -> str:
+    """The format of `fixed`, for numbers that belong to `value`, such as its deviation."""
+    if abs(value) >= 1000:
+        return ",.0f"
+    if abs(value) >= 0.1 or value == 0:
+        return ".2f"
+    return ".2g"

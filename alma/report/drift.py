@@ -45,7 +45,7 @@ def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
 def mean_matrix(result: Result) -> list[list[float]]:
     """The evaluation matrix: rows t = 1, 2, ..., columns the held-out parts; mean over seeds, as displayed.
 
-    Rows of the untrained model are NaN where figures leave it out (see `results.DISPLAYS`). [] if a
+    Rows of the untrained model are NaN where figures leave it out (see `displays.DISPLAYS`). [] if a
     repeat has no matrix.
     """
     matrices = [matrix(rows) for rows in result.repeats]

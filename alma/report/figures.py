@@ -27,7 +27,7 @@ def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
     """Write the figures of results of one table to `out`; returns the paths of the PNG files.
 
     Over time they show the untrained error but not the untrained perplexity (see
-    `results.DISPLAYS`).
+    `displays.DISPLAYS`).
     """
     paths = []
     with style.drawing():
@@ -57,20 +57,21 @@ def over_time_figure(results: Sequence[Result]) -> Any:
 
 
 def over_time(result: Result) -> Curve:
-    """The metric at each t that figures show (see `results.DISPLAYS`)."""
+    """The metric at each t that figures show (see `displays.DISPLAYS`)."""
     times = [t for t in result.times if result.display.untrained or not result.waiting(t)]
     return curve(result, times, lambda rows, t: t, lambda rows, t: rows[t]["value"])
 
 
 def curve(result: Result, times: Sequence[int], x: MeasureAt, y: MeasureAt) -> Curve:
     """x and y at each of `times`, averaged over seeds; y is scaled for display."""
-    made, factor = Curve(result, [], [], []), result.display.factor
+    line = Curve(result, [], [], [])
+    factor = result.display.factor
     for t in times:
         mean, deviation = result.over_seeds(lambda rows: y(rows, t))  # noqa: B023
-        made.x.append(result.over_seeds(lambda rows: x(rows, t))[0])  # noqa: B023
-        made.y.append(factor * mean)
-        made.deviation.append(factor * deviation)
-    return made
+        line.x.append(result.over_seeds(lambda rows: x(rows, t))[0])  # noqa: B023
+        line.y.append(factor * mean)
+        line.deviation.append(factor * deviation)
+    return line
 
 
 def draw_curve(axes: Any, curve: Curve, steps: bool = False, **look: Any) -> Curve:
@@ -118,7 +119,9 @@ def frame_over_time(
     label: str,
     area: bool = False,
 ) -> None:
-    """Scale and label the axes of `draw_over_time`; `rows` are panels that share a y axis, with their curves.
+    """Scale and label the axes of `draw_over_time`.
+
+    `rows` are panels that share a y axis, with their curves.
 
     The y axis has the untrained part too, which is most of the CER of a learner that waits. With
     `area` it is linear from 0: the area below a line is its CER. Otherwise it is logarithmic if the
@@ -131,7 +134,8 @@ def frame_over_time(
         for axes in panels:
             number_axis(axes, "x", times)
             number_axis(axes, "y", values, log_from=math.inf if area else 3)
-            low, high = min(values), max(values)
+            low = min(values)
+            high = max(values)
             if axes.get_yscale() == "log":
                 margin = max(high / low, 1.1) ** 0.06
                 axes.set_ylim(low / margin, high * margin)
