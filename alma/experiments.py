@@ -4,7 +4,7 @@ learner: gmoe              # any option of `alma train` or `alma images`, withou
 waiting-time: [1, 10]      # a list: a run for each value, in a folder of its own
 flags:                     # language models: flags of fairseq-train
   dropout: [0, 0.1]
-runs:                      # several runs or sweeps by name, or a list; each overrides what stands above
+runs:                      # several runs or sweeps by name, or a list; each overrides the above
   copy: {grow-router: copy}
   tree: {grow-router: tree, flags: {lr: 1e-3}}
 size: base                 # one of the sizes: options that all the above override
@@ -30,7 +30,10 @@ _ONE_VALUE: tuple[str, ...] = ("stream", "size", "out", "name", "seed", "seeds",
 """Options that cannot be a list of values to try."""
 
 Section = tuple[str, str | None, dict[str, Any], dict[str, Any]]
-"""One of the `runs` of an experiment, or all of it: name or "", size, options, flags of fairseq-train."""
+"""One of the `runs` of an experiment, or all of it.
+
+Name or "", size, options, flags of fairseq-train.
+"""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> list[Section]:
-    """The sections of an experiment at `size` (None: the file's own), or those with the given names.
+    """The sections of an experiment at `size` (None: the file's own), or those with these names.
 
     UserError: a missing or malformed file, an unknown size or name.
     """
@@ -80,9 +83,10 @@ def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> li
     if not isinstance(runs, dict | list):
         runs = [{} if runs is None else runs]
     named = list(runs.items()) if isinstance(runs, dict) else [("", run) for run in runs]
-    known = [name for name, _ in named]
-    if unknown := [name for name in names if name not in known]:
-        raise UserError(f"{path}: no run {unknown[0]}; there are: {', '.join(known)}")
+    names_of_file = [name for name, _ in named]
+    for name in names:
+        if name not in names_of_file:
+            raise UserError(f"{path}: no run {name}; there are: {', '.join(names_of_file)}")
     sections = []
     for name, run in named:
         options: dict[str, Any] = {}
@@ -124,7 +128,7 @@ def folder_part(name: str, value: Any) -> str:
 
 
 def check_nesting(out: Path, sweep: bool) -> None:
-    """UserError: a single run would write among the folders of a sweep in `out`, or a sweep into a run."""
+    """UserError: a single run would write among those of a sweep in `out`, or a sweep into one."""
     is_run = (out / "run.json").exists()
     if sweep and is_run:
         raise UserError(f"{out} is a single run: give a sweep another --out")
@@ -158,8 +162,8 @@ def read_overrides(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
         from alma.yaml_text import load
 
         try:
-            # As in the files: PyYAML keeps 1e-3 as text, so run.json records a number as it was written.
-            # OmegaConf would make it 0.001, which differs from what the file or an earlier launch says.
+            # As in the files: PyYAML keeps 1e-3 as text, so run.json records a number as it was
+            # written. OmegaConf would make it 0.001, unlike the file or an earlier launch.
             overrides[key] = load(text)
         except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: no such date
             raise UserError(f"{word}: the value is not YAML: quote it, as in a file") from None
@@ -184,7 +188,7 @@ def _check_lists(where: object, settings: Mapping[str, Any]) -> None:
 def read_experiment(
     path: Path, size: str | None, overrides: Mapping[str, Any]
 ) -> Iterator[tuple[Collection[str], str, list[str], list[str]]]:
-    """Read an experiment of language models: every combination of the values in the lists of its sections.
+    """Read an experiment of language models: each combination of the values in its lists.
 
     Yields the settings that are lists, the folder of the run in --out, such as lr-2e-4_replay-on
     (empty without lists), and the words of `alma train` and of fairseq-train. An override sets the
@@ -204,7 +208,7 @@ def read_experiment(
         _check_lists(path, options | flags)
         for key, value in changes.items():
             place = flags if key in flags else options
-            # A single value in place of a list joins the runs of the others, in a folder of its own.
+            # A single value in place of a list joins the other runs, in a folder of its own.
             joins = isinstance(place.get(key), list) and not isinstance(value, list | None)
             place[key] = [value] if joins else value
         lists = {
@@ -223,14 +227,19 @@ def read_experiment(
 def _words(options: Mapping[str, Any]) -> list[str]:
     """Options as on a command line, without those that have no value."""
     texts = {name: "false" if value is False else value for name, value in options.items()}
-    given = {name: text for name, text in texts.items() if text is not None}
-    return [f"--{name}" if text is True else f"--{name}={text}" for name, text in given.items()]
+    words = []
+    for name, text in texts.items():
+        if text is True:
+            words.append(f"--{name}")
+        elif text is not None:
+            words.append(f"--{name}={text}")
+    return words
 
 
 def read_sections(
     parser: Parser, words: Sequence[str], of_the_command: Collection[str]
 ) -> list[argparse.Namespace]:
-    """Parse a command line; with an experiment, once for each of its sections, whose values it overrides.
+    """Parse a command line, which overrides an experiment: once for each section of that.
 
     `of_the_command`: options that a file cannot have.
     UserError: a file is missing or malformed, or has an unknown setting or a wrong value.
@@ -244,11 +253,9 @@ def read_sections(
         return [options]
     path = options.experiment
     out = Path("runs", path.stem + (f"_{options.size}" if options.size else ""))
-    known = {
-        text.removeprefix("--"): action
-        for action in parser._actions
-        for text in action.option_strings
-    }
+    actions = {}
+    for action in parser._actions:
+        actions |= {text.removeprefix("--"): action for text in action.option_strings}
     sections = []
     for _, _, own_options, flags in read(path, options.size):
         own_words = []
@@ -257,10 +264,10 @@ def read_sections(
                 raise UserError(
                     f"{path}: {name} says how to run: give --{name} on the command line"
                 )
-            if name not in known:
-                raise UserError(f"{path}: {name} is not a setting ({hint(str(name), known)})")
+            if name not in actions:
+                raise UserError(f"{path}: {name} is not a setting ({hint(str(name), actions)})")
             values = values_of(f"{path}: {name}", value)
-            if isinstance(value, bool) and known[name].nargs == 0:
+            if isinstance(value, bool) and actions[name].nargs == 0:
                 own_words.append(f"--{name}" if value else f"--no-{name}")
             else:  # a list becomes a comma list
                 own_words.append(f"--{name}={','.join(map(setting_text, values))}")

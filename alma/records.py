@@ -1,4 +1,4 @@
-"""The run directory: `run.json` (config, versions, machine) and `results.jsonl` (one row per mega-batch).
+"""The run directory: `run.json` (config, versions, machine) and `results.jsonl` (a row per t).
 
 Rows are appended, never rewritten. Readers ignore an incomplete last line, which `Run.open`
 removes.
@@ -115,7 +115,7 @@ class Run:
     info: dict[str, Any]  # run.json: config, seeds, versions, commit, machine, created
     writable: bool = False
     _times: set[int] = field(default_factory=set, compare=False, repr=False)
-    """The t in `_version` of results.jsonl: reading all rows at every append would take quadratic time."""
+    """The t in `_version` of results.jsonl: reading all rows at each append is quadratic in B."""
     _version: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
@@ -160,7 +160,7 @@ class Run:
     def check(
         cls, directory: str | os.PathLike[str], config: dict, growing: Collection[str] = ()
     ) -> bool:
-        """Whether `open` would resume the run in `directory`; writes nothing. Raises as `open` does."""
+        """Whether `open` would resume the run in `directory`; writes nothing, raises as it does."""
         if missing := [key for key in CONFIG_KEYS if key not in config]:
             raise ValueError(f"config lacks {', '.join(missing)}")
         path = Path(directory)
@@ -181,7 +181,7 @@ class Run:
 
     @classmethod
     def read(cls, directory: str | os.PathLike[str]) -> "Run":
-        """The run in `directory`, which may still be running. UserError: it is not a run directory."""
+        """The run in `directory`, which may still be running. UserError: no run directory."""
         path = Path(directory)
         try:
             info = parse_json(read_file(path / "run.json"))
@@ -203,7 +203,7 @@ class Run:
 
     @property
     def trained(self) -> bool:
-        """Whether anything was trained: a row has a stage, or there is a checkpoint, or what may be one."""
+        """Whether anything was trained: a row has a stage, or there may be a checkpoint."""
         stages = (row["stage"] is not None for row in self.rows)
         by_trainer = (
             path for path in self.directory.glob("stage_*/**/model/*") if path.name != STAGE
@@ -223,8 +223,10 @@ class Run:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The complete rows on disk, sorted by t; not to be changed. UserError: a line is not a row, or
-        repeats a t."""
+        """The complete rows on disk, sorted by t; not to be changed.
+
+        UserError: a line is not a row, or repeats a t.
+        """
         if not self.results.exists():
             return []
         return list(
@@ -242,8 +244,8 @@ class Run:
             raise ValueError(f"{self.directory} was opened with Run.read")
         value = row.get("value")
         if isinstance(value, float) and not abs(value) <= LARGEST:
-            what = f"{row.get('metric')} is {value} at t={row.get('t')}"
-            raise UserError(f"{what}: training diverged; use a lower learning rate")
+            value_at_t = f"{row.get('metric')} is {value} at t={row.get('t')}"
+            raise UserError(f"{value_at_t}: training diverged; use a lower learning rate")
         text = json.dumps(dict(row), allow_nan=False)
         check_row(parse_json(text), self.config["megabatches"])
         line = f"{text}\n".encode()
@@ -251,7 +253,7 @@ class Run:
         try:
             before = os.fstat(descriptor)
             if _version(before) != self._version:  # not read yet, or another process has written
-                self._times = {known["t"] for known in self.rows}
+                self._times = {on_disk["t"] for on_disk in self.rows}
             if row["t"] in self._times:
                 raise ValueError(f"{self.results} already has t={row['t']}")
             # A single write, so that a concurrent reader sees at most one incomplete line.
@@ -274,20 +276,23 @@ class Run:
                 os.fsync(file.fileno())
 
 
-def _version(found: os.stat_result) -> tuple[int, ...]:
+def _version(status: os.stat_result) -> tuple[int, ...]:
     """Differs whenever a file does."""
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def check_row(row: Mapping[str, Any], megabatches: int) -> None:
-    """ValueError unless `row` has exactly the fields of `Row`, of their kinds, none beyond mega-batch B."""
+    """ValueError unless `row` has the fields of `Row`, of their kinds, none beyond mega-batch B."""
     msgspec.convert(row, Row)
     if unknown := sorted(row.keys() - Row.__annotations__.keys()):
         raise ValueError(f"unknown fields {unknown} (others belong in `extra`)")
-    stage, trained_on, extra = row["stage"], row["trained_on"], row["extra"]
+    stage = row["stage"]
+    trained_on = row["trained_on"]
+    extra = row["extra"]
     if (stage is None) != (not trained_on):
         raise ValueError(f"stage is {stage} but trained_on is {trained_on}")
-    if max(row["t"], 0 if stage is None else stage + 1, *trained_on) > megabatches:
+    stages = 0 if stage is None else stage + 1
+    if max(row["t"], stages, *trained_on) > megabatches:
         raise ValueError(f"t, stage or trained_on is beyond mega-batch {megabatches}")
     if len({tuple(sorted(part)) for part in extra.get("matrix_experts", ())}) > 1:
         raise ValueError("the parts of matrix_experts have different layers")
@@ -303,7 +308,7 @@ def check_row(row: Mapping[str, Any], megabatches: int) -> None:
 def _read_rows(
     path: Path, megabatches: int, version: tuple[int, ...]
 ) -> tuple[dict[str, Any], ...]:
-    """The rows of a file, read once for each of its `version`s: a report asks for them several times."""
+    """The rows of a file, read once for each of its `version`s: a report needs them often."""
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(read_file(path).split(b"\n")[:-1], start=1):
         try:
@@ -314,9 +319,12 @@ def _read_rows(
         if row["t"] in rows:
             raise UserError(f"{path}:{number}: second row for t={row['t']}: keep one of them")
         rows[row["t"]] = row
-        if row["metric"] != (first := next(iter(rows.values())))["metric"]:
-            what = f"{row['metric']} after {first['metric']}"
-            raise UserError(f"{path}:{number}: {what}: a run has one metric: restore the file")
+        metric = next(iter(rows.values()))["metric"]
+        if row["metric"] != metric:
+            raise UserError(
+                f"{path}:{number}: {row['metric']} after {metric}: a run has one metric: "
+                "restore the file"
+            )
     return tuple(rows[t] for t in sorted(rows))
 
 
