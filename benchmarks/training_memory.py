@@ -157,7 +157,7 @@ class Step:
             kind = torch.nn.parallel.DistributedDataParallel
             own = [name for name, param in self.model.named_parameters() if hasattr(param, "expert")]
             kind._set_params_and_buffers_to_ignore_for_model(self.model, own)
-            parallel = kind(self.model, init_sync=False)
+            parallel = kind(self.model, init_sync=False, broadcast_buffers=False)
             parallel.register_comm_hook(None, noop_hook)
             self.trained = ModuleProxyWrapper(parallel)
         params = [param for param in self.model.parameters() if param.requires_grad]
@@ -194,6 +194,7 @@ def count(words: Sequence[str], processes: int) -> dict[str, int]:
             stack.callback(dist.destroy_process_group)
             # DistributedDataParallel reorders its buckets once: values go between processes, sizes stay.
             stack.enter_context(mock.patch.object(dist.Reducer, "_rebuild_buckets", return_value=False))
+            stack.enter_context(mock.patch.object(dist, "broadcast"))  # of updated shares, in place
         stack.enter_context(like_a_gpu())
         memory = stack.enter_context(MetaStorages())
         step = Step(words, processes)

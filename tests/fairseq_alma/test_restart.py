@@ -240,6 +240,7 @@ def test_unused_flags_change_no_number(train, tmp_path):
         "--bpe": "gpt2",
         "--dataset-impl": "mmap",
         "--data-buffer-size": "3",
+        "--gen-subset": "valid",  # of `fairseq_alma.evaluate --untrained`, which takes a training's flags
     }
     alone = "--no-progress-bar --debug-param-names --ignore-unused-valid-subsets".split()
     untried = names("--aim-repo --aim-run-hash --wandb-project --azureml-logging --profile --save-dir")
