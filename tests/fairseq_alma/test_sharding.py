@@ -110,7 +110,7 @@ def test_each_process_holds_its_share_once(train_on_two, user_dir, tmp_path, mon
     assert [(count["copies"], count["of"]) for count in counts] == [(0, "FusedAdam")] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "flags",
     [
