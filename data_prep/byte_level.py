@@ -10,7 +10,8 @@ import numpy as np
 import regex
 
 from alma.errors import UserError, require_package
-from data_prep.dictionary import EOS, SPECIALS
+from alma.stream import SPECIALS
+from data_prep.dictionary import EOS
 from data_prep.tokenizer import END, Encoder
 
 _TRIAL = "It's  1234 A1\u00e9: \u6f22\u5b57\n\U0001f600 <|x|>\u200b\n"

@@ -5,11 +5,11 @@ from itertools import combinations
 
 import numpy as np
 
-from alma.stream import Stream
+from alma.stream import SPECIALS, Stream
 from alma.tables import as_text
 from alma.workers import Workers
 from data_prep import contamination, similarity, words
-from data_prep.dictionary import SPECIALS, UNKNOWN, read_tokens
+from data_prep.dictionary import UNKNOWN, read_tokens
 from data_prep.work import run_all
 
 _TOKENS_PER_WORD = 8  # from which text is taken to have no spaces between words; code and URLs have up to 5

@@ -8,7 +8,6 @@ from alma.errors import UserError
 DICTIONARY = "dict.txt"  # its name in a stream
 EOS = 2
 UNKNOWN = 3
-SPECIALS = 4  # fairseq's ids <s> 0, <pad> 1, </s> 2 and <unk> 3 are not in dict.txt: its first line has id 4
 
 _NAMES = ("<s>", "<pad>", "</s>", "<unk>")
 _OVERWRITE = " #fairseq:overwrite"  # lets fairseq load a token that is spelt like a special

@@ -15,9 +15,9 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.files import atomic_write, fsync_directory, write_json_atomic
-from alma.stream import DTYPES, SUFFIXES, FileInfo, Part, write_index
+from alma.stream import DTYPES, SPECIALS, SUFFIXES, FileInfo, Part, write_index
 from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair
-from data_prep.dictionary import DICTIONARY, EOS, SPECIALS, dictionary_text
+from data_prep.dictionary import DICTIONARY, EOS, dictionary_text
 from data_prep.near_duplicates import ENTRY
 from data_prep.plan import CorpusPlan, load_plan
 from data_prep.shuffle import bucket_texts

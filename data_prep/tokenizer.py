@@ -14,8 +14,8 @@ import sentencepiece
 
 from alma.errors import UserError
 from alma.files import atomic_write
-from alma.stream import DTYPES, dtype_code
-from data_prep.dictionary import EOS, SPECIALS, UNKNOWN
+from alma.stream import DTYPES, SPECIALS, dtype_code
+from data_prep.dictionary import EOS, UNKNOWN
 from data_prep.shuffle import bucket_texts
 from data_prep.work import Workspace
 

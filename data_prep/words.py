@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from alma.errors import UserError
-from alma.stream import Stream
+from alma.stream import SPECIALS, Stream
 from alma.workers import Workers
-from data_prep.dictionary import EOS, SPECIALS, UNKNOWN, read_tokens
+from data_prep.dictionary import EOS, UNKNOWN, read_tokens
 from data_prep.similarity import open_part, token_blocks
 from data_prep.work import run_all
 
