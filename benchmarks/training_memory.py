@@ -11,7 +11,6 @@ import contextlib
 import logging
 import tempfile
 import warnings
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -28,9 +27,9 @@ from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
+from benchmarks.storages import LiveStorages
 from benchmarks.timing import Rows
 from fairseq_alma import check
 from fairseq_alma.moe import layer
@@ -79,14 +78,11 @@ OF_SEVERAL = ("--zero-sharding", "--moe-expert-parallel")
 """Flags that need several processes."""
 
 
-class LiveStorages(TorchDispatchMode):
-    """Counts the bytes of all storages on the meta device that are in use."""
+class MetaStorages(LiveStorages):
+    """Counts storages on the meta device, and gives the numbers that a step reads there."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-        self.peak = 0
-        self._counted: set[int] = set()
+        super().__init__("meta")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -98,28 +94,7 @@ class LiveStorages(TorchDispatchMode):
             kwargs = kwargs | {"device": "meta"}  # the meta device has no values to copy
             if to_host:  # norms, and offloaded activations
                 return func(*args, **kwargs)
-        output = func(*args, **kwargs)
-        for tensor in torch.utils._pytree.tree_leaves(output):
-            if isinstance(tensor, Tensor) and tensor.is_meta:
-                storage = tensor.untyped_storage()
-                key, size = storage._cdata, storage.nbytes()
-                if key not in self._counted:
-                    self._counted.add(key)
-                    self.bytes += size
-                    self.peak = max(self.peak, self.bytes)
-                    weakref.finalize(storage, self._free, key, size)
-        return output
-
-    def _free(self, key: int, size: int) -> None:
-        self._counted.discard(key)
-        self.bytes -= size
-
-    @contextlib.contextmanager
-    def phase(self, peaks: dict[str, int], name: str) -> Iterator[None]:
-        """Keep the peak of a part of the step in `peaks`."""
-        self.peak = self.bytes
-        yield
-        peaks[name] = max(self.peak, peaks.get(name, 0))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 @contextlib.contextmanager
@@ -199,7 +174,7 @@ class Step:
             holds_state = self.optimizer.optimizer.optim
         holds_state.__class__ = FusedAdam
 
-    def run(self, memory: LiveStorages, peaks: dict[str, int]) -> None:
+    def run(self, memory: MetaStorages, peaks: dict[str, int]) -> None:
         """One update; the peak of each phase, in bytes, in `peaks`."""
         self.optimizer.zero_grad()
         with memory.phase(peaks, "forward and backward"):
@@ -220,7 +195,7 @@ def count(words: Sequence[str], processes: int) -> dict[str, int]:
             # DistributedDataParallel reorders its buckets once: values go between processes, sizes stay.
             stack.enter_context(mock.patch.object(dist.Reducer, "_rebuild_buckets", return_value=False))
         stack.enter_context(like_a_gpu())
-        memory = stack.enter_context(LiveStorages())
+        memory = stack.enter_context(MetaStorages())
         step = Step(words, processes)
         step.run(memory, {})  # makes the optimizer's state
         peaks: dict[str, int] = {}

@@ -83,8 +83,15 @@ def _discard(work: Path) -> None:
 
 
 def works(out: Path) -> list[Path]:
-    """The work directories in `out`."""
-    return sorted(out.glob(WORK + "[0-9a-f]" * 16))
+    """The work directories in `out`.
+
+    UserError: one is a link, through which files would be moved.
+    """
+    directories = sorted(out.glob(WORK + "[0-9a-f]" * 16))
+    for directory in directories:
+        if directory.is_symlink():
+            raise UserError(f"{directory}: a link in place of a work directory; delete it")
+    return directories
 
 
 def leftovers(out: Path) -> list[Path]:

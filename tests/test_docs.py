@@ -121,11 +121,14 @@ def test_steps_for_a_gpu_accept_their_commands():
         assert name != "gpu" or parser().parse_args(words)
 
 
-def test_launch_accepts_its_commands(monkeypatch):
+def test_launch_accepts_its_commands(monkeypatch, tmp_path):
     from slurm.lm.plan import make_plan
     from slurm.lm.request import read_requests, resolved
 
-    monkeypatch.chdir(ROOT)
+    for name in ("experiments", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "encoder.json").touch()  # the reader's own
+    monkeypatch.chdir(tmp_path)
     model = ("--init", "models/gpt2")  # which is not here
     commands = [[word for word in words if word not in model] for words in arguments_of("slurm.launch")]
     requests = [request for words in commands for request in read_requests(words)]

@@ -97,8 +97,8 @@ def answer(
     try:
         return _read(task, answered)
     except UserError as error:
-        with log.open("a") as output:  # for `alma status`
-            output.write(f"error: {error}\n")
+        with children.appending(log) as output:  # for `alma status`
+            output.write(f"error: {error}\n".encode())
         raise
 
 

@@ -77,6 +77,10 @@ def test_dispatchers_are_measured_beside_the_dense_layer(step):
         assert float(row["difference"]) < limit
         times = [row[f"{name} / dense"] for name in ("padded", "loop")]
         assert all(len(samples) == 2 and min(samples) > 0 for samples in times)
+    *half, single = rows
+    assert not any("MOELayer top-1 / dense" in row for row in half)  # it takes fp32 only
+    assert single["dense, MB"] < single["loop, MB"] < single["MOELayer top-1, MB"]
+    assert single["MOELayer top-1, MB"] < single["MOELayer Top2Gate, MB"]
 
 
 def test_training_is_measured_beside_transformer_lm(step):

@@ -7,9 +7,11 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
+from alma.escape import markdown
 from alma.files import atomic_write, make_directory
 from alma.report import style
 from alma.report.advice.advice import Advice
@@ -96,7 +98,9 @@ def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
     else:
         with atomic_write(path.with_suffix(".svg"), "wb") as image:
             image.write(picture)
-        page = f"{text}\n![{title}]({path.with_suffix('.svg').name})\n"
+        parts = (f"**{heading}.** {markdown(body)}" for heading, body in found.items())
+        page = "\n\n".join([f"# {markdown(title)}", *parts])
+        page += f"\n\n![{markdown(title)}]({quote(path.with_suffix('.svg').name)})\n"
     with atomic_write(path) as file:
         file.write(page)
     return text
