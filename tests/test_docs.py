@@ -102,7 +102,7 @@ def test_a_tool_accepts_its_commands(module):
 
 def test_data_accepts_its_commands(tmp_path, monkeypatch):
     from data_prep.__main__ import parser
-    from data_prep.settings import settings_of
+    from data_prep.options import settings_of
 
     monkeypatch.chdir(tmp_path)  # without the files
     for words in arguments_of("data_prep.__main__"):

@@ -13,11 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from alma.flops import Shape
-from alma.stream import Stream, is_stream
+from alma.stream import SPECIALS, Stream, is_stream
 from slurm.engine.machine import Machine
 from slurm.lm.plan import FlagValues, Plan, tokens_of_batch
 
-SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
 PROCESS = 1.0e9  # bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context
 HOST_PROCESS = 4.0e9
 """Bytes of host memory of a process on a GPU without a model: torch, CUDA and the buffers of NCCL. A guess on
