@@ -77,9 +77,8 @@ def _read_merges(path: str | Path, ids: dict[str, int]) -> list[tuple[str, str]]
     except ValueError as error:
         problem = "not GPT-2's vocab.bpe, not lines of text; copy it"
         raise UserError(f"{path}: {problem}") from error
-    if (
-        not first.startswith("#version") or last
-    ):  # fairseq would silently drop a first or last merge
+    # fairseq would silently drop a first or last merge.
+    if not first.startswith("#version") or last:
         problem = "does not begin with a line #version or not end with a newline"
         raise UserError(f"{path}: {problem}; copy it again")
     merges = []

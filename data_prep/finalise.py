@@ -36,25 +36,10 @@ def finalise_part(
     prefix = f"{name}/train" if name.startswith("megabatch") else name
     path = space.finished / prefix
     path.parent.mkdir(parents=True, exist_ok=True)
-    for folder in (
-        space.finished,
-        space.directory,
-    ):  # NAME.json must not outlive them in a power cut
-        fsync_directory(folder)
-    join_files(Path(f"{path}.bin"), (space.file("bucket", bucket, "bin") for bucket in buckets))
-    sums = {"documents": 0, "words": 0, "bytes": 0}
-    sizes = space.directory / f"{name}.sizes"  # of all items, more than one process can hold
-    with atomic_write(f"{path}.keys", "wb") as keys, atomic_write(sizes, "wb") as items:
-        for bucket in buckets:
-            arrays = read_arrays(space.file("bucket", bucket, "npz"), "sizes", "keys", *sums)
-            items.write(arrays["sizes"].tobytes())
-            keys.write(arrays["keys"].tobytes())
-            for column in sums:
-                sums[column] += int(arrays[column])
-    if sizes.stat().st_size:
-        lengths: np.ndarray = np.memmap(sizes, np.int32, "r")
-    else:
-        lengths = np.zeros(0, np.int32)
+    # NAME.json must not outlive these folders in a power cut.
+    fsync_directory(space.finished)
+    fsync_directory(space.directory)
+    lengths, sums = _join_buckets(space, name, path, buckets)
     tokens = int(lengths.sum(dtype=np.int64))
     if Path(f"{path}.bin").stat().st_size != tokens * np.dtype(DTYPES[code]).itemsize:
         raise damaged(space.directory / "bucket-*.bin")
@@ -81,6 +66,28 @@ def finalise_part(
         bytes=sums["bytes"],
     )
     write_json_atomic(space.directory / f"{name}.json", dataclasses.asdict(part))
+
+
+def _join_buckets(
+    space: Workspace, name: str, path: Path, buckets: list[int]
+) -> tuple[np.ndarray, dict[str, int]]:
+    """Write the .bin and .keys of a part.
+
+    Returns (items,) the sizes of its items, memory-mapped, and its documents, words and bytes.
+    """
+    join_files(Path(f"{path}.bin"), (space.file("bucket", bucket, "bin") for bucket in buckets))
+    sums = {"documents": 0, "words": 0, "bytes": 0}
+    sizes = space.directory / f"{name}.sizes"  # of all items, more than one process can hold
+    with atomic_write(f"{path}.keys", "wb") as keys, atomic_write(sizes, "wb") as items:
+        for bucket in buckets:
+            arrays = read_arrays(space.file("bucket", bucket, "npz"), "sizes", "keys", *sums)
+            items.write(arrays["sizes"].tobytes())
+            keys.write(arrays["keys"].tobytes())
+            for column in sums:
+                sums[column] += int(arrays[column])
+    if sizes.stat().st_size:
+        return np.memmap(sizes, np.int32, "r"), sums
+    return np.zeros(0, np.int32), sums
 
 
 def _write_entries(space: Workspace, path: Path, ranges: int, arrival: int) -> None:

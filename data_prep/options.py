@@ -240,9 +240,8 @@ def named_path(argument: str) -> tuple[str, str]:
     if not equals or "/" in name or any(glob.iglob(argument)):
         path = argument
         fixed = Path(path)
-        if (
-            glob.has_magic(path) and not fixed.exists()
-        ):  # then the last directory before the pattern
+        if glob.has_magic(path) and not fixed.exists():
+            # The last directory before the pattern.
             fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), fixed.parts))
         name = stem(Path(os.path.abspath(fixed)).name)
     if not name or not path:

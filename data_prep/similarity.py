@@ -27,9 +27,8 @@ class Counts(NamedTuple):
     """Lengths and token frequencies of a part."""
 
     lengths: np.ndarray  # (documents,) tokens of each document, eos included
-    tokens: (
-        np.ndarray
-    )  # (3, V) uint32 occurrences of each token in the two halves and the remainder
+    tokens: np.ndarray
+    """(3, V) uint32 occurrences of each token in the two halves and the remainder."""
 
     @property
     def total(self) -> np.ndarray:

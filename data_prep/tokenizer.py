@@ -30,9 +30,8 @@ _OWN_SPECIALS = 3  # SentencePiece's ids <unk> 0, <s> 1, </s> 2
 _SPACE = "\u2581"  # SentencePiece's mark for a space; it may also occur in text
 _CACHE_BYTES = 160 << 20  # of words and ids: 0.3 to 1.8 million words; 260 MB with the dict itself
 _CACHED_LENGTH = 64  # characters of the longest cached word
-_BLOCK = (
-    1 << 15
-)  # words per look-up; in larger blocks, new words recur and leave more holes to fill
+_BLOCK = 1 << 15
+"""Words per look-up; in larger blocks, new words recur and leave more holes to fill."""
 _ROW = 32  # words per sentence given to SentencePiece, which is fastest around this length
 
 
