@@ -1,6 +1,8 @@
-"""Write scikit-learn's digits as if they came in weekly, DIR/2026-W01/CLASS/*.png ..., for 12 weeks.
+"""Write scikit-learn's digits as if they came in weekly, DIR/2026-W01/CLASS/*.png ..., for 12
+weeks.
 
-Class 9 appears in week 5, and from week 8 on the pictures are negatives. `--weeks 1-12` chooses some of them.
+Class 9 appears in week 5, and from week 8 on the pictures are negatives. `--weeks 1-12` chooses
+some of them.
 """
 
 import argparse

@@ -28,7 +28,9 @@ def parser() -> Parser:
         epilog=_EXAMPLES,
     )
     made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
-    made.add_argument("--dry-run", action="store_true", help="print the jobs without cancelling them")
+    made.add_argument(
+        "--dry-run", action="store_true", help="print the jobs without cancelling them"
+    )
     return made
 
 
@@ -38,9 +40,13 @@ def main() -> None:
     runs = [run for run in find(options.runs) if on_cluster(run)]
     if not runs:
         where = ", ".join(options.runs)
-        raise UserError(f"{where}: not launched on a cluster (no jobs.json): end a local run by Ctrl-C")
+        raise UserError(
+            f"{where}: not launched on a cluster (no jobs.json): end a local run by Ctrl-C"
+        )
     jobs = _live(runs)
-    waits = {job_id: state.waits_for for job_id, state in ask().items() if state.live} if jobs else {}
+    waits = (
+        {job_id: state.waits_for for job_id, state in ask().items() if state.live} if jobs else {}
+    )
     affected = set(jobs)
     while new := {job_id for job_id in waits if waits[job_id] & affected} - affected:
         affected |= new
@@ -58,11 +64,17 @@ def main() -> None:
     print(f"{done} {len(ending)} jobs" if ending else "nothing to cancel")
     for job_id, state in strangers(runs).items():
         name = terminal(f"{state.name} of {state.user}")
-        print(f"left: job id {job_id} ({name}): not submitted for these runs, whatever jobs.json says")
+        print(
+            f"left: job id {job_id} ({name}): not submitted for these runs, whatever jobs.json says"
+        )
     if left:
-        print("left are these, because other runs wait for them; give these runs too to cancel all:")
+        print(
+            "left are these, because other runs wait for them; give these runs too to cancel all:"
+        )
         with contextlib.suppress(UserError):  # a damaged jobs.json of another run
-            beside = {file.parent for run in runs for file in run.resolve().parent.glob("*/jobs.json")}
+            beside = {
+                file.parent for run in runs for file in run.resolve().parent.glob("*/jobs.json")
+            }
             jobs = _live(sorted(beside)) | jobs
         for job_id in left:
             print(terminal(f"  {jobs.get(job_id, 'another job')} (job id {job_id})"))

@@ -1,7 +1,9 @@
-"""Run and draw the figures and tables of both versions of the paper, and of dated streams: `alma reproduce`.
+"""Run and draw the figures and tables of both versions of the paper, and of dated streams: `alma
+reproduce`.
 
-experiments/index.yaml says which experiments each is drawn from. This command starts the tools that run them
-and draw the result. Rerun it to resume after an interruption: the tools run only what is missing.
+experiments/index.yaml says which experiments each is drawn from. This command starts the tools that
+run them and draw the result. Rerun it to resume after an interruption: the tools run only what is
+missing.
 """
 
 import argparse
@@ -24,9 +26,19 @@ from slurm.engine import children
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SIZES = ("small", "medium", "saturated", "paper")
-DATA = {"small": "digits", "medium": "mnist"}  # of all image figures, by size; else each has its own
-TABLE2, TIME = TEXT = ("table2", "time")  # experiments of language models, and the folders of their runs
-MODELS = {"small": ("tiny",), "saturated": ("saturated_small", "saturated"), "paper": ("base", "large")}
+DATA = {
+    "small": "digits",
+    "medium": "mnist",
+}  # of all image figures, by size; else each has its own
+TABLE2, TIME = TEXT = (
+    "table2",
+    "time",
+)  # experiments of language models, and the folders of their runs
+MODELS = {
+    "small": ("tiny",),
+    "saturated": ("saturated_small", "saturated"),
+    "paper": ("base", "large"),
+}
 """The sizes of the rows of Table 2, by size."""
 _LOAD = "import sys; from alma.errors import command; from vision.data import load; "
 _LOAD += "command(lambda: load(sys.argv[1], sys.argv[2], sys.argv[3:] == ['download']))()"
@@ -48,7 +60,9 @@ class Command(NamedTuple):
     folder: Path | None = None
 
     def __str__(self) -> str:
-        return "$ " + shlex.join(["python" if word == sys.executable else word for word in self.words])
+        return "$ " + shlex.join(
+            ["python" if word == sys.executable else word for word in self.words]
+        )
 
 
 def tool(module: str, *words: object, folder: Path | None = None) -> Command:
@@ -60,10 +74,15 @@ def index() -> dict[str, dict[str, Any]]:
     return read_settings(EXPERIMENTS / "index.yaml")
 
 
-def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Iterator[Command]:
-    """The commands that run and draw a figure or table. UserError: it needs a stream, and there is none."""
+def commands(
+    name: str, record: Mapping[str, Any], options: argparse.Namespace
+) -> Iterator[Command]:
+    """The commands that run and draw a figure or table. UserError: it needs a stream, and there is
+    none."""
     place = options.out / options.size
-    if texts := record["experiments"].keys() & set(TEXT):  # rows of Table 2, or runs on streams with dates
+    if texts := record["experiments"].keys() & set(
+        TEXT
+    ):  # rows of Table 2, or runs on streams with dates
         (experiment,) = texts
         place, rows = place.resolve(), record["experiments"][experiment].split()
         is_table = experiment == TABLE2
@@ -74,10 +93,18 @@ def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) 
             yield Command(["sh", str(EXPERIMENTS / "streams/small.sh"), str(stream)])
         if stream is None:
             recipe = f"size {models[-1]} of {EXPERIMENTS / experiment}.yaml"
-            raise UserError(f"{name} needs the stream of {recipe}: make it, and give it with --stream")
+            raise UserError(
+                f"{name} needs the stream of {recipe}: make it, and give it with --stream"
+            )
         for model in models:  # the launcher starts in `place`
             words = [EXPERIMENTS / f"{experiment}.yaml", f"runs={','.join(rows)}", "--size", model]
-            words += ["--stream", stream, *([] if is_table else ["--seeds", "0-2"]), "--jobs", options.jobs]
+            words += [
+                "--stream",
+                stream,
+                *([] if is_table else ["--seeds", "0-2"]),
+                "--jobs",
+                options.jobs,
+            ]
             yield tool("slurm.launch", *words, folder=place)
         runs = [place / "runs" / TABLE2 / f"{row}_{model}" for model in models for row in rows]
         shown = [*runs, "--table", "lm"] if is_table else [place / "runs" / TIME]
@@ -88,7 +115,9 @@ def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) 
     drawn_runs: list[str] = []
     for key, text in record["experiments"].items():
         file, *flags = f"{text} {own}".split()
-        folder = _DATA_SET.sub(DATA.get(options.size, r"\g<0>"), key) + re.sub("[- ]+", "-", own[1:])
+        folder = _DATA_SET.sub(DATA.get(options.size, r"\g<0>"), key) + re.sub(
+            "[- ]+", "-", own[1:]
+        )
         size = ["--size", options.size] if options.size in DATA else []
         words = [EXPERIMENTS / file, *size, *flags, "--out", place / "runs" / folder]
         found = children.ask(tool("vision.run", *words, "--list").words, file).splitlines()
@@ -97,7 +126,9 @@ def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) 
             yield tool("vision.tsne", *found, *root, "--out", place / name / "tsne.png")
         else:
             drawn_runs += found
-    yield tool("alma.report", *dict.fromkeys(drawn_runs), "--figures", "vision", "--out", place / name)
+    yield tool(
+        "alma.report", *dict.fromkeys(drawn_runs), "--figures", "vision", "--out", place / name
+    )
 
 
 def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> str:
@@ -108,7 +139,9 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> s
         if code := run(one):
             sys.exit(code)
     shows = re.compile(rf"(^|_)({'|'.join(record['drawn'])})(_[hB]\d+)*$")
-    files = [file for file in (*out.glob("*.png"), *out.glob("table*.md")) if shows.search(file.stem)]
+    files = [
+        file for file in (*out.glob("*.png"), *out.glob("table*.md")) if shows.search(file.stem)
+    ]
     finding = f"{name}: {record.get('beyond', 'paper')}: {record['finding']}"
     for key, where in (("small", "at this size"), ("real", "on real data")):
         if key in record and (key == "real" or options.size == "small"):
@@ -128,7 +161,8 @@ def run(one: Command) -> int:
 
 
 def chosen(options: argparse.Namespace, records: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The names to reproduce; all: those of the paper at this size. UserError: no such name or size."""
+    """The names to reproduce; all: those of the paper at this size. UserError: no such name or
+    size."""
     if not options.figures:
         raise UserError("give a figure or table, such as figure7, or all; --list shows them")
     paper = [name for name in records if "beyond" not in records[name]]
@@ -138,7 +172,9 @@ def chosen(options: argparse.Namespace, records: Mapping[str, Mapping[str, Any]]
         if name not in records:
             raise UserError(f"{name}: no such figure that needs runs; --list shows them")
         if options.size not in (sizes := _sizes(records[name])):
-            raise UserError(f"{name} has no --size {options.size}: give --size {' or '.join(sizes)}")
+            raise UserError(
+                f"{name} has no --size {options.size}: give --size {' or '.join(sizes)}"
+            )
     return list(dict.fromkeys(names))
 
 
@@ -160,8 +196,14 @@ def parser() -> Parser:
     add = made.add_argument
     figures = "such as figure7, table2, draft-figure3; all: those of the paper; or time"
     add("figures", nargs="*", metavar="FIGURE", help=figures)
-    add("--list", action="store_true", help="print all figures and tables with data, runs and cost, and exit")
-    size = "small: for a CPU, without a download; medium: image figures on MNIST, B = 50; saturated: "
+    add(
+        "--list",
+        action="store_true",
+        help="print all figures and tables with data, runs and cost, and exit",
+    )
+    size = (
+        "small: for a CPU, without a download; medium: image figures on MNIST, B = 50; saturated: "
+    )
     size += "language models with the paper's tokens a parameter, on a CPU; paper: the paper's settings "
     add("--size", choices=SIZES, default="small", help=f"{size}(default: small)")
     out = "folder for runs, figures and tables (default: reproduced)"
@@ -182,7 +224,9 @@ def main() -> None:
     if options.list:
         lines = [["name", "runs: small", "paper", "cost: small", "paper", "data, what it shows"]]
         for name, one in records.items():
-            lines.append([name, *map(str, one["runs"]), *one["cost"], f"{one['data']}: {one['shows']}"])
+            lines.append(
+                [name, *map(str, one["runs"]), *one["cost"], f"{one['data']}: {one['shows']}"]
+            )
         print(as_text(lines, left=(0, -1)))
         return
     if options.jobs < 1:
@@ -193,7 +237,9 @@ def main() -> None:
             print(f"\n{name}", *commands(name, records[name], options), sep="\n")
         return
     # before any run: read, with --download fetch, each image data set that the figures need
-    texts = [folder for name in names for folder in records[name]["experiments"] if folder not in TEXT]
+    texts = [
+        folder for name in names for folder in records[name]["experiments"] if folder not in TEXT
+    ]
     sets = {DATA.get(options.size) or _DATA_SET.search(text)[0] for text in texts}  # type: ignore[index]
     for data in sorted(sets - {"digits"}):
         words = [sys.executable, "-c", _LOAD, data, str(options.data_root or "data")]

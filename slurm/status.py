@@ -17,7 +17,9 @@ from slurm.engine.queue import JobStatus
 from slurm.engine.terminal import say
 
 HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "log"]
-_ABOUT = "Show the state of runs: a line for each job on a cluster, and for each run on this machine."
+_ABOUT = (
+    "Show the state of runs: a line for each job on a cluster, and for each run on this machine."
+)
 _STATES = """\
 A job waits (for a job that it needs), is queued (for resources), requeued or running; then it is done, which
 its marker shows, failed, cancelled (by a user, or a job it needs failed), lost (SLURM no longer knows it) or
@@ -40,8 +42,12 @@ def table(seen: Sequence[JobStatus]) -> str:
         job, log, updates, perplexity = status.job, status.log, "", ""
         if job.kind == "train" and job.own_log:
             valid = ""
-            for line in filter(None, map(_LINE.match, _last_attempt(status, job.own_log).splitlines())):
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # mixed lines of several processes
+            for line in filter(
+                None, map(_LINE.match, _last_attempt(status, job.own_log).splitlines())
+            ):
+                with contextlib.suppress(
+                    ValueError, KeyError, TypeError
+                ):  # mixed lines of several processes
                     stats = json.loads(line[2])
                     if line[1] == "valid":
                         valid = f"valid {float(stats['valid_ppl']):,.2f}"
@@ -51,9 +57,13 @@ def table(seen: Sequence[JobStatus]) -> str:
             perplexity = valid or perplexity
         elif job.kind == "run":
             last = Run.read(job.run).rows[-1:]
-            perplexity = f"{last[0]['value']:,.2f}" if last and last[0]["metric"] == "perplexity" else ""
+            perplexity = (
+                f"{last[0]['value']:,.2f}" if last and last[0]["metric"] == "perplexity" else ""
+            )
         else:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no result.json yet
+            with contextlib.suppress(
+                OSError, ValueError, KeyError, TypeError
+            ):  # no result.json yet
                 perplexity = f"{json.loads(job.marker.read_bytes())['perplexity']:,.2f}"
         if status.state in ("running", "done"):
             log = log or job.own_log or job.log
@@ -66,7 +76,8 @@ def table(seen: Sequence[JobStatus]) -> str:
 
 
 def _last_attempt(status: JobStatus, log: Path) -> str:
-    """What the last attempt of a training has written to its log; empty if it has written nothing yet."""
+    """What the last attempt of a training has written to its log; empty if it has written nothing
+    yet."""
     early = status.root or status.state in ("waiting", "queued", "requeued", "never submitted")
     if status.state == "running" and status.job.log:
         with contextlib.suppress(OSError):  # a new attempt first writes to the log of its SLURM job

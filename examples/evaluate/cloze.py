@@ -5,10 +5,10 @@
     alma report run --metric cloze_error
 
 A line of the task is {"text": ..., "choices": [...], "answer": the place of the right one}. Several
-checkpoints are an ensemble, whose log-probabilities are averaged. Needs transformers, as `alma export` does.
-A harness is called in the same way: export, run `lm_eval --model hf --model_args
-pretrained=FOLDER,trust_remote_code=True --tasks TASK --include_path FOLDER_OF_TASKS --output_path OUT`, and
-print its numbers as the last line.
+checkpoints are an ensemble, whose log-probabilities are averaged. Needs transformers, as `alma
+export` does. A harness is called in the same way: export, run `lm_eval --model hf --model_args
+pretrained=FOLDER,trust_remote_code=True --tasks TASK --include_path FOLDER_OF_TASKS --output_path
+OUT`, and print its numbers as the last line.
 """
 
 import json
@@ -36,7 +36,9 @@ def scores_of(checkpoint: str, stream: str, tasks: list[dict]) -> list[list[floa
             stream,
         ]
         subprocess.run(words, check=True, stdout=sys.stderr)
-        model = AutoModelForCausalLM.from_pretrained(f"{folder}/model", trust_remote_code=True).eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            f"{folder}/model", trust_remote_code=True
+        ).eval()
         tokenizer = AutoTokenizer.from_pretrained(f"{folder}/model", trust_remote_code=True)
     found = []
     for task in tasks:

@@ -1,4 +1,5 @@
-"""Child processes: output goes to a log, none outlives the launcher, a failure is one clear line."""
+"""Child processes: output goes to a log, none outlives the launcher, a failure is one clear
+line."""
 
 import contextlib
 import os
@@ -20,12 +21,14 @@ from slurm.engine.forks import Fork, ForkServer, dies_with_parent
 Environment = Mapping[str, str] | None  # variables that a child has besides those of this process
 Watch = Callable[[str], None] | None  # gets each line of a child's output
 OWN_MODULES = {"PYTHONSAFEPATH": "1"}
-"""Environment of every child. Else `python -m` would first look for modules in the current folder, where a
-user may have a slurm.py."""
+"""Environment of every child. Else `python -m` would first look for modules in the current folder,
+where a user may have a slurm.py."""
 GRACE_SECONDS = 10  # between SIGTERM and SIGKILL
 _running: set[int] = set()  # process ids of the children that `run` waits for
 _forks: ForkServer | None = None
-_USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")  # printed by alma.errors, or by argparse after its program
+_USER_ERROR = re.compile(
+    r"(?:\S+: )?error: (.+)"
+)  # printed by alma.errors, or by argparse after its program
 _EXCEPTION = re.compile(r"([\w.]+(?:Error|Exception|Interrupt)\b.*)")
 
 
@@ -49,7 +52,8 @@ def failures_in_one_line() -> Iterator[None]:
 
 @contextlib.contextmanager
 def preloaded(modules: Sequence[str]) -> Iterator[None]:
-    """Start children of the form `python -m …` as forks of a process that has imported `modules`."""
+    """Start children of the form `python -m …` as forks of a process that has imported
+    `modules`."""
     global _forks
     _forks = ForkServer(modules)
     try:
@@ -60,19 +64,23 @@ def preloaded(modules: Sequence[str]) -> Iterator[None]:
 
 
 def run(
-    command: Sequence[str], log: Path, what: str, watch: Watch = None, environment: Environment = None
+    command: Sequence[str],
+    log: Path,
+    what: str,
+    watch: Watch = None,
+    environment: Environment = None,
 ) -> None:
     """Run `command` to its end; append its output to `log` and pass each line to `watch`.
 
-    `environment` extends this process's environment. An exception, such as KeyboardInterrupt, first ends the
-    child and its workers.
+    `environment` extends this process's environment. An exception, such as KeyboardInterrupt, first
+    ends the child and its workers.
 
-    Raises UserError for exit code 2 with an `error: ...` line, Saved after a stop by `save`, and StageFailed,
-    which names `what`, for every other failure.
+    Raises UserError for exit code 2 with an `error: ...` line, Saved after a stop by `save`, and
+    StageFailed, which names `what`, for every other failure.
     """
     problem: re.Match[str] | None = None
-    # A log rather than a pipe: it stays complete if the launcher dies, and a worker that keeps a pipe open
-    # cannot block the launcher.
+    # A log rather than a pipe: it stays complete if the launcher dies, and a worker that keeps a
+    # pipe open cannot block the launcher.
     with appending(log) as output, log.open("rb") as appended, open(os.devnull) as nothing:
         output.write(f"\n$ {shlex.join(command)}\n".encode())
         output.flush()
@@ -84,7 +92,9 @@ def run(
             while not ended:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=0.1)
-                ended = process.returncode is not None  # before the last read, which then misses nothing
+                ended = (
+                    process.returncode is not None
+                )  # before the last read, which then misses nothing
                 *lines, rest = (rest + appended.read()).split(b"\n")
                 for line in filter(None, [*lines, rest] if ended else lines):
                     text = line.decode(errors="replace")
@@ -105,14 +115,17 @@ def run(
 
 
 def appending(log: Path) -> IO[bytes]:
-    """Open a log to append to it. UserError: it is a link, as `alma.files.open_for_writing` finds."""
+    """Open a log to append to it. UserError: it is a link, as `alma.files.open_for_writing`
+    finds."""
     return open(open_for_writing(log, os.O_APPEND), "ab")
 
 
 def ask(command: Sequence[str], what: str, text: str | None = None) -> str:
     """Return the output of a short `command` with `text` as its input. Raises as `run` does."""
     with contextlib.ExitStack() as stack:
-        given, output, errors = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
+        given, output, errors = (
+            stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)
+        )
         given.write(text or "")
         given.seek(0)
         process = _start(command, (given, output, errors), {})
@@ -150,7 +163,8 @@ def _start(
 
 
 def save(seconds: float = 0) -> None:
-    """Signal running trainings, also from a signal handler, to save and exit; wait up to `seconds`."""
+    """Signal running trainings, also from a signal handler, to save and exit; wait up to
+    `seconds`."""
     pids = list(_running)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -176,7 +190,8 @@ def _alive(pid: int) -> bool:
 
 
 def failure(what: str, code: int, problem: re.Match[str] | None, where: str) -> Exception:
-    """The exception for a child that ended with `code`; `problem` is from `last_problem` of its output."""
+    """The exception for a child that ended with `code`; `problem` is from `last_problem` of its
+    output."""
     if code == 2 and problem and problem.re is _USER_ERROR:
         return UserError(problem[1])
     how = f"exit code {code}" if code > 0 else f"signal {-code} ({signal.strsignal(-code)})"
@@ -184,9 +199,12 @@ def failure(what: str, code: int, problem: re.Match[str] | None, where: str) -> 
 
 
 def last_problem(output: str) -> re.Match[str] | None:
-    """Match of the last line that reports an error, its message in group 1; None if there is none."""
+    """Match of the last line that reports an error, its message in group 1; None if there is
+    none."""
     lines = reversed(output.splitlines())
-    return next(filter(None, (_USER_ERROR.match(line) or _EXCEPTION.match(line) for line in lines)), None)
+    return next(
+        filter(None, (_USER_ERROR.match(line) or _EXCEPTION.match(line) for line in lines)), None
+    )
 
 
 def _stop(process: subprocess.Popen | Fork) -> None:

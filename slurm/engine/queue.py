@@ -25,12 +25,19 @@ MOVING = ("waiting", "queued", "requeued", "running")
 BAD = ("failed", "cancelled", "lost", "never submitted", "stopped")
 """States that a job does not leave by itself, the most telling first."""
 _CHILD_LOGS = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
-_BY_SLURM = re.compile(r"^(?:srun|slurmstepd\S*|\S*slurm_script): (?:error: |fatal: )?(.+)", re.MULTILINE)
-"""Lines that report the failure of a task, but its cause only if none of its processes says more."""
-_CONSEQUENCE = re.compile(r"Exited with|Terminat|Killed|\*\*\*|Job step aborted")  # of a failure elsewhere
+_BY_SLURM = re.compile(
+    r"^(?:srun|slurmstepd\S*|\S*slurm_script): (?:error: |fatal: )?(.+)", re.MULTILINE
+)
+"""Lines that report the failure of a task, but its cause only if none of its processes says
+more."""
+_CONSEQUENCE = re.compile(
+    r"Exited with|Terminat|Killed|\*\*\*|Job step aborted"
+)  # of a failure elsewhere
 _PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
 _Text = Annotated[str, msgspec.Meta(pattern=_PRINTABLE)]
-_JobId = Annotated[str, msgspec.Meta(pattern=r"\A\d+(_\d+)?\Z")]  # would else be an option of scancel
+_JobId = Annotated[
+    str, msgspec.Meta(pattern=r"\A\d+(_\d+)?\Z")
+]  # would else be an option of scancel
 
 
 class SubmittedJob(msgspec.Struct, kw_only=True, eq=False):
@@ -79,13 +86,15 @@ class JobStatus:
 
 
 def find(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Run directories at or below `places`, also along links, without duplicates. Raises UserError if a place
-    has none."""
+    """Run directories at or below `places`, also along links, without duplicates. Raises UserError
+    if a place has none."""
     runs: dict[Path, Path] = {}
     for place in map(Path, places):
         if not place.is_dir():
             raise UserError(f"{place} is not a folder: give run directories, or folders of runs")
-        below = [Path(folder) for folder, _, files in walk(place) if {JOBS, "run.json"} & set(files)]
+        below = [
+            Path(folder) for folder, _, files in walk(place) if {JOBS, "run.json"} & set(files)
+        ]
         if not below:
             raise UserError(f"no runs in {place}: no folder in it has a jobs.json or a run.json")
         # The jobs of a sweep stand for its runs, which are folders below it.
@@ -96,7 +105,8 @@ def find(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def is_there(marker: Path) -> bool:
-    """Whether a marker exists. It is listed, not tested: NFS caches for up to a minute that it does not."""
+    """Whether a marker exists. It is listed, not tested: NFS caches for up to a minute that it does
+    not."""
     try:
         return marker.name in os.listdir(marker.parent)
     except OSError:
@@ -118,27 +128,31 @@ def read_jobs(run: Path) -> list[SubmittedJob]:
 
     file = run / JOBS
     try:
-        content = msgspec.json.decode(read_file(file), type=dict[str, list[SubmittedJob]], dec_hook=path_in)
+        content = msgspec.json.decode(
+            read_file(file), type=dict[str, list[SubmittedJob]], dec_hook=path_in
+        )
         jobs = content["jobs"]
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{run} was not launched on a cluster: it has no jobs.json") from None
     except (msgspec.DecodeError, KeyError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise UserError(f"{file} is damaged ({problem}): rerun the launch command to rewrite it") from None
+        raise UserError(
+            f"{file} is damaged ({problem}): rerun the launch command to rewrite it"
+        ) from None
     for job in jobs:
         job.run = run
     return jobs
 
 
 def live_jobs(runs: Sequence[Path]) -> list[SubmittedJob]:
-    """Incomplete jobs of `runs` that SLURM has queued or running. Raises UserError and NoAnswer as `ask`
-    does."""
+    """Incomplete jobs of `runs` that SLURM has queued or running. Raises UserError and NoAnswer as
+    `ask` does."""
     return _live(runs)[0]
 
 
 def strangers(runs: Sequence[Path]) -> dict[str, JobState]:
-    """Jobs in the queue, by id, that jobs.json of a run names and that are not of the run: the file comes
-    from elsewhere, or SLURM has given an id again."""
+    """Jobs in the queue, by id, that jobs.json of a run names and that are not of the run: the file
+    comes from elsewhere, or SLURM has given an id again."""
     return _live(runs)[1]
 
 
@@ -169,7 +183,8 @@ def _is_of_run(state: JobState, run: Path) -> bool:
 
 
 def look(runs: Sequence[Path]) -> list[JobStatus]:
-    """Status of all jobs, in the order of jobs.json. Raises UserError and NoAnswer as `ask` does."""
+    """Status of all jobs, in the order of jobs.json. Raises UserError and NoAnswer as `ask`
+    does."""
     jobs = [job for run in runs for job in read_jobs(run)]
     states = ask([job.job_id for job in jobs if job.job_id and not job.done])
     seen: dict[Path, JobStatus] = {}
@@ -183,7 +198,8 @@ def look(runs: Sequence[Path]) -> list[JobStatus]:
 def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterator[list[JobStatus]]:
     """Yield `look(runs)` every `seconds` until all are done or none is moving.
 
-    Retries while SLURM does not answer; without `patient`, a first look without an answer raises NoAnswer.
+    Retries while SLURM does not answer; without `patient`, a first look without an answer raises
+    NoAnswer.
     """
     still = silent = False
     while True:
@@ -206,7 +222,8 @@ def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterat
 
 
 def wait(runs: Sequence[Path], seconds: float = 5.0) -> list[JobStatus]:
-    """Wait until all jobs are done or none is moving, printing changes; return those in a state of BAD."""
+    """Wait until all jobs are done or none is moving, printing changes; return those in a state of
+    BAD."""
     before: dict[Path, JobStatus] = {}
     seen: list[JobStatus] = []
     for seen in watch(runs, seconds):
@@ -214,7 +231,11 @@ def wait(runs: Sequence[Path], seconds: float = 5.0) -> list[JobStatus]:
             say(f"jobs: {count(seen)}")
         for status in seen:
             last = before.get(status.job.marker)
-            if status.held if last is None else (status.state, status.held) != (last.state, last.held):
+            if (
+                status.held
+                if last is None
+                else (status.state, status.held) != (last.state, last.held)
+            ):
                 say(str(status))
             before[status.job.marker] = status
     return [status for status in seen if status.state in BAD]
@@ -238,7 +259,8 @@ def tail(log: Path) -> str:
 
 
 def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]) -> JobStatus:
-    """Status from the marker, SLURM's `state` (None: unknown to SLURM) and the status of the needed jobs."""
+    """Status from the marker, SLURM's `state` (None: unknown to SLURM) and the status of the needed
+    jobs."""
     if job.done:
         return JobStatus(job, "done", state.node if state else "")
     if job.job_id is None:
@@ -250,26 +272,34 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
         if state.word not in ("FAILED", "COMPLETED"):
             return JobStatus(job, "failed", state.node, f"SLURM says {state.word}", job.log)
         why, log = _last_error(job)
-        return JobStatus(job, "failed", state.node, why or f"its job ended without {job.marker.name}", log)
+        return JobStatus(
+            job, "failed", state.node, why or f"its job ended without {job.marker.name}", log
+        )
     if roots := [need.root or need for need in needs if need.state in BAD]:
-        root = min(roots, key=lambda status: BAD.index(status.state))  # a failure before a cancellation
+        root = min(
+            roots, key=lambda status: BAD.index(status.state)
+        )  # a failure before a cancellation
         return JobStatus(job, "cancelled", why=f"needs {root.job.name} ({root.state})", root=root)
     if state is None:
         why, log = _last_error(job)
-        return JobStatus(job, "lost", "", "; ".join(filter(None, ("no longer known to SLURM", why))), log)
+        return JobStatus(
+            job, "lost", "", "; ".join(filter(None, ("no longer known to SLURM", why))), log
+        )
     if not state.live:
         return JobStatus(job, "cancelled", state.node)
     if ahead := next((need.job.name for need in needs if need.state != "done"), None):
         return JobStatus(job, "waiting", why=f"needs {ahead}")
     held = "held" in state.reason.lower()  # such as JobHeldUser, or: launch failed requeued held
-    why = f"{state.reason}: release it with: scontrol release {job.job_id}" if held else state.reason
+    why = (
+        f"{state.reason}: release it with: scontrol release {job.job_id}" if held else state.reason
+    )
     return JobStatus(job, "requeued" if state.restarts else "queued", why=why, held=held)
 
 
 def _last_error(job: SubmittedJob) -> tuple[str, Path | None]:
     """The last error in a job's logs, and its log."""
-    # Those of its processes first: `own_log` also has errors of earlier attempts. SLURM ends the first
-    # process when another one fails, which alone says why.
+    # Those of its processes first: `own_log` also has errors of earlier attempts. SLURM ends the
+    # first process when another one fails, which alone says why.
     others = sorted(job.log.parent.glob(f"{job.job_id}_*_log.out")) if job.log else []
     for log in filter(None, (job.log, *others, job.own_log)):
         lines = [line for line in tail(log).splitlines() if not _BY_SLURM.match(line)]

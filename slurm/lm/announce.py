@@ -19,16 +19,20 @@ _VOCABULARY = 50_260  # the paper's
 _GB = 1e9
 
 
-def announce(plans: Sequence[Plan], machine: Machine, options: argparse.Namespace) -> list[Estimate]:
+def announce(
+    plans: Sequence[Plan], machine: Machine, options: argparse.Namespace
+) -> list[Estimate]:
     """Print the cost of all runs, the programs of others that they start, and with --verbose their
     commands; return the cost. Writes nothing.
 
-    Raises UserError if a run does not fit `machine` (with --dry-run it only says so), or its directory was
-    trained with other settings.
+    Raises UserError if a run does not fit `machine` (with --dry-run it only says so), or its
+    directory was trained with other settings.
     """
     sizes = {plan.request.stream: vocabulary_size(plan.request.stream) for plan in plans}
     if options.megabatches and None in sizes.values():
-        say(f"assumed: {options.megabatches} mega-batches, and a dictionary of {_VOCABULARY:,} tokens")
+        say(
+            f"assumed: {options.megabatches} mega-batches, and a dictionary of {_VOCABULARY:,} tokens"
+        )
         sizes = {stream: size or _VOCABULARY for stream, size in sizes.items()}
     estimates = [estimate(plan, sizes[plan.request.stream], machine) for plan in plans]
     say(table(estimates))
@@ -67,7 +71,9 @@ def table(estimates: Sequence[Estimate]) -> str:
         tokens = _text(total(cost.tokens for cost in costs), 1e6, "M")
         return ["?" if updates is None else f"{updates:,}", tokens, _text(flops, 1e12)]
 
-    lines = [["run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs", "GB/process"]]
+    lines = [
+        ["run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs", "GB/process"]
+    ]
     for run in estimates:
         parameters, memory = _text(run.parameters, 1e6, "M"), _text(run.memory, _GB)
         lines.append([str(run.out), run.learner, run.experts, parameters, *work(run.costs), memory])
@@ -78,15 +84,22 @@ def table(estimates: Sequence[Estimate]) -> str:
 
 
 def check_fit(estimates: Sequence[Estimate]) -> None:
-    """Raise UserError if the rest of a run does not fit the memory of its machine, or its fp16 a CPU."""
+    """Raise UserError if the rest of a run does not fit the memory of its machine, or its fp16 a
+    CPU."""
     for run in estimates:
         left = [cost for cost in run.costs if not cost.result.exists()]
         if not left:
             continue
         cost = max(left, key=lambda cost: cost.memory or 0)
-        if cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"] and not cost.on_gpu:
+        if (
+            cost.settings["--fp16"]
+            and not cost.settings["--memory-efficient-fp16"]
+            and not cost.on_gpu
+        ):
             why = "this training runs on a CPU" if cost.machine.gpus else "this machine has none"
-            raise UserError(f"{run.out}: --fp16 needs a GPU, and {why}: `-- --fp16=false` turns it off")
+            raise UserError(
+                f"{run.out}: --fp16 needs a GPU, and {why}: `-- --fp16=false` turns it off"
+            )
         processes = 1 if cost.on_gpu else cost.processes  # which share a CPU's memory
         there = min(cost.machine.gpus) if cost.on_gpu else cost.machine.memory
         need = (cost.memory or 0) * processes
@@ -96,7 +109,9 @@ def check_fit(estimates: Sequence[Estimate]) -> None:
             needs = f"training needs about {need / _GB:,.1f} GB of memory{several}"
             flags = " or ".join(_memory_flags(cost))
             remedy = f"give a smaller --batch-size with a larger --update-freq, or {flags}"
-            raise UserError(f"{run.out}: {needs}, and {what} {there / _GB:,.1f} GB: {remedy}, after the `--`")
+            raise UserError(
+                f"{run.out}: {needs}, and {what} {there / _GB:,.1f} GB: {remedy}, after the `--`"
+            )
 
 
 def _memory_flags(cost: Cost) -> list[str]:

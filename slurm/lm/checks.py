@@ -15,9 +15,14 @@ from alma.stages import check_share
 from alma.stream import Stream, is_stream
 from slurm.engine import children
 from slurm.engine.terminal import say
-from slurm.lm.plan import CUT_FLAGS, ENCODER, Request
+from slurm.lm.plan import Request
+from slurm.lm.run_options import CUT_FLAGS, ENCODER
 
-_POSITIVE: tuple[str, ...] = ("--tokens-per-sample", "--required-batch-size-multiple", "--update-freq")
+_POSITIVE: tuple[str, ...] = (
+    "--tokens-per-sample",
+    "--required-batch-size-multiple",
+    "--update-freq",
+)
 _POSITIVE += ("--distributed-world-size", "--batch-size", "--max-tokens")
 _MOST_SEED = 2**31
 _OF_FAIRSEQ = ("schedule", "average", "update_multiplier", "context_window", "init")
@@ -36,7 +41,9 @@ def _problems(request: Request) -> Iterator[str]:
     specs, own, settings = text_learners(), request.learner_spec, request.settings
     for name in dict.fromkeys(name for spec in specs.values() for name in spec.options):
         if name not in own.options and getattr(request, name) is not None:
-            learners = " or ".join(learner for learner, spec in specs.items() if name in spec.options)
+            learners = " or ".join(
+                learner for learner, spec in specs.items() if name in spec.options
+            )
             yield f"{flag_of(name)} needs --learner {learners}, not {request.learner}: leave it out"
     parts = Stream.load(request.stream).held_out if is_stream(request.stream) else ()
     if request.cutoff and not ((request.init or request.trainer) and parts and parts[0].period):
@@ -51,7 +58,9 @@ def _problems(request: Request) -> Iterator[str]:
         yield f"--arch {arch}: {request.learner} needs experts: give --arch switch_gmoe"
     for flag in _POSITIVE:
         values = settings[flag] if isinstance(settings[flag], list) else [settings[flag]]
-        yield from (f"{flag} {value}: at least 1" for value in values if value is not None and value < 1)
+        yield from (
+            f"{flag} {value}: at least 1" for value in values if value is not None and value < 1
+        )
     if not 0 <= request.seed < _MOST_SEED:
         yield f"--seed {request.seed}: below {_MOST_SEED:,}; members add to it, and NumPy takes 32 bits"
     schedule = f"--schedule {request.schedule}"
@@ -70,14 +79,17 @@ def _problems(request: Request) -> Iterator[str]:
         yield "--update-multiplier multiplies --max-update: give --max-update after the `--`"
     if not request.average:
         return
-    for name in ("--keep-interval-updates",) if count else ("--store-ema", "--ema-decay", "--ema-poly"):
+    for name in (
+        ("--keep-interval-updates",) if count else ("--store-ema", "--ema-decay", "--ema-poly")
+    ):
         if name in request.flags:
             yield f"{name}: --average {request.average} sets it; leave it out"
     yield from _of_kept(request, updates)
 
 
 def check_kept(request: Request, updates: int) -> None:
-    """UserError: a stage of so many updates (0: unknown) saves too few checkpoints for --average last:K."""
+    """UserError: a stage of so many updates (0: unknown) saves too few checkpoints for --average
+    last:K."""
     for problem in _of_kept(request, updates):
         raise UserError(problem)
 
@@ -102,7 +114,10 @@ def _of_trainer(request: Request) -> Iterator[str]:
     learner = request.learner_spec
     if learner.joint or learner.switch or learner.growth:
         yield f"--learner {request.learner} needs models of fairseq: give sm, ens or gens with --trainer"
-    for flag in (*(flag_of(name) for name in _OF_FAIRSEQ if name in changed(request)), *request.flags):
+    for flag in (
+        *(flag_of(name) for name in _OF_FAIRSEQ if name in changed(request)),
+        *request.flags,
+    ):
         yield f"{flag} is for the training of fairseq: leave it out, a trainer takes its flags in COMMAND"
     try:
         words = shlex.split(request.trainer)
@@ -114,7 +129,8 @@ def _of_trainer(request: Request) -> Iterator[str]:
 
 
 def megabatch_sizes(request: Request) -> list[int]:
-    """Tokens of each mega-batch: from stream.json, or as flags cut a fairseq-preprocess directory."""
+    """Tokens of each mega-batch: from stream.json, or as flags cut a fairseq-preprocess
+    directory."""
     if request.trainer or is_stream(request.stream):
         stream = Stream.load(request.stream)
         if not (request.trainer or stream.files):

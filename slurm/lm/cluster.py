@@ -19,7 +19,8 @@ from slurm.lm.stage import in_submission_order, jobs_of
 
 
 def launch_on_slurm(plans: Sequence[Plan], wanted: Resources, wait: bool) -> None:
-    """Submit all jobs that are neither complete nor queued; with `wait` raise StageFailed if one fails."""
+    """Submit all jobs that are neither complete nor queued; with `wait` raise StageFailed if one
+    fails."""
     folder = submission.log_folder(common_folder(plans))
     jobs = [job for plan in plans for job in jobs_of(plan)]
     outs = [plan.out for plan in plans]

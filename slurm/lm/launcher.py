@@ -1,4 +1,5 @@
-"""Launches language models: words -> requests -> checked -> placed -> plans -> shared -> announced -> run."""
+"""Launches language models: words -> requests -> checked -> placed -> plans -> shared -> announced
+-> run."""
 
 import argparse
 import os
@@ -35,12 +36,20 @@ def start(words: Sequence[str], options: argparse.Namespace) -> None:
     for request in requests:
         if not options.megabatches and not any(map(os.path.exists, request.stream.split(":"))):
             raise UserError(f"{request.stream}: no such directory; make a stream with `alma data`")
-    if jobs > 1:  # idle OpenMP threads spin: trainings that share cores would take many times longer
+    if (
+        jobs > 1
+    ):  # idle OpenMP threads spin: trainings that share cores would take many times longer
         threads = max(1, len(os.sched_getaffinity(0)) // jobs)
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before the first child, which reads it once
+        os.environ.setdefault(
+            "OMP_NUM_THREADS", str(threads)
+        )  # before the first child, which reads it once
     forks = options.cluster == "local" and not options.dry_run and not Machine.here().gpus
     forks = forks and not all(request.trainer for request in requests)
-    if on_slurm and wanted.nodes * wanted.tasks_per_node > 1 and any(one.trainer for one in requests):
+    if (
+        on_slurm
+        and wanted.nodes * wanted.tasks_per_node > 1
+        and any(one.trainer for one in requests)
+    ):
         raise UserError("--trainer: a job is one task of one node; start your processes in COMMAND")
     with children.preloaded(["fairseq_alma.preloaded"]) if forks else nullcontext():
         requests = resolved(requests, without_code=options.dry_run)
@@ -71,4 +80,7 @@ def start(words: Sequence[str], options: argparse.Namespace) -> None:
             launch_on_slurm(plans, wanted, options.wait)
         elif not options.dry_run:
             launch_here(plans, jobs)
-            print("compare runs with:", shlex.join(["alma", "report", *(str(plan.out) for plan in plans)]))
+            print(
+                "compare runs with:",
+                shlex.join(["alma", "report", *(str(plan.out) for plan in plans)]),
+            )

@@ -1,4 +1,5 @@
-"""Runs on this machine: stage after stage, or several jobs at a time; and the state of such a run."""
+"""Runs on this machine: stage after stage, or several jobs at a time; and the state of such a
+run."""
 
 import json
 import threading
@@ -32,8 +33,8 @@ LINE_SECONDS = 60  # between lines about one training
 def launch_here(plans: Sequence[Plan], jobs: int) -> None:
     """Run all plans on this machine, `jobs` jobs at a time, each with an equal share of the GPUs.
 
-    A failure ends everything if jobs are done one after the other. Of several at a time it stops its
-    dependents only, and the first error is raised once all others are done.
+    A failure ends everything if jobs are done one after the other. Of several at a time it stops
+    its dependents only, and the first error is raised once all others are done.
     """
     with ExitStack() as stack:
         for plan in plans:
@@ -50,7 +51,9 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
 
         def do(job: RunJob) -> None:
             began, complete = time.monotonic(), job.done
-            if isinstance(job, TrainJob):  # the checkpoints of an evaluated stage may have been deleted
+            if isinstance(
+                job, TrainJob
+            ):  # the checkpoints of an evaluated stage may have been deleted
                 complete = complete or (job.spec.directory / RESULT).exists()
             if not complete:
                 say(f"{job}: started")
@@ -65,7 +68,9 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
             if isinstance(job, TrainJob):
                 source = job.training.source
                 if job.training.updates:
-                    progress.count(job, job.training.updates, skipped=complete or source is not None)
+                    progress.count(
+                        job, job.training.updates, skipped=complete or source is not None
+                    )
                 how += f", shared with {source}" if source else ""
             else:
                 how += f", perplexity {read_measured(job.marker)['perplexity']:,.2f}"
@@ -102,7 +107,8 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
 
 
 class TrainingProgress(AbstractContextManager):
-    """Updates of all trainings: a bar on a terminal, else a line about each training once in LINE_SECONDS."""
+    """Updates of all trainings: a bar on a terminal, else a line about each training once in
+    LINE_SECONDS."""
 
     def __init__(self, jobs: Sequence[RunJob]) -> None:
         sizes = [job.training.updates for job in jobs if isinstance(job, TrainJob)]
@@ -110,9 +116,11 @@ class TrainingProgress(AbstractContextManager):
         self.updates: dict[Path, int] = {}  # of each training
         self.skipped = 0  # updates of an earlier launch, which took no time in this one
         self.began = time.monotonic()
-        # smoothing=0: the average speed, with start-ups and evaluations, predicts the end of all trainings;
-        # disable=None: off without a terminal
-        self.bar = tqdm(total=self.total, unit="update", dynamic_ncols=True, smoothing=0, disable=None)
+        # smoothing=0: the average speed, with start-ups and evaluations, predicts the end of all
+        # trainings; disable=None: off without a terminal
+        self.bar = tqdm(
+            total=self.total, unit="update", dynamic_ncols=True, smoothing=0, disable=None
+        )
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
@@ -137,15 +145,23 @@ class TrainingProgress(AbstractContextManager):
             try:
                 stats = json.loads(line.partition(" | train_inner | ")[2])
                 updates = int(stats["num_updates"]) - job.training.earlier
-            except (ValueError, KeyError, TypeError):  # another line, or mixed lines of several processes
+            except (
+                ValueError,
+                KeyError,
+                TypeError,
+            ):  # another line, or mixed lines of several processes
                 return
             self.count(job, updates, skipped=first)
             first = False
-            shown = ", ".join(f"{name} {stats[name]}" for name in ("loss", "ppl", "wps") if name in stats)
+            shown = ", ".join(
+                f"{name} {stats[name]}" for name in ("loss", "ppl", "wps") if name in stats
+            )
             self.bar.set_postfix_str(shown, refresh=False)
             if self.bar.disable and time.monotonic() - spoke > LINE_SECONDS:
                 spoke = time.monotonic()
-                say(f"{job}: {updates} of {job.training.updates or '?'} updates, {shown}{self.left}")
+                say(
+                    f"{job}: {updates} of {job.training.updates or '?'} updates, {shown}{self.left}"
+                )
 
         return read
 
@@ -174,7 +190,9 @@ def state_of(directory: Path) -> JobStatus:
     schedule = stages(end, run.config["waiting_time"], run.config["replay"])
     count = min(run.info.get("stages") or len(schedule), len(schedule))
     if rows and t >= schedule[count - 1].last:
-        return JobStatus(job, "done", why="" if t == end else f"{count} of {len(schedule)} stages requested")
+        return JobStatus(
+            job, "done", why="" if t == end else f"{count} of {len(schedule)} stages requested"
+        )
     for log in logs:
         if log.with_name(_MARKERS[log.name]).exists():
             continue

@@ -12,8 +12,20 @@ from alma.protocol import ANYTIME, TEXT_PRESETS
 from slurm.engine import resources
 from slurm.lm.plan import Request
 
-_MAIN_FLAGS: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
-_MAIN_FLAGS += ("--tokens-per-sample", "--max-tokens", "--batch-size", "--update-freq", "--max-update")
+_MAIN_FLAGS: tuple[str, ...] = (
+    "--arch",
+    "--optimizer",
+    "--lr",
+    "--lr-scheduler",
+    "--warmup-updates",
+)
+_MAIN_FLAGS += (
+    "--tokens-per-sample",
+    "--max-tokens",
+    "--batch-size",
+    "--update-freq",
+    "--max-update",
+)
 _MAIN_FLAGS += ("--max-epoch", "--distributed-world-size")  # flags of fairseq-train in hints
 _EXAMPLES = """\
 examples:
@@ -22,7 +34,8 @@ examples:
   alma train stream --learner gmoe --grow-experts 2,2,4 --out runs/gmoe
   # a small model for a CPU; the flags after -- are those of fairseq-train
   alma train stream --learner sm --out runs/tiny -- --arch switch_gmoe_tiny --max-update 400
-  # the settings that this project recommends: one schedule, averaged weights, old data in every stage
+  # the settings that this project recommends: one schedule, averaged weights, old data in every
+  # stage
   alma train stream --learner sm --preset anytime --out runs/anytime
   # two learners at three learning rates, each of the six runs in a folder of its own
   alma train experiments/tune.yaml runs=lr --stream stream learner=sm,gmoe lr=5e-4,1e-3,2e-3
@@ -64,14 +77,20 @@ def parser() -> Parser:
     kinds = "; ".join(f"{name}: {spec.help}" for name, spec in specs.items())
     changes: dict[str, dict] = {"learner": {"choices": specs, "metavar": None, "help": kinds}}
     changes["members"] = {"help": f"{options['members'].metadata['help']} (default: {counts})"}
-    group = made.add_argument_group("learner", "What is trained in each stage, and on which mega-batches.")
+    group = made.add_argument_group(
+        "learner", "What is trained in each stage, and on which mega-batches."
+    )
     add_options(group, options.values(), Request, changes=changes)
     words = " ".join(f"{flag_of(name)} {value}" for name, value in ANYTIME.items())
     preset = f"options that are not given; anytime: {words}, as far as the learner has them (default: paper)"
     group.add_argument("--preset", choices=TEXT_PRESETS, help=preset)
-    group.add_argument("--seeds", type=number_list, metavar="LIST", help=f"{SEEDS}, in RUN_s0 and so on")
+    group.add_argument(
+        "--seeds", type=number_list, metavar="LIST", help=f"{SEEDS}, in RUN_s0 and so on"
+    )
     growing = ", ".join(name for name, spec in specs.items() if spec.growth)
-    group = made.add_argument_group("growth", f"How experts are added between stages; for {growing}.")
+    group = made.add_argument_group(
+        "growth", f"How experts are added between stages; for {growing}."
+    )
     add_options(group, growth)
     group = made.add_argument_group("where to run")
     resources.add_cluster(group, "local", "slurm")
@@ -90,4 +109,6 @@ def parser() -> Parser:
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parse the options before the first `--`; the last of repeated options counts."""
-    return parser().parse_intermixed_args(list(itertools.takewhile(lambda word: word != "--", words)))
+    return parser().parse_intermixed_args(
+        list(itertools.takewhile(lambda word: word != "--", words))
+    )

@@ -1,4 +1,5 @@
-"""The run directory of a plan: its config, its rows from what each stage measured, and their table."""
+"""The run directory of a plan: its config, its rows from what each stage measured, and their
+table."""
 
 import contextlib
 import hashlib
@@ -16,7 +17,8 @@ from alma.schema import AMOUNT, NATURAL, NUMBER, parse_json, require
 from alma.stages import Stage, check_growth
 from alma.stream import FileInfo, Stream, is_stream
 from alma.tables import as_text
-from slurm.lm.plan import Plan, StageSpec
+from slurm.lm.plan import Plan
+from slurm.lm.planned import StageSpec
 
 UNTRAINED, RESULT = "untrained.json", "result.json"
 """Measurements of the untrained model, in the run's directory, and of a stage, in the stage's."""
@@ -32,7 +34,11 @@ class _Costs(TypedDict):  # of a training
     validation_flops: AMOUNT
 
 
-_KINDS: dict[str, Any] = {"perplexity": AMOUNT, "parameters": NATURAL, "eval_flops_per_example": AMOUNT}
+_KINDS: dict[str, Any] = {
+    "perplexity": AMOUNT,
+    "parameters": NATURAL,
+    "eval_flops_per_example": AMOUNT,
+}
 _KINDS |= {"expert_count": NATURAL | None, "training": list[_Costs]}
 
 
@@ -47,13 +53,16 @@ def identity(stream: str) -> dict[str, Any]:
 
 
 def _digest(files: Mapping[str, FileInfo]) -> str:
-    return hashlib.sha256("".join(files[name].sha256 for name in sorted(files)).encode()).hexdigest()
+    return hashlib.sha256(
+        "".join(files[name].sha256 for name in sorted(files)).encode()
+    ).hexdigest()
 
 
 def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The run's config, and those of its keys that may grow with the stream.
 
-    Raises UserError if the last stage of the existing run was cut short by the end of a shorter stream.
+    Raises UserError if the last stage of the existing run was cut short by the end of a shorter
+    stream.
     """
     waiting_time = plan.config["waiting_time"]
     config = plan.config | identity(plan.request.stream)
@@ -62,12 +71,17 @@ def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
         trained = (plan.out / f"stage_{(before - 1) // waiting_time:02d}").exists()
         if before < plan.config["megabatches"] and waiting_time <= before and trained:
             check_growth(plan.out, before, plan.config["megabatches"], waiting_time)
-    growing = ("megabatches", "megabatch_sha256", "grow_experts") if is_stream(plan.request.stream) else ()
+    growing = (
+        ("megabatches", "megabatch_sha256", "grow_experts")
+        if is_stream(plan.request.stream)
+        else ()
+    )
     return config, growing
 
 
 def open_run(plan: Plan) -> Run:
-    """Create or resume the run directory. Raises UserError if it was trained with other settings."""
+    """Create or resume the run directory. Raises UserError if it was trained with other
+    settings."""
     config, growing = run_config(plan)
     run = Run.open(plan.out, config, plan.seeds, growing, untrained=[UNTRAINED])
     # Stages as requested, which may be fewer than the stream has.
@@ -92,8 +106,12 @@ def _measured(plan: Plan, spec: StageSpec | None) -> Measured:
         return measured_fields(read_measured(plan.out / UNTRAINED, 0), [], plan.request.cutoff)
     trained = [training.directory for training in spec.trainings]
     new = [directory in trained for directory in spec.models]
-    fields = measured_fields(read_measured(spec.directory / RESULT, len(new)), new, plan.request.cutoff)
-    markers = [read_marker(directory / TRAINED) for directory in trained if (directory / TRAINED).exists()]
+    fields = measured_fields(
+        read_measured(spec.directory / RESULT, len(new)), new, plan.request.cutoff
+    )
+    markers = [
+        read_marker(directory / TRAINED) for directory in trained if (directory / TRAINED).exists()
+    ]
     if sources := [marker["shared_with"] for marker in markers if "shared_with" in marker]:
         fields["extra"]["shared_with"] = sources
     if (scores := spec.directory / SCORES).exists():
@@ -109,7 +127,8 @@ def waiting_fields(row: Mapping[str, Any]) -> Measured:
 
 
 def read_measured(path: Path, trainings: int | None = None) -> dict[str, Any]:
-    """Read untrained.json or result.json. UserError: damaged, or not of as many `trainings`, if given."""
+    """Read untrained.json or result.json. UserError: damaged, or not of as many `trainings`, if
+    given."""
     record = read_record(path, _KINDS, _KINDS)
     count = len(record["training"])
     if trainings is not None and count != trainings:
@@ -119,7 +138,8 @@ def read_measured(path: Path, trainings: int | None = None) -> dict[str, Any]:
 
 
 def read_scores(text: bytes, where: Path) -> dict[str, float]:
-    """The numbers that --evaluate printed in a line, or that `where` has. UserError: they are none."""
+    """The numbers that --evaluate printed in a line, or that `where` has. UserError: they are
+    none."""
     with contextlib.suppress(ValueError):
         scores = parse_json(text)
         if isinstance(scores, dict) and scores:
@@ -129,12 +149,16 @@ def read_scores(text: bytes, where: Path) -> dict[str, float]:
     raise UserError(f"{where}: {what}: repair the program of --evaluate, and rerun the command")
 
 
-def measured_fields(measured: Mapping[str, Any], new: Sequence[bool], cutoff: str | None = None) -> Measured:
+def measured_fields(
+    measured: Mapping[str, Any], new: Sequence[bool], cutoff: str | None = None
+) -> Measured:
     """The fields of a row; `new`: for each deployed model, whether this stage trained it."""
     trainings = [each for each, counts in zip(measured["training"], new, strict=True) if counts]
     extra = {key: value for key, value in measured.items() if key not in (*_KINDS, "experts")}
     if cutoff:
-        extra["matrix_seen"] = sum(begins(each)[: len(cutoff)] <= cutoff for each in extra["matrix_periods"])
+        extra["matrix_seen"] = sum(
+            begins(each)[: len(cutoff)] <= cutoff for each in extra["matrix_periods"]
+        )
     if measured["expert_count"]:
         extra |= {"experts": measured["expert_count"], "expert_layers": measured["experts"]}
     if trainings:
@@ -160,7 +184,16 @@ def summary(run: Run) -> str:
     for row in run.rows:
         extra, members = row["extra"], row["extra"].get("members", 1)
         experts = str(extra.get("experts", "-")) + (f"@{members}" if members > 1 else "")
-        cells = [row["t"], "-" if row["stage"] is None else row["stage"], experts, f"{row['parameters']:,}"]
-        cells += [f"{row['value']:,.2f}", f"{row['train_flops'] / 1e12:,.2f}", f"{row['seconds']:,.0f}"]
+        cells = [
+            row["t"],
+            "-" if row["stage"] is None else row["stage"],
+            experts,
+            f"{row['parameters']:,}",
+        ]
+        cells += [
+            f"{row['value']:,.2f}",
+            f"{row['train_flops'] / 1e12:,.2f}",
+            f"{row['seconds']:,.0f}",
+        ]
         lines.append(list(map(str, cells)))
     return as_text(lines)

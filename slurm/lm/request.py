@@ -18,7 +18,8 @@ from slurm.engine import children
 from slurm.engine.resources import Resources
 from slurm.engine.terminal import say
 from slurm.lm.options import parse, parser
-from slurm.lm.plan import Flags, FlagValues, Request
+from slurm.lm.plan import Request
+from slurm.lm.run_options import Flags, FlagValues
 
 USER_DIR = "--user-dir"  # a folder of Python that fairseq imports
 _EVERY_STAGE = "leave it out, the launcher sets it for every stage"
@@ -35,7 +36,8 @@ _OF_THE_MACHINE |= set(map(flag_of, options_of(Resources)))
 
 
 def read_requests(words: Sequence[str], options: argparse.Namespace | None = None) -> list[Request]:
-    """Read a command line: options up to the first `--` (`options`: parsed), then flags of fairseq-train."""
+    """Read a command line: options up to the first `--` (`options`: parsed), then flags of
+    fairseq-train."""
     options = options or parse(words)
     flags = read_flags(list(itertools.dropwhile(lambda word: word != "--", words))[1:])
     options.what, overrides = read_overrides(options.what)
@@ -47,24 +49,36 @@ def read_requests(words: Sequence[str], options: argparse.Namespace | None = Non
             raise UserError(f"{key}=: {what}: use --{key}, or a flag of fairseq-train after `--`")
         return _requests(options, flags)
     if len(experiments) < len(options.what):
-        raise UserError("give a stream, or experiments (.yaml) with their stream as --stream, not both")
+        raise UserError(
+            "give a stream, or experiments (.yaml) with their stream as --stream, not both"
+        )
     named = {*flags, *(word.partition("=")[0] for word in words)}
     known = [name.replace("_", "-") for name in vars(options)]
     requests: dict[Path, Request] = {}
     for file in experiments:
         for swept, folder, run_words, run_flags in read_experiment(file, options.size, overrides):
-            names, own_flags = ({word.partition("=")[0] for word in own} for own in (run_words, run_flags))
+            names, own_flags = (
+                {word.partition("=")[0] for word in own} for own in (run_words, run_flags)
+            )
             if machine := sorted(_OF_THE_MACHINE & names):
                 say_where = f"{machine[0]} says where to run: give {machine[0]} on the command line"
                 raise UserError(f"{file}: {say_where}")
             for key in swept:
                 if f"--{key}" in named:
-                    raise UserError(f"{file}: {key} is a list: give {key}=VALUE in place of --{key}")
+                    raise UserError(
+                        f"{file}: {key} is a list: give {key}=VALUE in place of --{key}"
+                    )
             for key in overrides:
                 if f"--{key}" in names and key not in known:
                     near = closest(key, [*known, *(name[2:] for name in own_flags)])
-                    hint = f"did you mean {near}?" if near else "give other flags of fairseq-train after `--`"
-                    raise UserError(f"{key}=: neither an option nor a flag that the experiment sets; {hint}")
+                    hint = (
+                        f"did you mean {near}?"
+                        if near
+                        else "give other flags of fairseq-train after `--`"
+                    )
+                    raise UserError(
+                        f"{key}=: neither an option nor a flag that the experiment sets; {hint}"
+                    )
             try:
                 merged = parse([*run_words, *words])
                 merged.what = [merged.stream]
@@ -79,7 +93,8 @@ def read_requests(words: Sequence[str], options: argparse.Namespace | None = Non
 
 
 def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> list[Request]:
-    """One request, or with --seeds one for each seed; `folder`: of a combination of a sweep, in --out.
+    """One request, or with --seeds one for each seed; `folder`: of a combination of a sweep, in
+    --out.
 
     Raises UserError for a missing option, one that only experiments have, or a run in a run.
     """
@@ -91,7 +106,9 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
     for name in ("learner", "out", *(["stream"] if stream is None else [])):
         if getattr(options, name) is None:
             if stream and not os.path.exists(stream.partition(":")[0]):
-                raise UserError(f"{stream}: no such stream; an experiment is a file, such as {stream}.yaml")
+                raise UserError(
+                    f"{stream}: no such stream; an experiment is a file, such as {stream}.yaml"
+                )
             raise UserError(f"give --{name}; see `{parser().prog} --help`")
     if options.seeds and options.seed is not None:
         raise UserError(f"--seed {options.seed} beside --seeds: give one of them")
@@ -104,14 +121,17 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
     chosen = of_preset(options.preset, given(Request, options))
     request = Request(**{**chosen, "stream": stream, "flags": flags, "out": out})
     seeds = options.seeds or []
-    requests = [replace(request, seed=seed, out=out.with_name(f"{out.name}_s{seed}")) for seed in seeds]
+    requests = [
+        replace(request, seed=seed, out=out.with_name(f"{out.name}_s{seed}")) for seed in seeds
+    ]
     for one in requests or [request]:
         check_nesting(options.out if folder else one.out, sweep=bool(folder))
     return requests or [request]
 
 
 def read_flags(words: Sequence[str]) -> Flags:
-    """Group words by flag. Raises UserError for a word before any flag, or a flag of the launcher."""
+    """Group words by flag. Raises UserError for a word before any flag, or a flag of the
+    launcher."""
     flags: dict[str, list[str]] = {}
     for word in words:
         if re.match(r"--?[A-Za-z]", word):
@@ -123,14 +143,17 @@ def read_flags(words: Sequence[str]) -> Flags:
         elif flags:
             flags[name].append(word)
         else:
-            raise UserError(f"{word!r}: after `--` come flags of fairseq-train, such as --max-update 400")
+            raise UserError(
+                f"{word!r}: after `--` come flags of fairseq-train, such as --max-update 400"
+            )
     return flags
 
 
 def resolve(lines: Sequence[Sequence[str]]) -> list[FlagValues]:
     """The flag values of each command line of fairseq-train; a command line starts with its data.
 
-    Imports fairseq once, in another process. Raises UserError if fairseq-train would refuse a command line.
+    Imports fairseq once, in another process. Raises UserError if fairseq-train would refuse a
+    command line.
     """
     say("checking the flags of fairseq-train")
     distinct = list(dict.fromkeys(map(tuple, lines)))
@@ -148,7 +171,10 @@ def resolved(requests: Sequence[Request], without_code: bool = False) -> list[Re
     by_fairseq = [request for request in requests if not request.trainer]
     lines = []
     for request in by_fairseq:
-        of_options = (*("--schedule", request.schedule), *request.average_words)  # which set other defaults
+        of_options = (
+            *("--schedule", request.schedule),
+            *request.average_words,
+        )  # which set other defaults
         if request.init:  # the model's architecture is the default
             arch = ("--arch", "switch_gmoe") * request.learner_spec.switch
             of_options = (*of_options, *arch, *flag_words("--init", request.init))
@@ -167,16 +193,23 @@ def resolved(requests: Sequence[Request], without_code: bool = False) -> list[Re
     found = []
     for request in requests:
         settings = next(known) if not request.trainer else _without_flags(request)
-        if "--distributed-world-size" not in request.flags:  # the default is this machine's number of GPUs
+        if (
+            "--distributed-world-size" not in request.flags
+        ):  # the default is this machine's number of GPUs
             settings = {**settings, "--distributed-world-size": None}
         found.append(replace(request, settings=settings))
     return found
 
 
 def _without_flags(request: Request) -> FlagValues:
-    """The settings of a training that has no flags of fairseq-train: only the number of updates is known."""
+    """The settings of a training that has no flags of fairseq-train: only the number of updates is
+    known."""
     kind, _, amount = (request.budget or "").partition("=")
     names = ("--cpu", "--fp16", "--batch-size", "--max-tokens")
-    ones = dict.fromkeys(("--tokens-per-sample", "--required-batch-size-multiple", "--num-workers"), 1)
+    ones = dict.fromkeys(
+        ("--tokens-per-sample", "--required-batch-size-multiple", "--num-workers"), 1
+    )
     updates = int(amount) if kind == "updates" else 0
-    return dict.fromkeys(names) | ones | {"--arch": "", "--max-update": updates, "--update-freq": [1]}
+    return (
+        dict.fromkeys(names) | ones | {"--arch": "", "--max-update": updates, "--update-freq": [1]}
+    )

@@ -1,7 +1,7 @@
 """Trainings that runs of one launch have in common: one run trains, the others take over its files.
 
-Two trainings are the same if their commands agree in all but the folder, and so do those whose models they
-continue: sm is the first member of ens, and gmoe's first stage is sm's.
+Two trainings are the same if their commands agree in all but the folder, and so do those whose
+models they continue: sm is the first member of ens, and gmoe's first stage is sm's.
 """
 
 import os
@@ -13,17 +13,22 @@ from pathlib import Path
 from alma.errors import UserError
 from alma.files import make_directory, write_json_atomic
 from alma.markers import read_marker
-from slurm.lm.plan import FOREIGN, Plan
+from slurm.lm.plan import Plan
+from slurm.lm.planned import FOREIGN
 from slurm.lm.record import TRAINED
 
-_BEGUN = ("checkpoint_last.pt", FOREIGN["train"])  # of a training that has begun, one of these exists
+_BEGUN = (
+    "checkpoint_last.pt",
+    FOREIGN["train"],
+)  # of a training that has begun, one of these exists
 
 
 def share(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans, in which each training that equals another one has that one's directory as `source`.
+    """The plans, in which each training that equals another one has that one's directory as
+    `source`.
 
-    The source is a complete training if there is one, else the first. A training with a checkpoint of its own
-    has no source and goes on by itself.
+    The source is a complete training if there is one, else the first. A training with a checkpoint
+    of its own has no source and goes on by itself.
     """
     numbers: dict[Path, int] = {}  # of the group of a training
     groups: dict[tuple[object, ...], list[Path]] = {}
@@ -50,7 +55,8 @@ def share(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def take_over(source: Path, directory: Path) -> None:
-    """Link the checkpoints of the complete training in `source` into `directory`, then write its marker.
+    """Link the checkpoints of the complete training in `source` into `directory`, then write its
+    marker.
 
     Copies where links are impossible. UserError: the training in `source` is not complete.
     """

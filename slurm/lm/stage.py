@@ -1,7 +1,7 @@
 """The jobs of a run: evaluate the untrained model, train each model of a stage, evaluate the stage.
 
-untrained.json, trained.json and result.json are written whole and last. Before that, a restarted training
-resumes from its last checkpoint.
+untrained.json, trained.json and result.json are written whole and last. Before that, a restarted
+training resumes from its last checkpoint.
 """
 
 import os
@@ -23,11 +23,14 @@ from slurm.engine import children
 from slurm.engine.children import Environment, Watch
 from slurm.engine.jobs import Job
 from slurm.lm import trainer
-from slurm.lm.plan import Plan, StageSpec, Training
+from slurm.lm.plan import Plan
+from slurm.lm.planned import StageSpec, Training
 from slurm.lm.record import RESULT, SCORES, TRAINED, UNTRAINED, collect, read_scores
 from slurm.lm.sharing import take_over
 
-RENDEZVOUS = ".rendezvous.json"  # file in the folder of a training by which its processes find each other
+RENDEZVOUS = (
+    ".rendezvous.json"  # file in the folder of a training by which its processes find each other
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +45,14 @@ class RunJob(Job):
         return self.plan.stages[self.index]
 
     def model_of(self, directory: Path) -> Path:
-        """The checkpoint that the training in `directory` chose at its end. UserError: it is missing."""
+        """The checkpoint that the training in `directory` chose at its end. UserError: it is
+        missing."""
         marker = directory / TRAINED
         model = directory / read_marker(marker)["checkpoint"] if marker.exists() else marker
         if not model.exists():
-            remedy = f"restore it, or delete {directory} and rerun the command to train that stage again"
+            remedy = (
+                f"restore it, or delete {directory} and rerun the command to train that stage again"
+            )
             raise UserError(f"{model}: missing, and a later job needs this training: {remedy}")
         return model
 
@@ -72,9 +78,11 @@ class TrainJob(RunJob):
         arguments: Sequence[str] | None = None,
         log: str = "train.log",
     ) -> None:
-        """Train to the end, or take over the same training of another run; `arguments` extend the command.
+        """Train to the end, or take over the same training of another run; `arguments` extend the
+        command.
 
-        Each process of a distributed training has its own `log`; that of train.log writes the marker.
+        Each process of a distributed training has its own `log`; that of train.log writes the
+        marker.
         """
         if self.done:
             return
@@ -85,7 +93,11 @@ class TrainJob(RunJob):
         if self.training.trainer:
             start = self.training.previous and self.model_of(self.training.previous)
             task = trainer.training_of(self.plan, self.spec, self.training, start)
-            words, output, what = self.training.command, self.directory / log, f"training of {self.name}"
+            words, output, what = (
+                self.training.command,
+                self.directory / log,
+                f"training of {self.name}",
+            )
             answer = trainer.answer(task, words, output, what, watch, environment)
             write_json_atomic(self.marker, trainer.marker(task, answer))
             return
@@ -97,8 +109,12 @@ class TrainJob(RunJob):
         children.run(command, self.directory / log, f"training of {self.name}", watch, environment)
         if log == "train.log":
             # The best by validation; a schedule over all stages goes on from the last.
-            best = (self.directory / "checkpoint_best.pt").exists() and not self.plan.request.one_schedule
-            write_json_atomic(self.marker, {"checkpoint": f"checkpoint_{'best' if best else 'last'}.pt"})
+            best = (
+                self.directory / "checkpoint_best.pt"
+            ).exists() and not self.plan.request.one_schedule
+            write_json_atomic(
+                self.marker, {"checkpoint": f"checkpoint_{'best' if best else 'last'}.pt"}
+            )
 
     def work(self) -> None:
         from submitit import JobEnvironment
@@ -111,13 +127,17 @@ class TrainJob(RunJob):
             self.do(arguments=arguments, log=f"train.rank{job.global_rank}.log")
             return
         make_directory(self.directory)
-        with patiently_locked(self.directory):  # a job that SLURM declared dead may still be running
+        with patiently_locked(
+            self.directory
+        ):  # a job that SLURM declared dead may still be running
             self.do(arguments=arguments)
 
     def _joined(self, tasks: int, task: int, attempt: str, host: str | None) -> list[str]:
-        """Flags with which the processes of all `tasks` find each other; see fairseq_alma.rendezvous.
+        """Flags with which the processes of all `tasks` find each other; see
+        fairseq_alma.rendezvous.
 
-        `attempt` tells this start from earlier ones; `host` is that of the first process, None: its node.
+        `attempt` tells this start from earlier ones; `host` is that of the first process, None: its
+        node.
         """
         if not (placement := self.plan.request.placement):
             return []
@@ -126,7 +146,12 @@ class TrainJob(RunJob):
         if placement.processes > 1:
             words = f"attempt={attempt}" + (f"&host={host}" if host else "")
             meeting = f"alma://{quote(str((self.directory / RENDEZVOUS).resolve()))}?{words}"
-            arguments += ["--distributed-init-method", meeting, "--distributed-rank", str(task * here)]
+            arguments += [
+                "--distributed-init-method",
+                meeting,
+                "--distributed-rank",
+                str(task * here),
+            ]
             if here == 1:  # fairseq starts no processes
                 arguments.append("--distributed-no-spawn")
         return arguments
@@ -142,7 +167,11 @@ class EvaluateJob(RunJob):
         if self.done:
             return
         models: list[Path] = []
-        command, log, what = self.plan.untrained, "untrained.log", "evaluation of the untrained model"
+        command, log, what = (
+            self.plan.untrained,
+            "untrained.log",
+            "evaluation of the untrained model",
+        )
         if self.kind == "evaluate":
             command, log, what = self.spec.evaluate, "eval.log", self.name
             models = [self.model_of(model) for model in self.spec.models]
@@ -167,8 +196,14 @@ class EvaluateJob(RunJob):
 def jobs_of(plan: Plan) -> list[RunJob]:
     """All jobs of a run in a possible order of execution."""
     out = plan.out
-    untrained: dict[str, Any] = {"name": "untrained", "kind": "untrained", "array": "alma-untrained"}
-    jobs: list[RunJob] = [EvaluateJob(plan=plan, run=out, directory=out, marker=out / UNTRAINED, **untrained)]
+    untrained: dict[str, Any] = {
+        "name": "untrained",
+        "kind": "untrained",
+        "array": "alma-untrained",
+    }
+    jobs: list[RunJob] = [
+        EvaluateJob(plan=plan, run=out, directory=out, marker=out / UNTRAINED, **untrained)
+    ]
     for index, spec in enumerate(plan.stages):
         shared: dict[str, Any] = {"plan": plan, "run": out, "index": index}
         count = len(spec.trainings)

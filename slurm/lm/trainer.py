@@ -16,13 +16,16 @@ from alma.stream import Part, Stream
 from alma.trainer import STAGE, TRAINED, Answer, StageTask, TextPart
 from slurm.engine import children
 from slurm.engine.children import Environment, Watch
-from slurm.lm.plan import Plan, StageSpec, Training
+from slurm.lm.plan import Plan
+from slurm.lm.planned import StageSpec, Training
 
 _SPECIALS = 4  # ids before those of dict.txt
 _OF_PATH = {"PYTHONSAFEPATH": ""}  # `python my_trainer.py` finds the modules beside it
 
 
-def training_of(plan: Plan, spec: StageSpec, training: Training, checkpoint: Path | None) -> StageTask:
+def training_of(
+    plan: Plan, spec: StageSpec, training: Training, checkpoint: Path | None
+) -> StageTask:
     """The task of a training, from `checkpoint`; None: from scratch. UserError: damaged files."""
     stream, share = Stream.load(plan.request.stream), plan.request.replay_share
     earlier = spec.stage.earlier if share else ()
@@ -37,7 +40,8 @@ def training_of(plan: Plan, spec: StageSpec, training: Training, checkpoint: Pat
 
 
 def evaluation_of(plan: Plan, spec: StageSpec | None, models: Sequence[Path]) -> StageTask:
-    """The task of an evaluation: of the `models` after a stage, or untrained. UserError: damaged files."""
+    """The task of an evaluation: of the `models` after a stage, or untrained. UserError: damaged
+    files."""
     stream, of = Stream.load(plan.request.stream), spec or plan.stages[0]
     own: dict[str, Any] = {"evaluate": [stream.test, *_valid(stream, of), *stream.held_out]}
     own["members"] = tuple(str(model.resolve()) for model in models)
@@ -78,9 +82,15 @@ def _text_part(stream: Stream, part: Part) -> TextPart:
 
 
 def answer(
-    task: StageTask, command: Sequence[str], log: Path, what: str, watch: Watch, environment: Environment
+    task: StageTask,
+    command: Sequence[str],
+    log: Path,
+    what: str,
+    watch: Watch,
+    environment: Environment,
 ) -> Answer:
-    """The trainer's answer, which a killed launch may have left; else run `command`, as `children.run` does.
+    """The trainer's answer, which a killed launch may have left; else run `command`, as
+    `children.run` does.
 
     UserError: trained.json is missing, or no answer to the task.
     """
@@ -122,7 +132,8 @@ def marker(task: StageTask, trained: Answer) -> dict[str, Any]:
 def measured(
     plan: Plan, task: StageTask, found: Answer, trainings: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The content of untrained.json or result.json; `trainings`: the costs of the deployed models."""
+    """The content of untrained.json or result.json; `trainings`: the costs of the deployed
+    models."""
     stream, (nll, tokens) = Stream.load(plan.request.stream), found.losses["test"]
     valid = [found.losses[part.name] for part in task.valid]
     on_valid = sum(loss * count for loss, count in valid) / sum(count for _, count in valid)

@@ -1,4 +1,5 @@
-"""Submit a sweep of image runs as one SLURM array, several in each job: `alma images --cluster slurm`."""
+"""Submit a sweep of image runs as one SLURM array, several in each job: `alma images --cluster
+slurm`."""
 
 import shlex
 import signal
@@ -21,7 +22,8 @@ examples:
 
 
 def parser() -> Parser:
-    """The flags that `alma images` has with --cluster slurm only; all others are those of vision/run.py."""
+    """The flags that `alma images` has with --cluster slurm only; all others are those of
+    vision/run.py."""
     made = Parser(
         prog="alma images --cluster slurm",
         usage="alma images [EXPERIMENT.yaml] [flags of alma images] --cluster slurm [options]",
@@ -66,8 +68,12 @@ def main() -> None:
     with patiently_locked(folder.parent):  # else two launches could both find an empty queue
         busy = submission.in_queue([out])
         if foreign := [job for job in busy if job.marker not in {part.marker for part in sweep}]:
-            what = f"{foreign[0].name} (job id {foreign[0].job_id}) of another launch is in the queue"
-            raise UserError(f"{out}: {what}: wait, or cancel it with: alma cancel {shlex.quote(str(out))}")
+            what = (
+                f"{foreign[0].name} (job id {foreign[0].job_id}) of another launch is in the queue"
+            )
+            raise UserError(
+                f"{out}: {what}: wait, or cancel it with: alma cancel {shlex.quote(str(out))}"
+            )
         submission.launch(sweep, wanted, folder, busy)
     if problems := submission.follow([out], options.wait):
         raise children.StageFailed("; ".join(map(str, problems)))
