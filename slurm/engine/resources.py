@@ -46,9 +46,8 @@ class Resources:
         "another option of sbatch, such as account=nlp or exclusive; may repeat",
         metavar="KEY[=VALUE]",
     )
-    mem_gb_alone: int | None = (
-        None  # memory in GB of a job of one process; None: its share of `mem_gb`
-    )
+    mem_gb_alone: int | None = None
+    """Memory in GB of a job of one process; None: its share of `mem_gb`."""
 
     def __post_init__(self):
         check_ranges(self)
@@ -79,8 +78,8 @@ class Resources:
     def parameters(self, name: str, dependency: str | None = None) -> dict[str, Any]:
         """Arguments of submitit's SlurmExecutor.update_parameters for a job called `name`.
 
-        Unless told so, srun does not take over --cpus-per-task (since SLURM 22.05), nor end a job
-        whose process has died.
+        By default srun does not take over --cpus-per-task (since SLURM 22.05), nor end a job whose
+        process has died.
         """
         passed = {
             "signal": "USR2@120",
@@ -88,10 +87,15 @@ class Resources:
             "requeue": True,
             "kill-on-invalid-dep": "yes",
         }
-        gpus, gres = self.gpus_per_node or None, passed.pop("gres", None)
+        gpus = self.gpus_per_node or None
+        gres = passed.pop("gres", None)
         if gpus and gres:
-            gpus, gres = None, f"{gres}:{gpus}"
+            gres = f"{gres}:{gpus}"
+            gpus = None
         cores = self.cpus_per_task or None
+        srun_args = ["--kill-on-bad-exit=1"]
+        if cores:
+            srun_args.append(f"--cpus-per-task={cores}")
         return {
             "job_name": name,
             "dependency": dependency,
@@ -103,7 +107,7 @@ class Resources:
             "cpus_per_task": cores,
             "mem": f"{self.mem_gb}GB" if self.mem_gb else None,
             "time": self.timeout_min,
-            "srun_args": ["--kill-on-bad-exit=1"] + [f"--cpus-per-task={cores}"] * bool(cores),
+            "srun_args": srun_args,
             "wckey": None,  # else submitit's, which a cluster may not know
             "stderr_to_stdout": True,
             "additional_parameters": passed,
@@ -161,11 +165,11 @@ def add_cluster(group: argparse._ArgumentGroup, *places: str) -> None:
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: str = "training"
+    parser: argparse.ArgumentParser, usual: Resources = _PAPER, job: str = "training"
 ) -> None:
     """Add the flags of `Resources`, spelt as in sbatch and submitit, with the defaults `usual`."""
-    about = f"Resources of each {what}, for --cluster slurm. Flags without a default use the cluster's; for "
-    about += "GPUs `alma train` works out the cores and the memory."
+    about = f"Resources of each {job}, for --cluster slurm. Flags without a default use the "
+    about += "cluster's; for GPUs `alma train` works out the cores and the memory."
     group = parser.add_argument_group("SLURM", about)
     repeated = {"sbatch": {"action": "append", "type": str}}
     add_options(group, options_of(Resources).values(), usual, changes=repeated)

@@ -47,8 +47,7 @@ class JobState:
 
 @contextlib.contextmanager
 def clean_environment() -> Iterator[None]:
-    """Hide variables that SLURM's programs would prefer to their input, or a job inherit from this
-    one."""
+    """Hide variables that would override SLURM's input, or that a job would inherit from here."""
     hidden = {
         name: os.environ.pop(name) for name in list(os.environ) if _OF_ANOTHER_JOB.match(name)
     }
@@ -66,7 +65,7 @@ def ask(ids: Collection[str] | None = None) -> dict[str, JobState]:
     """
     if ids is not None and not ids:
         return {}
-    known: dict[str, JobState] = {}
+    states: dict[str, JobState] = {}
     fields: tuple[str, ...] = (
         "JobArrayID",
         "State",
@@ -96,8 +95,8 @@ def ask(ids: Collection[str] | None = None) -> dict[str, JobState]:
             if ids is None or job_id in ids:
                 reason = "" if reason == "None" else reason
                 state = JobState(word, node, int(restarts), reason, frozenset(waits_for))
-                known[job_id] = replace(state, user=user, name=name, script=script)
-    return known
+                states[job_id] = replace(state, user=user, name=name, script=script)
+    return states
 
 
 def scancel(ids: Sequence[str]) -> None:
@@ -121,13 +120,17 @@ def largest_node(partition: str | None, constraint: str = "") -> tuple[int, int]
     except UserError:
         return None
     nodes = re.findall(r"^(\d+) (\d+) (\S+)$", answer.stdout, re.MULTILINE)
-    wanted = [
-        set(part.split("&")) for part in re.sub(r"[][()]|\*\d+", "", constraint).split("|") if part
-    ]
-    fit = [
-        node for node in nodes if any(names <= set(node[2].split(",")) for names in wanted)
-    ] or nodes
-    return (max(int(node[0]) for node in fit), max(int(node[1]) for node in fit)) if fit else None
+    alternatives = re.sub(r"[][()]|\*\d+", "", constraint).split("|")
+    features = [set(names.split("&")) for names in alternatives if names]
+
+    def fits(node: tuple[str, str, str]) -> bool:
+        node_features = set(node[2].split(","))
+        return any(names <= node_features for names in features)
+
+    candidates = list(filter(fits, nodes)) or nodes
+    if not candidates:
+        return None
+    return max(int(node[0]) for node in candidates), max(int(node[1]) for node in candidates)
 
 
 def largest_array() -> int:
@@ -143,9 +146,12 @@ def largest_array() -> int:
 def call(
     program: str, *arguments: str, text: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of SLURM with the input `text`. UserError: it is missing; NoAnswer: after a
-    timeout."""
-    command, limit = [program, *arguments], _ANSWER_SECONDS
+    """Run a program of SLURM with the input `text`.
+
+    UserError: it is missing. NoAnswer: after a timeout.
+    """
+    command = [program, *arguments]
+    limit = _ANSWER_SECONDS
     with clean_environment():
         env = {**os.environ, "SLURM_BITSTR_LEN": "0"}
     try:

@@ -76,9 +76,7 @@ def _requests(
 
 def _limit_threads(jobs: int) -> None:
     """Divide the cores among concurrent trainings, before the first child reads the variable."""
-    if (
-        jobs > 1
-    ):  # idle OpenMP threads spin: trainings that share cores would take many times longer
+    if jobs > 1:  # idle OpenMP threads spin, which slows trainings that share cores many times
         threads = max(1, len(os.sched_getaffinity(0)) // jobs)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 

@@ -73,8 +73,8 @@ class RunOptions(TextOptions):
     evaluate: str | None = option(
         None,
         "also score each stage with your own program: its last arguments are the paths of the "
-        "deployed checkpoints, its last line of output is a JSON object of numbers (docs/concepts.md); "
-        "'timeout 1h ...' ends one that hangs",
+        "deployed checkpoints, its last line of output is a JSON object of numbers "
+        "(docs/concepts.md); 'timeout 1h ...' ends one that hangs",
         metavar="COMMAND",
         record=NEVER,
     )
