@@ -130,10 +130,7 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
     (stream,) = options.what
     if stream != options.stream and (options.stream, options.size) != (None, None):
         raise UserError(f"--size and --stream are for experiments (.yaml), and {stream} is none")
-    needed = ["learner", "out"]
-    if stream is None:
-        needed.append("stream")
-    for name in needed:
+    for name in ["learner", "out", "stream"] if stream is None else ["learner", "out"]:
         if getattr(options, name) is None:
             if stream and not os.path.exists(stream.partition(":")[0]):
                 remedy = f"an experiment is a file, such as {stream}.yaml"

@@ -37,10 +37,8 @@ class PartJob(Job):
             try:
                 # The signal of `children.save` only ends it: its checkpoints are at most half a
                 # minute old.
-                log, environment = (
-                    self.marker.with_suffix(".log"),
-                    {"OMP_NUM_THREADS": str(self.cpus)},
-                )
+                log = self.marker.with_suffix(".log")
+                environment = {"OMP_NUM_THREADS": str(self.cpus)}
                 children.run([*_IMAGES, *words], log, self.name, environment=environment)
             except children.StageFailed:
                 time.sleep(2)  # a signal to the whole job may have reached the child first
