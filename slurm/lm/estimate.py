@@ -13,12 +13,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from alma.flops import Shape
-from alma.stream import Stream, is_stream
+from alma.stream import SPECIALS, Stream, is_stream
 from slurm.engine.machine import Machine
 from slurm.lm.plan import Plan
 from slurm.lm.run_options import FlagValues, tokens_of_batch
 
-SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
 PROCESS = 1.0e9
 """Bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context."""
 HOST_PROCESS = 4.0e9

@@ -11,11 +11,10 @@ from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 from alma.metrics import bits_per_byte, perplexity
 from alma.schema import parse_json
-from alma.stream import Part, Stream
+from alma.stream import SPECIALS, Part, Stream
 from alma.trainer import STAGE, TRAINED, Answer, StageTask, TextPart
 from slurm.engine import children
 from slurm.engine.children import Environment, Watch
-from slurm.lm.estimate import SPECIALS
 from slurm.lm.plan import Plan
 from slurm.lm.planned import StageSpec, Training
 
