@@ -1,8 +1,10 @@
-"""data_prep: its stages, its encoder against SentencePiece, and near duplicates against exact similarities.
+"""data_prep: its stages, its encoder against SentencePiece, and near duplicates against exact
+similarities.
 
-The stages can be measured on gigabytes of made-up text instead. Its documents are computed from their number
-when they are read, never stored. Words follow Zipf's law, and one document in COPIES is a copy of one of an
-earlier file. Such text is random, so encoding is not as fast as on real text.
+The stages can be measured on gigabytes of made-up text instead. Its documents are computed from
+their number when they are read, never stored. Words follow Zipf's law, and one document in COPIES
+is a copy of one of an earlier file. Such text is random, so encoding is not as fast as on real
+text.
 """
 
 import functools
@@ -64,7 +66,9 @@ _ROWS = 500  # documents whose similarities to all others are computed at once
 def line_pool() -> list[str]:
     """The lines that made-up documents consist of; short words are the frequent ones."""
     syllables = [a + b for a in "bcdfghklmnprstvz" for b in "aeiou"]
-    words = ("".join(word) for size in (1, 2, 3) for word in itertools.product(syllables, repeat=size))
+    words = (
+        "".join(word) for size in (1, 2, 3) for word in itertools.product(syllables, repeat=size)
+    )
     vocabulary = list(itertools.islice(words, WORDS))
     share = 1 / np.arange(1, WORDS + 1)
     ranks = np.random.default_rng(0).choice(WORDS, (LINES, LINE_WORDS), p=share / share.sum())
@@ -149,7 +153,8 @@ def stages(files: Files, reader: Reader, repeats: int, out: Path) -> Rows:
 
 
 def encoding(model: Path, lines: list[str], repeats: int) -> Rows:
-    """One row: data_prep's encoder with an empty cache against SentencePiece's; CPU time of this process."""
+    """One row: data_prep's encoder with an empty cache against SentencePiece's; CPU time of this
+    process."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     cuts = [lines[start : start + BLOCK] for start in range(0, len(lines), BLOCK)]
     pairs = []
@@ -161,7 +166,9 @@ def encoding(model: Path, lines: list[str], repeats: int) -> Rows:
         theirs = [processor.encode(block, num_threads=1) for block in cuts]
         pairs.append((turned - started, time.process_time() - turned))
     # fairseq's ids are SentencePiece's plus 1, but for <unk>
-    expected = (i + 1 if i else UNKNOWN for block in theirs for line in block for i in [*line, EOS - 1])
+    expected = (
+        i + 1 if i else UNKNOWN for block in theirs for line in block for i in [*line, EOS - 1]
+    )
     if ids != np.fromiter(expected, encoder.dtype).tobytes():
         raise AssertionError("the ids are not SentencePiece's")
     size = sum(len(line.encode()) + 1 for line in lines) / 1e6
@@ -194,7 +201,8 @@ def highest_similarities(texts: list[bytes]) -> np.ndarray:
 
 
 def dropped_keys(data: dict[bytes, bytes], folder: Path) -> np.ndarray:
-    """The beginnings of the content keys of the near duplicates among texts, given by their content keys."""
+    """The beginnings of the content keys of the near duplicates among texts, given by their content
+    keys."""
     space = Workspace(folder, 0, Reader(), ())
     entries, near = (space.file(name, 0, "bin") for name in ("entries", "near"))
     with open_items(entries) as file:
@@ -244,13 +252,16 @@ def contaminated(files: Files, words: int, folder: Path) -> Rows:
 
 
 def measure(repeats: int, corpus: Sequence[str] = (), gigabytes: float = 0) -> Iterator[Table]:
-    """The tables of some text, by default installed documentation; or of made-up text the first one."""
+    """The tables of some text, by default installed documentation; or of made-up text the first
+    one."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if gigabytes:
             files = made_up(gigabytes, folder)
             title = f"data_prep on {gigabytes:g} GB of made-up text"
-            yield Table("data_prep_stages", title, stages(files, MadeUpReader(), 1, folder / "stream"))
+            yield Table(
+                "data_prep_stages", title, stages(files, MadeUpReader(), 1, folder / "stream")
+            )
             return
         if not corpus:
             corpus = [str(folder / "pydoc.jsonl")]
