@@ -17,11 +17,12 @@ import numpy as np
 from alma.dates import label
 from alma.errors import Parser, UserError
 from alma.report.advice.backtest import RULES, look_back, naive_rule_won, regrets_of
-from alma.report.advice.cadence import Period
 from alma.report.advice.candidates import one_section
 from alma.report.advice.forecast import interval
+from alma.report.advice.law import Array, Law
 from alma.report.advice.matrix import read_groups
-from alma.report.advice.staleness import Array, Law, Laws, known_at
+from alma.report.advice.period import Period
+from alma.report.advice.staleness import Laws, known_at
 from alma.report.age import losses_of
 from alma.report.age_table import unit
 from alma.report.losses import Losses

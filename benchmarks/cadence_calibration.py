@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from alma.errors import Parser
-from alma.report.advice.cadence import Period, Retraining
-from alma.report.advice.staleness import Array
+from alma.report.advice.law import Array
+from alma.report.advice.period import Period
+from alma.report.advice.retraining import Retraining
 from alma.report.losses import Losses
 from alma.tables import as_text
 
@@ -85,7 +86,7 @@ def outcome(kind: Drift, periods: int, seeds: int, count: int, seed: int = 0) ->
     for _ in range(count):
         made, cadences = make_losses(kind, periods, seeds, random), [k for k in (1, 2, 4, 8) if k < periods]
         answer = Retraining(made, "nats a token", MONTH, every=cadences)
-        (chosen, maybe), gain = answer.found, answer.gain(1, 4)
+        (chosen, maybe), gain = answer.choice, answer.gain(1, 4)
         more += chosen != answer.cadences[-1]
         enough += chosen == answer.cadences[-1] and not maybe
         held += gain.low <= true <= gain.high
@@ -103,7 +104,7 @@ class World(NamedTuple):
         """Of what a deployment knows after period `now`."""
         kept, axis = self.losses[np.array(trained) - 1, :now], tuple(np.arange(1.0, now + 1))
         known = Losses("", tuple(map(float, trained)), axis, (tuple(map(tuple, kept)),))
-        return Retraining(known, "nats a token", MONTH, price=self.price, rest=PERIODS - now)
+        return Retraining(known, "nats a token", MONTH, price=self.price, periods_to_come=PERIODS - now)
 
     def served(self, trained: Sequence[int], now: int) -> Array:
         """Losses of the models that were deployed, on periods 2 to now."""
