@@ -1,12 +1,13 @@
 """Losses of models by the time of their training and of their test, and what age adds to them.
 
-A `Losses` is an evaluation matrix with two axes of time: a row is a model, at the newest period that
-it was trained on; a column is the held-out part of a period. The age of a cell is the period of the
-column minus that of the row: 0 on data as new as the newest training data, negative on older data.
-This module needs no run records, so that losses measured by other software can be read, too.
+A `Losses` is an evaluation matrix with two axes of time: a row is a model, at the newest period
+that it was trained on; a column is the held-out part of a period. The age of a cell is the period
+of the column minus that of the row: 0 on data as new as the newest training data, negative on older
+data. This module needs no run records, so that losses measured by other software can be read, too.
 """
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -63,10 +64,11 @@ def t_interval(mean: float, error: float, freedom: float) -> MeanOverSeeds:
 def staleness_curve(losses: Losses) -> dict[float, list[float]]:
     """Extra loss by age, one value per seed: the mean over periods of R[age] - R[0].
 
-    R[a] is the loss on a period of the model that is a periods old, and R[0] that of the model whose
-    newest training data are of this period. Only periods with both count, and only ages with such a
-    period. Comparing models on one period takes out how difficult the period is. What remains holds
-    two things: the stream has moved on, and an older model has trained less (see `age_effect`).
+    R[a] is the loss on a period of the model that is a periods old, and R[0] that of the model
+    whose newest training data are of this period. Only periods with both count, and only ages with
+    such a period. Comparing models on one period takes out how difficult the period is. What
+    remains holds two things: the stream has moved on, and an older model has trained less (see
+    `age_effect`).
     """
     fresh_rows = {j: i for i, j in losses.by_age.get(0, [])}
     curve = {}
@@ -98,11 +100,11 @@ def staleness(losses: Losses) -> list[float]:
 def age_effect(losses: Losses) -> list[float]:
     """Extra loss per period of distance, corrected for the amount of training; one value per seed.
 
-    The slope of (S(a) + S(-a)) / 2, where S is the staleness curve. On a full matrix that is the mean
-    over periods s < t of (R[s, t] + R[t, s] - R[s, s] - R[t, t]) / 2: terms of the period alone (its
-    difficulty) and of the model alone (its training) cancel, so that it is 0 on a stream that does
-    not drift. It averages ageing (a > 0) and forgetting (a < 0): a model that keeps the past has half
-    its staleness. NaN unless some age occurs with both signs.
+    The slope of (S(a) + S(-a)) / 2, where S is the staleness curve. On a full matrix that is the
+    mean over periods s < t of (R[s, t] + R[t, s] - R[s, s] - R[t, t]) / 2: terms of the period
+    alone (its difficulty) and of the model alone (its training) cancel, so that it is 0 on a stream
+    that does not drift. It averages ageing (a > 0) and forgetting (a < 0): a model that keeps the
+    past has half its staleness. NaN unless some age occurs with both signs.
     """
     curve = staleness_curve(losses)
     means = {}
@@ -116,7 +118,7 @@ def age_effect(losses: Losses) -> list[float]:
 def _slopes(curve: dict[float, list[float]], seeds: int) -> list[float]:
     """Least-squares slope through the origin, for each seed; NaN for an empty curve."""
     if not curve:
-        return [math.nan] * seeds
+        return list(itertools.repeat(math.nan, seeds))
     total = math.fsum(age * age for age in curve)
     slopes = []
     for i in range(seeds):

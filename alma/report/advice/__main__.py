@@ -28,9 +28,9 @@ def parser() -> Parser:
     command_line = Parser(
         prog="python -m alma.report.advice",
         usage="%(prog)s [RUN...] [options]",
-        description="Advice for the mega-batches to come, from runs on one stream: the learner with the "
-        "lowest expected error, and what each decision is worth, with 90% intervals. On a stream that "
-        "drifts, also how often to retrain.",
+        description="Advice for the mega-batches to come, from runs on one stream: the learner "
+        "with the lowest expected error, and what each decision is worth, with 90% intervals. "
+        "On a stream that drifts, also how often to retrain.",
         epilog=_EXAMPLES,
     )
     add = command_line.add_argument
@@ -99,9 +99,8 @@ def _price(text: str) -> tuple[float, float]:
     except (ValueError, ZeroDivisionError):
         value = money = math.nan
     if not (0 <= value <= 1e12 and 0 <= money <= 1e12):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: numbers from 0 to 1e12, such as 0.3 or 400/1000"
-        )
+        form = "numbers from 0 to 1e12, such as 0.3 or 400/1000"
+        raise argparse.ArgumentTypeError(f"{text!r}: {form}")
     return value, money
 
 

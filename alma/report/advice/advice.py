@@ -32,14 +32,10 @@ NOTE = (
     "other questions alike; further settings may differ. Seeds: so many a side would settle it, if "
     "the difference stays."
 )
-FRONT = (
-    "Configurations that no other one beats in both the expected measure and training compute to "
-    "come."
-)
-_DRIFTS = (
-    "Forecasts assume an i.i.d. stream. "
-    'If only new data count, go by "regret, next" of alma report.'
-)
+FRONT = """\
+Configurations that no other one beats in both the expected measure and training compute to come."""
+_DRIFTS = """\
+Forecasts assume an i.i.d. stream. If only new data count, go by "regret, next" of alma report."""
 FEW = "How often to retrain takes three models, each tested on the mega-batches after it."
 
 
@@ -72,7 +68,7 @@ class Advice(NamedTuple):
         return f"mean {self.display.name} {times}"
 
     def difference(self, comparison: Comparison) -> MeanOverSeeds:
-        """A difference with its interval, in percentage points or percent of the choice's perplexity."""
+        """A difference with interval: percentage points, or percent of the choice's perplexity."""
         factor = self.display.factor
         scale = 100 / comparison.choice.expected if factor == 1 else factor
         values = (comparison.difference, comparison.low, comparison.high)
@@ -117,10 +113,8 @@ class Advice(NamedTuple):
         """The choice in a sentence, or that there is none."""
         if not self.choice:
             least = min(candidate.compute for candidate in self.candidates)
-            return (
-                "No configuration stays within the budget: "
-                f"the least is {least:.3g} TFLOPs to come."
-            )
+            limit = f"the least is {least:.3g} TFLOPs to come"
+            return f"No configuration stays within the budget: {limit}."
         value = self.choice.forecast.text(self.display.factor)
         return f"Use {self.choice.label}: lowest expected {self.measured}, {value}."
 
@@ -163,7 +157,10 @@ def _record_of_candidate(candidate: Candidate) -> dict[str, Any]:
 
 
 def advise(
-    section: Section, now: int | None = None, budget: float | None = None, **options: Any
+    section: Section,
+    now: int | None = None,
+    budget: float | None = None,
+    **options: Any,
 ) -> Advice:
     """The advice of mega-batch `now`, from the rows up to there.
 
@@ -230,9 +227,11 @@ def _few_stages(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _short_run(
-    section: Section, candidates: Sequence[Candidate], choice: Candidate | None
+    section: Section,
+    candidates: Sequence[Candidate],
+    choice: Candidate | None,
 ) -> list[str]:
-    """A remark on the cheapest run that would tell whether to wait, if none of the candidates does."""
+    """A remark on the cheapest run that would tell whether to wait, if no candidate waits."""
     end = section.results[0].megabatches
     all_at_once = all(candidate.result.waiting_time == 1 for candidate in candidates)
     if not choice or end <= _SHORT_RUN or not all_at_once:
@@ -267,7 +266,7 @@ def _retraining_beside_twin(
 
 
 def _twin_of(choice: Candidate, candidates: Sequence[Candidate]) -> Candidate | None:
-    """The first candidate whose settings differ from those of the choice in `--from-scratch` alone."""
+    """The first candidate that differs from the choice in `--from-scratch` alone."""
     ignored = {"from_scratch": None, "seed": None}
     settings = choice.result.config | ignored
     for candidate in candidates:

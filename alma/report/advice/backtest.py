@@ -1,6 +1,7 @@
 """The rules of choice at earlier mega-batches: would one without forecasts have been better?"""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,6 +10,16 @@ from alma.report.advice.law import Array
 from alma.report.results import Section
 
 LEAST_ORIGINS = 5  # earlier mega-batches that it takes to compare the rules of choice
+
+
+class Origin(NamedTuple):
+    """A mega-batch to which advice looks back."""
+
+    now: int
+    candidates: list[Candidate]
+    """As they were there."""
+    actual: dict[str, Candidate]
+    """As they are later, by label."""
 
 
 def lowest_so_far(candidates: Sequence[Candidate]) -> Candidate:
@@ -29,10 +40,8 @@ RULES: dict[str, Callable[[Sequence[Candidate]], Candidate]] = {
 """The rule of the advice, and two that need no forecast."""
 
 
-def look_back(
-    section: Section, until: int
-) -> Iterator[tuple[int, list[Candidate], dict[str, Candidate]]]:
-    """For mega-batches before `until`: the candidates there, and by label those at `until`.
+def look_back(section: Section, until: int) -> Iterator[Origin]:
+    """The candidates at mega-batches before `until`, and at `until`.
 
     Yields all mega-batches if `until` is at most 10, else each tenth of it. Configurations without
     all rows up to `until` are left out.
@@ -47,7 +56,7 @@ def look_back(
         origins = sorted({round(until * i / 10) for i in range(1, 10)})
     for now in origins:
         if not all(result.waiting(now) for result in complete):
-            yield now, find_candidates(section, now, until), actual
+            yield Origin(now, find_candidates(section, now, until), actual)
 
 
 def regrets_of(candidates: Sequence[Candidate], actual: dict[str, Candidate]) -> Array:

@@ -22,13 +22,10 @@ from alma.report.advice.retraining_table import MatrixReport
 from alma.report.advice.retraining_words import lines as retraining_lines
 from alma.tables import number
 
-_SURE = (
-    "Two numbers after a value are its 90% interval: "
-    "nine of ten such intervals hold the true value."
-)
-_PERPLEXITY = (
-    "The number of equally likely tokens that a model in effect chooses from; lower is better."
-)
+_SURE = """\
+Two numbers after a value are its 90% interval: nine of ten such intervals hold the true value."""
+_PERPLEXITY = """\
+The number of equally likely tokens that a model in effect chooses from; lower is better."""
 _PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title><style>body{{font:16px/1.5 sans-serif;max-width:44em;margin:2em auto;\
 padding:0 1em}}
@@ -59,7 +56,9 @@ def lines(report: Advice | MatrixReport) -> dict[str, str]:
 
 
 def _lines_of_choice(
-    report: Advice, choice: Candidate, how_often: dict[str, str]
+    report: Advice,
+    choice: Candidate,
+    how_often: dict[str, str],
 ) -> dict[str, str]:
     """The sentences of a report with a choice."""
     gains = []
@@ -69,6 +68,7 @@ def _lines_of_choice(
             gains.append(_gain(report, comparison))
         else:
             changes.append(_would_settle(comparison))
+    changes += report.remarks
     name = choice.result.config.get("name", choice.result.learner)
     sides = ", ".join(choice.sides[comparison.question] for comparison in report.comparisons)
     title = f"{name}: {sides}" if sides else name
@@ -82,9 +82,7 @@ def _lines_of_choice(
         "What it gains": " ".join(gains) or "No difference is certain yet.",
         "What it costs": f"{costs} until mega-batch {choice.until}.",
         "How sure": f"{evident}. {_SURE}",
-        "What would change it": (
-            " ".join([*changes, *report.remarks]) or "Nothing that was measured."
-        ),
+        "What would change it": " ".join(changes) or "Nothing that was measured.",
     }
 
 
@@ -118,9 +116,9 @@ def _would_settle(comparison: Comparison) -> str:
 
 
 def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
-    """Write the brief to `path`: .md with a picture beside it, .html with it inside; return the text.
+    """Write the brief to `path`, unless it is None, and return its text.
 
-    `path` None: only return the text.
+    A .md file has a picture beside it, a .html file inside.
     """
     sections = lines(report)
     if "perplexity" in " ".join(sections.values()):

@@ -121,7 +121,7 @@ class Candidate:
         return self._to_come("seconds") / 3600
 
     def _to_come(self, cost: str) -> float:
-        """The sum of a cost over the stages to come, on the least-squares line through past stages."""
+        """The sum of a cost over the stages to come, on a line through past stages."""
         costs = []
         for t in self.ends:
             costs.append(fmean(rows[t][cost] for rows in self.result.repeats))
@@ -141,9 +141,8 @@ class Candidate:
         """The posterior of the law of some curves, (seeds, stages)."""
         assert self.scatter
         assert self.prior is not None
-        return Fit(
-            self.curve._replace(values=values), self.scatter, len(self.curve.values), self.prior
-        )
+        curve = self.curve._replace(values=values)
+        return Fit(curve, self.scatter, len(self.curve.values), self.prior)
 
     def measure(self, metric: Array, present: float | None = None) -> Array:
         """The measure, (n,), from the metric at `to_come`, (n, stages).
@@ -180,7 +179,7 @@ class Candidate:
 
     @cached_property
     def draws(self) -> tuple[Array, Array]:
-        """Draws of the metric at `to_come` and of the log factors of its walk, (DRAWS, stages) each.
+        """Draws of the metric at `to_come`, and of its walk, (DRAWS, stages) each: see `Fit.draw`.
 
         The same configuration has the same draws.
         """
@@ -206,8 +205,8 @@ class Candidate:
 def one_section(runs: Sequence[Run], until: int | None = None) -> Section:
     """The only stream and metric of the runs.
 
-    Unfinished seeds with rows up to `until` count beside finished ones. UserError: there are several
-    streams or metrics, or no rows.
+    Unfinished seeds with rows up to `until` count beside finished ones. UserError: there are
+    several streams or metrics, or no rows.
     """
     sections = find_sections(runs, until or math.inf)
     if len(sections) > 1:
@@ -217,7 +216,9 @@ def one_section(runs: Sequence[Run], until: int | None = None) -> Section:
 
 
 def find_candidates(
-    section: Section, now: int | None = None, until: int | None = None
+    section: Section,
+    now: int | None = None,
+    until: int | None = None,
 ) -> list[Candidate]:
     """The configurations with a complete stage by `now`.
 
@@ -225,8 +226,8 @@ def find_candidates(
     until    last t of the forecasts; None: the end of the stream or, if that is reached, one more
              stage of all
 
-    UserError: no candidate, a value up to `now` is not a finite number, or `now` is not a mega-batch
-    of the stream.
+    UserError: no candidate, a value up to `now` is not a finite number, or `now` is not a
+    mega-batch of the stream.
     """
     megabatches = section.results[0].megabatches
     last = max(result.progress for result in section.results)

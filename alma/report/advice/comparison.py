@@ -1,17 +1,17 @@
 """The choice against its rivals: intervals of differences over new seeds, valid for a whole report.
 
-z_is is the log of the measure that run s of configuration i is expected to have, by a law through its
-own curve; it is normal with a variance v_i of its own. Few seeds say little about one v_i, so the
-variances have a common prior, v_i ~ d s^2 / chi^2_d: the field's scale s, and d, which is large if the
-variances hardly differ, have a grid of values (Lonnstedt and Speed, 2002; Smyth, 2004). Two
+z_is is the log of the measure that run s of configuration i is expected to have, by a law through
+its own curve; it is normal with a variance v_i of its own. Few seeds say little about one v_i, so
+the variances have a common prior, v_i ~ d s^2 / chi^2_d: the field's scale s, and d, which is large
+if the variances hardly differ, have a grid of values (Lonnstedt and Speed, 2002; Smyth, 2004). Two
 configurations with the same seeds share a part of their runs' deviations: a correlation that all
 pairs of one question have in common, on a grid, too.
 
 The choice is the best of many, and a report makes several comparisons. So reports are simulated in
 which all configurations are equal: the choice, its best rival in each question, and the largest of
-their differences in multiples of the half-width of its own 90% interval. A high quantile of that, the
-`widening`, multiplies all half-widths. For one pair it is 1; Hsu (1984) treats the comparison with
-the best.
+their differences in multiples of the half-width of its own 90% interval. A high quantile of that,
+the `widening`, multiplies all half-widths. For one pair it is 1; Hsu (1984) treats the comparison
+with the best.
 """
 
 import math
@@ -98,7 +98,7 @@ class Field:
 
     @cached_property
     def widening(self) -> float:
-        """How many times as wide the intervals of a report are as that of a pair chosen beforehand."""
+        """Ratio of the widths of a report's intervals and that of a pair chosen beforehand."""
         normal = np.random.default_rng(2).standard_normal(self._variances.shape)
         of_runs = np.sqrt(self._variances / self._counts) * normal
         errors = self._departures + of_runs  # (reports, candidates)
@@ -148,9 +148,8 @@ class Field:
                     share = 2 / (1 + len(partners[question]))  # pairs of one block are dependent
                     weight += share * freedom * (0.5 * np.log(x) - np.log1p(x))
         probability = np.exp(weight - weight.max())
-        return np.random.default_rng(4).choice(
-            _CORRELATIONS, DRAWS, p=probability / probability.sum()
-        )
+        probability /= probability.sum()
+        return np.random.default_rng(4).choice(_CORRELATIONS, DRAWS, p=probability)
 
     def interval(self, question: str, i: int, j: int, widening: float = 1.0) -> tuple[float, float]:
         """The 90% interval of the measure of j less that of i; infinite if a side has one seed."""

@@ -4,7 +4,7 @@ The log of the metric of run s of a configuration, after t of the T mega-batches
 
     y_s(t) = level + a_s + f(log(t / T)) + walk(log t) + e_s(t),     e ~ N(0, noise^2)
 
-with one of these laws f(x), x = log(t / T). Nobody knows the family, so a forecast mixes all of them:
+with one of these laws f(x), x = log(t / T). No one knows which, so a forecast mixes them:
 
     level        0
     power        -b x                                      (Hestness et al., 2017, arXiv 1712.00409)
@@ -14,19 +14,19 @@ with one of these laws f(x), x = log(t / T). Nobody knows the family, so a forec
     kink         a power whose exponent changes from b to r b at a t <= T
     kink ahead   the same at T itself
 
-No data can show a kink at T, so it widens every forecast. A kink in the first fifth of the data only
-slows the fall, since learning from little data is steeper.
+No data can show a kink at T, so it widens every forecast. A kink in the first fifth of the data
+only slows the fall, since learning from little data is steeper.
 
-a_s is the effect of the run, which `comparison.py` estimates: a forecast is of the runs at hand. The
-mean of n runs has noise / sqrt(n) but the same walk, of variance (drift * noise)^2 over e times the
-data. Noise and drift are estimated from all configurations (`estimate_scatter`); close stages are
-averaged first, for speed.
+a_s is the effect of the run, which `comparison.py` estimates: a forecast is of the runs at hand.
+The mean of n runs has noise / sqrt(n) but the same walk, of variance (drift * noise)^2 over e times
+the data. Noise and drift are estimated from all configurations (`estimate_scatter`); close stages
+are averaged first, for speed.
 
 The parameters of the laws are on a grid; level and variance have the usual conjugate prior, so that
-the marginal likelihood of each cell of the grid is exact and weighs the laws. Learners on one stream
-improve alike, so half of a curve's prior is the posterior of the other curves (`shared_priors`).
-Without it the forecast of a learner with two stages would be mostly assumed, and the choice the best
-of many such guesses.
+the marginal likelihood of each cell of the grid is exact and weighs the laws. Learners on one
+stream improve alike, so half of a curve's prior is the posterior of the other curves
+(`shared_priors`). Without it the forecast of a learner with two stages would be mostly assumed, and
+the choice the best of many such guesses.
 """
 
 import itertools
@@ -170,7 +170,7 @@ class _Groups:
         return solve_triangular(self.root, values, lower=True)
 
     def fit(self, values: Array) -> tuple[Array, Array]:
-        """Level and residual sum of squares of each law, (cells,), for whitened values (groups,)."""
+        """Level and residual sum of squares of each law, (cells,), of whitened values (groups,)."""
         level = self.one @ values / self.precision
         centred = values - self.one * level
         squares = centred @ centred - 2 * centred @ self.shapes + self.shape_squares
@@ -208,7 +208,7 @@ class Fit:
             self.weigh(scatter.noise)
 
     def weigh(self, noise: float) -> float:
-        """Weigh the laws by their likelihood, with this noise of one run; return the log evidence."""
+        """Weigh the laws by their likelihood at this noise of one run; return the log evidence."""
         prior_squares = _DEGREES * noise**2 / self._seeds
         squares = prior_squares + self._squares
         self._freedom = _DEGREES + len(self._groups.sizes) - 1
@@ -236,7 +236,10 @@ class Fit:
         return np.exp(self._level[:, None] + _log_shapes(tuple(times), self._now))
 
     def draw(
-        self, times: Sequence[float], draws: int, random: np.random.Generator
+        self,
+        times: Sequence[float],
+        draws: int,
+        random: np.random.Generator,
     ) -> tuple[Array, Array]:
         """Draws of the metric at times after the curve's end, and of its walk, (draws, times) each.
 
@@ -269,8 +272,8 @@ def interval(draws: Array, level: float = 0.9) -> Any:
 def estimate_scatter(curves: Sequence[LearningCurve]) -> Scatter:
     """Noise and drift of one run: the likeliest of DRIFTS, with the noise that fits it.
 
-    The noise is that of the residuals of all curves and of the differences between the steps of runs
-    of one configuration.
+    The noise is that of the residuals of all curves and of the differences between the steps of
+    runs of one configuration.
     """
     squares_between, freedom_between = _between_seeds(curves)
     candidates = []
@@ -281,7 +284,8 @@ def estimate_scatter(curves: Sequence[LearningCurve]) -> Scatter:
         freedom = 1 + sum(fit.residual_freedom for fit in used) + freedom_between
         noise = math.sqrt(squares / freedom)
         evidence = sum(fit.weigh(noise) for fit in fits)
-        evidence -= math.log(_NO_DRIFT) if drift else 0.0
+        if drift:
+            evidence -= math.log(_NO_DRIFT)
         candidates.append((evidence, Scatter(noise, drift)))
     return max(candidates)[1]
 

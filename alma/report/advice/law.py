@@ -7,12 +7,13 @@ The loss of the model that was trained until period u on the held-out part of a 
     d   difficulty of the period: free, so only models on one period are compared
     b   what age adds; f: what the model forgets of the past, 0 or more
     c   exponent of age
-    g   what training gains, 0 or more; n(u): the amount of training until u, in steps between models
+    g   what training gains, 0 or more
+    n   amount of training until u, in steps between models
     h   h(n) = (n^-k - 1) / k, or -log n for k = 0 (`left_to_gain`)
-    s   size of an event beside age, 0 without one; w is the shape of that event, of `Break` or `Season`
+    s   size of an event beside age, 0 without one; w: its shape, see `Break` and `Season`
 
-`alma.report.advice.staleness` fits the law. No law of a few exponents is true, so a bend is added to
-it: at each age the mean residual there, and between ages on a line.
+`alma.report.advice.staleness` fits the law. No law of a few exponents is true, so a bend is added
+to it: at each age the mean residual there, and between ages on a line.
 """
 
 import math

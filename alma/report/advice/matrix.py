@@ -1,4 +1,4 @@
-"""Losses measured by other software, from CSV files: models trained until a time, tested on others."""
+"""Losses measured by other software, from CSV files: models of some times, tested on others."""
 
 import csv
 import itertools
@@ -137,7 +137,7 @@ def _line(place: str, row: dict[str, str], kinds: dict[str, str]) -> _Line:
 
 
 def _time(label: str, place: str, kinds: dict[str, str]) -> float:
-    """A label of time as a number: of its quarter, month, week or day, else the number that it is."""
+    """A label of time as a number: that of its quarter, month, week or day, or its own."""
     label = label.strip()
     try:
         kind = Period.of([label]).noun
@@ -202,7 +202,7 @@ def _lines_by_cell(lines: Sequence[_Line]) -> dict[tuple[str, float, float], _Li
 
 
 def _check_extremes(lines: Sequence[_Line]) -> None:
-    """UserError: one loss is so far from all others of its period and its model, maybe by a slip."""
+    """UserError: a loss, maybe by a slip, is far from all others of its period and its model."""
     losses_of_period: dict[float, list[float]] = {}
     losses_of_model: dict[tuple[str, float], list[float]] = {}
     for line in lines:

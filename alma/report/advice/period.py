@@ -67,7 +67,7 @@ class Period(NamedTuple):
 
     @property
     def year(self) -> float:
-        """Length of a year on the axis of the losses; inf if unknown or not longer than a period."""
+        """Length on the axis of the losses; inf: unknown, or not longer than a period."""
         return self.calendar.year * self.size if self.calendar.year > 1 else math.inf
 
     def every(self, k: int) -> str:

@@ -38,7 +38,7 @@ class Outlook:
     """What models will lose over the periods to come, by the laws of what was measured."""
 
     def __init__(self, laws: Laws, size: float, horizon: int):
-        """`size`: of a period, on the axis of the losses; `horizon`: the number of periods to come."""
+        """`size`: of a period, on the axis of the losses; `horizon`: how many are to come."""
         self.laws = laws
         self.size = size
         self.horizon = horizon
@@ -46,8 +46,8 @@ class Outlook:
     def totals(self, ages: Any, law: Law) -> Array:
         """Extra loss of plans, (plans,), summed over the periods to come.
 
-        `ages`: int (plans, periods to come), the periods since the serving model was trained; 0: the
-        present model serves.
+        `ages`: int (plans, periods to come), the periods since the serving model was trained; 0:
+        the present model serves.
         """
         span = self.size * np.arange(1, self.horizon + 1)
         present_age = max(0.0, self.laws.losses.periods[-1] - self.laws.losses.until[-1])
@@ -60,8 +60,8 @@ class Outlook:
     def hopeful(self) -> Law:
         """The law with a b that is no less than 0, since a likely drift favours retraining.
 
-        That is the mean of max(b, 0), with b normal around its estimate, times the probability of a b
-        above 0.
+        That is the mean of max(b, 0), with b normal around its estimate, times the probability of a
+        b above 0.
         """
         law = self.laws.whole
         age = self.size * max(1, self.horizon // 2)
@@ -90,15 +90,13 @@ class Outlook:
         return rise if rise * root > _SURPRISE * before.std(ddof=1) else 0.0
 
     def _served(self) -> tuple[Array, Array]:
-        """Losses, without what age adds, of models in service: of earlier ones, of the present one."""
+        """Losses, without what age adds, of earlier models in service, and of the present one."""
         until = self.laws.until
         periods = np.array(self.laws.losses.periods)
         before: list[float] = []
         since: list[float] = []
         for j in np.flatnonzero(periods > until[0]):
-            i = (
-                int((until < periods[j]).sum()) - 1
-            )  # the newest model that is older than the period
+            i = int((until < periods[j]).sum()) - 1  # the newest model before the period
             loss = self.laws.values[i, j] - float(self.laws.whole.extra(periods[j] - until[i]))
             if not np.isfinite(loss):
                 continue
@@ -171,14 +169,17 @@ def enumerate_plans(horizon: int) -> Plans:
 
 
 def cheapest(priced: PricedPlans) -> int:
-    """The index of the plan of least total cost; of equal ones, of that with the fewest trainings."""
+    """The index of the plan of least total cost and, of equal ones, the fewest trainings."""
     totals = priced.totals.round(9).tolist()
     trainings = priced.plans.trainings.tolist()
     return min(range(len(totals)), key=lambda i: (totals[i], trainings[i]))
 
 
 def savings_of(
-    outlook: Outlook, priced: PricedPlans, best: int, noun: str
+    outlook: Outlook,
+    priced: PricedPlans,
+    best: int,
+    noun: str,
 ) -> dict[str, MeanOverSeeds]:
     """What retraining every period, and never, cost more than the best plan, with 90% intervals.
 
@@ -200,7 +201,10 @@ def savings_of(
 
 
 def saving_by_law(
-    outlook: Outlook, priced: PricedPlans, index: int, best: int
+    outlook: Outlook,
+    priced: PricedPlans,
+    index: int,
+    best: int,
 ) -> Callable[[Law], float]:
     """What the plan of this index costs more than the best one, as a function of the law."""
     plans = priced.plans

@@ -34,23 +34,33 @@ def _waiting(result: Result) -> str:
     return f"wait for {wait} mega-batches" if wait > 1 else "train now"
 
 
+def _growth(result: Result) -> str:
+    return "grow" if _grows(result) else "keep the size"
+
+
+def _several(result: Result) -> str:
+    return "several models" if max(_members(result)) > 1 else "one model"
+
+
+def _average(result: Result) -> str:
+    return "averaged weights" if "average" in result.config else "raw weights"
+
+
+def _first_weights(result: Result) -> str:
+    return "anew" if result.config.get("from_scratch") else "last weights"
+
+
 def _replay(result: Result) -> str:
     return f"replay {replay(result.config)}".replace("replay no", "no replay")
 
 
 QUESTIONS: dict[str, Callable[[Result], str]] = {
     "train now or wait?": _waiting,
-    "grow the model?": lambda result: "grow" if _grows(result) else "keep the size",
-    "one model or several?": lambda result: (
-        "several models" if max(_members(result)) > 1 else "one model"
-    ),
-    "average the weights?": lambda result: (
-        "averaged weights" if "average" in result.config else "raw weights"
-    ),
+    "grow the model?": _growth,
+    "one model or several?": _several,
+    "average the weights?": _average,
     "replay?": _replay,
-    "last weights or anew?": lambda result: (
-        "anew" if result.config.get("from_scratch") else "last weights"
-    ),
+    "last weights or anew?": _first_weights,
     "one schedule?": lambda result: f"schedule: {result.config.get('schedule', 'each stage')}",
     "which size?": lambda result: f"size {model_size(result)}",
 }

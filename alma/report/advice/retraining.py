@@ -1,4 +1,4 @@
-"""How often to retrain on a stream that drifts: what cadences lose and gain, and which is enough."""
+"""How often to retrain on a stream that drifts: what cadences lose, and which is enough."""
 
 import math
 from collections.abc import Sequence
@@ -49,9 +49,9 @@ class Retraining:
     period: Period = field(default_factory=Period)
     cost: TrainingCost = field(default_factory=TrainingCost)
     every: Sequence[int] = ()
-    """Cadences to compare, in periods; none: those of the calendar that the oldest model reaches."""
+    """Cadences to compare, in periods; none: the calendar's, up to the age of the oldest model."""
     worth: tuple[float, bool] = (1.0, True)
-    """A gain below it is a tie: in the unit or, if True, percent of perplexity or points of error."""
+    """A gain below it is a tie: in the unit; if True, percent of perplexity or points of error."""
     price: float = math.nan
     """Of a training, in the unit summed over periods; NaN: unknown, so no plan."""
     money: float = 0.0
@@ -117,7 +117,7 @@ class Retraining:
         return float(np.mean(law.extra(ages[:, None], ahead)))
 
     def last_time(self, every: int) -> float:
-        """Mean extra loss at ages of 1 to `every` periods on the last period with a model of its own.
+        """Mean extra loss at ages of 1 to `every` periods, on the last period with a new model.
 
         NaN if no period has one, or if no model on it is so old.
         """
@@ -130,7 +130,7 @@ class Retraining:
         return math.nan
 
     def _extra_measured_on(self, j: int) -> dict[float, float]:
-        """By age, ascending: the losses on column j above that at age 0; {} without a model of age 0."""
+        """Losses on column j above that at age 0, by age, ascending; {} without that model."""
         loss_by_age = {}
         for age, loss in zip(self.laws.ages[:, j], self.laws.values[:, j], strict=True):
             if age >= 0 and np.isfinite(loss):

@@ -11,10 +11,9 @@ from alma.report.advice.retraining import Retraining
 from alma.report.losses import MeanOverSeeds
 from alma.tables import number
 
-_UNKNOWN = (
-    "No answer: without losses on the periods before a model's training, drift and lack of training "
-    "cannot be told apart. Test each model on its own period and earlier ones, too"
-)
+_UNKNOWN = """\
+No answer: without losses on the periods before a model's training, drift and lack of training \
+cannot be told apart. Test each model on its own period and earlier ones, too"""
 _LARGEST_SHOWN = 9.0  # nats; perplexity is some 8,000 times as large then
 
 
@@ -88,7 +87,7 @@ def _when(retraining: Retraining) -> str:
 
 
 def _beside_twin(retraining: Retraining) -> str:
-    """What the configuration with the other `--from-scratch` costs more; "" if none is comparable."""
+    """What the twin costs more, and which to take; "" without a comparable twin."""
     twin = retraining.twin
     if not twin or twin.laws.values.shape != retraining.laws.values.shape or twin.unknown:
         return ""
@@ -173,7 +172,7 @@ def _event(retraining: Retraining) -> str:
 
 
 def _basis(retraining: Retraining) -> str:
-    """How fast loss rises with age, whether there is evidence of drift, and which ages were measured."""
+    """How fast loss rises with age, whether the stream drifts, and which ages were measured."""
     period = retraining.period
     slope = retraining.slope
     drift = "no evidence that the stream drifts"

@@ -2,8 +2,8 @@
 
 Of exponents c of age and k of training the pair with the least squares counts; an event is part of
 the law only if it explains enough of the residuals. Only losses on the past tell what age adds from
-what less training costs. Intervals are of a jackknife over periods, by Student's t; the laws of other
-exponents add their differences, weighed by likelihood, for which a model is one observation.
+what less training costs. Intervals are of a jackknife over periods, by Student's t; the laws of
+other exponents add their differences, weighed by likelihood, for which a model is one observation.
 """
 
 import math
@@ -118,7 +118,7 @@ def fit_laws(
 
 
 def event_shapes(axes: Axes, event: Event | None) -> list[Array]:
-    """What an event of size 1 adds to each cell, (models, periods): to later periods, to the past."""
+    """What an event of size 1 adds to cells, (models, periods): of later periods, of the past."""
     if event is None:
         return []
     if isinstance(event, Season):
@@ -204,7 +204,9 @@ class Laws:
         return fit_laws(self.axes, values, used, self.event)[0].law
 
     def _weighed(
-        self, best: FittedLaw, alternatives: Sequence[FittedLaw]
+        self,
+        best: FittedLaw,
+        alternatives: Sequence[FittedLaw],
     ) -> list[tuple[float, Law]]:
         """The laws beside the best one with their likelihood as a share of that of all laws."""
         power = len(self.until) - 1
@@ -213,7 +215,7 @@ class Laws:
         return [(ratio / total, fit.law) for ratio, fit in zip(ratios, alternatives, strict=True)]
 
     def estimate(self, of: Callable[[Law], Any], cell: bool = False) -> MeanOverSeeds:
-        """A number that `of` computes from a law, with its 90% interval; NaN of fewer than 3 models.
+        """What `of` computes from a law, with its 90% interval; that is NaN of fewer than 3 models.
 
         `cell`: of the difference of two losses, so that the scatter of two cells counts as well.
         """
