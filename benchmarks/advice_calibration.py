@@ -3,10 +3,10 @@
     python -m benchmarks advice_calibration --records 400 --seed 0
 
 It takes half an hour of one core. The log error of a run is a power law with an offset, plus a run
-effect, plus the noise of each stage (1.5%). Fields of 2 to 24 configurations have one law: a *report*
-has evidence if any of its answers has. Run effects have one deviation (3%), or one of 1 to 16% for
-each configuration. Fixed pairs have errors 5% apart. Forecasts are of curves inside the family of
-laws, and of four kinds outside of it or only since a short while inside.
+effect, plus the noise of each stage (1.5%). Fields of 2 to 24 configurations have one law: a
+*report* has evidence if any of its answers has. Run effects have one deviation (3%), or one of 1 to
+16% for each configuration. Fixed pairs have errors 5% apart. Forecasts are of curves inside the
+family of laws, and of four kinds outside of it or only since a short while inside.
 """
 
 import itertools
@@ -144,7 +144,7 @@ def pairs(records: int, seed: int) -> Iterator[list[str]]:
 
 
 def held(records: int, seed: int) -> Iterator[list[str]]:
-    """Share of the stages to come, up to t = 100, in their 90% intervals, and errors of forecasts."""
+    """Share of stages to come, up to t = 100, in their 90% intervals; errors of forecasts."""
     header = ["curve"]
     for now in ORIGINS:
         header += [f"t = {now}: {column}" for column in ("held", "off by", "as last time")]
@@ -183,11 +183,9 @@ def main(arguments: Sequence[str]) -> None:
     records = options.records
     seed = options.seed
     tables = {
-        "Forecasts: share of the stages to come in 90% intervals": held(records, seed),
-        f"Fixed pairs, errors 5% apart: share of {records}": pairs(records, seed),
-        f"Equal configurations: share of {records} reports with any evidence": fields(
-            records, seed
-        ),
+        "Forecasts: share of the stages to come in 90% intervals": held,
+        f"Fixed pairs, errors 5% apart: share of {records}": pairs,
+        f"Equal configurations: share of {records} reports with any evidence": fields,
     }
-    for title, rows in tables.items():
-        print(title, as_text(list(rows)), sep="\n", end="\n\n", flush=True)
+    for title, rows_of in tables.items():
+        print(title, as_text(list(rows_of(records, seed))), sep="\n", end="\n\n", flush=True)

@@ -34,19 +34,19 @@ _NOTE = """\
 At each t only rows up to t are read, by the same code as for advice. Forecasts are of the test \
 metric after each stage to come; they are off by the mean absolute log ratio. Regret: how much the \
 mean over the mega-batches to come of the chosen configuration exceeds that of the best one, over \
-all limits of compute that separate configurations. "lowest so far" chooses the lowest mean since a \
-configuration's first stage, "lowest now" the lowest present value."""
+all limits of compute that separate configurations. "lowest so far" chooses the lowest mean since \
+a configuration's first stage, "lowest now" the lowest present value."""
 _STAGE_MEASURES = ("90% interval held", "forecast off by", "as last time")
 _REGRET_MEASURES = tuple(f"regret: {rule}" for rule in RULES)
 _STALENESS_RULES = ("forecast", "no staleness", "as last time")
 _STALENESS = """\
-At each period only models and held-out parts up to there are read. Forecasts are of the extra loss \
-of the models at hand on each period to come, above the model that is trained until that period; \
-they are off by the mean absolute difference. "No staleness" expects 0, "as last time" the extra \
-loss on the last period."""
+At each period only models and held-out parts up to there are read. Forecasts are of the extra \
+loss of the models at hand on each period to come, above the model that is trained until that \
+period; they are off by the mean absolute difference. "No staleness" expects 0, "as last time" the \
+extra loss on the last period."""
 
 
-class Origin(NamedTuple):
+class OriginScores(NamedTuple):
     """How the advice of mega-batch `now` turned out."""
 
     now: int
@@ -56,7 +56,7 @@ class Origin(NamedTuple):
     """(limits of compute, rules)"""
 
 
-def means(origins: Sequence[Origin]) -> dict[str, float]:
+def means(origins: Sequence[OriginScores]) -> dict[str, float]:
     """The number of stages to come, and means over some origins, by name; NaN of nothing."""
     stages = np.concatenate([origin.stages for origin in origins])
     regrets = np.concatenate([origin.regrets for origin in origins])
@@ -67,19 +67,19 @@ def means(origins: Sequence[Origin]) -> dict[str, float]:
     return by_name
 
 
-def origins_of(section: Section, until: int) -> list[Origin]:
+def origins_of(section: Section, until: int) -> list[OriginScores]:
     """Origins before `until`; [] if no configuration is that far."""
     origins = []
     for now, candidates, actual in look_back(section, until):
         stages = [np.empty((0, len(_STAGE_MEASURES)))]
         for candidate in candidates:
             stages.append(_stages_of(candidate, actual[candidate.label]))
-        origins.append(Origin(now, np.concatenate(stages), regrets_of(candidates, actual)))
+        origins.append(OriginScores(now, np.concatenate(stages), regrets_of(candidates, actual)))
     return origins
 
 
 def _stages_of(candidate: Candidate, actual: Candidate) -> Array:
-    """The scores of a forecast, (stages to come, _STAGE_MEASURES); `actual`: the candidate later."""
+    """Scores of a forecast, (stages to come, _STAGE_MEASURES); `actual`: the candidate later."""
     values = np.maximum([actual.values[t] for t in candidate.to_come], 1e-9)
     draws, _ = candidate.draws
     low, high = interval(draws)
@@ -117,7 +117,7 @@ def backtest(section: Section) -> list[TitledTable]:
     return parts
 
 
-def _table(origins: Sequence[Origin]) -> Table:
+def _table(origins: Sequence[OriginScores]) -> Table:
     """A row for each origin, and one for all."""
     table = [["t", "stages to come", *_STAGE_MEASURES, *_REGRET_MEASURES]]
     groups = [(str(origin.now), [origin]) for origin in origins]
@@ -129,7 +129,7 @@ def _table(origins: Sequence[Origin]) -> Table:
 
 
 Scores = dict[str, Array]
-"""By period, and of all: (cells, 4), whether in the 90% interval, and errors by _STALENESS_RULES."""
+"""By period, and of all: (cells, 4), whether in the interval, and errors by _STALENESS_RULES."""
 
 
 def staleness_table(title: str, unit: str, scores: Scores) -> TitledTable:
@@ -143,7 +143,9 @@ def staleness_table(title: str, unit: str, scores: Scores) -> TitledTable:
 
 
 def look_back_on(
-    group: Sequence[Losses], name: Callable[[float], str], year: float = math.inf
+    group: Sequence[Losses],
+    name: Callable[[float], str],
+    year: float = math.inf,
 ) -> Scores:
     """Scores of forecasts at each period at which a model of `group` was trained.
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks cadence_calibration --count 60 --worlds 20
 
-It takes a few minutes of one core. The loss of a model is the difficulty of the period (deviation 0.1
-nats), less what its training gains, plus drift (half as much on the past). Models differ by 0.02
-nats, cells by 0.005. A deployment has models of the first 8 of 36 periods; then each rule says after
-each period whether to train. Its cost is the extra loss of the model that serves, summed over
+It takes a few minutes of one core. The loss of a model is the difficulty of the period (deviation
+0.1 nats), less what its training gains, plus drift (half as much on the past). Models differ by
+0.02 nats, cells by 0.005. A deployment has models of the first 8 of 36 periods; then each rule says
+after each period whether to train. Its cost is the extra loss of the model that serves, summed over
 periods, and ratio * UNIT for each training. The rule ADWIN needs `river`.
 """
 
@@ -132,12 +132,15 @@ def outcome(kind: Drift, periods: int, seeds: int, count: int, seed: int = 0) ->
 
 
 def _true_gain(kind: Drift, periods: int) -> float:
-    """What every period gains over every 4th one on the periods to come; no new break is expected."""
+    """What every period gains over every 4th one, on periods to come without a new break."""
     at = np.arange(periods + 1.0, periods + HORIZON + 1)
     gain = 0.0
     for age in range(1, 5):
         extra = float(np.diag(kind._replace(jump=0.0).extra(at - age, at, 0)).mean())
-        gain += extra / 4 if age > 1 else extra / 4 - extra
+        difference = extra / 4
+        if age == 1:
+            difference -= extra
+        gain += difference
     return gain
 
 
@@ -242,9 +245,7 @@ def deploy(world: World, rule: Rule) -> float:
 
 def oracle(world: World) -> float:
     """The least cost, by dynamic programming."""
-    best = dict.fromkeys(
-        range(1, PERIODS + 1), 0.0
-    )  # cost from a period on, by the model in service
+    best = dict.fromkeys(range(1, PERIODS + 1), 0.0)  # from a period on, by the serving model
     for now in reversed(range(WARM, PERIODS)):
         stay = {u: best[u] + world.extra[u - 1, now] for u in range(1, now + 1)}
         train = stay[now] + world.price if now > WARM else math.inf

@@ -82,7 +82,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-class Group(NamedTuple):
+class WaitingRuns(NamedTuple):
     """Runs that differ in the waiting time and the seed alone."""
 
     name: str
@@ -91,16 +91,16 @@ class Group(NamedTuple):
     curves: Curves
 
 
-def groups_of(places: list[str]) -> list[Group]:
+def groups_of(places: list[str]) -> list[WaitingRuns]:
     """The groups of the runs in some folders."""
-    groups: dict[str, Group] = {}
+    groups: dict[str, WaitingRuns] = {}
     for section in find_sections(find_runs(places)):
         for result in section.results:
             settings = dict(result.config)
             for name in ("waiting_time", "seed"):
                 settings.pop(name, None)
             name = f"{result.method} B={result.megabatches}"
-            new_group = Group(name, result.megabatches, {})
+            new_group = WaitingRuns(name, result.megabatches, {})
             group = groups.setdefault(canonical(settings), new_group)
             group.curves[result.waiting_time] = mean_curve(result)
     return list(groups.values())
@@ -114,7 +114,7 @@ def mean_curve(result: Result) -> dict[int, float]:
     return curve
 
 
-def regrets_of(group: Group, now: int) -> list[float | None]:
+def regrets_of(group: WaitingRuns, now: int) -> list[float | None]:
     """The regret of each rule at t = `now`; None: it picks none yet."""
     end = group.end
     curves = dict(sorted(group.curves.items()))
