@@ -9,7 +9,7 @@ import pytest
 
 from alma.report.advice import matrix
 from alma.report.advice import retraining_words as words
-from alma.report.advice.law import Season
+from alma.report.advice.law import Break, Season
 from alma.report.advice.period import Period, ordinal
 from alma.report.advice.questions import NO_EVIDENCE
 from alma.report.advice.retraining import Retraining, TrainingCost
@@ -202,6 +202,16 @@ def test_a_season_of_the_calendar_is_told_from_drift(drift):
     young = Retraining(noisy(loss, 0.005, count=9), "nats a token", Period("month"))
     few = Retraining(noisy(loss, 0.005, count=24, models=(1, 6, 13)), "nats a token", Period("month"))
     assert [each.laws.event for each in (found, unnamed, young, few)] == [Season(12), None, None, None]
+
+
+@pytest.mark.parametrize("start", [1, -5])
+def test_a_break_is_told_whatever_the_number_of_its_period(start):
+    """The first period after it is the sixth one: 6 or, of labels from -5 on, 0."""
+    made = noisy(lambda u, p, _: 2 + 0.3 * ((u < 6) != (p < 6)), 0.0005, count=10)
+    axis = tuple(range(start, start + 10))
+    found = Retraining(replace(made, until=axis, periods=axis), "nats a token")
+    assert found.laws.event == Break(start + 5)
+    assert words.lines(found)[2].startswith("The stream broke 4 periods before the last period;")
 
 
 def test_without_losses_on_the_past_there_is_no_answer():
