@@ -20,9 +20,13 @@ UV = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 IDENTITY := import sys; print(sys.base_prefix, sys.version)
 # fairseq and fairscale come as sources and import torch while they are built
 SOURCES := ^(fairseq-fixed|fairscale)==
-# TORCH's CUDA and torchvision are left to the resolver; newer torchaudios do not say which torch they fit.
-PINS := $(if $(TORCH),sed -E '/^(nvidia-|cuda-|triton)/d; s/^(torch==).*/\1$(TORCH)/; \
-	s/^(torchvision)==.*/\1/; s/^(torchaudio)==.*/\1<=$(TORCH)/',cat) requirements.txt
+# requirements.txt with one line for each package, its hashes in it
+LINES := sed -e ':line' -e '/\\$$/{N;s/ *\\\n */ /;b line' -e '}' requirements.txt
+# TORCH's CUDA and torchvision are left to the resolver; newer torchaudios do not say which torch they fit. So
+# there are no hashes with TORCH: uv takes them for all packages or for none.
+PINS := $(LINES)$(if $(TORCH), | sed -E 's/ --hash=[^ ]+//g; /^(nvidia-|cuda-|triton)/d; s/^(torch==).*/\1$(TORCH)/; \
+	s/^(torchvision)==.*/\1/; s/^(torchaudio)==.*/\1<=$(TORCH)/')
+HASHED := $(if $(TORCH),,--require-hashes)
 
 # The first of these that starts and is 3.11 to 3.13. Newer versions are refused: nothing here was tried on them.
 PYTHON ?= $(shell for python in $(BIN)/python python3 python3.13 python3.12 python3.11; do \
@@ -37,23 +41,31 @@ $(READY): FORCE
 endif
 endif
 
-.PHONY: help demo test lint docs bench clean pin FORCE
+.PHONY: help demo test test-all lint mutants docs bench clean pin FORCE
+
+PYTEST = $(if $(OMP_NUM_THREADS),OMP_NUM_THREADS=$(OMP_NUM_THREADS),env -u OMP_NUM_THREADS) \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 help: ## this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
 demo: $(READY) ## corpus, mega-batches, learners of text and of images, report, in demo_out/
 	PATH="$(abspath $(BIN)):$$PATH" sh experiments/demo.sh
 
-test: $(READY) ## the tests, without those marked slow or gpu
-	$(if $(OMP_NUM_THREADS),OMP_NUM_THREADS=$(OMP_NUM_THREADS),env -u OMP_NUM_THREADS) \
-		$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-		-m "not slow and not gpu"
+test: $(READY) ## every promise once: the tests without those marked thorough, slow or gpu
+	$(PYTEST) -m "not thorough and not slow and not gpu"
 
-lint: $(READY) ## ruff, formatting, types
+test-all: test ## what `make test` leaves out, too: real SLURM, programs of docs and examples, calibrations
+	$(PYTEST) -m "thorough and not slow and not gpu"
+
+lint: $(READY) ## ruff, formatting, types, the house style
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m tests.house_style $(READ_ONCE)
+
+mutants: $(READY) ## make mutants MODULE=alma/stages.py TESTS=tests/alma: bugs planted by cosmic-ray; those that no test sees
+	sh tests/mutants.sh "$(BIN)" "$(MODULE)" "$(TESTS)"
 
 docs: $(READY) ## the pages in docs/ as a web site, in build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -68,7 +80,7 @@ clean: ## remove what make has made
 pin: $(READY) ## requirements.txt from setup.py; keeps the pins that still fit, delete lines to renew them
 	$(BIN)/uv pip compile setup.py --all-extras --universal --python-version 3.11 --fork-strategy fewest \
 		--python $(BIN)/python --no-build-isolation --quiet \
-		--no-annotate --custom-compile-command "make pin" --output-file requirements.txt
+		--no-annotate --generate-hashes --custom-compile-command "make pin" --output-file requirements.txt
 
 $(READY): setup.py requirements.txt
 	@rm -f $(READY)
@@ -88,9 +100,10 @@ $(READY): setup.py requirements.txt
 		$$python -m venv $(VENV)
 	fi
 	echo "installing into $(VENV) with $$python; the first time takes a few minutes, most of it to build fairseq"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.txt)"
-	$(UV) -r <($(PINS) | grep -vE '$(SOURCES)')
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		-r <($(LINES) | grep '^uv==')
+	$(UV) $(HASHED) -r <($(PINS) | grep -vE '$(SOURCES)')
 	# CUDA_HOME would have fairseq build kernels that nothing here uses; the cache does not know TORCH's builds
-	env -u CUDA_HOME $(UV) --no-build-isolation $(if $(TORCH),--no-cache) -r <($(PINS))
+	env -u CUDA_HOME $(UV) --no-build-isolation $(if $(TORCH),--no-cache) $(HASHED) -r <($(PINS))
 	$(UV) --no-build-isolation --no-deps -e .
 	touch $(READY)

@@ -13,7 +13,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any, NoReturn
+
+from alma import escape
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNWRITABLE = (*_FULL, errno.EACCES, errno.EROFS, errno.EFBIG)
@@ -132,10 +135,14 @@ def number_list(text: str, repeats: bool = False) -> list[int]:
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
     """Decorate a `main`: user errors, full or read-only disks, and folders or loops of links in
-    place of files end with one line and exit code 2."""
+    place of files end with one line and exit code 2. Its output has no control characters."""
 
     @functools.wraps(main)
     def run() -> None:
+        with redirect_stdout(escape.Output(sys.stdout)), redirect_stderr(escape.Output(sys.stderr)):
+            end_in_one_line()
+
+    def end_in_one_line() -> None:
         try:
             main()
         except UserError as error:
@@ -181,6 +188,5 @@ def _interrupted(number: int = signal.SIGINT) -> NoReturn:
 
 def fail(message: str) -> NoReturn:
     """Print `error: message` as one line on stderr and exit with code 2."""
-    line = " ".join(message.split()).encode(errors="backslashreplace").decode()
-    print(f"error: {line}", file=sys.stderr)
+    print(f"error: {escape.terminal(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(2)

@@ -37,10 +37,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a YAML file. UserError: there is no such file, or it is not a mapping."""
     import yaml
 
+    from alma.yaml_text import load
+
     if not path.exists() and path.parts[0] == "experiments":  # those that are installed
         path = Path(__file__).parents[1] / path
     try:
-        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+        record = load(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         names = (file.name for file in path.parent.glob("*.yaml"))
         raise UserError(f"{path}: no such experiment; {hint(path.name, names)}") from None
@@ -142,10 +144,12 @@ def read_overrides(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
             text = f"[{text}]"
         import yaml
 
+        from alma.yaml_text import load
+
         try:
             # As in the files: PyYAML keeps 1e-3 as text, so run.json records a number as it was written.
             # OmegaConf would make it 0.001, which differs from what the file or an earlier launch says.
-            overrides[key] = yaml.safe_load(text)
+            overrides[key] = load(text)
         except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: no such date
             raise UserError(f"{word}: the value is not YAML: quote it, as in a file") from None
     _check_lists("key=value", overrides)

@@ -27,21 +27,26 @@ LOCK = ".lock"
 _WAIT_SECONDS = 120
 _ZIP = b"PK\x03\x04"
 _BAD_ZIP = (zipfile.BadZipFile, ValueError, NotImplementedError)
+_NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # nor wait for the other end of a pipe
 _CANNOT_GROW = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def atomic_write(
-    path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w", keep_same: bool = False
+    path: str | os.PathLike[str],
+    mode: Literal["w", "wb"] = "w",
+    keep_same: bool = False,
+    private: bool = False,
 ) -> Iterator[IO[Any]]:
     """Open a file for writing (text is UTF-8) that appears at `path` only if the block succeeds.
 
     The bytes go to a temporary file beside `path`, which is fsynced and renamed over it, or removed. The next
     write of `path` takes over the file that a killed process left. The OSError of a full disk names `path`.
-    `keep_same`: a file that has the same bytes already stays as it is, with its time.
+    `keep_same`: a file that has the same bytes already stays as it is, with its time. `private`: only
+    the owner may read it. UserError: the temporary file is a link, as `open_for_writing` finds.
     """
     path = Path(path)
-    descriptor, temporary = _open_temporary(path)
+    descriptor, temporary = _open_temporary(path, 0o600 if private else 0o666)
     try:
         with open(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
             try:
@@ -89,29 +94,60 @@ def temporary_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
-def _open_temporary(path: Path) -> tuple[int, Path]:
+def open_for_writing(path: Path, flags: int = 0, mode: int = 0o666) -> int:
+    """A descriptor of the file `path`, made if missing, to read and write, with further `flags` of open.
+
+    The folder may come from somebody else. UserError: the file is a symbolic link, a pipe or a device.
+    """
+    try:
+        found = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK | flags, mode)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise UserError(f"{path}: a link or a pipe, and a file is to be written here; delete it") from None
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
+        raise UserError(f"{path}: a pipe or a device, and a file is to be written here; delete it")
+    return found
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file. OSError: it cannot be read; UserError: it is a pipe or a device, which has no
+    end."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UserError(f"{path}: a folder, a pipe or a device in place of a file; delete it")
+        return file.read()
+
+
+def _open_temporary(path: Path, mode: int) -> tuple[int, Path]:
     """An empty file beside `path` that no other process writes: `temporary_of`, if it can be locked. It may
     be mapped into memory, which needs the right to read."""
     temporary = temporary_of(path)
     while True:
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = open_for_writing(temporary, mode=mode)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.stat(temporary)):  # not renamed meanwhile
+                about = os.fstat(descriptor)
+                if about.st_nlink > 1:  # another name of a file elsewhere
+                    raise FileExistsError
+                if os.path.samestat(about, os.lstat(temporary)):  # not renamed meanwhile
                     os.ftruncate(descriptor, 0)
+                    if mode == 0o600:  # else of an earlier, killed write
+                        os.fchmod(descriptor, mode)
                     return descriptor, temporary
             os.close(descriptor)
-        except OSError:  # another process writes it, or a file system without locks
+        except OSError:  # another process writes it, a hard link, or a file system without locks
             os.close(descriptor)
             other = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-            return os.open(other, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), other
+            return open_for_writing(other, os.O_EXCL, mode), other
 
 
-def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
-    """Write `obj` as indented JSON, atomically. ValueError: it holds NaN or infinity, which JSON lacks."""
+def write_json_atomic(path: str | os.PathLike[str], obj: Any, private: bool = False) -> None:
+    """Write `obj` as indented JSON, by `atomic_write`. ValueError: it holds NaN or infinity."""
     text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False)
-    with atomic_write(path) as file:
+    with atomic_write(path, private=private) as file:
         file.write(text + "\n")
 
 
@@ -132,9 +168,17 @@ def locked(directory: Path, name: str = LOCK, patience: float = 0.0) -> Iterator
     """Hold a lock on `directory` that excludes every other thread, process and node.
 
     It is a POSIX lock of the open file `name`, which is never removed (docs/design.md). UserError: another
-    process has held it for `patience` seconds. A file system without locks only causes a warning.
+    process has held it for `patience` seconds, or the file is a link. A file system without locks only causes
+    a warning.
+
+    Whoever may open the file can hold the lock: it is the owner's alone, and the group's in a folder that the
+    group may write (`chmod g+w`).
     """
-    descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    shared = os.stat(directory).st_mode & stat.S_IWGRP
+    mode = 0o660 if shared else 0o600
+    descriptor = open_for_writing(directory / name, mode=mode)
+    with suppress(PermissionError):  # another owner's
+        os.fchmod(descriptor, mode)
     deadline = time.monotonic() + patience
     try:
         while True:
@@ -168,7 +212,7 @@ def patiently_locked(directory: Path, name: str = LOCK) -> AbstractContextManage
 def holder(directory: Path, name: str = LOCK) -> str | None:
     """The process that holds `locked(directory, name)`, such as "pid 123 on node7"; None: no known one."""
     try:
-        with open(directory / name, "rb") as file:
+        with open(os.open(directory / name, os.O_RDONLY | _NO_LINK), "rb") as file:
             lock = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
             is_free = lock[:2] == _whole_file(fcntl.F_UNLCK)[:2]
             return None if is_free else _holder_of(file.fileno())
@@ -183,6 +227,8 @@ def _whole_file(kind: int) -> bytes:
 
 def _note(descriptor: int, holder: str) -> None:
     """Write the holder into the file of the lock."""
+    if os.fstat(descriptor).st_nlink > 1:  # another name of a file elsewhere
+        return
     with suppress(OSError):  # a full disk is harmless: the note only serves messages
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, holder.encode(), 0)

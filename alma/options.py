@@ -57,6 +57,11 @@ def flag_words(flag: str, value: object) -> list[str]:
     return [flag] if value is True else [flag, text]
 
 
+def joined_words(flag: str, value: object) -> list[str]:
+    """As `flag_words`, in one word with "=": a value that begins with a dash is then no flag."""
+    return ["=".join(flag_words(flag, value))] if flag_words(flag, value) else []
+
+
 def changed(options: Any) -> dict[str, Any]:
     """The options that do not have their defaults."""
     defaults = {name: declared.default for name, declared in options_of(options).items()}

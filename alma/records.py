@@ -18,7 +18,7 @@ import msgspec
 from alma import provenance
 from alma.configs import changes
 from alma.errors import UserError
-from alma.files import fsync_directory, make_directory, write_json_atomic
+from alma.files import fsync_directory, make_directory, open_for_writing, read_file, write_json_atomic
 from alma.options import kinds_of
 from alma.protocol import TextOptions
 from alma.schema import AMOUNT, COUNT, LARGEST, NATURAL, NUMBER, TEXT, is_plain, parse_json, require, whole
@@ -152,7 +152,7 @@ class Run:
         """The run in `directory`, which may still be running. UserError: it is not a run directory."""
         path = Path(directory)
         try:
-            info = parse_json((path / "run.json").read_bytes())
+            info = parse_json(read_file(path / "run.json"))
             require(info, _INFO, ["config"])
             require(info["config"], _CONFIG, CONFIG_KEYS)
             require(info["config"], {"waiting_time": whole(1, info["config"]["megabatches"])})
@@ -211,7 +211,7 @@ class Run:
         text = json.dumps(dict(row), allow_nan=False)
         check_row(parse_json(text), self.config["megabatches"])
         line = f"{text}\n".encode()
-        descriptor = os.open(self.results, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        descriptor = open_for_writing(self.results, os.O_APPEND)
         try:
             before = os.fstat(descriptor)
             if _version(before) != self._version:  # not read yet, or another process has written
@@ -233,7 +233,7 @@ class Run:
     def _drop_partial_line(self) -> None:
         """Truncate results.jsonl after its last newline."""
         if self.results.exists():
-            with self.results.open("rb+") as file:
+            with open(open_for_writing(self.results), "rb+") as file:
                 file.truncate(file.read().rfind(b"\n") + 1)
                 os.fsync(file.fileno())
 
@@ -267,7 +267,7 @@ def check_row(row: Mapping[str, Any], megabatches: int) -> None:
 def _read_rows(path: Path, megabatches: int, version: tuple[int, ...]) -> tuple[dict[str, Any], ...]:
     """The rows of a file, read once for each of its `version`s: a report asks for them several times."""
     rows: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+    for number, line in enumerate(read_file(path).split(b"\n")[:-1], start=1):
         try:
             row = parse_json(line)
             check_row(row, megabatches)

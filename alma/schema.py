@@ -2,11 +2,13 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+
+from alma.errors import UserError
 
 LARGEST = 1e100  # sums, squares and ratios of such numbers are still numbers
 _MOST = 2**63 - 1
@@ -65,6 +67,14 @@ def require(record: Any, kinds: Mapping[str, Any], needed: Collection[str] = ())
                 msgspec.convert(record[name], kind)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from None
+
+
+def check_names(place: object, names: Iterable[str]) -> None:
+    """UserError: a class or period has a name that no record can hold."""
+    for name in names:
+        if not is_plain(name):
+            what = "has control characters in its name, or is no UTF-8"
+            raise UserError(f"{place}: {shown(name)} {what}: rename it")
 
 
 def shown(value: Any) -> str:

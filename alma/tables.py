@@ -1,11 +1,13 @@
 """Tables with aligned columns and short numbers, for terminals and text files."""
 
+from alma.escape import terminal
+
 Table = list[list[str]]  # header and rows; all cells are text
 
 
 def as_text(table: Table, left: tuple[int, ...] = (0,)) -> str:
     """The table with aligned columns: those in `left` (-1: the last) to the left, the others to the right."""
-    columns = [list(cells) for cells in zip(*table, strict=True)]
+    columns = [list(map(terminal, cells)) for cells in zip(*table, strict=True)]
     to_left = {place % len(columns) for place in left}
     for place, cells in enumerate(columns):
         width = max(map(len, cells))

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,12 +30,13 @@ from data_prep import near_duplicates
 from data_prep.contamination import contamination
 from data_prep.corpus import pydoc
 from data_prep.corpus.__main__ import write
-from data_prep.cut import Wanted
+from data_prep.cut import Splits
 from data_prep.dictionary import EOS, UNKNOWN
 from data_prep.documents import SHARD_BYTES, Reader, Shard, make_shards
-from data_prep.pipeline import StreamSettings, make_stream
+from data_prep.options import named_files
+from data_prep.pipeline import make_stream
 from data_prep.scan import content_key
-from data_prep.settings import named_files
+from data_prep.settings import StreamSettings
 from data_prep.tokenizer import MODEL, SentencePiece
 from data_prep.work import Task, Work, Workspace, mapped, open_items
 
@@ -108,11 +109,11 @@ class MeasuredWork(Work):
         self.costs: dict[str, tuple[float, float, float]] = {}
         """Seconds, CPU seconds and peak MB."""
 
-    def run(self, stage: str, function: Callable[..., None], tasks: Sequence[Task], unit: str) -> None:
+    def run(self, stage: str, tasks: Sequence[Task], unit: str) -> None:
         """Run the stage and measure it."""
         reset_peak_memory()
         started = time.process_time()
-        super().run(stage, function, tasks, unit)
+        super().run(stage, tasks, unit)
         self.costs[stage] = self.seconds[stage], time.process_time() - started, peak_memory() / 1e6
 
 
@@ -126,8 +127,8 @@ def stages(files: Files, reader: Reader, repeats: int, out: Path) -> Rows:
     source, largest = words.most_common(1)[0]
     valid = min(500_000, largest // 20)
     each = int(0.7 * (words.total() - valid)) // (MEGA_BATCHES + 1)  # the rest may be duplicates
-    wanted = Wanted(MEGA_BATCHES, each, each, valid, source)
-    settings = StreamSettings(files, wanted, 0, reader, VOCABULARY, {})
+    splits = Splits(MEGA_BATCHES, each, each, valid, source)
+    settings = StreamSettings(files, splits, 0, reader, VOCABULARY, {})
     runs = defaultdict(list)
     for _ in tqdm(range(repeats), disable=None, unit="turn"):
         shutil.rmtree(out, ignore_errors=True)
@@ -224,13 +225,13 @@ def dropped_by_similarity(texts: list[str], folder: Path) -> Rows:
 
 def contaminated(files: Files, words: int, folder: Path) -> Rows:
     """Contamination of the test set with keep and drop, of several random orders."""
-    wanted = Wanted(MEGA_BATCHES, words * 6 // 40, words * 6 // 100, words // 100, files[-1][0])
+    splits = Splits(MEGA_BATCHES, words * 6 // 40, words * 6 // 100, words // 100, files[-1][0])
     rows: Rows = []
     for drop in (False, True):
         shares = []
         for seed in range(SEEDS):
             settings = StreamSettings(
-                files, wanted, seed, Reader(), SMALL_VOCABULARY, {}, near_duplicates=drop
+                files, splits, seed, Reader(), SMALL_VOCABULARY, {}, near_duplicates=drop
             )
             with Work(1) as work, Workers(1) as workers:
                 made = make_stream(settings, folder / f"{drop}{seed}", work)

@@ -24,8 +24,8 @@ from benchmarks.data_prep import dropped_keys, highest_similarities
 from benchmarks.timing import Rows, Table, show, spread
 from data_prep.documents import Reader, make_shards
 from data_prep.near_duplicates import BANDS, KEY, ROWS, THRESHOLD, N
+from data_prep.options import named_files
 from data_prep.scan import content_key
-from data_prep.settings import named_files
 
 LEAST, MOST, FEW, MORE = 50, 400, 0.01, 0.05  # words of a document; share of the words
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from alma.stream import VERSION, FileInfo, Part, Stream, write_index
+from alma.stream import SPECIALS, VERSION, FileInfo, Part, Stream, write_index
 
 VOCABULARY = 50_000
 
@@ -15,7 +15,7 @@ def write_stream(directory: Path, tokens: int, item: int, vocabulary: int = VOCA
     items one has."""
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 2 * item, tokens // item).astype(np.int32)
-    ids = rng.integers(4, vocabulary + 4, sizes.sum(), dtype=np.uint16)
+    ids = rng.integers(SPECIALS, vocabulary + SPECIALS, sizes.sum(), dtype=np.uint16)
     ids[np.cumsum(sizes) - 1] = 2  # eos
 
     def part(name: str, prefix: str) -> Part:

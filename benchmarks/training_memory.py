@@ -11,10 +11,10 @@ import contextlib
 import logging
 import tempfile
 import warnings
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -28,9 +28,9 @@ from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
+from benchmarks.storages import LiveStorages
 from benchmarks.timing import Rows
 from fairseq_alma import check
 from fairseq_alma.moe import layer
@@ -79,14 +79,11 @@ OF_SEVERAL = ("--zero-sharding", "--moe-expert-parallel")
 """Flags that need several processes."""
 
 
-class LiveStorages(TorchDispatchMode):
-    """Counts the bytes of all storages on the meta device that are in use."""
+class MetaStorages(LiveStorages):
+    """Counts storages on the meta device, and gives the numbers that a step reads there."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-        self.peak = 0
-        self._counted: set[int] = set()
+        super().__init__("meta")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -98,28 +95,7 @@ class LiveStorages(TorchDispatchMode):
             kwargs = kwargs | {"device": "meta"}  # the meta device has no values to copy
             if to_host:  # norms, and offloaded activations
                 return func(*args, **kwargs)
-        output = func(*args, **kwargs)
-        for tensor in torch.utils._pytree.tree_leaves(output):
-            if isinstance(tensor, Tensor) and tensor.is_meta:
-                storage = tensor.untyped_storage()
-                key, size = storage._cdata, storage.nbytes()
-                if key not in self._counted:
-                    self._counted.add(key)
-                    self.bytes += size
-                    self.peak = max(self.peak, self.bytes)
-                    weakref.finalize(storage, self._free, key, size)
-        return output
-
-    def _free(self, key: int, size: int) -> None:
-        self._counted.discard(key)
-        self.bytes -= size
-
-    @contextlib.contextmanager
-    def phase(self, peaks: dict[str, int], name: str) -> Iterator[None]:
-        """Keep the peak of a part of the step in `peaks`."""
-        self.peak = self.bytes
-        yield
-        peaks[name] = max(self.peak, peaks.get(name, 0))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 @contextlib.contextmanager
@@ -182,7 +158,7 @@ class Step:
             kind = torch.nn.parallel.DistributedDataParallel
             own = [name for name, param in self.model.named_parameters() if hasattr(param, "expert")]
             kind._set_params_and_buffers_to_ignore_for_model(self.model, own)
-            parallel = kind(self.model, init_sync=False)
+            parallel = kind(self.model, init_sync=False, broadcast_buffers=False)
             parallel.register_comm_hook(None, noop_hook)
             self.trained = ModuleProxyWrapper(parallel)
         params = [param for param in self.model.parameters() if param.requires_grad]
@@ -199,7 +175,7 @@ class Step:
             holds_state = self.optimizer.optimizer.optim
         holds_state.__class__ = FusedAdam
 
-    def run(self, memory: LiveStorages, peaks: dict[str, int]) -> None:
+    def run(self, memory: MetaStorages, peaks: dict[str, int]) -> None:
         """One update; the peak of each phase, in bytes, in `peaks`."""
         self.optimizer.zero_grad()
         with memory.phase(peaks, "forward and backward"):
@@ -208,6 +184,11 @@ class Step:
             self.optimizer.multiply_grads(1 / self.sample["ntokens"])
             self.optimizer.clip_grad_norm(self.cfg.optimization.clip_norm)
             self.optimizer.step()
+
+
+def _communicated(*_: Any, **__: Any) -> SimpleNamespace:
+    """The handle of a collective that has nothing to do; a mock would keep its tensors."""
+    return SimpleNamespace(wait=lambda: True)
 
 
 def count(words: Sequence[str], processes: int) -> dict[str, int]:
@@ -219,8 +200,11 @@ def count(words: Sequence[str], processes: int) -> dict[str, int]:
             stack.callback(dist.destroy_process_group)
             # DistributedDataParallel reorders its buckets once: values go between processes, sizes stay.
             stack.enter_context(mock.patch.object(dist.Reducer, "_rebuild_buckets", return_value=False))
+            # They fill tensors that are there; torch before 2.8 has no such kernels for the meta device.
+            for collective in ("all_reduce", "all_to_all_single", "broadcast"):
+                stack.enter_context(mock.patch.object(dist, collective, _communicated))
         stack.enter_context(like_a_gpu())
-        memory = stack.enter_context(LiveStorages())
+        memory = stack.enter_context(MetaStorages())
         step = Step(words, processes)
         step.run(memory, {})  # makes the optimizer's state
         peaks: dict[str, int] = {}

@@ -6,6 +6,7 @@ import pickle
 import re
 import struct
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from alma import averages
 from alma.errors import UserError
 from alma.files import damage
 from alma.schema import require, whole
+from fairseq_alma import saved_config
 
 PREFIX = "decoder."  # prefix of every parameter name of a decoder-only language model
 # What torch, fairseq and the plug-in raise for a file with other content than theirs:
@@ -57,7 +59,8 @@ def reading(path: str) -> Iterator[None]:
 
 
 def checked(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
-    """Load a checkpoint by `load(path, ...)`. UserError: as `reading`; wrong check sums or content."""
+    """Load a checkpoint by `load(path, ...)`. UserError: as `reading`; wrong check sums, content or
+    settings."""
     with reading(path):
         empty = os.path.isfile(path) and not os.path.getsize(path)
         if wrong := "empty" if empty else damage(path):
@@ -73,12 +76,22 @@ def checked(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
                 raise TypeError(f"{name!r} of its model is no tensor")
         for past in state.get("optimizer_history") or []:
             require(past, {"num_updates": whole(0)}, ["num_updates"])
+        saved_config.check(path, state)
         return state
 
 
 def memory_map(path: str) -> dict[str, Any]:
     """Memory-map a checkpoint and check its content."""
     return checked(torch.load, path, map_location="cpu", mmap=True, weights_only=True)
+
+
+def loaded(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
+    """As `checked`, for fairseq's load_checkpoint_to_cpu, which converts old settings: they are checked
+    before that, too."""
+    if saved_config.applies() and os.path.exists(path):
+        mapped = zipfile.is_zipfile(path)  # else of torch < 1.6
+        checked(torch.load, path, map_location="cpu", mmap=mapped, weights_only=True)
+    return checked(load, path, *args, **kwargs)
 
 
 def memory_map_last(path: str) -> dict[str, Any]:

@@ -10,25 +10,35 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import yaml
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, FairseqLanguageModel
-from fairseq.registry import REGISTRIES
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
+from alma.epochs import WARMUP, warmup_of
 from alma.errors import UserError, closest, hint
-from alma.options import flag_of, flag_words
-from fairseq_alma import defaults, initial
+from alma.options import flag_of, joined_words
+from fairseq_alma import defaults, flags, initial, saved_config
 from fairseq_alma.switch_lm import SwitchLanguageModel
+from fairseq_alma.training.epochs import PLANNED_WARMUP
 
 logger = logging.getLogger(__name__)
 
-TASK = "alma_lm"
+TASK = saved_config.TASK
 
 
 def is_ours(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
     """Whether a command line has `--task alma_lm`, given or by default, or a task that does not exist."""
     task = _last_value(words, "--task", parser.get_default("task"))
     return task == TASK or task not in TASK_REGISTRY
+
+
+def is_given(words: Sequence[str], default: str) -> bool:
+    """Whether a command line, whose parser is still to be built, has `--task alma_lm`."""
+    return _last_value(words, "--task", default) == TASK
+
+
+def missing_user_dir(error: FileNotFoundError) -> str:
+    """The line for fairseq's error of a --user-dir that does not exist."""
+    return f"--user-dir {error}: no such directory; give the path of your code"
 
 
 def _last_value(words: Sequence[str], flag: str, default: str) -> str:
@@ -46,8 +56,8 @@ def parse(
     training = "--max-update" in parser._option_string_actions
     model = _last_value(words, "--init", "") if training else ""
     of_model = initial.read(model)[0] if model else {}
-    theirs = itertools.chain.from_iterable(itertools.starmap(flag_words, of_model.items()))
-    words = [*theirs, *words]  # the last of repeated flags counts
+    theirs = itertools.starmap(joined_words, of_model.items())
+    words = [*itertools.chain.from_iterable(theirs), *words]  # the last of repeated flags counts
     schedule = _last_value(words, "--schedule", "stage")
     scheduler = defaults.SCHEDULES.get(schedule, "polynomial_decay")  # the parser refuses another schedule
     given: set[str] = set()  # flags in `words`, each under the first of its names
@@ -76,8 +86,8 @@ def parse(
     parser.error = lambda message: _refuse(parser, message)  # type: ignore[method-assign]
     if training:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        lengths = {"--warmup-updates": f"{defaults.WARMUP}, at most a tenth of --total-num-update"}
-        lengths["--total-num-update"] = "the value of --max-update"
+        lengths = {"--warmup-updates": f"{WARMUP}, at most a tenth of --total-num-update"}
+        lengths["--total-num-update"] = "the value of --max-update, or the updates of --max-epoch"
         shown = (f"  {_shown({flag: value})}" for flag, value in (defaults.TRAINING | lengths).items())
         parser.epilog = "\n".join((f"defaults of --task {TASK}:", *shown))
     if asking := {"-h", "--help"}.intersection(words):
@@ -87,12 +97,12 @@ def parse(
         sys.exit()
     args, unknown = run(words)
     if unknown:
-        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown
-        near = {flag: closest(flag, parser._option_string_actions) for flag in flags}
+        names = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown
+        near = {flag: closest(flag, parser._option_string_actions) for flag in names}
         hints = {flag: f": did you mean {meant}?" if meant else "" for flag, meant in near.items()}
-        raise UserError("; ".join(f"unrecognized argument {flag}{hints[flag]}" for flag in flags))
+        raise UserError("; ".join(f"unrecognized argument {flag}{hints[flag]}" for flag in names))
     if training:
-        _check_flags(parser, args, given)
+        flags.check(parser, args, given)
         if of_model:
             off = [flag for flag, value in of_model.items() if value is False and flag not in given]
             vars(args).update((flag[2:].replace("-", "_"), False) for flag in off)  # on in some archs
@@ -101,30 +111,14 @@ def parse(
         _fill_schedule(args, given, scheduler)
         chosen = defaults.chosen(given, scheduler).items()
         used = {flag: value for flag, value in chosen if hasattr(args, flag[2:].replace("-", "_"))}
+        if not args.max_update:
+            used.pop("--max-update", None)
         logger.info(f"defaults of --task {TASK}: {_shown(used)}")
     return args
 
 
 def _shown(values: dict[str, object]) -> str:
     return " ".join(flag if value is True else f"{flag} {value}" for flag, value in values.items())
-
-
-def _check_flags(parser: argparse.ArgumentParser, args: argparse.Namespace, given: set[str]) -> None:
-    """UserError: a flag or a choice with which a training fails, or its restart computes something else."""
-    table = yaml.safe_load(defaults.FLAGS.read_text())
-    for flag in given & table["refused"].keys():
-        action = parser._option_string_actions[flag]
-        if getattr(args, action.dest) != action.default:
-            raise UserError(f"{flag}: {table['refused'][flag]}")
-    for flag, choices in table["choices"].items():
-        name = flag[2:].replace("-", "_")
-        choice = getattr(args, name)
-        kind = REGISTRIES[name]["registry"].get(choice, str) if name in REGISTRIES else str
-        if choice not in (None, *choices) and kind.__module__.startswith(("fairseq.", "builtins")):
-            raise UserError(f"{flag} {choice}: the task {TASK} takes {', '.join(choices)}")
-    resets = sorted(flag for flag in given if flag.startswith("--reset-") and flag != "--reset-logging")
-    if resets and args.finetune_from_model:
-        raise UserError(f"{resets[0]}: --finetune-from-model resets all but the weights; leave it out")
 
 
 def _check_model(args: argparse.Namespace) -> None:
@@ -134,14 +128,14 @@ def _check_model(args: argparse.Namespace) -> None:
         if limit and limit < length:
             why = f"a block has {length} tokens and could not be evaluated"
             raise UserError(f"{flag} {limit}: {why}: give {flag} {length} or more")
-    known = ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")
     kind, name = ARCH_MODEL_REGISTRY[args.arch], ARCH_MODEL_NAME_REGISTRY[args.arch]
-    of_fairseq = kind.__module__.startswith("fairseq.")
-    if not issubclass(kind, FairseqLanguageModel) or (of_fairseq and name not in known):
-        trained = f"switch_gmoe*, {', '.join(known)} and your own language models (--user-dir)"
+    if not saved_config.is_trained(args.arch):
+        of_fairseq = ", ".join(saved_config.FAIRSEQ_MODELS)
+        trained = f"switch_gmoe*, {of_fairseq} and your own language models (--user-dir)"
         raise UserError(f"--arch {args.arch}: the task {TASK} trains {trained}")
     if issubclass(kind, SwitchLanguageModel):
         kind.check(args)
+    _check_tied(args)
     if name not in ("transformer_lm", "lightconv_lm"):  # the others use these with adaptive_loss only
         return
     for part in ("adaptive_softmax_cutoff", "adaptive_input", "character_embeddings", "base_layers"):
@@ -150,22 +144,38 @@ def _check_model(args: argparse.Namespace) -> None:
             raise UserError(f"--arch {args.arch} with {flag_of(part)}: {why}")
 
 
+def _check_tied(args: argparse.Namespace) -> None:
+    """UserError: tied embeddings whose input and output have other widths."""
+    pairs = [("decoder_input_dim", "decoder_output_dim"), ("decoder_embed_dim", "decoder_out_embed_dim")]
+    for names in pairs:
+        widths = {getattr(args, name, None) for name in names}
+        if getattr(args, "share_decoder_input_output_embed", False) and len(widths - {None}) == 2:
+            first, second = map(flag_of, names)
+            raise UserError(f"{first} and {second} differ, but embeddings are tied: give both the same")
+
+
 def _fill_schedule(args: argparse.Namespace, given: set[str], scheduler: str) -> None:
     """Set the length of our schedule, `scheduler`, and that of its warm-up, unless they are given.
 
+    If --max-epoch alone ends the training, both are set once its batches are counted (`training.epochs`).
     UserError: inverse_sqrt without a warm-up, by whose length fairseq divides.
     """
+    if args.max_epoch and "--max-update" not in given:
+        args.max_update = 0
+    by_epochs = args.max_epoch and not args.max_update
     if args.lr_scheduler == "inverse_sqrt" and (updates := args.warmup_updates) < 1:
         raise UserError(f"--warmup-updates {updates}: inverse_sqrt needs 1 or more")
     if args.lr_scheduler != scheduler:
         return
     total: Any = args.max_update or defaults.TRAINING["--max-update"]
+    if by_epochs:
+        total = 0
     if args.lr_scheduler == "polynomial_decay":
         if "--total-num-update" not in given:
             args.total_num_update = total
         total = int(args.total_num_update)
     if "--warmup-updates" not in given:
-        args.warmup_updates = min(defaults.WARMUP, total // 10)
+        args.warmup_updates = warmup_of(total) if total else PLANNED_WARMUP
 
 
 def _check_values(action: argparse.Action) -> None:
@@ -173,13 +183,16 @@ def _check_values(action: argparse.Action) -> None:
     # fairseq declares no type where the default is another flag's value.
     numbers = {"total_num_update": float, "max_tokens_valid": int, "batch_size_valid": int}
     action.type = numbers.get(action.dest, action.type)
-    convert, default = action.type, action.default
+    convert, default = action.type or str, action.default
     tuple_as_text = convert is str and isinstance(default, (tuple, list))
-    if convert is None or (isinstance(convert, type) and not tuple_as_text):
+    evaluated = action.dest in saved_config.EVALUATED and convert not in (int, float)
+    if isinstance(convert, type) and not tuple_as_text and not evaluated:
         return
 
     def convert_or_refuse(text: str) -> Any:
         try:
+            if evaluated:  # before `convert`, which evaluates it
+                saved_config.check_literal(text)
             if tuple_as_text and len(ast.literal_eval(text)) != len(default):
                 raise ValueError
             return convert(text)  # type: ignore[operator]

@@ -8,7 +8,7 @@ import functools
 import importlib.util
 import os
 import shutil
-import socket
+import tempfile
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -93,18 +93,18 @@ def _several_processes(original, cfg, main, **kwargs) -> None:
         if spawns or distributed.distributed_no_spawn:
             distributed.distributed_backend, distributed.device_id = "gloo", 0
         if spawns:
+            meeting = tempfile.TemporaryDirectory()  # for this user alone
             if not distributed.distributed_init_method:
-                with socket.socket() as server:
-                    server.bind(("localhost", 0))
-                    distributed.distributed_init_method = f"tcp://localhost:{server.getsockname()[1]}"
+                distributed.distributed_init_method = rendezvous.here(meeting.name)
             distributed.distributed_num_procs = processes
             start_rank, distributed.distributed_rank = distributed.distributed_rank, None
     if not spawns:
         return original(cfg, main, **kwargs)
     arguments = (main, cfg, {"start_rank": start_rank, **kwargs})
-    return torch.multiprocessing.start_processes(  # forks need not import torch and fairseq
-        distributed_utils.distributed_main, args=arguments, nprocs=processes, start_method="fork"
-    )
+    with meeting:
+        torch.multiprocessing.start_processes(  # forks need not import torch and fairseq
+            distributed_utils.distributed_main, args=arguments, nprocs=processes, start_method="fork"
+        )
 
 
 def _read_by_each_process(original, trainer, *args, **kwargs):

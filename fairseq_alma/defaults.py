@@ -53,8 +53,6 @@ UNLESS = {  # defaults that do not apply if one of these flags is given
 FLAGS = Path(__file__).with_name("flags.yaml")
 """What each flag of fairseq-train does to an interrupted training, and those that are refused."""
 
-WARMUP = 500  # updates of linear warm-up, at most a tenth of all, before the linear decay to 0
-
 
 def chosen(given: Collection[str], scheduler: str) -> dict[str, object]:
     """The defaults that apply to a command line with the flags `given` and an --lr-scheduler by default."""

@@ -8,11 +8,10 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 from alma.errors import Parser, UserError, command, require_package
+from alma.markers import read_marker, read_record
 from alma.records import Run
-from alma.schema import parse_json
 from alma.stream import is_stream
 from fairseq_alma.defaults import WEIGHTS_HELP, weights
 
@@ -54,18 +53,15 @@ def deployed_by(run: Path) -> str:
     if not stages:
         raise UserError(f"{run}: no stage has finished yet; see `alma status {shlex.quote(str(run))}`")
     markers = sorted(stages[-1].rglob("trained.json"))
-    paths = [str(marker.with_name(_read(marker)["checkpoint"])) for marker in markers]
-    if (models := len(_read(stages[-1] / "result.json")["training"])) != 1:
+    paths = [str(marker.parent / read_marker(marker)["checkpoint"]) for marker in markers]
+    result = read_record(stages[-1] / "result.json", {"training": list}, ["training"])
+    models = len(result["training"])
+    if not paths:
+        raise UserError(f"{stages[-1]}: no training is complete there: rerun the command that trained it")
+    if models != 1:
         remedy = f"give a checkpoint, such as {paths[-1]}, and its stream as --tokenizer"
         raise UserError(f"{run} deploys an ensemble of {models} models, and export takes one: {remedy}")
     return paths[0]
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return parse_json(file.read_bytes())
-    except ValueError:
-        raise UserError(f"{file} is damaged: delete it and run `alma train` again") from None
 
 
 @command

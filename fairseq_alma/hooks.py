@@ -24,12 +24,12 @@ from alma.batches import tokens_of
 from alma.errors import UserError, command, fail
 from alma.files import make_directory, patiently_locked
 from alma.options import flag_of
-from fairseq_alma import checkpoint, command_line, compat, growth, initial, interrupt
+from fairseq_alma import checkpoint, command_line, compat, growth, initial, interrupt, saved_config
 from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe.layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
-from fairseq_alma.training import precision, schedule, sharding, tensorboard, weight_average
+from fairseq_alma.training import epochs, precision, schedule, sharding, tensorboard, weight_average
 from fairseq_alma.training.adam import FusedAdam
 
 logger = logging.getLogger(__name__)
@@ -39,10 +39,15 @@ class TrainingComplete(Exception):
     """The loaded checkpoint already has --max-update updates, or --patience has ended its training."""
 
 
-def install_first(original, *args, **kwargs):
+def install_first(original, desc, default_task="translation"):
     """Replacement of options.get_parser, which every fairseq command calls first."""
     install()
-    return original(*args, **kwargs)
+    try:
+        return original(desc, default_task)
+    except FileNotFoundError as error:  # of --user-dir, which fairseq imports here
+        if not command_line.is_given(sys.argv[1:], default_task):
+            raise
+        fail(command_line.missing_user_dir(error))
 
 
 @functools.cache
@@ -52,7 +57,7 @@ def install() -> None:
     replace(options, "parse_args_and_arch", _parse_with_our_defaults)
     replace(distributed_utils, "call_main", _run_with_our_errors)
     replace(checkpoint_utils, "load_checkpoint", _grow_and_load)
-    replace(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint.checked)
+    replace(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint.loaded)
     replace(checkpoint_utils, "load_model_ensemble_and_task", _check_members)
     replace(Trainer, "load_checkpoint", _load_into)
     replace(Trainer, "_build_optimizer", _build_optimizer)
@@ -66,13 +71,20 @@ def _parse_with_our_defaults(
 ):
     """Give `--task alma_lm` its defaults and one-line errors (see `command_line`)."""
     words = sys.argv[1:] if input_args is None else [str(word) for word in input_args]
-    if suppress_defaults or not command_line.is_ours(parser, words):
+    ours = command_line.is_ours(parser, words)
+    if not suppress_defaults:
+        saved_config.set_task(command_line.TASK if ours else "another")
+    if suppress_defaults or not ours:
         return original(parser, input_args, parse_known, suppress_defaults, modify_parser)
     interrupt.install()
     try:
         args = command_line.parse(original, parser, words, modify_parser)
     except UserError as error:
         fail(str(error))
+    except FileNotFoundError as error:
+        fail(command_line.missing_user_dir(error))
+    if input_args is None and getattr(args, "profile", False) and not torch.cuda.is_available():
+        fail("--profile: it needs a GPU; leave it out on a CPU")  # fairseq fails before it trains
     return (args, []) if parse_known else args
 
 
@@ -96,6 +108,7 @@ def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
 def _run(main, received, cfg, **kwargs) -> None:
     """Run `main` of a fairseq command in the process where it does its work."""
     install()  # a spawned process starts with an unchanged fairseq
+    saved_config.set_task(str(getattr(cfg.task, "_name", None)))
     if getattr(cfg.task, "_name", None) == command_line.TASK:
         interrupt.install(received)
         interrupt.watch(main)
@@ -201,12 +214,15 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
             logger.info(f"{flag_of(name)}: applied before {last} was written; this start resumes from it")
     growth.prepare(cfg, trainer)
     new_stage = schedule.prepare(cfg, trainer)
+    by_epochs = epochs.begin(trainer)
     average = trainer.cfg.ema
     wanted, average.store_ema = average.store_ema, False  # `weight_average.begin` restores it
     try:
         loaded = original(cfg, trainer, **kwargs)
     finally:
         average.store_ema = wanted
+    if by_epochs:
+        epochs.plan(trainer, loaded[1])
     if new_stage:
         schedule.begin(trainer, loaded[0])
     weight_average.begin(trainer, loaded[0])
@@ -249,12 +265,15 @@ def _check_members(original, filenames, *args, **kwargs):
     No upstream issue known; splitting is unnecessary once fairseq-eval-lm splits --path as fairseq-generate.
     """
     paths = [path for name in filenames for path in utils.split_paths(name)]
-    if not isinstance(kwargs.get("task"), AlmaLMTask):
-        return original(paths, *args, **kwargs)
-    of_task = checkpoint.memory_map_members(paths)[0]["cfg"]["task"]
-    kwargs["task"].args.end_token = of_task.get("end_token", -1)
-    with checkpoint.reading(paths[0]):
-        return original(paths, *args, **kwargs)
+    try:
+        if not isinstance(kwargs.get("task"), AlmaLMTask):
+            return original(paths, *args, **kwargs)
+        of_task = checkpoint.memory_map_members(paths)[0]["cfg"]["task"]
+        kwargs["task"].args.end_token = of_task.get("end_token", -1)
+        with checkpoint.reading(paths[0]):
+            return original(paths, *args, **kwargs)
+    except UserError as error:  # fairseq-generate calls its main without `_run`
+        fail(str(error))
 
 
 def _build_optimizer(original, trainer) -> None:

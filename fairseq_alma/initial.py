@@ -12,6 +12,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -21,7 +22,7 @@ from alma.errors import UserError
 from alma.files import sha256_file
 from alma.options import flag_of
 from alma.schema import COUNT, NATURAL, require
-from alma.stream import Stream, is_stream
+from alma.stream import INSIDE, Stream, is_stream
 from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
 from fairseq_alma.moe.layer import STACKED, SwitchFFN
 
@@ -56,7 +57,7 @@ def read(model: str) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
         config, names = json.loads((folder / "config.json").read_bytes()), ["model.safetensors"]
         if not (folder / names[0]).is_file():  # beside it an index is of an older model: as in transformers
             index = (folder / "model.safetensors.index.json").read_bytes()
-            names = sorted(set(json.loads(index)["weight_map"].values()))
+            names = msgspec.convert(sorted(set(json.loads(index)["weight_map"].values())), list[INSIDE])
         flags = _flags(config)
         weights = {key: value for name in names for key, value in load_file(folder / name).items()}
         sums = "".join(sha256_file(folder / name) for name in names)

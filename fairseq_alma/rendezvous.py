@@ -3,18 +3,24 @@
 The first process opens a free port and writes it to FILE, which all nodes see; the others wait for the FILE
 of the same attempt, so that one that an earlier attempt left does no harm. Unlike fairseq's port, a function
 of SLURM_JOB_ID, no other process can have this one; and no node needs scontrol.
+
+The port is open on the address that the processes share: loopback, if `host` is localhost. FILE has a secret
+and is for its owner alone; each side proves that it has read it.
 """
 
 import contextlib
+import hmac
+import ipaddress
 import json
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlparse
+from urllib.parse import parse_qs, quote, unquote, urlparse
 
 from torch.distributed import TCPStore, register_rendezvous_handler
 
@@ -23,11 +29,19 @@ from alma.files import write_json_atomic
 
 SCHEME = "alma"
 WAIT_SECONDS = 600  # for all processes to start: nodes may import torch from a slow disk
+LOOPBACK = "127.0.0.1"
 _CONNECT_SECONDS = 120
+_BACKLOG = 4096  # processes that connect at once
+_OPENED = "opened"  # key of the first process
 
 
 def is_ours(init_method: str | None) -> bool:
     return str(init_method).startswith(f"{SCHEME}:")
+
+
+def here(folder: str) -> str:
+    """The --distributed-init-method of processes of this machine, by a file in `folder`."""
+    return f"{SCHEME}://{quote(folder)}/meet.json?attempt={secrets.token_hex(8)}&host=localhost"
 
 
 def _meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[TCPStore, int, int]]:
@@ -51,8 +65,16 @@ def _meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[TCPStore, in
 
 def _open(file: Path, attempt: str, host: str, processes: int) -> TCPStore:
     """Open a port, write it to the file, and wait for the others; UserError: some are missing."""
-    store = TCPStore(host, 0, processes, is_master=True, wait_for_workers=False)
-    write_json_atomic(file, {"attempt": attempt, "host": host, "port": store.port})
+    secret = secrets.token_hex(32)
+    listener = _listen(host)
+    host = LOOPBACK if host == "localhost" else host
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        host, port, processes, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+    store.set(_OPENED, _proof(secret, attempt, 0))
+    written = {"attempt": attempt, "host": host, "port": port, "secret": secret}
+    write_json_atomic(file, written, private=True)
     others = [f"joined {rank}" for rank in range(1, processes)]
     try:
         store.wait(others, timedelta(seconds=WAIT_SECONDS))
@@ -61,8 +83,34 @@ def _open(file: Path, attempt: str, host: str, processes: int) -> TCPStore:
         what = f"{len(missing)} of {processes} processes, such as number {missing[0]}, have not joined at "
         what += f"{host}:{store.port} in {WAIT_SECONDS} s"
         raise UserError(f"{what}: see train.rank*.log, and whether all nodes see {file}") from None
-    file.unlink(missing_ok=True)
+    finally:
+        file.unlink(missing_ok=True)
+    for rank, key in enumerate(others, start=1):
+        if not hmac.compare_digest(store.get(key), _proof(secret, attempt, rank).encode()):
+            what = f"a process joined at {host}:{port} as number {rank} without the secret of {file}"
+            raise UserError(f"{what}: another user of this machine? Start the training again")
     return store
+
+
+def _listen(host: str) -> socket.socket:
+    """A socket on a free port of the address of `host`. A name that stands for loopback on this node, as
+    some systems set it up, has another address for the other nodes: then on all addresses."""
+    family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    place = str(address[0])
+    if host == "localhost":
+        family = socket.AF_INET
+        place = LOOPBACK
+    elif ipaddress.ip_address(place.partition("%")[0]).is_loopback:
+        place = ""
+    listener = socket.socket(family)
+    listener.bind((place, 0))
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _proof(secret: str, attempt: str, rank: int) -> str:
+    """What only a process that has read the secret can write."""
+    return hmac.digest(secret.encode(), f"{attempt} {rank}".encode(), "sha256").hex()
 
 
 def _join(file: Path, attempt: str, rank: int, processes: int) -> TCPStore:
@@ -85,7 +133,11 @@ def _join(file: Path, attempt: str, rank: int, processes: int) -> TCPStore:
     except RuntimeError as error:
         remedy = f"nodes must reach each other by their names ({str(error).splitlines()[0]})"
         raise UserError(f"{who}: cannot reach the first process at {host}:{port}: {remedy}") from error
-    store.set(f"joined {rank}", "")
+    secret = str(written.get("secret"))
+    if not hmac.compare_digest(store.get(_OPENED), _proof(secret, attempt, 0).encode()):
+        what = f"{who}: another program answers at {host}:{port}"
+        raise UserError(f"{what}: start the training again")
+    store.set(f"joined {rank}", _proof(secret, attempt, rank))
     return store
 
 

@@ -19,7 +19,7 @@ def parser() -> Parser:
 
 @command
 def main() -> None:
-    """Print the number of mega-batches, and of the items in each."""
+    """Print the number of mega-batches, and of the items and tokens in each."""
     _, words = parser().parse_known_args()
     from fairseq import options, tasks  # seconds
 
@@ -30,7 +30,8 @@ def main() -> None:
         size = "--megabatch-words or --megabatch-tokens; for GPT-2's ids, --gpt2-encoder-json is enough"
         raise UserError(f"{args.data}: give {size}")
     cut = made.megabatches
-    print(json.dumps({"megabatches": len(cut), "items": [len(items) for items in cut], "note": made.note}))
+    counts = {"megabatches": len(cut), "items": [len(items) for items in cut]}
+    print(json.dumps({**counts, "tokens": made.megabatch_tokens(), "note": made.note}))
 
 
 if __name__ == "__main__":

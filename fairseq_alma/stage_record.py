@@ -16,11 +16,14 @@ from fairseq.models.transformer import TransformerDecoder
 from alma.errors import UserError
 from alma.flops import Shape, Weights
 from alma.metrics import bits_per_byte, perplexity
-from alma.schema import LARGEST
+from alma.schema import AMOUNT, LARGEST, require
 from fairseq_alma.checkpoint import memory_map_last, memory_map_members
 from fairseq_alma.data.token_blocks import Tokens
 from fairseq_alma.ensemble import EnsembleDecoder, ensemble_of
 from fairseq_alma.moe.metrics import evaluate
+
+_COUNTS = ("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory")
+"""What the task keeps of a training in its checkpoints."""
 
 
 @dataclass
@@ -91,6 +94,10 @@ def training_record(checkpoint: str, shape: Shape | Weights) -> dict[str, Any]:
     counts = state["extra_state"].get("AlmaLMTask")
     if counts is None:
         raise UserError(f"{checkpoint} has no token counts: it was not trained by --task alma_lm")
+    try:
+        require(counts, dict.fromkeys(_COUNTS, AMOUNT), _COUNTS)
+    except ValueError as error:
+        raise UserError(f"{checkpoint}: its token counts are damaged ({error}): train again") from None
     return {
         "updates": state["optimizer_history"][-1]["num_updates"] - counts.get("first_update", 0),
         "tokens": counts["train_tokens"],

@@ -230,9 +230,8 @@ class AlmaLMTask(LanguageModelingTask):
     @functools.cached_property
     def megabatches(self) -> list[NDArray[np.int64]]:
         """Numbers of the items in each mega-batch of a fairseq-preprocess directory."""
-        directories, target = self.args.data.split(":"), self.megabatch_words
-        prefixes = preprocessed.checked([f"{directory}/train" for directory in directories])
-        sizes = np.concatenate([read_index(f"{prefix}.idx")[0] for prefix in prefixes])
+        target = self.megabatch_words
+        prefixes, sizes = self._items()
         if not target:
             return preprocessed.assign(sizes, sizes, self.args.megabatch_tokens, self.args.megabatch_seed)
         words = preprocessed.count_words(prefixes, self.dictionary, self.encoder_json)
@@ -241,6 +240,16 @@ class AlmaLMTask(LanguageModelingTask):
             logger.info(self.note)
             target = max(1, total)
         return preprocessed.assign(sizes, words, target, self.args.megabatch_seed)
+
+    def megabatch_tokens(self) -> list[int]:
+        """Tokens of each mega-batch of a fairseq-preprocess directory."""
+        _, sizes = self._items()
+        return [int(sizes[items].sum()) for items in self.megabatches]
+
+    def _items(self) -> tuple[list[str], NDArray[np.int64]]:
+        """Prefixes of the files of a fairseq-preprocess directory, and tokens of each of their items."""
+        prefixes = preprocessed.checked([f"{folder}/train" for folder in self.args.data.split(":")])
+        return prefixes, np.concatenate([read_index(f"{prefix}.idx")[0] for prefix in prefixes])
 
     def _blocks(self, split: str, length: int) -> MonolingualDataset:
         """A split as blocks of `length` tokens; with --replay-share, blocks of earlier mega-batches too."""

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from alma.errors import Parser, UserError, command
+from alma.escape import terminal
 from alma.help_texts import RUNS
-from slurm.engine.queue import find, live_jobs, on_cluster
+from slurm.engine.queue import find, live_jobs, on_cluster, strangers
 from slurm.engine.squeue import ask, scancel
 
 _EXAMPLES = """\
@@ -20,7 +21,8 @@ def parser() -> Parser:
     made = Parser(
         prog="alma cancel",
         usage="%(prog)s RUN... [--dry-run]",
-        description="Cancel the incomplete SLURM jobs of runs, and no other jobs. Trainings that other runs "
+        description="Cancel the incomplete SLURM jobs of runs, and no other jobs: each must be yours and "
+        "submitted for the run. Trainings that other runs "
         "share and wait for are left, unless these runs are given too. To resume a cancelled run, rerun the "
         "command that launched it.",
         epilog=_EXAMPLES,
@@ -51,16 +53,19 @@ def main() -> None:
     if ending and not options.dry_run:
         scancel(ending)
     for job_id in ending:
-        print(f"{jobs[job_id]} (job id {job_id})")
+        print(terminal(f"{jobs[job_id]} (job id {job_id})"))
     done = "would cancel" if options.dry_run else "cancelled"
     print(f"{done} {len(ending)} jobs" if ending else "nothing to cancel")
+    for job_id, state in strangers(runs).items():
+        name = terminal(f"{state.name} of {state.user}")
+        print(f"left: job id {job_id} ({name}): not submitted for these runs, whatever jobs.json says")
     if left:
         print("left are these, because other runs wait for them; give these runs too to cancel all:")
         with contextlib.suppress(UserError):  # a damaged jobs.json of another run
             beside = {file.parent for run in runs for file in run.resolve().parent.glob("*/jobs.json")}
             jobs = _live(sorted(beside)) | jobs
         for job_id in left:
-            print(f"  {jobs.get(job_id, 'another job')} (job id {job_id})")
+            print(terminal(f"  {jobs.get(job_id, 'another job')} (job id {job_id})"))
 
 
 def _live(runs: Sequence[Path]) -> dict[str, str]:

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from alma.errors import Parser, command
+from alma.errors import Parser, UserError, command
 from alma.help_texts import RUNS
 from alma.records import Run
 from alma.tables import as_text
 from slurm.engine import queue
 from slurm.engine.queue import JobStatus
+from slurm.engine.terminal import say
 
 HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "log"]
 _ABOUT = "Show the state of runs: a line for each job on a cluster, and for each run on this machine."
@@ -22,7 +23,8 @@ A job waits (for a job that it needs), is queued (for resources), requeued or ru
 its marker shows, failed, cancelled (by a user, or a job it needs failed), lost (SLURM no longer knows it) or
 was never submitted. A run on this machine is running, done, failed or stopped (killed, or Ctrl-C).
 
-Exit code 0: every job is done or active (waiting to running); 1: one is not.
+Exit code 0: every job is done or active (waiting to running); 1: one is not, or a run is left out because its
+files are damaged.
 
 examples:
   alma status runs
@@ -84,7 +86,23 @@ def main() -> None:
     from slurm.lm.local import state_of  # imports much, so the options are checked first
 
     runs = queue.find(options.runs)
-    launched = [run for run in runs if queue.on_cluster(run)]
-    seen = [*queue.look(launched), *(state_of(run) for run in runs if run not in launched)]
+    launched: list[Path] = []
+    local: list[JobStatus] = []
+    damaged: list[UserError] = []
+    for run in runs:
+        try:
+            if queue.on_cluster(run):
+                queue.read_jobs(run)
+                launched.append(run)
+            else:
+                local.append(state_of(run))
+        except UserError as error:
+            damaged.append(error)
+    if damaged and not launched and not local:
+        raise damaged[0]
+    seen = [*queue.look(launched), *local]
     print(f"{table(seen)}\n{queue.count(seen)}")
-    sys.exit(1 if any(status.state in queue.BAD for status in seen) else 0)
+    for problem in damaged:
+        say(f"left out: {problem}")
+    failed = any(status.state in queue.BAD for status in seen)
+    sys.exit(1 if failed or damaged else 0)

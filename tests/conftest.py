@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -195,7 +195,7 @@ def forked(monkeypatch, start):
     from fairseq_alma.check import resolve
     from slurm.engine import children
     from slurm.lm import request
-    from slurm.lm.checks import count_megabatches
+    from slurm.lm.checks import megabatch_sizes
     from slurm.lm.local import launch_here
     from slurm.lm.plan import make_plan
 
@@ -207,7 +207,8 @@ def forked(monkeypatch, start):
 
         def launch(self, *words) -> None:
             (wanted,) = request.resolved(request.read_requests(list(map(str, words))))
-            launch_here([make_plan(wanted, count_megabatches(wanted))], jobs=1)
+            sizes = megabatch_sizes(wanted)
+            launch_here([make_plan(replace(wanted, sizes=sizes), len(sizes))], jobs=1)
 
         def run(self, command, log, what, watch=None, environment=None):
             child = start("train" if command[2] == "fairseq_cli.train" else "evaluate", *command[3:])

@@ -102,7 +102,7 @@ def test_a_tool_accepts_its_commands(module):
 
 def test_data_accepts_its_commands(tmp_path, monkeypatch):
     from data_prep.__main__ import parser
-    from data_prep.settings import settings_of
+    from data_prep.options import settings_of
 
     monkeypatch.chdir(tmp_path)  # without the files
     for words in arguments_of("data_prep.__main__"):
@@ -121,11 +121,14 @@ def test_steps_for_a_gpu_accept_their_commands():
         assert name != "gpu" or parser().parse_args(words)
 
 
-def test_launch_accepts_its_commands(monkeypatch):
+def test_launch_accepts_its_commands(monkeypatch, tmp_path):
     from slurm.lm.plan import make_plan
     from slurm.lm.request import read_requests, resolved
 
-    monkeypatch.chdir(ROOT)
+    for name in ("experiments", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "encoder.json").touch()  # the reader's own
+    monkeypatch.chdir(tmp_path)
     model = ("--init", "models/gpt2")  # which is not here
     commands = [[word for word in words if word not in model] for words in arguments_of("slurm.launch")]
     requests = [request for words in commands for request in read_requests(words)]
@@ -157,6 +160,7 @@ def test_fairseq_accepts_its_commands(program):
         assert options.parse_args_and_arch(parser, words).task == "alma_lm"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name, text in PAGES.items() if "<!-- run -->" in text])
 def test_marked_blocks_run(name, tmp_path, child):
     """In forked children, which have imported torch; a training takes one epoch, a sweep one seed."""
@@ -320,6 +324,7 @@ def test_links_and_paths_of_a_page_exist(name):
         folders = [ROOT, *(each.parent for each in existing)]  # `plan.py` after `data_prep/formats.py`
 
 
+@pytest.mark.thorough
 def test_the_web_site_is_built_and_needs_no_network(tmp_path):
     pytest.importorskip("material", reason="mkdocs-material is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]

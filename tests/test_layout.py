@@ -18,7 +18,7 @@ ARROWS = {
     "data_prep": ("alma", "slurm.engine", "data_prep"),
     "fairseq_alma": ("alma", "fairseq_alma"),
     "slurm": ("alma", "slurm", "slurm.engine", "slurm.lm", "slurm.vision"),
-    "slurm.engine": ("alma.errors", "alma.files", "alma.options", "slurm.engine"),
+    "slurm.engine": ("alma.errors", "alma.escape", "alma.files", "alma.options", "slurm.engine"),
     "slurm.lm": ("alma", "slurm.engine", "slurm.lm"),
     "slurm.vision": ("alma", "slurm.engine", "slurm.vision"),
     "vision": ("alma", "alma.report", "vision"),
@@ -28,7 +28,7 @@ FORBIDDEN = {"alma": {"torch", "fairseq", "matplotlib"}, "slurm": {"torch", "fai
 FILE_LINES, FUNCTION_LINES = 400, 80
 STALENESS = ("law", "matrix", "period", "plan", "retraining", "staleness")
 """Modules of alma.report.advice that take losses from anywhere: they need no run records."""
-STALENESS_NEEDS = {"alma.dates", "alma.errors", "alma.report.losses", "alma.tables"}
+STALENESS_NEEDS = {"alma.dates", "alma.errors", "alma.escape", "alma.report.losses", "alma.tables"}
 
 
 def sources(*folders: str) -> list[Path]:

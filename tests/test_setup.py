@@ -63,6 +63,7 @@ def check(code: str, site: Path | None = None) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_wheel_holds_packages_hook_and_pth(kind: str, source: Path, tmp_path: Path) -> None:
     build = f"from setuptools import build_meta; build_meta.build_{kind}({str(tmp_path)!r})"
@@ -171,8 +172,27 @@ def test_no_file_names_a_registry_or_a_path_of_a_machine() -> None:
 def test_requirements_are_pinned_and_name_no_host() -> None:
     text = (ROOT / "requirements.txt").read_text()
     assert "://" not in text
-    pins = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert [line for line in pins if not re.match(r"[\w.-]+==[\w.]+( ;|$)", line)] == []
+    pins = re.sub(r" *\\\n *", " ", text).splitlines()[2:]
+    form = re.compile(r"[\w.-]+==[\w.]+( ; [^\\]+?)?( --hash=sha256:[0-9a-f]{64})+")
+    assert [line for line in pins if not form.fullmatch(line)] == []
+    assert len(pins) > 100
+
+
+def test_make_joins_the_lines_of_a_package_and_drops_hashes_for_another_torch(tmp_path: Path) -> None:
+    def pins(*words: str) -> list[str]:
+        (tmp_path / "print.mk").write_text(f"include {ROOT}/Makefile\nprint:\n\t@$(PINS)\n")
+        command = ["make", "--silent", "-f", tmp_path / "print.mk", "print", f"VENV={tmp_path}", *words]
+        return subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+
+    own = [line for line in pins() if not line.startswith("#")]
+    assert all(" --hash=sha256:" in line for line in own)
+    other = [line for line in pins("TORCH=2.7.1") if not line.startswith("#")]
+    assert "torch==2.7.1" in other
+    assert not [line for line in other if "hash" in line or line.startswith("nvidia")]
+    same = {line.partition(" --hash")[0] for line in own} & set(other)
+    assert len(same) > 100
 
 
 def test_make_refuses_other_pythons(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Data sets in memory, and the stream of mega-batches of their images."""
 
-import gzip
 import hashlib
 import math
 import pickle
@@ -23,6 +22,7 @@ from vision import folder, presets
 from vision.examples import AnyExamples, Examples, StoredExamples
 from vision.periods import ImagePeriod
 from vision.train import Replay
+from vision.unpacking import unpack
 
 VALIDATION = 0.1
 """Share of each mega-batch used for validation (appendix B.1)."""
@@ -167,7 +167,7 @@ def _read(name: str, root: str, download: bool, size: folder.Size | None, cache:
         split = {"split": "balanced"} if name == "emnist" else {}
         parts = []
         raw = Path(root, name.upper(), "raw")
-        packed = [path for path in raw.glob("*.gz") if not path.with_suffix("").exists()]
+        packed = [path for path in raw.glob("*-ubyte.gz") if not path.with_suffix("").exists()]
         with tempfile.TemporaryDirectory() as place:
             if packed:  # torchvision reads what is unpacked, and the folder may be read-only
                 root, files = place, Path(place, name.upper(), "raw")
@@ -175,11 +175,7 @@ def _read(name: str, root: str, download: bool, size: folder.Size | None, cache:
                 for path in raw.iterdir():
                     (files / path.name).symlink_to(path.resolve())
                 for path in packed:
-                    try:
-                        (files / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
-                    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                        remedy = "delete it, then copy it again or use --download"
-                        raise UserError(f"{path}: {error}: {remedy}") from None
+                    unpack(path, files / path.stem)
             for training in (True, False):
                 part = getattr(datasets, name.upper())(root, train=training, download=download, **split)
                 pixels = np.asarray(part.data)  # of CIFAR with channels behind

@@ -18,6 +18,7 @@ from numpy.lib import format as npy
 
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory, walk
+from alma.schema import check_names
 
 KINDS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of images, in lower case."""
@@ -80,6 +81,7 @@ def listed(root: Path) -> Listing:
         empty = sorted(classes[-1] - {name for name, _ in images})
         if empty or not classes[-1]:
             raise UserError(f"{part}/{', '.join(empty) or 'CLASS'}: no images, which every class needs")
+    check_names(root, set.union(*classes))
     if odd := sorted(classes[0] ^ classes[1]):
         raise UserError(f"{root}: train/ and test/ differ in classes: {', '.join(odd)}")
     return listing._replace(classes=sorted(classes[0]))
@@ -130,7 +132,7 @@ def pixels_of(part: Path, paths: Sequence[str], size: Size | None, cache: Path |
     file = cache / f"{part.name}_{digest.hexdigest()[:16]}.npy"
     make_directory(cache)
     try:
-        with FileLock(cache / ".lock"):
+        with FileLock(cache / ".lock", mode=0o660):  # who may open it can hold it
             if not file.exists():
                 with atomic_write(file, "wb") as out:
                     _decoded(paths, size, out)

@@ -21,7 +21,7 @@ from alma.dates import Dates, LeftOut, label
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory, sha256_file
 from alma.records import Run
-from alma.schema import parse_json
+from alma.schema import check_names, parse_json
 from alma.stages import check_growth
 from alma.stream import VERSION, FileInfo, Part, Stream, is_stream
 from vision.presets import Settings
@@ -33,6 +33,7 @@ GROWING = ("megabatches", "periods", "megabatch_sha256")
 HELD_OUT = 0.1
 """Share of a period's images that is its test set, and its validation set."""
 _NEEDED = "give --data-root with PERIOD/CLASS/*.jpg, or CLASS/*.jpg with EXIF dates, or --manifest FILE"
+_ROWS = 10_000  # of a Parquet file that are read at a time
 _EXIF, _TAKEN = 0x8769, 0x9003  # DateTimeOriginal in its directory
 
 
@@ -77,6 +78,7 @@ def listed(source: ImageSource) -> tuple[tuple[ImagePeriod, ...], str]:
     left_out: Counter[str] = Counter()
     images = list(_of_manifest(source) if source.manifest else _of_folders(source, left_out))
     periods = _dated(source, images)
+    check_names(source.manifest or source.root, [*periods, *{image["label"] for image in images}])
     try:
         with ThreadPoolExecutor(4) as pool:
             hashes = pool.map(sha256_file, [image["path"] for image in images])
@@ -130,21 +132,30 @@ def _of_manifest(source: ImageSource) -> Iterator[dict[str, Any]]:
     """The images of a manifest, .csv, .jsonl or .parquet, whose paths are relative to its folder."""
     manifest = Path(source.manifest or "")
     try:
-        if manifest.suffix == ".parquet":
-            from pyarrow import parquet
-
-            rows = parquet.read_table(manifest).to_pylist()
-        else:
-            with manifest.open(encoding="utf-8-sig", newline="") as file:
-                rows = list(csv.DictReader(file) if manifest.suffix == ".csv" else map(parse_json, file))
-        for number, row in enumerate(rows, start=1):
+        for number, row in enumerate(_rows(manifest), start=1):
             given = {name for name, value in row.items() if value not in (None, "")}
             if not {"path", "label"} <= given or (row.get("split") or "train") not in SPLITS.values():
                 raise ValueError(f"image {number} has no path or label, or a split but train, valid, test")
             path = os.path.join(manifest.parent, str(row["path"]))
+            if not os.path.isfile(path):  # before the next rows are read
+                why = "no such file"
+                raise UserError(f"cannot read the image {path} ({why}): restore it")
             yield {"date": None, **row, "path": path, "label": str(row["label"])}
     except (OSError, ValueError, AttributeError, ImportError, csv.Error) as error:
         raise UserError(f"cannot read --manifest {manifest} ({error}): correct it") from None
+
+
+def _rows(manifest: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a manifest, a few at a time."""
+    if manifest.suffix == ".parquet":
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(manifest) as file:
+            for batch in file.iter_batches(_ROWS):
+                yield from batch.to_pylist()
+        return
+    with manifest.open(encoding="utf-8-sig", newline="") as lines:
+        yield from csv.DictReader(lines) if manifest.suffix == ".csv" else map(parse_json, lines)
 
 
 def _dated(source: ImageSource, images: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from alma.errors import Parser, UserError, command
+from alma.escape import csv_cell
 from alma.files import atomic_write, make_directory
 from vision.experiment import device_of
 
@@ -104,7 +105,8 @@ def main() -> None:
         write = csv.writer(file, lineterminator="\n").writerow
         write(["path", "label", "probability"])
         for path, *answer in predictions(learner, data, [*paths]):
-            write([os.fsencode(path).decode(errors="backslashreplace"), *answer])
+            name = os.fsencode(path).decode(errors="backslashreplace")
+            write(map(csv_cell, [name, *answer]))
             unreadable += answer == ["", ""]
         if unreadable == len(paths):
             raise UserError(f"none of {len(paths):,} images is readable")

@@ -1,5 +1,6 @@
 """Compare runs: a table, and on request a page, Markdown, CSV and figures: `alma report`."""
 
+import sys
 from pathlib import Path
 
 from alma.errors import Parser, UserError, command
@@ -18,6 +19,8 @@ from alma.report.vision import figures as vision_figures
 from alma.report.vision.select import is_image
 
 _EXAMPLES = """\
+Exit code 1: a run was left out, because its run.json or results.jsonl is damaged.
+
 examples:
   alma report runs
   alma report runs --html report.html
@@ -70,7 +73,8 @@ def main() -> None:
     for flag in ("hold", "choose"):
         if getattr(options, flag) and not options.select:
             raise UserError(f"--{flag} needs --select valid or valid-first")
-    runs = find_runs(options.runs)
+    damaged: list[str] = []
+    runs = find_runs(options.runs, damaged)
     if options.metric:
         runs = scored(runs, options.metric)
     if options.figures == "vision" and not any(map(is_image, runs)):
@@ -93,7 +97,12 @@ def main() -> None:
         printed += differences.tables(results, baseline)[bool(tables) :]  # Table 2 replaces the general one
     for table in printed:
         print(table.as_text(), end="\n\n")
-    remarks = [*choices, *not_counted, *(f"no rows yet: {run.directory}" for run in runs if not run.rows)]
+    remarks = [
+        *damaged,
+        *choices,
+        *not_counted,
+        *(f"no rows yet: {run.directory}" for run in runs if not run.rows),
+    ]
     for remark in [*remarks, *lm_remarks, *missing]:
         print(remark)
     if options.html:
@@ -101,15 +110,17 @@ def main() -> None:
         print(options.html)
     out = options.out or (Path("report") if options.figures else None)
     if out is None:
-        return
+        sys.exit(1 if damaged else 0)
     make_directory(out)
     pictures, missing = None, []
     if options.figures == "vision":
         pictures, missing = vision_figures.write_paper_figures(runs, out)
     elif options.figures == "lm":
         pictures, missing = lm_figures.write_figures(entries, out)
-    written = write_report(groups, runs, out, pictures, tables, [*choices, *not_counted], baselines)
+    lines = [*damaged, *choices, *not_counted]
+    written = write_report(groups, runs, out, pictures, tables, lines, baselines)
     print(*missing, *written, sep="\n")
+    sys.exit(1 if damaged else 0)
 
 
 if __name__ == "__main__":

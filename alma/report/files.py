@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from alma.configs import flatten
+from alma.escape import csv_cell, markdown
 from alma.files import atomic_write
 from alma.records import Run
 from alma.report import compare, differences, drift, style
 from alma.report.figures import write_figures
 from alma.report.results import Result, matrix
 from alma.report.style import Picture
-from alma.report.tables import TitledTable, as_markdown, markdown
+from alma.report.tables import TitledTable, as_markdown
 
 
 def write_report(
@@ -68,7 +69,8 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
     """Write all rows in long format: a line per run and t, with all settings and all fields.
 
     A run with an average has a second line per t, without `config.average`, for its raw weights. The means
-    over an evaluation matrix are on each line of the run.
+    over an evaluation matrix are on each line of the run. Texts that a spreadsheet would compute begin
+    with an apostrophe.
     """
     records: list[dict[str, Any]] = []
     for run in runs:
@@ -84,6 +86,7 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
             records.append({**same, **flatten(measured | {"extra": extra}), "trained_on": trained_on})
     fields = dict.fromkeys(key for record in records for key in record)
     with atomic_write(path) as file:
-        writer = csv.DictWriter(file, fields, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
+        write = csv.writer(file, lineterminator="\n").writerow
+        write(map(csv_cell, fields))
+        for record in records:
+            write(csv_cell(record.get(name, "")) for name in fields)

@@ -186,12 +186,13 @@ def memory(rows: Rows) -> int:
     return metrics.cumulative_memory(column(rows, "parameters"))
 
 
-def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
+def find_runs(places: Iterable[str | os.PathLike[str]], problems: list[str] | None = None) -> list[Run]:
     """The runs in the directories at and below `places`, each once; then the raw weights of averaged ones.
 
-    Links to folders are followed. See `alma.report.raw`. UserError: a place has no run, or a folder is
-    unreadable.
+    Links to folders are followed. See `alma.report.raw`. UserError: a place has no run, or a folder or a
+    run is unreadable. With `problems`, damaged runs beside others are left out, with a line about each.
     """
+    damaged: list[UserError] = []
     runs: dict[str, Run] = {}
     for place in map(Path, places):
         if not place.is_dir():
@@ -199,10 +200,24 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
         found = [folder for folder, _, files in walk(place) if "run.json" in files]
         for folder in found:
             if (real := os.path.realpath(folder)) not in runs:
-                runs[real] = Run.read(folder)
+                try:
+                    runs[real] = _read(folder)
+                except UserError as error:
+                    damaged.append(error)
         if not found:
             raise UserError(f"no runs in {place}: no folder in it has a run.json")
+    if damaged and (problems is None or not runs):
+        raise damaged[0]
+    if problems is not None:
+        problems += [f"left out: {error}" for error in damaged]
     return [*runs.values(), *raw_runs(runs.values())]
+
+
+def _read(folder: str) -> Run:
+    """The run in a folder, with rows that are sound. UserError: they or run.json are damaged."""
+    run = Run.read(folder)
+    len(run.rows)
+    return run
 
 
 def one_per_seed(repeats: Repeats, until: float) -> tuple[Repeats, list[str]]:

@@ -1,9 +1,9 @@
 """Tables as text and Markdown."""
 
-import html
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from alma.escape import markdown
 from alma.tables import Table, as_text
 
 
@@ -32,8 +32,3 @@ def as_markdown(table: Table) -> str:
     rule = [":--", *("--:" for _ in table[0][1:])]
     header, *body = ([markdown(cell).replace("|", "\\|") for cell in row] for row in table)
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *body))
-
-
-def markdown(text: str) -> str:
-    """Text from records in Markdown, where none of it is markup."""
-    return html.escape(text, quote=False).replace("*", "\\*")

@@ -5,6 +5,7 @@ what ALMA needs besides. fairscale and antlr4 come as sources without extensions
 runs with the machine's Python before anything is installed, so this file imports no package.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -64,7 +65,8 @@ def carry(folder: Path | None) -> None:
 
 def pins(text: str) -> list[str]:
     """`name==version` of each package in MISSING, from requirements.txt. UserError: one has no pin."""
-    pinned = dict(line.split(";")[0].strip().split("==") for line in text.splitlines() if "==" in line)
+    found = (re.match(r"([\w.-]+)==([\w.]+)", line) for line in text.splitlines())
+    pinned = {match[1]: match[2] for match in found if match}
     if absent := [name for name in MISSING if name not in pinned]:
         raise UserError(f"requirements.txt has no {', '.join(absent)}: `make pin` renews it")
     return [f"{name}=={pinned[name]}" for name in MISSING]

@@ -12,6 +12,7 @@ import torch
 from fairseq.data import FairseqDataset, MonolingualDataset
 from numpy.typing import NDArray
 
+from alma.epochs import replayed_blocks
 from alma.errors import UserError
 from alma.stream import DTYPES, read_index
 
@@ -110,7 +111,7 @@ class ReplayBlocks(TokenBlocks):
         super().__init__(new.tokens, new.length, new.eos)
         self.new = new
         self.earlier = [TokenBlocks(tokens, new.length, new.eos) for tokens in earlier]
-        wanted = round(share / (1 - share) * len(new.tokens) / new.length)
+        wanted = replayed_blocks(share, len(new.tokens), new.length)
         rng = np.random.default_rng(seed)
         self.chosen = []  # numbers of the blocks of each earlier mega-batch
         for k, tokens in enumerate(earlier):

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fairscale.nn.moe.moe_layer import _AllToAll
 from torch import Tensor
 
 from alma.errors import UserError
@@ -54,20 +55,6 @@ class ExpertParallelGroup:
 def _swap(x_RD: Tensor, outer: int, inner: int) -> Tensor:
     """Rows in the order (outer, inner, C) to (inner, outer, C)."""
     return x_RD.view(outer, inner, -1, x_RD.size(-1)).transpose(0, 1).reshape(x_RD.shape)
-
-
-class _AllToAll(torch.autograd.Function):
-    """Send the w-th of W equal parts of the rows (R, D) to process w; backward, the gradients return."""
-
-    @staticmethod
-    def forward(ctx, group: Any, x_RD: Tensor) -> Tensor:
-        ctx.group, received = group, torch.empty_like(x_RD, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(received, x_RD.contiguous(), group=group)
-        return received
-
-    @staticmethod
-    def backward(ctx, grad_RD: Tensor):
-        return None, _AllToAll.apply(ctx.group, grad_RD)
 
 
 class ExpertParallelDispatcher(PaddedDispatcher):

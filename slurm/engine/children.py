@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from alma.errors import UserError
+from alma.files import open_for_writing
 from slurm.engine.forks import Fork, ForkServer, dies_with_parent
 
 Environment = Mapping[str, str] | None  # variables that a child has besides those of this process
@@ -72,7 +73,7 @@ def run(
     problem: re.Match[str] | None = None
     # A log rather than a pipe: it stays complete if the launcher dies, and a worker that keeps a pipe open
     # cannot block the launcher.
-    with log.open("ab") as output, log.open("rb") as appended, open(os.devnull) as nothing:
+    with appending(log) as output, log.open("rb") as appended, open(os.devnull) as nothing:
         output.write(f"\n$ {shlex.join(command)}\n".encode())
         output.flush()
         appended.seek(0, os.SEEK_END)
@@ -98,9 +99,14 @@ def run(
     if process.returncode:
         error = failure(what, process.returncode, problem, f"log: {log}")
         if process.returncode < 0:  # a killed process logs nothing itself
-            with log.open("a") as output:
-                output.write(f"error: {error}\n")
+            with appending(log) as output:
+                output.write(f"error: {error}\n".encode())
         raise error
+
+
+def appending(log: Path) -> IO[bytes]:
+    """Open a log to append to it. UserError: it is a link, as `alma.files.open_for_writing` finds."""
+    return open(open_for_writing(log, os.O_APPEND), "ab")
 
 
 def ask(command: Sequence[str], what: str, text: str | None = None) -> str:

@@ -17,6 +17,7 @@ class Machine:
     gpus: tuple[int, ...]
     memory: int | None
     tasks: int | None = None  # of the SLURM job; None: this machine
+    capability: float | None = None  # compute capability of its oldest GPU; None: unknown
 
     @classmethod
     def here(cls) -> "Machine":
@@ -24,14 +25,17 @@ class Machine:
         meminfo = Path("/proc/meminfo")
         text = meminfo.read_text() if meminfo.exists() else ""
         available = re.search(r"^MemAvailable: +(\d+) kB$", text, re.MULTILINE)
-        return cls(_gpus(), int(available[1]) * 1024 if available else None)
+        memory = int(available[1]) * 1024 if available else None
+        gpus = _gpus()
+        return cls(gpus, memory, capability=_capability() if gpus else None)
 
     def slot(self, jobs: int, on_cpu: bool) -> "Machine":
         """The equal share of each of `jobs` concurrent trainings. Raises UserError if GPUs are too few."""
         if 0 < (gpus := len(self.gpus)) < jobs and not on_cpu:
             need = f"GPUs on this machine: {gpus}, and each training needs at least one of its own"
             raise UserError(f"--jobs {jobs}: {need}: give --jobs {gpus} or fewer, or --cpu after the `--`")
-        return Machine(self.gpus[: gpus // jobs], None if self.memory is None else self.memory // jobs)
+        memory = None if self.memory is None else self.memory // jobs
+        return Machine(self.gpus[: gpus // jobs], memory, capability=self.capability)
 
 
 def devices(jobs: int) -> list[str | None]:
@@ -44,14 +48,25 @@ def devices(jobs: int) -> list[str | None]:
 
 def _gpus() -> tuple[int, ...]:
     """Bytes of each visible GPU; with CUDA_VISIBLE_DEVICES all GPUs are taken to be alike."""
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    gpus = tuple(int(line) * 2**20 for line in answer.split() if line.isdecimal())
+    gpus = tuple(int(line) * 2**20 for line in _query("memory.total") if line.isdecimal())
     visible = _visible()
     return gpus if visible is None else gpus[: len(visible)]
+
+
+def _capability() -> float | None:
+    """Compute capability of the oldest GPU of this machine, such as 7.0 of a V100; None: unknown."""
+    numbers = [float(line) for line in _query("compute_cap") if re.fullmatch(r"\d+\.\d+", line)]
+    return min(numbers, default=None)
+
+
+def _query(field: str) -> list[str]:
+    """What nvidia-smi says about each GPU; [] without it."""
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return answer.stdout.split()
 
 
 def _visible() -> list[str] | None:

@@ -1,6 +1,7 @@
 """Submitted jobs: RUN/jobs.json, and the state of each job from its marker and from SLURM."""
 
 import os
+import pwd
 import re
 import time
 from collections import Counter
@@ -12,12 +13,14 @@ from typing import Annotated, Any
 import msgspec
 
 from alma.errors import UserError
-from alma.files import walk
+from alma.files import read_file, walk
 from slurm.engine.children import last_problem
 from slurm.engine.squeue import JobState, NoAnswer, ask
 from slurm.engine.terminal import say
 
 JOBS = "jobs.json"
+LOGS = "slurm_jobs"  # folder, in one that has the runs, with a folder of scripts and logs for each launch
+PREFIX = "alma-"  # of the names of jobs
 MOVING = ("waiting", "queued", "requeued", "running")
 BAD = ("failed", "cancelled", "lost", "never submitted", "stopped")
 """States that a job does not leave by itself, the most telling first."""
@@ -115,7 +118,7 @@ def read_jobs(run: Path) -> list[SubmittedJob]:
 
     file = run / JOBS
     try:
-        content = msgspec.json.decode(file.read_bytes(), type=dict[str, list[SubmittedJob]], dec_hook=path_in)
+        content = msgspec.json.decode(read_file(file), type=dict[str, list[SubmittedJob]], dec_hook=path_in)
         jobs = content["jobs"]
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{run} was not launched on a cluster: it has no jobs.json") from None
@@ -128,10 +131,41 @@ def read_jobs(run: Path) -> list[SubmittedJob]:
 
 
 def live_jobs(runs: Sequence[Path]) -> list[SubmittedJob]:
-    """Incomplete jobs that SLURM has queued or running. Raises UserError and NoAnswer as `ask` does."""
+    """Incomplete jobs of `runs` that SLURM has queued or running. Raises UserError and NoAnswer as `ask`
+    does."""
+    return _live(runs)[0]
+
+
+def strangers(runs: Sequence[Path]) -> dict[str, JobState]:
+    """Jobs in the queue, by id, that jobs.json of a run names and that are not of the run: the file comes
+    from elsewhere, or SLURM has given an id again."""
+    return _live(runs)[1]
+
+
+def _live(runs: Sequence[Path]) -> tuple[list[SubmittedJob], dict[str, JobState]]:
     jobs = [job for run in runs for job in read_jobs(run) if job.job_id and not job.done]
     states = ask([str(job.job_id) for job in jobs])
-    return [job for job in jobs if job.job_id in states and states[job.job_id].live]
+    of_runs: list[SubmittedJob] = []
+    others: dict[str, JobState] = {}
+    for job in jobs:
+        state = states.get(str(job.job_id))
+        if state is None or not state.live:
+            continue
+        if _is_of_run(state, job.run):
+            of_runs.append(job)
+        else:
+            others[str(job.job_id)] = state
+    return of_runs, others
+
+
+def _is_of_run(state: JobState, run: Path) -> bool:
+    """Whether this user submitted a job for `run`: by its name, and by the folder of its script."""
+    if state.user != pwd.getpwuid(os.getuid()).pw_name or not state.name.startswith(PREFIX):
+        return False
+    if not state.script.startswith("/"):  # from standard input
+        return True
+    launches = Path(state.script).parent.parent
+    return launches.name == LOGS and run.resolve().is_relative_to(launches.parent)
 
 
 def look(runs: Sequence[Path]) -> list[JobStatus]:

@@ -14,6 +14,7 @@ from alma.errors import UserError
 from alma.options import add_options, check_ranges, flag_of, given, option, options_of
 from slurm.engine.machine import Machine
 
+_VOLTA = 7.0  # compute capability of a V100
 _SET_HERE = re.compile(  # options of sbatch that have a flag here, or that are set for each job
     r"partition|nodes|(n?tasks|gpus|cpus|mem)(-per-\w+)?|time|job-name|output|error|input|open-mode|chdir"
     r"|dependency|array|(no-)?requeue|kill-on-invalid-dep|wrap|wait|test-only|parsable"
@@ -99,10 +100,15 @@ class Resources:
         return _make_sbatch_string(command, folder, map_count=count, **options)
 
     def machine(self) -> Machine:
-        """The machine of a training: its GPUs, of unknown size, and its memory if it is given."""
+        """The machine of a training: its GPUs, of unknown size, and its memory if it is given.
+
+        Of features that --sbatch constraint or gres name, it knows those of a V100.
+        """
         memory = self.mem_gb * 10**9 if self.mem_gb else None
         gpus = (sys.maxsize,) * self.gpus_per_node * self.nodes
-        return Machine(gpus, memory, self.tasks_per_node * self.nodes)
+        named = " ".join(str(self.passed.get(key, "")) for key in ("constraint", "gres"))
+        capability = _VOLTA if re.search(r"v100|volta|sm_?70", named, re.IGNORECASE) else None
+        return Machine(gpus, memory, self.tasks_per_node * self.nodes, capability)
 
     def alone(self) -> "Resources":
         """For a job of one process on at most one GPU, such as an evaluation."""

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from alma.errors import UserError
 
@@ -31,6 +31,9 @@ class JobState:
     restarts: int = 0
     reason: str = ""
     waits_for: frozenset[str] = frozenset()  # ids of the jobs that must end before it starts
+    user: str = ""
+    name: str = ""
+    script: str = ""  # path; empty: from standard input
 
     @property
     def running(self) -> bool:
@@ -59,7 +62,8 @@ def ask(ids: Collection[str] | None = None) -> dict[str, JobState]:
     if ids is not None and not ids:
         return {}
     known: dict[str, JobState] = {}
-    fields = ("JobArrayID", "State", "NodeList", "RestartCnt", "Reason", "Dependency")
+    fields: tuple[str, ...] = ("JobArrayID", "State", "NodeList", "RestartCnt", "Reason", "Dependency")
+    fields += ("UserName", "Name", "Command")
     form = ",".join(f"{field}:|" for field in fields)  # a suffix and no width, which would truncate
     # The ids of jobs and of whole arrays, which SLURM answers much faster than single elements.
     whole = dict.fromkeys(job_id.partition("_")[0] for job_id in ids or ())
@@ -70,12 +74,15 @@ def ask(ids: Collection[str] | None = None) -> dict[str, JobState]:
         raise NoAnswer(f"squeue: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
     for line in answer.stdout.splitlines():
         with contextlib.suppress(ValueError):  # not a job but a message of the site
-            job_id, word, node, restarts, reason, needs, *_ = map(str.strip, [*line.split("|"), ""])
+            cells = [cell.strip() for cell in line.split("|")]
+            job_id, word, node, restarts, reason, needs, *about = cells
+            user, name, script = (*about, "", "", "")[:3]
             # An element of an array that follows another one, 7_*, waits for that of its own index.
             waits_for = re.findall(r":(\d+(?:_\d+)?)", needs.replace("_*", "_" + job_id.partition("_")[2]))
             if ids is None or job_id in ids:
                 reason = "" if reason == "None" else reason
-                known[job_id] = JobState(word, node, int(restarts), reason, frozenset(waits_for))
+                state = JobState(word, node, int(restarts), reason, frozenset(waits_for))
+                known[job_id] = replace(state, user=user, name=name, script=script)
     return known
 
 

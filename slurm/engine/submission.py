@@ -19,12 +19,11 @@ from alma.errors import UserError
 from alma.files import write_json_atomic
 from slurm.engine import queue
 from slurm.engine.jobs import Job
-from slurm.engine.queue import JobStatus, SubmittedJob
+from slurm.engine.queue import LOGS, JobStatus, SubmittedJob
 from slurm.engine.resources import Resources
 from slurm.engine.squeue import call, clean_environment, largest_array, scancel
 from slurm.engine.terminal import say
 
-LOGS = "slurm_jobs"
 _PYTHON = f"{shlex.quote(sys.executable)} -P"  # without modules of the current folder, such as a slurm.py
 _TRANSIENT = ("nodes are busy", "node not available", "node configuration is not available")
 Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]

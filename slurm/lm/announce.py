@@ -3,10 +3,12 @@
 import argparse
 import shlex
 from collections.abc import Sequence
+from itertools import chain
 
 from alma.errors import UserError
 from alma.records import Run
 from alma.tables import as_text
+from slurm.engine.cards import misfit
 from slurm.engine.machine import Machine
 from slurm.engine.terminal import say
 from slurm.lm.estimate import Cost, Estimate, estimate, total, vocabulary_size
@@ -18,7 +20,8 @@ _GB = 1e9
 
 
 def announce(plans: Sequence[Plan], machine: Machine, options: argparse.Namespace) -> list[Estimate]:
-    """Print the cost of all runs, and with --verbose their commands; return the cost. Writes nothing.
+    """Print the cost of all runs, the programs of others that they start, and with --verbose their
+    commands; return the cost. Writes nothing.
 
     Raises UserError if a run does not fit `machine` (with --dry-run it only says so), or its directory was
     trained with other settings.
@@ -29,6 +32,8 @@ def announce(plans: Sequence[Plan], machine: Machine, options: argparse.Namespac
         sizes = {stream: size or _VOCABULARY for stream, size in sizes.items()}
     estimates = [estimate(plan, sizes[plan.request.stream], machine) for plan in plans]
     say(table(estimates))
+    for program in dict.fromkeys(chain(*map(programs, plans))):
+        say(program)
     for spec in (spec for plan in plans if options.verbose for spec in plan.stages):
         commands = [*(one.command for one in spec.trainings), spec.evaluate]
         say("\n".join(map(shlex.join, commands)))
@@ -38,9 +43,20 @@ def announce(plans: Sequence[Plan], machine: Machine, options: argparse.Namespac
         if not options.dry_run:
             raise
         say(f"warning: {error}")
+    unable = misfit(machine)
+    if unable and any(cost.on_gpu for run in estimates for cost in run.costs):
+        say(f"warning: {unable}")
     for plan in [] if options.megabatches else plans:
         Run.check(plan.out, *run_config(plan))
     return estimates
+
+
+def programs(plan: Plan) -> list[str]:
+    """Lines about code of others that a run starts or imports."""
+    request = plan.request
+    given = {"--trainer": request.trainer, "--evaluate": request.evaluate}
+    given["--user-dir"] = " ".join(request.flags.get("--user-dir", ())) or None
+    return [f"runs code: {flag}: {words}" for flag, words in given.items() if words]
 
 
 def table(estimates: Sequence[Estimate]) -> str:

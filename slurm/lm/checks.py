@@ -73,8 +73,21 @@ def _problems(request: Request) -> Iterator[str]:
     for name in ("--keep-interval-updates",) if count else ("--store-ema", "--ema-decay", "--ema-poly"):
         if name in request.flags:
             yield f"{name}: --average {request.average} sets it; leave it out"
-    interval = settings["--save-interval-updates"]
-    if count and (not interval or (updates and count * interval > updates)):
+    yield from _of_kept(request, updates)
+
+
+def check_kept(request: Request, updates: int) -> None:
+    """UserError: a stage of so many updates (0: unknown) saves too few checkpoints for --average last:K."""
+    for problem in _of_kept(request, updates):
+        raise UserError(problem)
+
+
+def _of_kept(request: Request, updates: int) -> Iterator[str]:
+    count = averages.last_of(request.average)
+    if not count:
+        return
+    interval = request.settings["--save-interval-updates"]
+    if not interval or (updates and count * interval > updates):
         number = f"{updates // count} or less" if updates >= count else "N"
         needed = f"needs {count} checkpoints of each stage: give --save-interval-updates {number}"
         yield f"--average {request.average} {needed} after the `--`"
@@ -100,18 +113,18 @@ def _of_trainer(request: Request) -> Iterator[str]:
         yield f"--trainer {request.trainer}: no such program; give a command such as 'python my_trainer.py'"
 
 
-def count_megabatches(request: Request) -> int:
-    """B: from stream.json, or from the flags that cut a fairseq-preprocess directory."""
+def megabatch_sizes(request: Request) -> list[int]:
+    """Tokens of each mega-batch: from stream.json, or as flags cut a fairseq-preprocess directory."""
     if request.trainer or is_stream(request.stream):
         stream = Stream.load(request.stream)
         if not (request.trainer or stream.files):
             raise UserError(f"{request.stream}: a stream of images: give --trainer COMMAND")
-        return len(stream.megabatches)
+        return [part.tokens for part in stream.megabatches]
     say(f"cutting {request.stream} into mega-batches")
     answer = json.loads(children.ask(reshard_command(request), "cutting the data"))
     if answer["note"]:
         say(f"{request.stream}: {answer['note']}")
-    return answer["megabatches"]
+    return answer["tokens"]
 
 
 def reshard_command(request: Request) -> list[str]:

@@ -1,7 +1,8 @@
 """Cost of a run before launch: parameters, updates, tokens, FLOPs, memory.
 
 Computed from the settings of a plan, without torch and fairseq. None, shown as "?", is unknown: the size of
-an --arch other than the plug-in's and transformer_lm, or a training without --max-update.
+an --arch other than the plug-in's and transformer_lm, or a training without --max-update and
+--max-epoch, or with --max-epoch of a stream that does not exist yet.
 """
 
 import math
@@ -12,11 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from alma.flops import Shape
-from alma.stream import Stream, is_stream
+from alma.stream import SPECIALS, Stream, is_stream
 from slurm.engine.machine import Machine
 from slurm.lm.plan import FlagValues, Plan, tokens_of_batch
 
-SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
 PROCESS = 1.0e9  # bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context
 HOST_PROCESS = 4.0e9
 """Bytes of host memory of a process on a GPU without a model: torch, CUDA and the buffers of NCCL. A guess on
@@ -35,6 +35,7 @@ class Cost:
     vocabulary: int | None  # tokens in dict.txt
     machine: Machine
     shared: bool = False  # whether another run of the launch trains it, and this one takes over its files
+    epoch_tokens: int | None = None  # of --max-epoch; None: follows from the updates
 
     @property
     def on_gpu(self) -> bool:
@@ -72,7 +73,9 @@ class Cost:
 
     @property
     def tokens(self) -> int | None:
-        """Of the whole training, with every batch full (the last of an epoch may be smaller)."""
+        """Of all epochs; else of the updates, with every batch full (the last of an epoch may be smaller)."""
+        if self.epoch_tokens is not None:
+            return self.epoch_tokens
         passes = self.settings["--update-freq"][0]  # of a process per update, in the first epoch
         factors = (tokens_of_batch(self.settings), passes, self.processes, self.updates)
         return None if None in factors else math.prod(factor or 0 for factor in factors)
@@ -219,7 +222,9 @@ def estimate(plan: Plan, vocabulary: int | None, machine: Machine) -> Estimate:
         for training in spec.trainings:
             settings = {**spec.settings, "--max-update": training.updates or 0}
             marker, shared = spec.directory / "result.json", training.source is not None
-            costs[training.directory] = Cost(marker, settings, vocabulary, machine, shared)
+            costs[training.directory] = Cost(
+                marker, settings, vocabulary, machine, shared, epoch_tokens=training.tokens
+            )
     deployed = tuple(costs[directory] for directory in plan.stages[-1].models)
     return Estimate(plan.out, plan.config["learner"], tuple(costs.values()), deployed)
 

@@ -12,7 +12,7 @@ from alma.errors import UserError, interrupt
 from slurm.engine import children, resources, submission
 from slurm.engine.machine import Machine
 from slurm.lm.announce import announce
-from slurm.lm.checks import check, count_megabatches
+from slurm.lm.checks import check, check_kept, megabatch_sizes
 from slurm.lm.cluster import launch_on_slurm, show_jobs
 from slurm.lm.local import launch_here
 from slurm.lm.placement import place, with_hosts
@@ -43,18 +43,21 @@ def start(words: Sequence[str], options: argparse.Namespace) -> None:
     if on_slurm and wanted.nodes * wanted.tasks_per_node > 1 and any(one.trainer for one in requests):
         raise UserError("--trainer: a job is one task of one node; start your processes in COMMAND")
     with children.preloaded(["fairseq_alma.preloaded"]) if forks else nullcontext():
-        requests = resolved(requests)
+        requests = resolved(requests, without_code=options.dry_run)
         on_cpu = all(request.settings["--cpu"] for request in requests)
         if on_slurm and on_cpu and options.gpus_per_node is None:
             wanted = replace(wanted, gpus_per_node=0)
         machine = wanted.machine() if on_slurm else Machine.here().slot(jobs, on_cpu)
         plans = []
         for request in requests:
-            megabatches = options.megabatches or count_megabatches(request)
+            sizes = () if options.megabatches else megabatch_sizes(request)
             try:
                 check(request)
                 placed = request if request.trainer else place(request, machine)
-                plans.append(make_plan(placed, megabatches))
+                plan = make_plan(replace(placed, sizes=sizes), options.megabatches or len(sizes))
+                updates = [one.updates or 0 for spec in plan.stages for one in spec.trainings]
+                check_kept(request, min(updates))
+                plans.append(plan)
             except UserError as error:
                 raise UserError(f"{request.out}: {error}") from error
         plans = share(plans)

@@ -52,7 +52,8 @@ def parser() -> Parser:
         help="a stream made by `alma data`, or a directory of fairseq-preprocess; or experiments: YAML "
         "files, runs=A,B for some of their runs, and key=value to change an option or flag that they set; "
         "key=A,B or key=[A,B]: a run for each value. Without brackets, commas are part of the value in "
-        "grow-experts, and after a quote or parenthesis",
+        "grow-experts, and after a quote or parenthesis. An experiment is code: trainer, evaluate and "
+        "user-dir run programs. Read one from elsewhere first; --dry-run shows them and runs none",
     )
     options, specs = options_of(Request), text_learners()
     group = made.add_argument_group("run", "--stream and --size are for experiments.")
@@ -77,7 +78,7 @@ def parser() -> Parser:
     jobs = "with --cluster local: trainings or evaluations at a time; the GPUs are divided (default: 1)"
     group.add_argument("--jobs", type=count, metavar="N", help=jobs)
     group.add_argument("--wait", action="store_true", help=resources.WAIT)
-    dry_run = "check everything and print the plan; run and write nothing"
+    dry_run = "check everything and print the plan; run and write nothing, and import no --user-dir"
     group.add_argument("--dry-run", action="store_true", help=dry_run)
     megabatches = "with --dry-run: plan for a stream of B mega-batches, which need not exist"
     group.add_argument("--megabatches", type=count, metavar="B", help=megabatches)

@@ -13,12 +13,14 @@ from typing import Any
 
 from alma import averages
 from alma.batches import tokens_of
+from alma.epochs import warmup_of
 from alma.errors import UserError
 from alma.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
 from alma.options import NEVER, changed, check_ranges, flag_of, flag_words, option, options_of, recorded
 from alma.protocol import TextOptions
 from alma.stages import Stage, stages
 from alma.trainer import STAGE
+from slurm.lm.epochs import Length, length_of
 
 Flags = Mapping[str, Sequence[str]]  # the words of each flag of fairseq-train by its name, one of them
 FlagValues = Mapping[str, Any]  # the value of every flag of fairseq-train by its first name
@@ -72,6 +74,7 @@ class Request(TextOptions):
     flags: Flags = field(default_factory=dict)  # of fairseq-train
     settings: FlagValues = field(default_factory=dict)  # its values for `flags`; required by `make_plan`
     placement: Placement | None = None  # from `place`; None: not decided
+    sizes: Sequence[int] = ()  # tokens of each mega-batch, for --max-epoch; (): unknown
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -82,8 +85,15 @@ class Request(TextOptions):
 
     @property
     def updates(self) -> int:
-        """Of a stage; 0: no limit."""
+        """Of a stage; 0: no limit, or that of --max-epoch (see `lengths`)."""
         return self.settings["--max-update"] * self.update_multiplier
+
+    def lengths(self, schedule: Sequence[Stage]) -> list[Length]:
+        """Lengths of the trainings of each stage."""
+        if self.updates or not self.settings.get("--max-epoch"):
+            return [Length(self.updates or None)] * len(schedule)
+        share = self.replay_share
+        return [length_of(self.settings, self.sizes, stage, self.replay, share) for stage in schedule]
 
     @property
     def one_schedule(self) -> bool:
@@ -128,6 +138,7 @@ class Training:
     previous: Path | None  # directory of the training whose model it continues; None: a new model
     updates: int | None  # of this training; None: no limit
     earlier: int = 0  # updates before it that fairseq-train counts too (one schedule)
+    tokens: int | None = None  # of its epochs; None: follows from the updates
     source: Path | None = None
     """Directory of the same training in another run, whose checkpoints it takes over; None: it trains."""
     seed: int = 0
@@ -214,7 +225,8 @@ def make_plan(request: Request, megabatches: int) -> Plan:
         # fairseq-train compares it with the tokens that it trains on.
         flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
     board = _tensorboard(request, 0)  # of the untrained model
-    specs = tuple(_stage(whole, stage, flags) for stage in schedule[: request.stages])
+    lengths = whole.lengths(schedule)
+    specs = tuple(_stage(whole, stage, flags, lengths) for stage in schedule[: request.stages])
     first = specs[0].trainings
     seeds = [request.seed + SEED_STEP * member for member in range(len(first))]
     untrained = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
@@ -227,11 +239,13 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     return Plan(request, config, members, tuple(untrained), specs)
 
 
-def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
-    """A stage of a request with a value for each option; `flags`: the user's, for each stage alike."""
+def _stage(request: Request, stage: Stage, flags: Flags, lengths: Sequence[Length]) -> StageSpec:
+    """A stage of a request with a value for each option; `flags`: the user's, for each stage alike;
+    `lengths`: of the trainings of each stage."""
     index, learner, settings = stage.index, LEARNERS[request.learner], request.settings
     count, joint, separate = request.members or 1, learner.joint, learner.separate
-    renews, one_schedule, updates = request.renews, request.one_schedule, request.updates
+    renews, one_schedule = request.renews, request.one_schedule
+    updates = lengths[index].updates
     average = request.average_words
     out = request.out / f"stage_{index:02d}"
 
@@ -259,10 +273,13 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
         shared += [] if name in flags else [name, text]
     own = dict(flags)
     counted = index + 1 if one_schedule else 1
-    if request.update_multiplier * counted > 1 and updates:
-        own["--max-update"] = flag_words("--max-update", updates * counted)
-    if one_schedule and "--warmup-updates" not in own:  # else it would grow with --max-update
-        own["--warmup-updates"] = flag_words("--warmup-updates", settings["--warmup-updates"])
+    if request.update_multiplier * counted > 1 and request.updates:
+        own["--max-update"] = flag_words("--max-update", request.updates * counted)
+    if one_schedule and "--warmup-updates" not in own:  # else it would grow with the updates of all stages
+        warmup = settings["--warmup-updates"]
+        if not request.updates and lengths[0].updates:
+            warmup = warmup_of(lengths[0].updates)
+        own["--warmup-updates"] = flag_words("--warmup-updates", warmup)
     if request.update_multiplier > 1 and "--total-num-update" in own:
         total = int(settings["--total-num-update"]) * request.update_multiplier
         own["--total-num-update"] = flag_words("--total-num-update", total)
@@ -280,13 +297,15 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
         words += [*shared, *_tensorboard(request, index, member)]
         words += chain(*own.values())
         previous = None if not index or renews else folder(index - 1, member)
-        earlier = updates * index if one_schedule else 0
-        made = Training(directory, tuple(words), previous, updates or None, earlier)
+        earlier = 0
+        if one_schedule:
+            earlier = sum(length.updates or 0 for length in lengths[:index])
+        made = Training(directory, tuple(words), previous, updates, earlier, lengths[index].tokens)
         trainings.append(replace(made, seed=seed, member=member, trainer=request.trainer))
     oldest = 0 if learner.deployed is None else max(0, index + 1 - learner.deployed)
     models = [folder(k, member) for k in range(oldest, index + 1) for member in members]
     evaluate = _evaluation(request, index, out / "result.json")
-    values = {"--moe-expert-count": experts, "--members": count if joint else 1, "--max-update": updates}
+    values = {"--moe-expert-count": experts, "--members": count if joint else 1, "--max-update": updates or 0}
     return StageSpec(stage, out, tuple(trainings), tuple(models), evaluate, {**settings, **values})
 
 

@@ -3,15 +3,16 @@
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from alma.dates import begins
 from alma.environment import Measured, append_rows
 from alma.errors import UserError
+from alma.markers import read_marker, read_record
 from alma.records import MACHINE_FIELDS, Run
-from alma.schema import AMOUNT, NATURAL, NUMBER, TEXT, parse_json, require
+from alma.schema import AMOUNT, NATURAL, NUMBER, parse_json, require
 from alma.stages import Stage, check_growth
 from alma.stream import FileInfo, Stream, is_stream
 from alma.tables import as_text
@@ -109,7 +110,12 @@ def waiting_fields(row: Mapping[str, Any]) -> Measured:
 
 def read_measured(path: Path, trainings: int | None = None) -> dict[str, Any]:
     """Read untrained.json or result.json. UserError: damaged, or not of as many `trainings`, if given."""
-    return _read(path, _KINDS, _KINDS, trainings)
+    record = read_record(path, _KINDS, _KINDS)
+    count = len(record["training"])
+    if trainings is not None and count != trainings:
+        what = f"of {count} trainings, not {trainings}"
+        raise UserError(f"{path}: damaged ({what}): delete it and rerun the command")
+    return record
 
 
 def read_scores(text: bytes, where: Path) -> dict[str, float]:
@@ -121,24 +127,6 @@ def read_scores(text: bytes, where: Path) -> dict[str, float]:
             return scores
     what = 'its last line is no JSON object of numbers such as {"cloze_error": 0.25}'
     raise UserError(f"{where}: {what}: repair the program of --evaluate, and rerun the command")
-
-
-def read_marker(path: Path) -> dict[str, Any]:
-    """Read trained.json. UserError: damaged."""
-    return _read(path, {"checkpoint": TEXT, "shared_with": TEXT}, ())
-
-
-def _read(
-    path: Path, kinds: Mapping[str, Any], needed: Collection[str], trainings: int | None = None
-) -> dict[str, Any]:
-    try:
-        record = parse_json(path.read_bytes())
-        require(record, kinds, needed)
-        if trainings is not None and len(record["training"]) != trainings:
-            raise ValueError(f"of {len(record['training'])} trainings, not {trainings}")
-    except ValueError as error:
-        raise UserError(f"{path}: damaged ({error}): delete it and rerun the command") from None
-    return record
 
 
 def measured_fields(measured: Mapping[str, Any], new: Sequence[bool], cutoff: str | None = None) -> Measured:

@@ -20,6 +20,7 @@ from slurm.engine.terminal import say
 from slurm.lm.options import parse, parser
 from slurm.lm.plan import Flags, FlagValues, Request
 
+USER_DIR = "--user-dir"  # a folder of Python that fairseq imports
 _EVERY_STAGE = "leave it out, the launcher sets it for every stage"
 _OF_THE_LAUNCHER = {
     "--save-dir": "give --out RUN before the `--`",
@@ -139,8 +140,11 @@ def resolve(lines: Sequence[Sequence[str]]) -> list[FlagValues]:
     return [values[distinct.index(tuple(line))] for line in lines]
 
 
-def resolved(requests: Sequence[Request]) -> list[Request]:
-    """The requests with their settings. Raises UserError if fairseq-train would refuse their flags."""
+def resolved(requests: Sequence[Request], without_code: bool = False) -> list[Request]:
+    """The requests with their settings. Raises UserError if fairseq-train would refuse their flags.
+
+    `without_code`: import no --user-dir, as in a dry run. Then what only that registers is refused.
+    """
     by_fairseq = [request for request in requests if not request.trainer]
     lines = []
     for request in by_fairseq:
@@ -148,9 +152,18 @@ def resolved(requests: Sequence[Request]) -> list[Request]:
         if request.init:  # the model's architecture is the default
             arch = ("--arch", "switch_gmoe") * request.learner_spec.switch
             of_options = (*of_options, *arch, *flag_words("--init", request.init))
-        flags = itertools.chain(*request.flags.values())
+        given = dict(request.flags)
+        if without_code:
+            given.pop(USER_DIR, None)
+        flags = itertools.chain(*given.values())
         lines.append([request.stream, "--task", "alma_lm", *of_options, *flags])
-    known = iter(resolve(lines) if lines else [])
+    try:
+        known = iter(resolve(lines) if lines else [])
+    except UserError as error:
+        if not without_code or not any(USER_DIR in request.flags for request in by_fairseq):
+            raise
+        why = f"a dry run imports no {USER_DIR}, which may register this: leave out --dry-run"
+        raise UserError(f"{error}; {why}") from None
     found = []
     for request in requests:
         settings = next(known) if not request.trainer else _without_flags(request)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from alma.errors import UserError
 from alma.files import make_directory, write_json_atomic
+from alma.markers import read_marker
 from slurm.lm.plan import FOREIGN, Plan
-from slurm.lm.record import TRAINED, read_marker
+from slurm.lm.record import TRAINED
 
 _BEGUN = ("checkpoint_last.pt", FOREIGN["train"])  # of a training that has begun, one of these exists
 

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from alma.errors import UserError
 from alma.files import make_directory, patiently_locked, write_json_atomic
+from alma.markers import read_marker
 from alma.options import flag_words
 from alma.records import Run
 from slurm.engine import children
@@ -23,7 +24,7 @@ from slurm.engine.children import Environment, Watch
 from slurm.engine.jobs import Job
 from slurm.lm import trainer
 from slurm.lm.plan import Plan, StageSpec, Training
-from slurm.lm.record import RESULT, SCORES, TRAINED, UNTRAINED, collect, read_marker, read_scores
+from slurm.lm.record import RESULT, SCORES, TRAINED, UNTRAINED, collect, read_scores
 from slurm.lm.sharing import take_over
 
 RENDEZVOUS = ".rendezvous.json"  # file in the folder of a training by which its processes find each other

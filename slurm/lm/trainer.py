@@ -12,13 +12,12 @@ from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 from alma.metrics import bits_per_byte, perplexity
 from alma.schema import parse_json
-from alma.stream import Part, Stream
+from alma.stream import SPECIALS, Part, Stream
 from alma.trainer import STAGE, TRAINED, Answer, StageTask, TextPart
 from slurm.engine import children
 from slurm.engine.children import Environment, Watch
 from slurm.lm.plan import Plan, StageSpec, Training
 
-_SPECIALS = 4  # ids before those of dict.txt
 _OF_PATH = {"PYTHONSAFEPATH": ""}  # `python my_trainer.py` finds the modules beside it
 
 
@@ -57,7 +56,7 @@ def _task(
         action="train" if "train" in own else "evaluate",
         out=str(Path(command[-1]).parent),
         stream=str(stream.directory.resolve()),
-        dictionary=stream.vocab_size + _SPECIALS,
+        dictionary=stream.vocab_size + SPECIALS,
         learner=request.learner,
         stage=spec.stage.index if spec else None,
         t=spec.stage.last if spec else 0,
@@ -98,8 +97,8 @@ def answer(
     try:
         return _read(task, answered)
     except UserError as error:
-        with log.open("a") as output:  # for `alma status`
-            output.write(f"error: {error}\n")
+        with children.appending(log) as output:  # for `alma status`
+            output.write(f"error: {error}\n".encode())
         raise
 
 

@@ -17,7 +17,7 @@ def memory(benchmark):
 
 def test_storages_count_while_they_exist(memory):
     """A view is no storage of its own; an operation in place makes none."""
-    with memory.LiveStorages() as live:
+    with memory.MetaStorages() as live:
         first = torch.empty(100, device="meta")
         second = first.view(10, 10)[2:].add(1.0)
         second.mul_(2.0)
@@ -32,7 +32,7 @@ def test_what_the_backward_pass_needs_is_counted(memory):
 
     def peak(run):
         layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64, device="meta") for _ in range(3)))
-        with memory.LiveStorages() as live:
+        with memory.MetaStorages() as live:
             x = torch.empty(1000, 64, device="meta", requires_grad=True)
             run(layers, x).sum().backward()
         return live.peak

@@ -23,6 +23,7 @@ SECONDS = 300
 _MODULES = {name: tool.module for name, tool in TOOLS.items()}
 _MODULES |= {name: f"fairseq_alma.{name}" for name in ("evaluate", "reshard", "check")}
 _MODULES |= {"fairseq-train": "fairseq_cli.train", "fairseq-eval-lm": "fairseq_cli.eval_lm"}
+_MODULES |= {f"fairseq-{name}": f"fairseq_cli.{name}" for name in ("generate", "interactive")}
 _FAIRSEQ = ("torch._dynamo", "fairseq_cli.train", "fairseq_alma.stage_record", "fairseq_alma.hugging_face")
 _VISION = ("vision.data", "vision.experiment", "torchvision.datasets", "sklearn.datasets")
 _LATE = dict.fromkeys(("fairseq-train", "fairseq-eval-lm", "evaluate", "export"), _FAIRSEQ)

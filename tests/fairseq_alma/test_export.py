@@ -242,7 +242,7 @@ def mutated(*names, **model):
 
 REFUSED = {
     "layernorm-embedding": ([*DENSE, *SIZES, "--layernorm-embedding"], None, "Unexpected key(s) in"),
-    "input-dim": (["--decoder-input-dim", "16"], None, "project_in_dim"),
+    "input-dim": (["--decoder-input-dim", "16", "--decoder-output-dim", "16"], None, "project_in_dim"),
     "umix": (["--members", "2"], None, "was trained as a UMix of several models, which export does not"),
     "post-norm": ([*DENSE[:2], *SIZES, DENSE[3]], None, "layer_norm.weight"),
     "lightconv": ([], mutated(_name="lightconv_lm"), "is a lightconv_lm: export supports"),
@@ -330,5 +330,5 @@ def test_a_run_without_a_single_model_is_one_line(tmp_path):
     with pytest.raises(UserError, match=r"deploys an ensemble of 2 models.*b/checkpoint_best\.pt"):
         deployed_by(tmp_path)
     (tmp_path / "stage_00" / "result.json").write_text("{")
-    with pytest.raises(UserError, match="is damaged: delete it and run `alma train` again"):
+    with pytest.raises(UserError, match="damaged .*: delete it and rerun `alma train`"):
         deployed_by(tmp_path)

@@ -2,9 +2,16 @@
 
 import json
 import socket
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
+from alma.errors import UserError
 from fairseq_alma import rendezvous
 
 
@@ -66,3 +73,55 @@ def test_a_process_that_cannot_join_ends_with_one_line(
     (error,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
     assert problem.format(file=file) in error
     assert not list(tmp_path.glob("run/*.pt"))
+
+
+@pytest.fixture
+def opened(file, monkeypatch):
+    """`opened(rank_1)`: how the first process ends when `rank_1(written, store)` is the other one."""
+    monkeypatch.setattr(rendezvous, "WAIT_SECONDS", 5)
+    file.parent.mkdir()
+
+    def run(other):
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(rendezvous._open, file, "7.1", "localhost", 2)
+            while not file.exists():
+                time.sleep(0.01)
+            written = json.loads(file.read_text())
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            other(written)
+            return first.result()
+
+    return run
+
+
+def connect(written):
+    return TCPStore(written["host"], written["port"], 2, timeout=timedelta(seconds=5))
+
+
+def test_a_process_without_the_secret_is_refused(opened, file):
+    with pytest.raises(UserError, match="number 1 without the secret"):
+        opened(lambda written: connect(written).set("joined 1", "7.1"))
+    assert not file.exists()
+
+
+def test_a_port_of_another_program_is_refused(opened, file):
+    def lured(written):
+        file.write_text(json.dumps(written | {"secret": "another"}))
+        with pytest.raises(UserError, match="another program answers"):
+            rendezvous._join(file, "7.1", 1, 2)
+        file.write_text(json.dumps(written))
+        rendezvous._join(file, "7.1", 1, 2)
+
+    opened(lured)
+
+
+def test_the_port_of_one_node_is_open_on_loopback_alone(opened, file):
+    def look(written):
+        port = f"{written['port']:04X}"
+        text = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+        lines = [line.split() for line in text.splitlines()]
+        listening = {line[1] for line in lines if line[3] == "0A" and line[1].endswith(f":{port}")}
+        assert listening == {f"0100007F:{port}"}
+        rendezvous._join(file, "7.1", 1, 2)
+
+    opened(look)

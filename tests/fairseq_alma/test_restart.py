@@ -1,6 +1,7 @@
 """A killed training, started again with the same command, equals an uninterrupted one, with every flag."""
 
 import argparse
+import importlib.util
 import itertools
 import re
 import signal
@@ -17,7 +18,7 @@ from tests.fairseq_alma.conftest import TINY
 from tests.fairseq_alma.shared import assert_same_model, assert_same_training
 
 TABLE = yaml.safe_load(defaults.FLAGS.read_text())
-LISTED = ("resumed", "rebuilt", "unused")
+LISTED = ("resumed", "rebuilt", "several processes", "unused")
 BASE = "--max-tokens 1024 --update-freq 2 --save-interval-updates 4 --keep-interval-updates 1"
 """8 updates an epoch; the folder keeps what later flags say."""
 FLAGS = {
@@ -31,7 +32,7 @@ FLAGS = {
     "nag": "--optimizer nag --momentum .5",
     "sgd": "--optimizer sgd --momentum .5",
     "adagrad": "--optimizer adagrad",
-    "adadelta": "--optimizer adadelta --adadelta-rho .8 --adadelta-eps 1e-5 --anneal-eps",
+    "adadelta": "--optimizer adadelta --adadelta-rho .8 --adadelta-eps 1e-5",
     "adafactor": "--optimizer adafactor --adafactor-eps (1e-20,1e-2) --clip-threshold 2 --decay-rate -.5 "
     "--beta1 .5 --scale-parameter",
     "polynomial": "--end-learning-rate 1e-4 --power 2",
@@ -50,6 +51,7 @@ FLAGS = {
     "order": "--curriculum 1 --update-ordered-indices-seed --grouped-shuffling",
     "groups": "--grouped-shuffling --update-epoch-batch-itr True",
     "end": "--max-update 99 --max-epoch 3",
+    "epochs alone": "--lr-scheduler polynomial_decay --max-update 0 --max-epoch 3",
     "validation": "--valid-subset test,valid --validate-interval 2 --validate-interval-updates 3 "
     "--validate-after-updates 5 --fixed-validation-seed 4 --max-valid-steps 2",
     "none": "--disable-validation",
@@ -68,7 +70,14 @@ FLAGS = {
     "--max-update 40",
 }
 """Flags of a training, with others than their defaults; STAGE is the checkpoint of a training."""
-FAST = ("patience", "once", "order")
+HOLDERS = {
+    "--relative-step": ("--optimizer", "adafactor"),
+    "--warmup-init": ("--optimizer", "adafactor"),
+    "--anneal-eps": ("--optimizer", "adadelta"),
+    "--decoder-attention": ("--arch", "lstm_lm"),
+}
+"""Choices that have a flag which others lack."""
+FAST = ("patience", "epochs alone")
 
 DIES = """
 import os, signal
@@ -89,16 +98,25 @@ def names(text: str) -> set[str]:
     return {word for word in text.split() if word.startswith("--")}
 
 
-def actions_of(*words: str) -> dict[str, argparse.Action]:
+def with_value(action: argparse.Action) -> tuple[str, ...]:
+    """The flag of an action, with a value that is not its default."""
+    if action.nargs == 0:
+        return (action.option_strings[0],)
+    others = [choice for choice in action.choices or () if choice != action.default]
+    value = ".7" if action.type is float else "7"
+    return (action.option_strings[0], others[0] if others else value)
+
+
+def actions_of(*words: str, data: str = "STREAM") -> dict[str, argparse.Action]:
     """All flags of fairseq-train, by their first names, that these choices have."""
     parser = options.get_training_parser(default_task="alma_lm")
-    options.parse_args_and_arch(parser, ["STREAM", *words])
+    options.parse_args_and_arch(parser, [data, *words])
     return {action.option_strings[0]: action for action in parser._actions if action.option_strings}
 
 
 def test_the_table_has_every_flag_of_fairseqs_parser_once():
     lists = {name: TABLE[name].split() for name in LISTED}
-    listed = [*itertools.chain(*lists.values()), *TABLE["refused"]]
+    listed = [*itertools.chain(*lists.values()), *TABLE["refused"], *TABLE["refused of models"]]
     assert len(listed) == len(set(listed))
     choices = [("--arch", arch) for arch in ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")]
     for flag in ("--optimizer", "--lr-scheduler", "--criterion"):
@@ -106,7 +124,9 @@ def test_the_table_has_every_flag_of_fairseqs_parser_once():
     more = {"triangular": ("--max-lr", "1")}
     known = set(actions_of()).union(*(actions_of(*pair, *more.get(pair[1], ())) for pair in choices))
     assert set(listed) == known - {"-h"}
-    assert TABLE["refused in runs"].keys() <= set(itertools.chain(*lists.values()))
+    accepted = set(itertools.chain(*lists.values()))
+    for name in ("refused in runs", "needs", "packages", "choices"):
+        assert TABLE[name].keys() <= accepted, name
     assert names(" ".join((*FLAGS.values(), BASE, TINY))) >= set(lists["resumed"])
 
 
@@ -130,16 +150,13 @@ def test_what_the_table_refuses_is_refused_with_its_remedy(capsys):
             command(lambda: call(*words))()
         return capsys.readouterr().err
 
-    actions = {**actions_of(), **actions_of("--optimizer", "adafactor")}
-    for flag, remedy in TABLE["refused"].items():
-        action = actions[flag]
-        value = next((choice for choice in action.choices or () if choice != action.default), "7")
-        words = (flag,) if action.nargs == 0 else (flag, value)
-        if flag in ("--relative-step", "--warmup-init"):
-            words += ("--optimizer", "adafactor")
+    for flag, remedy in (TABLE["refused"] | TABLE["refused of models"]).items():
+        needed = HOLDERS.get(flag, ())
+        action = actions_of(*needed)[flag]
+        words = (*needed, *with_value(action))
         assert error(actions_of, *words) == f"error: {flag}: {remedy}\n"
-        if action.nargs != 0 and action.default is not None:
-            actions_of(*words[2:], flag, str(action.default))
+        if action.nargs != 0 and action.default not in (None, argparse.SUPPRESS):
+            actions_of(*needed, flag, str(action.default))
     for flag, remedy in TABLE["refused in runs"].items():
         assert error(check_run, ["STREAM", flag]) == f"error: {flag}: {remedy}\n"
     words = ("--reset-meters", "--finetune-from-model", "x.pt")
@@ -147,8 +164,112 @@ def test_what_the_table_refuses_is_refused_with_its_remedy(capsys):
     assert error(actions_of, *words) == expected
 
 
+def test_what_does_nothing_alone_is_refused(capsys):
+    def error(*words: str) -> str:
+        with pytest.raises(SystemExit, match="2"):
+            actions_of(*words)
+        return capsys.readouterr().err
+
+    actions = actions_of()
+    for flag, needed in TABLE["needs"].items():
+        words = with_value(actions[flag])
+        expected = f"error: {flag} does nothing without {' or '.join(needed)}: give both, or leave it out\n"
+        assert error(*words) == expected
+        if "--init" not in needed and flag != "--aim-run-hash":
+            actions_of(*words, *with_value(actions[needed[-1]]))
+    for flag, package in TABLE["packages"].items():
+        if importlib.util.find_spec(package) is None:
+            expected = f"error: {flag}: `pip install {package}`, or leave it out\n"
+            assert error(*with_value(actions[flag])) == expected
+
+
 @pytest.mark.parametrize(
-    "flags", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FLAGS]
+    ("words", "message"),
+    [
+        ("--restore-file typo.pt", "--restore-file typo.pt: no such file; give the path of a file, or "),
+        ("--restore-file x.pt --save-dir SAVED", r"--restore-file x.pt: no such file; give \S+/x.pt$"),
+        ("--continue-once typo.pt", "--continue-once typo.pt: no such file"),
+        ("--arch lstm_lm --decoder-embed-path typo", "--decoder-embed-path typo: no such file"),
+        ("--gpt2-encoder-json typo", "--gpt2-encoder-json typo: no such file"),
+        ("--log-file missing/log", "--log-file missing/log: no directory missing; make it first"),
+        ("--user-dir typo", "--user-dir /.*/typo: no such directory; give the path of your code"),
+        ("--decoder-output-dim 16", "--decoder-input-dim and --decoder-output-dim differ, but "),
+        ("--best-checkpoint-metric bleu", "--best-checkpoint-metric bleu: validation computes loss, ppl: "),
+    ],
+)
+def test_missing_files_are_refused(words, message, tmp_path, capsys):
+    (tmp_path / "x.pt").touch()
+    with pytest.raises(SystemExit, match="2"):
+        actions_of(*words.replace("SAVED", str(tmp_path)).split())
+    assert re.match(f"error: {message}", capsys.readouterr().err)
+
+
+def test_a_file_that_is_read_is_accepted(tmp_path):
+    last = tmp_path / "checkpoint_last.pt"
+    actions_of("--restore-file", "checkpoint_last.pt")  # the default, of a new training
+    last.touch()
+    actions_of("--restore-file", str(last))
+    actions_of("--continue-once", "deleted.pt", "--save-dir", str(tmp_path))  # it was read once
+
+
+def test_no_directory_is_made_for_a_missing_checkpoint(start, stream, tiny, tmp_path):
+    words = (stream, *tiny, "--save-dir", tmp_path / "made", "--restore-file", "typo.pt")
+    assert start("train", *words).wait().error.startswith("--restore-file typo.pt: no such file")
+    assert not (tmp_path / "made").exists()
+    words = (stream, *tiny, "--save-dir", tmp_path / "made", "--user-dir", "typo")
+    assert "typo: no such directory" in start("train", *words).wait().error
+
+
+def test_flags_that_cut_data_are_refused_with_a_stream(stream, capsys):
+    for flag in ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed", "--gpt2-encoder-json"):
+        with pytest.raises(SystemExit, match="2"):
+            actions_of(flag, "7", data=str(stream))
+        assert re.match(f"error: {flag}: leave it out: .* is a stream", capsys.readouterr().err)
+
+
+def test_unused_flags_change_no_number(train, tmp_path):
+    """But for --aim-repo, --wandb-project and --azureml-logging, packages that are not installed, --profile,
+    which needs a GPU, and --expect-*, which refuse."""
+    given = {
+        "--log-interval": "3",
+        "--log-format": "simple",
+        "--log-file": str(tmp_path / "log"),
+        "--tensorboard-logdir": str(tmp_path / "board"),
+        "--empty-cache-freq": "3",
+        "--tokenizer": "moses",
+        "--bpe": "gpt2",
+        "--dataset-impl": "mmap",
+        "--data-buffer-size": "3",
+        "--gen-subset": "valid",  # of `fairseq_alma.evaluate --untrained`, which takes a training's flags
+    }
+    alone = "--no-progress-bar --debug-param-names --ignore-unused-valid-subsets".split()
+    untried = names("--aim-repo --aim-run-hash --wandb-project --azureml-logging --profile --save-dir")
+    untried |= names("--no-save --expect-tokens --expect-gpus")
+    assert given.keys() | set(alone) | untried == names(TABLE["unused"])
+    words = [*itertools.chain(*given.items()), *alone]
+    train(tmp_path / "without", "--max-update", "4")
+    train(tmp_path / "with", "--max-update", "4", *words)
+    last = [tmp_path / folder / "checkpoint_last.pt" for folder in ("without", "with")]
+    assert_same_training(*last)
+
+
+def test_flags_of_several_processes_change_no_number(train_on_two, tmp_path):
+    """But for --ddp-backend and --ddp-comm-hook fp16, which change how gradients are added up, and those of
+    the start of the processes, which the environment determines here."""
+    words = "--bucket-cap-mb 1 --find-unused-parameters --gradient-as-bucket-view --broadcast-buffers "
+    words += "--fix-batches-to-gpus --fast-stat-sync --heartbeat-timeout 99 --all-gather-list-size 20000 "
+    words += "--load-checkpoint-on-all-dp-ranks --zero-sharding os"
+    untried = names("--ddp-backend --ddp-comm-hook --device-id --distributed-num-procs --distributed-rank")
+    untried |= names("--distributed-backend --distributed-init-method --distributed-port")
+    untried |= names("--distributed-no-spawn")
+    assert names(words) | untried == names(TABLE["several processes"])
+    train_on_two(tmp_path / "without", "--max-update", "3")
+    train_on_two(tmp_path / "with", "--max-update", "3", *words.split())
+    assert_same_training(*(tmp_path / folder / "checkpoint_last.pt" for folder in ("without", "with")))
+
+
+@pytest.mark.parametrize(
+    "flags", [pytest.param(name, marks=() if name in FAST else pytest.mark.thorough) for name in FLAGS]
 )
 def test_a_killed_training_equals_an_uninterrupted_one(
     start, stream, tiny, user_dir, stage0, tmp_path, flags

@@ -1,6 +1,7 @@
 """Stand-ins for programs of SLURM, and jobs.json of a made-up run."""
 
 import os
+import pwd
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,8 +26,10 @@ class Slurm:
     folder: Path
 
     def has(self, **programs: str) -> None:
-        """Set the output of programs; a job of squeue is `id|state|node|restarts|reason|`."""
+        """Set the output of programs; a job of squeue is `id|state|node|restarts|reason|dependency`."""
         for name, text in programs.items():
+            if name == "squeue":
+                text = "".join(map(owned, text.splitlines()))
             self.put(f"{name}.out", text)
             (self.folder / f"{name}.err").unlink(missing_ok=True)
             if not (self.folder / name).exists():
@@ -50,6 +53,14 @@ class Slurm:
         path = self.folder / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line.split()[1:] for line in lines if line.split()[0] == name]
+
+
+def owned(line: str) -> str:
+    """A line of squeue with user, name and script, if it has none."""
+    cells = [*line.split("|"), "", "", ""]
+    if cells[7]:
+        return f"{line}\n"
+    return "|".join([*cells[:6], pwd.getpwuid(os.getuid()).pw_name, "alma-test", ""]) + "\n"
 
 
 RUNNING = "".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1 20 8_0 8_1 21".split())

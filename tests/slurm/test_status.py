@@ -1,6 +1,7 @@
 """`slurm.status` and `slurm.cancel` over stand-ins for SLURM's programs, and once over a real SLURM."""
 
 import os
+import pwd
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from slurm import cancel, status
 from slurm.engine import queue, squeue
 from slurm.engine.submission import in_queue
 
+NAME = "--job-name=alma-test"
 INNER = '2026-11-21 08:22:25 | INFO | train_inner | {"ppl": "%s", "ups": "%s", "num_updates": "%s"}\n'
 VALID = '2026-11-21 08:22:40 | INFO | valid | {"epoch": 1, "valid_ppl": "483", "valid_num_updates": "80"}\n'
 
@@ -174,6 +176,27 @@ def test_cancel_cancels_incomplete_jobs_only(slurm, run, monkeypatch, capsys):
     ]
 
 
+def test_cancel_leaves_jobs_that_were_not_submitted_for_the_run(slurm, run, monkeypatch, capsys):
+    """A jobs.json from elsewhere names any job; SLURM gives ids again."""
+    me, here = pwd.getpwuid(os.getuid()).pw_name, Path.cwd().resolve()
+    finish(run, "untrained.json", "stage_00/member_0/trained.json")
+    slurm.has(
+        squeue=f"7_1|RUNNING|n1|0|x||{me}|alma-stage0|{here}/slurm_jobs/1/a.sh|\n"
+        f"8_0|RUNNING|n1|0|x||{me}|alma-stage0|{here}/other/slurm_jobs/1/a.sh|\n"
+        f"8_1|RUNNING|n1|0|x||{me}|\x1b[2Jprecious|{here}/slurm_jobs/1/a.sh|\n"
+        f"20|RUNNING|n1|0|x||somebody|alma-stage0|{here}/slurm_jobs/1/a.sh|\n"
+    )
+    assert call(cancel.main, monkeypatch, run) == 0
+    assert slurm.calls("scancel") == [["7_1"]]
+    _, done, *left = capsys.readouterr().out.splitlines()
+    assert done == "cancelled 1 jobs"
+    assert {line.partition(": not")[0] for line in left} == {
+        f"left: job id 8_0 (alma-stage0 of {me})",
+        f"left: job id 8_1 (\\x1b[2Jprecious of {me})",
+        "left: job id 20 (alma-stage0 of somebody)",
+    }
+
+
 def test_cancel_leaves_what_jobs_of_other_runs_need(slurm, run, monkeypatch, capsys):
     """Also indirectly; an element of array 8 waits for that of array 7 with its own index."""
     finish(run, "untrained.json")
@@ -222,10 +245,10 @@ def test_real_slurm(cluster, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs").mkdir()
     script = "[ $SLURM_ARRAY_TASK_ID != 1 ] || { echo 'error: no room'; exit 1; }; sleep 600"
-    array = cluster.submit(script, "--array=0-2", "--requeue", f"--output={tmp_path}/jobs/%A_%a.out")
+    array = cluster.submit(script, "--array=0-2", "--requeue", f"--output={tmp_path}/jobs/%A_%a.out", NAME)
     after = ("--kill-on-invalid-dep=yes", "--dependency")
-    blocked = cluster.submit("true", *after, f"afterok:{array}_1")
-    waiting = cluster.submit("true", *after, f"afterok:{array}_0")
+    blocked = cluster.submit("true", NAME, *after, f"afterok:{array}_1")
+    waiting = cluster.submit("true", NAME, *after, f"afterok:{array}_0")
     other = cluster.submit("sleep 600")
     jobs = [(f"member {k}", f"{array}_{k}") for k in range(3)]
     jobs += [("blocked", blocked, "member 1"), ("waiting", waiting, "member 0"), ("gone", "999999999")]

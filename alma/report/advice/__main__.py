@@ -4,6 +4,7 @@ import argparse
 import itertools
 import math
 import re
+import sys
 from pathlib import Path
 
 from alma.errors import Parser, UserError, command, count, number_list
@@ -15,6 +16,8 @@ _MOST_CADENCES = 20
 _RAREST = 1000  # periods between trainings
 _FLOPS = re.compile("flops?$", re.IGNORECASE)
 _EXAMPLES = """\
+Exit code 1: a run was left out, because its run.json or results.jsonl is damaged.
+
 examples:
   alma advise runs/mnist
   alma advise runs/mnist --from 100 --budget 2TFLOPs --out advice
@@ -136,11 +139,12 @@ def main() -> None:
 
     report: Advice | MatrixReport
     price, money = options.price
+    damaged: list[str] = []
     terms = {"every": options.every, "worth": options.worth, "price": price, "money": money}
     if options.matrix:
         report = MatrixReport(read_groups(options.matrix, options.groups or ()), **terms)
     else:
-        section = one_section(find_runs(options.runs), options.now)
+        section = one_section(find_runs(options.runs, damaged), options.now)
         report = advise(section, options.now, options.budget, **terms)
         asks_how_often = options.every or not math.isnan(price)
         if asks_how_often and report.choice and not report.retraining:
@@ -157,6 +161,9 @@ def main() -> None:
             file.write("\n\n".join(blocks) + "\n")
         write_json_atomic(options.out / "advice.json", report.record())
         print(options.out / "advice.md", options.out / "advice.json", sep="\n")
+    if damaged:
+        print(*damaged, sep="\n", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
+from alma.escape import markdown
 from alma.files import atomic_write, make_directory
 from alma.report import style
 from alma.report.advice.advice import Advice
@@ -135,10 +137,19 @@ def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
     else:
         with atomic_write(path.with_suffix(".svg"), "wb") as image:
             image.write(picture)
-        page = f"{text}\n![{title}]({path.with_suffix('.svg').name})\n"
+        page = _markdown(title, sections, path.with_suffix(".svg").name)
     with atomic_write(path) as file:
         file.write(page)
     return text
+
+
+def _markdown(title: str, sections: dict[str, str], picture: str) -> str:
+    """The page, which shows the file of a picture; nothing from records is markup."""
+    parts = [f"# {markdown(title)}"]
+    for heading, body in sections.items():
+        parts.append(f"**{heading}.** {markdown(body)}")
+    parts.append(f"![{markdown(title)}]({quote(picture)})\n")
+    return "\n\n".join(parts)
 
 
 def _html(title: str, sections: dict[str, str], picture: bytes) -> str:

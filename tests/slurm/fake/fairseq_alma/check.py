@@ -17,10 +17,11 @@ ON = (
     "cpu fp16 bf16 memory-efficient-fp16 memory-efficient-bf16 no-epoch-checkpoints "
     "checkpoint-activations offload-activations moe-expert-parallel "
     "share-decoder-input-output-embed decoder-learned-pos "
-    "store-ema no-save no-last-checkpoints decoder-normalize-before no-decoder-final-norm"
+    "store-ema no-save no-last-checkpoints decoder-normalize-before no-decoder-final-norm "
+    "skip-remainder-batch grouped-shuffling"
 ).split()
 NUMBERS = """
-    max-update=120000 tokens-per-sample=512 max-tokens= batch-size= required-batch-size-multiple=8
+    max-update=120000 max-epoch=0 tokens-per-sample=512 max-tokens= batch-size= required-batch-size-multiple=8
     decoder-layers= decoder-embed-dim= decoder-ffn-embed-dim= decoder-attention-heads= max-target-positions=
     distributed-world-size=1 warmup-updates=500 total-num-update= megabatch-words=0 megabatch-tokens=0
     megabatch-seed=1 num-workers=0 log-interval=100 save-interval-updates=5000 keep-interval-updates=1
@@ -68,6 +69,8 @@ def resolve(words: list[str]) -> dict:
     if args.criterion == "chunked_cross_entropy":
         own.add_argument("--loss-chunk-tokens", type=int, default=1024)
     given = vars(args) | vars(own.parse_args(rest))
+    if args.max_epoch and not any(word.startswith("--max-update") for word in words):
+        given["max_update"] = 0
     layers, dim, heads = ARCHS[args.arch]
     given["checkpoint_suffix"] = given["checkpoint_suffix"] or ""
     given["decoder_layers"] = given["decoder_layers"] or layers

@@ -1,0 +1,57 @@
+"""Updates and tokens of whole epochs: for `--max-epoch`, in the plan of a training and in the training."""
+
+from collections.abc import Sequence
+
+from alma.batches import tokens_of
+
+WARMUP = 500
+"""Updates of linear warm-up, at most a tenth of all, before the linear decay to 0."""
+
+
+def warmup_of(updates: int) -> int:
+    """Updates of warm-up of a schedule of so many updates."""
+    return min(WARMUP, updates // 10)
+
+
+def replayed_blocks(share: float, tokens: int, length: int) -> int:
+    """Blocks of earlier mega-batches that make up `share` of all tokens beside `tokens` new ones."""
+    return round(share / (1 - share) * tokens / length)
+
+
+def batches_of(
+    blocks: int, batch_size: int | None, max_tokens: int | None, length: int, multiple: int
+) -> tuple[int, int]:
+    """Batches of one epoch over blocks of `length` tokens, and the blocks in them.
+
+    fairseq leaves out a last batch that is no multiple of `multiple`, --required-batch-size-multiple; of
+    fewer blocks than that, `AlmaLMTask` leaves out none. Near the end of an epoch fairseq's batches may
+    differ where --batch-size is above `multiple` and no multiple of it.
+    """
+    if blocks < multiple:
+        multiple = 1
+    size = (tokens_of(1, batch_size, max_tokens, length, multiple) or 0) // length
+    if not size:
+        return 0, 0
+    full, rest = divmod(blocks, size)
+    batches = [size] * full
+    whole = rest // multiple * multiple if size > multiple else 0
+    batches += [rest_size for rest_size in (whole, rest - whole) if rest_size]
+    if batches[-1] % multiple:
+        batches.pop()
+    return len(batches), sum(batches)
+
+
+def updates_of_epoch(batches: int, passes: int, skip_remainder: bool) -> int:
+    """Updates of an epoch of so many batches in each process, `passes` (--update-freq) in an update.
+
+    skip_remainder: --skip-remainder-batch, with which fairseq leaves out the last batch, then the last
+    update if it is not full.
+    """
+    if skip_remainder:
+        return max(0, batches - 1) // passes
+    return -(-batches // passes)
+
+
+def passes_in(epoch: int, update_freq: Sequence[int]) -> int:
+    """The --update-freq of an epoch, from 1; the last number holds for all later epochs."""
+    return update_freq[min(epoch, len(update_freq)) - 1]

@@ -1,0 +1,66 @@
+"""Text from files and folders of others, made harmless where it is shown or opened."""
+
+import html
+import re
+import unicodedata
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+"""Categories of Unicode: control, format (direction of text), surrogates, private, separators of lines."""
+_JOINERS = "\u200c\u200d\u00ad"  # words and emoji need them
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def terminal(text: str) -> str:
+    """One line for a terminal: control characters, which could rewrite it, become escapes such as \\x1b."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if unicodedata.category(character) not in _HIDDEN or character in _JOINERS:
+        return character
+    return character.encode("unicode_escape", "backslashreplace").decode()
+
+
+def lines(text: str) -> str:
+    """As `terminal`, for text of several lines, with tabs."""
+    return re.sub(r"[^\n\t]+", lambda line: terminal(line[0]), text)
+
+
+class Output:
+    """A text stream for a terminal, with escapes; a line may begin anew, as a progress bar's does."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text, with escapes; returns the number of its characters."""
+        begin = text[:1] if text[:1] == "\r" else ""
+        self._stream.write(begin + lines(text[len(begin) :]))
+        return len(text)
+
+    def writelines(self, texts: Iterable[str]) -> None:
+        """Write each text."""
+        for text in texts:
+            self.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def markdown(text: str) -> str:
+    """Text in Markdown, where none of it is markup: no link, no image, no code, no HTML."""
+    escaped = html.escape(lines(text), quote=False)
+    escaped = re.sub(r"[\\`*]|\](?=[(\[:])", r"\\\g<0>", escaped)
+    return re.sub(r"(?i)(\bwww)?(://|(?<=www)\.)", r"\1\\\2", escaped)  # no address becomes a link
+
+
+def csv_cell(value: object) -> object:
+    """A cell of a CSV file: text that a spreadsheet would compute begins with an apostrophe."""
+    if not isinstance(value, str):
+        return value
+    text = lines(value)
+    return f"'{text}" if value.startswith(_FORMULA) else text

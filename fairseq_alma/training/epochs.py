@@ -1,0 +1,75 @@
+"""`--max-epoch` without `--max-update`: the schedule spans the updates of the epochs.
+
+Their number follows from the stage's batches, which fairseq counts after it has built the schedule: until
+then the configuration has the number `_UNKNOWN`.
+"""
+
+import logging
+
+from fairseq.data.iterators import EpochBatchIterator
+from fairseq.optim import lr_scheduler
+from fairseq.trainer import Trainer
+from omegaconf import open_dict
+
+from alma.epochs import passes_in, updates_of_epoch, warmup_of
+from alma.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+PLANNED_WARMUP = -1
+"""The --warmup-updates of a configuration whose warm-up follows from the number of updates."""
+_UNKNOWN = 2**30
+_LENGTHS = ("max_update", "total_num_update")  # of schedules
+
+
+def begin(trainer: Trainer) -> bool:
+    """Whether epochs end the training; call `plan` if so, once its checkpoint is loaded."""
+    optimization = trainer.cfg.optimization
+    if optimization.max_update or not optimization.max_epoch:
+        return False
+    with open_dict(trainer.cfg):
+        optimization.max_update = _UNKNOWN
+        for name in _LENGTHS:
+            if hasattr(trainer.cfg.lr_scheduler, name):
+                setattr(trainer.cfg.lr_scheduler, name, getattr(trainer.cfg.lr_scheduler, name) or _UNKNOWN)
+    return True
+
+
+def plan(trainer: Trainer, iterator: EpochBatchIterator) -> None:
+    """Set the number of updates, and build the schedule again with it.
+
+    `iterator`: fairseq's over the epochs, where the training begins or goes on. UserError: no update.
+    """
+    schedule, optimization = trainer.cfg.lr_scheduler, trainer.cfg.optimization
+    updates = trainer.get_num_updates() + _left(trainer, iterator)
+    if not updates:
+        what = "an epoch has no full update"
+        raise UserError(f"--max-epoch {optimization.max_epoch}: {what}; give a smaller --update-freq")
+    with open_dict(trainer.cfg):
+        optimization.max_update = updates
+        for name in _LENGTHS:
+            if getattr(schedule, name, None) == _UNKNOWN:
+                setattr(schedule, name, updates)
+        if getattr(schedule, "warmup_updates", None) == PLANNED_WARMUP:
+            schedule.warmup_updates = warmup_of(updates)
+    logger.info(f"--max-epoch {optimization.max_epoch}: {updates} updates")
+    state = trainer.lr_scheduler.state_dict()
+    trainer._lr_scheduler = lr_scheduler.build_lr_scheduler(schedule, trainer.optimizer)
+    trainer.lr_scheduler.load_state_dict(state)
+    trainer.lr_step_update()
+
+
+def _left(trainer: Trainer, iterator: EpochBatchIterator) -> int:
+    """Updates from here to the end of the last epoch."""
+    optimization = trainer.cfg.optimization
+    skip = optimization.skip_remainder_batch
+    batches = len(iterator)
+    if trainer.cfg.dataset.grouped_shuffling:  # it leaves out a last group without a batch for each process
+        batches = len(iterator.frozen_batches) // iterator.num_shards
+    first = iterator.next_epoch_idx
+    updates = 0
+    for epoch in range(first, optimization.max_epoch + 1):
+        updates += updates_of_epoch(batches, passes_in(epoch, optimization.update_freq), skip)
+    if first <= optimization.max_epoch:
+        updates -= iterator.iterations_in_epoch // passes_in(first, optimization.update_freq)
+    return updates
