@@ -36,6 +36,7 @@ def write_onnx(learner: "Learner", data: "Dataset", file: Path) -> None:
     images = torch.arange(6 * math.prod(data.shape)).mul(37).to(torch.uint8).view(6, *data.shape)
     batch = {"images": {0: torch.export.Dim("n")}}
     names: Any = {"input_names": ["images"], "output_names": ["probabilities"], "dynamic_shapes": batch}
+    names["dynamo"] = True  # the default from torch 2.9 on
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

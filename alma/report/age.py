@@ -55,7 +55,7 @@ def best_by_period(group: Iterable[Losses]) -> dict[float, float]:
 
 
 def regret(losses: Losses, best: dict[float, float], ages: Callable[[float], bool]) -> list[float]:
-    """Mean loss above `best` over the cells with such `ages`, one value per seed; NaN without cells.
+    """Mean loss above `best` over cells with such `ages`, one value per seed; NaN without cells.
 
     As the oracle-relative regret of TiC-LM (Li et al., ACL 2025, arXiv 2504.02107), whose oracle is
     trained anew on all data up to the period. Here `best` is the best model at hand.

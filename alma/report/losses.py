@@ -7,6 +7,7 @@ data. This module needs no run records, so that losses measured by other softwar
 """
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -117,7 +118,7 @@ def age_effect(losses: Losses) -> list[float]:
 def _slopes(curve: dict[float, list[float]], seeds: int) -> list[float]:
     """Least-squares slope through the origin, for each seed; NaN for an empty curve."""
     if not curve:
-        return [math.nan] * seeds
+        return list(itertools.repeat(math.nan, seeds))
     total = math.fsum(age * age for age in curve)
     slopes = []
     for i in range(seeds):
