@@ -204,7 +204,8 @@ def main() -> None:
         report.write(options.out, options.figures)
     elif options.figures:
         report.write(Path("report"), options.figures)
-    sys.exit(1 if damaged else 0)
+    if damaged:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
