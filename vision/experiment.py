@@ -219,7 +219,7 @@ def _trainer(
     config: dict[str, Any],
 ) -> StageTrainer:
     """The trainer of a request, on its `stream` as normalised."""
-    from vision.data import StageData
+    from vision.stage_data import StageData
 
     data = StageData(stream, schedule, device, share)
     learner = LEARNERS[request.learner](

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from vision.data import MegaBatchStream, StageData
+    from vision.data import MegaBatchStream
+    from vision.stage_data import StageData
     from vision.train import Progress
 
     Metric = Callable[[Tensor, Tensor], float]

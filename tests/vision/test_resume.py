@@ -11,9 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 from tests.vision.conftest import equal, numbers
 from vision import MegaBatchStream, experiment, run
-from vision.data import StageData, make_dataset
+from vision.data import make_dataset
 from vision.flat import Flat
 from vision.learners import LEARNERS, resolve
+from vision.stage_data import StageData
 from vision.stage_trainer import CHECKPOINT, StageTrainer
 
 BACKBONES = {"mlp": {"arch": "mlp", "hidden": 5}, "vgg": {"arch": "vgg", "hidden": 2}}

@@ -10,7 +10,7 @@ from vision.learners.base import GrowingLearner, GrowthSettings
 from vision.presets import Settings
 
 if TYPE_CHECKING:
-    from vision.data import StageData
+    from vision.stage_data import StageData
     from vision.firefly import Choice, Overgrown
 
 

@@ -11,7 +11,7 @@ from vision.presets import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vision.data import StageData
+    from vision.stage_data import StageData
     from vision.examples import AnyExamples
     from vision.mixture import Mixture
 
