@@ -5,7 +5,7 @@ As in `vision.learners.base`, torch is imported inside the functions that use it
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,7 +247,7 @@ def _play(record: Run, trainer: StageTrainer, schedule: Sequence[Stage], epochs:
         remedy = f"delete {CHECKPOINT} to repeat them"
         raise UserError(f"{record.results} lacks rows of completed stages: {remedy}")
 
-    def save_last(row: dict[str, Any]) -> None:
+    def save_last(row: Mapping[str, Any]) -> None:
         # The last checkpoint holds the row that follows it, so that a complete run has its model.
         trainer.save(last_row=json.dumps(row))
 

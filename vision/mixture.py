@@ -169,8 +169,8 @@ class MixtureLayer(nn.Module):
             buffers = list(module.named_buffers(recurse=False))
             for name, old in parameters:
                 setattr(module, name, nn.Parameter(_repeated(old.data, expert)))
-            for name, old in buffers:
-                setattr(module, name, _repeated(old.data, expert))
+            for name, buffer in buffers:
+                setattr(module, name, _repeated(buffer, expert))
         self.router.split(expert, generator)
 
 

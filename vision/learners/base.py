@@ -302,8 +302,8 @@ class Learner:
         tree = settings.router == "tree"
         hard = settings.gate == "hard"
         if settings.arch == "vgg":
-            widths = vgg_widths(settings.hidden)
-            return mixture_vgg(self.shape, widths, classes, experts, tree, hard)
+            blocks = vgg_widths(settings.hidden)
+            return mixture_vgg(self.shape, blocks, classes, experts, tree, hard)
         widths = mlp_widths(self.shape, settings.hidden, classes)
         return mixture_mlp(widths, experts, tree, hard)
 
