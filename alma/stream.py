@@ -36,6 +36,8 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _BLOCK = 1 << 20  # items of an index per write
 _HEADER = struct.Struct("<9sQBQ")  # magic, version 1, dtype code, number of items
 DTYPES = {4: "int32", 8: "uint16", 9: "uint32"}  # of NumPy, by fairseq's codes
+SPECIALS = 4
+"""fairseq's ids <s> 0, <pad> 1, </s> 2 and <unk> 3 are not in dict.txt: its first line has id 4."""
 _REMAKE = "rebuild the stream with `alma data`"
 _ABSENT_IF_EMPTY = ("period", "held_out", "held_out_valid")
 INSIDE = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|\Z))[^\x00-\x1f\x7f-\x9f]+\Z")]

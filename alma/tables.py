@@ -1,4 +1,4 @@
-"""Tables with aligned columns, for terminals and text files."""
+"""Tables with aligned columns and short numbers, for terminals and text files."""
 
 from alma.escape import terminal
 
@@ -13,3 +13,8 @@ def as_text(table: Table, left: tuple[int, ...] = (0,)) -> str:
         width = max(map(len, cells))
         columns[place] = [cell.ljust(width) if place in to_left else cell.rjust(width) for cell in cells]
     return "\n".join(map("  ".join, zip(*columns, strict=True)))
+
+
+def number(value: float) -> str:
+    """A number with three digits, or all digits before the point from 1000 on: "0.0312", "12,345"."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

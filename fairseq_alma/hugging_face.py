@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from alma.errors import UserError
 from alma.files import filled
 from alma.options import flag_of
-from alma.stream import Stream
+from alma.stream import SPECIALS, Stream
 from fairseq_alma import modeling_alma
 from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
 from fairseq_alma.initial import ACTIVATIONS, BOS, EOS, PAD, UNK, model_rows, to_gpt2
@@ -136,13 +136,13 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
         known = set(tokens)
         cuts = ((token[:cut], token[cut:]) for token in tokens for cut in range(1, len(token)))
         merges = [(left, right) for left, right in cuts if left in known and right in known]
-    if len(tokens) + 4 != config.vocab_size:
-        what = f"a dictionary of {len(tokens) + 4:,} entries, the checkpoint of {config.vocab_size:,}"
+    if len(tokens) + SPECIALS != config.vocab_size:
+        what = f"a dictionary of {len(tokens) + SPECIALS:,} entries, the checkpoint of {config.vocab_size:,}"
         raise UserError(f"{directory} has {what}: give the stream that the model was trained on")
     special = {"<s>": BOS, "<pad>": PAD, "\n": EOS, "<unk>": UNK}
     if clash := special.keys() & set(tokens):
         raise UserError(f"{directory}: the token {clash.pop()} has the name of a special token")
-    vocabulary = special | {token: i + 4 for i, token in enumerate(tokens)}
+    vocabulary = special | {token: i + SPECIALS for i, token in enumerate(tokens)}
     if gpt2:
         made = Tokenizer(models.BPE(vocabulary, merges))
         made.normalizer = normalizers.Sequence(spaces)

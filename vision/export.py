@@ -42,6 +42,7 @@ def write_onnx(learner: "Learner", data: "Dataset", file: Path) -> None:
         "input_names": ["images"],
         "output_names": ["probabilities"],
         "dynamic_shapes": batch,
+        "dynamo": True,  # the default from torch 2.9 on
     }
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

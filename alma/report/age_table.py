@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from alma.report import age
-from alma.report.age import Losses, MeanOverSeeds
 from alma.report.compare import configurations
+from alma.report.losses import Losses, MeanOverSeeds, age_effect, staleness, staleness_curve
 from alma.report.results import Result
 from alma.report.tables import TitledTable
 
@@ -39,7 +39,7 @@ class Aged:
     @cached_property
     def columns(self) -> dict[str, list[float]]:
         """The numbers of the table by name, one value per seed."""
-        slopes = {"staleness": age.staleness(self.losses), "effect of age": age.age_effect(self.losses)}
+        slopes = {"staleness": staleness(self.losses), "effect of age": age_effect(self.losses)}
         regrets = {f"regret, {name}": age.regret(self.losses, self.best, fits) for name, fits in AGES.items()}
         return slopes | regrets
 
@@ -48,7 +48,7 @@ class Aged:
         """Extra loss and regret by age, one value per seed."""
         ages = self.losses.by_age
         regret = {at: age.regret(self.losses, self.best, partial(operator.eq, at)) for at in ages}
-        return {"extra loss": age.staleness_curve(self.losses), "regret": regret}
+        return {"extra loss": staleness_curve(self.losses), "regret": regret}
 
 
 def aged(results: Sequence[Result]) -> list[Aged]:

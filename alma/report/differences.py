@@ -10,8 +10,8 @@ from dataclasses import replace
 from alma import metrics
 from alma.errors import UserError
 from alma.report import age, age_table, compare
-from alma.report.age import MeanOverSeeds
 from alma.report.age_table import AGES, shown, unit
+from alma.report.losses import MeanOverSeeds
 from alma.report.results import Result, column, compute
 from alma.report.tables import TitledTable
 

@@ -1,4 +1,4 @@
-"""Tables and numbers as text and Markdown."""
+"""Tables as text and Markdown."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,11 +25,6 @@ class TitledTable(NamedTuple):
         table = [as_markdown(self.cells)] if self.cells else []
         below = filter(None, self.note.split("\n"))
         return [f"{level} {markdown(self.title)}", *map(markdown, self.above), *table, *map(markdown, below)]
-
-
-def number(value: float) -> str:
-    """Three digits, of thousands all."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def as_markdown(table: Table) -> str:
