@@ -253,7 +253,7 @@ def read_sections(
         return [options]
     path = options.experiment
     out = Path("runs", path.stem + (f"_{options.size}" if options.size else ""))
-    actions = {}
+    actions: dict[str, argparse.Action] = {}
     for action in parser._actions:
         actions |= {text.removeprefix("--"): action for text in action.option_strings}
     sections = []
