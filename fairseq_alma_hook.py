@@ -17,7 +17,9 @@ class _Finder:
         """The spec of fairseq with a loader that also imports the plug-in; None for all other modules."""
         if name != "fairseq":
             return None
-        specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        specs = (
+            finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self
+        )
         spec = next(filter(None, specs), None)
         if spec and hasattr(spec.loader, "exec_module"):
             self._extend(spec.loader)

@@ -77,7 +77,13 @@ if __name__ == "__main__":
             # What `alma export --onnx` writes and checks with.
             "onnx": ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20"],
             "dev": [
-                *("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.12", "mypy>=1.15"),
+                *(
+                    "pytest>=8",
+                    "pytest-xdist>=3.6",
+                    "hypothesis>=6.100",
+                    "ruff>=0.12",
+                    "mypy>=1.15",
+                ),
                 *("ipykernel>=6", "nbclient>=0.10", "nbformat>=5"),  # of the notebook's test
                 "accelerate>=1.1",  # of transformers.Trainer in examples/trainers
             ],

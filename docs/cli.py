@@ -27,12 +27,16 @@ def page() -> str:
 
     parsers = {"alma": alma.parser()}
     for name, tool in alma.TOOLS.items():
-        parsers[f"alma {name} (`{tool.module.removesuffix('.__main__')}`)"] = alma.load(name).parser()
+        parsers[f"alma {name} (`{tool.module.removesuffix('.__main__')}`)"] = alma.load(
+            name
+        ).parser()
     with mock.patch.object(sys, "argv", ["-m"]):  # as with `python -m`
         for name in OTHERS:
             parsers[f"python -m {name}"] = importlib.import_module(name).parser()
     with mock.patch.dict(os.environ, COLUMNS="100"):  # the width of help
-        texts = [f"## {title}\n\n```text\n{each.format_help()}```\n" for title, each in parsers.items()]
+        texts = [
+            f"## {title}\n\n```text\n{each.format_help()}```\n" for title, each in parsers.items()
+        ]
     return "\n".join([ABOUT, *texts])
 
 

@@ -1,7 +1,7 @@
 """The fairseq plug-in; importing it registers its task, archs and criterion.
 
-Our commands, such as `alma export`, delay this until they import fairseq: their options are parsed before
-fairseq and torch load, which takes seconds.
+Our commands, such as `alma export`, delay this until they import fairseq: their options are parsed
+before fairseq and torch load, which takes seconds.
 """
 
 import sys

@@ -1,8 +1,10 @@
-"""Resolve fairseq-train command lines without running them: `python -m fairseq_alma.check < LINES.json`.
+"""Resolve fairseq-train command lines without running them.
 
-Input: a JSON list of command lines, each a list of the words after `fairseq-train`. Output: a JSON list with
-one object per command line: `arch`, and `settings`, the value of every flag (null if unset). If fairseq-train
-would refuse a command line: one line on standard error and exit code 2.
+Usage: `python -m fairseq_alma.check < LINES.json`.
+
+Input: a JSON list of command lines, each a list of the words after `fairseq-train`. Output: a JSON
+list with one object per command line: `arch`, and `settings`, the value of every flag (null if
+unset). If fairseq-train would refuse a command line: one line on standard error and exit code 2.
 """
 
 import json
@@ -21,7 +23,10 @@ from fairseq_alma.defaults import FLAGS
 
 
 def resolve(words: list[str]) -> dict[str, Any]:
-    """The arch and all settings of a command line; exits with code 2 if fairseq-train would refuse it."""
+    """The arch and all settings of a command line.
+
+    Exits with code 2 if fairseq-train would refuse it.
+    """
     from fairseq import options
     from fairseq.models import ARCH_MODEL_REGISTRY
 
@@ -54,7 +59,8 @@ def main() -> None:
     except msgspec.DecodeError as error:
         raise UserError(f"standard input: give a JSON list of command lines ({error})") from None
     check_run(chain(*lines))
-    for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # a second to import, and not needed
+    # fairseq imports them, which takes a second, and parsing needs none.
+    for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):
         sys.modules[name] = MagicMock()
     import fairseq  # noqa: F401  the plug-in registers with it
 

@@ -1,4 +1,5 @@
-"""Read fairseq checkpoints safely (weights_only=True), with a one-line diagnosis of damaged files."""
+"""Read fairseq checkpoints safely (weights_only=True), with a one-line diagnosis of damaged
+files."""
 
 import errno
 import os
@@ -22,50 +23,72 @@ from fairseq_alma import saved_config
 
 PREFIX = "decoder."  # prefix of every parameter name of a decoder-only language model
 # What torch, fairseq and the plug-in raise for a file with other content than theirs:
-_FOREIGN: tuple[type[Exception], ...] = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
-_FOREIGN += (AssertionError, ArithmeticError, EOFError, MemoryError, struct.error, pickle.UnpicklingError)
+_FOREIGN = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    struct.error,
+)
 
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Turn the errors of reading a missing, unreadable, damaged or foreign checkpoint into a UserError.
+    """Turn the errors of reading a missing, unreadable, damaged or foreign checkpoint into a
+    UserError.
 
     The message advises deletion only if the damage is certain.
     """
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error that follows says more
+            # The error that follows says more.
+            warnings.filterwarnings("ignore", "Detected pickle protocol")
             yield
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such checkpoint") from error
+    except IsADirectoryError as error:
+        remedy = "give a checkpoint in it, such as checkpoint_best.pt"
+        raise UserError(f"{path}: is a directory; {remedy}") from error
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-        what = f"cannot be read: {error.strerror or error} ({name}); the checkpoint may be intact: try again"
-        if isinstance(error, FileNotFoundError):
-            what = "no such checkpoint"
-        elif isinstance(error, IsADirectoryError):
-            what = "is a directory; give a checkpoint in it, such as checkpoint_best.pt"
-        raise UserError(f"{path}: {what}") from error
+        problem = f"cannot be read: {error.strerror or error} ({name})"
+        raise UserError(f"{path}: {problem}; the checkpoint may be intact: try again") from error
+    except torch.OutOfMemoryError:
+        raise
     except _FOREIGN as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        what = f"not a fairseq checkpoint ({' '.join(f'{type(error).__name__}: {error}'.split())[:200]})"
-        if object_ := re.search(r"GLOBAL (\S+)", str(error)):
-            what = (
-                f"contains Python objects ({object_[1]}), as in old fairseq versions: loading them could run "
-            )
-            what += (
-                "any code; if you trust the file, load it with weights_only=False and save it without them"
-            )
-        raise UserError(f"{path}: {what}") from error
+        raise UserError(f"{path}: {_foreign_content(error)}") from error
+
+
+def _foreign_content(error: Exception) -> str:
+    """What a file is whose reading ended with `error`, if it is no checkpoint of fairseq."""
+    python_object = re.search(r"GLOBAL (\S+)", str(error))
+    if python_object:
+        return (
+            f"contains Python objects ({python_object[1]}), as in old fairseq versions: loading "
+            "them could run any code; if you trust the file, load it with weights_only=False and "
+            "save it without them"
+        )
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"not a fairseq checkpoint ({reason[:200]})"
 
 
 def checked(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
-    """Load a checkpoint by `load(path, ...)`. UserError: as `reading`; wrong check sums, content or
-    settings."""
+    """Load a checkpoint by `load(path, ...)`.
+
+    UserError: as `reading`; wrong check sums, content or settings.
+    """
     with reading(path):
-        empty = os.path.isfile(path) and not os.path.getsize(path)
-        if wrong := "empty" if empty else damage(path):
-            advice = "delete it, copy an earlier checkpoint (if any) to checkpoint_last.pt, and run again"
-            raise UserError(f"{path}: {wrong}; {advice}")
+        is_empty = os.path.isfile(path) and not os.path.getsize(path)
+        problem = "empty" if is_empty else damage(path)
+        if problem:
+            advice = "delete it, copy an earlier checkpoint (if any) to checkpoint_last.pt"
+            raise UserError(f"{path}: {problem}; {advice}, and run again")
         state = load(path, *args, **kwargs)
         if not isinstance(state, dict):
             raise TypeError(f"it holds {type(state).__name__}")
@@ -86,8 +109,10 @@ def memory_map(path: str) -> dict[str, Any]:
 
 
 def loaded(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
-    """As `checked`, for fairseq's load_checkpoint_to_cpu, which converts old settings: they are checked
-    before that, too."""
+    """As `checked`, for fairseq's load_checkpoint_to_cpu.
+
+    fairseq converts old settings as it loads them, so the file's own are checked before, too.
+    """
     if saved_config.applies() and os.path.exists(path):
         mapped = zipfile.is_zipfile(path)  # else of torch < 1.6
         checked(torch.load, path, map_location="cpu", mmap=mapped, weights_only=True)
@@ -95,7 +120,8 @@ def loaded(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
 
 
 def memory_map_last(path: str) -> dict[str, Any]:
-    """Memory-map the last checkpoint of the training that wrote `path`; `path` itself if there is none."""
+    """Memory-map the last checkpoint of the training that wrote `path`; `path` itself if there is
+    none."""
     last = Path(path).with_name("checkpoint_last.pt")
     return memory_map(str(last) if last.exists() else path)
 
@@ -111,21 +137,30 @@ def updates_so_far(path: str) -> int:
 def with_weights(path: str, state: dict[str, Any], weights: str) -> dict[str, Any]:
     """`state`, read from `path`, with the weights that `--weights` names as its model.
 
-    last:K is the mean of the last K checkpoints in the folder of `path` (LAWA, Kaddour 2022), or of fewer:
-    fairseq writes none at an interval that ends with an epoch. UserError: no average; a single checkpoint.
+    last:K is the mean of the last K checkpoints in the folder of `path` (LAWA, Kaddour 2022), or of
+    fewer: fairseq writes none at an interval that ends with an epoch. UserError: no average; a
+    single checkpoint; checkpoints of different models.
     """
     if weights == "trained":
         return state
     count = averages.last_of(weights)
-    if not count:
-        average = (state.get("extra_state") or {}).get("ema")
-        if average is None:
-            raise UserError(f"{path} has no weight average: train with --store-ema, or leave --weights out")
-        return state | {"model": average}
-    folder = Path(path).parent
-    pattern = re.compile(r"checkpoint_\d+_(\d+)\.pt")  # of --save-interval-updates: epoch and update
-    named = ((pattern.fullmatch(file.name), file) for file in folder.glob("checkpoint_*_*.pt"))
-    by_updates = {int(match[1]): file for match, file in named if match}
+    if count:
+        return state | {"model": _mean_of_models(_last_checkpoints(Path(path).parent, count))}
+    average = (state.get("extra_state") or {}).get("ema")
+    if average is None:
+        remedy = "train with --store-ema, or leave --weights out"
+        raise UserError(f"{path} has no weight average: {remedy}")
+    return state | {"model": average}
+
+
+def _last_checkpoints(folder: Path, count: int) -> list[Path]:
+    """The last `count` checkpoints in a folder, or fewer, the oldest first. UserError: only one."""
+    pattern = re.compile(r"checkpoint_\d+_(\d+)\.pt")  # of --save-interval-updates: epoch, update
+    by_updates = {}
+    for file in folder.glob("checkpoint_*_*.pt"):
+        match = pattern.fullmatch(file.name)
+        if match:
+            by_updates[int(match[1])] = file
     last = folder / "checkpoint_last.pt"
     if last.exists():
         by_updates.setdefault(memory_map(str(last))["optimizer_history"][-1]["num_updates"], last)
@@ -133,35 +168,58 @@ def with_weights(path: str, state: dict[str, Any], weights: str) -> dict[str, An
     if len(newest) < min(2, count):
         flags = f"--save-interval-updates N --keep-interval-updates {count}"
         raise UserError(f"{folder} has {len(newest)} checkpoints to average: train with {flags}")
-    mean: dict[str, Any] = {}
-    for k, updates in enumerate(newest, start=1):
-        model = memory_map(str(by_updates[updates]))["model"]
-        shapes, expected = ({name: value.shape for name, value in each.items()} for each in (model, mean))
-        if k > 1 and shapes != expected:
-            first = by_updates[newest[0]]
-            raise UserError(f"{by_updates[updates]} and {first} are of different models: leave out --weights")
+    return [by_updates[updates] for updates in newest]
+
+
+def _mean_of_models(files: Sequence[Path]) -> dict[str, torch.Tensor]:
+    """The mean of the weights of checkpoints, in fp32; buffers are those of the last one."""
+    mean: dict[str, torch.Tensor] = {}
+    for k, file in enumerate(files, start=1):
+        model = memory_map(str(file))["model"]
+        if k > 1 and _shapes(model) != _shapes(mean):
+            problem = f"{file} and {files[0]} are of different models"
+            raise UserError(f"{problem}: leave out --weights")
         for name, value in model.items():
             if value.is_floating_point():
                 value = value.float() if k == 1 else torch.lerp(mean[name], value.float(), 1 / k)
             mean[name] = value
-    return state | {"model": mean}
+    return mean
+
+
+def _shapes(model: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in model.items()}
 
 
 def memory_map_members(paths: Sequence[str], weights: str = "trained") -> list[dict[str, Any]]:
-    """Memory-map language models and check that they can form an ensemble; `weights`: as `with_weights`.
+    """Memory-map language models and check that they can form an ensemble.
 
-    UserError: one is missing, damaged, without a weight average or not a language model, or they differ in
-    dictionary or block length.
+    `weights`: as `with_weights`. UserError: one is missing, damaged, without a weight average or
+    not a language model, or they differ in dictionary or block length.
     """
     states = [with_weights(path, memory_map(path), weights) for path in paths]
-    sizes = []  # of the first embedding, None without one, and of a block
+    first_sizes = None
     for path, state in zip(paths, states, strict=True):
         if not (state.get("cfg") and all(name.startswith(PREFIX) for name in state["model"])):
-            raise UserError(f"{path} is not a checkpoint of a decoder-only language model of this fairseq")
-        rows = (len(value) for name, value in state["model"].items() if name.endswith("embed_tokens.weight"))
-        sizes.append((next(rows, None), state["cfg"]["task"]["tokens_per_sample"]))
-        if sizes[-1] != sizes[0]:
-            what = "{} has a dictionary of {} entries and blocks of {} tokens, {} of {} and {}"
-            remedy = "members need the same dictionary and --tokens-per-sample"
-            raise UserError(f"{what.format(path, *sizes[-1], paths[0], *sizes[0])}: {remedy}")
+            problem = "is not a checkpoint of a decoder-only language model of this fairseq"
+            raise UserError(f"{path} {problem}")
+        sizes = _sizes_of(state)
+        if first_sizes is None:
+            first_sizes = sizes
+        if sizes != first_sizes:
+            first_entries, first_tokens = first_sizes
+            entries, tokens = sizes
+            raise UserError(
+                f"{path} has a dictionary of {entries} entries and blocks of {tokens} tokens, "
+                f"{paths[0]} of {first_entries} and {first_tokens}: members need the same "
+                "dictionary and --tokens-per-sample"
+            )
     return states
+
+
+def _sizes_of(state: dict[str, Any]) -> tuple[int | None, int]:
+    """Rows of the first embedding, None if there is none, and tokens of a block."""
+    tokens = state["cfg"]["task"]["tokens_per_sample"]
+    for name, value in state["model"].items():
+        if name.endswith("embed_tokens.weight"):
+            return len(value), tokens
+    return None, tokens

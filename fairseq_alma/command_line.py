@@ -1,4 +1,5 @@
-"""fairseq's command lines for `--task alma_lm`: our defaults, and one line for each kind of error."""
+"""fairseq's command lines for `--task alma_lm`: our defaults, and one line for each kind of
+error."""
 
 import argparse
 import ast
@@ -17,6 +18,7 @@ from alma.epochs import WARMUP, warmup_of
 from alma.errors import UserError, closest, hint
 from alma.options import flag_of, joined_words
 from fairseq_alma import defaults, flags, initial, saved_config
+from fairseq_alma.defaults import attribute_of
 from fairseq_alma.switch_lm import SwitchLanguageModel
 from fairseq_alma.training.epochs import PLANNED_WARMUP
 
@@ -26,7 +28,8 @@ TASK = saved_config.TASK
 
 
 def is_ours(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
-    """Whether a command line has `--task alma_lm`, given or by default, or a task that does not exist."""
+    """Whether a command line has `--task alma_lm`, given or by default, or a task that does not
+    exist."""
     task = _last_value(words, "--task", parser.get_default("task"))
     return task == TASK or task not in TASK_REGISTRY
 
@@ -50,71 +53,123 @@ def _last_value(words: Sequence[str], flag: str, default: str) -> str:
 
 
 def parse(
-    original: Callable, parser: argparse.ArgumentParser, words: Sequence[str], modify: Callable | None
+    original: Callable,
+    parser: argparse.ArgumentParser,
+    words: Sequence[str],
+    modify: Callable | None,
 ) -> argparse.Namespace:
-    """Parse `words` with `original`, fairseq's parse_args_and_arch, but with our defaults and UserErrors."""
-    training = "--max-update" in parser._option_string_actions
-    model = _last_value(words, "--init", "") if training else ""
-    of_model = initial.read(model)[0] if model else {}
-    theirs = itertools.starmap(joined_words, of_model.items())
-    words = [*itertools.chain.from_iterable(theirs), *words]  # the last of repeated flags counts
-    schedule = _last_value(words, "--schedule", "stage")
-    scheduler = defaults.SCHEDULES.get(schedule, "polynomial_decay")  # the parser refuses another schedule
-    given: set[str] = set()  # flags in `words`, each under the first of its names
-    checked: set[argparse.Action] = set()
+    """Parse `words` with our defaults and UserErrors.
 
-    def prepare(parser: argparse.ArgumentParser) -> None:
-        # fairseq calls it twice: before it adds the flags of arch, task, optimizer and scheduler, and after.
-        if modify:
-            modify(parser)
-        for action in set(parser._actions) - checked:
-            _check_values(action)
-        known = parser._option_string_actions
-        if checked and not of_model.keys() <= known.keys():
-            raise UserError(f"--arch: {model} is a {of_model['--arch']}, and this is none: leave --arch out")
-        checked.update(parser._actions)
-        names = (word.partition("=")[0] for word in words)
-        given.update(known[name].option_strings[0] for name in names if name in known)
-        if training:
-            for flag, value in defaults.chosen(given, scheduler).items():
-                if flag in known:
-                    parser.set_defaults(**{known[flag].dest: value})
+    `original` is fairseq's parse_args_and_arch, which calls `modify` with the parser.
+    """
+    training = "--max-update" in parser._option_string_actions
+    line = _Line(words, training, modify)
 
     def run(words: Sequence[str]):
-        return original(parser, words, parse_known=True, modify_parser=prepare)
+        return original(parser, words, parse_known=True, modify_parser=line.prepare)
 
     parser.error = lambda message: _refuse(parser, message)  # type: ignore[method-assign]
     if training:
-        parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        lengths = {"--warmup-updates": f"{WARMUP}, at most a tenth of --total-num-update"}
-        lengths["--total-num-update"] = "the value of --max-update, or the updates of --max-epoch"
-        shown = (f"  {_shown({flag: value})}" for flag, value in (defaults.TRAINING | lengths).items())
-        parser.epilog = "\n".join((f"defaults of --task {TASK}:", *shown))
-    if asking := {"-h", "--help"}.intersection(words):
+        _describe_defaults(parser)
+    help_flags = {"-h", "--help"}.intersection(words)
+    if help_flags:
         with contextlib.suppress(UserError):  # whatever else is wrong, the parser now has all flags
-            run([word for word in words if word not in asking])
+            run([word for word in line.words if word not in help_flags])
         parser.print_help()
         sys.exit()
-    args, unknown = run(words)
+    args, unknown = run(line.words)
     if unknown:
-        names = [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown
-        near = {flag: closest(flag, parser._option_string_actions) for flag in names}
-        hints = {flag: f": did you mean {meant}?" if meant else "" for flag, meant in near.items()}
-        raise UserError("; ".join(f"unrecognized argument {flag}{hints[flag]}" for flag in names))
+        _refuse_unknown(parser, unknown)
     if training:
-        flags.check(parser, args, given)
-        if of_model:
-            off = [flag for flag, value in of_model.items() if value is False and flag not in given]
-            vars(args).update((flag[2:].replace("-", "_"), False) for flag in off)  # on in some archs
-            initial.check(args)
-        _check_model(args)
-        _fill_schedule(args, given, scheduler)
-        chosen = defaults.chosen(given, scheduler).items()
-        used = {flag: value for flag, value in chosen if hasattr(args, flag[2:].replace("-", "_"))}
-        if not args.max_update:
-            used.pop("--max-update", None)
-        logger.info(f"defaults of --task {TASK}: {_shown(used)}")
+        _complete(parser, args, line)
     return args
+
+
+class _Line:
+    """A command line while fairseq parses it."""
+
+    def __init__(self, words: Sequence[str], training: bool, modify: Callable | None):
+        self.training = training
+        self.modify = modify
+        self.model = _last_value(words, "--init", "") if training else ""
+        self.model_flags = initial.read(self.model)[0] if self.model else {}
+        self.words: list[str] = []
+        for flag, value in self.model_flags.items():
+            self.words += joined_words(flag, value)
+        self.words += words  # after those of the model: the last of repeated flags counts
+        schedule = _last_value(words, "--schedule", "stage")
+        # The parser refuses another schedule.
+        self.scheduler = defaults.SCHEDULES.get(schedule, "polynomial_decay")
+        self.given_flags: set[str] = set()  # flags in `words`, each under the first of its names
+        self.checked: set[argparse.Action] = set()
+
+    def prepare(self, parser: argparse.ArgumentParser) -> None:
+        """Check the values of the parser's flags, and set our defaults.
+
+        fairseq calls it twice: before it adds the flags of arch, task, optimizer and scheduler, and
+        after.
+        """
+        if self.modify:
+            self.modify(parser)
+        for action in set(parser._actions) - self.checked:
+            _check_values(action)
+        actions = parser._option_string_actions
+        if self.checked and not self.model_flags.keys() <= actions.keys():
+            problem = f"{self.model} is a {self.model_flags['--arch']}, and this is none"
+            raise UserError(f"--arch: {problem}: leave --arch out")
+        self.checked.update(parser._actions)
+        for word in self.words:
+            name = word.partition("=")[0]
+            if name in actions:
+                self.given_flags.add(actions[name].option_strings[0])
+        if self.training:
+            for flag, value in self.defaults().items():
+                if flag in actions:
+                    parser.set_defaults(**{actions[flag].dest: value})
+
+    def defaults(self) -> dict[str, object]:
+        """Our defaults that apply."""
+        return defaults.chosen(self.given_flags, self.scheduler)
+
+
+def _describe_defaults(parser: argparse.ArgumentParser) -> None:
+    """List our defaults of fairseq-train below its help."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    lines = [f"defaults of --task {TASK}:"]
+    lines += [f"  {_shown({flag: value})}" for flag, value in defaults.TRAINING.items()]
+    lines.append(f"  --warmup-updates {WARMUP}, at most a tenth of --total-num-update")
+    lines.append("  --total-num-update the value of --max-update, or the updates of --max-epoch")
+    parser.epilog = "\n".join(lines)
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """UserError: words that the parser does not know, with the flags closest to them."""
+    flags_alone = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    problems = []
+    for name in flags_alone or unknown:
+        meant = closest(name, parser._option_string_actions)
+        question = f": did you mean {meant}?" if meant else ""
+        problems.append(f"unrecognized argument {name}{question}")
+    raise UserError("; ".join(problems))
+
+
+def _complete(parser: argparse.ArgumentParser, args: argparse.Namespace, line: _Line) -> None:
+    """Check the parsed arguments of a training, fill in its schedule and log our defaults."""
+    flags.check(parser, args, line.given_flags)
+    if line.model:
+        for flag, value in line.model_flags.items():
+            if value is False and flag not in line.given_flags:
+                setattr(args, attribute_of(flag), False)  # some archs set it
+        initial.check(args)
+    _check_model(args)
+    _fill_schedule(args, line.given_flags, line.scheduler)
+    used = {}
+    for flag, value in line.defaults().items():
+        if hasattr(args, attribute_of(flag)):
+            used[flag] = value
+    if not args.max_update:
+        used.pop("--max-update", None)
+    logger.info(f"defaults of --task {TASK}: {_shown(used)}")
 
 
 def _shown(values: dict[str, object]) -> str:
@@ -122,68 +177,88 @@ def _shown(values: dict[str, object]) -> str:
 
 
 def _check_model(args: argparse.Namespace) -> None:
-    """UserError: `fairseq_alma.evaluate` cannot measure the model, or would leave out blocks over a limit."""
+    """UserError: `fairseq_alma.evaluate` cannot measure the model, or would leave out long
+    blocks."""
+    length = args.tokens_per_sample
     for name in ("max_target_positions", "max_tokens", "max_tokens_valid"):
-        flag, limit, length = flag_of(name), getattr(args, name), args.tokens_per_sample
+        limit = getattr(args, name)
         if limit and limit < length:
-            why = f"a block has {length} tokens and could not be evaluated"
-            raise UserError(f"{flag} {limit}: {why}: give {flag} {length} or more")
-    kind, name = ARCH_MODEL_REGISTRY[args.arch], ARCH_MODEL_NAME_REGISTRY[args.arch]
+            flag = flag_of(name)
+            problem = f"a block has {length} tokens and could not be evaluated"
+            raise UserError(f"{flag} {limit}: {problem}: give {flag} {length} or more")
     if not saved_config.is_trained(args.arch):
         of_fairseq = ", ".join(saved_config.FAIRSEQ_MODELS)
         trained = f"switch_gmoe*, {of_fairseq} and your own language models (--user-dir)"
         raise UserError(f"--arch {args.arch}: the task {TASK} trains {trained}")
+    kind = ARCH_MODEL_REGISTRY[args.arch]
     if issubclass(kind, SwitchLanguageModel):
         kind.check(args)
     _check_tied(args)
-    if name not in ("transformer_lm", "lightconv_lm"):  # the others use these with adaptive_loss only
-        return
-    for part in ("adaptive_softmax_cutoff", "adaptive_input", "character_embeddings", "base_layers"):
-        if getattr(args, part, None):  # no logits, or no formula in alma.flops
-            why = "perplexity or FLOPs cannot be measured; leave it out"
-            raise UserError(f"--arch {args.arch} with {flag_of(part)}: {why}")
+    if ARCH_MODEL_NAME_REGISTRY[args.arch] not in ("transformer_lm", "lightconv_lm"):
+        return  # the other models use the options below with adaptive_loss only
+    # They leave no logits, or alma.flops has no formula for them.
+    for part in (
+        "adaptive_softmax_cutoff",
+        "adaptive_input",
+        "character_embeddings",
+        "base_layers",
+    ):
+        if getattr(args, part, None):
+            problem = "perplexity or FLOPs cannot be measured; leave it out"
+            raise UserError(f"--arch {args.arch} with {flag_of(part)}: {problem}")
 
 
 def _check_tied(args: argparse.Namespace) -> None:
     """UserError: tied embeddings whose input and output have other widths."""
-    pairs = [("decoder_input_dim", "decoder_output_dim"), ("decoder_embed_dim", "decoder_out_embed_dim")]
+    if not getattr(args, "share_decoder_input_output_embed", False):
+        return
+    pairs = (
+        ("decoder_input_dim", "decoder_output_dim"),
+        ("decoder_embed_dim", "decoder_out_embed_dim"),
+    )
     for names in pairs:
         widths = {getattr(args, name, None) for name in names}
-        if getattr(args, "share_decoder_input_output_embed", False) and len(widths - {None}) == 2:
+        if len(widths - {None}) == 2:
             first, second = map(flag_of, names)
-            raise UserError(f"{first} and {second} differ, but embeddings are tied: give both the same")
+            problem = f"{first} and {second} differ, but embeddings are tied"
+            raise UserError(f"{problem}: give both the same")
 
 
-def _fill_schedule(args: argparse.Namespace, given: set[str], scheduler: str) -> None:
-    """Set the length of our schedule, `scheduler`, and that of its warm-up, unless they are given.
+def _fill_schedule(args: argparse.Namespace, given_flags: set[str], scheduler: str) -> None:
+    """Set the lengths of our default schedule, `scheduler`, and of its warm-up.
 
-    If --max-epoch alone ends the training, both are set once its batches are counted (`training.epochs`).
-    UserError: inverse_sqrt without a warm-up, by whose length fairseq divides.
+    A length that the command line gives stays. If --max-epoch alone ends the training, both are set
+    once its batches are counted (`training.epochs`). UserError: inverse_sqrt without a warm-up, by
+    whose length fairseq divides.
     """
-    if args.max_epoch and "--max-update" not in given:
+    if args.max_epoch and "--max-update" not in given_flags:
         args.max_update = 0
     by_epochs = args.max_epoch and not args.max_update
-    if args.lr_scheduler == "inverse_sqrt" and (updates := args.warmup_updates) < 1:
-        raise UserError(f"--warmup-updates {updates}: inverse_sqrt needs 1 or more")
+    if args.lr_scheduler == "inverse_sqrt" and args.warmup_updates < 1:
+        raise UserError(f"--warmup-updates {args.warmup_updates}: inverse_sqrt needs 1 or more")
     if args.lr_scheduler != scheduler:
         return
     total: Any = args.max_update or defaults.TRAINING["--max-update"]
     if by_epochs:
         total = 0
     if args.lr_scheduler == "polynomial_decay":
-        if "--total-num-update" not in given:
+        if "--total-num-update" not in given_flags:
             args.total_num_update = total
         total = int(args.total_num_update)
-    if "--warmup-updates" not in given:
+    if "--warmup-updates" not in given_flags:
         args.warmup_updates = warmup_of(total) if total else PLANNED_WARMUP
 
 
 def _check_values(action: argparse.Action) -> None:
-    """Let argparse check lists and tuples of numbers; fairseq would evaluate them later, with a traceback."""
+    """Let argparse check lists and tuples of numbers.
+
+    fairseq would evaluate them later and end with a traceback.
+    """
     # fairseq declares no type where the default is another flag's value.
     numbers = {"total_num_update": float, "max_tokens_valid": int, "batch_size_valid": int}
     action.type = numbers.get(action.dest, action.type)
-    convert, default = action.type or str, action.default
+    convert = action.type or str
+    default = action.default
     tuple_as_text = convert is str and isinstance(default, (tuple, list))
     evaluated = action.dest in saved_config.EVALUATED and convert not in (int, float)
     if isinstance(convert, type) and not tuple_as_text and not evaluated:
@@ -206,10 +281,13 @@ def _check_values(action: argparse.Action) -> None:
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     """Raise argparse's `message` as a UserError."""
-    if choice := re.match(r"argument (\S+?)(?:/\S+)?: invalid choice: (['\"])(.*?)\2 \(", message):
-        flag, value = choice[1], choice[3]
-        names = [str(each) for each in parser._option_string_actions[flag].choices or ()]
+    choice = re.match(r"argument (\S+?)(?:/\S+)?: invalid choice: (['\"])(.*?)\2 \(", message)
+    if choice:
+        flag = choice[1]
+        value = choice[3]
+        names = list(map(str, parser._option_string_actions[flag].choices or ()))
         raise UserError(f"{flag} {value}: no such choice; {hint(value, names)}")
     if message == "the following arguments are required: data":
-        raise UserError("no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`")
+        remedy = "give the stream directory, `fairseq-train STREAM --task alma_lm …`"
+        raise UserError(f"no data: {remedy}")
     raise UserError(message.removeprefix("argument "))

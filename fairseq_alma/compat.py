@@ -1,7 +1,9 @@
-"""Work-arounds for fairseq 0.12, each with its upstream issue and with what would make it unnecessary.
+"""Work-arounds for fairseq 0.12, each with its upstream issue and with what would make it
+unnecessary.
 
-`install` lists the functions of fairseq that it replaces. Two more work-arounds are classes, used by `hooks`:
-the optimizers of `training.precision` and the weight average of `training.weight_average`.
+`install` lists the functions of fairseq that it replaces. Two more work-arounds are classes, used
+by `hooks`: the optimizers of `training.precision` and the weight average of
+`training.weight_average`.
 """
 
 import functools
@@ -60,30 +62,37 @@ def replace(owner: Any, name: str, replacement: Callable) -> None:
 def _bf16_without_tpu(original, *args, **kwargs):
     """Train with --bf16 on a GPU or CPU: fairseq's parser turns --bf16 into --tpu.
 
-    https://github.com/facebookresearch/fairseq/issues/4696; unnecessary once the two flags are independent.
+    https://github.com/facebookresearch/fairseq/issues/4696; unnecessary once the two flags are
+    independent.
     """
     parsed = original(*args, **kwargs)
-    given = parsed[0] if isinstance(parsed, tuple) else parsed
-    if getattr(given, "tpu", False) and importlib.util.find_spec("torch_xla") is None:
-        given.tpu = False
+    values = parsed[0] if isinstance(parsed, tuple) else parsed
+    if getattr(values, "tpu", False) and importlib.util.find_spec("torch_xla") is None:
+        values.tpu = False
     return parsed
 
 
 def _several_processes(original, cfg, main, **kwargs) -> None:
-    """Train with several processes on a CPU, spawned (--distributed-world-size) or started by torchrun.
+    """Train with several processes on a CPU, spawned (--distributed-world-size) or started by
+    torchrun.
 
     Without a GPU, torchrun's processes would each train alone, or divide by zero devices.
     https://github.com/facebookresearch/fairseq/issues/2879; unnecessary once fairseq supports this.
     """
     distributed = cfg.distributed_training
     if torch.cuda.is_available() and not cfg.common.cpu:
-        if distributed.distributed_no_spawn and rendezvous.is_ours(distributed.distributed_init_method):
+        if distributed.distributed_no_spawn and rendezvous.is_ours(
+            distributed.distributed_init_method
+        ):
             # One process of each GPU: as fairseq does for torchrun's.
             distributed.device_id = distributed.distributed_rank % max(1, torch.cuda.device_count())
         return original(cfg, main, **kwargs)
     with open_dict(cfg):
         cfg.common.fp16_no_flatten_grads = True  # flattening needs a GPU
-        if distributed.distributed_init_method is None and {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        if (
+            distributed.distributed_init_method is None
+            and {"RANK", "WORLD_SIZE"} <= os.environ.keys()
+        ):
             distributed.distributed_init_method = "env://"
             distributed.distributed_world_size = int(os.environ["WORLD_SIZE"])
             distributed.distributed_rank = int(os.environ["RANK"])
@@ -91,19 +100,24 @@ def _several_processes(original, cfg, main, **kwargs) -> None:
         processes = distributed.distributed_world_size
         spawns = processes > 1 and not distributed.distributed_no_spawn
         if spawns or distributed.distributed_no_spawn:
-            distributed.distributed_backend, distributed.device_id = "gloo", 0
+            distributed.distributed_backend = "gloo"
+            distributed.device_id = 0
         if spawns:
             meeting = tempfile.TemporaryDirectory()  # for this user alone
             if not distributed.distributed_init_method:
                 distributed.distributed_init_method = rendezvous.here(meeting.name)
             distributed.distributed_num_procs = processes
-            start_rank, distributed.distributed_rank = distributed.distributed_rank, None
+            start_rank = distributed.distributed_rank
+            distributed.distributed_rank = None
     if not spawns:
         return original(cfg, main, **kwargs)
     arguments = (main, cfg, {"start_rank": start_rank, **kwargs})
     with meeting:
         torch.multiprocessing.start_processes(  # forks need not import torch and fairseq
-            distributed_utils.distributed_main, args=arguments, nprocs=processes, start_method="fork"
+            distributed_utils.distributed_main,
+            args=arguments,
+            nprocs=processes,
+            start_method="fork",
         )
 
 
@@ -111,14 +125,16 @@ def _read_by_each_process(original, trainer, *args, **kwargs):
     """Let every process read a checkpoint; see `_mapped`.
 
     fairseq sends it through the GPUs as a torch file, whose classes torch >= 2.6 refuses to load.
-    https://github.com/facebookresearch/fairseq/issues/5603; unnecessary once fairseq maps checkpoints.
+    https://github.com/facebookresearch/fairseq/issues/5603; unnecessary once fairseq maps
+    checkpoints.
     """
-    given = trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks
-    trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks = True
+    config = trainer.cfg.checkpoint
+    before = config.load_checkpoint_on_all_dp_ranks
+    config.load_checkpoint_on_all_dp_ranks = True
     try:
         return original(trainer, *args, **kwargs)
     finally:
-        trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks = given
+        config.load_checkpoint_on_all_dp_ranks = before
 
 
 def _mapped(original, path, *args, **kwargs):
@@ -138,13 +154,14 @@ def _mapped(original, path, *args, **kwargs):
 
 
 def _data_parallel(original, module, device_ids=None, output_device=None, **kwargs):
-    """Build DistributedDataParallel on a CPU, where it accepts no device ids; fairseq always passes one.
+    """Build DistributedDataParallel on a CPU, where it accepts no device ids; fairseq always passes
+    one.
 
     https://github.com/facebookresearch/fairseq/issues/2879; unnecessary once fairseq supports this.
     Experts of this process alone stay out of the gradient average, as in fairseq's legacy_ddp.
     """
-    own = [name for name, param in module.named_parameters() if hasattr(param, "expert")]
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, own)
+    experts = [name for name, param in module.named_parameters() if hasattr(param, "expert")]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, experts)
     if next(module.parameters()).device.type == "cpu":
         device_ids = output_device = None
     return original(module, device_ids=device_ids, output_device=output_device, **kwargs)
@@ -164,10 +181,12 @@ def _save_atomically(original, obj, filename, async_write: bool = False) -> None
 
 
 def _copy_atomically(original, src_path: str, dst_path: str, overwrite: bool = False) -> bool:
-    """Copy a checkpoint by a hard link (a temporary file on file systems without links) and a rename.
+    """Copy a checkpoint by a hard link (a temporary file on file systems without links) and a
+    rename.
 
-    fairseq copies checkpoint_last.pt in place, so a kill leaves half a file and nothing to resume from.
-    https://github.com/facebookresearch/fairseq/issues/5490 asks for links; unnecessary once it is done.
+    fairseq copies checkpoint_last.pt in place, so a kill leaves half a file and nothing to resume
+    from. https://github.com/facebookresearch/fairseq/issues/5490 asks for links; unnecessary once
+    it is done.
     """
     temporary = f"{dst_path}.tmp"
     if os.path.lexists(temporary):
@@ -181,10 +200,12 @@ def _copy_atomically(original, src_path: str, dst_path: str, overwrite: bool = F
 
 
 def _empty_batches_first(original, trainer, samples, *args, **kwargs):
-    """Count the batches of a process whose last batch of an update is empty, as at the end of an epoch.
+    """Count the batches of a process whose last batch of an update is empty, as at the end of an
+    epoch.
 
-    If it is the last of several (--update-freq), fairseq makes the sample size and the log of all of them 0
-    and keeps their gradients. No upstream issue known; unnecessary once it leaves out empty batches alone.
+    If it is the last of several (--update-freq), fairseq makes the sample size and the log of all
+    of them 0 and keeps their gradients. No upstream issue known; unnecessary once it leaves out
+    empty batches alone.
     """
     if samples[-1] or not any(samples):
         return original(trainer, samples, *args, **kwargs)
@@ -193,7 +214,8 @@ def _empty_batches_first(original, trainer, samples, *args, **kwargs):
     def train_step(*args, ignore_grad=False, **kwargs):
         loss, sample_size, logged = of_task(*args, ignore_grad=ignore_grad, **kwargs)
         if ignore_grad:
-            sample_size, logged = sample_size * 0, {name: value * 0 for name, value in logged.items()}
+            sample_size = sample_size * 0
+            logged = {name: value * 0 for name, value in logged.items()}
         return loss, sample_size, logged
 
     with mock.patch.object(trainer.task, "train_step", train_step):
@@ -201,10 +223,11 @@ def _empty_batches_first(original, trainer, samples, *args, **kwargs):
 
 
 def _seed_without_traces(original, trainer) -> None:
-    """Seed the random numbers of an update with the same state as fairseq, without torch.manual_seed.
+    """Seed the random numbers of an update with the same state as fairseq, without
+    torch.manual_seed.
 
-    That stores a stack trace for each kind of GPU that is not there, 1 ms an update. No upstream issue known;
-    unnecessary once it does not.
+    That stores a stack trace for each kind of GPU that is not there, 1 ms an update. No upstream
+    issue known; unnecessary once it does not.
     """
     seed = trainer.cfg.common.seed + trainer.get_num_updates()
     torch.default_generator.manual_seed(seed)
@@ -213,7 +236,8 @@ def _seed_without_traces(original, trainer) -> None:
 
 
 def _clipped_on_a_cpu(original, params, *args, **kwargs) -> torch.Tensor:
-    """Clip gradients on a CPU (--cpu) where the machine has a GPU: fairseq would move their norm to the GPU.
+    """Clip gradients on a CPU (--cpu) where the machine has a GPU: fairseq would move their norm to
+    the GPU.
 
     No upstream issue known; unnecessary once the norm stays where the gradients are.
     """
@@ -225,26 +249,35 @@ def _clipped_on_a_cpu(original, params, *args, **kwargs) -> torch.Tensor:
 
 
 def _with_processes(original, iterator) -> dict[str, Any]:
-    """Save the numbers of processes and batches with the position in an epoch; see `_at_the_same_batch`."""
-    return original(iterator) | {"processes": iterator.num_shards, "batches": len(iterator.frozen_batches)}
+    """Save the numbers of processes and batches with the position in an epoch; see
+    `_at_the_same_batch`."""
+    return original(iterator) | {
+        "processes": iterator.num_shards,
+        "batches": len(iterator.frozen_batches),
+    }
 
 
 def _at_the_same_batch(original, iterator, state: dict[str, Any]) -> None:
-    """Resume within an epoch with another number of processes; UserError: they cannot go on where it stopped.
+    """Resume within an epoch with another number of processes.
 
-    fairseq counts the batches of one process: twice the processes would skip as many batches again, or end
-    with "dataloader mismatch". https://github.com/facebookresearch/fairseq/issues/3638; unnecessary once
-    fairseq counts the batches of all processes.
+    fairseq counts the batches of one process: twice the processes would skip as many batches again,
+    or end with "dataloader mismatch". https://github.com/facebookresearch/fairseq/issues/3638;
+    unnecessary once fairseq counts the batches of all processes. UserError: the processes cannot
+    resume where training stopped.
     """
-    position, before = state.get("iterations_in_epoch", 0), state.get("processes", iterator.num_shards)
+    position = state.get("iterations_in_epoch", 0)
+    processes_before = state.get("processes", iterator.num_shards)
     batches = len(iterator.frozen_batches)
+    batches_before = state.get("batches", batches)
     anew = "to resume, or fairseq-train --reset-dataloader to begin the epoch again"
-    if position and state.get("batches", batches) != batches:
-        what = f"training stopped within an epoch of {state['batches']:,} batches, and now it has {batches:,}"
-        raise UserError(f"{what}: give the earlier --batch-size, --max-tokens and --tokens-per-sample {anew}")
-    done, rest = divmod(position * before, iterator.num_shards)
-    if rest:
-        what = f"training stopped within an epoch, after {position:,} batches in each of {before} processes"
-        remedy = f"give --distributed-world-size {before} {anew}"
-        raise UserError(f"{what}, which {iterator.num_shards} cannot share: {remedy}")
-    original(iterator, {**state, "iterations_in_epoch": done})
+    if position and batches_before != batches:
+        problem = f"training stopped within an epoch of {batches_before:,} batches, and now it has"
+        flags = "the earlier --batch-size, --max-tokens and --tokens-per-sample"
+        raise UserError(f"{problem} {batches:,}: give {flags} {anew}")
+    completed, remainder = divmod(position * processes_before, iterator.num_shards)
+    if remainder:
+        stopped = f"after {position:,} batches in each of {processes_before} processes"
+        problem = f"training stopped within an epoch, {stopped}, which {iterator.num_shards} cannot"
+        remedy = f"give --distributed-world-size {processes_before} {anew}"
+        raise UserError(f"{problem} share: {remedy}")
+    original(iterator, {**state, "iterations_in_epoch": completed})

@@ -1,6 +1,8 @@
-"""Choices of our commands, and the defaults of `--task alma_lm`: the paper's training, on 32 GB GPUs.
+"""Choices of our commands, and the defaults of `--task alma_lm`: the paper's training, on 32 GB
+GPUs.
 
-They follow section 5 and appendix B.2. Without torch and fairseq, so that our commands parse at once.
+They follow section 5 and appendix B.2. Without torch and fairseq, so that our commands parse at
+once.
 """
 
 import argparse
@@ -10,15 +12,40 @@ from pathlib import Path
 from typing import Any
 
 from alma import averages
+from alma.options import options_of
+from alma.protocol import TextOptions
 
-SCHEDULES = {"stage": "polynomial_decay", "continuous": "fixed"}  # --lr-scheduler of each --schedule
-WEIGHTS_HELP = "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the "
+SCHEDULES = {
+    "stage": "polynomial_decay",
+    "continuous": "fixed",
+}  # --lr-scheduler of each --schedule
+WEIGHTS_HELP = (
+    "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the "
+)
 WEIGHTS_HELP += "mean of the last K checkpoints in the folder of the given one (default: trained)"
 
 
 def flag(default: Any, text: str) -> Any:
     """A field of a fairseq config: a flag with its default and help."""
     return field(default=default, metadata={"help": text})
+
+
+def shared(name: str) -> Any:
+    """The field of an option of `alma train`, which passes it on: same name, default and help.
+
+    Of an option without a default the first choice is fairseq-train's.
+    """
+    option = options_of(TextOptions)[name]
+    default = option.default
+    choices = option.metadata["choices"]
+    if choices and default is None:
+        default = choices[0]
+    return flag(default, option.metadata["help"])
+
+
+def attribute_of(flag_name: str) -> str:
+    """The attribute in which argparse keeps the value of a flag: max_update for --max-update."""
+    return flag_name[2:].replace("-", "_")
 
 
 TRAINING: dict[str, object] = {
@@ -35,9 +62,11 @@ TRAINING: dict[str, object] = {
     "--save-interval-updates": 5000,
     "--keep-interval-updates": 1,
     "--no-epoch-checkpoints": True,
-    "--num-workers": 0,  # blocks are slices of a memory map: fairseq's thread that reads ahead suffices
+    # Blocks are slices of a memory map: fairseq's thread that reads ahead suffices.
+    "--num-workers": 0,
 }
-"""As size base of experiments/table2.yaml, without --num-workers, and without --fp16: no gain on a CPU."""
+"""As size base of experiments/table2.yaml, but without worker processes and without --fp16, which
+gains nothing on a CPU."""
 
 _SAVING: tuple[str, ...] = ("--save-interval", "--save-interval-updates", "--no-epoch-checkpoints")
 _SAVING += ("--keep-interval-updates", "--keep-last-epochs", "--keep-best-checkpoints")
@@ -54,13 +83,17 @@ FLAGS = Path(__file__).with_name("flags.yaml")
 """What each flag of fairseq-train does to an interrupted training, and those that are refused."""
 
 
-def chosen(given: Collection[str], scheduler: str) -> dict[str, object]:
-    """The defaults that apply to a command line with the flags `given` and an --lr-scheduler by default."""
-    return {
-        flag: value
-        for flag, value in (TRAINING | {"--lr-scheduler": scheduler}).items()
-        if flag not in given and not set(given).intersection(UNLESS.get(flag, ()))
-    }
+def chosen(given_flags: Collection[str], scheduler: str) -> dict[str, object]:
+    """The defaults that apply to a command line that has the flags `given_flags`.
+
+    `scheduler` is the default of --lr-scheduler.
+    """
+    defaults = TRAINING | {"--lr-scheduler": scheduler}
+    applicable = {}
+    for name, value in defaults.items():
+        if name not in given_flags and not set(given_flags).intersection(UNLESS.get(name, ())):
+            applicable[name] = value
+    return applicable
 
 
 def weights(text: str) -> str:

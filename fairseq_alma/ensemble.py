@@ -1,4 +1,5 @@
-"""Several language models as one: the mean of their probabilities or of their logits (paper, section 4.1).
+"""Several language models as one: the mean of their probabilities or of their logits (paper,
+section 4.1).
 
 Shapes: B batch, T time, V vocabulary, N members.
 """
@@ -13,11 +14,11 @@ from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor, nn
 
 from fairseq_alma.moe.layer import routings_of
-from fairseq_alma.moe.router import Routing
 
 
 class EnsembleDecoder(FairseqIncrementalDecoder):
-    """Decoders with one dictionary, run one after the other: at most two (B, T, V) tensors at a time."""
+    """Decoders with one dictionary, run one after the other: at most two (B, T, V) tensors at a
+    time."""
 
     def __init__(self, decoders: Sequence[nn.Module], average: str):
         """`average`: "probs" (an ensemble) or "logits" (UMix)."""
@@ -26,23 +27,29 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
         self.average = average
 
     def forward(
-        self, prev_output_tokens: Tensor, incremental_state=None, features_only: bool = False, **kwargs
+        self,
+        prev_output_tokens: Tensor,
+        incremental_state=None,
+        features_only: bool = False,
+        **kwargs,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Tokens (B, T) to logits (B, T, V) in fp32 of the averaged prediction; no attention weights.
+        """Tokens (B, T) to logits (B, T, V) in fp32 of the averaged prediction; no attention
+        weights.
 
-        With `features_only`, the members' features, concatenated and divided by N: their product with the
-        members' concatenated output weights is the mean of the logits. extra["routings"] has the routings
-        of all members' Switch layers, by "member.block".
+        With `features_only`, the members' features, concatenated and divided by N: their product
+        with the members' concatenated output weights is the mean of the logits. extra["routings"]
+        has the routings of all members' Switch layers, by "member.block".
         """
         kwargs["incremental_state"] = incremental_state
         if features_only:
             kwargs["features_only"] = True
-        routings: dict[str, Routing] = {}
+        extra: dict[str, Any] = {"attn": [None], "routings": {}}
         features: list[Tensor] = []
         total: Any = None
         for i, member in enumerate(self.members):
             output = member(prev_output_tokens, **kwargs)
-            routings.update({f"{i}.{block}": found for block, found in routings_of(output).items()})
+            for block, routing in routings_of(output).items():
+                extra["routings"][f"{i}.{block}"] = routing
             if features_only:
                 features.append(output[0])
             elif self.average == "logits":
@@ -51,10 +58,12 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
             else:
                 logs = F.log_softmax(output[0].float(), dim=-1)
                 total = logs if total is None else torch.logaddexp(total, logs)
-        n, extra = len(self.members), {"attn": [None], "routings": routings}
+        members = len(self.members)
         if features_only:
-            return torch.cat(features, dim=-1) / n, extra
-        return (total / n if self.average == "logits" else total - math.log(n)), extra
+            return torch.cat(features, dim=-1) / members, extra
+        if self.average == "logits":
+            return total / members, extra
+        return total - math.log(members), extra
 
     def max_positions(self) -> int:
         """The shortest context of any member."""
@@ -62,7 +71,8 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
 
 
 def ensemble_of(models: Sequence[Any]) -> FairseqLanguageModel:
-    """The mean of the probabilities of language models, which may differ in size; a single one as it is."""
+    """The mean of the probabilities of language models, which may differ in size; a single one as
+    it is."""
     if len(models) == 1:
         return models[0]
     return FairseqLanguageModel(EnsembleDecoder([model.decoder for model in models], "probs"))

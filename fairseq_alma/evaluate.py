@@ -1,8 +1,9 @@
 """Evaluate the models of a stage: `python -m fairseq_alma.evaluate`.
 
-Accepts fairseq-eval-lm's flags and writes its perplexity, summed in double precision, and the other fields
-of a run's records. The probabilities of several checkpoints are averaged (ensemble; paper, section 4.1).
-`--untrained` accepts fairseq-train's flags instead and evaluates the model as initialised.
+Accepts fairseq-eval-lm's flags and writes its perplexity, summed in double precision, and the other
+fields of a run's records. The probabilities of several checkpoints are averaged (ensemble; paper,
+section 4.1). `--untrained` accepts fairseq-train's flags instead and evaluates the model as
+initialised.
 """
 
 from pathlib import Path
@@ -21,54 +22,61 @@ examples:
 
 
 def parser() -> Parser:
-    """The command line, but for fairseq's flags."""
-    made = Parser(
+    """The command line, except for fairseq's flags."""
+    parser = Parser(
         prog="python -m fairseq_alma.evaluate",
-        usage="%(prog)s STREAM --path CHECKPOINT[:CHECKPOINT...] --gen-subset test --out FILE [options]\n"
+        usage="%(prog)s STREAM --path CHECKPOINT[:CHECKPOINT...] --gen-subset test --out FILE "
+        "[options]\n"
         "       %(prog)s STREAM --untrained --out FILE [options] [flags of fairseq-train]",
-        description="Evaluate language models on a stream and write the fields of a run's record. Accepts "
-        "all flags of fairseq-eval-lm too; the probabilities of several checkpoints are averaged.",
+        description="Evaluate language models on a stream and write the fields of a run's record. "
+        "Accepts all flags of fairseq-eval-lm too; the probabilities of several checkpoints are "
+        "averaged.",
         epilog=_EXAMPLES,
         allow_abbrev=False,
     )
-    add = made.add_argument
+    add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="JSON file to write")
     untrained = "evaluate the model that fairseq-train would start from; give its flags"
     add("--untrained", action="store_true", help=untrained)
-    seeds = "with --untrained: an ensemble with a model for each seed of a list or range, such as 1,5 or 0-2"
+    seeds = "with --untrained: an ensemble with a model for each seed of a list or range, "
+    seeds += "such as 1,5 or 0-2"
     add("--seeds", type=number_list, default=[], metavar="LIST", help=seeds)
     add("--weights", type=weights, default="trained", metavar="WEIGHTS", help=WEIGHTS_HELP)
     add("--valid", action="store_true", help="evaluate on the validation set of the stream too")
     context = [options_of(TextOptions)["context_window"]]
-    add_options(made, context, TextOptions, changes={"context_window": {"default": 0}})
-    return made
+    add_options(parser, context, TextOptions, changes={"context_window": {"default": 0}})
+    return parser
 
 
 @command
 def main() -> None:
     """Evaluate a stage."""
-    own, arguments = parser().parse_known_args()
-    if own.untrained and own.weights != "trained":
-        raise UserError(f"--weights {own.weights} needs a checkpoint: an untrained model has no average")
+    options, arguments = parser().parse_known_args()
+    if options.untrained and options.weights != "trained":
+        problem = "needs a checkpoint: an untrained model has no average"
+        raise UserError(f"--weights {options.weights} {problem}")
     from fairseq_alma import stage_record  # fairseq: seconds to import
     from fairseq_alma.training import tensorboard
 
-    if own.untrained:
-        loaded = stage_record.build_untrained(arguments, own.seeds, own.context_window)
+    window = options.context_window
+    if options.untrained:
+        loaded = stage_record.build_untrained(arguments, options.seeds, window)
     else:
-        loaded = stage_record.load_trained(arguments, own.weights, own.context_window)
-    record = stage_record.measure(loaded, own.valid)
-    if own.weights != "trained":
-        trained = stage_record.load_trained(arguments, "trained", own.context_window)
-        raw = stage_record.measure(trained, own.valid)
+        loaded = stage_record.load_trained(arguments, options.weights, window)
+    record = stage_record.measure(loaded, options.valid)
+    if options.weights != "trained":
+        trained = stage_record.load_trained(arguments, "trained", window)
+        raw = stage_record.measure(trained, options.valid)
         names = ("nll", "perplexity", "valid", "matrix")
         record["raw"] = {name: raw[name] for name in names if raw.get(name) is not None}
-    make_directory(own.out.absolute().parent)
-    if logdir := loaded.cfg.common.tensorboard_logdir:
+    make_directory(options.out.absolute().parent)
+    logdir = loaded.cfg.common.tensorboard_logdir
+    if logdir:
         path = loaded.paths[-1] if loaded.paths else None
         tensorboard.add_evaluation(logdir, loaded.cfg.dataset.gen_subset, record, path)
-    write_json_atomic(own.out, record)
-    print(f"perplexity {record['perplexity']:.2f} over {record['tokens']:,} tokens; written to {own.out}")
+    write_json_atomic(options.out, record)
+    result = f"perplexity {record['perplexity']:.2f} over {record['tokens']:,} tokens"
+    print(f"{result}; written to {options.out}")
 
 
 if __name__ == "__main__":

@@ -18,14 +18,14 @@ _CUTS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed", "--gpt2-
 _LAST = "checkpoint_last.pt"  # the default of --restore-file
 
 
-def check(parser: argparse.ArgumentParser, args: argparse.Namespace, given: set[str]) -> None:
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace, given_flags: set[str]) -> None:
     """UserError: a flag or a choice that fails, does nothing, or differs after a restart.
 
-    `given`: flags of the command line; `args`: what `parser` made of it.
+    `given_flags`: those of the command line; `args`: the values that `parser` read from it.
     """
     table = yaml.safe_load(defaults.FLAGS.read_text())
-    changed = {}  # what the command line changes, by flag
-    for flag in sorted(given):
+    changed = {}  # values that differ from the defaults, by flag
+    for flag in sorted(given_flags):
         action = parser._option_string_actions[flag]
         value = getattr(args, action.dest, None)
         if action.nargs == 0 or value != action.default:
@@ -34,9 +34,11 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace, given: set[
     _check_needs(table, args, changed)
     _check_choices(table["choices"], args)
     _check_files(args, changed)
-    resets = sorted(flag for flag in given if flag.startswith("--reset-"))
+    resets = sorted(flag for flag in given_flags if flag.startswith("--reset-"))
     if resets and args.finetune_from_model:
-        raise UserError(f"{resets[0]}: --finetune-from-model resets all but the weights; leave it out")
+        raise UserError(
+            f"{resets[0]}: --finetune-from-model resets all but the weights; leave it out"
+        )
     _check_metric(args)
 
 
@@ -52,8 +54,8 @@ def _check_metric(args: argparse.Namespace) -> None:
     if getattr(args, "report_accuracy", False):
         computed.append("accuracy")
     if metric not in computed:
-        what = f"validation computes {', '.join(computed)}"
-        raise UserError(f"--best-checkpoint-metric {metric}: {what}: give one of them")
+        problem = f"validation computes {', '.join(computed)}"
+        raise UserError(f"--best-checkpoint-metric {metric}: {problem}: give one of them")
 
 
 def _is_fairseqs(kind: type) -> bool:
@@ -68,7 +70,9 @@ def _check_refused(table: Mapping, args: argparse.Namespace, changed: Mapping[st
         if flag in refused:
             raise UserError(f"{flag}: {refused[flag]}")
         if flag in _CUTS and is_stream(args.data.split(":")[0]):
-            raise UserError(f"{flag}: leave it out: {args.data} is a stream, and `alma data` cut it")
+            raise UserError(
+                f"{flag}: leave it out: {args.data} is a stream, and `alma data` cut it"
+            )
 
 
 def _check_needs(table: Mapping, args: argparse.Namespace, changed: Mapping[str, Any]) -> None:
@@ -76,7 +80,9 @@ def _check_needs(table: Mapping, args: argparse.Namespace, changed: Mapping[str,
     for flag in changed:
         needed = table["needs"].get(flag, [])
         if needed and not any(getattr(args, other[2:].replace("-", "_"), None) for other in needed):
-            raise UserError(f"{flag} does nothing without {' or '.join(needed)}: give both, or leave it out")
+            raise UserError(
+                f"{flag} does nothing without {' or '.join(needed)}: give both, or leave it out"
+            )
         package = table["packages"].get(flag)
         if package and not importlib.util.find_spec(package):
             raise UserError(f"{flag}: `pip install {package}`, or leave it out")
@@ -92,13 +98,19 @@ def _check_choices(table: Mapping[str, list[str]], args: argparse.Namespace) -> 
 
 
 def _check_files(args: argparse.Namespace, changed: Mapping[str, Any]) -> None:
-    """UserError: a file that does not exist; fairseq would begin without it, or end with a traceback."""
+    """UserError: a file that does not exist; fairseq would begin without it, or end with a
+    traceback."""
     read = ["--restore-file", "--decoder-embed-path", "--gpt2-encoder-json"]
     if not Path(args.save_dir, _LAST).exists():  # later starts do not read it
         read.append("--continue-once")
     for flag in read:
         name = changed.get(flag)
-        if not name or (flag, name) == ("--restore-file", _LAST) or "://" in name or Path(name).is_file():
+        if (
+            not name
+            or (flag, name) == ("--restore-file", _LAST)
+            or "://" in name
+            or Path(name).is_file()
+        ):
             continue
         remedy = "give the path of a file, or leave it out"
         saved = Path(args.save_dir, name)

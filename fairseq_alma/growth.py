@@ -1,14 +1,16 @@
-"""Grow a Switch Transformer between stages by splitting its losing experts (paper, section 5 and App. A).
+"""Grow a Switch Transformer between stages by splitting its losing experts (paper, section 5 and
+App. A).
 
-The losing experts of a layer have the largest summed validation loss, without dropped tokens. A split copies
-an expert; `--grow-router` is what becomes of the router (docs/design.md, Growth):
+The losing experts of a layer have the largest summed validation loss, without dropped tokens. A
+split copies an expert; `--grow-router` says how the router changes (docs/design.md, Growth):
 
 * copy: copies the router row, as the paper's language models do (section 5).
 * preserve: copies the router row and keeps the model's function (see `Router`, `copies`).
-* tree: adds a gate for the split and keeps the model's function (section 4.2; see `Router`, `parent`).
+* tree: adds a gate for the split and keeps the model's function (section 4.2; see `Router`,
+  `parent`).
 
-Noise, which the paper does not mention, breaks the tie of two equal rows; `--grow-router copy --grow-noise 0`
-is a plain copy. The result is SAVE_DIR/grown.pt, a checkpoint for fairseq.
+Noise, which the paper does not mention, breaks the tie of two equal rows; `--grow-router copy
+--grow-noise 0` is a plain copy. The result is SAVE_DIR/grown.pt, a checkpoint for fairseq.
 
 Shapes: E experts, D model, K split experts.
 """
@@ -39,10 +41,14 @@ _ROWS = (*STACKED, "router.weight")  # parameters of a Switch layer; dimension 0
 
 
 def losing_experts(losses: Tensor, count: int) -> list[int]:
-    """The `count` experts with the largest summed `losses` (E,), largest first. UserError: `count` > E."""
-    if count > losses.numel():
-        of = f"each of the {losses.numel()} experts"
-        raise UserError(f"--grow-experts {count}: a growth splits {of} at most once")
+    """The `count` experts with the largest summed `losses` (E,), largest first.
+
+    UserError: `count` > E.
+    """
+    experts = losses.numel()
+    if count > experts:
+        problem = f"a growth splits each of the {experts} experts at most once"
+        raise UserError(f"--grow-experts {count}: {problem}")
     return torch.topk(losses, count).indices.tolist()
 
 
@@ -56,33 +62,36 @@ def grow_model_state(
 ) -> None:
     """Split experts in the Switch layers of a model's state dict, in place.
 
-    `parents[prefix]` lists the experts to split in the layer `prefix`, such as `decoder.layers.1.fc1`. The
-    router rows of parent and copy differ by Gaussian noise of standard deviation `noise`, half on each, which
-    changes the gates least; in a tree the noise is the gate of the split. It is orthogonal to the parent's
-    mean token, `mean_tokens[prefix]` (E, D), and so divides the tokens evenly. Otherwise most or all go to
-    one of the two. UserError: another `router` after a tree.
+    `parents[prefix]` lists the experts to split in the layer `prefix`, such as
+    `decoder.layers.1.fc1`. The router rows of parent and copy differ by Gaussian noise of standard
+    deviation `noise`, half on each, which changes the gates least; in a tree the noise is the gate
+    of the split. It is orthogonal to the parent's mean token, `mean_tokens[prefix]` (E, D), and so
+    divides the tokens evenly. Otherwise most or all go to one of the two. UserError: another
+    `router` after a tree.
     """
     generator = torch.Generator().manual_seed(seed)
     for prefix, split in parents.items():
-        weight, copies, parent = (f"{prefix}.router.{name}" for name in ("weight", "copies", "parent"))
+        weight = f"{prefix}.router.weight"
+        copies = f"{prefix}.router.copies"
+        parent = f"{prefix}.router.parent"
         if router != "tree" and (state[parent] >= 0).any():
             raise UserError(f"{prefix} was grown as a tree: use --grow-router tree again")
         for key in (*(f"{prefix}.{name}" for name in STACKED), weight, copies, parent):
             state[key] = torch.cat([state[key], state[key][split]])
-        between = torch.zeros(len(split), state[weight].size(1))  # (K, D)
+        difference = torch.zeros(len(split), state[weight].size(1))  # (K, D)
         if noise and mean_tokens:
             mean = torch.nn.functional.normalize(mean_tokens[prefix][split].float(), dim=-1)
-            between = noise * torch.randn(mean.shape, generator=generator)
-            between -= (between * mean).sum(-1, keepdim=True) * mean
+            difference = noise * torch.randn(mean.shape, generator=generator)
+            difference -= (difference * mean).sum(-1, keepdim=True) * mean
         rows = state[weight].float()
         new = list(range(len(rows) - len(split), len(rows)))
         if router == "tree":
-            rows[new] = between
+            rows[new] = difference
             state[copies][new] = 1
             state[parent][new] = torch.tensor(split)
         else:
-            rows[split] -= between / 2
-            rows[new] += between / 2
+            rows[split] -= difference / 2
+            rows[new] += difference / 2
         if router == "preserve":
             state[copies][split + new] *= 2
         state[weight] = rows.to(state[weight])
@@ -91,20 +100,23 @@ def grow_model_state(
 def grow_optimizer_state(
     optimizer: dict[str, Any], shapes: dict[str, torch.Size], parents: dict[str, list[int]]
 ) -> dict[str, Any]:
-    """The optimizer's state dict, one state per parameter; new experts get the states of their parents.
+    """The optimizer's state dict after growth: new experts get the states of their parents.
 
-    `shapes` are the parameters' before growth, in the model's order. fp32 weights are dropped: the grown
-    model's own state dict has them.
+    `shapes` are the parameters' before growth, in the model's order. fp32 weights are dropped: the
+    grown model's own state dict has them.
     """
-    rows = {f"{prefix}.{name}": split for prefix, split in parents.items() for name in _ROWS}
+    split_of = {f"{prefix}.{name}": split for prefix, split in parents.items() for name in _ROWS}
     grown = {}
     for index, (name, shape) in enumerate(shapes.items()):
         saved = optimizer["state"].get(index, {})  # none: SGD without momentum
         state = {key: value for key, value in saved.items() if key != FP32}
         for key, value in state.items():
-            of_columns = key == "exp_avg_sq_col" and len(shape) == 2  # Adafactor's, without the experts
-            if name in rows and torch.is_tensor(value) and value.shape[:1] == shape[:1] and not of_columns:
-                state[key] = torch.cat([value, value[rows[name]]])
+            # Adafactor's statistics of columns have no dimension for the experts of a matrix (E,
+            # D).
+            of_columns = key == "exp_avg_sq_col" and len(shape) == 2
+            by_expert = torch.is_tensor(value) and value.shape[:1] == shape[:1] and not of_columns
+            if name in split_of and by_expert:
+                state[key] = torch.cat([value, value[split_of[name]]])
         if state:
             grown[index] = state
     return {**optimizer, "state": grown}
@@ -113,31 +125,39 @@ def grow_optimizer_state(
 def prepare(cfg, trainer) -> None:
     """Check --moe-expert-count against the checkpoint to load, and grow it for --grow-experts.
 
-    `cfg` is a copy of fairseq's checkpoint config and changes to load the grown checkpoint; `trainer` has
-    built the model and loaded nothing yet. UserError: no previous stage, or counts that do not match.
+    `cfg` is a copy of fairseq's checkpoint config and changes to load the grown checkpoint;
+    `trainer` has built the model and loaded nothing yet. UserError: no previous stage, or counts
+    that do not match.
     """
-    task, experts = trainer.task.args, getattr(trainer.cfg.model, "moe_expert_count", None)
+    task = trainer.task.args
+    experts = getattr(trainer.cfg.model, "moe_expert_count", None)
     path = cfg.restore_file
     if path == "checkpoint_last.pt":
         path = os.path.join(cfg.save_dir, path)
     fresh = not os.path.exists(path)
     if fresh:
         path = cfg.finetune_from_model
-    weights = memory_map(path)["model"].items() if path else ()
+    # Read the weights of dense models too: a damaged checkpoint is reported here.
+    weights = memory_map(path)["model"] if path else {}
     if not path or experts is None:
         if task.grow_experts:
-            needs = "--arch switch_gmoe*, and the previous stage's checkpoint as --finetune-from-model"
-            raise UserError(f"--grow-experts {task.grow_experts} needs {needs}; drop the flag in stage 0")
+            needs = "--arch switch_gmoe*, and the previous stage's checkpoint"
+            raise UserError(
+                f"--grow-experts {task.grow_experts} needs {needs} as --finetune-from-model; "
+                "drop the flag in stage 0"
+            )
         return
-    before = next((len(value) for name, value in weights if name.endswith(".fc1.router.weight")), None)
-    grow_by = task.grow_experts if fresh else 0
-    if before is None:
+    routers = [value for name, value in weights.items() if name.endswith(".fc1.router.weight")]
+    if not routers:
         raise UserError(f"{path} has no Switch layers: --arch switch_gmoe cannot load it")
+    before = len(routers[0])
+    grow_by = task.grow_experts if fresh else 0
     if before + grow_by != experts:
-        fit = f"use --moe-expert-count {before + grow_by}"
+        remedy = f"use --moe-expert-count {before + grow_by}"
         if before < experts:
-            fit += f", or --grow-experts {experts - before} to split its losing experts"
-        raise UserError(f"{path} has {before} experts, --moe-expert-count is {experts}: {fit}")
+            remedy += f", or --grow-experts {experts - before} to split its losing experts"
+        problem = f"{path} has {before} experts, --moe-expert-count is {experts}"
+        raise UserError(f"{problem}: {remedy}")
     if grow_by:
         grown = os.path.join(cfg.save_dir, GROWN)
         _write_grown(path, grown, trainer)
@@ -147,16 +167,64 @@ def prepare(cfg, trainer) -> None:
 def _write_grown(path: str, grown: str, trainer) -> None:
     """Split the losing experts of the checkpoint at `path` and save it as `grown`. Collective.
 
-    Each process evaluates a part of the validation set, so that none times out. Process 0 chooses the experts
-    and saves; its UserError (too few experts, no optimizer state, no tree after a tree) is raised on all.
+    Each process evaluates a part of the validation set, so that none times out. Process 0 chooses
+    the experts and saves; its UserError (too few experts, no optimizer state, no tree after a tree)
+    is raised on all.
     """
-    task, args, dataset = trainer.task, trainer.task.args, trainer.cfg.dataset
-    (model,), _ = checkpoint_utils.load_model_ensemble([path], task=task)
+    (model,), _ = checkpoint_utils.load_model_ensemble([path], task=trainer.task)
     model.to(trainer.device)
+    losses, mean_tokens = _evaluate(model, trainer)
+    errors: list[UserError | None] = [None]
+    if distributed_utils.get_global_rank() == 0:
+        try:
+            state = _grown_state(path, model, losses, mean_tokens, trainer)
+            with checkpoint_file(grown) as file:
+                torch.save(state, file)
+        except UserError as error:
+            errors = [error]
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(errors, src=0, device=trainer.device)
+    if errors[0]:
+        raise errors[0]
+
+
+def _evaluate(model, trainer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The validation loss of each expert (E,), and its mean token (E, D), by layer. Collective.
+
+    Mean tokens are sums: only their direction matters.
+    """
+    task = trainer.task
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, SwitchFFN)
+    }
+    sums = {
+        layer.router: torch.zeros_like(layer.router.weight).float() for layer in layers.values()
+    }
+
+    def add_tokens(router: Router, inputs: tuple[Tensor, ...], routing: Routing) -> None:
+        real_S = routing.expert_S < len(sums[router])
+        sums[router].index_add_(0, routing.expert_S[real_S], inputs[0][real_S].float())
+
+    for router in sums:
+        router.register_forward_hook(add_tokens)
+    result = evaluate(model, _validation_batches(model, trainer), task.dictionary.pad())
+    task.growth_tokens = int(_over_processes(torch.tensor(result.tokens), trainer))
+    losses = {}
+    for (name, layer), number in zip(layers.items(), switch_layers(model), strict=True):
+        no_batch = torch.zeros(layer.experts, dtype=torch.float64)  # more processes than batches
+        losses[name] = _over_processes(result.expert_loss.get(number, no_batch), trainer)
+    means = {name: _over_processes(sums[layer.router], trainer) for name, layer in layers.items()}
+    return losses, means
+
+
+def _validation_batches(model, trainer):
+    """The validation batches of this process."""
+    task = trainer.task
+    dataset = trainer.cfg.dataset
     if "valid" not in task.datasets:
         task.load_dataset("valid")
     with numpy_seed(trainer.cfg.common.seed):
-        batches = task.eval_lm_dataloader(
+        return task.eval_lm_dataloader(
             task.dataset("valid"),
             max_tokens=dataset.max_tokens_valid,
             batch_size=dataset.batch_size_valid,
@@ -165,51 +233,33 @@ def _write_grown(path: str, grown: str, trainer) -> None:
             shard_id=trainer.data_parallel_rank,
             num_workers=0,
         )
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, SwitchFFN)}
-    # Only the direction of the mean tokens matters, so sums (E, D) suffice.
-    sums = {layer.router: torch.zeros_like(layer.router.weight).float() for layer in layers.values()}
 
-    def add_tokens(router: Router, inputs: tuple[Tensor, ...], routing: Routing) -> None:
-        real_S = routing.expert_S < len(sums[router])
-        sums[router].index_add_(0, routing.expert_S[real_S], inputs[0][real_S].float())
 
-    for router in sums:
-        router.register_forward_hook(add_tokens)
-    result = evaluate(model, batches, task.dictionary.pad())
-    task.growth_tokens = int(_over_processes(torch.tensor(result.tokens), trainer))
-    losses = {}
-    for (name, layer), number in zip(layers.items(), switch_layers(model), strict=True):
-        no_batch = torch.zeros(layer.experts, dtype=torch.float64)  # with more processes than batches
-        losses[name] = _over_processes(result.expert_loss.get(number, no_batch), trainer)
-    means = {name: _over_processes(sums[layer.router], trainer) for name, layer in layers.items()}
-    refused: list[UserError | None] = [None]
-    if distributed_utils.get_global_rank() == 0:
-        try:
-            parents = {prefix: losing_experts(loss, args.grow_experts) for prefix, loss in losses.items()}
-            for prefix, split in parents.items():
-                logger.info(f"growing {prefix}: splitting experts {split}, of the largest validation loss")
-            state = checkpoint_utils.load_checkpoint_to_cpu(path)
-            growth = (parents, args.grow_router, args.grow_noise, means, trainer.cfg.common.seed + args.stage)
-            grow_model_state(state["model"], *growth)
-            optimizer = state.pop("last_optimizer_state", None)
-            if schedule.keeps_optimizer(args):
-                schedule.check_optimizer(path, optimizer)
-                trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-                shapes = {name: param.shape for name, param in trained}
-                state["last_optimizer_state"] = grow_optimizer_state(optimizer, shapes, parents)
-            if args.schedule == "stage":
-                state["optimizer_history"][-1]["num_updates"] = 0
-            elif average := (state.get("extra_state") or {}).get("ema"):
-                grow_model_state(average, *growth)
-            # The training that loads it has a config of its own.
-            with checkpoint_file(grown) as file:
-                torch.save(state | {"cfg": None, "growth": parents}, file)
-        except UserError as error:
-            refused = [error]
-    if torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(refused, src=0, device=trainer.device)
-    if refused[0]:
-        raise refused[0]
+def _grown_state(
+    path: str, model, losses: dict[str, Tensor], mean_tokens: dict[str, Tensor], trainer
+) -> dict[str, Any]:
+    """The checkpoint `path` of `model` with its losing experts split. UserError: see
+    `_write_grown`."""
+    args = trainer.task.args
+    parents = {prefix: losing_experts(loss, args.grow_experts) for prefix, loss in losses.items()}
+    for prefix, split in parents.items():
+        logger.info(f"growing {prefix}: splitting experts {split}, of the largest validation loss")
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    seed = trainer.cfg.common.seed + args.stage
+    growth = (parents, args.grow_router, args.grow_noise, mean_tokens, seed)
+    grow_model_state(state["model"], *growth)
+    optimizer = state.pop("last_optimizer_state", None)
+    if schedule.keeps_optimizer(args):
+        schedule.check_optimizer(path, optimizer)
+        shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
+        state["last_optimizer_state"] = grow_optimizer_state(optimizer, shapes, parents)
+    average = (state.get("extra_state") or {}).get("ema")
+    if args.schedule == "stage":
+        state["optimizer_history"][-1]["num_updates"] = 0
+    elif average:
+        grow_model_state(average, *growth)
+    # No settings: the training that loads it has its own.
+    return state | {"cfg": None, "growth": parents}
 
 
 def _over_processes(value: Tensor, trainer) -> Tensor:

@@ -1,7 +1,7 @@
-"""What the plug-in changes in fairseq's commands where fairseq offers no interface.
+"""Changes of fairseq's commands where fairseq offers no interface.
 
-`install` lists the functions that it replaces. In a process that trains, `interrupt.watch` replaces one more,
-validate_and_save of fairseq_cli.train.
+`install` lists the functions that it replaces. In a process that trains, `interrupt.watch` replaces
+one more, validate_and_save of fairseq_cli.train.
 """
 
 import copy
@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingComplete(Exception):
-    """The loaded checkpoint already has --max-update updates, or --patience has ended its training."""
+    """The loaded checkpoint already has --max-update updates, or --patience has ended its
+    training."""
 
 
 def install_first(original, desc, default_task="translation"):
@@ -67,7 +68,12 @@ def install() -> None:
 
 
 def _parse_with_our_defaults(
-    original, parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
+    original,
+    parser,
+    input_args=None,
+    parse_known=False,
+    suppress_defaults=False,
+    modify_parser=None,
 ):
     """Give `--task alma_lm` its defaults and one-line errors (see `command_line`)."""
     words = sys.argv[1:] if input_args is None else [str(word) for word in input_args]
@@ -89,7 +95,8 @@ def _parse_with_our_defaults(
 
 
 def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
-    """Exit with one line and code 2 on bad input, and with code 75 when a signal has stopped training."""
+    """Exit with one line and code 2 on bad input, and with code 75 when a signal has stopped
+    training."""
     if _trains(main, cfg):
         command(lambda: _check_gpus(cfg))()
         command(lambda: _check_processes(cfg))()
@@ -134,52 +141,67 @@ def _trains(main, cfg) -> bool:
 
 
 def _check_gpus(cfg) -> None:
-    """UserError: torch can use fewer GPUs than planned for this command, such as none with an old driver."""
-    wanted = cfg.task.expect_gpus
+    """UserError: torch can use fewer GPUs than planned, such as none with an old driver."""
+    planned = cfg.task.expect_gpus
+    usable = 0
     # Without a usable driver device_count() may still count the GPUs.
-    usable = torch.cuda.device_count() if torch.cuda.is_available() and not cfg.common.cpu else 0
-    if usable < wanted:
-        what = f"{wanted} GPU{'s' * (wanted != 1)} here, but torch {torch.__version__} can use {usable}"
-        remedy = "install a torch build for the driver that nvidia-smi shows, or train on a CPU with --cpu"
-        raise UserError(f"planned: {what}: {remedy}")
+    if torch.cuda.is_available() and not cfg.common.cpu:
+        usable = torch.cuda.device_count()
+    if usable < planned:
+        gpus = "1 GPU" if planned == 1 else f"{planned} GPUs"
+        problem = f"{gpus} here, but torch {torch.__version__} can use {usable}"
+        remedy = "install a torch build for the driver that nvidia-smi shows"
+        raise UserError(f"planned: {problem}: {remedy}, or train on a CPU with --cpu")
 
 
 def _check_processes(cfg) -> None:
-    """UserError: the environment has another number of processes than the flag, and would be followed: on a
-    GPU by fairseq, if there are to be several, on a CPU by `compat`."""
-    flag, distributed = "--distributed-world-size", cfg.distributed_training
-    given, followed = distributed.distributed_world_size, {"RANK", "WORLD_SIZE"}
+    """UserError: the environment contradicts --distributed-world-size, and would be followed.
+
+    On a GPU fairseq follows it if there are several processes, on a CPU `compat` does.
+    """
+    flag = "--distributed-world-size"
+    processes = cfg.distributed_training.distributed_world_size
+    variables = {"RANK", "WORLD_SIZE"}
     if torch.cuda.is_available() and not cfg.common.cpu:
-        followed |= {"MASTER_ADDR", "MASTER_PORT"}
-        if given == 1:
+        variables |= {"MASTER_ADDR", "MASTER_PORT"}
+        if processes == 1:
             return
-    if distributed.distributed_init_method or not followed <= os.environ.keys():
+    if cfg.distributed_training.distributed_init_method or not variables <= os.environ.keys():
         return
     joined = os.environ["WORLD_SIZE"]
-    if any(word.partition("=")[0] == flag for word in sys.argv) and joined != str(given):
-        remedy = f"unset RANK and WORLD_SIZE, or give {flag} {joined}"
-        raise UserError(f"{flag} {given}, but WORLD_SIZE is {joined} in the environment: {remedy}")
+    is_given = any(word.partition("=")[0] == flag for word in sys.argv)
+    if is_given and joined != str(processes):
+        problem = f"{flag} {processes}, but WORLD_SIZE is {joined} in the environment"
+        raise UserError(f"{problem}: unset RANK and WORLD_SIZE, or give {flag} {joined}")
 
 
 def _check_batch(cfg) -> None:
-    """UserError: the processes that have joined this training have another batch than planned, or one has and
-    there is nothing to shard."""
+    """UserError: the processes of this training have another batch than planned.
+
+    Also if there is one process, and --zero-sharding has nothing to shard.
+    """
     joined = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     sharding.check(cfg, joined)
-    if not cfg.task.expect_tokens:
+    planned = cfg.task.expect_tokens
+    if not planned:
         return
-    data, freq, planned = cfg.dataset, cfg.optimization.update_freq[0], cfg.task.expect_tokens
-    limits = (data.batch_size, data.max_tokens, cfg.task.tokens_per_sample, data.required_batch_size_multiple)
-    tokens = tokens_of(freq, *limits)
+    tokens = tokens_of(
+        cfg.optimization.update_freq[0],
+        cfg.dataset.batch_size,
+        cfg.dataset.max_tokens,
+        cfg.task.tokens_per_sample,
+        cfg.dataset.required_batch_size_multiple,
+    )
     if tokens is None or tokens * joined == planned:
         return
-    what = f"{planned:,} tokens an update in {planned / tokens:g} processes"
-    found = f"{joined} joined, with {joined * tokens:,} tokens"
-    raise UserError(f"planned: {what}, but {found}: plan with --distributed-world-size {joined}")
+    plan = f"{planned:,} tokens an update in {planned / tokens:g} processes"
+    actual = f"{joined} joined, with {joined * tokens:,} tokens"
+    raise UserError(f"planned: {plan}, but {actual}: plan with --distributed-world-size {joined}")
 
 
 def _alone(cfg) -> AbstractContextManager:
-    """Hold the checkpoint folder: another training would write the same files. UserError: one does already.
+    """Hold the checkpoint folder: another training would write the same files. UserError: one does
+    already.
 
     For the first process of a training; the others hold nothing.
     """
@@ -191,47 +213,61 @@ def _alone(cfg) -> AbstractContextManager:
 
 
 def _grow_and_load(original, cfg, trainer, **kwargs):
-    """Grow the previous stage's experts before the checkpoint loads; skip a stage that has all its updates.
+    """Grow the previous stage's experts, load the checkpoint and prepare the stage.
 
-    fairseq checks --max-update only after an update, so a finished run, started again, would do one more.
+    Ends with TrainingComplete if the stage has all its updates: fairseq checks --max-update only
+    after an update, so a finished run, started again, would do one more.
     """
     if not isinstance(trainer.task, AlmaLMTask):
         return original(cfg, trainer, **kwargs)
     if torch.distributed.is_initialized():
-        torch.distributed.barrier()  # the first process may have waited for an earlier training to end
+        torch.distributed.barrier()  # the first process may have waited for another training's end
     if distributed_utils.get_global_rank() == 0:
         for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt*.tmp"):
             left_by_a_kill.unlink()
     if getattr(trainer.cfg.model, "moe_expert_parallel", False):
         expert_parallel.check(trainer.cfg)
     cfg = copy.deepcopy(cfg)  # it changes; checkpoints store what the user gave
+    _drop_applied_resets(cfg)
+    growth.prepare(cfg, trainer)
+    is_new_stage = schedule.prepare(cfg, trainer)
+    ends_by_epochs = epochs.begin(trainer)
+    store_ema = trainer.cfg.ema.store_ema
+    trainer.cfg.ema.store_ema = False  # `weight_average.begin` loads the average
+    try:
+        extra_state, iterator = original(cfg, trainer, **kwargs)
+    finally:
+        trainer.cfg.ema.store_ema = store_ema
+    if ends_by_epochs:
+        epochs.plan(trainer, iterator)
+    if is_new_stage:
+        schedule.begin(trainer, extra_state)
+    weight_average.begin(trainer, extra_state)
+    tensorboard.begin(trainer)
+    max_update = trainer.cfg.optimization.max_update
+    has_all_updates = max_update and trainer.get_num_updates() >= max_update
+    epochs_without_gain = trainer.task.early_stop.get("num_runs", 0)
+    stopped_early = 0 < cfg.patience <= epochs_without_gain
+    if stopped_early or has_all_updates:
+        raise TrainingComplete
+    return extra_state, iterator
+
+
+def _drop_applied_resets(cfg) -> None:
+    """Turn off the --reset flags in `cfg` that the training of the last checkpoint had.
+
+    It applied them as it began; this start resumes it.
+    """
     last = Path(cfg.save_dir, "checkpoint_last.pt")
     resets = [name for name in cfg if name.startswith("reset_") and cfg[name]]
-    if resets and cfg.restore_file == last.name and last.exists():
-        # Drop those that the training of the last checkpoint had: it applied them as it began.
-        for name in filter(checkpoint.memory_map(str(last))["cfg"]["checkpoint"].get, resets):
+    if not resets or cfg.restore_file != last.name or not last.exists():
+        return
+    saved = checkpoint.memory_map(str(last))["cfg"]["checkpoint"]
+    for name in resets:
+        if saved.get(name):
             cfg[name] = False
-            logger.info(f"{flag_of(name)}: applied before {last} was written; this start resumes from it")
-    growth.prepare(cfg, trainer)
-    new_stage = schedule.prepare(cfg, trainer)
-    by_epochs = epochs.begin(trainer)
-    average = trainer.cfg.ema
-    wanted, average.store_ema = average.store_ema, False  # `weight_average.begin` restores it
-    try:
-        loaded = original(cfg, trainer, **kwargs)
-    finally:
-        average.store_ema = wanted
-    if by_epochs:
-        epochs.plan(trainer, loaded[1])
-    if new_stage:
-        schedule.begin(trainer, loaded[0])
-    weight_average.begin(trainer, loaded[0])
-    tensorboard.begin(trainer)
-    max_update, patience = trainer.cfg.optimization.max_update, cfg.patience
-    stopped = 0 < patience <= trainer.task.early_stop.get("num_runs", 0)
-    if stopped or (max_update and trainer.get_num_updates() >= max_update):
-        raise TrainingComplete
-    return loaded
+            applied = f"applied before {last} was written"
+            logger.info(f"{flag_of(name)}: {applied}; this start resumes from it")
 
 
 def _load_into(original, trainer, filename, *args, **kwargs):
@@ -244,25 +280,31 @@ def _load_into(original, trainer, filename, *args, **kwargs):
         except AssertionError as error:  # another optimizer or criterion
             raise UserError(f"{filename}: {error}") from error
         except Exception as error:
-            if type(error) is Exception:  # fairseq's, which names the checkpoint: another architecture
+            if (
+                type(error) is Exception
+            ):  # fairseq's, which names the checkpoint: another architecture
                 raise UserError(str(error)) from error
             raise
 
 
 def _state_of_plain_data(original, trainer):
-    """Save settings as plain data: those of fairseq's older optimizers and models are a Namespace, which
-    torch.load refuses with weights_only=True."""
+    """Save settings as plain data: those of fairseq's older optimizers and models are a Namespace,
+    which torch.load refuses with weights_only=True."""
     state = original(trainer)
     if isinstance(trainer.task, AlmaLMTask):
-        plain = {key: vars(value) for key, value in state["cfg"].items() if isinstance(value, Namespace)}
+        plain = {
+            key: vars(value) for key, value in state["cfg"].items() if isinstance(value, Namespace)
+        }
         state["cfg"] = state["cfg"] | plain
     return state
 
 
 def _check_members(original, filenames, *args, **kwargs):
-    """Load `--path a.pt:b.pt` in fairseq-eval-lm too, which takes it as one name; check that they can.
+    """Load `--path a.pt:b.pt` in fairseq-eval-lm too, which takes it as one name; check that they
+    can.
 
-    No upstream issue known; splitting is unnecessary once fairseq-eval-lm splits --path as fairseq-generate.
+    No upstream issue known; splitting is unnecessary once fairseq-eval-lm splits --path as
+    fairseq-generate.
     """
     paths = [path for name in filenames for path in utils.split_paths(name)]
     try:
@@ -277,7 +319,8 @@ def _check_members(original, filenames, *args, **kwargs):
 
 
 def _build_optimizer(original, trainer) -> None:
-    """Use the optimizers of `precision`, the fused Adam and, in checkpoints, the states of all experts."""
+    """Use the optimizers of `precision`, the fused Adam and, in checkpoints, all experts'
+    states."""
     if not isinstance(trainer.task, AlmaLMTask):
         return original(trainer)
     with open_dict(trainer.cfg):
@@ -288,13 +331,15 @@ def _build_optimizer(original, trainer) -> None:
         optimizer = sharding.optimizer_of_share(optimizer)
     precision.replace_optimizer(trainer, optimizer)
     if type(optimizer) is Adam and not trainer.cfg.optimizer.use_old_adam:
-        optimizer.__class__ = FusedAdam  # it has no state of its own; fairseq offers no choice of class
-    if group := _ep_group(trainer):
+        optimizer.__class__ = FusedAdam  # it has no state of its own; fairseq lets none choose
+    group = _ep_group(trainer)
+    if group:
         expert_parallel.whole_states(optimizer, group)
 
 
 def _ep_group(trainer) -> expert_parallel.ExpertParallelGroup | None:
-    """The processes that share the experts of the trainer's model; None without expert parallelism."""
+    """The processes that share the experts of the trainer's model; None without expert
+    parallelism."""
     return next((layer.ep_group for layer in switch_layers(trainer.get_model()).values()), None)
 
 

@@ -1,7 +1,8 @@
-"""The model that a run starts from (`--init`): a checkpoint, or GPT-2 in a folder of Hugging Face.
+"""The model that a run starts from (`--init`): a checkpoint, or a folder with GPT-2 of Hugging
+Face.
 
-GPT-2 is fairseq's transformer_lm, stored in another way. fairseq's tables begin with special rows: position p
-is row p + 2, and token i is row i + 4. Row 2, eos, is the model's end of text.
+GPT-2 is fairseq's transformer_lm, stored in another way. fairseq's tables begin with special rows:
+position p is row p + 2, and token i is row i + 4. Row 2, eos, is the model's end of text.
 """
 
 import functools
@@ -24,62 +25,128 @@ from alma.options import flag_of
 from alma.schema import COUNT, NATURAL, require
 from alma.stream import INSIDE, Stream, is_stream
 from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
+from fairseq_alma.defaults import attribute_of
 from fairseq_alma.moe.layer import STACKED, SwitchFFN
 
 BOS, PAD, EOS, UNK = range(4)  # ids of fairseq's special tokens
-ACTIVATIONS = {name: name for name in ("relu", "gelu", "tanh", "linear")}
-ACTIVATIONS |= dict.fromkeys(("gelu_fast", "gelu_accurate"), "gelu_new")  # transformers' names by fairseq's
-_OURS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_accurate"}
-_TAKEN: dict[str, Any] = {"model_type": ["gpt2"], "activation_function": _OURS, "layer_norm_epsilon": [1e-5]}
-_TAKEN |= {"scale_attn_weights": [True], "scale_attn_by_inverse_layer_idx": [False]}
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "tanh": "tanh",
+    "linear": "linear",
+    "gelu_fast": "gelu_new",
+    "gelu_accurate": "gelu_new",
+}
+"""transformers' names of activations, by fairseq's."""
+_OURS = {name: activation for activation, name in ACTIVATIONS.items()}
+_OURS["gelu_pytorch_tanh"] = "gelu_accurate"
+_TAKEN: dict[str, Any] = {
+    "model_type": ["gpt2"],
+    "activation_function": _OURS,
+    "layer_norm_epsilon": [1e-5],
+    "scale_attn_weights": [True],
+    "scale_attn_by_inverse_layer_idx": [False],
+}
 """Values of config.json with which fairseq computes the same."""
-_KINDS: dict[str, Any] = dict.fromkeys(("n_layer", "n_head", "n_embd", "n_positions", "vocab_size"), COUNT)
-_KINDS |= {"eos_token_id": NATURAL, "n_inner": COUNT | None, "tie_word_embeddings": bool}
-_QKV = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
-_BLOCK = {"ln_1": ["self_attn_layer_norm"], "attn.c_attn": _QKV, "attn.c_proj": ["self_attn.out_proj"]}
-_BLOCK |= {"ln_2": ["final_layer_norm"], "mlp.c_fc": ["fc1"], "mlp.c_proj": ["fc2"]}
+_KINDS: dict[str, Any] = {
+    "n_layer": COUNT,
+    "n_head": COUNT,
+    "n_embd": COUNT,
+    "n_positions": COUNT,
+    "vocab_size": COUNT,
+    "eos_token_id": NATURAL,
+    "n_inner": COUNT | None,
+    "tie_word_embeddings": bool,
+}
+_BLOCK = {
+    "ln_1": ["self_attn_layer_norm"],
+    "attn.c_attn": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    "attn.c_proj": ["self_attn.out_proj"],
+    "ln_2": ["final_layer_norm"],
+    "mlp.c_fc": ["fc1"],
+    "mlp.c_proj": ["fc2"],
+}
 """transformers' names in a block, and fairseq's names of their parts."""
-_OF_DECODER = ("layers", "attention_heads", "embed_dim", "input_dim", "output_dim", "ffn_embed_dim")
-_OF_MODEL = [f"decoder_{name}" for name in (*_OF_DECODER, "learned_pos", "normalize_before")]
-_OF_MODEL += ["no_decoder_final_norm", "no_token_positional_embeddings", "layernorm_embedding"]
-_OF_MODEL += ["no_scale_embedding", "moe_freq", "share_decoder_input_output_embed", "activation_fn"]
-_OF_MODEL += ["moe_expert_count"]  # options of fairseq that make the model
+_OF_MODEL = (
+    "decoder_layers",
+    "decoder_attention_heads",
+    "decoder_embed_dim",
+    "decoder_input_dim",
+    "decoder_output_dim",
+    "decoder_ffn_embed_dim",
+    "decoder_learned_pos",
+    "decoder_normalize_before",
+    "no_decoder_final_norm",
+    "no_token_positional_embeddings",
+    "layernorm_embedding",
+    "no_scale_embedding",
+    "moe_freq",
+    "share_decoder_input_output_embed",
+    "activation_fn",
+    "moe_expert_count",
+)
+"""Options of fairseq that make the model."""
 
 
 @functools.lru_cache(maxsize=1)
 def read(model: str) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
-    """The flags of fairseq-train that `model` determines, with values; fairseq's weights, without PREFIX; the
-    folder of its tokenizer or dict.txt. UserError: missing, damaged, or of another architecture."""
+    """Read the model of --init.
+
+    Returns the flags of fairseq-train that `model` determines, with values; fairseq's weights,
+    without PREFIX; and the folder of its tokenizer or dict.txt. UserError: missing, damaged, or of
+    another architecture.
+    """
     folder = Path(model)
     if not folder.is_dir():
         return _of_checkpoint(model)
     try:
-        config, names = json.loads((folder / "config.json").read_bytes()), ["model.safetensors"]
-        if not (folder / names[0]).is_file():  # beside it an index is of an older model: as in transformers
-            index = (folder / "model.safetensors.index.json").read_bytes()
-            names = msgspec.convert(sorted(set(json.loads(index)["weight_map"].values())), list[INSIDE])
+        config = json.loads((folder / "config.json").read_bytes())
+        names = ["model.safetensors"]
+        # As in transformers: an index beside this file is that of an older model.
+        if not (folder / names[0]).is_file():
+            index = json.loads((folder / "model.safetensors.index.json").read_bytes())
+            names = msgspec.convert(sorted(set(index["weight_map"].values())), list[INSIDE])
         flags = _flags(config)
-        weights = {key: value for name in names for key, value in load_file(folder / name).items()}
+        weights: dict[str, Tensor] = {}
+        for name in names:
+            weights |= load_file(folder / name)
         sums = "".join(sha256_file(folder / name) for name in names)
         flags["--init-sha256"] = hashlib.sha256(sums.encode()).hexdigest()
         return flags, _from_gpt2(weights, flags, config["vocab_size"]), folder
-    except (AttributeError, OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
-        why = f"no whole GPT-2 ({type(error).__name__}: {error}): save one by its save_pretrained"
-        raise UserError(f"{folder}: {why}") from error
+    except (
+        AttributeError,
+        OSError,
+        LookupError,
+        TypeError,
+        ValueError,
+        SafetensorError,
+    ) as error:
+        problem = f"no whole GPT-2 ({type(error).__name__}: {error})"
+        raise UserError(f"{folder}: {problem}: save one by its save_pretrained") from error
 
 
 def _of_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
+    """As `read`, for a checkpoint."""
     (checkpoint,) = memory_map_members([path])
     with reading(path):
-        options, task = checkpoint["cfg"]["model"], checkpoint["cfg"]["task"]
-        state = {name.removeprefix(PREFIX): value for name, value in checkpoint["model"].items()}
-        flags = {flag_of(name): options[name] for name in _OF_MODEL if options.get(name) is not None}
-        longest = options.get("max_target_positions") or task["tokens_per_sample"]
-        flags["--max-target-positions"] = len(state.get("embed_positions.weight", range(longest + EOS))) - EOS
-        flags["--end-token"], flags["--init-sha256"] = task.get("end_token", -1), sha256_file(path)
-        homes = [Path(path).parent, *map(Path, filter(None, (task.get("data") or "").split(":")))]
-        home = next((home for home in homes if (home / "dict.txt").is_file()), homes[0])
-        return {"--arch": "switch_gmoe" if "moe_freq" in options else "transformer_lm", **flags}, state, home
+        options = checkpoint["cfg"]["model"]
+        task = checkpoint["cfg"]["task"]
+        weights = {name.removeprefix(PREFIX): value for name, value in checkpoint["model"].items()}
+        flags = {"--arch": "switch_gmoe" if "moe_freq" in options else "transformer_lm"}
+        for name in _OF_MODEL:
+            if options.get(name) is not None:
+                flags[flag_of(name)] = options[name]
+        positions = options.get("max_target_positions") or task["tokens_per_sample"]
+        if "embed_positions.weight" in weights:
+            positions = len(weights["embed_positions.weight"]) - EOS
+        flags["--max-target-positions"] = positions
+        flags["--end-token"] = task.get("end_token", -1)
+        flags["--init-sha256"] = sha256_file(path)
+        folders = [Path(path).parent]
+        folders += [Path(data) for data in (task.get("data") or "").split(":") if data]
+        with_dictionary = [folder for folder in folders if (folder / "dict.txt").is_file()]
+        home = with_dictionary[0] if with_dictionary else folders[0]
+        return flags, weights, home
 
 
 def _flags(config: dict[str, Any]) -> dict[str, Any]:
@@ -88,51 +155,84 @@ def _flags(config: dict[str, Any]) -> dict[str, Any]:
     for name, values in _TAKEN.items():
         if config.get(name, next(iter(values))) not in values:
             raise ValueError(f"{name} {config[name]} is none of {', '.join(map(str, values))}")
-    if config["n_embd"] % config["n_head"]:
-        raise ValueError(f"n_embd {config['n_embd']} is no multiple of n_head {config['n_head']}")
-    width, activation = config["n_embd"], config.get("activation_function", "gelu_new")
-    sizes = [config["n_layer"], config["n_head"], width, width, width, config.get("n_inner") or 4 * width]
-    flags = dict(zip(map(flag_of, _OF_MODEL), [*sizes, True, True, False, False, False], strict=False))
-    flags |= {"--arch": "transformer_lm", "--no-scale-embedding": True, "--activation-fn": _OURS[activation]}
-    flags["--share-decoder-input-output-embed"] = config.get("tie_word_embeddings", True)
-    return flags | {"--max-target-positions": config["n_positions"], "--end-token": config["eos_token_id"]}
+    width = config["n_embd"]
+    if width % config["n_head"]:
+        raise ValueError(f"n_embd {width} is no multiple of n_head {config['n_head']}")
+    return {
+        "--decoder-layers": config["n_layer"],
+        "--decoder-attention-heads": config["n_head"],
+        "--decoder-embed-dim": width,
+        "--decoder-input-dim": width,
+        "--decoder-output-dim": width,
+        "--decoder-ffn-embed-dim": config.get("n_inner") or 4 * width,
+        "--decoder-learned-pos": True,
+        "--decoder-normalize-before": True,
+        "--no-decoder-final-norm": False,
+        "--no-token-positional-embeddings": False,
+        "--layernorm-embedding": False,
+        "--arch": "transformer_lm",
+        "--no-scale-embedding": True,
+        "--activation-fn": _OURS[config.get("activation_function", "gelu_new")],
+        "--share-decoder-input-output-embed": config.get("tie_word_embeddings", True),
+        "--max-target-positions": config["n_positions"],
+        "--end-token": config["eos_token_id"],
+    }
 
 
-def _from_gpt2(weights: dict[str, Tensor], flags: dict[str, Any], vocabulary: int) -> dict[str, Tensor]:
-    """fairseq's weights, without PREFIX. LookupError, ValueError: `weights` are not those of config.json."""
+def _from_gpt2(
+    weights: dict[str, Tensor], flags: dict[str, Any], vocabulary: int
+) -> dict[str, Tensor]:
+    """fairseq's weights, without PREFIX.
+
+    LookupError, ValueError: `weights` are not those of config.json.
+    """
     weights = {name.removeprefix("transformer."): value for name, value in weights.items()}
-    wte, width, inner = weights["wte.weight"], flags["--decoder-embed-dim"], flags["--decoder-ffn-embed-dim"]
+    tokens = weights["wte.weight"]
+    width = flags["--decoder-embed-dim"]
+    inner = flags["--decoder-ffn-embed-dim"]
     tied = flags["--share-decoder-input-output-embed"]
-    if tied and not torch.equal(weights.setdefault("lm_head.weight", wte), wte):
+    if tied and not torch.equal(weights.setdefault("lm_head.weight", tokens), tokens):
         raise ValueError("tie_word_embeddings is true, but lm_head.weight is not wte.weight")
-    rows = dict.fromkeys(("wte", "lm_head"), vocabulary) | {"wpe": flags["--max-target-positions"]}
-    names = dict(_names(flags["--decoder-layers"])) | {f"{name}.weight": [] for name in rows}
+    # Sizes of the layers' weights, where they differ from the width.
+    rows = {"wte": vocabulary, "lm_head": vocabulary, "wpe": flags["--max-target-positions"]}
+    names = dict(_names(flags["--decoder-layers"]))
+    names |= {f"{table}.weight": [] for table in rows}
     old = (".attn.bias", ".attn.masked_bias")  # constants, which old versions of transformers saved
-    if more := [name for name in weights if name not in names and not name.endswith(old)]:
-        raise ValueError(f"config.json has no {more[0]}")
-    rows, columns = rows | {"mlp.c_proj": inner}, {"attn.c_attn": 3 * width, "mlp.c_fc": inner}
+    unexpected = [name for name in weights if name not in names and not name.endswith(old)]
+    if unexpected:
+        raise ValueError(f"config.json has no {unexpected[0]}")
+    rows["mlp.c_proj"] = inner
+    columns = {"attn.c_attn": 3 * width, "mlp.c_fc": inner}
     state: dict[str, Tensor] = {}
-    for theirs, ours in names.items():
-        layer, value = re.sub(r"^h\.\d+\.|\.\w+$", "", theirs), weights[theirs]
+    for gpt2_name, fairseq_names in names.items():
+        layer = re.sub(r"^h\.\d+\.|\.\w+$", "", gpt2_name)
+        value = weights[gpt2_name]
         shape = (rows.get(layer, width), columns.get(layer, width))[-value.dim() :]
         if value.shape != shape or not value.is_floating_point() or not value.isfinite().all():
-            raise ValueError(f"{theirs}: {value.dtype} {[*value.shape]}, not finite numbers {[*shape]}")
-        state |= zip(ours, (value.t() if value.dim() == 2 else value).chunk(len(ours) or 1), strict=False)
-    tables = {"embed_tokens": wte, "output_projection": weights["lm_head.weight"]}
+            expected = f"not finite numbers {[*shape]}"
+            raise ValueError(f"{gpt2_name}: {value.dtype} {[*value.shape]}, {expected}")
+        if value.dim() == 2:
+            value = value.t()
+        if fairseq_names:
+            state |= zip(fairseq_names, value.chunk(len(fairseq_names)), strict=False)
+    tables = {"embed_tokens": tokens, "output_projection": weights["lm_head.weight"]}
     for name, table in tables.items():
         state[f"{name}.weight"] = torch.cat([torch.zeros_like(table[: UNK + 1]), table])
         state[f"{name}.weight"][EOS] = table[flags["--end-token"]]
     positions = weights["wpe.weight"]
-    return state | {"embed_positions.weight": torch.cat([torch.zeros_like(positions[: PAD + 1]), positions])}
+    unused_rows = torch.zeros_like(positions[: PAD + 1])
+    state["embed_positions.weight"] = torch.cat([unused_rows, positions])
+    return state
 
 
 def to_gpt2(state: dict[str, Tensor], layers: int, scale: float) -> dict[str, Tensor]:
-    """The weights of a GPT2LMHeadModel of fairseq's `state`, which multiplies the embeddings by `scale`."""
+    """The weights of a GPT2LMHeadModel of fairseq's `state`, which multiplies the embeddings by
+    `scale`."""
     weights = {"wte.weight": scale * state["embed_tokens.weight"]}
     weights["wpe.weight"] = state["embed_positions.weight"][PAD + 1 :]
-    for theirs, ours in _names(layers):
-        whole = torch.cat([state[name] for name in ours])
-        weights[theirs] = whole.t().contiguous() if whole.dim() == 2 else whole
+    for gpt2_name, fairseq_names in _names(layers):
+        value = torch.cat([state[name] for name in fairseq_names])
+        weights[gpt2_name] = value.t().contiguous() if value.dim() == 2 else value
     weights = {f"transformer.{name}": value for name, value in weights.items()}
     return weights | {"lm_head.weight": state["output_projection.weight"]}
 
@@ -141,71 +241,119 @@ def _names(layers: int) -> list[tuple[str, list[str]]]:
     """transformers' name of each weight outside the tables, and fairseq's names of its parts."""
     pairs = [("ln_f", ["layer_norm"])]
     for i in range(layers):
-        pairs += [(f"h.{i}.{name}", [f"layers.{i}.{part}" for part in _BLOCK[name]]) for name in _BLOCK]
-    kinds = (".weight", ".bias")
-    return [(theirs + kind, [part + kind for part in ours]) for theirs, ours in pairs for kind in kinds]
+        for name, parts in _BLOCK.items():
+            pairs.append((f"h.{i}.{name}", [f"layers.{i}.{part}" for part in parts]))
+    names = []
+    for gpt2_name, fairseq_names in pairs:
+        for kind in (".weight", ".bias"):
+            names.append((gpt2_name + kind, [part + kind for part in fairseq_names]))
+    return names
 
 
 def model_rows(table: Tensor, end: int) -> Tensor:
     """The rows (V, D) of the ids of a model whose end of text is `end`; for -1, all rows."""
-    return table if end < 0 else table[UNK + 1 :].index_copy(0, torch.tensor([end]), table[EOS : EOS + 1])
+    if end < 0:
+        return table
+    return table[UNK + 1 :].index_copy(0, torch.tensor([end]), table[EOS : EOS + 1])
 
 
 def unused(end: int) -> list[int]:
-    """The ids that no text has where eos is a model's id `end`: the loss is the model's without them."""
+    """The ids that occur in no text, if eos stands for the id `end` of a model; none for -1.
+
+    The loss leaves them out, so that it is the model's.
+    """
     return [BOS, PAD, UNK, UNK + 1 + end] if end >= 0 else []
+
+
+def exclude(output_projection: nn.Module, ids: list[int]) -> None:
+    """Give `ids` no probability: their logits (..., V) become -inf."""
+
+    def fill(_, inputs, logits: Tensor) -> Tensor:
+        return logits.index_fill_(-1, torch.tensor(ids, device=logits.device), -torch.inf)
+
+    output_projection.register_forward_hook(fill)
 
 
 def check(args: Namespace) -> None:
     """UserError: a command line or its stream contradicts its --init."""
-    flags, weights, home = read(model := args.init)
-    positions, rows = flags["--max-target-positions"], len(weights["embed_tokens.weight"]) - UNK - 1
-    for flag, value in flags.items():
-        given = getattr(args, flag[2:].replace("-", "_"), None)
-        grown = flag == "--moe-expert-count" and args.finetune_from_model
-        if given != value and (given or value) and flag != "--arch" and not grown:  # None: off
-            raise UserError(f"{flag} {given}: {model} has {value}: leave the flag out, or give its model")
+    model = args.init
+    flags, weights, home = read(model)
+    _check_flags(args, flags)
     if args.arch.startswith("switch") and not flags.get("--decoder-normalize-before"):
-        what = f"{model} normalises after each layer, a mixture before it"
-        raise UserError(f"--init: {what}: train the model with --decoder-normalize-before")
+        problem = f"{model} normalises after each layer, a mixture before it"
+        raise UserError(f"--init: {problem}: train the model with --decoder-normalize-before")
+    positions = flags["--max-target-positions"]
     if args.tokens_per_sample > positions:
-        less = f"{model} has {positions} positions: give --tokens-per-sample {positions} or less"
-        raise UserError(f"--tokens-per-sample {args.tokens_per_sample}: {less}")
+        remedy = f"give --tokens-per-sample {positions} or less"
+        problem = f"{model} has {positions} positions"
+        raise UserError(f"--tokens-per-sample {args.tokens_per_sample}: {problem}: {remedy}")
     if args.criterion == "label_smoothed_cross_entropy":
         raise UserError("--init: not with --criterion label_smoothed_cross_entropy")
-    remedy = f"make a stream by `alma data --tokenizer {next(home.glob('tokenizer.model'), home)}`"
+    tokenizer = next(home.glob("tokenizer.model"), home)
+    remedy = f"make a stream by `alma data --tokenizer {tokenizer}`"
     if is_stream(args.data):  # else of fairseq-preprocess, or only planned
-        stream = Stream.load(args.data)
-        own = {name for name in ("tokenizer.json", "vocab.json", "merges.txt") if name in stream.files}
-        there = {path.name for path in home.glob("*")} & own
-        other = any(stream.files[name].problem(home / name) for name in there)
-        if other or stream.vocab_size != rows or (flags["--end-token"] >= 0 and not own):
-            resizable = Path(model) == home and stream.vocab_size != rows
-            remedy += ", and let it have as many by its resize_token_embeddings" * resizable
-            other_ids = f"its {stream.vocab_size:,} tokens are not the {rows:,} of {model}"
-            raise UserError(f"{args.data}: {other_ids}: {remedy}")
-    known = [path for path in (Path(args.data.split(":")[0]), home) if (path / "dict.txt").is_file()]
-    lines = ((path / "dict.txt").read_bytes().splitlines() for path in known)
-    if len({tuple(line.split(b" ")[0] for line in of_one) for of_one in lines}) > 1:
-        raise UserError(f"{args.data}: its tokens are not those of {model}, which {home} has: {remedy}")
+        rows = len(weights["embed_tokens.weight"]) - UNK - 1
+        _check_stream(Stream.load(args.data), args, rows, flags["--end-token"] >= 0, home, remedy)
+    folders = [Path(args.data.split(":")[0]), home]
+    tokens = {_tokens(folder) for folder in folders if (folder / "dict.txt").is_file()}
+    if len(tokens) > 1:
+        problem = f"its tokens are not those of {model}, which {home} has"
+        raise UserError(f"{args.data}: {problem}: {remedy}")
+
+
+def _check_flags(args: Namespace, flags: dict[str, Any]) -> None:
+    """UserError: a flag of the command line contradicts the model's `flags`."""
+    for flag, value in flags.items():
+        actual = getattr(args, attribute_of(flag), None)
+        is_grown = flag == "--moe-expert-count" and args.finetune_from_model
+        both_off = not actual and not value  # None or False
+        if flag == "--arch" or is_grown or both_off or actual == value:
+            continue
+        remedy = "leave the flag out, or give its model"
+        raise UserError(f"{flag} {actual}: {args.init} has {value}: {remedy}")
+
+
+def _check_stream(
+    stream: Stream, args: Namespace, rows: int, is_gpt2: bool, home: Path, remedy: str
+) -> None:
+    """UserError: the stream has another tokenizer than the model, which has `rows` tokens."""
+    names = ("tokenizer.json", "vocab.json", "merges.txt")
+    of_stream = [name for name in names if name in stream.files]
+    in_home = [name for name in of_stream if (home / name).exists()]
+    differs = any(stream.files[name].problem(home / name) for name in in_home)
+    has_other_size = stream.vocab_size != rows
+    if differs or has_other_size or (is_gpt2 and not of_stream):
+        if Path(args.init) == home and has_other_size:
+            remedy += ", and let it have as many by its resize_token_embeddings"
+        problem = f"its {stream.vocab_size:,} tokens are not the {rows:,} of {args.init}"
+        raise UserError(f"{args.data}: {problem}: {remedy}")
+
+
+def _tokens(folder: Path) -> tuple[bytes, ...]:
+    """The tokens of a dict.txt, without their counts."""
+    lines = (folder / "dict.txt").read_bytes().splitlines()
+    return tuple(line.split(b" ")[0] for line in lines)
 
 
 def load(module: nn.Module, model: str) -> None:
     """Give `module`, a language model of fairseq, the weights of `model`.
 
-    Experts begin as copies of a dense layer. The router is then a tree (see `Router`): its output weights are
-    1, so that the function is that of `model` whatever the gates are. UserError: as `read`, or no such model.
+    Experts begin as copies of a dense layer. The router is then a tree (see `Router`), in which
+    output weights are 1: so the function is that of `model`, whatever the gates are. UserError: as
+    `read`, or no such model.
     """
-    own = {name: value for name, value in module.state_dict().items() if ".router." in name}
-    state = own | {f"{PREFIX}version": torch.Tensor([3])}  # else fairseq would leave out the last norm
+    state = {name: value for name, value in module.state_dict().items() if ".router." in name}
+    state[f"{PREFIX}version"] = torch.Tensor([3])  # else fairseq would leave out the last norm
     state |= {PREFIX + name: value for name, value in read(model)[1].items()}
     for name, layer in module.named_modules():
         if isinstance(layer, SwitchFFN) and f"{name}.weight" in state:
-            for ours, theirs in zip(STACKED, ("1.weight", "1.bias", "2.weight", "2.bias"), strict=True):
-                dense = state.pop(name.removesuffix("1") + theirs)
-                state[f"{name}.{ours}"] = dense.expand(layer.experts, *dense.shape)
+            dense_names = ("1.weight", "1.bias", "2.weight", "2.bias")
+            for stacked, dense_name in zip(STACKED, dense_names, strict=True):
+                dense = state.pop(name.removesuffix("1") + dense_name)
+                state[f"{name}.{stacked}"] = dense.expand(layer.experts, *dense.shape)
             for expert in range(1, layer.experts):  # each split halves the tokens of its parent
-                state[f"{name}.router.parent"][expert] = expert - (1 << expert.bit_length() - 1)
+                largest_power_of_2 = 1 << (expert.bit_length() - 1)
+                state[f"{name}.router.parent"][expert] = expert - largest_power_of_2
     with reading(model):
         module.load_state_dict(state)
     read.cache_clear()

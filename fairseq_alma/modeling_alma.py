@@ -1,9 +1,10 @@
 """A language model of ALMA's fairseq plug-in, for Hugging Face transformers.
 
-Self-contained (torch and transformers only): `fairseq_alma.export` copies this file beside the weights.
+Self-contained (torch and transformers only): `fairseq_alma.export` copies this file beside the
+weights.
 
-BioGPT, which transformers has from fairseq, is fairseq's pre-LN decoder with learned positions. Here a Switch
-layer (Fedus et al., 2021) replaces the FFN of every `decoder_sparse_step`-th block.
+BioGPT, which transformers has from fairseq, is fairseq's pre-LN decoder with learned positions.
+Here a Switch layer (Fedus et al., 2021) replaces the FFN of every `decoder_sparse_step`-th block.
 
 Shapes: B sequences, T tokens, S = B * T, D model, F hidden, E experts.
 """
@@ -30,9 +31,10 @@ class AlmaConfig(BioGptConfig):
 class AlmaRouter(nn.Module):
     """Top-1 router in fp32.
 
-    `copies` (E,) counts the copies of an expert after function-preserving splits, 1 if it was never split.
-    `parent` (E,) is -1, or the expert that this one was split from in a tree. The expert's row of `weight` is
-    then the gate of the split: tokens of the parent with a negative logit move to it and keep their weight.
+    `copies` (E,) counts the copies of an expert after function-preserving splits, 1 if it was never
+    split. `parent` (E,) is -1, or the expert that this one was split from in a tree. The expert's
+    row of `weight` is then the gate of the split: tokens of the parent with a negative logit move
+    to it and keep their weight.
     """
 
     copies: Tensor
@@ -64,7 +66,9 @@ class AlmaSwitchFFN(nn.Module):
 
     def __init__(self, config: AlmaConfig):
         super().__init__()
-        experts, dim, hidden = config.num_experts, config.hidden_size, config.intermediate_size
+        experts = config.num_experts
+        dim = config.hidden_size
+        hidden = config.intermediate_size
         self.router = AlmaRouter(config)
         self.w1 = nn.Parameter(torch.zeros(experts, hidden, dim))
         self.b1 = nn.Parameter(torch.zeros(experts, hidden))
@@ -100,9 +104,12 @@ class AlmaModel(BioGptModel):
         self.post_init()
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
-        """As BioGPT's; padding, where `attention_mask` is 0, takes up no position on either side."""
+        """As BioGPT's; padding, where `attention_mask` is 0, takes up no position on either
+        side."""
         if position_ids is None and attention_mask is not None and input_ids is not None:
-            position_ids = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, -input_ids.size(1) :]
+            position_ids = (attention_mask.long().cumsum(1) - 1).clamp(min=0)[
+                :, -input_ids.size(1) :
+            ]
         return super().forward(input_ids, attention_mask, position_ids=position_ids, **kwargs)
 
 

@@ -1,7 +1,7 @@
 """Register the task, the archs and the criterion with fairseq.
 
-A script that imports fairseq gets these names and np.compat, and nothing else; `hooks` are installed when a
-command starts.
+A script that imports fairseq gets these names and np.compat, and nothing else; `hooks` are
+installed when a command starts.
 """
 
 import types
@@ -13,7 +13,8 @@ from fairseq_alma import compat, hooks, switch_lm, task  # noqa: F401
 from fairseq_alma.training import loss  # noqa: F401
 
 if not hasattr(np, "compat"):
-    # TokenBlockDataset's break mode "eos" (fairseq-interactive, `score` of a hub model) uses np.compat.long,
-    # gone in NumPy 2. No upstream issue known; unnecessary once fairseq supports NumPy 2.
+    # TokenBlockDataset's break mode "eos" (fairseq-interactive, `score` of a hub model) uses
+    # np.compat.long, gone in NumPy 2. No upstream issue known; unnecessary once fairseq supports
+    # NumPy 2.
     np.compat = types.SimpleNamespace(long=np.int64)  # type: ignore[attr-defined]  # noqa: NPY201
 compat.replace(options, "get_parser", hooks.install_first)

@@ -1,11 +1,13 @@
-"""How the processes of a training find each other: `--distributed-init-method alma:///FILE?attempt=ID`.
+"""How the processes of a training find each other: `--distributed-init-method
+alma:///FILE?attempt=ID`.
 
-The first process opens a free port and writes it to FILE, which all nodes see; the others wait for the FILE
-of the same attempt, so that one that an earlier attempt left does no harm. Unlike fairseq's port, a function
-of SLURM_JOB_ID, no other process can have this one; and no node needs scontrol.
+The first process opens a free port and writes it to FILE, which all nodes see; the others wait for
+the FILE of the same attempt, so that one that an earlier attempt left does no harm. Unlike
+fairseq's port, a function of SLURM_JOB_ID, no other process can have this one; and no node needs
+scontrol.
 
-The port is open on the address that the processes share: loopback, if `host` is localhost. FILE has a secret
-and is for its owner alone; each side proves that it has read it.
+The port is open on the address that the processes share: loopback, if `host` is localhost. FILE has
+a secret and is for its owner alone; each side proves that it has read it.
 """
 
 import contextlib
@@ -45,13 +47,17 @@ def here(folder: str) -> str:
 
 
 def _meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[TCPStore, int, int]]:
-    """A handler of torch.distributed's rendezvous; it exits with one line and code 2 if others are missing.
+    """A handler of torch.distributed's rendezvous; it exits with one line and code 2 if others are
+    missing.
 
-    The query of `url` may have a `host`, by which the others reach the first process; else it is its node.
+    The query of `url` may have a `host`, by which the others reach the first process; else it is
+    its node.
     """
     place = urlparse(url)
     query = {name: values[-1] for name, values in parse_qs(place.query).items()}
-    file, rank, processes = Path(unquote(place.path)), int(query["rank"]), int(query["world_size"])
+    file = Path(unquote(place.path))
+    rank = int(query["rank"])
+    processes = int(query["world_size"])
     try:
         if rank:
             store = _join(file, query["attempt"], rank, processes)
@@ -70,31 +76,39 @@ def _open(file: Path, attempt: str, host: str, processes: int) -> TCPStore:
     host = LOOPBACK if host == "localhost" else host
     port = listener.getsockname()[1]
     store = TCPStore(
-        host, port, processes, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        host,
+        port,
+        processes,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
     )
     store.set(_OPENED, _proof(secret, attempt, 0))
     written = {"attempt": attempt, "host": host, "port": port, "secret": secret}
     write_json_atomic(file, written, private=True)
-    others = [f"joined {rank}" for rank in range(1, processes)]
+    keys = [f"joined {rank}" for rank in range(1, processes)]
     try:
-        store.wait(others, timedelta(seconds=WAIT_SECONDS))
+        store.wait(keys, timedelta(seconds=WAIT_SECONDS))
     except RuntimeError:
-        missing = [key.split()[1] for key in others if not store.check([key])]
-        what = f"{len(missing)} of {processes} processes, such as number {missing[0]}, have not joined at "
-        what += f"{host}:{store.port} in {WAIT_SECONDS} s"
-        raise UserError(f"{what}: see train.rank*.log, and whether all nodes see {file}") from None
+        missing = [key.split()[1] for key in keys if not store.check([key])]
+        problem = f"{len(missing)} of {processes} processes, such as number {missing[0]}, "
+        problem += f"have not joined at {host}:{store.port} in {WAIT_SECONDS} s"
+        remedy = f"see train.rank*.log, and whether all nodes see {file}"
+        raise UserError(f"{problem}: {remedy}") from None
     finally:
         file.unlink(missing_ok=True)
-    for rank, key in enumerate(others, start=1):
+    for rank, key in enumerate(keys, start=1):
         if not hmac.compare_digest(store.get(key), _proof(secret, attempt, rank).encode()):
-            what = f"a process joined at {host}:{port} as number {rank} without the secret of {file}"
-            raise UserError(f"{what}: another user of this machine? Start the training again")
+            problem = f"a process joined at {host}:{port} as number {rank} without the secret"
+            question = "another user of this machine?"
+            raise UserError(f"{problem} of {file}: {question} Start the training again")
     return store
 
 
 def _listen(host: str) -> socket.socket:
-    """A socket on a free port of the address of `host`. A name that stands for loopback on this node, as
-    some systems set it up, has another address for the other nodes: then on all addresses."""
+    """A socket on a free port of the address of `host`. A name that stands for loopback on this
+    node, as some systems set it up, has another address for the other nodes: then on all
+    addresses."""
     family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     place = str(address[0])
     if host == "localhost":
@@ -119,7 +133,9 @@ def _join(file: Path, attempt: str, rank: int, processes: int) -> TCPStore:
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         with contextlib.suppress(OSError, ValueError):
-            os.listdir(file.parent)  # else NFS remembers for up to a minute that there is no such file
+            os.listdir(
+                file.parent
+            )  # else NFS remembers for up to a minute that there is no such file
             written = json.loads(file.read_bytes())
             if written["attempt"] == attempt:
                 break
@@ -127,16 +143,19 @@ def _join(file: Path, attempt: str, rank: int, processes: int) -> TCPStore:
             remedy = "every node must see this folder, and the first process must run, see its log"
             raise UserError(f"{who}: no {file} of this start in {WAIT_SECONDS} s: {remedy}")
         time.sleep(0.2)
-    host, port = written["host"], written["port"]
+    host = written["host"]
+    port = written["port"]
     try:
         store = TCPStore(host, port, processes, timeout=timedelta(seconds=_CONNECT_SECONDS))
     except RuntimeError as error:
         remedy = f"nodes must reach each other by their names ({str(error).splitlines()[0]})"
-        raise UserError(f"{who}: cannot reach the first process at {host}:{port}: {remedy}") from error
+        raise UserError(
+            f"{who}: cannot reach the first process at {host}:{port}: {remedy}"
+        ) from error
     secret = str(written.get("secret"))
     if not hmac.compare_digest(store.get(_OPENED), _proof(secret, attempt, 0).encode()):
-        what = f"{who}: another program answers at {host}:{port}"
-        raise UserError(f"{what}: start the training again")
+        problem = f"another program answers at {host}:{port}"
+        raise UserError(f"{who}: {problem}: start the training again")
     store.set(f"joined {rank}", _proof(secret, attempt, rank))
     return store
 
@@ -151,5 +170,7 @@ def _node() -> str:
     raise UserError(f"no name of this node has an address: {', '.join(names)}")
 
 
-with contextlib.suppress(RuntimeError):  # registered by another copy of this module, as of --user-dir
+with contextlib.suppress(
+    RuntimeError
+):  # registered by another copy of this module, as of --user-dir
     register_rendezvous_handler(SCHEME, _meet)

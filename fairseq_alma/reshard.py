@@ -6,7 +6,7 @@ from alma.errors import Parser, UserError, command
 
 
 def parser() -> Parser:
-    """The command line, but for fairseq's flags."""
+    """The command line, except for fairseq's flags."""
     return Parser(
         prog="python -m fairseq_alma.reshard",
         usage="%(prog)s DIR[:DIR...] [--megabatch-words N] [flags of fairseq-train]",
@@ -25,13 +25,14 @@ def main() -> None:
 
     of_training = options.get_training_parser(default_task="alma_lm")
     args = options.parse_args_and_arch(of_training, words)
-    made = tasks.setup_task(args)
-    if not made.is_cut():
-        size = "--megabatch-words or --megabatch-tokens; for GPT-2's ids, --gpt2-encoder-json is enough"
-        raise UserError(f"{args.data}: give {size}")
-    cut = made.megabatches
+    task = tasks.setup_task(args)
+    if not task.is_cut():
+        flags = "--megabatch-words or --megabatch-tokens"
+        exception = "for GPT-2's ids, --gpt2-encoder-json is enough"
+        raise UserError(f"{args.data}: give {flags}; {exception}")
+    cut = task.megabatches
     counts = {"megabatches": len(cut), "items": [len(items) for items in cut]}
-    print(json.dumps({**counts, "tokens": made.megabatch_tokens(), "note": made.note}))
+    print(json.dumps({**counts, "tokens": task.megabatch_tokens(), "note": task.note}))
 
 
 if __name__ == "__main__":

@@ -21,14 +21,15 @@ TASK = "alma_lm"
 FAIRSEQ_MODELS = ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")
 """The models of fairseq that the task trains and that a checkpoint may name."""
 _NAMES = """
-    adafactor_eps adam_betas adamax_betas adaptive_input_cutoff adaptive_softmax_cutoff character_filters
-    conv_aggregator_layers conv_feature_layers decoder_attention decoder_glu decoder_kernel_size_list
-    decoder_layers decoder_xformers_att_config downsample encoder_attention encoder_glu
-    encoder_kernel_size_list encoder_layers encoder_xformers_att_config extra_data extra_lang_pairs
-    feature_encoder_spec gated_attention lamb_betas langtoks left_pad_source left_pad_target lr
-    pipeline_balance pipeline_decoder_balance pipeline_decoder_devices pipeline_devices
-    pipeline_encoder_balance pipeline_encoder_devices pretrained project_input sampling_weights
-    self_attention update_freq weight_softmax wer_args xformers_att_config
+    adafactor_eps adam_betas adamax_betas adaptive_input_cutoff adaptive_softmax_cutoff
+    character_filters conv_aggregator_layers conv_feature_layers decoder_attention decoder_glu
+    decoder_kernel_size_list decoder_layers decoder_xformers_att_config downsample
+    encoder_attention encoder_glu encoder_kernel_size_list encoder_layers
+    encoder_xformers_att_config extra_data extra_lang_pairs feature_encoder_spec gated_attention
+    lamb_betas langtoks left_pad_source left_pad_target lr pipeline_balance
+    pipeline_decoder_balance pipeline_decoder_devices pipeline_devices pipeline_encoder_balance
+    pipeline_encoder_devices pretrained project_input sampling_weights self_attention
+    update_freq weight_softmax wer_args xformers_att_config
 """
 EVALUATED = frozenset(_NAMES.split())
 """Settings whose texts fairseq evaluates; tests compare them with its sources."""
@@ -42,7 +43,8 @@ _task_of_command = TASK
 
 
 def set_task(name: str) -> None:
-    """Tell which task this process runs: what another task of fairseq's builds is not checked here."""
+    """Tell which task this process runs: what another task of fairseq's builds is not checked
+    here."""
     global _task_of_command
     _task_of_command = name
 
@@ -53,8 +55,8 @@ def applies() -> bool:
 
 
 def is_trained(arch: str) -> bool:
-    """Whether the task trains models of `arch`: ours, those of FAIRSEQ_MODELS, and language models that a
-    --user-dir of the command line has registered."""
+    """Whether the task trains models of `arch`: ours, those of FAIRSEQ_MODELS, and language models
+    that a --user-dir of the command line has registered."""
     from fairseq.models import (
         ARCH_MODEL_NAME_REGISTRY,
         ARCH_MODEL_REGISTRY,
@@ -73,13 +75,15 @@ def is_trained(arch: str) -> bool:
 def check(path: str, state: dict[str, Any]) -> None:
     """Check the settings of a checkpoint that was loaded from `path`, and forget its --user-dir.
 
-    UserError: another architecture, a value of another type, an object that is no plain data, a text that is
-    evaluated and has more than literals, or one that could pass for a flag.
+    UserError: another architecture, a value of another type, an object that is no plain data, a
+    text that is evaluated and has more than literals, or one that could pass for a flag.
     """
     if not applies():
         return
     if state.get("args") is not None:
-        raise UserError(f"{path}: its settings are of an old fairseq (args): save it with a newer one")
+        raise UserError(
+            f"{path}: its settings are of an old fairseq (args): save it with a newer one"
+        )
     cfg = state.get("cfg")
     if cfg is None:  # nothing is built from it
         return
@@ -106,7 +110,8 @@ def check(path: str, state: dict[str, Any]) -> None:
 
 
 def check_literal(text: str) -> None:
-    """ValueError: `text` is no Python literal, such as `[(512, 3)] * 4`; sums and multiples of lists are."""
+    """ValueError: `text` is no Python literal, such as `[(512, 3)] * 4`; sums and multiples of
+    lists are."""
     if not text.strip():
         return
     try:
@@ -116,15 +121,20 @@ def check_literal(text: str) -> None:
         nodes = list(ast.walk(tree))
         if not all(isinstance(node, _LITERALS) for node in nodes):
             raise ValueError
-        products = [node for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)]
+        products = [
+            node for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+        ]
         if math.prod(_factor(product) for product in products) > _MOST_COPIES:
             raise ValueError
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ValueError(f"{shown(text)} is evaluated by fairseq and is no literal such as [1, 2]") from None
+        raise ValueError(
+            f"{shown(text)} is evaluated by fairseq and is no literal such as [1, 2]"
+        ) from None
 
 
 def _factor(product: ast.BinOp) -> int:
-    """The number by which a product repeats its list. ValueError: neither side is a whole number."""
+    """The number by which a product repeats its list. ValueError: neither side is a whole
+    number."""
     for side in (product.left, product.right):
         if isinstance(side, ast.Constant) and type(side.value) is int:
             return max(1, abs(side.value))
@@ -132,7 +142,8 @@ def _factor(product: ast.BinOp) -> int:
 
 
 def _check_plain(name: str, value: Any, depth: int = 0) -> None:
-    """ValueError: a value is no plain data, or a text that begins with a dash or refers to other settings."""
+    """ValueError: a value is no plain data, or a text that begins with a dash or refers to other
+    settings."""
     if value is None or type(value) in (bool, int, float):
         return
     if type(value) is str:
@@ -143,7 +154,9 @@ def _check_plain(name: str, value: Any, depth: int = 0) -> None:
         return
     if depth > _DEEPEST or type(value) not in (list, tuple, dict):
         raise ValueError(f"{name} holds {type(value).__name__}, which is no plain data")
-    items: Iterator[tuple[Any, Any]] = iter(value.items() if isinstance(value, dict) else enumerate(value))
+    items: Iterator[tuple[Any, Any]] = iter(
+        value.items() if isinstance(value, dict) else enumerate(value)
+    )
     for key, item in items:
         if type(key) not in (str, int):
             raise ValueError(f"{name} has a key that is no text")
@@ -163,14 +176,15 @@ def _check_texts(section: str, settings: Mapping[str, Any]) -> None:
 
 
 def _model_of(settings: Any) -> str:
-    """The model that its settings name. ValueError: an architecture that the task does not train, or none."""
+    """The model that its settings name. ValueError: an architecture that the task does not train,
+    or none."""
     if not isinstance(settings, dict) or not isinstance(settings.get("_name"), str):
         raise ValueError("cfg.model names no model")
     name = settings["_name"]
     if not is_trained(name):
-        known = ", ".join(("switch_gmoe*", *FAIRSEQ_MODELS))
-        own = "your own (--user-dir FOLDER on the command line)"
-        raise ValueError(f"cfg.model is a {shown(name)}: only {known} and {own} are built")
+        names = ", ".join(("switch_gmoe*", *FAIRSEQ_MODELS))
+        yours = "your own (--user-dir FOLDER on the command line)"
+        raise ValueError(f"cfg.model is a {shown(name)}: only {names} and {yours} are built")
     return name
 
 
@@ -190,7 +204,9 @@ def _check_model(name: str, settings: Mapping[str, Any]) -> None:
     kind.add_args(parser)
     for action in parser._actions:
         if settings.get(action.dest) is not None and not _fits(action, settings[action.dest]):
-            raise ValueError(f"cfg.model.{action.dest} is {shown(settings[action.dest])}, of another type")
+            raise ValueError(
+                f"cfg.model.{action.dest} is {shown(settings[action.dest])}, of another type"
+            )
 
 
 def _check_task(settings: Any) -> None:
@@ -225,11 +241,14 @@ def _fits(action: Action, value: Any) -> bool:
         return type(value) is int
     if action.type in (None, str):
         return isinstance(value, str)
-    return isinstance(value, bool | list | str | ListConfig)  # by a function, which `_check_texts` knows
+    return isinstance(
+        value, bool | list | str | ListConfig
+    )  # by a function, which `_check_texts` knows
 
 
 def _check_meters(extra: Any) -> None:
-    """ValueError: saved statistics name what is no meter; fairseq looks their classes up by name."""
+    """ValueError: saved statistics name what is no meter; fairseq looks their classes up by
+    name."""
     metrics = extra.get("metrics") if isinstance(extra, dict) else None
     for meters in metrics.values() if isinstance(metrics, dict) else ():
         for meter in meters if isinstance(meters, list | tuple) else ():

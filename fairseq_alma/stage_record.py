@@ -20,7 +20,7 @@ from alma.schema import AMOUNT, LARGEST, require
 from fairseq_alma.checkpoint import memory_map_last, memory_map_members
 from fairseq_alma.data.token_blocks import Tokens
 from fairseq_alma.ensemble import EnsembleDecoder, ensemble_of
-from fairseq_alma.moe.metrics import evaluate
+from fairseq_alma.moe.metrics import Evaluation, evaluate
 
 _COUNTS = ("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory")
 """What the task keeps of a training in its checkpoints."""
@@ -39,7 +39,8 @@ class Loaded:
 
 
 def build_untrained(arguments: list[str], seeds: Sequence[int], context_window: int = 0) -> Loaded:
-    """Initialise the model of a fairseq-train command line with each of `seeds`; none: with its own seed."""
+    """Initialise the model of a fairseq-train command line with each of `seeds`; none: with its own
+    seed."""
     parser = options.get_training_parser(default_task="alma_lm")
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
     task = tasks.setup_task(cfg.task)
@@ -54,19 +55,25 @@ def build_untrained(arguments: list[str], seeds: Sequence[int], context_window: 
 
 
 def load_trained(arguments: list[str], weights: str, context_window: int) -> Loaded:
-    """Load the checkpoints of a fairseq-eval-lm command line; `weights`: as `checkpoint.with_weights`."""
+    """Load the checkpoints of a fairseq-eval-lm command line; `weights`: as
+    `checkpoint.with_weights`."""
     parser = options.get_eval_lm_parser(default_task="alma_lm")
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
     if cfg.common_eval.path is None:
-        raise UserError("no checkpoint: give --path CHECKPOINT, or --untrained and fairseq-train's flags")
+        raise UserError(
+            "no checkpoint: give --path CHECKPOINT, or --untrained and fairseq-train's flags"
+        )
     cfg.task.tokens_per_sample -= context_window
     paths = utils.split_paths(cfg.common_eval.path)
     members = memory_map_members(paths, weights)
     task = tasks.setup_task(cfg.task)
-    models, shapes = [], []
+    models = []
+    shapes = []
     for path, member in zip(paths, members, strict=True):
         state = checkpoint_utils.load_checkpoint_to_cpu(path) | {"model": member["model"]}
-        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
+        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
+            [path], task=task, state=state
+        )
         models.append(model)
         shapes.append(_shape(Namespace(**member["cfg"]["model"]), model.decoder))
     return Loaded(cfg, task, ensemble_of(models), shapes, paths, context_window)
@@ -76,9 +83,13 @@ def _shape(args, decoder) -> Shape | Weights:
     """The sizes of the model of a `decoder`; `args`: its config."""
     if isinstance(decoder, TransformerDecoder | EnsembleDecoder):
         return Shape.of(args, len(decoder.dictionary))
-    own = [module for module in decoder.modules() if not isinstance(module, torch.nn.Embedding)]
-    weights = {weight for module in own for weight in module.parameters(recurse=False)}
-    matrices = {weight for weight in weights if weight.numel() > max(weight.shape)}  # no bias of (1, 1, D)
+    weights: set[torch.nn.Parameter] = set()
+    for module in decoder.modules():
+        if not isinstance(module, torch.nn.Embedding):
+            weights.update(module.parameters(recurse=False))
+    matrices = {
+        weight for weight in weights if weight.numel() > max(weight.shape)
+    }  # no bias of (1, 1, D)
     if getattr(decoder, "share_input_output_embed", False):
         matrices.add(decoder.embed_tokens.weight)
     return Weights(sum(matrix.numel() for matrix in matrices), args.tokens_per_sample)
@@ -87,8 +98,8 @@ def _shape(args, decoder) -> Shape | Weights:
 def training_record(checkpoint: str, shape: Shape | Weights) -> dict[str, Any]:
     """The cost of training a stage, from its last checkpoint (`checkpoint` may be the best).
 
-    `flops` count the forward and backward passes of training, as in the paper; `validation_flops` and
-    `growth_flops` (choosing the experts to split) are not included.
+    `flops` count the forward and backward passes of training, as in the paper; `validation_flops`
+    and `growth_flops` (choosing the experts to split) are not included.
     """
     state = memory_map_last(checkpoint)
     counts = state["extra_state"].get("AlmaLMTask")
@@ -97,7 +108,9 @@ def training_record(checkpoint: str, shape: Shape | Weights) -> dict[str, Any]:
     try:
         require(counts, dict.fromkeys(_COUNTS, AMOUNT), _COUNTS)
     except ValueError as error:
-        raise UserError(f"{checkpoint}: its token counts are damaged ({error}): train again") from None
+        raise UserError(
+            f"{checkpoint}: its token counts are damaged ({error}): train again"
+        ) from None
     return {
         "updates": state["optimizer_history"][-1]["num_updates"] - counts.get("first_update", 0),
         "tokens": counts["train_tokens"],
@@ -114,33 +127,24 @@ def describe(split: str, loaded: Loaded) -> dict[str, Any]:
 
     UserError: the model cannot read all tokens of the split, or the loss is not finite.
     """
-    cfg, task, model = loaded.cfg, loaded.task, loaded.model
-    if torch.cuda.is_available() and not cfg.common.cpu:
-        model = model.cuda()
-    task.load_dataset(split)
-    batches = task.eval_lm_dataloader(
-        dataset=task.dataset(split),
-        max_tokens=cfg.dataset.max_tokens,
-        batch_size=cfg.dataset.batch_size,
-        max_positions=model.max_positions(),  # type: ignore[operator]
-        num_workers=0,
-        context_window=loaded.context_window,
-    )
-    if sys.stderr.isatty():
-        batches = progress_bar.progress_bar(batches, log_format="tqdm", prefix=f"evaluating on {split}")
-    result = evaluate(model, batches, task.dictionary.pad())
+    task = loaded.task
+    result = _evaluate(split, loaded)
     tokens = len(Tokens(*task.sources[split]))
     if result.tokens != tokens:
+        problem = f"only {result.tokens:,} of {tokens:,} tokens can be evaluated"
         remedy = "leave out --sample-break-mode, or give a larger --tokens-per-sample"
-        raise UserError(f"{split}: only {result.tokens:,} of {tokens:,} tokens can be evaluated: {remedy}")
+        raise UserError(f"{split}: {problem}: {remedy}")
     nll = result.nll / tokens
     if not perplexity(nll) <= LARGEST:
-        raise UserError(f"the loss on {split} is {nll:.4g}: training has diverged; try a lower --lr")
+        problem = "training has diverged; try a lower --lr"
+        raise UserError(f"the loss on {split} is {nll:.4g}: {problem}")
     experts = {}
     for layer, load in result.expert_tokens.items():
         losses = (result.expert_loss[layer] / load.clamp(min=1)).tolist()
         experts[layer] = {"share": (load / load.sum()).tolist(), "loss": losses}
-    part = {"valid": task.stream.valid, "test": task.stream.test}.get(split) if task.stream else None
+    part = None
+    if task.stream:
+        part = {"valid": task.stream.valid, "test": task.stream.test}.get(split)
     return {
         "nll": nll,
         "perplexity": perplexity(nll),
@@ -153,35 +157,63 @@ def describe(split: str, loaded: Loaded) -> dict[str, Any]:
     }
 
 
+def _evaluate(split: str, loaded: Loaded) -> Evaluation:
+    """Evaluate the model on a split, on a GPU if there is one."""
+    cfg = loaded.cfg
+    task = loaded.task
+    model = loaded.model
+    if torch.cuda.is_available() and not cfg.common.cpu:
+        model = model.cuda()
+    task.load_dataset(split)
+    batches = task.eval_lm_dataloader(
+        dataset=task.dataset(split),
+        max_tokens=cfg.dataset.max_tokens,
+        batch_size=cfg.dataset.batch_size,
+        max_positions=model.max_positions(),  # type: ignore[operator]
+        num_workers=0,
+        context_window=loaded.context_window,
+    )
+    if sys.stderr.isatty():
+        batches = progress_bar.progress_bar(
+            batches, log_format="tqdm", prefix=f"evaluating on {split}"
+        )
+    return evaluate(model, batches, task.dictionary.pad())
+
+
 def measure(loaded: Loaded, valid: bool) -> dict[str, Any]:
     """Measure the model on --gen-subset (default: test).
 
     `valid`: measure the loss on the validation split too. `training` has the cost of training each
-    checkpoint; it is empty for untrained models. On an ordered stream, `matrix` has the perplexity on the
-    held-out part of each mega-batch, `matrix_experts` each expert's share of its tokens, by Switch layer,
-    and, if it is dated, `matrix_periods` the periods.
+    checkpoint; it is empty for untrained models. On an ordered stream, `matrix` has the perplexity
+    on the held-out part of each mega-batch, `matrix_experts` each expert's share of its tokens, by
+    Switch layer, and, if it is dated, `matrix_periods` the periods.
     """
-    shapes, stream = loaded.shapes, loaded.task.stream
     record = describe(loaded.cfg.dataset.gen_subset, loaded)
-    experts = {shape.experts for shape in shapes if shape.switch_layers}
+    stream = loaded.task.stream
     if stream and stream.ordered:
         parts = [describe(part.name, loaded) for part in stream.held_out]
         record["matrix"] = [part["perplexity"] for part in parts]
         if parts[0]["experts"]:
-            shares = ({layer: each["share"] for layer, each in part["experts"].items()} for part in parts)
-            record["matrix_experts"] = list(shares)
+            record["matrix_experts"] = [_shares(part["experts"]) for part in parts]
         if stream.held_out[0].period:
             record["matrix_periods"] = [part.period for part in stream.held_out]
     record["valid"] = None
     if valid:
         on_valid = describe("valid", loaded)
         record["valid"] = {"loss": on_valid["nll"], "perplexity": on_valid["perplexity"]}
+    shapes = loaded.shapes
     with_attention = sum(shape.forward_flops(shape.positions, shape.positions) for shape in shapes)
+    experts = {shape.experts for shape in shapes if shape.switch_layers}
     return record | {
         "parameters": sum(p.numel() for p in loaded.model.parameters()),
-        "eval_flops_per_example": sum(s.forward_flops(s.positions) for s in shapes),
+        "eval_flops_per_example": sum(shape.forward_flops(shape.positions) for shape in shapes),
         "eval_flops_per_example_with_attention": with_attention,
         "members": sum(shape.members for shape in shapes),
         "expert_count": experts.pop() if len(experts) == 1 else None,
         "training": list(map(training_record, loaded.paths, shapes)) if loaded.paths else [],
     }
+
+
+def _shares(experts: dict[str, Any]) -> dict[str, list[float]]:
+    """Each expert's share of the tokens, by layer, of the `experts` of `describe`."""
+    return {layer: numbers["share"] for layer, numbers in experts.items()}

@@ -28,14 +28,17 @@ from fairseq_alma.moe.router import Routing
 
 @dataclass
 class SwitchLMConfig(transformer_lm.TransformerLanguageModelConfig):
-    """Options of fairseq's transformer_lm and of the Switch layer, named as in fairseq's moe branch."""
+    """Options of fairseq's transformer_lm and of the Switch layer, named as in fairseq's moe
+    branch."""
 
     moe_expert_count: int = flag(4, "experts in each Switch layer")
     moe_freq: int = flag(2, "a Switch layer in every N-th block")
     moe_capacity_factor: float = flag(
         1.0, "capacity of an expert in training, times tokens / experts; 0: no limit"
     )
-    moe_expert_parallel: bool = flag(False, "divide the experts among the processes, and send tokens to them")
+    moe_expert_parallel: bool = flag(
+        False, "divide the experts among the processes, and send tokens to them"
+    )
     compile: bool = flag(
         False, "train with torch.compile on a GPU; no effect on a CPU, where it would be slower"
     )
@@ -43,24 +46,42 @@ class SwitchLMConfig(transformer_lm.TransformerLanguageModelConfig):
 
 
 class CausalSelfAttention(MultiheadAttention):
-    """fairseq's self-attention, with is_causal=True in scaled_dot_product_attention instead of a mask tensor.
+    """fairseq's self-attention, with is_causal=True in scaled_dot_product_attention instead of a
+    mask tensor.
 
-    A mask tensor rules out the fastest GPU kernels. Padding and incremental decoding take fairseq's own path.
+    A mask tensor rules out the fastest GPU kernels. Padding and incremental decoding take fairseq's
+    own path.
     """
 
-    def forward(self, x_BTD: Tensor, mask_TT: Tensor | None, padding_BT: Tensor | None, incremental_state):
-        """Attention output (B, T, D); `mask_TT` is the causal mask, None in incremental decoding."""
+    def forward(
+        self,
+        x_BTD: Tensor,
+        mask_TT: Tensor | None,
+        padding_BT: Tensor | None,
+        incremental_state,
+    ):
+        """Attention output (B, T, D); `mask_TT` is the causal mask, None in incremental
+        decoding."""
         if mask_TT is None or padding_BT is not None or self.use_xformers:
             x_TBD = x_BTD.transpose(0, 1)
-            arguments = (x_TBD, x_TBD, x_TBD, padding_BT, incremental_state)
-            return super().forward(*arguments, need_weights=False, attn_mask=mask_TT)[0].transpose(0, 1)
+            h_TBD, _ = super().forward(
+                x_TBD,
+                x_TBD,
+                x_TBD,
+                padding_BT,
+                incremental_state,
+                need_weights=False,
+                attn_mask=mask_TT,
+            )
+            return h_TBD.transpose(0, 1)
+        # One product in place of three, which makes small models faster.
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        # one product in place of three, which small models feel
-        weight, bias = torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
+        weight = torch.cat([projection.weight for projection in projections])
+        bias = torch.cat([projection.bias for projection in projections])
         qkv = F.linear(x_BTD, weight, bias).view(*x_BTD.shape[:2], 3, self.num_heads, self.head_dim)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        dropping = self.training or self.dropout_module.apply_during_inference
-        dropout = self.dropout_module.p if dropping else 0.0
+        drops = self.training or self.dropout_module.apply_during_inference
+        dropout = self.dropout_module.p if drops else 0.0
         attention = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.out_proj(attention.transpose(1, 2).reshape(x_BTD.shape))
 
@@ -86,8 +107,13 @@ class DecoderLayer(TransformerDecoderLayerBase):
 
     def build_self_attention(self, embed_dim: int, cfg, **_) -> CausalSelfAttention:
         """As fairseq's, without its options for other models."""
-        given = {"dropout": cfg.attention_dropout, "xformers_att_config": cfg.decoder.xformers_att_config}
-        return CausalSelfAttention(embed_dim, cfg.decoder.attention_heads, self_attention=True, **given)
+        return CausalSelfAttention(
+            embed_dim,
+            cfg.decoder.attention_heads,
+            self_attention=True,
+            dropout=cfg.attention_dropout,
+            xformers_att_config=cfg.decoder.xformers_att_config,
+        )
 
     def forward(
         self,
@@ -101,29 +127,43 @@ class DecoderLayer(TransformerDecoderLayerBase):
 
         One flat tuple: fairseq's activation checkpointing differentiates no nested outputs.
         """
-        h_BTD = self.self_attn(self.self_attn_layer_norm(x_BTD), mask_TT, padding_BT, incremental_state)
+        h_BTD = self.self_attn_layer_norm(x_BTD)
+        h_BTD = self.self_attn(h_BTD, mask_TT, padding_BT, incremental_state)
         x_BTD = x_BTD + self.dropout_module(h_BTD)
-        h_BTD, routing = self.final_layer_norm(x_BTD), ()
+        h_BTD = self.final_layer_norm(x_BTD)
+        routing = ()
         if self.fc2 is None:
             h_BTD, routing = self.fc1(h_BTD, padding_BT, largest_batch)
         else:
-            h_BTD = self.fc2(self.activation_dropout_module(self.activation_fn(self.fc1(h_BTD))))
+            h_BTD = self.activation_dropout_module(self.activation_fn(self.fc1(h_BTD)))
+            h_BTD = self.fc2(h_BTD)
         return x_BTD + self.dropout_module(h_BTD), *routing
 
 
 def compile_training(layer: nn.Module) -> None:
     """Run the layer's forward pass by torch.compile in training.
 
-    Not in evaluation: its batches have many shapes, and Switch layers without a capacity sync with the host.
+    Not in evaluation: its batches have many shapes, and Switch layers without a capacity sync with
+    the host.
     """
-    eager, compiled = layer.forward, torch.compile(layer.forward)
-    layer.forward = lambda *args, **kwargs: (compiled if layer.training else eager)(*args, **kwargs)
+    eager = layer.forward
+    compiled = torch.compile(layer.forward)
+
+    def forward(*args, **kwargs):
+        if layer.training:
+            return compiled(*args, **kwargs)
+        return eager(*args, **kwargs)
+
+    layer.forward = forward
 
 
 class SwitchDecoder(TransformerDecoder):
-    """fairseq's decoder with a Switch layer in every `moe_freq`-th block: (i + 1) % moe_freq == 0."""
+    """fairseq's decoder with a Switch layer in every `moe_freq`-th block: (i + 1) % moe_freq ==
+    0."""
 
-    padded: bool | None = None  # whether the next batch is padded; None: look, which waits for the GPU
+    padded: bool | None = (
+        None  # whether the next batch is padded; None: look, which waits for the GPU
+    )
 
     def __init__(self, args, dictionary, embed_tokens):
         self.blocks_built = 0
@@ -140,31 +180,22 @@ class SwitchDecoder(TransformerDecoder):
         return layer
 
     def extract_features(
-        self, prev_output_tokens: Tensor, incremental_state=None, full_context_alignment: bool = False, **_
+        self,
+        prev_output_tokens: Tensor,
+        incremental_state=None,
+        full_context_alignment: bool = False,
+        **_,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Features (B, T, D) of the tokens (B, T); extra["routings"]: the Routing of each Switch block."""
-        tokens_BT, positions = prev_output_tokens, None
-        if self.embed_positions is not None:
-            positions = self.embed_positions(tokens_BT, incremental_state)
-        if incremental_state is not None:  # only the last token is new
-            tokens_BT = tokens_BT[:, -1:]
-            positions = None if positions is None else positions[:, -1:]
-        x_BTD = self.embed_scale * self.embed_tokens(tokens_BT)
-        if self.project_in_dim is not None:
-            x_BTD = self.project_in_dim(x_BTD)
-        if positions is not None:
-            x_BTD += positions
-        padding_BT = tokens_BT.eq(self.padding_idx)
+        """Features (B, T, D) of the tokens (B, T); extra["routings"]: the Routing of each Switch
+        block."""
+        x_BTD, padding_BT = self._embed(prev_output_tokens, incremental_state)
         padded = bool(padding_BT.any()) if self.padded is None else self.padded
         self.padded = None
         x_BTD = self.dropout_module(x_BTD)
-        causal = incremental_state is None and not full_context_alignment
-        mask_TT = self.buffered_future_mask(x_BTD.transpose(0, 1)) if causal else None
-        group = next((module.ep_group for module in self.modules() if isinstance(module, SwitchFFN)), None)
-        largest_batch = 0  # tokens in the largest batch of any process
-        if group:
-            batch = torch.tensor(prev_output_tokens.numel(), device=prev_output_tokens.device)
-            largest_batch = group.largest(batch)
+        mask_TT = None
+        if incremental_state is None and not full_context_alignment:
+            mask_TT = self.buffered_future_mask(x_BTD.transpose(0, 1))
+        largest_batch = self._largest_batch(prev_output_tokens)
         routings: dict[str, Routing] = {}
         for block, layer in enumerate(self.layers):
             padding = padding_BT if padded else None
@@ -177,11 +208,53 @@ class SwitchDecoder(TransformerDecoder):
             x_BTD = self.project_out_dim(x_BTD)
         return x_BTD, {"attn": [None], "routings": routings}
 
+    def _embed(self, tokens_BT: Tensor, incremental_state) -> tuple[Tensor, Tensor]:
+        """Embeddings with positions (B, T, D), and whether a token is padding (B, T).
+
+        With an `incremental_state`, those of the last token alone: T is 1.
+        """
+        positions = None
+        if self.embed_positions is not None:
+            positions = self.embed_positions(tokens_BT, incremental_state)
+        if incremental_state is not None:
+            tokens_BT = tokens_BT[:, -1:]
+            positions = None if positions is None else positions[:, -1:]
+        x_BTD = self.embed_scale * self.embed_tokens(tokens_BT)
+        if self.project_in_dim is not None:
+            x_BTD = self.project_in_dim(x_BTD)
+        if positions is not None:
+            x_BTD += positions
+        return x_BTD, tokens_BT.eq(self.padding_idx)
+
+    def _largest_batch(self, tokens_BT: Tensor) -> int:
+        """Tokens in the largest batch of any process; 0 without expert parallelism."""
+        layers = (module for module in self.modules() if isinstance(module, SwitchFFN))
+        group = next((layer.ep_group for layer in layers), None)
+        if group is None:
+            return 0
+        return group.largest(torch.tensor(tokens_BT.numel(), device=tokens_BT.device))
+
 
 def expect_padding(decoder: nn.Module, padded: bool | None) -> None:
     """Set `padded` of a decoder, or of those of an ensemble, for the next forward pass."""
-    for each in getattr(decoder, "members", [decoder]):
-        each.padded = padded
+    for member in getattr(decoder, "members", [decoder]):
+        member.padded = padded
+
+
+_UNSUPPORTED = (
+    "adaptive_input",
+    "adaptive_softmax_cutoff",
+    "base_layers",
+    "character_embeddings",
+    "decoder_layerdrop",
+    "layernorm_embedding",
+    "quant_noise_pq",
+    "scale_attn",
+    "scale_fc",
+    "scale_heads",
+    "scale_resids",
+)
+"""Options of transformer_lm that a Switch Transformer does not have."""
 
 
 @register_model("switch_lm", dataclass=SwitchLMConfig)
@@ -193,16 +266,18 @@ class SwitchLanguageModel(transformer_lm.TransformerLanguageModel):
     @classmethod
     def check(cls, args) -> None:
         """UserError: a count < 1, or an unsupported option, in fairseq's arguments."""
-        if min(safe_getattr(args, name, 1) for name in ("moe_expert_count", "moe_freq", "members")) < 1:
+        counts = ("moe_expert_count", "moe_freq", "members")
+        if min(safe_getattr(args, name, 1) for name in counts) < 1:
             raise UserError("--moe-expert-count, --moe-freq and --members must be 1 or more")
-        unsupported = ["adaptive_input", "adaptive_softmax_cutoff", "base_layers", "character_embeddings"]
-        unsupported += ["decoder_layerdrop", "layernorm_embedding", "quant_noise_pq"]
-        for name in (*unsupported, "scale_attn", "scale_fc", "scale_heads", "scale_resids"):
+        for name in _UNSUPPORTED:
             if safe_getattr(args, name):
                 raise UserError(f"a Switch Transformer does not support {flag_of(name)}: drop it")
-        if safe_getattr(args, "moe_expert_parallel") and safe_getattr(args, "zero_sharding", "none") == "os":
-            why = "each process already keeps the optimizer's state of its own experts"
-            raise UserError(f"--moe-expert-parallel with --zero-sharding os: {why}; drop one of them")
+        shards = safe_getattr(args, "zero_sharding", "none") == "os"
+        if safe_getattr(args, "moe_expert_parallel") and shards:
+            problem = "each process already keeps the optimizer's state of its own experts"
+            raise UserError(
+                f"--moe-expert-parallel with --zero-sharding os: {problem}; drop one of them"
+            )
 
     @classmethod
     def build_model(cls, args, task) -> "SwitchLanguageModel":

@@ -1,118 +1,84 @@
-"""The fairseq task `alma_lm`: train on one stage of a mega-batch stream (paper, section 3, Algorithm 1)."""
+"""The fairseq task `alma_lm`: train on one stage of a mega-batch stream (paper, section 3,
+Algorithm 1)."""
 
 import functools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, make_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from fairseq.data import MonolingualDataset, TokenBlockDataset
 from fairseq.data.encoders.gpt2_bpe import DEFAULT_ENCODER_JSON
-from fairseq.dataclass import ChoiceEnum
 from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import register_task
-from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+from fairseq.tasks.language_modeling import LanguageModelingTask
 from numpy.typing import NDArray
 
 from alma.errors import UserError
-from alma.options import options_of
 from alma.processes import peak_memory
-from alma.protocol import TextOptions
 from alma.stages import Stage, check_share, stages
 from alma.stream import Part, Stream, is_stream, read_index
 from fairseq_alma import initial
 from fairseq_alma.data import preprocessed, token_blocks
-from fairseq_alma.defaults import flag
-from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
-from fairseq_alma.moe.layer import routings_of, switch_layers
+from fairseq_alma.moe.layer import divide_experts, routings_of
 from fairseq_alma.moe.metrics import layer_stats, log_layers, token_nll
 from fairseq_alma.switch_lm import expect_padding
+from fairseq_alma.task_options import AlmaLMConfig
 from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion
 
 logger = logging.getLogger(__name__)
 
-# Measurements of this stage that checkpoints keep:
-_KEPT = ["train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory"]
-_KEPT += ["earlier_updates", "first_update", "average_from"]
-
-_SHARED = []  # the options that the launcher has too, as fairseq declares options
-for _option in options_of(TextOptions).values():
-    if _option.metadata["passed"]:
-        _choices = _option.metadata["choices"]
-        _default = _choices[0] if _choices and _option.default is None else _option.default
-        _kind = ChoiceEnum(list(_choices)) if _choices else _option.type
-        _kind = _kind if _default is not None else Optional[str]  # noqa: UP045  as `ema_poly`
-        _SHARED.append((_option.name, _kind, flag(_default, _option.metadata["help"])))
-_SharedConfig: Any = make_dataclass("_SharedConfig", _SHARED, bases=(LanguageModelingConfig,))
-
-
-@dataclass
-class AlmaLMConfig(_SharedConfig):
-    """Options of fairseq's language_modeling, of the stage and of growth."""
-
-    tokens_per_sample: int = flag(512, "input sequence length in tokens")
-    stage: int = flag(0, "which stage to train, from 0")
-    megabatch_words: int = flag(
-        0,
-        "cut a fairseq-preprocess directory into mega-batches of this many words (0: 440000000 with GPT-2's "
-        "ids and encoder.json, else one mega-batch)",
-    )
-    megabatch_tokens: int = flag(0, "as --megabatch-words, in tokens")
-    gpt2_encoder_json: str = flag(  # also of --bpe gpt2, whose default it must not change
-        DEFAULT_ENCODER_JSON,
-        "GPT-2's encoder.json, to count words if dict.txt has ids, not tokens (also found beside dict.txt)",
-    )
-    megabatch_seed: int = flag(1, "seed of this cut; use the same in every stage")
-    moe_gate_loss_wt: float = flag(0.01, "weight of the load-balancing loss")
-    grow_experts: int = flag(
-        0, "split this many losing experts of --finetune-from-model; --moe-expert-count is the number after"
-    )
-    grow_noise: float = flag(
-        0.1,
-        "standard deviation of the noise between the router rows of parent and copy, half on "
-        "each (not in the paper); with 0 the rows are equal, and argmax always picks the parent",
-    )
-    ema_poly: Optional[float] = flag(  # noqa: UP045  fairseq cannot read `float | None`
-        None,
-        "ETA of a polynomial average, with --store-ema and in place of --ema-decay: the k-th "
-        "update moves it (ETA + 1) / (k + ETA) of the way to the weights",
-    )
-    init_sha256: str = flag("", "refuse to train from an --init whose weights have another checksum")
-    end_token: int = flag(-1, "the id that eos stands for in the model of --init, which sets this (-1: none)")
-    expect_tokens: int = flag(0, "refuse to train if a full update has another number of tokens (0: any)")
-    expect_gpus: int = flag(0, "refuse to train if torch can use fewer GPUs")
+_KEPT = (
+    "train_tokens",
+    "valid_tokens",
+    "growth_tokens",
+    "seconds",
+    "peak_memory",
+    "earlier_updates",
+    "first_update",
+    "average_from",
+)
+"""Measurements of this stage that checkpoints keep."""
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
 class AlmaLMTask(LanguageModelingTask):
     """Language modelling on a stage of a mega-batch stream.
 
-    DATA is a stream directory (see alma.stream) or the output directory of fairseq-preprocess; several of the
-    latter, joined by ':', are shards of one corpus. The split `train` has the mega-batches of the stage.
+    DATA is a stream directory (see alma.stream) or the output directory of fairseq-preprocess;
+    several of the latter, joined by ':', are shards of one corpus. The split `train` has the
+    mega-batches of the stage.
     """
 
     early_stop: ClassVar[dict[str, Any]] = {}
-    """What fairseq's should_stop_early counts for --patience, if this process trains (`interrupt.watch`)."""
+    """What fairseq's should_stop_early counts for --patience, if this process trains
+    (`interrupt.watch`)."""
 
     def __init__(self, args, dictionary, output_dictionary=None, targets=None):
         super().__init__(args, dictionary, output_dictionary, targets)
         self.stream = Stream.load(args.data) if is_stream(args.data) else None
         if self.stream:
             self._stage()  # raise before fairseq builds and prints a model
-        self.train_tokens = self.valid_tokens = self.growth_tokens = self.peak_memory = 0
-        self.earlier_updates = 0  # of the stages before this one, unless the update count includes them
+        # Tokens and bytes of this stage, in this process and those that it resumes.
+        self.train_tokens = 0
+        self.valid_tokens = 0
+        self.growth_tokens = 0
+        self.peak_memory = 0
+        self.earlier_updates = 0  # of earlier stages, unless the update count includes them
         self.first_update = 0  # update count at the start of this stage
         self.average_from = 0  # update count at the start of the weight average
-        self.seconds, self.started = 0.0, time.monotonic()  # in earlier processes, and since when in this one
+        self.seconds = 0.0  # of the processes that this one resumes
+        self.started = time.monotonic()
         self.note = ""  # about the cut of a fairseq-preprocess directory
         check_share(args.replay_share, args.replay)
         if args.replay_share and not args.stage:
-            raise UserError("--replay-share: stage 0 has no earlier mega-batches; leave it out there")
+            raise UserError(
+                "--replay-share: stage 0 has no earlier mega-batches; leave it out there"
+            )
         # By split: prefixes of the files, and the numbers of their items to use (None: all).
         self.sources: dict[str, tuple[list[str], NDArray[np.int64] | None]] = {}
 
@@ -123,75 +89,77 @@ class AlmaLMTask(LanguageModelingTask):
         if not first.is_dir():
             raise UserError(f"{first}: no such directory; make a stream with `alma data`")
         if not (first / "dict.txt").is_file():
-            what = "dict.txt is missing; is this a stream or fairseq-preprocess directory?"
-            raise UserError(f"{first}: {what}")
+            question = "is this a stream or fairseq-preprocess directory?"
+            raise UserError(f"{first}: dict.txt is missing; {question}")
         try:
             return super().setup_dictionary(args, **kwargs)
         except Exception as error:  # fairseq raises Exception for a wrong encoding
-            raise UserError(f"{first}/dict.txt is not a dictionary: {error}; make the data again") from error
+            problem = f"is not a dictionary: {error}; make the data again"
+            raise UserError(f"{first}/dict.txt {problem}") from error
 
     def build_model(self, args, from_checkpoint: bool = False):
         """As fairseq's; with --moe-expert-parallel, the trained model has the local experts only.
 
         UserError: no such stage, experts not divisible by the number of processes.
         """
-        if self.is_cut() and (self.args.stage or self.args.waiting_time != 1) and not from_checkpoint:
+        is_later_stage = self.args.stage or self.args.waiting_time != 1
+        if self.is_cut() and is_later_stage and not from_checkpoint:
             self._stage()  # as in __init__
         model = super().build_model(args, from_checkpoint)
         if self.args.init and not from_checkpoint:
             initial.load(model, self.args.init)
-        if never := initial.unused(self.args.end_token):
-            model.decoder.output_projection.register_forward_hook(
-                lambda _, inputs, y: y.index_fill_(-1, torch.tensor(never, device=y.device), -torch.inf)
-            )
-        processes = distributed_utils.get_data_parallel_world_size()
-        if getattr(args, "moe_expert_parallel", False) and processes > 1 and not from_checkpoint:
-            if args.moe_expert_count % processes:
-                what = f"{args.moe_expert_count} experts cannot be divided among {processes} processes"
-                remedy = "use a multiple as --moe-expert-count, or drop the flag"
-                raise UserError(f"--moe-expert-parallel: {what}; {remedy}")
-            group = ExpertParallelGroup(distributed_utils.get_data_parallel_group())
-            for layer in switch_layers(model).values():
-                layer.parallelize(group)
+        unused_ids = initial.unused(self.args.end_token)
+        if unused_ids:
+            initial.exclude(model.decoder.output_projection, unused_ids)
+        if getattr(args, "moe_expert_parallel", False) and not from_checkpoint:
+            divide_experts(model, args.moe_expert_count)
         return model
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        """Load `train` (the mega-batches of --stage), `valid` or `test` as blocks of --tokens-per-sample.
+        """Load `train` (the mega-batches of --stage), `valid` or `test` as blocks of tokens.
 
-        UserError: no such stage or split; files missing, truncated, changed or empty.
+        A block has --tokens-per-sample tokens. UserError: no such stage or split; files missing,
+        truncated, changed or empty.
         """
-        directories, items = self.args.data.split(":"), None
-        if stream := self.stream:
-            known = {part.name: part for part in (stream.valid, stream.test, *stream.held_out)}
-            if split == "train":
-                stage = self._stage()
-                logger.info(f"stage {stage.index}: mega-batches {', '.join(map(str, stage.train_on))}")
-                parts = [stream.megabatches[t - 1] for t in stage.train_on]
-            elif split == "valid" and stream.ordered:
-                stage = self._stage()
-                parts = list(stream.held_out_valid[stage.first - 1 : stage.last])
-            elif split in known:
-                parts = [known[split]]
-            else:
-                raise UserError(f"{split}: this stream has the splits train, {', '.join(known)}")
-            prefixes = self._files(stream, parts)
-        elif split != "train":
-            prefixes = preprocessed.checked([f"{directories[0]}/{split}"])
-        else:
+        directories = self.args.data.split(":")
+        if self.stream:
+            self.sources[split] = self._files(self.stream, self._parts(self.stream, split)), None
+        elif split == "train":
             prefixes = preprocessed.checked([f"{directory}/train" for directory in directories])
-            if self.is_cut():
-                stage = self._stage()
-                numbers = ", ".join(map(str, stage.train_on))
-                logger.info(f"{len(self.megabatches)} mega-batches; stage {stage.index}: {numbers}")
-                items = np.concatenate([self.megabatches[t - 1] for t in stage.train_on])
-            elif self.args.stage or self.args.waiting_time != 1:
-                what = f"{self.args.data} is not a stream (no stream.json), so it is one mega-batch"
-                flags = (
-                    "--megabatch-words N or --megabatch-tokens N to cut it, or GPT-2's --gpt2-encoder-json"
-                )
-                raise UserError(f"{what}: give {flags}")
-        self.sources[split] = prefixes, items
+            self.sources[split] = prefixes, self._train_items()
+        else:
+            self.sources[split] = preprocessed.checked([f"{directories[0]}/{split}"]), None
         self.datasets[split] = self._blocks(split, self.args.tokens_per_sample)
+
+    def _parts(self, stream: Stream, split: str) -> list[Part]:
+        """The parts of the stream in a split. UserError: no such stage or split."""
+        if split == "train":
+            stage = self._stage()
+            logger.info(f"stage {stage.index}: mega-batches {_joined(stage.train_on)}")
+            return [stream.megabatches[number - 1] for number in stage.train_on]
+        if split == "valid" and stream.ordered:
+            stage = self._stage()
+            return list(stream.held_out_valid[stage.first - 1 : stage.last])
+        parts = {part.name: part for part in (stream.valid, stream.test, *stream.held_out)}
+        if split not in parts:
+            raise UserError(f"{split}: this stream has the splits train, {', '.join(parts)}")
+        return [parts[split]]
+
+    def _train_items(self) -> NDArray[np.int64] | None:
+        """The items of the stage's mega-batches in a fairseq-preprocess directory; None: all.
+
+        UserError: the directory is one mega-batch, and the stage needs several.
+        """
+        if self.is_cut():
+            stage = self._stage()
+            numbers = _joined(stage.train_on)
+            logger.info(f"{len(self.megabatches)} mega-batches; stage {stage.index}: {numbers}")
+            return np.concatenate([self.megabatches[number - 1] for number in stage.train_on])
+        if self.args.stage or self.args.waiting_time != 1:
+            problem = f"{self.args.data} is not a stream (no stream.json), so it is one mega-batch"
+            flags = "--megabatch-words N or --megabatch-tokens N to cut it"
+            raise UserError(f"{problem}: give {flags}, or GPT-2's --gpt2-encoder-json")
+        return None
 
     def _files(self, stream: Stream, parts: list[Part]) -> list[str]:
         """The prefixes of the files of the stream's `parts`, checked."""
@@ -204,8 +172,9 @@ class AlmaLMTask(LanguageModelingTask):
         megabatches = len(self.stream.megabatches if self.stream else self.megabatches)
         schedule = stages(megabatches, self.args.waiting_time, self.args.replay, replay_from)
         if not 0 <= self.args.stage < len(schedule):
-            given = f"{megabatches} mega-batches with --waiting-time {self.args.waiting_time}"
-            raise UserError(f"--stage {self.args.stage}: {given} have stages 0 to {len(schedule) - 1}")
+            data = f"{megabatches} mega-batches with --waiting-time {self.args.waiting_time}"
+            problem = f"{data} have stages 0 to {len(schedule) - 1}"
+            raise UserError(f"--stage {self.args.stage}: {problem}")
         return schedule[self.args.stage]
 
     def is_cut(self) -> bool:
@@ -222,7 +191,10 @@ class AlmaLMTask(LanguageModelingTask):
 
     @functools.cached_property
     def megabatch_words(self) -> int:
-        """--megabatch-words, or the paper's size for GPT-2's ids with a known encoder.json; 0: not given."""
+        """--megabatch-words; by default the paper's size for GPT-2's ids with an encoder.json.
+
+        0: the size is not in words.
+        """
         if self.args.megabatch_words or self.args.megabatch_tokens or not self.encoder_json:
             return self.args.megabatch_words
         return preprocessed.MEGABATCH_WORDS if preprocessed.has_ids(self.dictionary) else 0
@@ -231,15 +203,17 @@ class AlmaLMTask(LanguageModelingTask):
     def megabatches(self) -> list[NDArray[np.int64]]:
         """Numbers of the items in each mega-batch of a fairseq-preprocess directory."""
         target = self.megabatch_words
+        seed = self.args.megabatch_seed
         prefixes, sizes = self._items()
         if not target:
-            return preprocessed.assign(sizes, sizes, self.args.megabatch_tokens, self.args.megabatch_seed)
+            return preprocessed.assign(sizes, sizes, self.args.megabatch_tokens, seed)
         words = preprocessed.count_words(prefixes, self.dictionary, self.encoder_json)
-        if not self.args.megabatch_words and (total := int(words.sum())) < target:
+        total = int(words.sum())
+        if not self.args.megabatch_words and total < target:
             self.note = f"{total:,} words are one mega-batch: --megabatch-words N cuts smaller ones"
             logger.info(self.note)
             target = max(1, total)
-        return preprocessed.assign(sizes, words, target, self.args.megabatch_seed)
+        return preprocessed.assign(sizes, words, target, seed)
 
     def megabatch_tokens(self) -> list[int]:
         """Tokens of each mega-batch of a fairseq-preprocess directory."""
@@ -247,37 +221,40 @@ class AlmaLMTask(LanguageModelingTask):
         return [int(sizes[items].sum()) for items in self.megabatches]
 
     def _items(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Prefixes of the files of a fairseq-preprocess directory, and tokens of each of their items."""
+        """Prefixes of the files of a fairseq-preprocess directory, and tokens of each of their
+        items."""
         prefixes = preprocessed.checked([f"{folder}/train" for folder in self.args.data.split(":")])
         return prefixes, np.concatenate([read_index(f"{prefix}.idx")[0] for prefix in prefixes])
 
     def _blocks(self, split: str, length: int) -> MonolingualDataset:
-        """A split as blocks of `length` tokens; with --replay-share, blocks of earlier mega-batches too."""
+        """A split as blocks of `length` tokens, with those of --replay-share in `train`."""
         prefixes, items = self.sources[split]
-        tokens, eos = token_blocks.Tokens(prefixes, items), self.dictionary.eos()
+        tokens = token_blocks.Tokens(prefixes, items)
+        eos = self.dictionary.eos()
         if not len(tokens):
             raise UserError(f"{self.args.data}: {split} is empty")
         across_items = self.args.sample_break_mode in (None, "none")
         blocks: token_blocks.TokenBlocks | TokenBlockDataset
         if not across_items or self.targets != ["future"]:
-            indexed, mode = preprocessed.indexed(prefixes), self.args.sample_break_mode
-            own = (indexed, indexed.sizes, length, self.dictionary.pad(), eos, mode)
-            blocks = TokenBlockDataset(*own, include_targets=True)
+            indexed = preprocessed.indexed(prefixes)
+            blocks = TokenBlockDataset(
+                indexed,
+                indexed.sizes,
+                length,
+                pad=self.dictionary.pad(),
+                eos=eos,
+                break_mode=self.args.sample_break_mode,
+                include_targets=True,
+            )
         else:
             blocks = token_blocks.TokenBlocks(tokens, length, eos)
-            if split == "train" and (share := self.args.replay_share):
-                numbers = self._stage(self.args.replay_from).earlier
-                logger.info(f"replay of mega-batches {', '.join(map(str, numbers))}: {share:g} of all tokens")
-                if self.stream:
-                    replayed = self._files(self.stream, [self.stream.megabatches[t - 1] for t in numbers])
-                    earlier = [token_blocks.Tokens([prefix]) for prefix in replayed]
-                else:
-                    earlier = [token_blocks.Tokens(prefixes, self.megabatches[t - 1]) for t in numbers]
-                seed = self.args.seed + self.args.stage
-                blocks = token_blocks.ReplayBlocks(blocks, earlier, share, seed)
-        content = (blocks, blocks.sizes, self.dictionary, self.output_dictionary)
+            if split == "train" and self.args.replay_share:
+                blocks = self._with_replay(blocks)
         return token_blocks.LanguageModelDataset(
-            *content,
+            blocks,
+            blocks.sizes,
+            self.dictionary,
+            self.output_dictionary,
             add_eos_for_other_targets=not across_items,
             shuffle=True,
             targets=self.targets,
@@ -285,6 +262,21 @@ class AlmaLMTask(LanguageModelingTask):
             fixed_pad_length=length if self.args.pad_to_fixed_length else None,
             pad_to_bsz=self.args.batch_size if self.args.pad_to_fixed_bsz else None,
         )
+
+    def _with_replay(self, blocks: token_blocks.TokenBlocks) -> token_blocks.ReplayBlocks:
+        """The stage's `blocks`, and those of earlier mega-batches for --replay-share."""
+        share = self.args.replay_share
+        numbers = self._stage(self.args.replay_from).earlier
+        logger.info(f"replay of mega-batches {_joined(numbers)}: {share:g} of all tokens")
+        if self.stream:
+            parts = [self.stream.megabatches[number - 1] for number in numbers]
+            earlier = [token_blocks.Tokens([prefix]) for prefix in self._files(self.stream, parts)]
+        else:
+            prefixes, _ = self.sources["train"]
+            cut = (self.megabatches[number - 1] for number in numbers)
+            earlier = [token_blocks.Tokens(prefixes, items) for items in cut]
+        seed = self.args.seed + self.args.stage
+        return token_blocks.ReplayBlocks(blocks, earlier, share, seed)
 
     def eval_lm_dataloader(self, dataset, max_positions=None, **kwargs):
         """As fairseq's, with blocks cut to the model's positions; fairseq drops longer blocks."""
@@ -296,20 +288,23 @@ class AlmaLMTask(LanguageModelingTask):
     def get_batch_iterator(self, dataset, *args, **kwargs):
         """As fairseq's, but every block is evaluated, and workers live for one epoch.
 
-        fairseq drops a last batch that is no --required-batch-size-multiple (8): in training random blocks.
+        fairseq drops a last batch whose size is no multiple of --required-batch-size-multiple (8).
+        In training its blocks are random ones; in evaluation they would be missing.
 
-        Persistent workers and their iterator are a reference cycle: the garbage collector would end them, and
-        wait for 5 s, because it closes their queue first.
+        Persistent workers and their iterator are a reference cycle. The garbage collector would
+        end the workers, and wait 5 s for them, because it closes their queue first.
         """
         multiple = kwargs.get("required_batch_size_multiple", 1)
         if dataset is not self.datasets.get("train") or len(dataset) < multiple:
             kwargs["required_batch_size_multiple"] = 1
         iterator = super().get_batch_iterator(dataset, *args, **kwargs)
-        iterator.reuse_dataloader = iterator.persistent_workers = False
+        iterator.reuse_dataloader = False
+        iterator.persistent_workers = False
         return iterator
 
     def can_reuse_epoch_itr(self, dataset) -> bool:
-        """Never: epoch 2 would reuse the batches of epoch 1, but not after a resume within epoch 2."""
+        """Never: epoch 2 would reuse the batches of epoch 1, but not after a resume within epoch
+        2."""
         return False
 
     def has_sharded_data(self, split: str) -> bool:
@@ -319,10 +314,14 @@ class AlmaLMTask(LanguageModelingTask):
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """As fairseq's, plus the load-balancing loss, with any criterion.
 
-        It is multiplied by `sample_size`, by which fairseq divides the sum of losses.
+        fairseq divides the summed loss by `sample_size`, so the load-balancing loss, a mean, is
+        multiplied by it.
         """
         model.set_num_updates(update_num)
-        with torch.autograd.profiler.record_function("forward"), outputs_of(model, sample) as outputs:
+        with (
+            torch.autograd.profiler.record_function("forward"),
+            outputs_of(model, sample) as outputs,
+        ):
             loss, sample_size, logging_output = criterion(model, sample)
             routings = routings_of(outputs[-1]) if outputs else {}
             outputs.clear()  # free the logits before backward
@@ -341,7 +340,8 @@ class AlmaLMTask(LanguageModelingTask):
         """As fairseq's, plus the loss of each expert."""
         with outputs_of(model, sample) as outputs:
             loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
-        if outputs and (routings := routings_of(outputs[-1])):
+        routings = routings_of(outputs[-1]) if outputs else {}
+        if routings:
             if isinstance(criterion, ChunkedCrossEntropyCriterion):
                 nll = criterion.nll  # the decoder returned features, not logits
             else:
@@ -350,7 +350,8 @@ class AlmaLMTask(LanguageModelingTask):
         return loss, sample_size, logging_output
 
     def reduce_metrics(self, logging_outputs, criterion) -> None:
-        """As fairseq's, plus the metrics of the Switch layers, numbered as in the parameter names."""
+        """As fairseq's, plus the metrics of the Switch layers, numbered as in the parameter
+        names."""
         super().reduce_metrics(logging_outputs, criterion)
         tokens = int(sum(log.get("ntokens", 0) for log in logging_outputs))
         if criterion.training:
@@ -360,7 +361,8 @@ class AlmaLMTask(LanguageModelingTask):
         log_layers(logging_outputs)
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
-        """Measurements of this stage for the checkpoint; fairseq restores them only when it resumes."""
+        """Measurements of this stage for the checkpoint; fairseq restores them only when it
+        resumes."""
         if not torch.cuda.is_available():
             self.peak_memory = max(self.peak_memory, peak_memory())
         state = {name: getattr(self, name) for name in _KEPT} | {"stage": self.args.stage}
@@ -375,9 +377,14 @@ class AlmaLMTask(LanguageModelingTask):
         self.early_stop.update(state.get("early_stop", {}))
 
 
+def _joined(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
 @contextmanager
 def outputs_of(model, sample: dict[str, Any]) -> Iterator[list[tuple]]:
-    """A list that gains the output of each forward pass of the decoder on a batch, by any criterion."""
+    """A list that gains the output of each forward pass of the decoder on a batch, by any
+    criterion."""
     while not hasattr(model, "decoder"):  # fairseq's distributed wrappers
         model = model.module
     outputs: list[tuple] = []

@@ -28,7 +28,9 @@ settings.load_profile("patient")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, lambda *_: None)  # a child has the default again, and pytest goes on
+    signal.signal(
+        signal.SIGHUP, lambda *_: None
+    )  # a child has the default again, and pytest goes on
 
 # Forked children must not inherit a pool of OpenMP threads, so this process has none. The programs that
 # tests start get the number of threads of the command line (`OMP_NUM_THREADS=2 make test`).
@@ -211,7 +213,9 @@ def forked(monkeypatch, start):
             launch_here([make_plan(replace(wanted, sizes=sizes), len(sizes))], jobs=1)
 
         def run(self, command, log, what, watch=None, environment=None):
-            child = start("train" if command[2] == "fairseq_cli.train" else "evaluate", *command[3:])
+            child = start(
+                "train" if command[2] == "fairseq_cli.train" else "evaluate", *command[3:]
+            )
             if self.kill and str(log.parent).endswith(self.kill[0]) and log.name == "train.log":
                 found = f"checkpoint_*_{self.kill[1]}.pt"
                 self.kill = None
@@ -222,7 +226,9 @@ def forked(monkeypatch, start):
 
     made = Forked()
     monkeypatch.setattr(children, "run", made.run)
-    monkeypatch.setattr(request, "resolve", lambda lines: [resolve(list(line))["settings"] for line in lines])
+    monkeypatch.setattr(
+        request, "resolve", lambda lines: [resolve(list(line))["settings"] for line in lines]
+    )
     return made
 
 
@@ -249,7 +255,9 @@ def gpt2_files(text, tmp_path_factory) -> tuple[Path, Path]:
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=1000, initial_alphabet=bytes_.alphabet(), show_progress=False
     )
-    engine.train_from_iterator((file.read_text("utf-8") for file in sorted(text.iterdir())), trainer)
+    engine.train_from_iterator(
+        (file.read_text("utf-8") for file in sorted(text.iterdir())), trainer
+    )
     model = json.loads(engine.to_str())["model"]
     folder = tmp_path_factory.mktemp("gpt2")
     files = folder / "encoder.json", folder / "vocab.bpe"
@@ -268,12 +276,27 @@ def stream(text, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def gpt2_stream(text, gpt2_files, tmp_path_factory) -> Path:
     """The same text in 1,000 units of GPT-2's kind."""
-    flags = ("--bpe", "gpt2", "--gpt2-encoder-json", gpt2_files[0], "--gpt2-vocab-bpe", gpt2_files[1])
+    flags = (
+        "--bpe",
+        "gpt2",
+        "--gpt2-encoder-json",
+        gpt2_files[0],
+        "--gpt2-vocab-bpe",
+        gpt2_files[1],
+    )
     return _make_stream(text, tmp_path_factory.mktemp("gpt2_stream") / "stream", *flags)
 
 
 def _make_stream(text: Path, out: Path, *tokenizer: str | Path) -> Path:
-    command = [sys.executable, "-m", "data_prep", f"help={text}/help.txt", f"reference={text}/reference.txt"]
-    settings = "--mega-batches 3 --words 8000 --eval-words 4000 --valid-words 2000 --seed 1 --workers 1"
+    command = [
+        sys.executable,
+        "-m",
+        "data_prep",
+        f"help={text}/help.txt",
+        f"reference={text}/reference.txt",
+    ]
+    settings = (
+        "--mega-batches 3 --words 8000 --eval-words 4000 --valid-words 2000 --seed 1 --workers 1"
+    )
     subprocess.run([*command, "--out", out, *settings.split(), *tokenizer], check=True, cwd=ROOT)
     return out

@@ -22,7 +22,9 @@ def faults_of(node: ast.AST, parents: Sequence[ast.AST]) -> Iterator[str]:
     if name in PRONOUNS and not isinstance(getattr(node, "ctx", None), ast.Load):
         yield f"the name {name} does not say what it holds"
     place = next((parent for parent in parents if isinstance(parent, PLACES)), None)
-    if isinstance(node, ast.IfExp) and isinstance(place, (ast.IfExp, ast.If, ast.While, ast.Assert)):
+    if isinstance(node, ast.IfExp) and isinstance(
+        place, (ast.IfExp, ast.If, ast.While, ast.Assert)
+    ):
         yield "a conditional expression in another one or in a condition"
     if isinstance(node, ast.NamedExpr) and not isinstance(place, (ast.If, ast.While)):
         yield "a walrus outside the condition of if, elif or while"
@@ -50,7 +52,9 @@ def is_flag_product(node: ast.BinOp) -> bool:
     literal = any(isinstance(operand, (ast.JoinedStr, ast.List, ast.Tuple)) for operand in operands)
     literal |= any(isinstance(getattr(operand, "value", None), str) for operand in operands)
     negated = any(isinstance(getattr(operand, "op", None), ast.Not) for operand in operands)
-    return literal and (negated or any(isinstance(part, (ast.Compare, ast.BoolOp)) for part in operands))
+    return literal and (
+        negated or any(isinstance(part, (ast.Compare, ast.BoolOp)) for part in operands)
+    )
 
 
 def walk(node: ast.AST, parents: Sequence[ast.AST] = ()) -> Iterator[tuple[int, str]]:

@@ -68,7 +68,9 @@ def test_a_grown_chain_improves_with_every_megabatch_and_reports(grown, tmp_path
     assert len(shares) == 8
     assert min(shares) > 0
     report = [sys.executable, "-m", "alma.report", grown, "--out", tmp_path / "report"]
-    printed = subprocess.run(list(map(str, report)), check=True, capture_output=True, text=True, cwd=ROOT)
+    printed = subprocess.run(
+        list(map(str, report)), check=True, capture_output=True, text=True, cwd=ROOT
+    )
     assert f"{values[-1]:.2f}" in printed.stdout
     assert list((tmp_path / "report").glob("*.png"))
 
@@ -102,7 +104,9 @@ def test_killing_the_chain_changes_no_result(stream, grown, tmp_path):
     assert_same_training(*(folder / "stage_01/checkpoint_last.pt" for folder in (out, grown)))
 
 
-def test_relaunching_a_finished_run_trains_nothing_and_other_settings_are_refused(forked, stream, grown):
+def test_relaunching_a_finished_run_trains_nothing_and_other_settings_are_refused(
+    forked, stream, grown
+):
     before = (grown / "results.jsonl").read_bytes()
     started = time.time()
     forked.launch(stream, "--out", grown, *OPTIONS, "--", *FLAGS)
@@ -116,7 +120,19 @@ def test_the_literal_fairseq_train_command_works_without_user_dir(stream, tmp_pa
     script = Path(sys.executable).with_name("fairseq-train")
     if not script.exists():
         pytest.fail("fairseq-train is not installed beside this Python")
-    arguments = [script, stream, "--task", "alma_lm", *FLAGS, "--max-update", 1, "--save-dir", tmp_path / "s"]
-    finished = subprocess.run(list(map(str, arguments)), cwd=tmp_path, capture_output=True, text=True)
+    arguments = [
+        script,
+        stream,
+        "--task",
+        "alma_lm",
+        *FLAGS,
+        "--max-update",
+        1,
+        "--save-dir",
+        tmp_path / "s",
+    ]
+    finished = subprocess.run(
+        list(map(str, arguments)), cwd=tmp_path, capture_output=True, text=True
+    )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert (tmp_path / "s" / "checkpoint_last.pt").exists()

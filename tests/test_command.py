@@ -29,7 +29,14 @@ for module, *words in json.load(sys.stdin):
 print(json.dumps(found))
 """
 """Runs command lines of modules as `python -m` does, all in one process."""
-MODULES = ("data_prep", "data_prep.corpus", "data_prep.inspect", "slurm.launch", "alma.report", "vision.tsne")
+MODULES = (
+    "data_prep",
+    "data_prep.corpus",
+    "data_prep.inspect",
+    "slurm.launch",
+    "alma.report",
+    "vision.tsne",
+)
 
 
 def calls(*lines: str, stubs: Path) -> list[tuple[int, str, str]]:
@@ -39,7 +46,9 @@ def calls(*lines: str, stubs: Path) -> list[tuple[int, str, str]]:
     environment = os.environ | {"PYTHONPATH": f"{stubs}{os.pathsep}{ROOT}"}
     program = [sys.executable, "-W", "ignore", "-c", CALLS]
     words = json.dumps([line.split() for line in lines])
-    done = subprocess.run(program, env=environment, cwd=stubs, input=words, capture_output=True, text=True)
+    done = subprocess.run(
+        program, env=environment, cwd=stubs, input=words, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -131,7 +140,11 @@ def test_every_option_says_what_it_does_and_its_default(parsers):
     for name, parser in parsers.items():
         for action in parser._actions:
             assert action.help, (name, action)
-            hidden = action.help == SUPPRESS or not action.option_strings or isinstance(action, _HelpAction)
+            hidden = (
+                action.help == SUPPRESS
+                or not action.option_strings
+                or isinstance(action, _HelpAction)
+            )
             if not hidden and action.default not in (None, False, [], [False], SUPPRESS):
                 assert "default: " in action.help, (name, action)
 

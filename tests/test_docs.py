@@ -26,17 +26,30 @@ from alma.errors import UserError
 from alma.records import MACHINE_FIELDS
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in ROOT.glob("docs/*.md")}
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in ROOT.glob("docs/*.md")
+}
 PAGES |= {
-    name: (ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md", "log/README.md")
+    name: (ROOT / name).read_text("utf-8")
+    for name in ("README.md", "CONTRIBUTING.md", "log/README.md")
 }
 BLOCK = re.compile(r"^(<!-- run -->\n)?```(bash|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FAIRSEQ = {"fairseq-train": "get_training_parser", "fairseq-eval-lm": "get_eval_lm_parser"}
-FAIRSEQ |= {"fairseq-interactive": "get_generation_parser", "fairseq-generate": "get_generation_parser"}
+FAIRSEQ |= {
+    "fairseq-interactive": "get_generation_parser",
+    "fairseq-generate": "get_generation_parser",
+}
 """Commands of fairseq, and the functions of fairseq.options that make their parsers."""
 SHELL = {"cd", "eval", "git", "hf", "pip", "source", "sudo"}
 """Commands that are not parsed."""
-TYPES = {"boolean": bool, "integer": int, "list": list, "null": type(None), "object": dict, "string": str}
+TYPES = {
+    "boolean": bool,
+    "integer": int,
+    "list": list,
+    "null": type(None),
+    "object": dict,
+    "string": str,
+}
 TYPES |= {"number": (int, float)}
 """Types in the tables of docs/outputs.md."""
 
@@ -87,7 +100,9 @@ def test_every_command_is_of_a_kind_that_is_tested_here():
     makefile = (ROOT / "Makefile").read_text()
     for program, *words in COMMANDS:
         options = program == "alma" and words[0] in ("--help", "--version")
-        known = program in SHELL | FAIRSEQ.keys() | {"make", "pytest"} or words[0].startswith("examples/")
+        known = program in SHELL | FAIRSEQ.keys() | {"make", "pytest"} or words[0].startswith(
+            "examples/"
+        )
         assert known or options or module_of([program, *words])[0] in tools, (program, words)
         assert all((ROOT / word).exists() for word in words if word.startswith("tests/"))
         for target in words if program == "make" else []:
@@ -130,7 +145,9 @@ def test_launch_accepts_its_commands(monkeypatch, tmp_path):
     (tmp_path / "encoder.json").touch()  # the reader's own
     monkeypatch.chdir(tmp_path)
     model = ("--init", "models/gpt2")  # which is not here
-    commands = [[word for word in words if word not in model] for words in arguments_of("slurm.launch")]
+    commands = [
+        [word for word in words if word not in model] for words in arguments_of("slurm.launch")
+    ]
     requests = [request for words in commands for request in read_requests(words)]
     assert all(make_plan(request, 4).stages for request in resolved(requests))
 
@@ -177,7 +194,9 @@ def test_marked_blocks_run(name, tmp_path, child):
             alma.main()
 
     environment = {"PYTHONPATH": str(ROOT)}
-    text_of_page = re.sub("--epochs [0-9]+", "--epochs 1", PAGES[name]).replace("--seeds 0-2 --jobs 2 ", "")
+    text_of_page = re.sub("--epochs [0-9]+", "--epochs 1", PAGES[name]).replace(
+        "--seeds 0-2 --jobs 2 ", ""
+    )
     for marked, kind, text in BLOCK.findall(text_of_page):
         for words in (lines_of(text) if kind == "bash" else [[]]) if marked else []:
             done = child(tmp_path / "log", run, kind, words, text, environment=environment).wait()
@@ -186,7 +205,9 @@ def test_marked_blocks_run(name, tmp_path, child):
 
 def section(name: str, heading: str) -> str:
     """The text below a heading, up to the next one."""
-    return re.split(r"^#+ ", PAGES[name].split(f"# {heading}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
+    return re.split(
+        r"^#+ ", PAGES[name].split(f"# {heading}\n")[1], maxsplit=1, flags=re.MULTILINE
+    )[0]
 
 
 @pytest.mark.parametrize("name", ["docs/index.md", "docs/images.md", "docs/language.md"])
@@ -195,19 +216,31 @@ def test_tables_of_learners_are_complete(name):
     from vision.learners import LEARNERS as IMAGES
 
     assert set(LEARNERS) == {*IMAGES, *text_learners()}
-    expected = {"docs/index.md": LEARNERS, "docs/images.md": IMAGES, "docs/language.md": text_learners()}
-    assert set(re.findall(r"^\| `(\w+)` \|", section(name, "Learners"), re.MULTILINE)) == set(expected[name])
+    expected = {
+        "docs/index.md": LEARNERS,
+        "docs/images.md": IMAGES,
+        "docs/language.md": text_learners(),
+    }
+    assert set(re.findall(r"^\| `(\w+)` \|", section(name, "Learners"), re.MULTILINE)) == set(
+        expected[name]
+    )
 
 
 def documented(heading: str) -> dict[str, tuple[str, set[str]]]:
     """Keys in a table of docs/outputs.md: their type, and all names in backticks in the row's last cell."""
     rows = [line.strip("|").split("|") for line in section("docs/outputs.md", heading).splitlines()]
-    keys = [(key, cells) for cells in rows for key in re.findall(r"`(\w+)`", cells[0]) if len(cells) > 1]
+    keys = [
+        (key, cells) for cells in rows for key in re.findall(r"`(\w+)`", cells[0]) if len(cells) > 1
+    ]
     assert keys, heading
-    return {key: (cells[1].strip(), set(re.findall(r"`([\w-]+)`", cells[-1]))) for key, cells in keys}
+    return {
+        key: (cells[1].strip(), set(re.findall(r"`([\w-]+)`", cells[-1]))) for key, cells in keys
+    }
 
 
-def assert_described(objects: Iterable[dict[str, Any]], *headings: str, unseen: Iterable[str] = ()) -> None:
+def assert_described(
+    objects: Iterable[dict[str, Any]], *headings: str, unseen: Iterable[str] = ()
+) -> None:
     """The keys of the objects are exactly those of the tables, except `unseen`, with the types there."""
     tables = {key: entry for heading in headings for key, entry in documented(heading).items()}
     seen = set()
@@ -236,7 +269,9 @@ def test_documented_keys_of_image_runs(tmp_path):
     }
     stream, small = MegaBatchStream("digits", 3), {"hidden": 2, "epochs": 1}
     runs = [run(stream, name, tmp_path / name, **small, **more) for name, more in settings.items()]
-    runs.append(run(make_stream(load("digits"), 3, 0, "classes"), "sm", tmp_path / "drift", **small))
+    runs.append(
+        run(make_stream(load("digits"), 3, 0, "classes"), "sm", tmp_path / "drift", **small)
+    )
     arrive(tmp_path / "shop", 1, 2)
     stream = read_periods(ImageSource(str(tmp_path / "shop"), "week"), None)
     runs.append(run(stream, "sm", tmp_path / "weeks", arch="mlp", **small))
@@ -256,7 +291,9 @@ def test_documented_keys_of_image_runs(tmp_path):
 def keys_in(path: str, *functions: str) -> set[str]:
     """Constant keys of the dictionaries that the functions of a file write out."""
     nodes = ast.walk(ast.parse((ROOT / path).read_text("utf-8")))
-    chosen = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in functions]
+    chosen = [
+        node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in functions
+    ]
     assert {node.name for node in chosen} == set(functions)
     literals = [each for node in chosen for each in ast.walk(node) if isinstance(each, ast.Dict)]
     return {key.value for each in literals for key in each.keys if isinstance(key, ast.Constant)}
@@ -285,11 +322,21 @@ def test_documented_keys_of_text_runs():
 
     path, nested = "fairseq_alma/stage_record.py", {"loss", "share", "test"}
     training = dict.fromkeys(keys_in(path, "training_record"), 1)
-    measured = dict.fromkeys(keys_in(path, "describe", "measure") - nested, 1) | {"training": [training]}
+    measured = dict.fromkeys(keys_in(path, "describe", "measure") - nested, 1) | {
+        "training": [training]
+    }
     row = measured_fields(measured, [True])
     extra = documented("extra, text")
     # with --average or --cutoff, if the stream drifts, if another run of the launch has the same training
-    at_times = {"raw", "matrix", "matrix_experts", "matrix_periods", "matrix_seen", "scores", "shared_with"}
+    at_times = {
+        "raw",
+        "matrix",
+        "matrix_experts",
+        "matrix_periods",
+        "matrix_seen",
+        "scores",
+        "shared_with",
+    }
     assert row["extra"].keys() | at_times == extra.keys()
     assert training.keys() - MACHINE_FIELDS == extra["training"][1]
 
@@ -314,20 +361,34 @@ def test_links_and_paths_of_a_page_exist(name):
     for path, anchor in images + re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", text):
         target = (ROOT / name).parent / path if path else ROOT / name
         assert target.exists(), path
-        headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE) if anchor else []
+        headings = (
+            re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE) if anchor else []
+        )
         assert not anchor or anchor in map(slug, headings), (path, anchor)
     folders = [ROOT]
     tops = {path.name for path in ROOT.iterdir()} - {"build", "data", "demo_out", "runs"}
     for path in re.findall(r"`([\w./]+(?:\.py|\.yaml|/)|log/[\w./-]+)`", text):
         existing = [folder / path for folder in folders if (folder / path).exists()]
         assert existing or (path.endswith("/") and Path(path).parts[0] not in tops), path
-        folders = [ROOT, *(each.parent for each in existing)]  # `plan.py` after `data_prep/formats.py`
+        folders = [
+            ROOT,
+            *(each.parent for each in existing),
+        ]  # `plan.py` after `data_prep/formats.py`
 
 
 @pytest.mark.thorough
 def test_the_web_site_is_built_and_needs_no_network(tmp_path):
     pytest.importorskip("material", reason="mkdocs-material is not installed")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for page in tmp_path.glob("*.html"):
@@ -341,7 +402,9 @@ def test_the_web_site_is_built_and_needs_no_network(tmp_path):
 
 def test_entries_of_the_log_are_short_and_in_its_table():
     entries = {path.relative_to(ROOT / "log").as_posix(): path for path in ROOT.glob("log/*/*.md")}
-    assert set(re.findall(r"^\| .*?\]\(([^)]*)\)", PAGES["log/README.md"], re.MULTILINE)) == set(entries)
+    assert set(re.findall(r"^\| .*?\]\(([^)]*)\)", PAGES["log/README.md"], re.MULTILINE)) == set(
+        entries
+    )
     for name, path in entries.items():
         assert len(path.read_text("utf-8").splitlines()) <= 40, name
         assert "**Question.**" in path.read_text("utf-8"), name

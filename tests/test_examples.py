@@ -32,7 +32,9 @@ def environment(folder: Path, *first: Path) -> dict[str, str]:
     program.parent.mkdir(exist_ok=True)
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m alma "$@"\n')
     program.chmod(0o755)
-    path = os.pathsep.join((str(program.parent), str(Path(sys.executable).parent), os.environ["PATH"]))
+    path = os.pathsep.join(
+        (str(program.parent), str(Path(sys.executable).parent), os.environ["PATH"])
+    )
     modules = os.pathsep.join(map(str, (*first, ROOT)))
     return {**os.environ, "PATH": path, "PYTHONPATH": modules, "FAKE_PIDS": str(folder / "pids")}
 
@@ -54,8 +56,12 @@ def check(cells: list[dict], folder: Path) -> None:
     assert max(last.values()) < 0.25
     assert last["ens"] < last["sm"]
     assert [row["t"] for row in Run.read(out / "text").rows] == [0, 1, 2, 3]
-    assert any("image/png" in output.get("data", {}) for cell in cells for output in cell["outputs"])
-    outputs = [output for cell in cells for output in cell["outputs"] if output.get("name") == "stdout"]
+    assert any(
+        "image/png" in output.get("data", {}) for cell in cells for output in cell["outputs"]
+    )
+    outputs = [
+        output for cell in cells for output in cell["outputs"] if output.get("name") == "stdout"
+    ]
     text = "".join("".join(output["text"]) for output in outputs)
     assert re.search(r"^ens +\d+\.\d\d +\d+\.\d% +\d+\.\d$", text, re.MULTILINE)
     assert "t = 3: perplexity" in text
@@ -76,8 +82,12 @@ def test_the_notebook_runs(tmp_path):
 
 
 def test_fairseq_accepts_the_flags_of_the_notebook():
-    source = "\n".join("".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"])
-    (line,) = (line for line in source.replace("\\\n", "").splitlines() if line.startswith("alma train"))
+    source = "\n".join(
+        "".join(cell["source"]) for cell in json.loads(NOTEBOOK.read_text())["cells"]
+    )
+    (line,) = (
+        line for line in source.replace("\\\n", "").splitlines() if line.startswith("alma train")
+    )
     (request,) = resolved(read_requests(shlex.split(line)[2:]))
     assert len(make_plan(request, 3).stages) == 3
 

@@ -24,7 +24,11 @@ def paste(place, where, text):
     name, _, kind = where.removeprefix("# ").partition(", in ")
     file = place / name
     lines = file.read_text().splitlines() if file.exists() else []
-    ends = {node.name: node.end_lineno for node in ast.parse("\n".join(lines)).body if hasattr(node, "name")}
+    ends = {
+        node.name: node.end_lineno
+        for node in ast.parse("\n".join(lines)).body
+        if hasattr(node, "name")
+    }
     at = ends[kind] if kind else len(lines)
     file.write_text("\n".join([*lines[:at], "", text, *lines[at:]]))
 
@@ -49,7 +53,9 @@ def pasted(tmp_path_factory):
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
     output = {}
     for line in "".join(text for kind, text in blocks if kind == "bash").splitlines():
-        done = subprocess.run(line, shell=True, cwd=place, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            line, shell=True, cwd=place, env=environment, capture_output=True, text=True
+        )
         assert done.returncode == 0, (line, done.stderr)
         command = " ".join(line.split()[:2])
         output[command] = output.get(command, "") + done.stdout + done.stderr
@@ -63,7 +69,9 @@ def values(place, name):
 
 def test_images_network_and_metric_of_ones_own(pasted):
     place, output = pasted
-    assert re.findall("after mega-batch ([0-9]): {'loss'", output["python mine.py"]) == list("12345")
+    assert re.findall("after mega-batch ([0-9]): {'loss'", output["python mine.py"]) == list(
+        "12345"
+    )
     config = json.loads((place / "runs/network/run.json").read_text())["config"]
     assert (config["arch"], config["metric"]) == ("own:small_network", "worst_class_error")
     assert "Test worst_class_error after mega-batch t, mine, B = 5" in output["alma report"]

@@ -24,7 +24,11 @@ ARROWS = {
     "vision": ("alma", "alma.report", "vision"),
 }
 """What each wing may import of this repository; the modules of the longest name that fits are a wing."""
-FORBIDDEN = {"alma": {"torch", "fairseq", "matplotlib"}, "slurm": {"torch", "fairseq"}, "vision": {"fairseq"}}
+FORBIDDEN = {
+    "alma": {"torch", "fairseq", "matplotlib"},
+    "slurm": {"torch", "fairseq"},
+    "vision": {"fairseq"},
+}
 FILE_LINES, FUNCTION_LINES = 400, 80
 STALENESS = ("law", "matrix", "period", "plan", "retraining", "staleness")
 """Modules of alma.report.advice that take losses from anywhere: they need no run records."""
@@ -121,7 +125,9 @@ def circle(arrows: dict[str, set[str]]) -> list[str]:
 def test_no_two_modules_or_packages_import_each_other():
     """Late imports count too. A package may import those that contain it, and a wing its packages."""
     modules = {module_of(path): path for path in sources(*PACKAGES)}
-    arrows = {module: set(imports(path)) & modules.keys() - {module} for module, path in modules.items()}
+    arrows = {
+        module: set(imports(path)) & modules.keys() - {module} for module, path in modules.items()
+    }
     assert not circle(arrows)
     packages = [module_of(path) for path in sources(*PACKAGES) if path.name == "__init__.py"]
 
@@ -157,7 +163,10 @@ def test_files_and_functions_are_short():
         lines = len(path.read_text("utf-8").splitlines())
         long += [f"{path}: {lines} lines"] if lines > FILE_LINES else []
         for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= FUNCTION_LINES:
+            if (
+                isinstance(node, ast.FunctionDef)
+                and node.end_lineno - node.lineno >= FUNCTION_LINES
+            ):
                 long.append(
                     f"{path}:{node.lineno}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
                 )

@@ -18,7 +18,15 @@ FLAGS = """
     --keep-interval-updates 1 --no-epoch-checkpoints --num-workers 0 --cpu
 """.split()
 
-RUNS = [("sm", "1"), ("moe", "1"), ("gens", "1"), ("ens", "2"), ("umix", "2"), ("gens", "2"), ("gmoe", "2")]
+RUNS = [
+    ("sm", "1"),
+    ("moe", "1"),
+    ("gens", "1"),
+    ("ens", "2"),
+    ("umix", "2"),
+    ("gens", "2"),
+    ("gmoe", "2"),
+]
 """Learners and waiting times; those that wait also replay."""
 LAST = {"sm_w1": 461.26, "moe_w1": 461.26, "gens_w1": 644.17, "ens_w2": 455.61, "umix_w2": 439.12}
 LAST |= {"gens_w2": 700.91, "gmoe_w2": 509.01}
@@ -44,7 +52,9 @@ def whole(forked, stream, finished, learner: str, wait: str = "1") -> list[dict]
 
 
 @pytest.mark.thorough
-def test_every_learner_trains_and_the_report_prints_both_tables(forked, stream, finished, tmp_path, capsys):
+def test_every_learner_trains_and_the_report_prints_both_tables(
+    forked, stream, finished, tmp_path, capsys
+):
     from alma.report.__main__ import main
 
     assert {learner for learner, _ in RUNS} == set(text_learners())
@@ -56,7 +66,11 @@ def test_every_learner_trains_and_the_report_prints_both_tables(forked, stream, 
         assert [row["stage"] for row in rows] == stages, name
         values[name] = [row["value"] for row in rows]
         assert values[name][-1] < 0.5 * values[name][0]
-        members = {"ens": [2] * 4, "umix": [2] * 4, "gens": [1 if s is None else s + 1 for s in stages]}
+        members = {
+            "ens": [2] * 4,
+            "umix": [2] * 4,
+            "gens": [1 if s is None else s + 1 for s in stages],
+        }
         assert [row["extra"]["members"] for row in rows] == members.get(learner, [1] * 4)
         trained = [stage != before for before, stage in itertools.pairwise([None, *stages])]
         assert [row["train_flops"] > 0 for row in rows] == trained
@@ -88,8 +102,12 @@ def test_an_ensemble_of_one_is_sm(forked, stream, finished, tmp_path):
 SLOW = [pytest.param(learner, marks=pytest.mark.slow) for learner in ("umix", "gens")]
 
 
-@pytest.mark.parametrize("learner", [pytest.param("ens", marks=pytest.mark.thorough), "gmoe", *SLOW])
-def test_killed_within_a_stage_it_goes_on_with_the_same_numbers(forked, stream, finished, tmp_path, learner):
+@pytest.mark.parametrize(
+    "learner", [pytest.param("ens", marks=pytest.mark.thorough), "gmoe", *SLOW]
+)
+def test_killed_within_a_stage_it_goes_on_with_the_same_numbers(
+    forked, stream, finished, tmp_path, learner
+):
     out, options = tmp_path / "killed", ("--learner", learner, "--waiting-time", "2", "--replay")
     for update in (3, 6):
         forked.kill = ("stage_00/member_1" if learner == "ens" else "stage_01", update)

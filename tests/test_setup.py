@@ -72,16 +72,24 @@ def test_wheel_holds_packages_hook_and_pth(kind: str, source: Path, tmp_path: Pa
     assert PTH in archive.namelist()
     if kind == "wheel":
         packages = [path.parent for path in source.glob("*/__init__.py")]
-        modules = {str(path.relative_to(source)) for package in packages for path in package.rglob("*.py")}
+        modules = {
+            str(path.relative_to(source)) for package in packages for path in package.rglob("*.py")
+        }
         assert {"alma", "data_prep", "fairseq_alma"} <= {package.name for package in packages}
-        assert not {*modules, "fairseq_alma_hook.py", "experiments/index.yaml"} - set(archive.namelist())
+        assert not {*modules, "fairseq_alma_hook.py", "experiments/index.yaml"} - set(
+            archive.namelist()
+        )
         (scripts,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
         assert "alma = alma.__main__:main" in archive.read(scripts).decode().splitlines()
 
 
 @pytest.mark.parametrize(
     "statement",
-    ["import fairseq.options", "import fairseq_alma", "from fairseq import tasks; import fairseq_alma"],
+    [
+        "import fairseq.options",
+        "import fairseq_alma",
+        "from fairseq import tasks; import fairseq_alma",
+    ],
 )
 def test_plugin_is_registered_once_after_fairseq_is_complete(statement: str, site: Path) -> None:
     check(f"{statement}; import fairseq; assert fairseq.tasks.REGISTRY == [True]", site)
@@ -128,9 +136,7 @@ def test_processes_without_fairseq_import_only_the_hook() -> None:
 def test_importing_fairseq_replaces_nothing_and_a_command_installs_the_hooks_once(tmp_path) -> None:
     """Handlers of signals only for our task: they would keep another training from ending. --user-dir names
     task and arch too; without it: tests/test_chain.py."""
-    words = (
-        f"{tmp_path} --user-dir {ROOT}/fairseq_alma --task alma_lm --arch switch_gmoe --cpu --max-tokens 512"
-    )
+    words = f"{tmp_path} --user-dir {ROOT}/fairseq_alma --task alma_lm --arch switch_gmoe --cpu --max-tokens 512"
     done = python(
         "import signal, sys, fairseq, fairseq.trainer\n"
         "from fairseq import checkpoint_utils, models, options, tasks\n"
@@ -178,10 +184,20 @@ def test_requirements_are_pinned_and_name_no_host() -> None:
     assert len(pins) > 100
 
 
-def test_make_joins_the_lines_of_a_package_and_drops_hashes_for_another_torch(tmp_path: Path) -> None:
+def test_make_joins_the_lines_of_a_package_and_drops_hashes_for_another_torch(
+    tmp_path: Path,
+) -> None:
     def pins(*words: str) -> list[str]:
         (tmp_path / "print.mk").write_text(f"include {ROOT}/Makefile\nprint:\n\t@$(PINS)\n")
-        command = ["make", "--silent", "-f", tmp_path / "print.mk", "print", f"VENV={tmp_path}", *words]
+        command = [
+            "make",
+            "--silent",
+            "-f",
+            tmp_path / "print.mk",
+            "print",
+            f"VENV={tmp_path}",
+            *words,
+        ]
         return subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.splitlines()

@@ -53,7 +53,11 @@ def test_from_commits_to_advice(tmp_path):
     for words, fewer in SMALLER.items():
         assert words in commands
         commands = commands.replace(words, fewer)
-    environment = os.environ | {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
     said = {}
     for line in commands.replace("\\\n", " ").splitlines():
         if line.startswith("git clone"):

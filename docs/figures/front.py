@@ -40,7 +40,14 @@ def main() -> None:
         figure, ((axes,),) = style.subplots(1, 1, (5, 3.5))
         for points, colour in zip((PAPER, list(PRESET.values())), COLOURS, strict=True):
             errors = [100 * cer / B for _, cer in points]
-            axes.plot([flops for flops, _ in points], errors, "o-", color=colour, linewidth=2, markersize=6)
+            axes.plot(
+                [flops for flops, _ in points],
+                errors,
+                "o-",
+                color=colour,
+                linewidth=2,
+                markersize=6,
+            )
         axes.text(0.09, 15, "the paper's learners", color=COLOURS[0], weight="bold")
         axes.text(0.0058, 2.1, "averages and replay", color=COLOURS[1], weight="bold")
         for units, (flops, cer) in PRESET.items():
@@ -60,7 +67,9 @@ def main() -> None:
         axes.set_yticks([2, 5, 10, 20], ["2%", "5%", "10%", "20%"])
         axes.minorticks_off()
         axes.set(xlabel="training compute (TFLOPs)", ylabel="mean test error")
-        figure.suptitle("Averages and replay: less error, less compute", fontsize=12.5, weight="bold")
+        figure.suptitle(
+            "Averages and replay: less error, less compute", fontsize=12.5, weight="bold"
+        )
         style.save(figure, Path(__file__).with_suffix(".svg"), formats=("svg",))
 
 

@@ -26,14 +26,21 @@ def main() -> None:
     with style.drawing():
         figure, ((before, after),) = style.subplots(1, 2, (6.8, 2.9))
         _draw_tree(
-            before, BEFORE, [("g1", "1"), ("g1", "2")], "before: two experts; expert 2 has the larger loss"
+            before,
+            BEFORE,
+            [("g1", "1"), ("g1", "2")],
+            "before: two experts; expert 2 has the larger loss",
         )
         edges = [("g1", "1"), ("g1", "g2"), ("g2", "2"), ("g2", "3")]
-        _draw_tree(after, AFTER, edges, "after: expert 3 is a copy of expert 2, their gate is random")
+        _draw_tree(
+            after, AFTER, edges, "after: expert 3 is a copy of expert 2, their gate is random"
+        )
         style.save(figure, Path(__file__).with_suffix(".svg"), formats=("svg",))
 
 
-def _draw_tree(axes: Any, places: dict[str, Place], edges: list[tuple[str, str]], title: str) -> None:
+def _draw_tree(
+    axes: Any, places: dict[str, Place], edges: list[tuple[str, str]], title: str
+) -> None:
     for parent, child in edges:
         new = parent == "g2"
         ends = zip(places[parent], places[child], strict=True)
@@ -44,7 +51,11 @@ def _draw_tree(axes: Any, places: dict[str, Place], edges: list[tuple[str, str]]
         axes.plot(x, y, "o" if gate else "s", color=colour, markersize=17 if gate else 24, zorder=2)
         text = {"ha": "center", "va": "center_baseline", "color": "white", "fontsize": 9}
         axes.text(
-            x, y, "gate" if gate else f"$h_{name}$", zorder=3, **(text | {"fontsize": 6.5} if gate else text)
+            x,
+            y,
+            "gate" if gate else f"$h_{name}$",
+            zorder=3,
+            **(text | {"fontsize": 6.5} if gate else text),
         )
     axes.set_title(title)
     axes.set(xlim=(-0.2, 3.8), ylim=(0.3, 3.5))

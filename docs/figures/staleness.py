@@ -14,7 +14,10 @@ import matplotlib
 
 from alma.report import style
 
-LOOKS = {"0": ("without replay", "#B03A2E", (1.7, 0.05)), "0.5": ("half replay", "#2E6DA4", (-4.9, -0.17))}
+LOOKS = {
+    "0": ("without replay", "#B03A2E", (1.7, 0.05)),
+    "0.5": ("half replay", "#2E6DA4", (-4.9, -0.17)),
+}
 """Label, colour and the label's place, by share of replay."""
 
 
@@ -37,7 +40,9 @@ def main() -> None:
         axes.text(-0.2, 0.42, "older text", ha="right", color="0.3")
         axes.text(0.2, 0.42, "newer text", ha="left", color="0.3")
         axes.set(
-            xticks=range(-4, 5, 2), ylim=(-0.2, 0.48), xlabel="periods from the last training to the text"
+            xticks=range(-4, 5, 2),
+            ylim=(-0.2, 0.48),
+            xlabel="periods from the last training to the text",
         )
         axes.set(ylabel="extra loss (nats a token)")
         title = "Models age; replay helps on older text"

@@ -23,8 +23,12 @@ INK, SOFT = "0.15", "0.4"
 def main() -> None:
     """Draw and write the picture."""
     with matplotlib.rc_context(style.SETTINGS | {"font.size": 11.5, "axes.labelsize": 11.5}):
-        figure, ((lanes,), (error,)) = style.subplots(2, 1, (5, 4.2), height_ratios=(3, 2.4), sharex=True)
-        lanes.set_title("New data keeps arriving: train now, or wait?", fontsize=12.5, weight="bold", x=0.42)
+        figure, ((lanes,), (error,)) = style.subplots(
+            2, 1, (5, 4.2), height_ratios=(3, 2.4), sharex=True
+        )
+        lanes.set_title(
+            "New data keeps arriving: train now, or wait?", fontsize=12.5, weight="bold", x=0.42
+        )
         _draw_stream(lanes)
         for row, w in enumerate(NAMES):
             _draw_lane(lanes, -1.2 * row - 0.9, w)
@@ -40,7 +44,9 @@ def _draw_stream(axes: Any) -> None:
 
     axes.text(-0.15, 0.4, "mega-batch", ha="right", va="center", color=INK)
     for t in range(1, B + 1):
-        axes.add_patch(Rectangle((t - 0.94, 0), 0.88, 0.8, facecolor="0.92", edgecolor="0.6", linewidth=0.8))
+        axes.add_patch(
+            Rectangle((t - 0.94, 0), 0.88, 0.8, facecolor="0.92", edgecolor="0.6", linewidth=0.8)
+        )
         axes.text(t - 0.5, 0.4, f"{t}", ha="center", va="center_baseline", color=INK)
 
 
@@ -51,7 +57,9 @@ def _draw_lane(axes: Any, y: float, w: int) -> None:
     axes.plot([0, w], [y, y], ":", color=colour, linewidth=1.6)
     axes.plot([w, B + 0.4], [y, y], color=colour, linewidth=1.6)
     for stage in stages(B, w, replay=False):
-        axes.plot(stage.last, y, "o", color=colour, markersize=16, markeredgecolor="white", zorder=3)
+        axes.plot(
+            stage.last, y, "o", color=colour, markersize=16, markeredgecolor="white", zorder=3
+        )
         number = {"color": "white", "ha": "center", "va": "center_baseline", "weight": "bold"}
         axes.text(stage.last, y, str(stage.index), fontsize=11.5, zorder=4, **number)
     if w == B:

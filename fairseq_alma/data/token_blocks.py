@@ -1,6 +1,8 @@
-"""The blocks of fairseq's TokenBlockDataset over memory-mapped token files, computed without an index.
+"""The blocks of fairseq's TokenBlockDataset over memory-mapped token files, computed without an
+index.
 
-In break mode `none`, block k is the tokens [k L, (k + 1) L) of the concatenated files, across items.
+In break mode `none`, block k is the tokens [k L, (k + 1) L) of the concatenated files, across
+items.
 """
 
 import os
@@ -20,8 +22,9 @@ from alma.stream import DTYPES, read_index
 class Tokens:
     """The concatenated tokens of PREFIX.bin files, or of their items `items` (n,), in that order.
 
-    Memory: 24 bytes per run, which is a file or, with `items`, consecutive items of a file (a document,
-    usually). The files must match their indices: see `preprocessed.checked`.
+    Memory: 24 bytes per run of consecutive tokens, which is a file or, with `items`, consecutive
+    items of a file (usually a document). The files must match their indices: see
+    `preprocessed.checked`.
     """
 
     def __init__(self, prefixes: Sequence[str], items: NDArray[np.int64] | None = None):
@@ -30,19 +33,22 @@ class Tokens:
         # By run: the number of its file, its first token there, its length in tokens.
         if items is None:
             self.file = np.arange(len(self.files))
-            first, lengths = np.zeros_like(self.file), np.array([len(file) for file in self.files])
+            first = np.zeros_like(self.file)
+            lengths = np.array([len(file) for file in self.files])
         else:
             sizes = [read_index(f"{prefix}.idx")[0] for prefix in self.prefixes]
             file_items = np.cumsum([0, *map(len, sizes[:-1])])  # first item of each file
             edges = np.concatenate([[0], np.cumsum(np.concatenate(sizes), dtype=np.int64)])
-            begins = np.flatnonzero((np.diff(items, prepend=-2) != 1) | np.isin(items, file_items))
+            is_head = (np.diff(items, prepend=-2) != 1) | np.isin(items, file_items)
+            begins = np.flatnonzero(is_head)
             heads = items[begins]
             tails = items[np.append(begins[1:], len(items)) - 1]
             self.file = np.searchsorted(file_items, heads, side="right") - 1
             first = edges[heads] - edges[file_items[self.file]]
             lengths = edges[tails + 1] - edges[heads]
         self.edges = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        self.shift = first - self.edges[:-1]  # from a position in the whole to the run's file
+        # What to add to a position in the concatenation to get the position in the run's file.
+        self.shift = first - self.edges[:-1]
 
     def __len__(self) -> int:
         return int(self.edges[-1])
@@ -51,30 +57,37 @@ class Tokens:
         """A copy of the tokens [start, end): (end - start,)."""
         tokens = np.empty(end - start, np.int64)
         run = int(np.searchsorted(self.edges, start, side="right")) - 1
-        at = start
-        while at < end:
-            stop, shift = min(end, int(self.edges[run + 1])), self.shift[run]
-            tokens[at - start : stop - start] = self.files[self.file[run]][at + shift : stop + shift]
-            at, run = stop, run + 1
+        position = start
+        while position < end:
+            stop = min(end, int(self.edges[run + 1]))
+            shift = self.shift[run]
+            file = self.files[self.file[run]]
+            tokens[position - start : stop - start] = file[position + shift : stop + shift]
+            position = stop
+            run += 1
         return tokens
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"files": None}  # pickling a map would copy the file
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state | {"files": [_memory_map(prefix) for prefix in state["prefixes"]]}
+        self.__dict__ |= state
+        self.files = [_memory_map(prefix) for prefix in self.prefixes]
 
 
 class TokenBlocks(FairseqDataset):
-    """Blocks of `length` tokens (the last may be shorter) for a MonolingualDataset with targets `future`.
+    """Blocks of `length` tokens (the last may be shorter) for a MonolingualDataset with targets
+    `future`.
 
-    An item is (source, target, None): the source is the target shifted right by one token, with eos before
-    the first. Every item of the data must end in eos, as fairseq-preprocess and data_prep write it; after
-    another item, fairseq's source would begin with eos instead of its last token.
+    An item is (source, target, None): the source is the target shifted right by one token, with eos
+    before the first. Every item of the data must end in eos, as fairseq-preprocess and data_prep
+    write it; after another item, fairseq's source would begin with eos instead of its last token.
     """
 
     def __init__(self, tokens: Tokens, length: int, eos: int):
-        self.tokens, self.length, self.eos = tokens, length, eos
+        self.tokens = tokens
+        self.length = length
+        self.eos = eos
 
     def __len__(self) -> int:
         return -(-len(self.tokens) // self.length)
@@ -100,29 +113,33 @@ class TokenBlocks(FairseqDataset):
 
 
 class ReplayBlocks(TokenBlocks):
-    """The blocks of a stage, then blocks of earlier mega-batches: `share` of all tokens, chosen at random.
+    """The blocks of a stage, followed by replayed blocks of earlier mega-batches.
 
-    Each of the `earlier` mega-batches gives as many blocks as the others, to one block. The short block at
-    the end of a mega-batch is not chosen; a mega-batch with too few blocks repeats them. UserError: a
-    mega-batch without a whole block.
+    The replayed blocks are `share` of all tokens, chosen at random. The `earlier` mega-batches give
+    equally many, up to one block. The short block at the end of a mega-batch is not chosen; a
+    mega-batch with too few blocks repeats them. UserError: a mega-batch without a whole block.
     """
 
     def __init__(self, new: TokenBlocks, earlier: Sequence[Tokens], share: float, seed: int):
         super().__init__(new.tokens, new.length, new.eos)
         self.new = new
         self.earlier = [TokenBlocks(tokens, new.length, new.eos) for tokens in earlier]
-        wanted = replayed_blocks(share, len(new.tokens), new.length)
+        replayed = replayed_blocks(share, len(new.tokens), new.length)
         rng = np.random.default_rng(seed)
-        self.chosen = []  # numbers of the blocks of each earlier mega-batch
+        self.chosen = []  # numbers of the replayed blocks of each earlier mega-batch
         for k, tokens in enumerate(earlier):
-            count = wanted // len(earlier) + (k < wanted % len(earlier))
-            whole = len(tokens) // new.length
-            if not whole:
-                small = f"an earlier mega-batch of {len(tokens)} tokens"
-                remedy = f"is shorter than --tokens-per-sample {new.length}: give shorter blocks"
-                raise UserError(f"--replay-share: {small} {remedy}")
-            passes = [rng.permutation(whole) for _ in range(-(-count // whole))]
-            self.chosen.append(np.concatenate([np.empty(0, np.int64), *passes])[:count])
+            count = replayed // len(earlier)
+            if k < replayed % len(earlier):
+                count += 1
+            whole_blocks = len(tokens) // new.length
+            if not whole_blocks:
+                problem = f"an earlier mega-batch of {len(tokens)} tokens is shorter than"
+                remedy = f"--tokens-per-sample {new.length}: give shorter blocks"
+                raise UserError(f"--replay-share: {problem} {remedy}")
+            passes = -(-count // whole_blocks)
+            blocks = [np.empty(0, np.int64)]
+            blocks += [rng.permutation(whole_blocks) for _ in range(passes)]
+            self.chosen.append(np.concatenate(blocks)[:count])
         self.edges = np.cumsum([len(new), *map(len, self.chosen)])
 
     def __len__(self) -> int:
@@ -135,9 +152,10 @@ class ReplayBlocks(TokenBlocks):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, None]:
         part = int(np.searchsorted(self.edges, index, side="right"))
-        if not part:
+        if part == 0:
             return self.new[index]
-        return self.earlier[part - 1][int(self.chosen[part - 1][index - self.edges[part - 1]])]
+        block = self.chosen[part - 1][index - self.edges[part - 1]]
+        return self.earlier[part - 1][int(block)]
 
 
 class LanguageModelDataset(MonolingualDataset):

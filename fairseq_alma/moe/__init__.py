@@ -1,4 +1,5 @@
-"""The Switch layer: `layer` composes a router, a dispatcher and the experts; `growth` splits experts.
+"""The Switch layer: `layer` composes a router, a dispatcher and the experts; `growth` splits
+experts.
 
 Names of tensors end in their shape, a letter for each dimension:
 

@@ -1,6 +1,7 @@
-"""Move tokens to their experts and back by index: O(S * D) memory, no (S, E, C) tensor.
+"""Move tokens to their experts and back by index, in O(S * D) memory: no tensor is (S, E, C).
 
-A dispatcher sorts the kept tokens into rows by expert, in a layout for the device, and applies the experts.
+A dispatcher sorts the kept tokens into rows by expert, in the layout that is fastest on the device,
+and applies the experts to them.
 """
 
 from collections.abc import MutableMapping
@@ -14,7 +15,8 @@ from fairseq_alma.moe.router import Routing
 
 
 class Dispatcher:
-    """Assigns rows to the first kept_E[e] tokens of each expert e, in position order (docs/design.md).
+    """Assigns rows to the first kept_E[e] tokens of each expert e, in position order
+    (docs/design.md).
 
     Args:
         routing: of the tokens.
@@ -23,7 +25,8 @@ class Dispatcher:
     """
 
     def __init__(self, routing: Routing, first_E: Tensor, rows: int):
-        counts_E, device = routing.counts_E, routing.counts_E.device
+        counts_E = routing.counts_E
+        device = counts_E.device
         sorted_S, order_S = torch.sort(routing.expert_S, stable=True)
         # F.pad: index E, padding, keeps 0 tokens.
         rank_S = torch.arange(len(order_S), device=device)
@@ -31,7 +34,8 @@ class Dispatcher:
         kept_S = rank_S < F.pad(routing.kept_E, (0, 1))[sorted_S]
         row_S = torch.where(kept_S, F.pad(first_E, (0, 1))[sorted_S] + rank_S, rows)
         # Dropped tokens scatter into one extra last row.
-        source_R = torch.zeros(rows + 1, dtype=torch.int64, device=device).scatter_(0, row_S, order_S)
+        source_R = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        source_R.scatter_(0, row_S, order_S)
         self.source_R = source_R[:rows]
         row_S = torch.empty_like(row_S).scatter_(0, order_S, row_S)
         self.dropped_S = row_S == rows
@@ -52,7 +56,9 @@ class Dispatcher:
 
 
 class LoopDispatcher(Dispatcher):
-    """One row per kept token, one product per expert. For CPUs; elsewhere the numbers need a host sync."""
+    """One row per kept token, one product per expert. For CPUs: on a GPU, reading the number of
+    tokens of each expert makes the host wait.
+    """
 
     def __init__(self, routing: Routing):
         self.sizes: list[int] = routing.kept_E.tolist()
@@ -63,12 +69,14 @@ class LoopDispatcher(Dispatcher):
 
 
 class PaddedDispatcher(Dispatcher):
-    """C rows per expert in one batched product, C rounded up to a multiple of 8 for tensor cores."""
+    """C rows per expert in one batched product, C rounded up to a multiple of 8 for tensor
+    cores."""
 
     def __init__(self, routing: Routing, capacity: int):
-        each, experts = -(-max(capacity, 1) // 8) * 8, len(routing.counts_E)
-        rows = experts * each
-        super().__init__(routing, torch.arange(0, rows, each, device=routing.counts_E.device), rows)
+        rows_of_expert = -(-max(capacity, 1) // 8) * 8
+        rows = len(routing.counts_E) * rows_of_expert
+        first_E = torch.arange(0, rows, rows_of_expert, device=routing.counts_E.device)
+        super().__init__(routing, first_E, rows)
 
     def linear(self, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
         x_ECI = x_RI.view(weight_EOI.size(0), -1, x_RI.size(1))
@@ -77,7 +85,8 @@ class PaddedDispatcher(Dispatcher):
 
 def fastest_dispatcher(x_SD: Tensor, routing: Routing, capacity: int | None) -> Dispatcher:
     """The fastest dispatcher on the device of `x_SD`; with a capacity, one without a host sync."""
-    # No grouped_mm: training on an H200 is slower with it, and torch.compile breaks it (docs/design.md).
+    # No grouped_mm: training on an H200 is slower with it, and torch.compile breaks it
+    # (docs/design.md).
     if capacity is None or x_SD.device.type == "cpu":
         return LoopDispatcher(routing)
     return PaddedDispatcher(routing, capacity)
@@ -92,7 +101,8 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 class _ToRows(torch.autograd.Function):
-    """index_select in both directions: no two rows hold the same kept token, so backward adds nothing up."""
+    """index_select in both directions: no two rows hold the same kept token, so backward adds
+    nothing up."""
 
     @staticmethod
     def forward(ctx, x_SD: Tensor, source_R: Tensor, row_S: Tensor, dropped_S: Tensor) -> Tensor:
@@ -104,14 +114,21 @@ class _ToRows(torch.autograd.Function):
         row_S, dropped_S = ctx.saved_tensors
         if not len(grad_RD):
             return grad_RD.new_zeros(len(row_S), grad_RD.size(1)), None, None, None
-        return grad_RD.index_select(0, row_S).masked_fill_(dropped_S[:, None], 0.0), None, None, None
+        return (
+            grad_RD.index_select(0, row_S).masked_fill_(dropped_S[:, None], 0.0),
+            None,
+            None,
+            None,
+        )
 
 
 class _ToTokens(torch.autograd.Function):
     """The inverse of `_ToRows`, times the gates."""
 
     @staticmethod
-    def forward(ctx, y_RD: Tensor, gate_S: Tensor, source_R: Tensor, row_S: Tensor, dropped_S: Tensor):
+    def forward(
+        ctx, y_RD: Tensor, gate_S: Tensor, source_R: Tensor, row_S: Tensor, dropped_S: Tensor
+    ):
         ctx.save_for_backward(y_RD, gate_S, source_R, row_S, dropped_S)
         if not len(y_RD):
             return y_RD.new_zeros(len(row_S), y_RD.size(1))
@@ -124,28 +141,34 @@ class _ToTokens(torch.autograd.Function):
         if not rows:
             return torch.zeros_like(y_RD), torch.zeros_like(gate_S), None, None, None
         # The gate of an unused row is 0, so it contributes zero gradient to the experts.
-        gate_R = gate_S.new_zeros(rows + 1).scatter_(0, row_S.masked_fill(dropped_S, rows), gate_S)[:-1]
+        gate_R = gate_S.new_zeros(rows + 1).scatter_(0, row_S.masked_fill(dropped_S, rows), gate_S)[
+            :-1
+        ]
         by_rows = grad_SD.index_select(0, source_R).mul_(gate_R[:, None].to(grad_SD.dtype))
         by_gate = y_RD.index_select(0, row_S).mul_(grad_SD).sum(1, dtype=gate_S.dtype)
         return by_rows, by_gate, None, None, None
 
 
 class _LoopLinear(torch.autograd.Function):
-    """One product per expert; gradients go straight into slices of one tensor, without torch.stack's copy."""
+    """One product per expert; gradients go straight into slices of one tensor, without
+    torch.stack's copy."""
 
     @staticmethod
     def forward(ctx, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, sizes: list[int]) -> Tensor:
         ctx.save_for_backward(x_RI, weight_EOI)
         ctx.sizes = sizes
         y_RO = x_RI.new_empty(x_RI.size(0), weight_EOI.size(1))
-        for y, x, w, b in zip(y_RO.split(sizes), x_RI.split(sizes), weight_EOI, bias_EO, strict=True):
+        for y, x, w, b in zip(
+            y_RO.split(sizes), x_RI.split(sizes), weight_EOI, bias_EO, strict=True
+        ):
             torch.addmm(b, x, w.t(), out=y)
         return y_RO
 
     @staticmethod
     def backward(ctx, grad_RO: Tensor):
         x_RI, weight_EOI = ctx.saved_tensors
-        by_x, by_weight = torch.empty_like(x_RI), _gradient_buffer(weight_EOI)
+        by_x = torch.empty_like(x_RI)
+        by_weight = _gradient_buffer(weight_EOI)
         by_bias = weight_EOI.new_empty(weight_EOI.shape[:2])
         rows = (tensor.split(ctx.sizes) for tensor in (grad_RO, x_RI, by_x))
         for g, x, by_x_e, w, by_w, by_b in zip(*rows, weight_EOI, by_weight, by_bias, strict=True):
@@ -156,15 +179,17 @@ class _LoopLinear(torch.autograd.Function):
 
 
 _references = getattr(torch._C, "_storage_Use_Count", None)
-"""Counts the tensors on a storage; torch has no public function for it. Without it no memory is reused."""
+"""Counts the tensors on a storage; torch has no public function for it. Without it no memory is
+reused."""
 _buffers: MutableMapping[Tensor, torch.UntypedStorage] = WeakTensorKeyDictionary()
 
 
 def _gradient_buffer(weight: Tensor) -> Tensor:
-    """Uninitialised memory for a leaf's gradient: its previous gradient's, once nothing else refers to it.
+    """Uninitialised memory for the gradient of a leaf.
 
-    malloc returns freed blocks above 32 MB to the kernel, and the kernel zeroes each new page. Reuse saves
-    15% of the time of a layer with 32 experts.
+    It is that of the leaf's previous gradient, if nothing else refers to it any more. malloc
+    returns freed blocks above 32 MB to the kernel, which zeroes each page that it hands out again;
+    reuse saves 15% of the time of a layer with 32 experts.
     """
     if torch.compiler.is_compiling():
         return torch.empty_like(weight)

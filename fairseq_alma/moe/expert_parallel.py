@@ -1,7 +1,8 @@
-"""Expert parallelism: each of W data-parallel processes holds E / W experts (GShard, Lepikhin et al., 2020).
+"""Expert parallelism: each of W data-parallel processes holds E / W experts (GShard, Lepikhin et
+al., 2020).
 
-Routing and capacity are per process, so that it trains as data parallelism does; checkpoints do not depend
-on W. There are R = E * C rows.
+Routing and capacity are per process, so that training computes the same as data parallelism.
+Checkpoints do not depend on W. There are R = E * C rows.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from fairseq_alma.moe.router import Routing
 
 @dataclass
 class ExpertParallelGroup:
-    """The W processes that share the experts; process w holds experts w * E / W to (w + 1) * E / W - 1."""
+    """The W processes that share the experts; process w holds experts w * E / W to (w + 1) * E / W
+    - 1."""
 
     process_group: Any  # of torch.distributed
 
@@ -38,12 +40,16 @@ class ExpertParallelGroup:
         return whole.chunk(self.size)[dist.get_rank(self.process_group)].clone()
 
     def gather(self, local: Tensor) -> Tensor:
-        """All experts (E, ...) on the CPU of process 0, `local` (E / W, ...) elsewhere. Collective."""
+        """All experts (E, ...) on the CPU of process 0; elsewhere `local` (E / W, ...).
+        Collective."""
         local = local.contiguous()
-        first = dist.get_rank(self.process_group) == 0
-        parts = [torch.empty_like(local) for _ in range(self.size)] if first else None
+        parts = None
+        if dist.get_rank(self.process_group) == 0:
+            parts = [torch.empty_like(local) for _ in range(self.size)]
         dist.gather(local, parts, dst=0, group=self.process_group)
-        return torch.cat([part.cpu() for part in parts]) if parts else local
+        if parts is None:
+            return local
+        return torch.cat([part.cpu() for part in parts])
 
     def largest(self, number: Tensor) -> int:
         """The maximum over processes of a scalar. Collective; syncs with the host."""
@@ -71,7 +77,8 @@ class ExpertParallelDispatcher(PaddedDispatcher):
         return _swap(x_RD, self.group.size, self.local_experts)
 
     def to_tokens(self, y_RD: Tensor, gate_S: Tensor) -> Tensor:
-        """The outputs for this process's tokens, (S, D), from the local experts of all. Collective."""
+        """The outputs for this process's tokens, (S, D), from the local experts of all.
+        Collective."""
         y_RD = _swap(y_RD, self.local_experts, self.group.size)
         return super().to_tokens(_AllToAll.apply(self.group.process_group, y_RD), gate_S)
 
@@ -83,17 +90,18 @@ def clip_grad_norm_(original, params, max_norm: float, aggregate_norm_fn=None) -
     Returns the norm over all processes, a scalar. Collective.
     """
     params = [params] if torch.is_tensor(params) else list(params)
-    if not any(hasattr(param, "expert") for param in params):
+    experts = [param for param in params if hasattr(param, "expert")]
+    if not experts:
         return original(params, max_norm, aggregate_norm_fn)
-    local = [p.grad for p in params if hasattr(p, "expert") and p.grad is not None]
-    norms = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in local]
+    gradients = [param.grad for param in experts if param.grad is not None]
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
     squares = torch.stack([*norms, torch.zeros((), device=params[0].device)]).square().sum()
     dist.all_reduce(squares)
-    shared = original([p for p in params if not hasattr(p, "expert")], 0.0)
-    norm = (shared.square() + squares).sqrt()
+    shared_norm = original([param for param in params if not hasattr(param, "expert")], 0.0)
+    norm = (shared_norm.square() + squares).sqrt()
     if max_norm > 0:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1)
-        torch._foreach_mul_([p.grad for p in params if p.grad is not None], factor)
+        torch._foreach_mul_([param.grad for param in params if param.grad is not None], factor)
     return norm
 
 
@@ -110,19 +118,27 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def whole_states(optimizer: torch.optim.Optimizer, group: ExpertParallelGroup) -> None:
-    """Make the optimizer's state dicts hold all experts, as the model's do. Both become collectives."""
+    """Make the optimizer's state dicts hold all experts, as the model's do. Both become
+    collectives."""
     optimizer.register_state_dict_post_hook(partial(_replace, group.gather, 1))
     optimizer.register_load_state_dict_pre_hook(partial(_replace, group.local, group.size))
 
 
-def _replace(function, processes: int, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Apply `function` to the experts' states in `state_dict`, which holds those of `processes` processes."""
+def _replace(
+    function, processes: int, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+) -> None:
+    """Apply `function` to the experts' states in `state_dict`.
+
+    `processes` is the number of processes whose experts they hold, 1 or all.
+    """
     params = params_of(optimizer)
     for index, state in state_dict["state"].items():
-        if hasattr(params[index], "expert"):
-            experts, *shape = params[index].shape
-            expected = (processes * experts, *shape)
-            state_dict["state"][index] = {  # a new dict: the old one is the optimizer's own
-                key: function(value) if torch.is_tensor(value) and value.shape == expected else value
-                for key, value in state.items()
-            }
+        if not hasattr(params[index], "expert"):
+            continue
+        experts, *shape = params[index].shape
+        expected = (processes * experts, *shape)
+        replaced = dict(state)  # a new dict: the old one is the optimizer's own
+        for key, value in state.items():
+            if torch.is_tensor(value) and value.shape == expected:
+                replaced[key] = function(value)
+        state_dict["state"][index] = replaced

@@ -5,8 +5,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from fairseq.distributed import utils as distributed_utils
 from torch import Tensor, nn
 
+from alma.errors import UserError
 from fairseq_alma.moe.dispatchers import Dispatcher, as_autocast, fastest_dispatcher
 from fairseq_alma.moe.expert_parallel import ExpertParallelDispatcher, ExpertParallelGroup
 from fairseq_alma.moe.router import Router, Routing
@@ -17,36 +19,48 @@ STACKED = ("w1", "b1", "w2", "b2")  # names of the experts' parameters; dimensio
 class SwitchFFN(nn.Module):
     """Router, dispatcher and experts: the output is gate * expert(x), or 0 for a dropped token.
 
-    The experts' FFNs fc2(act(fc1(x))) are stacked, w1 (E, F, D), b1 (E, F), w2 (E, D, F), b2 (E, D): one
-    tensor to grow and one gradient bucket.
+    The experts' FFNs fc2(act(fc1(x))) are stacked, w1 (E, F, D), b1 (E, F), w2 (E, D, F), b2 (E,
+    D): one tensor to grow and one gradient bucket.
 
     Args:
-        dim, hidden, experts: D, F, and E over all processes.
-        capacity_factor: in training, each expert takes at most C = ceil(capacity_factor * S / E) tokens of a
-            batch; 0 for no limit. There is none in evaluation: perplexity does not depend on the batch.
-        activation, activation_dropout: as in the dense FFN.
+        dim, hidden, experts: D, F, and E over all processes. capacity_factor: in training, each
+        expert takes at most C = ceil(capacity_factor * S / E) tokens of a batch; 0 for no limit.
+        There is none in evaluation: perplexity does not depend on the batch. activation,
+        activation_dropout: as in the dense FFN.
     """
 
     def __init__(
-        self, dim: int, hidden: int, experts: int, capacity_factor: float, activation, activation_dropout
+        self,
+        dim: int,
+        hidden: int,
+        experts: int,
+        capacity_factor: float,
+        activation,
+        activation_dropout,
     ):
         super().__init__()
-        router = Router(dim, experts)  # before the experts: initial weights depend on the order of draws
+        # Drawn before the experts: initial weights depend on the order of random draws.
+        router = Router(dim, experts)
         self.w1 = nn.Parameter(torch.empty(experts, hidden, dim))
         self.b1 = nn.Parameter(torch.empty(experts, hidden))
         self.w2 = nn.Parameter(torch.empty(experts, dim, hidden))
         self.b2 = nn.Parameter(torch.empty(experts, dim))
-        for weight, fan_in in ((self.w1, dim), (self.b1, dim), (self.w2, hidden), (self.b2, hidden)):
+        fan_ins = ((self.w1, dim), (self.b1, dim), (self.w2, hidden), (self.b2, hidden))
+        for weight, fan_in in fan_ins:
             nn.init.uniform_(weight, -(fan_in**-0.5), fan_in**-0.5)  # as nn.Linear does
-        self.activation, self.activation_dropout = activation, activation_dropout
-        self.router = router  # after the experts: the order of parameters in checkpoints
-        self.experts, self.capacity_factor = experts, capacity_factor
+        self.activation = activation
+        self.activation_dropout = activation_dropout
+        # Registered after the experts: so is the order of parameters in checkpoints.
+        self.router = router
+        self.experts = experts
+        self.capacity_factor = capacity_factor
         self.ep_group: ExpertParallelGroup | None = None
 
     def capacity(self, tokens: int) -> int | None:
         """C for a batch of `tokens`; None for no limit."""
-        limited = self.training and self.capacity_factor
-        return math.ceil(self.capacity_factor * tokens / self.experts) if limited else None
+        if not self.training or not self.capacity_factor:
+            return None
+        return math.ceil(self.capacity_factor * tokens / self.experts)
 
     def forward(
         self, x_BTD: Tensor, padding_BT: Tensor | None = None, largest_batch: int = 0
@@ -55,7 +69,8 @@ class SwitchFFN(nn.Module):
 
         `largest_batch` is the largest S of all processes; only expert parallelism needs it.
         """
-        # Batch-major, so that the capacity drops tokens of the last sequences, not the end of each sequence.
+        # Batch-major, so that the capacity drops tokens of the last sequences, not the end of each
+        # sequence.
         x_SD = x_BTD.reshape(-1, x_BTD.size(-1))
         padding_S = None if padding_BT is None else padding_BT.reshape(-1)
         # The capacity counts padding too: it must not depend on the content of later sequences.
@@ -76,11 +91,14 @@ class SwitchFFN(nn.Module):
         return y_SD.view(x_BTD.shape), routing
 
     def parallelize(self, group: ExpertParallelGroup) -> None:
-        """Keep the E / W experts of this process; state_dict() becomes collective, whole on process 0."""
+        """Keep the E / W experts of this process.
+
+        state_dict() then gathers all experts on process 0, so it is a collective.
+        """
         self.ep_group = group
         for name in STACKED:
             local = nn.Parameter(group.local(getattr(self, name).data))
-            local.expert = True  # type: ignore[attr-defined]  # fairseq averages no gradient with this mark
+            local.expert = True  # type: ignore[attr-defined]  # fairseq averages no such gradient
             # The all-to-all already summed over processes; divide by W as DDP does.
             local.register_hook(lambda grad: grad / group.size)
             setattr(self, name, local)
@@ -95,11 +113,39 @@ def _replace(function, layer: SwitchFFN, state: dict[str, Any], prefix: str, *_)
 
 
 def switch_layers(model: nn.Module) -> dict[str, SwitchFFN]:
-    """The model's Switch layers by decoder block, from 0; in an ensemble "1.3" is block 3 of member 1."""
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, SwitchFFN)}
-    return {".".join(filter(str.isdigit, name.split("."))): layer for name, layer in layers.items()}
+    """The model's Switch layers by decoder block, from 0; in an ensemble "1.3" is block 3 of member
+    1."""
+    layers = {}
+    for name, module in model.named_modules():
+        if isinstance(module, SwitchFFN):
+            numbers = [part for part in name.split(".") if part.isdigit()]
+            layers[".".join(numbers)] = module
+    return layers
+
+
+def divide_experts(model: nn.Module, experts: int) -> None:
+    """Keep this process's share of the experts, if there are several processes.
+
+    UserError: the experts cannot be divided among them.
+    """
+    processes = distributed_utils.get_data_parallel_world_size()
+    if processes == 1:
+        return
+    if experts % processes:
+        problem = f"{experts} experts cannot be divided among {processes} processes"
+        remedy = "use a multiple as --moe-expert-count, or drop the flag"
+        raise UserError(f"--moe-expert-parallel: {problem}; {remedy}")
+    group = ExpertParallelGroup(distributed_utils.get_data_parallel_group())
+    for layer in switch_layers(model).values():
+        layer.parallelize(group)
 
 
 def routings_of(output: tuple) -> dict[str, Routing]:
-    """The routings in a fairseq decoder's output, by layer as in `switch_layers`; {} for other models."""
-    return output[1].get("routings", {}) if isinstance(output[1], dict) else {}
+    """The routings in a fairseq decoder's output, by layer as in `switch_layers`.
+
+    {} for models without Switch layers.
+    """
+    extra = output[1]
+    if not isinstance(extra, dict):
+        return {}
+    return extra.get("routings", {})

@@ -1,4 +1,5 @@
-"""Perplexity of a language model, and routing statistics and losses by expert of its Switch layers."""
+"""Perplexity of a language model, and routing statistics and losses by expert of its Switch
+layers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,12 @@ _PREFIX = "moe_l"  # of the keys in a fairseq logging output: moe_l{layer}_{stat
 
 @torch.no_grad()
 def expert_losses(routing: Routing, nll_BT: Tensor) -> Tensor:
-    """Loss summed over the tokens of each expert, (E,) float64: "cumulative loss" in the paper's App. A."""
+    """Loss summed over the tokens of each expert, (E,) float64: "cumulative loss" in the paper's
+    App. A.
+    """
     experts = routing.probs_SE.size(1)
-    sums = torch.zeros(experts + 1, dtype=torch.float64, device=nll_BT.device)  # the last is of padding
+    # The last element takes the loss of padding.
+    sums = torch.zeros(experts + 1, dtype=torch.float64, device=nll_BT.device)
     sums.index_add_(0, routing.expert_S, nll_BT.reshape(-1).double())
     return sums[:-1]
 
@@ -29,7 +33,8 @@ def expert_losses(routing: Routing, nll_BT: Tensor) -> Tensor:
 def layer_stats(routings: Mapping[str, Routing], nll_BT: Tensor | None = None) -> dict[str, Tensor]:
     """Entries of a fairseq logging output: sums over the routed tokens of each layer.
 
-    Scalars, to be divided by `tokens` after adding up batches; `load` (E,) and, with `nll_BT`, `nll` (E,).
+    Scalars, to be divided by `tokens` after adding up batches; `load` (E,) and, with `nll_BT`,
+    `nll` (E,).
     """
     entries: dict[str, Tensor] = {}
     for layer, routing in routings.items():
@@ -51,37 +56,51 @@ def layer_stats(routings: Mapping[str, Routing], nll_BT: Tensor | None = None) -
 
 
 def log_layers(logging_outputs: Sequence[Mapping[str, Any]]) -> None:
-    """Add up the entries of `layer_stats` over processes and batches, and log the metrics of each layer."""
-    totals: dict[str, Any] = {}
-    for log in logging_outputs:
-        for key, value in log.items():
-            if key.startswith(_PREFIX):
-                totals[key] = totals.get(key, 0) + value
-    if not totals:
-        return
-    # At once, so that the host waits for the GPU once; and meters take ten times as long with tensors.
-    numbers = torch.cat([total.double().reshape(-1) for total in totals.values()]).tolist()
-    layers: dict[str, dict[str, list[float]]] = {}
-    for key, total in totals.items():
-        layer, name = key.removeprefix("moe_").rsplit("_", 1)
-        layers.setdefault(layer, {})[name] = numbers[: total.numel()]
-        numbers = numbers[total.numel() :]
-    for layer, sums in sorted(layers.items()):
-        (tokens,), load = sums["tokens"], sums["load"]
+    """Log the metrics of each layer from the entries of `layer_stats` of all processes and
+    batches."""
+    for layer, sums in sorted(_sums_by_layer(logging_outputs).items()):
+        tokens = sums["tokens"][0]
         if tokens == 0:
             continue
-        found = {
+        load = sums["load"]
+        values = {
             "balance_loss": sums["balance"][0] / tokens,
             "dropped": sums["dropped"][0] / tokens,
             "max_load": max(load) / tokens * len(load),
             "dead_experts": load.count(0),
             "entropy": sums["entropy"][0] / tokens,
             "top1_prob": sums["top1"][0] / tokens,
-        } | {f"share{expert}": count / tokens for expert, count in enumerate(load)}
-        losses = zip(sums.get("nll", []), load, strict=False)
-        found |= {f"nll{expert}": nll / max(1, count) for expert, (nll, count) in enumerate(losses)}
-        for name, value in found.items():
+        }
+        for expert, count in enumerate(load):
+            values[f"share{expert}"] = count / tokens
+        for expert, (nll, count) in enumerate(zip(sums.get("nll", []), load, strict=False)):
+            values[f"nll{expert}"] = nll / max(1, count)
+        for name, value in values.items():
             metrics.log_scalar(f"{layer}_{name}", value, tokens, priority=2000, round=3)
+
+
+def _sums_by_layer(
+    logging_outputs: Sequence[Mapping[str, Any]],
+) -> dict[str, dict[str, list[float]]]:
+    """The entries of `layer_stats`, added up, by "l{layer}" and statistic; {} if there are none."""
+    totals: dict[str, Any] = {}
+    for log in logging_outputs:
+        for key, value in log.items():
+            if key.startswith(_PREFIX):
+                totals[key] = totals.get(key, 0) + value
+    if not totals:
+        return {}
+    # One transfer, so that the host waits for the GPU once; and meters are ten times as slow with
+    # tensors as with numbers.
+    numbers = torch.cat([total.double().reshape(-1) for total in totals.values()]).tolist()
+    layers: dict[str, dict[str, list[float]]] = {}
+    start = 0
+    for key, total in totals.items():
+        layer, statistic = key.removeprefix("moe_").rsplit("_", 1)
+        end = start + total.numel()
+        layers.setdefault(layer, {})[statistic] = numbers[start:end]
+        start = end
+    return layers
 
 
 @dataclass
@@ -91,7 +110,9 @@ class Evaluation:
     nll: float = 0.0
     tokens: int = 0
     expert_loss: dict[str, Tensor] = field(default_factory=dict)  # by layer: `expert_losses`, (E,)
-    expert_tokens: dict[str, Tensor] = field(default_factory=dict)  # by layer: tokens per expert, (E,)
+    expert_tokens: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # by layer: tokens per expert, (E,)
 
 
 def token_nll(logits_BTV: Tensor, target_BT: Tensor, pad: int) -> Tensor:
@@ -118,7 +139,8 @@ def evaluate(model, batches: Iterable, pad: int) -> Evaluation:
         result.nll += nll_BT.double().sum().item()
         result.tokens += int((sample["target"] != pad).sum())
         for layer, routing in routings_of(output).items():
-            loss_E, counts_E = expert_losses(routing, nll_BT).cpu(), routing.counts_E.cpu()
+            loss_E = expert_losses(routing, nll_BT).cpu()
+            counts_E = routing.counts_E.cpu()
             result.expert_loss[layer] = result.expert_loss.get(layer, 0) + loss_E
             result.expert_tokens[layer] = result.expert_tokens.get(layer, 0) + counts_E
     model.train(was_training)

@@ -1,4 +1,5 @@
-"""Top-1 routing: one expert and one weight for each token (Switch Transformer, Fedus et al., 2021)."""
+"""Top-1 routing: one expert and one weight for each token (Switch Transformer, Fedus et al.,
+2021)."""
 
 import math
 from typing import NamedTuple
@@ -23,18 +24,20 @@ class Routing(NamedTuple):
 
 
 class Router(nn.Module):
-    """Top-1 router: softmax over all experts in fp32, then argmax (Switch Transformer, eq. 1 and 2).
+    """Top-1 router: softmax over all experts in fp32, then argmax (Switch Transformer, eq. 1 and
+    2).
 
-    `parent` (E,) makes the router a tree (paper, section 4.2 and eq. 3) and gives row j of `weight` (E, D)
-    one of two meanings; z_j is its dot product with the token:
+    `parent` (E,) makes the router a tree (paper, section 4.2 and eq. 3) and gives row j of `weight`
+    (E, D) one of two meanings; z_j is its dot product with the token:
 
     * parent[j] = -1, the initial value: j is a root, and z_j is its logit in the softmax.
-    * parent[j] = i >= 0: j was split from expert i, and z_j is the gate of this split. Expert i keeps the
-      fraction sigmoid(z_j) of its probability; j gets the rest.
+    * parent[j] = i >= 0: j was split from expert i, and z_j is the gate of this split. Expert i
+      keeps the fraction sigmoid(z_j) of its probability; j gets the rest.
 
-    `copies` (E,) counts the copies of an expert, itself included, after `preserve` growth. With m copies, the
-    logit of each is z - log m and its output is weighted by m times its probability. Neither the softmax's
-    sum nor any output weight changes. The count is an integer because half precision would round log m.
+    `copies` (E,) counts the copies of an expert, itself included, after `preserve` growth. With m
+    copies, the logit of each is z - log m and its output is weighted by m times its probability.
+    Neither the softmax's sum nor any output weight changes. The count is an integer because half
+    precision would round log m.
     """
 
     def __init__(self, dim: int, experts: int):
@@ -45,27 +48,38 @@ class Router(nn.Module):
         self.copies: Tensor
         self.register_buffer("parent", torch.full((experts,), -1))
         self.parent: Tensor
-        self.splits: list[tuple[int, int]] = []  # `parent` as pairs (j, i) on the host: no sync per pass
+        self.splits: list[
+            tuple[int, int]
+        ] = []  # `parent` as pairs (j, i) on the host: no sync per pass
         self.register_load_state_dict_post_hook(Router._read_splits)
 
     def _read_splits(self, _) -> None:
         self.splits = [(new, old) for new, old in enumerate(self.parent.tolist()) if old >= 0]
 
-    def forward(self, x_SD: Tensor, padding_S: Tensor | None = None, capacity: int | None = None) -> Routing:
-        """Route every token except padding; `capacity` is C, the most tokens per expert (None: no limit)."""
-        tokens, experts = len(x_SD), len(self.weight)
+    def forward(
+        self, x_SD: Tensor, padding_S: Tensor | None = None, capacity: int | None = None
+    ) -> Routing:
+        """Route every token except padding.
+
+        `capacity` is C, the most tokens per expert (None: no limit).
+        """
+        tokens = len(x_SD)
+        experts = len(self.weight)
         with torch.autocast(x_SD.device.type, enabled=False):
             logits_SE = F.linear(x_SD.float(), self.weight.float())
-            root_SE = logits_SE.masked_fill(self.parent >= 0, -math.inf) if self.splits else logits_SE
-            probs_SE = torch.softmax(root_SE - self.copies.float().log(), dim=-1)
-        expert_S = root_SE.argmax(dim=-1)
+            roots_SE = logits_SE
+            if self.splits:
+                roots_SE = logits_SE.masked_fill(self.parent >= 0, -math.inf)
+            probs_SE = torch.softmax(roots_SE - self.copies.float().log(), dim=-1)
+        expert_S = roots_SE.argmax(dim=-1)
         gate_S = probs_SE.gather(1, expert_S[:, None]).squeeze(1) * self.copies[expert_S]
         if self.splits:
             expert_S, gate_S, probs_SE = self._descend(logits_SE, expert_S, gate_S, probs_SE)
         if padding_S is not None:
             expert_S = expert_S.masked_fill(padding_S, experts)
         # scatter_add_ instead of bincount, whose output size needs a host sync.
-        counts_E = expert_S.new_zeros(experts + 1).scatter_add_(0, expert_S, torch.ones_like(expert_S))[:-1]
+        counts_E = expert_S.new_zeros(experts + 1)
+        counts_E = counts_E.scatter_add_(0, expert_S, torch.ones_like(expert_S))[:-1]
         kept_E = counts_E.clamp(max=tokens if capacity is None else capacity)
         loss = load_balancing_loss(expert_S, probs_SE, counts_E)
         return Routing(expert_S, gate_S, probs_SE, counts_E, kept_E, loss)
@@ -73,30 +87,38 @@ class Router(nn.Module):
     def _descend(
         self, logits_SE: Tensor, expert_S: Tensor, gate_S: Tensor, probs_SE: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Follow the more probable branch of each split: from roots to experts, gates and probabilities.
+        """Follow the more probable branch of each split, from the root that a token chose.
 
-        The output weight of a taken branch is 1, so a split changes no output. Its gradient is that of the
-        branch's probability (straight-through estimator, as for the paper's hard gates).
+        Takes experts (S,), gates (S,) and probabilities (S, E) of the roots, returns those of the
+        leaves. The output weight of a taken branch is 1, so a split changes no output. Its gradient
+        is that of the branch's probability (straight-through estimator, as for the paper's hard
+        gates).
         """
-        stay, move = torch.sigmoid(logits_SE).unbind(1), torch.sigmoid(-logits_SE).unbind(1)
+        stay = torch.sigmoid(logits_SE).unbind(1)
+        move = torch.sigmoid(-logits_SE).unbind(1)
         moves = (logits_SE < 0).unbind(1)
         leaves = list(probs_SE.unbind(1))
         taken_S = torch.zeros_like(gate_S)
         for new, old in self.splits:  # ascending: a split precedes the splits below it
-            leaves[old], leaves[new] = leaves[old] * stay[new], leaves[old] * move[new]
-            here_S = expert_S == old
-            taken_S = taken_S + torch.where(moves[new], move[new], stay[new]) * here_S
-            expert_S = torch.where(here_S & moves[new], new, expert_S)
-        # Value and gradient of the product of 1 + (q - q.detach()) over the branches' probabilities q.
+            parent_S = leaves[old]
+            leaves[old] = parent_S * stay[new]
+            leaves[new] = parent_S * move[new]
+            at_split_S = expert_S == old
+            taken_S = taken_S + torch.where(moves[new], move[new], stay[new]) * at_split_S
+            expert_S = torch.where(at_split_S & moves[new], new, expert_S)
+        # Value and gradient of the product of 1 + (q - q.detach()) over the branches'
+        # probabilities q.
         return expert_S, gate_S * (1 + (taken_S - taken_S.detach())), torch.stack(leaves, dim=1)
 
 
 def load_balancing_loss(expert_S: Tensor, probs_SE: Tensor, counts_E: Tensor) -> Tensor:
     """E * sum_e f_e P_e, a scalar; 1 at perfect balance (Switch Transformer, eq. 4).
 
-    f_e is the fraction of tokens that chose expert e before any are dropped, P_e its mean probability.
+    f_e is the fraction of tokens that chose expert e before any are dropped, P_e the mean of its
+    probability.
     """
-    experts, tokens = probs_SE.size(1), counts_E.sum().clamp(min=1)
+    experts = probs_SE.size(1)
+    tokens = counts_E.sum().clamp(min=1)
     real_S1 = (expert_S < experts).unsqueeze(1)
     mean_probs_E = (probs_SE * real_S1).sum(0) / tokens
     return experts * torch.dot(counts_E / tokens, mean_probs_E)

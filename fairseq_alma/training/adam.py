@@ -1,38 +1,69 @@
 """fairseq's Adam on torch's fused kernel."""
 
 from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from fairseq.optim.adam import Adam
+from torch import Tensor
 
-_kernel = getattr(torch, "_fused_adamw_", None)
-"""Private to torch. The public torch.optim.adamw.adamw(fused=True) calls it and gives the same bits, but
-first sorts the parameters by device and dtype, .5 ms per step. Without the kernel: fairseq's own step."""
+_kernel: Any = getattr(torch, "_fused_adamw_", None)
+"""Private to torch. The public torch.optim.adamw.adamw(fused=True) calls it and gives the same
+bits, but first sorts the parameters by device and dtype, .5 ms per step. Without the kernel:
+fairseq's own step."""
 
 
 class FusedAdam(Adam):
-    """fairseq's Adam up to rounding, with the same states, in one pass over each parameter, not a dozen."""
+    """Adam that matches fairseq's up to rounding, with the same states, by torch's fused kernel.
+
+    The kernel passes over each parameter once; fairseq's step passes over it a dozen times.
+    """
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Update the parameters; those in half precision (--memory-efficient-fp16) by fairseq's own step."""
-        groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
-        if closure or _kernel is None or any(p.dtype != torch.float32 for _, own in groups for p in own):
+        """Update the parameters; half precision (--memory-efficient-fp16) takes fairseq's step."""
+        trained = [(group, _with_gradients(group["params"])) for group in self.param_groups]
+        in_half = any(not _all_fp32(params) for _, params in trained)
+        if closure or _kernel is None or in_half:
             return super().step(closure)
-        for group, params in groups:
-            at_step = defaultdict(list)  # the kernel takes one step number, and they may differ
-            for param in params:
-                state = self.state[param]
-                if not state:
-                    state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
-                state["step"] += 1
-                at_step[int(state["step"])].append(param)
-            beta1, beta2 = group["betas"]
-            rates = {"lr": group["lr"], "weight_decay": group["weight_decay"], "beta1": beta1, "beta2": beta2}
-            for step, some in at_step.items():
-                moments = ([self.state[param][name] for param in some] for name in ("exp_avg", "exp_avg_sq"))
-                gradients = [param.grad for param in some]
-                steps = [torch.full((), float(step), device=some[0].device)] * len(some)
+        for group, params in trained:
+            self._step_group(group, params)
+
+    def _step_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """Update the `params` of one group."""
+        by_step = defaultdict(list)  # steps may differ, and one call of the kernel takes one step
+        for param in params:
+            state = self.state[param]
+            if not state:
+                state["step"] = 0
+                state["exp_avg"] = torch.zeros_like(param)
+                state["exp_avg_sq"] = torch.zeros_like(param)
+            state["step"] += 1
+            by_step[int(state["step"])].append(param)
+        beta1, beta2 = group["betas"]
+        for step, params_at_step in by_step.items():
+            _kernel(
+                params_at_step,
+                [param.grad for param in params_at_step],
+                [self.state[param]["exp_avg"] for param in params_at_step],
+                [self.state[param]["exp_avg_sq"] for param in params_at_step],
+                [],
+                [torch.full((), float(step), device=params[0].device)] * len(params_at_step),
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                beta1=beta1,
+                beta2=beta2,
                 # torch adds eps after the second moment's bias correction, fairseq before it.
-                eps = group["eps"] / (1 - beta2**step) ** 0.5
-                _kernel(some, gradients, *moments, [], steps, **rates, eps=eps, amsgrad=False, maximize=False)
+                eps=group["eps"] / (1 - beta2**step) ** 0.5,
+                amsgrad=False,
+                maximize=False,
+            )
+
+
+def _with_gradients(params: Iterable[Tensor]) -> list[Tensor]:
+    return [param for param in params if param.grad is not None]
+
+
+def _all_fp32(params: Iterable[Tensor]) -> bool:
+    return all(param.dtype == torch.float32 for param in params)

@@ -1,7 +1,8 @@
 """`--max-epoch` without `--max-update`: the schedule spans the updates of the epochs.
 
-Their number follows from the stage's batches, which fairseq counts after it has built the schedule: until
-then the configuration has the number `_UNKNOWN`.
+The number of updates depends on the number of batches, which fairseq knows only after it has built
+the schedule. `begin` therefore puts the placeholder `_UNKNOWN` into the configuration, and `plan`
+replaces it and builds the schedule again.
 """
 
 import logging
@@ -23,28 +24,31 @@ _LENGTHS = ("max_update", "total_num_update")  # of schedules
 
 
 def begin(trainer: Trainer) -> bool:
-    """Whether epochs end the training; call `plan` if so, once its checkpoint is loaded."""
+    """Whether epochs end the training. If so, call `plan` once the checkpoint is loaded."""
     optimization = trainer.cfg.optimization
     if optimization.max_update or not optimization.max_epoch:
         return False
     with open_dict(trainer.cfg):
         optimization.max_update = _UNKNOWN
+        schedule = trainer.cfg.lr_scheduler
         for name in _LENGTHS:
-            if hasattr(trainer.cfg.lr_scheduler, name):
-                setattr(trainer.cfg.lr_scheduler, name, getattr(trainer.cfg.lr_scheduler, name) or _UNKNOWN)
+            if hasattr(schedule, name) and not getattr(schedule, name):
+                setattr(schedule, name, _UNKNOWN)
     return True
 
 
 def plan(trainer: Trainer, iterator: EpochBatchIterator) -> None:
     """Set the number of updates, and build the schedule again with it.
 
-    `iterator`: fairseq's over the epochs, where the training begins or goes on. UserError: no update.
+    `iterator` is fairseq's over the epochs, at the position where training begins or resumes.
+    UserError: the epochs have no full update.
     """
-    schedule, optimization = trainer.cfg.lr_scheduler, trainer.cfg.optimization
-    updates = trainer.get_num_updates() + _left(trainer, iterator)
+    schedule = trainer.cfg.lr_scheduler
+    optimization = trainer.cfg.optimization
+    updates = trainer.get_num_updates() + _remaining_updates(trainer, iterator)
     if not updates:
-        what = "an epoch has no full update"
-        raise UserError(f"--max-epoch {optimization.max_epoch}: {what}; give a smaller --update-freq")
+        problem = "an epoch has no full update; give a smaller --update-freq"
+        raise UserError(f"--max-epoch {optimization.max_epoch}: {problem}")
     with open_dict(trainer.cfg):
         optimization.max_update = updates
         for name in _LENGTHS:
@@ -59,12 +63,13 @@ def plan(trainer: Trainer, iterator: EpochBatchIterator) -> None:
     trainer.lr_step_update()
 
 
-def _left(trainer: Trainer, iterator: EpochBatchIterator) -> int:
-    """Updates from here to the end of the last epoch."""
+def _remaining_updates(trainer: Trainer, iterator: EpochBatchIterator) -> int:
+    """Updates from the iterator's position to the end of the last epoch."""
     optimization = trainer.cfg.optimization
     skip = optimization.skip_remainder_batch
     batches = len(iterator)
-    if trainer.cfg.dataset.grouped_shuffling:  # it leaves out a last group without a batch for each process
+    if trainer.cfg.dataset.grouped_shuffling:
+        # It drops a last group that has not a batch for every process.
         batches = len(iterator.frozen_batches) // iterator.num_shards
     first = iterator.next_epoch_idx
     updates = 0

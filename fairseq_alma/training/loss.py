@@ -1,10 +1,11 @@
-"""fairseq's cross_entropy in chunks of tokens, without a tensor of all logits, which takes the most memory.
+"""fairseq's cross_entropy, computed in chunks of tokens to save memory.
 
-The forward pass computes the gradient of each chunk while its logits exist, and the backward pass only scales
-it, as in Liger Kernel (arXiv 2410.10989).
+The tensor of all logits takes the most memory of a training, so it never exists. The forward pass
+computes the gradient of each chunk while its logits exist, and the backward pass only scales it, as
+in Liger Kernel (arXiv 2410.10989).
 
-Shapes: B batch, T time, S = B * T tokens, K tokens of a chunk, D features (of UMix: of all members), V
-vocabulary.
+Shapes: B batch, T time, S = B * T tokens, K tokens of a chunk, D features (of UMix: of all
+members), V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -28,22 +29,26 @@ Ids = Sequence[int]
 class ChunkedCrossEntropyConfig(CrossEntropyCriterionConfig):
     """Options of fairseq's cross_entropy, and the chunk size."""
 
-    loss_chunk_tokens: int = flag(1024, "tokens whose logits exist at a time; fewer use less memory")
+    loss_chunk_tokens: int = flag(
+        1024, "tokens whose logits exist at a time; fewer use less memory"
+    )
 
 
 @register_criterion("chunked_cross_entropy", dataclass=ChunkedCrossEntropyConfig)
 class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
     """fairseq's cross_entropy for decoders with a linear output layer.
 
-    After a forward pass `nll` (B, T) fp32 holds the loss of each token in nats, 0 for padding. It uses the
-    output weights outside the model's forward pass, so that --find-unused-parameters needs tied weights.
+    After a forward pass `nll` (B, T) fp32 holds the loss of each token in nats, 0 for padding. The
+    loss reads the output weights outside the model's forward pass, so with untied weights
+    --find-unused-parameters would take them for unused.
     """
 
     def __init__(self, task, sentence_avg: bool, loss_chunk_tokens: int):
         super().__init__(task, sentence_avg)
         if loss_chunk_tokens < 1:
             raise UserError("--loss-chunk-tokens must be 1 or more")
-        self.chunk, self.unused = loss_chunk_tokens, unused(getattr(task.args, "end_token", -1))
+        self.chunk = loss_chunk_tokens
+        self.unused = unused(getattr(task.args, "end_token", -1))
         self.nll: Tensor
 
     def forward(self, model, sample, reduce: bool = True):
@@ -53,36 +58,57 @@ class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
         return super().forward(model, {**sample, "net_input": net_input}, reduce)
 
     def compute_loss(self, model, net_output, sample, reduce: bool = True) -> tuple[Tensor, Tensor]:
-        """Loss of the features (B, T, D) in `net_output`; only the sum (`reduce`) is differentiable."""
-        features, target = net_output[0], model.get_targets(sample, net_output)
-        rows, weights = features.reshape(-1, features.size(-1)), output_weights(model.decoder)
-        settings = (self.padding_idx, self.chunk, self.unused)
-        loss, nll = chunked_nll(rows, weights, target.reshape(-1), *settings)
+        """Loss of the features (B, T, D) in `net_output`.
+
+        Only the sum over tokens (`reduce`) is differentiable.
+        """
+        features = net_output[0]
+        target = model.get_targets(sample, net_output)
+        loss, nll = chunked_nll(
+            features.reshape(-1, features.size(-1)),
+            output_weights(model.decoder),
+            target.reshape(-1),
+            self.padding_idx,
+            self.chunk,
+            self.unused,
+        )
         self.nll = nll.view(target.shape)
-        loss = loss if reduce else nll
+        if not reduce:
+            loss = nll
         return loss, loss
 
 
 def output_weights(decoder: nn.Module) -> list[Tensor]:
-    """The output weights (V, D) of a decoder, one matrix for each member of UMix. UserError: it has none."""
+    """The output weights (V, D) of a decoder, one matrix for each member of UMix.
+
+    UserError: the decoder has no linear output layer.
+    """
     if isinstance(decoder, EnsembleDecoder) and decoder.average == "logits":
         return [weight for member in decoder.members for weight in output_weights(member)]
+    # An adaptive softmax, or a mean of probabilities, has no output projection.
     layer = getattr(decoder, "output_projection", None)
-    # None with an adaptive softmax, or in a mean of probabilities.
     if not isinstance(layer, nn.Linear) or layer.bias is not None:
-        lacks = f"a linear output layer, which {type(decoder).__name__} lacks: use --criterion cross_entropy"
-        raise UserError(f"--criterion chunked_cross_entropy needs {lacks}")
+        problem = f"needs a linear output layer, which {type(decoder).__name__} lacks"
+        raise UserError(
+            f"--criterion chunked_cross_entropy {problem}: use --criterion cross_entropy"
+        )
     return [layer.weight]
 
 
 def chunked_nll(
-    features: Tensor, weights: Sequence[Tensor], target: Tensor, pad: int, chunk: int, unused: Ids = ()
+    features: Tensor,
+    weights: Sequence[Tensor],
+    target: Tensor,
+    pad: int,
+    chunk: int,
+    unused: Ids = (),
 ) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihood of `target` (S,) in nats, fp32: the sum, and per token without gradient.
+    """Negative log-likelihood of `target` (S,) in nats, fp32: the sum, and per token.
 
-    The logits are features (S, D) times weights (V, D). Several weights share the features' columns in order,
-    and their logits are added up. Logits exist for at most `chunk` tokens at a time. The ids `unused` get no
-    probability.
+    The logits are features (S, D) times weights (V, D). Several weights split the columns of the
+    features among themselves, in order, and their logits are added up. Logits exist for at most
+    `chunk` tokens at a time. The ids `unused` get no probability. The values per token have no
+    gradient.
     """
     features, *weights = as_autocast(features, *weights)  # once, not in every operation
     with torch.autocast(features.device.type, enabled=False):
@@ -93,29 +119,41 @@ def chunked_nll(
 
 
 class _ChunkedNLL(torch.autograd.Function):
-    """Computes gradients in forward, where the logits exist; with fp16 in backward, with the loss scale.
+    """Computes the gradients in forward, where the logits exist, except in fp16.
 
-    Most of the logits' gradient underflows in fp16 unless the loss scale multiplies it before the cast. The
-    scale is known in backward only, so fp16 computes the logits twice.
+    In fp16 most of the logits' gradient would underflow unless the loss scale multiplies it before
+    the cast. The scale is known in backward only, so fp16 computes the logits twice.
     """
 
     @staticmethod
-    def forward(ctx, features: Tensor, target: Tensor, pad: int, chunk: int, unused: Ids, *weights: Tensor):
-        ctx.pad, ctx.chunk, ctx.unused, ctx.later = pad, chunk, unused, features.dtype == torch.float16
-        scale = None if ctx.later else torch.ones((), device=features.device)
-        nll, grads = _run(features, weights, target, pad, chunk, unused, scale)
-        ctx.save_for_backward(*((features, target, *weights) if ctx.later else grads))
+    def forward(
+        ctx, features: Tensor, target: Tensor, pad: int, chunk: int, unused: Ids, *weights: Tensor
+    ):
+        ctx.pad = pad
+        ctx.chunk = chunk
+        ctx.unused = unused
+        ctx.computes_in_backward = features.dtype == torch.float16
+        if ctx.computes_in_backward:
+            nll, _ = _run(features, weights, target, pad, chunk, unused)
+            ctx.save_for_backward(features, target, *weights)
+        else:
+            scale = torch.ones((), device=features.device)
+            nll, gradients = _run(features, weights, target, pad, chunk, unused, scale)
+            ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(nll)
         return nll.sum(), nll
 
     @staticmethod
     def backward(ctx, grad_loss: Tensor, _):
-        if ctx.later:
+        if ctx.computes_in_backward:
             features, target, *weights = ctx.saved_tensors
-            _, grads = _run(features, weights, target, ctx.pad, ctx.chunk, ctx.unused, grad_loss)
+            _, gradients = _run(
+                features, weights, target, ctx.pad, ctx.chunk, ctx.unused, grad_loss
+            )
         else:
-            grads = [grad.mul_(grad_loss) for grad in ctx.saved_tensors]  # in place: backward runs once
-        by_features, *by_weights = grads  # autograd casts the weights' gradients from fp32
+            # In place: backward runs once.
+            gradients = [gradient.mul_(grad_loss) for gradient in ctx.saved_tensors]
+        by_features, *by_weights = gradients  # autograd casts the weights' gradients from fp32
         return by_features, None, None, None, None, *by_weights
 
 
@@ -130,36 +168,34 @@ def _run(
 ) -> tuple[Tensor, list[Tensor]]:
     """The loss of each token, (S,) fp32, and, with a `scale`, the scaled gradients of the sum.
 
-    The first gradient is by the features (S, D), in their dtype; the others by the weights (V, D), in fp32.
+    The first gradient is by the features (S, D), in their dtype; the others by the weights (V, D),
+    in fp32.
     """
     nll = torch.zeros(len(target), device=target.device)
-    memory = features.new_empty(min(chunk, len(target)), len(weights[0]))  # for the logits of each chunk
-    by_features, by_weights = torch.zeros_like(features), []
+    logits_memory = features.new_empty(min(chunk, len(target)), len(weights[0]))  # of each chunk
+    by_features = torch.zeros_like(features)
+    by_weights = []
     if scale is not None:
         by_weights = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
-    sizes = [weight.size(1) for weight in weights]
-    chunks, padded = _chunks(target, pad, chunk)
+    widths = [weight.size(1) for weight in weights]
+    chunks, may_be_padded = _chunks(target, pad, chunk)
     for rows in chunks:
-        parts, wanted = features[rows].split(sizes, dim=1), target[rows, None]
-        logits = torch.mm(parts[0], weights[0].t(), out=memory[: len(rows)])
+        parts = features[rows].split(widths, dim=1)
+        ids = target[rows, None]
+        logits = torch.mm(parts[0], weights[0].t(), out=logits_memory[: len(rows)])
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             logits.addmm_(part, weight.t())
         if unused:
             logits.index_fill_(1, target.new_tensor(unused), -torch.inf)
         in_place = logits if logits.dtype == torch.float32 else None
         log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32, out=in_place)
-        loss = -log_probs.gather(1, wanted)
-        nll[rows] = (loss.masked_fill_(wanted == pad, 0.0) if padded else loss).squeeze(1)
+        loss = -log_probs.gather(1, ids)
+        if may_be_padded:
+            loss.masked_fill_(ids == pad, 0.0)
+        nll[rows] = loss.squeeze(1)
         if scale is not None:
-            factor = scale * (wanted != pad) if padded else scale
-            by_logits = log_probs.exp_()  # gradient of the summed loss (K, V), in the memory of log_probs
-            by_logits.scatter_add_(1, wanted, by_logits.new_full(wanted.shape, -1))
-            if features.dtype != torch.float32:
-                # fp32 does not underflow: there backward scales the much smaller results instead.
-                half = torch.empty_like(by_logits, dtype=features.dtype)
-                by_logits = torch.mul(by_logits, factor, out=half)
-            elif padded:
-                by_logits.mul_(factor)
+            factor = scale * (ids != pad) if may_be_padded else scale
+            by_logits = _logits_gradient(log_probs, ids, factor, features.dtype, may_be_padded)
             by_features[rows] = torch.cat([by_logits @ weight for weight in weights], dim=1)
             for total, part in zip(by_weights, parts, strict=True):
                 if part.dtype == total.dtype:
@@ -171,8 +207,29 @@ def _run(
     return nll, [by_features, *by_weights]
 
 
+def _logits_gradient(
+    log_probs: Tensor, ids: Tensor, factor: Tensor, dtype: torch.dtype, may_be_padded: bool
+) -> Tensor:
+    """The gradient of a chunk's summed loss by its logits (K, V), in `dtype`, times `factor`.
+
+    Overwrites `log_probs` (K, V) fp32. In fp32 only the zeros for padding in `factor` (K, 1) apply
+    here: nothing underflows, so backward scales the much smaller results instead.
+    """
+    by_logits = log_probs.exp_()
+    by_logits.scatter_add_(1, ids, by_logits.new_full(ids.shape, -1))
+    if dtype != torch.float32:
+        in_half = torch.empty_like(by_logits, dtype=dtype)
+        return torch.mul(by_logits, factor, out=in_half)
+    if may_be_padded:
+        by_logits.mul_(factor)
+    return by_logits
+
+
 def _chunks(target: Tensor, pad: int, chunk: int) -> tuple[Sequence[Tensor], bool]:
-    """The rows of each chunk, and whether they may include padding: to find it, the host waits for a GPU."""
+    """The rows of each chunk, and whether they may include padding.
+
+    On a GPU they may: to find the padding would make the host wait.
+    """
     if target.device.type == "cpu":
         return (target != pad).nonzero().squeeze(1).split(chunk), False
     return torch.arange(len(target), device=target.device).split(chunk), True

@@ -1,8 +1,9 @@
 """fairseq's optimizers for --fp16 and --bf16, with complete checkpoints.
 
-They include the fp32 weights and the loss scaler's state. No upstream issue known; unnecessary once fairseq's
-own do. The fp32 weights are one tensor per parameter (`hooks` sets --fp16-no-flatten-grads): so a checkpoint
-does not depend on the device, and growth and expert parallelism find each parameter's state.
+A checkpoint includes the fp32 weights and the state of the loss scaler. No upstream issue known;
+unnecessary once fairseq's own optimizers save them. `hooks` sets --fp16-no-flatten-grads, so that
+there is one fp32 tensor per parameter: a checkpoint does not depend on the device, and growth and
+expert parallelism find the state of each parameter.
 """
 
 from typing import Any
@@ -19,10 +20,11 @@ _WINDOW = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_sin
 
 
 def replace_optimizer(trainer, of_torch: torch.optim.Optimizer) -> None:
-    """Turn the optimizer that fairseq's `trainer` has just built into the one of this module.
+    """Give the optimizer that fairseq's `trainer` has just built its class in this module.
 
-    `of_torch` is the one that it wraps, or, if that is sharded, the one of this process's share. The object
-    changes its class, as Trainer names the classes in code, and a checkpoint records the name.
+    `of_torch` is the one that it wraps, or, if that is sharded, the one of this process's share.
+    The object changes its class, as Trainer names the classes in code, and a checkpoint records the
+    name.
     """
     optimizer = trainer.optimizer
     if type(optimizer) is optim.MemoryEfficientFP16Optimizer:
@@ -71,9 +73,9 @@ def _take_weights(optimizer: torch.optim.Optimizer) -> None:
 
 
 def take_weights(params: list[Any], states: dict[int, dict[str, Any]]) -> None:
-    """Move the fp32 weights that `states` has, by the parameter's index, into `params`.
+    """Move the fp32 weights in `states`, whose keys are the parameters' indices, into `params`.
 
-    It has none after growth, when the model has them, or without FP16Optimizer.
+    There are none after growth, where the model has them, or without FP16Optimizer.
     """
     for index, state in states.items():
         if FP32 in state:

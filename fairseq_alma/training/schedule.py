@@ -1,7 +1,7 @@
-"""What a new stage keeps of the stage before it besides the weights (`--schedule`, `--grow-optimizer`).
+"""What a new stage keeps of the previous one besides its weights (--schedule, --grow-optimizer).
 
-By default nothing, as with --finetune-from-model. --schedule continuous keeps optimizer, update count and
-learning rate; growth may copy the optimizer state alone.
+By default nothing, as with --finetune-from-model. --schedule continuous keeps the optimizer state,
+the update count and the learning rate; --grow-optimizer copy keeps the optimizer state alone.
 """
 
 import os
@@ -17,12 +17,13 @@ def keeps_optimizer(args) -> bool:
 
 
 def prepare(cfg, trainer) -> bool:
-    """Whether training starts a stage from the one before; else it is new, or resumes.
+    """Whether training starts a stage from the previous one; False if it is new, or resumes.
 
-    If so, `cfg`, a copy of fairseq's checkpoint config, changes to load what the stage keeps. UserError: the
-    checkpoint has no optimizer state, or as many updates as --max-update allows.
+    If so, `cfg`, a copy of fairseq's checkpoint config, changes to load what the stage keeps.
+    UserError: the checkpoint has no optimizer state, or as many updates as --max-update allows.
     """
-    args, path, limit = trainer.task.args, cfg.finetune_from_model, trainer.cfg.optimization.max_update
+    args = trainer.task.args
+    path = cfg.finetune_from_model
     last = os.path.join(cfg.save_dir, "checkpoint_last.pt")
     if not path or cfg.restore_file != "checkpoint_last.pt" or os.path.exists(last):
         return False
@@ -30,13 +31,16 @@ def prepare(cfg, trainer) -> bool:
         return True
     state = memory_map(path)
     check_optimizer(path, state.get("last_optimizer_state"))
-    done = state["optimizer_history"][-1]["num_updates"]
-    if limit and done >= limit:
-        what = f"{path} has {done} updates, which --schedule {args.schedule} counts too"
-        remedy = f"give --max-update {done} plus the updates of this stage"
-        raise UserError(f"--max-update {limit}: {what}: {remedy}")
-    cfg.finetune_from_model, cfg.restore_file = None, path
-    cfg.reset_meters = cfg.reset_dataloader = True
+    updates = state["optimizer_history"][-1]["num_updates"]
+    limit = trainer.cfg.optimization.max_update
+    if limit and updates >= limit:
+        problem = f"{path} has {updates} updates, which --schedule {args.schedule} counts too"
+        remedy = f"give --max-update {updates} plus the updates of this stage"
+        raise UserError(f"--max-update {limit}: {problem}: {remedy}")
+    cfg.finetune_from_model = None
+    cfg.restore_file = path
+    cfg.reset_meters = True
+    cfg.reset_dataloader = True
     cfg.reset_lr_scheduler = True  # the rate follows from the update count
     return True
 
@@ -44,14 +48,20 @@ def prepare(cfg, trainer) -> bool:
 def check_optimizer(path: str, state: dict[str, Any] | None) -> None:
     """UserError: the checkpoint `path` has no optimizer state."""
     if state is None:
-        remedy = "use --schedule stage and --grow-optimizer reset, or train the stage before with it"
+        remedy = (
+            "use --schedule stage and --grow-optimizer reset, or train the stage before with it"
+        )
         raise UserError(f"{path} has no optimizer state (--no-save-optimizer-state): {remedy}")
 
 
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:
-    """Record where a new stage begins, once its checkpoint is loaded; `extra_state`: of that checkpoint."""
+    """Record where a new stage begins, once its checkpoint is loaded.
+
+    `extra_state` is that of the checkpoint.
+    """
     task = trainer.task
-    done = trainer.get_num_updates()
-    task.first_update = done
-    if done:
-        task.average_from = (extra_state or {}).get(type(task).__name__, {}).get("average_from", 0)
+    updates = trainer.get_num_updates()
+    task.first_update = updates
+    if updates:
+        saved = (extra_state or {}).get(type(task).__name__, {})
+        task.average_from = saved.get("average_from", 0)

@@ -1,9 +1,9 @@
 """--zero-sharding os: each process keeps the optimizer's state of its share of the parameters.
 
-This is ZeRO stage 1 (Rajbhandari et al., 2020) by fairscale's OSS, as fairseq offers it. Every process has
-all weights and gradients, updates its share, and receives the rest from the others. A share has whole
-parameters. Checkpoints hold the complete state, so that a training may resume without sharding or with
-another number of processes.
+This is ZeRO stage 1 (Rajbhandari et al., 2020) by fairscale's OSS, as fairseq offers it. Every
+process has all weights and gradients, updates its share, and receives the rest from the others. A
+share has whole parameters. Checkpoints hold the complete state, so that a training may resume
+without sharding or with another number of processes.
 """
 
 from typing import Any
@@ -22,8 +22,8 @@ from fairseq_alma.training import precision
 class ShardedOptimizer(OSS):
     """fairscale's OSS as fairseq adapts it, with complete checkpoints and one copy of the state.
 
-    `optim` is the optimizer of this process's share. No upstream issue known; unnecessary once OSS restores
-    its share by `optim.load_state_dict` and frees the state that it has gathered.
+    `optim` is the optimizer of this process's share. No upstream issue known; unnecessary once OSS
+    restores its share by `optim.load_state_dict` and frees the state that it has gathered.
     """
 
     disable_mem_eff_fp16_loading_hack = True  # OSS keeps the precision of the saved state
@@ -35,9 +35,9 @@ class ShardedOptimizer(OSS):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     def consolidate_state_dict(self, recipient_rank: int = 0) -> None:
-        """Collect the states of all shares in the memory of one process's host. Collective.
+        """Collect the states of all shares in the host memory of one process. Collective.
 
-        OSS would send every share to every process, which would unpickle it on the GPU that it came from.
+        OSS would send every share to every process, and unpickle it on the GPU of its sender.
         """
         OSS._sync_param_groups(self.param_groups, self.optim.param_groups)
         own_state = utils.apply_to_sample(Tensor.cpu, self.optim.state_dict())
@@ -53,7 +53,8 @@ class ShardedOptimizer(OSS):
             self._all_states.append(received[0])
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
-        """The complete state, on process 0 alone and after `consolidate_state_dict`, a collective."""
+        """The complete state, on process 0 alone and after `consolidate_state_dict`, a
+        collective."""
         complete = super().state_dict()
         self._all_states.clear()  # else process 0 keeps the state of all until the next checkpoint
         return complete
@@ -78,5 +79,6 @@ def optimizer_of_share(sharded: OSS) -> Optimizer:
 def check(cfg, processes: int) -> None:
     """UserError: fairseq's `cfg` shards the optimizer's state of a training with one process."""
     if cfg.distributed_training.zero_sharding == "os" and processes == 1:
-        what = "--zero-sharding os divides the optimizer's state among processes, and this training has one"
-        raise UserError(f"{what}: leave it out, or give --distributed-world-size 2 or more")
+        problem = "divides the optimizer's state among processes, and this training has one"
+        remedy = "leave it out, or give --distributed-world-size 2 or more"
+        raise UserError(f"--zero-sharding os {problem}: {remedy}")

@@ -1,6 +1,7 @@
-"""TensorBoard over the stages of a model: x is the number of updates since the model was new.
+"""TensorBoard over all stages of a model: x is the number of updates since training began.
 
-fairseq starts every stage at step 0. TensorBoard hides the first pass of steps that a training repeats.
+fairseq starts every stage at step 0. When a training repeats steps, such as after it was
+interrupted, TensorBoard shows their last pass only.
 """
 
 import math
@@ -19,9 +20,13 @@ class StageWriter(SummaryWriter):
     """Fairseq's SummaryWriter in a process that trains or evaluates a stage."""
 
     def __init__(self, logdir: str, earlier: int = 0, done: int | None = None) -> None:
-        """`done`: fairseq's update count when this process starts to train; `earlier`: updates before it."""
-        self.earlier, self.first = earlier, None if done is None else earlier + done + 1
-        # Without the suffix, tensorboardX would overwrite the file of a writer that began in the same second.
+        """`earlier`: updates of the stages before this one.
+
+        `done`: fairseq's update count as this process starts to train; None if it does not train.
+        """
+        self.earlier = earlier
+        self.first = None if done is None else earlier + done + 1
+        # Without it, tensorboardX would overwrite the file of a writer of the same second.
         suffix = f".{time.time_ns()}.{os.getpid()}"
         super().__init__(logdir, purge_step=self.first, flush_secs=1, filename_suffix=suffix)
 
@@ -35,23 +40,29 @@ class StageWriter(SummaryWriter):
 
 
 def begin(trainer) -> None:
-    """Once a checkpoint is loaded: count the updates of earlier stages, let fairseq log by `StageWriter`."""
-    task, previous, done = trainer.task, trainer.cfg.checkpoint.finetune_from_model, trainer.get_num_updates()
-    if task.args.stage and previous and not done:  # a resumed stage has it from its checkpoint
+    """Log by `StageWriter` from now on. Call it once a checkpoint is loaded."""
+    task = trainer.task
+    previous = trainer.cfg.checkpoint.finetune_from_model
+    updates = trainer.get_num_updates()
+    if task.args.stage and previous and not updates:  # a resumed stage has it from its checkpoint
         task.earlier_updates = updates_so_far(previous)
-    progress_bar.SummaryWriter = partial(StageWriter, earlier=task.earlier_updates, done=done)
+    progress_bar.SummaryWriter = partial(StageWriter, earlier=task.earlier_updates, done=updates)
 
 
 def add_evaluation(logdir: str, split: str, record: dict[str, Any], path: str | None) -> None:
-    """Add the `record` of `stage_record.measure` for checkpoint `path` (None: untrained) on `split`.
+    """Add the `record` that `stage_record.measure` made of the checkpoint `path` on `split`.
 
-    Names and units are those of `valid`: the loss in bits per token, the loss of each expert in nats.
+    `path` is None for an untrained model. Names and units are those of `valid`: the loss in bits
+    per token, the loss of each expert in nats.
     """
     values = {"loss": record["nll"] / math.log(2), "ppl": record["perplexity"]}
     for layer, experts in record["experts"].items():
-        for name, key in (("share", "share"), ("nll", "loss")):
-            values |= {f"l{layer}_{name}{number}": value for number, value in enumerate(experts[key])}
+        for expert, share in enumerate(experts["share"]):
+            values[f"l{layer}_share{expert}"] = share
+        for expert, nll in enumerate(experts["loss"]):
+            values[f"l{layer}_nll{expert}"] = nll
+    step = updates_so_far(path) if path else 0
     writer = StageWriter(os.path.join(logdir, split))
     for name, value in values.items():
-        writer.add_scalar(name, value, updates_so_far(path) if path else 0)
+        writer.add_scalar(name, value, step)
     writer.close()

@@ -1,8 +1,9 @@
 """fairseq's --store-ema: a moving average of the weights, saved in every checkpoint.
 
-See `alma.averages` for the updates; the initial weights count nothing. fairseq's own averages tied weights
-twice per update, fails on integer buffers, rounds in half precision, and starts a new stage from the average
-of the one before. No upstream issue known; unnecessary once fairseq averages each parameter once, in fp32.
+The rule is in `alma.averages`; the initial weights do not enter the average. fairseq's own average
+has four faults: it averages tied weights twice per update, fails on integer buffers, rounds in half
+precision, and starts a new stage from the previous stage's average. No upstream issue known;
+unnecessary once fairseq averages each parameter once, in fp32.
 """
 
 import logging
@@ -21,17 +22,19 @@ class WeightAverage(EMA):
     """The average of each parameter once, in fp32 (--ema-fp32 is implied); buffers are copied."""
 
     def __init__(self, model, config, device=None, updates: int = 0, eta: float | None = None):
-        """`updates` of the average before it is restored; `eta` of a polynomial average."""
+        """`updates`: how many the average has, if it is to be restored; `eta`: see --ema-poly."""
         super().__init__(model, config, device)
         self.model.float()
-        self.updates, self.eta = updates, eta
+        self.updates = updates
+        self.eta = eta
 
     def build_fp32_params(self, state_dict=None) -> None:
         """No second copy: the average itself is in fp32."""
 
     @torch.no_grad()
     def _step_internal(self, new_model: torch.nn.Module, updates=None) -> None:
-        self.updates += 1 if self.decay else 0  # 0 before --ema-start-update: a copy
+        if self.decay:  # fairseq sets it to 0 before --ema-start-update: then the average is a copy
+            self.updates += 1
         share = averages.share(max(1, self.updates), self.decay, self.eta)
         for average, weight in zip(self.model.parameters(), new_model.parameters(), strict=True):
             average.lerp_(weight.to(average.dtype), share)
@@ -42,22 +45,26 @@ class WeightAverage(EMA):
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:
     """Resume the average in `extra_state`, or start one if training starts.
 
-    With --schedule stage training starts with every stage, grown or not: no average spans two stages.
-    UserError: --ema-poly without --store-ema, or negative.
+    With --schedule stage every stage, grown or not, starts an average: none spans two stages.
+    UserError: --ema-poly is negative, or --store-ema is missing.
     """
-    saved, config, eta = (extra_state or {}).pop("ema", None), trainer.cfg.ema, trainer.task.args.ema_poly
+    saved = (extra_state or {}).pop("ema", None)
+    config = trainer.cfg.ema
+    task = trainer.task
+    eta = task.args.ema_poly
     if eta is not None and not (config.store_ema and eta >= 0):
         raise UserError(f"--ema-poly {eta:g}: give a number from 0, and --store-ema")
     if not config.store_ema:
         return
-    done, task = trainer.get_num_updates(), trainer.task
-    resumed = done and saved
-    if not resumed:
-        task.average_from = done
-        logger.info(f"the weight average starts after update {done}")
-    calls, copied = done - task.average_from, max(0, config.ema_start_update - 1 - task.average_from)
-    updates = max(0, calls // config.ema_update_freq - copied // config.ema_update_freq)
-    trainer._ema = WeightAverage(trainer.get_model(), config, trainer.device, updates, eta)
-    if resumed:
+    updates = trainer.get_num_updates()
+    resumes = updates and saved
+    if not resumes:
+        task.average_from = updates
+        logger.info(f"the weight average starts after update {updates}")
+    calls = updates - task.average_from
+    copied = max(0, config.ema_start_update - 1 - task.average_from)
+    averaged = max(0, calls // config.ema_update_freq - copied // config.ema_update_freq)
+    trainer._ema = WeightAverage(trainer.get_model(), config, trainer.device, averaged, eta)
+    if resumes:
         trainer.ema.restore(saved)
         trainer.ema.update_freq_counter = calls % config.ema_update_freq

@@ -12,8 +12,12 @@ def grid(tmp_path_factory):
     for size in (4, 8):
         for w in (1, 2, 4):
             for seed in (0, 1):
-                image_run(place / f"sm{size}{w}{seed}", [0.5, 0.4, 0.3, 0.2 + seed / 10], w, size, seed)
-            image_run(place / f"ens{size}{w}", [0.4, 0.3, 0.2, 0.1], w, size, learner="ens", members=5)
+                image_run(
+                    place / f"sm{size}{w}{seed}", [0.5, 0.4, 0.3, 0.2 + seed / 10], w, size, seed
+                )
+            image_run(
+                place / f"ens{size}{w}", [0.4, 0.3, 0.2, 0.1], w, size, learner="ens", members=5
+            )
         image_run(place / f"replay{size}", [0.4, 0.2, 0.2, 0.1], 2, size, replay=True)
     for router in ("tree", "flat"):
         image_run(place / router, [0.3, 0.3, 0.3, 0.3], learner="gmoe", router=router, experts=2)

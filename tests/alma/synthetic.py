@@ -73,13 +73,22 @@ def write_run(directory, values, config, rows, metric, parameters, flops, extra=
 
 
 def make_run(
-    directory, values, waiting_time=1, rows=None, metric="perplexity", experts=None, valid=None, **config
+    directory,
+    values,
+    waiting_time=1,
+    rows=None,
+    metric="perplexity",
+    experts=None,
+    valid=None,
+    **config,
 ):
     """A run with `values` of the metric and `experts` at t = 0..B, and `valid` scores of trained models."""
 
     def extra(t, stage):
         known = {"experts": experts[t]} if experts else {}
-        return known | ({"valid": {"loss": 1.0, metric: valid[t]} if stage else None} if valid else {})
+        return known | (
+            {"valid": {"loss": 1.0, metric: valid[t]} if stage else None} if valid else {}
+        )
 
     def stage_flops(stage):
         return STAGE_FLOPS * len(stage.train_on)
@@ -116,7 +125,9 @@ def with_info(run, **info):
     return run
 
 
-def lm_run(directory, values, learner="sm", w=1, experts=4, members=None, millions=64, rows=None, **config):
+def lm_run(
+    directory, values, learner="sm", w=1, experts=4, members=None, millions=64, rows=None, **config
+):
     """A language-model run of B = len(values) mega-batches: perplexity 5e4 while untrained, then values[t-1].
 
     `experts`, `members` (None: a single model) and `millions` of parameters are numbers, or lists over
@@ -127,7 +138,9 @@ def lm_run(directory, values, learner="sm", w=1, experts=4, members=None, millio
         name: value if isinstance(value, list) else [value] * len(values)
         for name, value in (("experts", experts), ("members", members), ("millions", millions))
     }
-    at = [{name: each[max(t, 1) - 1] for name, each in lists.items()} for t in range(len(values) + 1)]
+    at = [
+        {name: each[max(t, 1) - 1] for name, each in lists.items()} for t in range(len(values) + 1)
+    ]
     settings = {"learner": learner, "waiting_time": w, "arch": "switch_gmoe", "fairseq_flags": []}
     settings |= {"moe_expert_count": at[0]["experts"]} | (
         {"members": members} if isinstance(members, int) else {}
@@ -142,7 +155,14 @@ def lm_run(directory, values, learner="sm", w=1, experts=4, members=None, millio
         return round(1e6 * at[t]["millions"])
 
     return write_run(
-        directory, shown, settings | config, rows, "perplexity", parameters, lambda stage: flops, extra
+        directory,
+        shown,
+        settings | config,
+        rows,
+        "perplexity",
+        parameters,
+        lambda stage: flops,
+        extra,
     )
 
 

@@ -54,7 +54,9 @@ def test_the_better_learner_is_chosen_within_the_budget(tmp_path):
 @pytest.mark.parametrize("words", [["--every", "1,3"], ["--price", "0.3"]])
 def test_how_often_to_retrain_is_not_asked_of_a_stream_that_does_not_drift(tmp_path, words):
     two_learners(tmp_path)
-    assert "--every and --price are for a stream that drifts" in error_of(call_advise(tmp_path, *words))
+    assert "--every and --price are for a stream that drifts" in error_of(
+        call_advise(tmp_path, *words)
+    )
 
 
 def test_a_run_with_fewer_rows_says_so(tmp_path):
@@ -65,7 +67,10 @@ def test_a_run_with_fewer_rows_says_so(tmp_path):
     assert {each.label: each.now for each in found.candidates} == {"sm w=1": 40, "ens w=1": 10}
     assert {row[0]: row[2] for row in front_table(found)}["ens w=1"].endswith(" (t=10)")
     record = call_advise(tmp_path, "--out", tmp_path).record
-    assert {each["label"]: each["from"] for each in record["configurations"]} == {"sm w=1": 40, "ens w=1": 10}
+    assert {each["label"]: each["from"] for each in record["configurations"]} == {
+        "sm w=1": 40,
+        "ens w=1": 10,
+    }
 
 
 def test_rows_after_the_chosen_mega_batch_are_not_read(tmp_path):
@@ -87,7 +92,12 @@ def test_runs_of_one_seed_are_compared_in_pairs(tmp_path):
             run = image_run(tmp_path / place / f"{seed}", values, seed=seed, average=0.9, size=size)
             averaged(run, 0.98 - seed / 1000)
         image_run(tmp_path / "b" / f"raw{seed}", values, seed=seed)
-        image_run(tmp_path / "b" / f"{seed}", [0.97 * value for value in values], seed=seed + 3, average=0.9)
+        image_run(
+            tmp_path / "b" / f"{seed}",
+            [0.97 * value for value in values],
+            seed=seed + 3,
+            average=0.9,
+        )
     (paired,), (apart, _) = (advice_on(tmp_path / name, 20).comparisons for name in "ab")
     assert paired.question == apart.question == "average the weights?"
     assert paired.advice == "averaged weights"
@@ -105,7 +115,10 @@ def test_only_what_comes_counts(tmp_path):
     assert found.choice.label == "sm w=10"
     assert found.choice.expected == pytest.approx(0.15, rel=0.1)
     (comparison,) = found.comparisons
-    assert (comparison.question, comparison.advice) == ("train now or wait?", "wait for 10 mega-batches")
+    assert (comparison.question, comparison.advice) == (
+        "train now or wait?",
+        "wait for 10 mega-batches",
+    )
 
 
 @pytest.mark.parametrize("spreads", [[0.03] * 12, np.geomspace(0.01, 0.16, 12).tolist()])
@@ -113,7 +126,9 @@ def test_equal_configurations_are_no_evidence(spreads):
     """Of 20 reports on a dozen equal configurations 7 or fewer, with a probability of 99.9% at 13%."""
     random, evident = np.random.default_rng(0), 0
     for _ in range(20):
-        found = find_candidates(make_section([0.0] * 12, random.permutation(spreads), 3, random), NOW)
+        found = find_candidates(
+            make_section([0.0] * 12, random.permutation(spreads), 3, random), NOW
+        )
         choice = min(found, key=lambda each: each.expected)
         evident += any(each.evidence for each in compare(Field(found), choice, found))
     assert evident <= 7
@@ -130,7 +145,9 @@ def test_one_seed_is_no_evidence_and_says_how_many_would_settle_it(tmp_path):
     two_learners(tmp_path, seeds=1)
     found = advice_on(tmp_path, 20)
     assert not found.comparisons[0].evidence
-    assert any("One seed says nothing" in line and "run 3 seeds of" in line for line in found.remarks)
+    assert any(
+        "One seed says nothing" in line and "run 3 seeds of" in line for line in found.remarks
+    )
     two_learners(tmp_path / "more", seeds=3, gap=1.02, noise=0.05)
     (comparison,) = advice_on(tmp_path / "more", 20).comparisons
     assert not comparison.evidence
@@ -172,7 +189,9 @@ def test_the_measure_counts_the_present_model_until_the_next_stage(tmp_path):
     assert found.mean_since(3) == pytest.approx(0.5)
     image_run(tmp_path / "b/behind", [0.5] * 12, rows=5, learner="ens")
     image_run(tmp_path / "b/ahead", [0.5] * 12, rows=9)
-    behind = next(e for e in find_candidates(one_section(find_runs([tmp_path / "b"]))) if "ens" in e.label)
+    behind = next(
+        e for e in find_candidates(one_section(find_runs([tmp_path / "b"]))) if "ens" in e.label
+    )
     assert (behind.now, behind.start, behind.to_come) == (4, 8, list(range(5, 13)))
     assert behind.measure(np.array([[0.4] * 4 + [0.1] * 4])) == pytest.approx([0.1])
 
@@ -204,14 +223,18 @@ def test_perplexity_at_the_end_of_the_stream_is_forecast_beyond_it(tmp_path):
     assert "Choice by mean perplexity over t=5..6" in done.stdout
     assert "difference (% of perplexity), 90%" in done.stdout
     assert "Command: alma train stream --waiting-time 1" in done.stdout
-    found = next(each for each in done.record["configurations"] if each["label"] == "sm w=1")["expected"]
+    found = next(each for each in done.record["configurations"] if each["label"] == "sm w=1")[
+        "expected"
+    ]
     assert 100 < found["low"] < found["mean"] < found["high"] < 160
     assert (tmp_path / "out/advice.md").read_text().startswith("# Advice: ")
 
 
 def _run(values, *names, **settings):
     """Makes a run, or one for each of several data sets."""
-    return lambda place: [image_run(place / d, values, data=d, **settings) for d in names or ["digits"]]
+    return lambda place: [
+        image_run(place / d, values, data=d, **settings) for d in names or ["digits"]
+    ]
 
 
 _FOUR, _ENS = (_run([0.5, 0.4, 0.3, 0.2], learner=each) for each in ("sm", "ens"))
@@ -230,7 +253,11 @@ _OTHER = "runs of different streams, metrics or B"
         (_run([0.9, 0.9, 0.5], w=3, rows=3), "", "no stage is complete by t=2"),
         (_run([0.5] * 12, rows=1), "", "no stage is complete by t=0"),
         (_run([0.5, 0.4], "aa", "bb"), "", _OTHER),
-        (lambda place: rename_metric(_ENS(place / "b")[0], "perplexity") and _FOUR(place), "", _OTHER),
+        (
+            lambda place: rename_metric(_ENS(place / "b")[0], "perplexity") and _FOUR(place),
+            "",
+            _OTHER,
+        ),
     ],
 )
 def test_bad_options_and_records_are_one_line(tmp_path, make, arguments, told):
@@ -249,7 +276,9 @@ def test_an_error_of_zero_is_forecast(tmp_path):
 def test_the_page_shows_the_advice(tmp_path):
     two_learners(tmp_path)
     image_run(tmp_path / "other", law(0.5, 0.4, 0.02), data="other")
-    with_advice, without = (list(tables(section, None)) for section in find_sections(find_runs([tmp_path])))
+    with_advice, without = (
+        list(tables(section, None)) for section in find_sections(find_runs([tmp_path]))
+    )
     assert with_advice[-1].title == "Advice"
     assert with_advice[-1].cells == decision_table(advise(find_sections(find_runs([tmp_path]))[0]))
     assert "Use ens w=1: lowest expected mean error (%) at t=41, " in with_advice[-1].note
@@ -260,7 +289,12 @@ def test_the_brief_is_one_screen_with_a_picture(tmp_path):
     two_learners(tmp_path / "runs", seeds=3)
     done = call_advise(tmp_path / "runs", "--from", 20, "--brief", tmp_path / "advice.html")
     page = (tmp_path / "advice.html").read_text()
-    for said in ("ens: several models", "Several models instead of one", "TFLOPs, ", "data:image/svg+xml"):
+    for said in (
+        "ens: several models",
+        "Several models instead of one",
+        "TFLOPs, ",
+        "data:image/svg+xml",
+    ):
         assert said in page
     assert len(done.stdout.splitlines()) < 25
     call_advise(tmp_path / "runs", "--brief", tmp_path / "advice.md")

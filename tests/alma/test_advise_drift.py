@@ -48,7 +48,12 @@ def written(path, *rows, header=HEADER):
 @pytest.fixture
 def table(tmp_path):
     """Losses of two models in two domains, one of which does not drift."""
-    kinds = [("1b", "news", 0.0035), ("1b", "wiki", 0.0), ("3b", "news", 0.008), ("3b", "wiki", 0.0)]
+    kinds = [
+        ("1b", "news", 0.0035),
+        ("1b", "wiki", 0.0),
+        ("3b", "news", 0.008),
+        ("3b", "wiki", 0.0),
+    ]
     rows = (line for i, kind in enumerate(kinds) for line in lines(*kind, i))
     return written(tmp_path / "losses.csv", *rows)
 
@@ -57,20 +62,31 @@ def test_a_file_of_losses_is_read_as_it_is(table):
     groups = matrix.read_groups([table])
     assert [g.losses.label for g in groups] == ["1b/news", "1b/wiki", "3b/news", "3b/wiki"]
     first = groups[0]
-    assert (len(first.losses.until), len(first.losses.periods), first.period) == (4, 8, Period("month"))
+    assert (len(first.losses.until), len(first.losses.periods), first.period) == (
+        4,
+        8,
+        Period("month"),
+    )
     assert first.losses.seeds[0][1][0] == pytest.approx(2.5 + 0.084, abs=0.005)
 
 
 def test_each_group_is_answered_in_turn(table, tmp_path):
     done = call_advise("--matrix", table, "--out", tmp_path / "out")
     groups = done.record["groups"]
-    assert [g["advice"] for g in groups] == ["every 6 months", "once a year", "every quarter", "once a year"]
+    assert [g["advice"] for g in groups] == [
+        "every 6 months",
+        "once a year",
+        "every quarter",
+        "once a year",
+    ]
     assert done.stdout.count("How often to retrain?") == 4
     assert done.stdout.count("Once a year is enough, 1 training a year: more often gains") == 2
     assert "one 3 months old is 1.1% [" in done.stdout
     assert done.stdout.count("Costs are of trainings to come") == 1
     assert groups[0]["slope"]["mean"] == pytest.approx(0.0035, abs=0.0005)
-    one = call_advise("--matrix", table, "--groups", "3b/*", "--every", "1,24", "--worth", "50%").stdout
+    one = call_advise(
+        "--matrix", table, "--groups", "3b/*", "--every", "1,24", "--worth", "50%"
+    ).stdout
     assert ("3b/news" in one, "1b/news" in one, "every 24 months" in one) == (True, False, True)
     assert "Every 24 months is enough, 0.5 trainings a year" in one
     assert [k["every"] for k in groups[0]["cadences"]] == [1, 3, 6, 12]
@@ -101,7 +117,9 @@ def test_labels_of_time_come_back(tmp_path, labels, period):
 def test_seeds_and_files_are_joined_and_a_missing_cell_does_not_count(tmp_path):
     cells = [(u, p) for u in (1, 2, 3) for p in (1, 2, 3)]
     header = "trained_until,tested_on,loss,seed,gpu_hours"
-    one = written(tmp_path / "one.csv", *(f"{u},{p},1,0,{u},b" for u, p in cells), header=header + ",model")
+    one = written(
+        tmp_path / "one.csv", *(f"{u},{p},1,0,{u},b" for u, p in cells), header=header + ",model"
+    )
     two = written(tmp_path / "b.csv", *(f"{u},{p},3,1,{u}" for u, p in cells[1:]), header=header)
     (group,) = matrix.read_groups([two, one])  # a file without a column `model` names it
     assert len(group.losses.seeds) == 2
@@ -128,15 +146,30 @@ def _bad(old, new):
         (_bad(",news,2014-01,", ",news,2013-01,"), "the same model, period and seed as"),
         (lambda path: path.write_text(HEADER + "\n"), "no losses below the names"),
         (lambda path: path.write_text(""), "no column trained_until, tested_on, loss"),
-        (lambda path: path.write_text("\n".join([HEADER, *lines()[:8]])), "a single value of trained_until"),
-        (lambda path: path.write_text("\n".join([HEADER, *lines()[::8]])), "a single value of tested_on"),
+        (
+            lambda path: path.write_text("\n".join([HEADER, *lines()[:8]])),
+            "a single value of trained_until",
+        ),
+        (
+            lambda path: path.write_text("\n".join([HEADER, *lines()[::8]])),
+            "a single value of tested_on",
+        ),
         (lambda path: written(path, *lines(trained=(0, 84))), "fewer than 3 models"),
         (_bad("1b,2013-01,news,2013-01", "1b,2013-13,news,2013-01"), "no such date: 2013-13"),
         (_bad("1b,2013-01,news,2013-01", "1b,2013,news,2013-01"), "another kind of time"),
-        (_bad("1b,2013-01,news,2013-01", "1b,May 2013,news,2013-01"), "May 2013: a number, or a date"),
-        (_bad("1b,2013-01,news,2013-01,2", "1b,2013-01,news,2013-01,2,2"), "as many values as line 1"),
+        (
+            _bad("1b,2013-01,news,2013-01", "1b,May 2013,news,2013-01"),
+            "May 2013: a number, or a date",
+        ),
+        (
+            _bad("1b,2013-01,news,2013-01,2", "1b,2013-01,news,2013-01,2,2"),
+            "as many values as line 1",
+        ),
         (_bad("1b,2013-01,news,2013-01,2.", "1b,2013-01,news,2013-01,two"), "line 2, loss: two"),
-        (_bad("1b,2013-01,news,2013-01,2.", "1b,2013-01,news,2013-01,1e200"), "a number up to 1e100"),
+        (
+            _bad("1b,2013-01,news,2013-01,2.", "1b,2013-01,news,2013-01,1e200"),
+            "a number up to 1e100",
+        ),
         (
             _bad("1b,2013-01,news,2013-01,2.", "1b,2013-01,news,2013-01,25"),
             "is far from the others of its period and model",
@@ -168,14 +201,18 @@ def test_hours_are_those_of_the_newest_training_that_has_them(tmp_path):
     table = written(tmp_path / "a.csv", *rows[:-2], "3,1,1,", "3,2,1,", header=header)
     assert matrix.read_groups([table])[0].gpu_hours == 14
     written(table, *rows, "4,1,1,-2", header=header)
-    assert "line 8, gpu_hours: -2: give a number from 0 on" in error_of(call_advise("--matrix", table))
+    assert "line 8, gpu_hours: -2: give a number from 0 on" in error_of(
+        call_advise("--matrix", table)
+    )
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0])
 def test_a_known_law_is_found(exponent):
     """However hard the periods are, and what training gains; what came later does not matter."""
     hard = [3.0, 2.0, 4.0, 1.0, 2.5, 3.5, 2.0, 1.5, 9.0, 5.0]
-    made = noisy(lambda u, p, _: hard[p - 1] + 0.1 * abs(p - u) ** exponent - 0.2 * math.log(u), count=10)
+    made = noisy(
+        lambda u, p, _: hard[p - 1] + 0.1 * abs(p - u) ** exponent - 0.2 * math.log(u), count=10
+    )
     laws = Laws(known_at(made, 8))
     assert (laws.whole.c, laws.whole.amount) == (exponent, 8)
     for age in (1, 2, 4):
@@ -192,16 +229,29 @@ def test_a_season_of_the_calendar_is_told_from_drift(drift):
     def loss(u, p, _):
         return 2 + drift * abs(p - u) + 0.2 * math.sin(math.pi * (p - u) / 12) ** 2
 
-    found = Retraining(noisy(loss, 0.005, count=14), "nats a token", Period("month"), every=(1, 6, 12))
-    assert "The stream has a season: a model half a year old is 22% [" in " ".join(words.lines(found))
+    found = Retraining(
+        noisy(loss, 0.005, count=14), "nats a token", Period("month"), every=(1, 6, 12)
+    )
+    assert "The stream has a season: a model half a year old is 22% [" in " ".join(
+        words.lines(found)
+    )
     extra = {k: sum(loss(0, a, 0) - 2 for a in range(1, k + 1)) / k for k in found.cadences}
     for k, rarer in (1, 6), (6, 12):
         gain = found.gain(k, rarer)
         assert gain.low < extra[rarer] - extra[k] < gain.high
-    unnamed = Retraining(noisy(loss, 0.005, count=14), "nats a token")  # mega-batches have no calendar
+    unnamed = Retraining(
+        noisy(loss, 0.005, count=14), "nats a token"
+    )  # mega-batches have no calendar
     young = Retraining(noisy(loss, 0.005, count=9), "nats a token", Period("month"))
-    few = Retraining(noisy(loss, 0.005, count=24, models=(1, 6, 13)), "nats a token", Period("month"))
-    assert [each.laws.event for each in (found, unnamed, young, few)] == [Season(12), None, None, None]
+    few = Retraining(
+        noisy(loss, 0.005, count=24, models=(1, 6, 13)), "nats a token", Period("month")
+    )
+    assert [each.laws.event for each in (found, unnamed, young, few)] == [
+        Season(12),
+        None,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize("start", [1, -5])
@@ -218,7 +268,10 @@ def test_without_losses_on_the_past_there_is_no_answer():
     made = noisy(lambda u, p, _: 3 - 0.1 * math.log(u) if p >= u else math.nan)
     found = Retraining(made, "nats a token", price=0.1)
     assert words.answer(found).startswith("No answer: without losses on the periods before")
-    assert (words.advice_of(found), words.lines(found)) == (NO_EVIDENCE, [f"{words.answer(found)}."])
+    assert (words.advice_of(found), words.lines(found)) == (
+        NO_EVIDENCE,
+        [f"{words.answer(found)}."],
+    )
     assert titled(found).cells[0] == ["training", "as last time", "cost of trainings to come"]
     assert json.loads(json.dumps(record(found)))["plan"] is None
 
@@ -246,24 +299,34 @@ def test_what_training_gains_shrinks_and_is_not_drift():
 
 def test_without_drift_slopes_lie_on_both_sides_of_zero():
     """Models cannot tell that a gain is exactly 0."""
-    slopes = [Laws(noisy(lambda u, p, _: 3.0, seed=seed)).estimate(lambda law: law.b) for seed in range(10)]
+    slopes = [
+        Laws(noisy(lambda u, p, _: 3.0, seed=seed)).estimate(lambda law: law.b)
+        for seed in range(10)
+    ]
     bends = [Laws(noisy(lambda u, p, _: 3.0, seed=seed)).whole.bend[1] for seed in range(10)]
     assert sum(max(map(abs, bend)) < 0.001 for bend in bends) >= 6  # of noise of 0.003, shrunk
     assert min(each.mean for each in slopes) < 0 < min(each.high for each in slopes)
     assert sum(each.low < 0 for each in slopes) >= 8
 
 
-@pytest.mark.parametrize("curve", [lambda a: 0.1 - 0.1 * math.exp(-a), lambda a: 0.05 * max(0, a - 4)])
+@pytest.mark.parametrize(
+    "curve", [lambda a: 0.1 - 0.1 * math.exp(-a), lambda a: 0.05 * max(0, a - 4)]
+)
 def test_intervals_hold_for_curves_outside_of_the_law(curve):
     made = noisy(lambda u, p, _: 3 + (curve(p - u) if p > u else 0.02 * (u - p)), count=24)
-    found, true = Retraining(made, "nats a token").gain(1, 6), sum(map(curve, range(1, 7))) / 6 - curve(1)
+    found, true = (
+        Retraining(made, "nats a token").gain(1, 6),
+        sum(map(curve, range(1, 7))) / 6 - curve(1),
+    )
     assert found.low < true < found.high < 3 * true
 
 
 def test_a_model_that_is_newer_than_all_tests_has_no_age():
     """As one that was trained until the last test."""
     made = noisy(lambda u, p, _: 2 + 0.1 * abs(p - u), 0.0005, count=12)
-    early = Losses("", made.until, made.periods[:8], tuple(tuple(row[:8] for row in s) for s in made.seeds))
+    early = Losses(
+        "", made.until, made.periods[:8], tuple(tuple(row[:8] for row in s) for s in made.seeds)
+    )
     assert Retraining(early, "nats a token", price=0.5).plan.first == 3
 
 
@@ -279,16 +342,29 @@ def test_costs_are_of_trainings_to_come():
     made = noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005)
     found = Retraining(made, "nats a token", Period("month"), TrainingCost(2.0, 3.0), (1, 3))
     assert titled(found).cells[2][-1] == "4 trainings a year, 8 TFLOPs, 12 GPU-hours"
-    assert words.answer(found).startswith("Every month, 12 trainings a year, 24 TFLOPs, 36 GPU-hours: 11% [")
-    pays = 3 / 2 * found.gain(1, 3).mean  # the price at which 12 and 4 trainings in 12 months cost as much
+    assert words.answer(found).startswith(
+        "Every month, 12 trainings a year, 24 TFLOPs, 36 GPU-hours: 11% ["
+    )
+    pays = (
+        3 / 2 * found.gain(1, 3).mean
+    )  # the price at which 12 and 4 trainings in 12 months cost as much
     assert float(titled(found).cells[1][4]) == pytest.approx(pays, rel=0.01)
     in_money = replace(found, money=10)
     assert float(titled(in_money).cells[1][4]) == pytest.approx(10 * pays, rel=0.01)
-    assert [Period("month").every(k) for k in (1, 3, 12)] == ["every month", "every quarter", "once a year"]
+    assert [Period("month").every(k) for k in (1, 3, 12)] == [
+        "every month",
+        "every quarter",
+        "once a year",
+    ]
 
 
 def test_cadences_have_english_ordinals():
-    suffixes = {"st": (1, 21, 101), "nd": (2, 22, 102), "rd": (3, 23, 103), "th": (4, 11, 12, 13, 20, 111)}
+    suffixes = {
+        "st": (1, 21, 101),
+        "nd": (2, 22, 102),
+        "rd": (3, 23, 103),
+        "th": (4, 11, 12, 13, 20, 111),
+    }
     for suffix, numbers in suffixes.items():
         assert [ordinal(k) for k in numbers] == [f"{k}{suffix}" for k in numbers]
     assert [Period("mega-batch").every(k) for k in (1, 3, 21)] == [
@@ -304,19 +380,25 @@ def test_cadences_have_english_ordinals():
 )
 def test_a_price_gives_the_cheapest_plan(price, first, every, trainings):
     """Loss 0.1 a period: k periods cost 0.05 k (k + 1); the present model was trained in the last period."""
-    found = Retraining(noisy(lambda u, p, _: 2 + 0.1 * abs(p - u), 0.001), "nats a token", price=price)
+    found = Retraining(
+        noisy(lambda u, p, _: 2 + 0.1 * abs(p - u), 0.001), "nats a token", price=price
+    )
     assert (found.plan.trainings, found.plan.first) == (trainings, first)
     assert trainings < 2 or found.plan.every == every
     assert found.plan.flips[0] <= price <= found.plan.flips[1]
     assert ("never" in found.plan.savings) == (trainings > 0)
     for mean, low, high in found.plan.savings.values():
         assert max(low, -1e-9) <= mean <= high
-    assert ("retraining every period" in found.plan.savings) == (price > 0)  # none that gains nothing
+    assert ("retraining every period" in found.plan.savings) == (
+        price > 0
+    )  # none that gains nothing
 
 
 def test_savings_are_told_by_the_law_that_chose_the_plan():
     """Where loss falls with age, a plan that trains does not say that it loses by it."""
-    found = [Retraining(noisy(lambda u, p, _: 3.0, seed=i), "nats", price=0.0002).plan for i in range(10)]
+    found = [
+        Retraining(noisy(lambda u, p, _: 3.0, seed=i), "nats", price=0.0002).plan for i in range(10)
+    ]
     assert any(plan.trainings for plan in found)
     assert min(each.mean for plan in found for each in plan.savings.values()) > -1e-9
 
@@ -327,14 +409,21 @@ def test_periods_are_named_and_counted_by_their_labels():
     assert Period.of(["2025-Q4"]).noun == "quarter"
     uneven = (["2025-12", "2026-02"], ["2020..2021", "2022"], [])
     assert {Period.of(labels) for labels in uneven} == {Period("mega-batch")}
-    made = Retraining(noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005), "nats a token", week, every=(1, 4))
-    assert [row[-1] for row in titled(made).cells[1:]] == ["52 trainings a year", "13 trainings a year"]
+    made = Retraining(
+        noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005), "nats a token", week, every=(1, 4)
+    )
+    assert [row[-1] for row in titled(made).cells[1:]] == [
+        "52 trainings a year",
+        "13 trainings a year",
+    ]
 
 
 def test_a_jump_of_the_served_loss_is_a_reason_to_retrain():
     hard = np.random.default_rng(0).normal(0, 0.02, 13)
     for jump, first in ((0, None), (0.5, 0)):
-        made = losses(lambda u, p, _, j=jump: 2 + hard[p] + j * (p > 10), count=12, models=range(1, 9))
+        made = losses(
+            lambda u, p, _, j=jump: 2 + hard[p] + j * (p > 10), count=12, models=range(1, 9)
+        )
         assert Retraining(made, "nats a token", price=0.3).plan.first == first
 
 

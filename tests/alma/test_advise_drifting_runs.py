@@ -12,7 +12,10 @@ B = 8
 
 def drifting_runs(place, kinds=("plain", "replay", "anew"), jump=0.0):
     """Three seeds of sm on a stream that drifts, without replay, with it, and anew; a jump from t = 6 on."""
-    settings = {"replay": {"replay_share": 0.5}, "anew": {"replay_share": 0.5, "from_scratch": True}}
+    settings = {
+        "replay": {"replay_share": 0.5},
+        "anew": {"replay_share": 0.5, "from_scratch": True},
+    }
     for seed in range(3):
         for i, name in enumerate(kinds):
             random = np.random.default_rng([seed, i])
@@ -20,7 +23,9 @@ def drifting_runs(place, kinds=("plain", "replay", "anew"), jump=0.0):
             values = (level[1:] + 0.05).tolist()
             run = image_run(place / f"{name}{seed}", values, seed=seed, **settings.get(name, {}))
             cells = level[:, None] + random.normal(0, 0.002, (B + 1, B + 1))
-            drifting(run, lambda t, j, m=cells: float(m[t, j] + 0.02 * abs(j - t) + jump * (j > 5 >= t)))
+            drifting(
+                run, lambda t, j, m=cells: float(m[t, j] + 0.02 * abs(j - t) + jump * (j > 5 >= t))
+            )
 
 
 def test_three_questions_on_runs(tmp_path):
@@ -56,7 +61,9 @@ def test_text_is_in_nats_and_a_stream_without_drift_is_no_evidence(tmp_path):
     for seed in range(3):
         run = lm_run(tmp_path / f"{seed}", [60.0] * 6, seed=seed)
         noise = np.random.default_rng(seed).normal(0, 0.01, (7, 7))
-        drifting(run, lambda t, j, e=noise: float(50 * math.exp(0.0 if not t else e[t, j] - 0.02 * t)))
+        drifting(
+            run, lambda t, j, e=noise: float(50 * math.exp(0.0 if not t else e[t, j] - 0.02 * t))
+        )
     done = call_advise(tmp_path)
     assert "How often to retrain? sm w=1\nNo evidence either way: until more models" in done.stdout
     assert "Percent: of perplexity." in done.stdout
@@ -67,7 +74,10 @@ def test_text_is_in_nats_and_a_stream_without_drift_is_no_evidence(tmp_path):
 @pytest.mark.parametrize("make", [image_run, lm_run])
 def test_a_bad_value_in_the_matrix_does_not_count(tmp_path, make, value):
     run = make(tmp_path / "run", [0.3] * 6)
-    drifting(run, lambda t, j: value if (t, j) == (2, 4) else 0.3 + 0.02 * abs(j - t) + 0.001 * (t * j % 3))
+    drifting(
+        run,
+        lambda t, j: value if (t, j) == (2, 4) else 0.3 + 0.02 * abs(j - t) + 0.001 * (t * j % 3),
+    )
     done = call_advise(tmp_path)
     assert (done.returncode, done.stderr, "ow often to retrain" in done.stdout) == (0, "", True)
 

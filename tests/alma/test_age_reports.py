@@ -32,7 +32,9 @@ def runs(tmp_path):
     for seed in (0, 1):
         run = image_run(tmp_path / f"sm{seed}", [0.5, 0.4, 0.3, 0.2], seed=seed)
         drifting(run, law(0.04 + seed / 50, offset=seed / 10))
-    drifting(image_run(tmp_path / "ens", [0.5, 0.4, 0.3, 0.2], learner="ens"), law(0.05, 0.05, 0.02))
+    drifting(
+        image_run(tmp_path / "ens", [0.5, 0.4, 0.3, 0.2], learner="ens"), law(0.05, 0.05, 0.02)
+    )
     drifting(image_run(tmp_path / "gmoe", [0.5, 0.4, 0.3, 0.2], 2, learner="gmoe"), law(0.03))
     return tmp_path
 
@@ -46,7 +48,8 @@ def test_the_table_has_slopes_and_regrets_with_intervals_over_seeds(runs):
     assert rows["gmoe"]["staleness"] == "3.00"
     # The best on parts 1 to 4 has 18, 16, 14 and 12%: ens, fresh. Its loss falls by 2 points a mega-batch.
     regrets = [
-        [rows[name][f"regret, {age}"] for age in ("newest", "next", "past")] for name in ("ens", "gmoe")
+        [rows[name][f"regret, {age}"] for age in ("newest", "next", "past")]
+        for name in ("ens", "gmoe")
     ]
     assert regrets == [["0.00", "7.00", "5.00"], ["6.00", "9.00", "3.50"]]
     assert rows["sm"]["regret, newest"] == "10.00 [-21.57, 41.57]"
@@ -60,17 +63,25 @@ def test_nothing_appears_without_drift_or_before_training(tmp_path):
     done = report(tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "taleness" not in done.stdout + (tmp_path / "out/report.md").read_text()
-    assert not [path for path in (tmp_path / "out").iterdir() if path.name in STEPS or "stale" in path.name]
+    assert not [
+        path for path in (tmp_path / "out").iterdir() if path.name in STEPS or "stale" in path.name
+    ]
 
 
 def test_text_is_in_nats_a_token(tmp_path):
     run = lm_run(tmp_path, [30, 20])
-    drifting(run, lambda t, j: math.exp(3 + 0.25 * (j > t) + 0.125 * (j < t) - 0.0625 * t) if t else 5e4)
+    drifting(
+        run, lambda t, j: math.exp(3 + 0.25 * (j > t) + 0.125 * (j < t) - 0.0625 * t) if t else 5e4
+    )
     done = report(tmp_path)
     assert "Loss against age (nats a token), B = 2" in done.stdout
     assert "90% intervals" not in done.stdout  # of one seed
     (row,) = rows_of(tmp_path).values()
-    assert (row["staleness"], row["effect of age"], row["regret, next"]) == ("0.312", "0.188", "0.312")
+    assert (row["staleness"], row["effect of age"], row["regret, next"]) == (
+        "0.312",
+        "0.188",
+        "0.312",
+    )
 
 
 def test_a_run_is_compared_on_its_own_data_only(tmp_path):
@@ -96,7 +107,9 @@ def test_an_unfinished_run_has_the_ages_of_its_models(tmp_path):
 def test_the_figure_has_a_line_per_configuration(runs, copies):
     for i in range(1, copies):
         for learner in ("sm", "ens", "gmoe"):
-            run = image_run(runs / f"{learner}-{i}", [0.5, 0.4, 0.3, 0.2], size=8 << i, learner=learner)
+            run = image_run(
+                runs / f"{learner}-{i}", [0.5, 0.4, 0.3, 0.2], size=8 << i, learner=learner
+            )
             drifting(run, law(0.04))
     (results,) = group(find_runs([runs]))
     figure = next(figure for name, figure, _ in drift.figures(results) if name == "staleness")
@@ -106,5 +119,8 @@ def test_the_figure_has_a_line_per_configuration(runs, copies):
     assert len(drawn) == 3
     assert {tuple(line.get_xdata()) for line in drawn} >= {(-3, -2, -1, 0, 1, 2, 3)}
     assert 15 in [pytest.approx(line.get_ydata()[-1]) for line in drawn]  # sm at age 3
-    assert [len(axes.collections) for axes in panels[:2]] == [1, 1]  # the band of sm, which has two seeds
+    assert [len(axes.collections) for axes in panels[:2]] == [
+        1,
+        1,
+    ]  # the band of sm, which has two seeds
     assert len([text for text in legend_of(figure) if "w=" in text]) == 3 * copies

@@ -17,10 +17,19 @@ def names(place):
 
 
 def test_table_holds_the_metrics_of_equations_1_and_2(tmp_path):
-    make_run(tmp_path / "a", [50000.0, 28.0, 27.0, 26.0, 25.0], experts=[4, 4, 6, 8, 12], learner="gmoe")
+    make_run(
+        tmp_path / "a", [50000.0, 28.0, 27.0, 26.0, 25.0], experts=[4, 4, 6, 8, 12], learner="gmoe"
+    )
     (row,) = table_rows(tmp_path)
     assert row == {
-        **{"learner": "gmoe", "w": "1", "replay": "no", "n": "1", "experts": "4->12", "parameters": "65M"},
+        **{
+            "learner": "gmoe",
+            "w": "1",
+            "replay": "no",
+            "n": "1",
+            "experts": "4->12",
+            "parameters": "65M",
+        },
         **{"untrained": "50,000", "t=1": "28.00", "t=2": "27.00", "t=3": "26.00", "t=4": "25.00"},
         **{"average": "26.50", "cumulative PPL": "106.00", "Mem": "325M", "Comp (TFLOPs)": "8,000"},
     }
@@ -30,7 +39,11 @@ def test_a_waiting_learner_has_stars_that_count(tmp_path):
     make_run(tmp_path, [100.0, 100.0, 100.0, 20.0, 20.0], waiting_time=3)
     (row,) = table_rows(tmp_path)
     assert [row[f"t={t}"] for t in (1, 2, 3, 4)] == ["*", "*", "20.00", "20.00"]
-    assert (row["untrained"], row["average"], row["cumulative PPL"]) == ("100.00", "60.00", "240.00")
+    assert (row["untrained"], row["average"], row["cumulative PPL"]) == (
+        "100.00",
+        "60.00",
+        "240.00",
+    )
 
 
 def test_a_second_total_leaves_out_the_untrained_model(tmp_path):
@@ -59,7 +72,12 @@ def test_validation_has_a_column_if_rows_have_it(tmp_path):
     assert "Validation is the mean error on the learner's own validation data" in images
     assert ["--valid-source" in each for each in (text, images)] == [True, False]
     with open(tmp_path / "out/report.csv") as file:
-        assert [line["extra.valid.error"] for line in csv.DictReader(file)][:4] == ["", "", "0.5", "0.5"]
+        assert [line["extra.valid.error"] for line in csv.DictReader(file)][:4] == [
+            "",
+            "",
+            "0.5",
+            "0.5",
+        ]
     assert "alidation" not in report(tmp_path / "old").stdout
 
 
@@ -101,7 +119,8 @@ def test_each_data_has_a_table_and_a_checksum_only_if_nothing_else_tells_it_apar
     assert [title.split(", ")[1] for title in titles] == ["wiki (11111111)", "wiki (22222222)"]
     make_run(tmp_path / "books", [90.0, 20.0], stream="books", stream_sha256="3" * 64)
     titles = [
-        compare.titled(table).title for table in group(find_runs([tmp_path / "wiki/1", tmp_path / "books"]))
+        compare.titled(table).title
+        for table in group(find_runs([tmp_path / "wiki/1", tmp_path / "books"]))
     ]
     assert [title.split(", ")[1] for title in titles] == ["books", "wiki"]
 
@@ -138,7 +157,9 @@ def test_a_run_is_finished_after_the_requested_stages(tmp_path, info, mark):
 
 def test_a_row_per_setting_with_mean_and_sample_deviation_over_seeds(tmp_path):
     for seed, final in enumerate([0.2, 0.3, 0.4]):
-        make_run(tmp_path / f"s{seed}", [0.9, 0.5, final], metric="error", seed=seed, hidden=64, lr=0.1)
+        make_run(
+            tmp_path / f"s{seed}", [0.9, 0.5, final], metric="error", seed=seed, hidden=64, lr=0.1
+        )
     make_run(tmp_path / "wide", [0.9, 0.4, 0.1], metric="error", hidden=128, lr=0.1)
     rows = by_learner(tmp_path, tmp_path / "wide")  # a run given twice counts once
     assert rows.keys() == {"sm hidden=64", "sm hidden=128"}
@@ -168,4 +189,12 @@ def test_long_streams_show_first_quarters_and_last_and_each_metric_has_a_table(t
 
 def test_parameters_have_three_digits_and_a_suffix():
     counts = (0, 999, 1000, 436e6, 999.4e6, 999.9e6, 6.57e9)
-    assert list(map(compare.abbreviated, counts)) == ["0", "999", "1k", "436M", "999M", "1G", "6.57G"]
+    assert list(map(compare.abbreviated, counts)) == [
+        "0",
+        "999",
+        "1k",
+        "436M",
+        "999M",
+        "1G",
+        "6.57G",
+    ]

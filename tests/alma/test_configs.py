@@ -6,7 +6,11 @@ from alma.configs import canonical, changes, differing, flatten
 
 
 def test_flatten():
-    config = {"model": {"d": 8, "moe": {"experts": 4}}, "flags": ["--lr", "1e-3", "--fp16"], "list": [1, 2]}
+    config = {
+        "model": {"d": 8, "moe": {"experts": 4}},
+        "flags": ["--lr", "1e-3", "--fp16"],
+        "list": [1, 2],
+    }
     flat = {"model.d": 8, "model.moe.experts": 4, "--lr": "1e-3", "--fp16": "", "list": [1, 2]}
     assert flatten(config) == flat
 
@@ -24,7 +28,11 @@ def test_canonical_text_ignores_order_and_some_settings():
     [
         (["--lr", "4e-3", "--cpu"], ["--cpu", "--lr=2e-3"], ["--lr: 4e-3 -> 2e-3"]),
         (["--lr", "1e-3", "--lr", "2e-3"], ["--lr=2e-3"], []),
-        (["--cpu"], ["--clip-norm", "-1"], ["--clip-norm: not given -> -1", "--cpu: given -> not given"]),
+        (
+            ["--cpu"],
+            ["--clip-norm", "-1"],
+            ["--clip-norm: not given -> -1", "--cpu: given -> not given"],
+        ),
         (["--adam-betas", "(0.9,", "0.98)"], ["--adam-betas=(0.9, 0.98)"], []),
         ([2, 2, 4], [2, 4, 4], ["list: [2, 2, 4] -> [2, 4, 4]"]),
         (["a" * 64, "b" * 64], ["a" * 64, "c" * 64, "d"], [f"list[1]: {'b' * 12}… -> {'c' * 12}…"]),

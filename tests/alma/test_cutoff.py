@@ -31,7 +31,9 @@ def test_a_period_begins(period, day):
     assert begins(period) == day
 
 
-@pytest.mark.parametrize("text", ["2023-13", "2023-02-31", "23", "2023-05-", "May 2023", "2023-05-31T00"])
+@pytest.mark.parametrize(
+    "text", ["2023-13", "2023-02-31", "23", "2023-05-", "May 2023", "2023-05-31T00"]
+)
 def test_what_is_no_date_is_refused(text):
     with pytest.raises(Exception, match=f"--cutoff {text}: give a year, month or day"):
         check_ranges(TextOptions(cutoff=text))
@@ -53,7 +55,11 @@ def test_seen_periods_count_in_no_average_and_are_named(tmp_path):
     found = {}
     for name in ("seen", "all"):
         ((result,),) = group(find_runs([tmp_path / name]))
-        found[name] = compare.transfer(result.repeats[0]), age_table.aged([result])[0].columns, result
+        found[name] = (
+            compare.transfer(result.repeats[0]),
+            age_table.aged([result])[0].columns,
+            result,
+        )
     transfer, columns, result = found["seen"]
     assert columns["staleness"] == pytest.approx([0.1])
     assert transfer.in_distribution == pytest.approx(math.exp(2))

@@ -37,13 +37,19 @@ def test_only_common_seeds_and_common_t_count(tmp_path):
     for seed in (0, 1):
         image_run(tmp_path / f"sm{seed}", [0.4 + seed / 10, 0.4, 0.1, 0.1], seed=seed)
     for seed in (1, 2):
-        run = image_run(tmp_path / f"ens{seed}", [0.6, 0.4, 0.3, 0.3], seed=seed, learner="ens", rows=3)
+        run = image_run(
+            tmp_path / f"ens{seed}", [0.6, 0.4, 0.3, 0.3], seed=seed, learner="ens", rows=3
+        )
         assert run.rows[-1]["t"] == 2
     (row,) = rows_of(tmp_path, "sm").values()
     assert (row["learner"], row["n"], row["t"]) == ("ens (not finished, t=2/4)", "1", "2")
     assert (row["average"], row["last"]) == ("+5.00", "+0.00")
     (row,) = rows_of(tmp_path, "ens").values()
-    assert (row["learner"], row["n"], row["t"]) == ("sm", "1", "2")  # the baseline is the one behind
+    assert (row["learner"], row["n"], row["t"]) == (
+        "sm",
+        "1",
+        "2",
+    )  # the baseline is the one behind
     image_run(tmp_path / "umix", [0.1] * 4, seed=7, learner="umix")
     lone = rows_of(tmp_path, "sm")["umix"]
     assert (lone["n"], lone["average"], lone["last"]) == ("1, 2", "-16.25", "+0.00")
@@ -90,7 +96,11 @@ def loss(newest, following, past):
     """Perplexity of a model: its log on its newest mega-batch, on later ones, and on earlier ones."""
 
     def cell(t, j):
-        return math.exp(1 + j + (newest if j == t else following * (j - t) if j > t else past)) if t else 9e9
+        return (
+            math.exp(1 + j + (newest if j == t else following * (j - t) if j > t else past))
+            if t
+            else 9e9
+        )
 
     return cell
 
@@ -98,14 +108,23 @@ def loss(newest, following, past):
 def test_losses_are_compared_by_age(tmp_path):
     """The difficulty of a part, 1 + j, cancels; a model that waits is compared where both were trained."""
     drifting(lm_run(tmp_path / "a", [30, 20, 10, 5]), loss(0, 0.5, 0.25))
-    drifting(lm_run(tmp_path / "b", [30, 20, 10, 5], replay_share=0.5, flops=2e15), loss(0.125, 0.75, 0))
+    drifting(
+        lm_run(tmp_path / "b", [30, 20, 10, 5], replay_share=0.5, flops=2e15), loss(0.125, 0.75, 0)
+    )
     drifting(lm_run(tmp_path / "c", [30, 20, 10, 5], w=2, learner="gmoe"), loss(0.125, 0.75, 0))
     rows = rows_of(tmp_path, "sm")
     for learner, w, comp in (("sm, replay 0.5", "1", "2x"), ("gmoe", "2", "0.5x")):
         row = rows[learner]
         assert row["Comp"] == comp
-        assert [row[name] for name in ("w", "newest", "next", "past")] == [w, "+0.125", "+0.250", "-0.250"]
-        assert row["end"] == "-0.156"  # parts 1 to 3 are the past of the last model, part 4 its newest
+        assert [row[name] for name in ("w", "newest", "next", "past")] == [
+            w,
+            "+0.125",
+            "+0.250",
+            "-0.250",
+        ]
+        assert (
+            row["end"] == "-0.156"
+        )  # parts 1 to 3 are the past of the last model, part 4 its newest
     assert rows_of(tmp_path, "gmoe")["sm"]["newest"] == "-0.125"  # the baseline waits
     done = report(tmp_path, "--baseline", "sm w=1", "--out", tmp_path / "out")
     for text in (done.stdout, (tmp_path / "out/report.md").read_text()):

@@ -58,7 +58,12 @@ def drifts(tmp_path):
 def test_the_table_has_a_column_per_mean(drifts):
     by_name = by_learner(drifts)
     names = ("in-distribution", "backward transfer", "forward transfer", "average seen")
-    assert [by_name["ens, replay 0.5"][name] for name in names] == ["10.00", "20.00", "60.00", "13.89"]
+    assert [by_name["ens, replay 0.5"][name] for name in names] == [
+        "10.00",
+        "20.00",
+        "60.00",
+        "13.89",
+    ]
     spread = ["11.00 ±1.41", "21.00 ±1.41", "61.00 ±1.41", "14.89 ±1.41"]
     assert [by_name["sm"][name] for name in names] == spread
     # Untrained at t = 1: the diagonal has .9, .1, .1; the future .9, .9, .6.
@@ -67,10 +72,17 @@ def test_the_table_has_a_column_per_mean(drifts):
 
 
 def test_perplexities_are_averaged_by_their_logarithm(tmp_path):
-    drifting(lm_run(tmp_path, [30, 20]), lambda t, j: [[100, 400], [25, 64]][t - 1][j - 1] if t else 5e4)
+    drifting(
+        lm_run(tmp_path, [30, 20]), lambda t, j: [[100, 400], [25, 64]][t - 1][j - 1] if t else 5e4
+    )
     (row,) = table_rows(tmp_path)
     names = ("in-distribution", "backward transfer", "forward transfer", "average seen")
-    assert [row[name] for name in names] == ["80.00", "25.00", "400.00", "63.25"]  # 63.25: root of 100 * 40
+    assert [row[name] for name in names] == [
+        "80.00",
+        "25.00",
+        "400.00",
+        "63.25",
+    ]  # 63.25: root of 100 * 40
     assert "means of log perplexity" in report(tmp_path).stdout
 
 
@@ -141,7 +153,10 @@ def test_an_unfinished_run_has_the_rows_so_far_in_a_panel_of_the_same_shape(tmp_
     drifting(image_run(tmp_path / "b", [0.5, 0.4, 0.3], learner="ens"), cells)
     *panels, _ = drawn(group(find_runs([tmp_path]))[0]).axes
     assert [axes.get_title() for axes in panels] == ["sm w=1", "ens w=1"]
-    assert [(len(axes.texts), axes.get_ylim()) for axes in panels] == [(6, (3.5, 0.5)), (9, (3.5, 0.5))]
+    assert [(len(axes.texts), axes.get_ylim()) for axes in panels] == [
+        (6, (3.5, 0.5)),
+        (9, (3.5, 0.5)),
+    ]
 
 
 def test_the_command_draws_them_and_the_csv_has_a_column_per_part_and_mean(drifts):
@@ -159,8 +174,13 @@ def test_the_command_draws_them_and_the_csv_has_a_column_per_part_and_mean(drift
 
 def test_a_stream_that_grew_leaves_cells_of_its_new_parts_empty(tmp_path):
     """The rows of t = 1 and 2 were written when the stream had three mega-batches."""
-    run = drifting(image_run(tmp_path / "run", [0.5, 0.4, 0.3, 0.2]), lambda t, j: 0.1 * t + 0.01 * j)
-    edited(run, lambda row: row["extra"].update(matrix=row["extra"]["matrix"][: 3 if row["t"] < 3 else 4]))
+    run = drifting(
+        image_run(tmp_path / "run", [0.5, 0.4, 0.3, 0.2]), lambda t, j: 0.1 * t + 0.01 * j
+    )
+    edited(
+        run,
+        lambda row: row["extra"].update(matrix=row["extra"]["matrix"][: 3 if row["t"] < 3 else 4]),
+    )
     result = result_of(tmp_path)
     cells = drift.mean_matrix(result)
     assert [sum(map(math.isnan, row)) for row in cells] == [1, 1, 0, 0]
@@ -184,7 +204,11 @@ def test_raw_weights_have_their_own_matrix_or_none(tmp_path):
 def test_shares_of_replay_distinguish_methods(tmp_path):
     make_run(tmp_path / "no", [90.0, 20.0])
     make_run(tmp_path / "yes", [90.0, 20.0], replay=True)
-    for share, source in ((0.5, {}), (0.5, {"replay_from": "recent"}), (0.25, {"replay_from": "all"})):
+    for share, source in (
+        (0.5, {}),
+        (0.5, {"replay_from": "recent"}),
+        (0.25, {"replay_from": "all"}),
+    ):
         make_run(tmp_path / f"{share}{len(source)}", [90.0, 20.0], replay_share=share, **source)
     shares = ("0.25", "0.5", "0.5 recent")
     assert {(row["learner"], row["replay"]) for row in table_rows(tmp_path)} == {
@@ -203,4 +227,7 @@ def test_shares_of_replay_are_no_learner_of_the_paper(tmp_path):
     for share in ({}, {"replay_share": 0.5}):
         lm_run(tmp_path / f"t/{len(share)}", [28.57, 27.45, 26.91, 26.53], **share)
     rows = lm_tables.tables({"": entries_of(tmp_path / "t")})[0]["table2"].cells[1:]
-    assert [(row[0], row[-1]) for row in rows] == [("SM_w1", "26.53 [26.53]"), ("SM_w1, replay 0.5", "26.53")]
+    assert [(row[0], row[-1]) for row in rows] == [
+        ("SM_w1", "26.53 [26.53]"),
+        ("SM_w1, replay 0.5", "26.53"),
+    ]

@@ -27,12 +27,19 @@ class Fake:
     parameters = property(lambda self: 100 * (1 + self.done))
     eval_flops_per_example = 3.0
     peak_memory_bytes = 5
-    valid = property(lambda self: {"loss": 1.0, "error": 1 / (1 + self.done)} if self.done else None)
+    valid = property(
+        lambda self: {"loss": 1.0, "error": 1 / (1 + self.done)} if self.done else None
+    )
     details = property(lambda self: {"experts": self.done})
 
 
 def start(directory, megabatches, waiting_time=1, replay=False):
-    config = {"learner": "sm", "megabatches": megabatches, "waiting_time": waiting_time, "replay": replay}
+    config = {
+        "learner": "sm",
+        "megabatches": megabatches,
+        "waiting_time": waiting_time,
+        "replay": replay,
+    }
     return Run.open(directory, config | {"seed": 0}), stages(megabatches, waiting_time, replay)
 
 
@@ -56,7 +63,9 @@ def test_one_row_per_megabatch_and_one_test_per_model(tmp_path_factory, data):
         assert row["value"] == (1 / (2 + stage.index) if stage else 1.0)
         completes = stage is not None and stage.last == row["t"]
         assert row["train_flops"] == (11.0 if completes else 0)
-        assert row["extra"]["flops"].get("validation", 0) == (5.0 if completes else 0)  # not in Comp
+        assert row["extra"]["flops"].get("validation", 0) == (
+            5.0 if completes else 0
+        )  # not in Comp
         valid = {"loss": 1.0, "error": 1 / (2 + stage.index)} if stage else None
         assert row["extra"]["valid"] == valid  # in waiting rows too
         assert row["extra"]["test_flops"] == (7.0 if completes or row["t"] == 0 else 0)
@@ -93,7 +102,9 @@ def test_seconds_before_an_interruption_count_in_the_row_of_their_stage(tmp_path
 def test_a_failure_in_training_leaves_the_rows_before_it(tmp_path, monkeypatch):
     run, schedule = start(tmp_path, 3)
     learner, train = Fake(), Fake.train
-    monkeypatch.setattr(Fake, "train", lambda self, stage: train(self, stage) if stage.index < 1 else 1 / 0)
+    monkeypatch.setattr(
+        Fake, "train", lambda self, stage: train(self, stage) if stage.index < 1 else 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         environment.play(run, learner, schedule, learner.test)
     assert [row["t"] for row in run.rows] == [0, 1]

@@ -24,7 +24,10 @@ def parser(**settings) -> Parser:
     [
         ("a --out b --wrokers 4", "unrecognized arguments: --wrokers 4 (did you mean --workers?)"),
         ("a --out b --wrokers=4", "unrecognized arguments: --wrokers=4 (did you mean --workers?)"),
-        ("a --ot b --worker 3", "the following arguments are required: --out (did you mean --out?)"),
+        (
+            "a --ot b --worker 3",
+            "the following arguments are required: --out (did you mean --out?)",
+        ),
         ("a --out b --nothing-like-it", "unrecognized arguments: --nothing-like-it"),
         ("a -- --ot", "the following arguments are required: --out"),
         ("--out b --workers x", "argument --workers: invalid int value: 'x'"),
@@ -69,7 +72,9 @@ def test_numbers():
     assert [count(text) for text in ("0.5M", ".5M")] == [500_000, 500_000]
 
 
-@pytest.mark.parametrize("text", ["2-0", "0,2-0", "", "1,", "a", "-1", "1-", "0-1-2", "1.5", "0-1000000"])
+@pytest.mark.parametrize(
+    "text", ["2-0", "0,2-0", "", "1,", "a", "-1", "1-", "0-1-2", "1.5", "0-1000000"]
+)
 def test_invalid_number_lists_are_refused(text):
     for kind in (argparse.ArgumentTypeError, UserError):  # for options, and for other text
         with pytest.raises(kind, match="a whole number|goes up|more than 100,000"):
@@ -87,7 +92,10 @@ def test_what_is_no_file_is_one_line(tmp_path, capsys, make, why):
     make(tmp_path / "run.json")
     with pytest.raises(SystemExit, match="2"):
         command(lambda: (tmp_path / "run.json").read_text() and None)()
-    assert capsys.readouterr().err == f"error: {tmp_path}/run.json: {why}; fix this and rerun the command\n"
+    assert (
+        capsys.readouterr().err
+        == f"error: {tmp_path}/run.json: {why}; fix this and rerun the command\n"
+    )
 
 
 def test_a_message_with_half_a_character_is_printed(capsys):

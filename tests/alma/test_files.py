@@ -17,7 +17,9 @@ from alma.errors import UserError
 from alma.files import atomic_write, holder, locked, write_json_atomic
 
 
-@pytest.mark.parametrize(("mode", "old", "new"), [("w", "old", "nëw\n"), ("wb", b"old", b"\x00new")])
+@pytest.mark.parametrize(
+    ("mode", "old", "new"), [("w", "old", "nëw\n"), ("wb", b"old", b"\x00new")]
+)
 def test_a_file_changes_only_if_the_block_succeeds(tmp_path, mode, old, new):
     path = tmp_path / "file"
     with atomic_write(path, mode) as file:
@@ -104,7 +106,10 @@ def test_a_lock_is_held_until_its_process_ends_or_dies(tmp_path):
     process = hold(tmp_path)
     who = f"pid {process.pid} on {socket.gethostname()}"
     for _ in range(2):  # neither an attempt nor reading the holder releases the lock
-        with pytest.raises(UserError, match=rf"another process is at work here \({who}\)"), locked(tmp_path):
+        with (
+            pytest.raises(UserError, match=rf"another process is at work here \({who}\)"),
+            locked(tmp_path),
+        ):
             pass
         assert holder(tmp_path) == who
     process.kill()
@@ -117,7 +122,9 @@ def test_a_lock_is_held_until_its_process_ends_or_dies(tmp_path):
 
 
 def test_the_lock_is_posix_as_nfs_needs(tmp_path):
-    script = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    script = (
+        "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    )
     other = [sys.executable, "-c", script, str(tmp_path / ".lock")]
     with locked(tmp_path):
         assert "BlockingIOError" in subprocess.run(other, capture_output=True, text=True).stderr

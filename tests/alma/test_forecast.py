@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from alma.report.advice.candidates import DRAWS
-from alma.report.advice.forecast import Fit, LearningCurve, estimate_scatter, interval, shared_priors
+from alma.report.advice.forecast import (
+    Fit,
+    LearningCurve,
+    estimate_scatter,
+    interval,
+    shared_priors,
+)
 
 from .synthetic import law
 
@@ -13,7 +19,9 @@ from .synthetic import law
 def test_a_known_law_is_forecast(exponent, offset):
     values = np.array(law(0.5, exponent, offset, count=100))
     curve = LearningCurve(np.arange(1.0, 51), values[None, :50])
-    draws = Fit(curve, estimate_scatter([curve])).draw(range(51, 101), DRAWS, np.random.default_rng(0))[0]
+    draws = Fit(curve, estimate_scatter([curve])).draw(
+        range(51, 101), DRAWS, np.random.default_rng(0)
+    )[0]
     low, high = interval(draws)
     assert np.all(abs(np.log(np.median(draws, 0) / values[50:])) < 0.05)
     assert np.mean((low <= values[50:]) & (values[50:] <= high)) > 0.95
@@ -26,7 +34,9 @@ def test_noise_and_drift_come_from_residuals():
         found = estimate_scatter([LearningCurve(t, each) for each in curves])
         assert 0.5 * noise < found.noise < 2 * noise + 0.005
         assert found.drift <= 1  # the grid of laws is not infinitely fine
-    steps = np.random.default_rng(0).normal(0, 0.2, (4, 100)) * np.sqrt(np.diff(np.log(t), prepend=0))
+    steps = np.random.default_rng(0).normal(0, 0.2, (4, 100)) * np.sqrt(
+        np.diff(np.log(t), prepend=0)
+    )
     walks = [np.exp(np.log(law(0.5, 0.4, 0.02, 0.01, 9, 100)) + step.cumsum()) for step in steps]
     assert estimate_scatter([LearningCurve(t, each[None]) for each in walks]).drift > 0
 
@@ -45,7 +55,10 @@ def test_a_curve_that_stops_to_fall_soon_after_stays_in_its_interval(change):
 def test_a_learner_with_one_stage_takes_half_of_its_prior_from_the_others():
     """Three learners fall as t^-.8; what is expected of a fourth lies between that and no knowledge."""
     t, random = np.arange(1.0, 21), np.random.default_rng(0)
-    known = [LearningCurve(t, 0.5 * t**-0.8 * np.exp(0.01 * random.normal(size=(3, 20)))) for _ in range(3)]
+    known = [
+        LearningCurve(t, 0.5 * t**-0.8 * np.exp(0.01 * random.normal(size=(3, 20))))
+        for _ in range(3)
+    ]
     new = LearningCurve(np.array([20.0]), np.full((3, 1), 0.2))
     scatter = estimate_scatter([*known, new])
     alone, shared = (

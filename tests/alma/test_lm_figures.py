@@ -19,7 +19,9 @@ RED = colors.to_rgba("#CC0000")
 
 def lines_of(axes, colour):
     """Points of the lines with this colour."""
-    drawn = [line for line in axes.lines if colors.to_rgba(line.get_color()) == colors.to_rgba(colour)]
+    drawn = [
+        line for line in axes.lines if colors.to_rgba(line.get_color()) == colors.to_rgba(colour)
+    ]
     return [[tuple(map(float, point)) for point in line.get_xydata()] for line in drawn]
 
 
@@ -97,7 +99,11 @@ def test_the_figure_draws_ours_in_colour_the_papers_in_grey_and_experts_in_red(t
     assert 0 < middle[0][0] - side[0][0] < 1  # side by side, less than one expert apart
     assert middle[0][0] == pytest.approx(8)
     texts = [text for text in compute.texts if colors.to_rgba(text.get_color()) == RED]
-    assert sorted((text.get_text(), text.xy[1]) for text in texts) == [("4", 26.0), ("4", 30.0), ("8", 28.0)]
+    assert sorted((text.get_text(), text.xy[1]) for text in texts) == [
+        ("4", 26.0),
+        ("4", 30.0),
+        ("8", 28.0),
+    ]
     assert not parameters.texts
     assert legend_of(figure) == [
         *("learner", "SM", "Ens", "UMix"),

@@ -20,7 +20,9 @@ def make_run(directory, values, learner="sm", w=1, size=BASE, experts=4, members
     """`lm_run` with the parameters of a `size`: (shared, per expert) in millions."""
     counts = [experts] * len(values) if not isinstance(experts, list) else experts
     each = [members] * len(values) if not isinstance(members, list) else members
-    millions = [(size[0] + size[1] * (e or 0)) * (m or 1) for e, m in zip(counts, each, strict=True)]
+    millions = [
+        (size[0] + size[1] * (e or 0)) * (m or 1) for e, m in zip(counts, each, strict=True)
+    ]
     config = {"arch": "switch_gmoe_large" if size is LARGE else "switch_gmoe"} | config
     return lm_run(directory, values, learner, w, experts, members, millions, **config)
 
@@ -47,7 +49,9 @@ def paper_runs(tmp_path_factory):
         for i, line in enumerate(line for line in lines if line.learner not in grown):
             experts, _, members = line.experts.partition("@")
             values = [line.perplexity.get(t, 99) + 1 for t in range(1, 5)]
-            more = {} if line.update_multiplier == 1 else {"update_multiplier": line.update_multiplier}
+            more = (
+                {} if line.update_multiplier == 1 else {"update_multiplier": line.update_multiplier}
+            )
             more |= {"w": line.waiting_time, "experts": int(experts)}
             more |= {"members": int(members)} if members else {}
             make_run(place / f"{size}{i}", values, line.learner, size=shape, **more)
@@ -70,7 +74,12 @@ def test_table_2_has_the_papers_layout_and_numbers(paper_runs):
         expected = list(csv.DictReader(file))
     assert [line[1] for line in lines] == [line["experts"] for line in expected]
     assert [line[0] for line in lines][:3] == ["SM_w1"] * 3
-    assert [line[0] for line in lines][3:7] == ["SM_w3", "SM_w3 (3x steps)", "SM_w4", "SM_w4 (4x steps)"]
+    assert [line[0] for line in lines][3:7] == [
+        "SM_w3",
+        "SM_w3 (3x steps)",
+        "SM_w4",
+        "SM_w4 (4x steps)",
+    ]
     assert [line[0] for line in lines][-8:] == ["gEns_w1", "", "", "", "gMoE_w1", "", "", ""]
     for line, published in zip(lines, expected, strict=True):
         numbers = list(published.values())[4:]
@@ -88,7 +97,9 @@ def test_table_2_has_the_papers_layout_and_numbers(paper_runs):
 
 def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
     for seed, shift in enumerate((0, 1, 2)):
-        make_run(tmp_path / f"sm{seed}", [30.0 + shift, 28.0, 26.0], seed=seed, arch="switch_gmoe_tiny")
+        make_run(
+            tmp_path / f"sm{seed}", [30.0 + shift, 28.0, 26.0], seed=seed, arch="switch_gmoe_tiny"
+        )
     tiny = {"arch": "switch_gmoe_tiny"}
     make_run(tmp_path / "ens", [29.0, 27.0, 25.0], "ens", members=3, **tiny)
     make_run(tmp_path / "umix", [0, 27.5, 25.5], "umix", w=2, members=2, **tiny)
@@ -101,7 +112,14 @@ def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
     tiny_cells = [[*line[:2], *line[6:]] for line in found["table2"].cells[1:]]
     assert tiny_cells == [
         ["SM_w1", "dense", "", "", "", ""],
-        ["SM_w1", "4", "63.8M [65M]", "31.00 ±1.00 [28.57]", "28.00 ±0.00 [27.45]", "26.00 ±0.00 [26.91]"],
+        [
+            "SM_w1",
+            "4",
+            "63.8M [65M]",
+            "31.00 ±1.00 [28.57]",
+            "28.00 ±0.00 [27.45]",
+            "26.00 ±0.00 [26.91]",
+        ],
         ["Ens_w1", "4@3", "191M", "29.00", "27.00", "25.00"],
         ["UMix_w2", "4@2", "128M", "*", "27.50", "25.50"],
         ["gEns_w1", "4@1", "63.8M [65M]", "31.00 [28.57]", "", ""],
@@ -134,11 +152,18 @@ def test_equal_names_are_extended_by_differences(tmp_path):
     flags = ["--fp16", "--lr", "1e-3", "--decoder-layers", "2"]
     make_run(tmp_path / "a", [30.0], fairseq_flags=flags)
     make_run(tmp_path / "b", [20.0], fairseq_flags=["--lr=2e-3", "--decoder-layers=2"])
-    make_run(tmp_path / "c", [10.0], experts=8, fairseq_flags=["--lr", "3e-3", "--decoder-layers", "2"])
+    make_run(
+        tmp_path / "c", [10.0], experts=8, fairseq_flags=["--lr", "3e-3", "--decoder-layers", "2"]
+    )
     for name, growth in (("d", [2]), ("e", [4])):
-        make_run(tmp_path / name, [9.0, 8.0], "gmoe", experts=[4, 4 + growth[0]], grow_experts=growth)
+        make_run(
+            tmp_path / name, [9.0, 8.0], "gmoe", experts=[4, 4 + growth[0]], grow_experts=growth
+        )
     found, *_ = tables_of(tmp_path)
-    assert found["table2_B1"].title == "Table 2: test perplexity of base layers=2 after mega-batch t, B = 1"
+    assert (
+        found["table2_B1"].title
+        == "Table 2: test perplexity of base layers=2 after mega-batch t, B = 1"
+    )
     assert [line[:2] for line in found["table2_B1"].cells[1:]] == [
         ["SM_w1", "8"],
         ["SM_w1 fp16 lr=1e-3", "4"],
@@ -157,7 +182,9 @@ def test_other_protocols_have_no_number_of_the_paper(tmp_path):
     assert found == [(f"SM_w1 ({told})", "30.00", "29.00") for told in protocols]
 
 
-@pytest.mark.parametrize(("millions", "matches"), [(63.1, True), (63.0, False), (66.9, True), (67.0, False)])
+@pytest.mark.parametrize(
+    ("millions", "matches"), [(63.1, True), (63.0, False), (66.9, True), (67.0, False)]
+)
 def test_sizes_match_to_3_percent(tmp_path, millions, matches):
     make_run(tmp_path, [30.0], size=(millions, 0))
     assert table2(tmp_path)[0][3] == ("30.00 [28.57]" if matches else "30.00")
@@ -166,7 +193,9 @@ def test_sizes_match_to_3_percent(tmp_path, millions, matches):
 def test_table_1_pairs_iid_with_sequential(paper_runs, tmp_path):
     make_run(tmp_path / "umix", [5.0, 6.0, 7.0, 8.0], "umix", members=2)
     make_run(tmp_path / "umix4", [0, 0, 0, 4.0], "umix", w=4, members=2, update_multiplier=4)
-    make_run(tmp_path / "umix8", [0, 0, 0, 3.0], "umix", w=4, members=2, experts=8, update_multiplier=4)
+    make_run(
+        tmp_path / "umix8", [0, 0, 0, 3.0], "umix", w=4, members=2, experts=8, update_multiplier=4
+    )
     found, *_ = tables_of(paper_runs, tmp_path)
     assert found["table1"].cells == [
         ["method", "# experts", "k=3 i.i.d.", "k=3 seq.", "k=4 i.i.d.", "k=4 seq."],
@@ -193,7 +222,10 @@ def test_table_1_takes_the_most_similar_sequential_run(tmp_path):
     [({"update_multiplier": 1}, {}), ({}, {"rows": 3}), ({}, {"learner": "umix"})],
 )
 def test_without_a_pair_one_line_says_what_is_missing(tmp_path, iid, sequential):
-    iid, sequential = {"update_multiplier": 3, **iid}, {"learner": "ens", "members": 2, **sequential}
+    iid, sequential = (
+        {"update_multiplier": 3, **iid},
+        {"learner": "ens", "members": 2, **sequential},
+    )
     make_run(tmp_path / "iid", [0, 0, 20.0], "ens", w=3, members=2, **iid)
     make_run(tmp_path / "seq", [23.0, 22.0, 21.0], **sequential)
     found, _, (missing,) = tables_of(tmp_path)
@@ -215,7 +247,10 @@ def test_command_prints_and_writes_the_tables(paper_runs, tmp_path):
     assert re.split(r" {2,}", lines[2])[:4] == ["SM_w1", "4", "63.8M [65M]", "29.57 [28.57]"]
     assert "Table 1: test perplexity of i.i.d. against sequential training" in done.stdout
     assert "Test perplexity after" not in done.stdout  # instead of the general table
-    assert sorted(path.name for path in (tmp_path / "out").glob("table*")) == ["table1.md", "table2.md"]
+    assert sorted(path.name for path in (tmp_path / "out").glob("table*")) == [
+        "table1.md",
+        "table2.md",
+    ]
     markdown = (tmp_path / "out/table2.md").read_text()
     assert "| SM_w3 | 8 | 89M [91M] | \\* | \\* | 26.18 [25.18] |" in markdown
     assert "base \\|θ\\|" in markdown

@@ -43,7 +43,9 @@ def test_transfer_is_the_mean_of_each_part_of_the_matrix():
 
 def test_transfer_of_perplexities_is_the_mean_of_their_logarithms():
     powers = [(0 + 4 + 8) / 3, (3 + 6 + 7) / 3, (1 + 2 + 5) / 3, (0 + 3.5 + 7) / 3]
-    assert metrics.transfer(MATRIX, logarithmic=True) == pytest.approx([2**power for power in powers])
+    assert metrics.transfer(MATRIX, logarithmic=True) == pytest.approx(
+        [2**power for power in powers]
+    )
 
 
 def test_transfer_over_the_first_rows():

@@ -65,7 +65,11 @@ def test_copies_change_no_number_of_any_reader(tmp_path):
         texts = [done.stdout, advice, page.read_text(), (out / "report.md").read_text()]
         (results,) = group(find_runs([runs]))
         shown = [table.cells for table in tables(Section("", results), results[0])]
-        return texts, [shown, (out / "report.csv").read_text(), *(t.split("left out")[0] for t in texts[:2])]
+        return texts, [
+            shown,
+            (out / "report.csv").read_text(),
+            *(t.split("left out")[0] for t in texts[:2]),
+        ]
 
     texts, before = read()
     with_copies(runs)
@@ -77,7 +81,9 @@ def test_copies_change_no_number_of_any_reader(tmp_path):
     for one, other in zip(before, after, strict=True):
         assert other in (one, one[: len(other)])
     for text in texts:
-        assert [text.replace("\\", "").count(f"left out: {runs}/{line}") for line in lines] == [1] * 4
+        assert [text.replace("\\", "").count(f"left out: {runs}/{line}") for line in lines] == [
+            1
+        ] * 4
 
 
 def test_of_one_seed_with_two_results_the_longer_run_counts_and_then_the_first(tmp_path):
@@ -109,7 +115,10 @@ def test_the_table_of_a_sweep_names_what_does_not_count(tmp_path, monkeypatch, c
     image_run(tmp_path / "1", [0.5, 0.4], seed=1, rows=2)
     monkeypatch.setattr(figures, "write_figures", lambda *_: [])
     summarise([tmp_path], tmp_path)
-    assert f"left out: {tmp_path / '1'}, at t=1 of 2, beside finished seeds\n" in capsys.readouterr().out
+    assert (
+        f"left out: {tmp_path / '1'}, at t=1 of 2, beside finished seeds\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_text_run_of_fewer_stages_has_finished_what_was_asked_for(tmp_path):
@@ -125,7 +134,9 @@ def test_a_text_run_of_fewer_stages_has_finished_what_was_asked_for(tmp_path):
 
 def test_advice_of_an_earlier_time_has_the_seeds_that_had_come_so_far(tmp_path):
     two_learners(tmp_path)
-    image_run(tmp_path / "late", law(0.5, 0.4, 0.02, count=8), seed=2, learner="ens", members=5, rows=5)
+    image_run(
+        tmp_path / "late", law(0.5, 0.4, 0.02, count=8), seed=2, learner="ens", members=5, rows=5
+    )
     for now, known in ((3, [0, 1, 2]), (4, [0, 1, 2]), (5, [0, 1])):
         found = advise(one_section(find_runs([tmp_path]), now), now)
         assert {each.label: each.seeds for each in found.candidates}["ens w=1"] == known
@@ -147,9 +158,14 @@ def test_raw_weights_of_a_finished_run_stay_beside_one_that_has_started(tmp_path
 def test_an_average_and_its_raw_weights_share_a_line(tmp_path):
     """Raw weights that each of two averages has, of one training, need no line."""
     for name, average, rows in (("a", 0.9, 3), ("b", 0.7, 3), ("c", 0.9, 3), ("d", 0.9, 2)):
-        run = image_run(tmp_path / name, [0.5, 0.3], seed=int(name == "d"), average=average, rows=rows)
+        run = image_run(
+            tmp_path / name, [0.5, 0.3], seed=int(name == "d"), average=average, rows=rows
+        )
         averaged(run, 0.5)
-    lines = ["left out: c, a copy of a, which counts", "left out: d, at t=1 of 2, beside finished seeds"]
+    lines = [
+        "left out: c, a copy of a, which counts",
+        "left out: d, at t=1 of 2, beside finished seeds",
+    ]
     assert lines_of(tmp_path) == lines
     assert {name: row["n"] for name, row in by_learner(tmp_path).items()} == dict.fromkeys(
         ("sm", "sm, average 0.9", "sm, average 0.7"), "1"

@@ -38,7 +38,13 @@ def test_the_raw_weights_are_a_run_without_average(tmp_path):
 
 def test_text_has_raw_perplexity_per_word_and_no_other_measure_of_the_average(tmp_path):
     run = averaged(lm_run(tmp_path, [9.0, 4.0], average=0.9), 0.5)
-    more = {"tokens": 300, "words": 200, "nll": 1.0, "expert_layers": {"1": {}}, "valid": {"loss": 1.0}}
+    more = {
+        "tokens": 300,
+        "words": 200,
+        "nll": 1.0,
+        "expert_layers": {"1": {}},
+        "valid": {"loss": 1.0},
+    }
     edited(run, lambda row: row["extra"].update(more))
     _, raw = find_runs([tmp_path])
     assert [row["extra"]["perplexity_per_word"] for row in raw.rows[1:]] == pytest.approx([27, 8])
@@ -57,7 +63,9 @@ def test_no_seed_counts_twice(tmp_path):
     for seed in (0, 1, 2):
         averaged(image_run(tmp_path / str(seed), [0.5, 0.3], seed=seed, average=0.9), 0.5)
     averaged(image_run(tmp_path / "decay", [0.5, 0.3], seed=2, average=0.7), 0.5)
-    image_run(tmp_path / "waits", [0.5, 0.3], seed=1, rows=0)  # no rows yet, so it counts for nothing
+    image_run(
+        tmp_path / "waits", [0.5, 0.3], seed=1, rows=0
+    )  # no rows yet, so it counts for nothing
     rows = by_learner(tmp_path)
     counts = {name: row["n"] for name, row in rows.items()}
     assert counts == {"sm": "3", "sm, average 0.9": "3", "sm, average 0.7": "1"}
@@ -94,14 +102,18 @@ def test_a_decay_for_each_waiting_time_is_one_method_of_the_figures_and_two_of_t
 def test_the_front_has_a_marker_per_variant_and_a_line_without_variants(tmp_path):
     for seed in (0, 1):
         averaged(image_run(tmp_path / f"sm{seed}", [0.5, 0.3], seed=seed, average=0.9), 0.5)
-        averaged(image_run(tmp_path / f"ff{seed}", [0.2, 0.1], seed=seed, learner="ff", average=0.9), 1.2)
+        averaged(
+            image_run(tmp_path / f"ff{seed}", [0.2, 0.1], seed=seed, learner="ff", average=0.9), 1.2
+        )
         averaged(image_run(tmp_path / f"w2{seed}", [0.5, 0.35], 2, seed=seed, average=0.7), 0.5)
     image_run(tmp_path / "replay", [0.19, 0.09], learner="ens", replay=True)  # costs 1 + 2 TFLOPs
     results = results_of(tmp_path)
     figure = costs.front(results)[""]
     (axes,) = figure.axes
     solid, dotted = ([tuple(point) for point in line.get_xydata()] for line in axes.lines[:2])
-    assert solid == dotted == [(2, pytest.approx(15)), (3, pytest.approx(14))]  # ff: 18 with the average
+    assert (
+        solid == dotted == [(2, pytest.approx(15)), (3, pytest.approx(14))]
+    )  # ff: 18 with the average
     assert axes.lines[1].get_linestyle() == ":"
     looks = [container.lines[0] for container in axes.containers]
     shown = {
@@ -128,9 +140,15 @@ def test_an_unfinished_run_has_one_remark(tmp_path):
 def text_runs(tmp_path):
     """Sm with two schedules and an average, also i.i.d.; ens."""
     for seed in (0, 1):
-        averaged(lm_run(tmp_path / f"sm{seed}", [30.0, 28, 26 + seed], seed=seed, average=0.99), 0.5)
+        averaged(
+            lm_run(tmp_path / f"sm{seed}", [30.0, 28, 26 + seed], seed=seed, average=0.99), 0.5
+        )
         run = lm_run(
-            tmp_path / f"c{seed}", [29.0, 27, 25], seed=seed, average="last:8", schedule="continuous"
+            tmp_path / f"c{seed}",
+            [29.0, 27, 25],
+            seed=seed,
+            average="last:8",
+            schedule="continuous",
         )
         averaged(run, 0.5)
     averaged(lm_run(tmp_path / "iid", [0, 0, 20.0], w=3, update_multiplier=3, average=0.99), 0.5)
@@ -165,15 +183,29 @@ def test_figure_5_has_a_line_per_variant(text_runs):
     shown = lm_figures.comparable(entries_of(text_runs))
     figure, matched = lm_figures.figure5(shown, reference(), "")
     assert matched == 2  # SM and Ens; no variant is the paper's
-    names = ["SM", "SM, average 0.99", "SM, continuous", "SM, continuous, average last:8", "Ens", "MoE"]
+    names = [
+        "SM",
+        "SM, average 0.99",
+        "SM, continuous",
+        "SM, continuous, average last:8",
+        "Ens",
+        "MoE",
+    ]
     assert legend_of(figure)[1:7] == names
     assert [text.get_text() for text in figure.axes[0].texts] == ["4"]
 
 
 def test_the_front_of_text_averages_complete_runs_with_the_smallest_wait(text_runs):
     (axes,) = front([entry.result for entry in entries_of(text_runs)]).axes
-    shown = sorted((*line.get_xdata(), *line.get_ydata()) for line, *_ in map(list, axes.containers))
-    points = [(3000, 13.5), (3000, 14 + 1 / 12), (3000, 28 + 1 / 6), (6000, 26)]  # raw: the paper's alone
+    shown = sorted(
+        (*line.get_xdata(), *line.get_ydata()) for line, *_ in map(list, axes.containers)
+    )
+    points = [
+        (3000, 13.5),
+        (3000, 14 + 1 / 12),
+        (3000, 28 + 1 / 6),
+        (6000, 26),
+    ]  # raw: the paper's alone
     assert shown == [pytest.approx(point) for point in points]
 
 

@@ -19,7 +19,14 @@ from alma.errors import UserError
 from alma.records import Run
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = {"learner": "sm", "megabatches": 4, "waiting_time": 1, "replay": False, "seed": 0, "model": {"d": 8}}
+CONFIG = {
+    "learner": "sm",
+    "megabatches": 4,
+    "waiting_time": 1,
+    "replay": False,
+    "seed": 0,
+    "model": {"d": 8},
+}
 
 
 def row(t, **changes):
@@ -148,7 +155,9 @@ def test_invalid_rows_are_refused_and_are_errors_in_a_file(run, changes, message
     assert run.rows == [row(0)]
     with run.results.open("a") as file:
         file.write(json.dumps(row(2) | changes) + "\n" + json.dumps(row(3)) + "\n")
-    with pytest.raises(UserError, match=f"{re.escape(str(run.results))}:2: not a row .*{re.escape(message)}"):
+    with pytest.raises(
+        UserError, match=f"{re.escape(str(run.results))}:2: not a row .*{re.escape(message)}"
+    ):
         _ = run.rows
 
 
@@ -174,7 +183,10 @@ def test_another_corrupt_line_is_an_error(run, line, message):
         ({"waiting_time": 5}, "waiting_time: Expected `int` <= 4"),
         ({"learner": "\ud800"}, "JSON is malformed"),
         ({"learner": "\x1b[2J"}, "control characters, "),
-        ({"deep": json.loads("[" * 50 + "]" * 50)}, "control characters, huge numbers or deep nesting"),
+        (
+            {"deep": json.loads("[" * 50 + "]" * 50)},
+            "control characters, huge numbers or deep nesting",
+        ),
         ({"fairseq_flags": "--lr"}, "fairseq_flags: "),
     ],
 )
@@ -227,7 +239,11 @@ def test_a_full_disk_leaves_no_half_row(run, monkeypatch):
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
@@ -257,7 +273,9 @@ for t in range(100000):
 
 
 def test_reading_during_a_run_and_resuming_after_a_kill(tmp_path):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, Path(__file__).parent)))}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, Path(__file__).parent)))
+    }
     with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], env=environment) as writer:
         deadline, seen = time.monotonic() + 60, 0
         while seen < 40 and time.monotonic() < deadline:

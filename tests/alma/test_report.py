@@ -29,7 +29,12 @@ def test_out_writes_markdown_csv_and_figures(tmp_path):
     assert len(lines) == 9
     last = lines[-1]
     assert last["run"] == str(tmp_path / "runs/w2")
-    assert (last["t"], last["value"], last["trained_on"], last["config.model.d"]) == ("2", "0.3", "1 2", "8")
+    assert (last["t"], last["value"], last["trained_on"], last["config.model.d"]) == (
+        "2",
+        "0.3",
+        "1 2",
+        "8",
+    )
     markdown = (tmp_path / "out/report.md").read_text()
     assert "| sm | 1 | no | 2 | 65M | 90.00 ±0.00 | 55.00 ±7.07 | 20.00 ±0.00 |" in markdown
     assert "| sm | 2 | no | 1 | 65M | 90.00 | \\* | 30.00 |" in markdown
@@ -94,14 +99,22 @@ def unscored(place):
         (text, "--hold lr", "--hold needs --select"),
         (text, "--choose replay", "--choose needs --select"),
         (text, "--select valid --choose lr", "--choose lr: choose from replay_share, replay_from"),
-        (text, "--select valid --hold learne", "learne: no run has this setting; did you mean learner?"),
+        (
+            text,
+            "--select valid --hold learne",
+            "learne: no run has this setting; did you mean learner?",
+        ),
         (unscored, "--select valid", "sm hidden=16 w=1 has no validation score"),
         (
             two_waits,
             "--baseline sn",
             "'sn' is no configuration of these runs: give one of 'sm w=1', 'sm w=2'",
         ),
-        (two_waits, "--baseline sm", "'sm' fits several configurations: give one of 'sm w=1', 'sm w=2'"),
+        (
+            two_waits,
+            "--baseline sm",
+            "'sm' fits several configurations: give one of 'sm w=1', 'sm w=2'",
+        ),
         (other_data, "--baseline sm", "'sm': no other configuration of these runs is on its data"),
     ],
 )
@@ -136,7 +149,11 @@ def test_figures_show_the_untrained_error(tmp_path):
 
 
 def test_many_curves_differ_in_colour_or_line():
-    for learners, waits in ((["sm"] * 8, [1, 10]), (["sm", "ens", "gmoe"] * 3, [1]), (["sm", "ens"], [1])):
+    for learners, waits in (
+        (["sm"] * 8, [1, 10]),
+        (["sm", "ens", "gmoe"] * 3, [1]),
+        (["sm", "ens"], [1]),
+    ):
         found = [
             Result({"learner": learner, "waiting_time": waits[i % len(waits)]}, ())
             for i, learner in enumerate(learners)

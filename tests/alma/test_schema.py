@@ -14,7 +14,17 @@ LOOP["a"] = LOOP
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 100_000, '{"a":' * 100_000, "{", b"\xff", "1" * 5000, "1e400", "NaN", "[Infinity]", '"\\ud800"'],
+    [
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "{",
+        b"\xff",
+        "1" * 5000,
+        "1e400",
+        "NaN",
+        "[Infinity]",
+        '"\\ud800"',
+    ],
 )
 def test_what_is_no_json_is_a_value_error(text):
     with pytest.raises(ValueError):  # noqa: PT011  the message is that of msgspec, or ours
@@ -24,7 +34,11 @@ def test_what_is_no_json_is_a_value_error(text):
 @pytest.mark.parametrize(
     ("kind", "good", "bad"),
     [
-        (TEXT, ["", "größer", "日本", "a b", "😀"], [None, 1, "\ud800", "a\x1b[2J", "a\0b", "a\n", "\x85"]),
+        (
+            TEXT,
+            ["", "größer", "日本", "a b", "😀"],
+            [None, 1, "\ud800", "a\x1b[2J", "a\0b", "a\n", "\x85"],
+        ),
         (NUMBER, [0, -1, 1.5, 1e100], [True, "1", None, 10**400, 1e300, math.nan, math.inf]),
         (AMOUNT, [0, 1.5], [-1, -0.1, True, 1e300, math.nan]),
         (COUNT | None, [None, 1, 2**63 - 1], [0, "1", True, 1.0, 2**63, 10**400]),

@@ -29,7 +29,11 @@ def test_tokenizers_are_compared_by_bits_per_byte(tmp_path):
     assert found.returncode == 0
     tables = found.stdout.split("Test bits-per-byte")[1:]
     assert len(tables) == 2
-    assert [name in tables[0] for name in ("words (sm)", "bytes (sm)", "more (sm)")] == [True, True, False]
+    assert [name in tables[0] for name in ("words (sm)", "bytes (sm)", "more (sm)")] == [
+        True,
+        True,
+        False,
+    ]
     assert ["2.00" in tables[0], "3.50" in tables[0], "500.00" in tables[0]] == [True, True, True]
 
 

@@ -16,7 +16,12 @@ def test_only_hyper_parameters_are_selected(tmp_path):
             make_run(runs / f"{width}{seed}", [0.9, 0.5, test], metric="error", **settings)
     make_run(runs / "w2", [0.9, 0.9, 0.4], 2, metric="error", valid=[None, None, 0.9], hidden=8)
     usual = {"metric": "error", "valid": [None, 0.9, 0.9], "hidden": 8}
-    for name, other in (("replay", True), ("dataset", "other"), ("learner", "ens"), ("scenario", "rotated")):
+    for name, other in (
+        ("replay", True),
+        ("dataset", "other"),
+        ("learner", "ens"),
+        ("scenario", "rotated"),
+    ):
         make_run(runs / name, [0.9, 0.4, 0.4], **usual, **{name: other})
     done = report(runs, "--select", "valid", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
@@ -43,8 +48,12 @@ def test_candidates_are_compared_at_common_t(tmp_path):
 def test_the_score_after_the_first_stage_alone_may_choose(tmp_path):
     """Of language models; a run of one stage is a candidate like the others."""
     tmp_path.joinpath("runs").mkdir()
-    make_run(tmp_path / "runs/a", [90.0] * 4 + [20.0], 2, valid=[None, None, 50.0, 50.0, 10.0], lr=1)
-    make_run(tmp_path / "runs/b", [90.0] * 4 + [30.0], 2, valid=[None, None, 40.0, 40.0, 90.0], lr=2)
+    make_run(
+        tmp_path / "runs/a", [90.0] * 4 + [20.0], 2, valid=[None, None, 50.0, 50.0, 10.0], lr=1
+    )
+    make_run(
+        tmp_path / "runs/b", [90.0] * 4 + [30.0], 2, valid=[None, None, 40.0, 40.0, 90.0], lr=2
+    )
     lines = {}
     for select in ("valid", "valid-first"):
         (lines[select],) = report(tmp_path / "runs", "--select", select).stdout.splitlines()[-1:]
@@ -78,8 +87,14 @@ def averages(tmp_path):
 def test_averages_and_schedules_are_chosen_and_each_is_named(averages):
     done = report(averages, "--select", "valid")
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("best")]
-    assert line.startswith("best of 6 by validation perplexity: sm w=1: average=poly:64 (20.00); left out: ")
-    for told in ("average=poly:4 (30.00)", "schedule=continuous dropout=0.5 (50.00)", "none (60.00)"):
+    assert line.startswith(
+        "best of 6 by validation perplexity: sm w=1: average=poly:64 (20.00); left out: "
+    )
+    for told in (
+        "average=poly:4 (30.00)",
+        "schedule=continuous dropout=0.5 (50.00)",
+        "none (60.00)",
+    ):
         assert told in line
 
 
@@ -98,8 +113,12 @@ def test_settings_that_are_held_are_not_chosen_among(averages):
 def test_a_share_of_replay_is_chosen_on_request(tmp_path):
     for share, score in (("", 30.0), (0.5, 20.0), (0.9, 25.0)):
         config = {"replay_share": share} if share else {}
-        make_run(tmp_path / f"share{share}", [90.0, 50.0, 40.0], valid=[None, score, score], **config)
+        make_run(
+            tmp_path / f"share{share}", [90.0, 50.0, 40.0], valid=[None, score, score], **config
+        )
     assert "best of" not in report(tmp_path, "--select", "valid").stdout
     done = report(tmp_path, "--select", "valid", "--choose", "replay-share").stdout
     (line,) = [line for line in done.splitlines() if line.startswith("best")]
-    assert line.startswith("best of 3 by validation perplexity: sm w=1: replay_share=0.5 (20.00); left out:")
+    assert line.startswith(
+        "best of 3 by validation perplexity: sm w=1: replay_share=0.5 (20.00); left out:"
+    )

@@ -21,7 +21,11 @@ def test_stages():
 
 
 def test_a_replay_by_share_comes_from_all_mega_batches_or_from_those_of_the_stage_before():
-    assert [stage.earlier for stage in stages(5, 2, replay_from="all")] == [(), (1, 2), (1, 2, 3, 4)]
+    assert [stage.earlier for stage in stages(5, 2, replay_from="all")] == [
+        (),
+        (1, 2),
+        (1, 2, 3, 4),
+    ]
     assert [stage.earlier for stage in stages(5, 2, replay_from="recent")] == [(), (1, 2), (3, 4)]
 
 
@@ -32,7 +36,9 @@ def test_every_megabatch_is_trained_on_exactly_once_in_order(stream):
     assert [t for stage in plan for t in stage.train_on] == list(range(1, megabatches + 1))
     assert [stage.index for stage in plan] == list(range(-(-megabatches // waiting_time)))
     assert all(len(stage.train_on) == waiting_time for stage in plan[:-1])
-    assert all((stage.first, stage.last) == (stage.train_on[0], stage.train_on[-1]) for stage in plan)
+    assert all(
+        (stage.first, stage.last) == (stage.train_on[0], stage.train_on[-1]) for stage in plan
+    )
 
 
 @given(streams())

@@ -23,7 +23,9 @@ def panels(figure):
 
 def drawn(axes, colour):
     """Points of the lines with this colour, except dotted ones (untrained)."""
-    lines = [line for line in axes.lines if line.get_color() == colour and line.get_linestyle() != ":"]
+    lines = [
+        line for line in axes.lines if line.get_color() == colour and line.get_linestyle() != ":"
+    ]
     return [list(map(tuple, line.get_xydata())) for line in lines]
 
 
@@ -42,7 +44,9 @@ def test_the_front_joins_what_nothing_else_beats_in_both(tmp_path):
 
 def test_the_front_leaves_out_raw_weights_but_those_of_the_paper_s_learners(tmp_path):
     averaged(image_run(tmp_path / "sm", [0.4] * 4, average="poly:8", epochs=100), 0.5)
-    averaged(image_run(tmp_path / "new", [0.2] * 4, average="poly:8", replay_share=0.9, epochs=10), 0.5)
+    averaged(
+        image_run(tmp_path / "new", [0.2] * 4, average="poly:8", replay_share=0.9, epochs=10), 0.5
+    )
     (axes,) = panels(costs.front(results_of(tmp_path))[""])
     drawn_errors = sorted(y for bars in axes.containers for y in bars.lines[0].get_ydata())
     assert drawn_errors == pytest.approx([10, 20, 40])  # without 20 of raw weights with replay
@@ -67,7 +71,9 @@ def test_the_labels_of_a_logarithmic_axis_reach_its_ends_and_do_not_touch(high):
             axes.plot([low, high], [0, 1])
             style.number_axis(axes, "x", [low, high])
             figure.draw_without_rendering()
-        ticks = [tick for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high * 1.001]
+        ticks = [
+            tick for tick in axes.xaxis.get_major_ticks() if low <= tick.get_loc() <= high * 1.001
+        ]
         ticks.sort(key=lambda tick: tick.get_loc())
         boxes = [tick.label1.get_window_extent() for tick in ticks]
         assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes)), low
@@ -122,7 +128,11 @@ def test_two_learners_share_a_panel_that_marks_where_waiting_wins(tmp_path):
     """Figure 3: at t = 2 w = 2 has the lowest error, at t = 4 w = 4; at t = 1 and 3 nothing beats w = 1."""
     for size in (4, 16):
         for learner in ("sm", "ens", "gens"):
-            for w, errors in ((1, [0.5, 0.4, 0.2, 0.3]), (2, [0, 0.3, 0.3, 0.3]), (4, [0, 0, 0, 0.2])):
+            for w, errors in (
+                (1, [0.5, 0.4, 0.2, 0.3]),
+                (2, [0, 0.3, 0.3, 0.3]),
+                (4, [0, 0, 0, 0.2]),
+            ):
                 image_run(tmp_path / f"{learner}{size}{w}", errors, w, size, learner=learner)
     results = results_of(tmp_path)
     members = [r for r in results if (r.learner, r.config["hidden"]) == ("sm", 4)]
@@ -132,10 +142,17 @@ def test_two_learners_share_a_panel_that_marks_where_waiting_wins(tmp_path):
     marks = [line for line in small.lines if line.get_ydata()[0] > 1 and line.get_linewidth() == 3]
     orange, pink, purple = wait_colours((1, 2, 4)).values()
     # One row of marks for each learner.
-    assert [(line.get_xdata()[0], line.get_color()) for line in marks] == [(2, pink), (4, purple)] * 2
+    assert [(line.get_xdata()[0], line.get_color()) for line in marks] == [
+        (2, pink),
+        (4, purple),
+    ] * 2
     assert len({line.get_ydata()[0] for line in marks}) == 2
     assert [line.get_linestyle() for line in small.lines if line.get_color() == orange][-1] == "-"
-    assert {line.get_linestyle() for line in small.lines if line.get_color() == orange} == {"-", "--", ":"}
+    assert {line.get_linestyle() for line in small.lines if line.get_color() == orange} == {
+        "-",
+        "--",
+        ":",
+    }
     with pytest.raises(Missing, match="both sm and ens"):
         over_time.two_learners([r for r in results if r.learner != "ens"])
 
@@ -161,7 +178,12 @@ def test_small_and_large_have_a_panel_per_learner(tmp_path):
             image_run(tmp_path / f"{learner}{size}", [0.5, size / 100], size=size, learner=learner)
     shown = panels(over_time.small_and_large(results_of(tmp_path))[""])
     assert [axes.get_title() for axes in shown] == ["sm, 4", "ens, 4", "sm, 16", "ens, 16"]
-    assert [drawn(axes, WAIT_RAMP[0])[0][-1] for axes in shown] == [(2, 4), (2, 4), (2, 16), (2, 16)]
+    assert [drawn(axes, WAIT_RAMP[0])[0][-1] for axes in shown] == [
+        (2, 4),
+        (2, 4),
+        (2, 16),
+        (2, 16),
+    ]
     assert [axes.title.get_color() for axes in shown[:2]] == [colour_of("sm"), colour_of("ens")]
 
 
@@ -188,11 +210,14 @@ def test_replay_over_all_waits_has_a_panel_per_learner(tmp_path):
         for w in (1, 2):
             for replay in (False, True):
                 name = tmp_path / f"{learner}{w}{replay}"
-                image_run(name, [0.5, 0.4, 0.3, 0.2 - 0.1 * replay], w, learner=learner, replay=replay)
+                image_run(
+                    name, [0.5, 0.4, 0.3, 0.2 - 0.1 * replay], w, learner=learner, replay=replay
+                )
         image_run(tmp_path / f"{learner}4", [0, 0, 0, 0.05], 4, learner=learner)
     results = results_of(tmp_path)
     pairs, curves = (
-        panels(paint(results)[""]) for paint in (costs.replay_at_all_waits, over_time.replay_over_time)
+        panels(paint(results)[""])
+        for paint in (costs.replay_at_all_waits, over_time.replay_over_time)
     )
     assert [axes.get_title() for axes in pairs] == ["sm", "gens"]
     first, second, third = wait_colours((1, 2, 4)).values()
@@ -249,7 +274,14 @@ def test_ablation_has_an_ensemble_of_mixtures_and_never_a_single_network(tmp_pat
 
 def test_methods_show_unusual_settings(tmp_path):
     for size in (4, 8):
-        image_run(tmp_path / f"tree{size}", [0.5, 0.4], size=size, learner="gmoe", router="tree", experts=1)
+        image_run(
+            tmp_path / f"tree{size}",
+            [0.5, 0.4],
+            size=size,
+            learner="gmoe",
+            router="tree",
+            experts=1,
+        )
     image_run(tmp_path / "flat", [0.5, 0.4], learner="gmoe", router="flat", experts=2)
     image_run(tmp_path / "sm", [0.5, 0.4])
     results = results_of(tmp_path)
@@ -286,4 +318,6 @@ def test_missing_figures_have_remarks_and_out_has_a_default(tmp_path):
         *(f"digits_B2 replay{name}: no run with --replay" for name in ("", "_waits", "_over_time")),
         "digits_B2 ablation: no two runs of gmoe that differ only in --router tree and flat",
     } < set(lines)
-    assert lines[-3:] == [f"report/{name}" for name in ("report.md", "report.csv", "digits_B2_over_time.png")]
+    assert lines[-3:] == [
+        f"report/{name}" for name in ("report.md", "report.csv", "digits_B2_over_time.png")
+    ]

@@ -47,9 +47,15 @@ def test_an_error_fails_its_own_task(count):
 
 def test_results_in_the_order_of_the_tasks():
     with Workers(2) as workers:
-        found = [(number, result()) for number, result in workers.run(square, [(n,) for n in range(9)], True)]
+        found = [
+            (number, result())
+            for number, result in workers.run(square, [(n,) for n in range(9)], True)
+        ]
         slept = workers.run(time.sleep, [(0.5,), (0,), (60,)], in_order=True)
-        assert [number for number, _ in itertools.islice(slept, 2)] == [0, 1]  # while the last one sleeps
+        assert [number for number, _ in itertools.islice(slept, 2)] == [
+            0,
+            1,
+        ]  # while the last one sleeps
     assert found == [(n, n * n) for n in range(9)]
 
 
@@ -67,7 +73,9 @@ def test_one_worker_needs_no_process_unless_it_is_to_be_set_up():
 def test_a_killed_worker_is_one_clear_line():
     with (
         Workers(2, flag="--jobs") as workers,
-        pytest.raises(UserError, match=r"^a worker was killed \(out of memory\?\); rerun with fewer --jobs$"),
+        pytest.raises(
+            UserError, match=r"^a worker was killed \(out of memory\?\); rerun with fewer --jobs$"
+        ),
     ):
         list(workers.run(die, [(), ()]))
 
@@ -100,7 +108,9 @@ def test_ctrl_c_ends_the_pool_and_its_tasks_and_only_the_parent_says_so(tmp_path
     tasks.mkdir()
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, script, tasks]
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(
+        command, start_new_session=True, stderr=subprocess.PIPE, env=environment
+    )
     deadline = time.monotonic() + 60
     while len(list(tasks.glob("*.started"))) < 3:
         assert time.monotonic() < deadline

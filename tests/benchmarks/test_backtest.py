@@ -34,12 +34,19 @@ def test_a_wrong_advice_is_a_regret(tmp_path):
     image_run(tmp_path / "stops", stops[:20] + [stops[19]] * 20, size=16)
     image_run(tmp_path / "goes-on", goes_on[:20] + [0.01] * 20)
     means = [sum(stops[16:20]) + 20 * stops[19], sum(goes_on[16:20]) + 0.2]
-    assert means_on(tmp_path, 16)["regret: forecast"] == pytest.approx(means[0] / means[1] - 1, rel=1e-4)
+    assert means_on(tmp_path, 16)["regret: forecast"] == pytest.approx(
+        means[0] / means[1] - 1, rel=1e-4
+    )
 
 
 def test_what_does_not_count_is_named_and_few_stages_are_refused(tmp_path, capsys):
     for seed, rows in ((0, None), (1, None), (2, 2)):
-        image_run(tmp_path / f"{seed}", [0.5, 0.4, 0.3, 0.2], seed=seed, **({"rows": rows} if rows else {}))
+        image_run(
+            tmp_path / f"{seed}",
+            [0.5, 0.4, 0.3, 0.2],
+            seed=seed,
+            **({"rows": rows} if rows else {}),
+        )
     image_run(tmp_path / "ens", [0.4, 0.3, 0.3, 0.2], learner="ens", rows=4)
     backtest.main([str(tmp_path)])
     assert capsys.readouterr().out.splitlines()[-2:] == [
@@ -63,14 +70,18 @@ def test_staleness_beats_the_naive_rules_on_an_even_drift(tmp_path, capsys):
     for seed in range(3):
         noise = np.random.default_rng(seed).normal(0, 0.01, (7, 7))
         run = lm_run(tmp_path / "runs" / f"{seed}", [60.0] * 6, seed=seed)
-        drifting(run, lambda t, j, e=noise: float(50 * np.exp(0.0 if not t else e[t, j] - 0.02 * t)))
+        drifting(
+            run, lambda t, j, e=noise: float(50 * np.exp(0.0 if not t else e[t, j] - 0.02 * t))
+        )
     backtest.main([str(tmp_path / "runs")])
     assert "Backtest of staleness (nats a token)" in capsys.readouterr().out
 
 
 def test_losses_from_elsewhere(tmp_path, capsys):
     rows = ["model,trained_until,tested_on,loss"]
-    rows += [f"{m},{u},{p},{2 + 0.1 * abs(p - u)}" for m in "ab" for u in range(8) for p in range(8)]
+    rows += [
+        f"{m},{u},{p},{2 + 0.1 * abs(p - u)}" for m in "ab" for u in range(8) for p in range(8)
+    ]
     (tmp_path / "losses.csv").write_text("\n".join(rows) + "\n")
     backtest.main(["--matrix", str(tmp_path / "losses.csv"), "--groups", "a"])
     assert capsys.readouterr().out.count("Backtest of staleness (nats): a") == 1

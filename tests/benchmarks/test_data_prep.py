@@ -10,7 +10,13 @@ from data_prep.documents import make_shards, normalise
 def small(benchmark, monkeypatch):
     """The benchmark with small samples, shards, buckets and vocabulary."""
     made = benchmark("data_prep")
-    sizes = {"VOCABULARY": 300, "MAX_DOCUMENT_WORDS": 50, "BLOCK": 100, "SAMPLE_BYTES": 40_000, "SEEDS": 1}
+    sizes = {
+        "VOCABULARY": 300,
+        "MAX_DOCUMENT_WORDS": 50,
+        "BLOCK": 100,
+        "SAMPLE_BYTES": 40_000,
+        "SEEDS": 1,
+    }
     sizes |= {"LEAST_RUNS": 2, "SMALL_VOCABULARY": 300, "FILE_DOCUMENTS": 300}
     for name, value in sizes.items():
         monkeypatch.setattr(made, name, value)
@@ -24,7 +30,9 @@ def test_made_up_documents_are_a_function_of_their_number(small, tmp_path):
     assert [len(documents) for documents in made] == [300] * 4
     assert [list(small.MadeUpReader().read(shard)) for shard in shards[::-1]] == made[::-1]
     texts = [document for shard in made for document in shard]
-    assert all(words == len(text.split()) and normalise(text) == text for _, text, words in texts[::50])
+    assert all(
+        words == len(text.split()) and normalise(text) == text for _, text, words in texts[::50]
+    )
     copies = len(texts) - len({text for _, text, _ in texts})
     assert copies == pytest.approx(900 / small.COPIES, rel=0.6)
 
@@ -59,7 +67,9 @@ def test_tables_of_little_text(small, tmp_path):
     assert [row["near duplicates"] for row in tables["near_duplicates_effect"]] == ["keep", "drop"]
 
 
-def test_planted_copies_are_found_and_peers_that_are_missing_named(benchmark, tmp_path, monkeypatch, capsys):
+def test_planted_copies_are_found_and_peers_that_are_missing_named(
+    benchmark, tmp_path, monkeypatch, capsys
+):
     made = benchmark("near_duplicates")
     monkeypatch.setattr(made, "find_spec", lambda name: None)
     rng = np.random.default_rng(0)

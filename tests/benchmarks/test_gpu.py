@@ -34,7 +34,9 @@ def server():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))  # an installed package is called `benchmarks`, too
         patch.setenv("OMP_NUM_THREADS", "1")
-        made = ForkServer(["fairseq_cli.train", "fairseq_alma.preloaded", "benchmarks.gpu.language"])
+        made = ForkServer(
+            ["fairseq_cli.train", "fairseq_alma.preloaded", "benchmarks.gpu.language"]
+        )
     yield made
     made.stop()
 
@@ -57,11 +59,20 @@ def step(benchmark, server, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def run(name, *flags):
-        environment = ["--environment", str(tmp_path / "environment"), "--out", str(tmp_path / "out")]
+        environment = [
+            "--environment",
+            str(tmp_path / "environment"),
+            "--out",
+            str(tmp_path / "out"),
+        ]
         with monkeypatch.context() as patch:
             patch.setattr(process, "Popen", start)
             gpu.main(["step", name, "--dry-run", *environment, *flags])
-        rows = [row for line in capsys.readouterr().out.encode().splitlines() if (row := process.parse(line))]
+        rows = [
+            row
+            for line in capsys.readouterr().out.encode().splitlines()
+            if (row := process.parse(line))
+        ]
         finished = [row for row in rows if row.get("error") != process.NO_RESULT]
         assert [row["case"] for row in finished] == [row["case"] for row in rows[: len(finished)]]
         assert not any("error" in row for row in finished), finished
@@ -108,13 +119,17 @@ def test_fairseq_train_accepts_all_flags_of_full_size(benchmark, tmp_path):
         peer = resolve(data.words(size, 0, flags, 45))
         layers, dim, heads = data.arch(size)
         chosen = [
-            peer["settings"][f"--decoder-{name}"] for name in ("layers", "embed-dim", "attention-heads")
+            peer["settings"][f"--decoder-{name}"]
+            for name in ("layers", "embed-dim", "attention-heads")
         ]
         assert (peer["arch"], chosen) == ("transformer_lm", [layers, dim, heads])
         assert peer["settings"]["--decoder-ffn-embed-dim"] == 4 * dim
     flops = Shape(6, 512, 2048, 50_264, 512, 8, 2).training_flops(1)
     assert flops == pytest.approx(45.7e9 * 3 / 512, rel=0.01)  # the paper's base model
-    assert resolve([str(tmp_path), "--task", "alma_lm", *language.BASE.split()])["arch"] == "switch_gmoe_base"
+    assert (
+        resolve([str(tmp_path), "--task", "alma_lm", *language.BASE.split()])["arch"]
+        == "switch_gmoe_base"
+    )
 
 
 @pytest.mark.thorough
@@ -132,7 +147,10 @@ def test_shares_of_the_time(benchmark):
     def event(name, start, end, device="CPU", annotation=False):
         span = SimpleNamespace(start=start, end=end, elapsed_us=lambda: end - start)
         return SimpleNamespace(
-            name=name, time_range=span, device_type=f"DeviceType.{device}", is_user_annotation=annotation
+            name=name,
+            time_range=span,
+            device_type=f"DeviceType.{device}",
+            is_user_annotation=annotation,
         )
 
     events = [
@@ -155,7 +173,12 @@ def test_shares_of_the_time(benchmark):
 def test_image_learners_are_measured_beside_plain_pytorch(step):
     mnist, large = step("images")
     assert [row["case"]["network"] for row in (mnist, large)] == ["mlp", "mobilenet_v3_small"]
-    for ratios in (mnist["plain / sm"], mnist["ens / sm"], mnist["one by one / ens"], large["plain / sm"]):
+    for ratios in (
+        mnist["plain / sm"],
+        mnist["ens / sm"],
+        mnist["one by one / ens"],
+        large["plain / sm"],
+    ):
         assert len(ratios) == 2
         assert min(ratios) > 0
 
@@ -167,7 +190,9 @@ def test_a_killed_training_resumes_with_the_same_numbers(step):
     assert (float(row["worst loss"]), float(row["weights"])) == (0, 0)
 
 
-@pytest.mark.parametrize(("loss", "last", "message"), [(5.5, 60, "differs by 10.0%"), (5, 59, "not 1 to 60")])
+@pytest.mark.parametrize(
+    ("loss", "last", "message"), [(5.5, 60, "differs by 10.0%"), (5, 59, "not 1 to 60")]
+)
 def test_a_resumed_training_with_other_numbers_is_an_error(
     benchmark, tmp_path, monkeypatch, loss, last, message
 ):
@@ -176,7 +201,8 @@ def test_a_resumed_training_with_other_numbers_is_an_error(
     def updates_of(words, *_):
         through = words[-1].endswith("through")
         return [
-            {"loss": 5 if through else loss, "num_updates": n + 1} for n in range(60 if through else last)
+            {"loss": 5 if through else loss, "num_updates": n + 1}
+            for n in range(60 if through else last)
         ]
 
     monkeypatch.setattr(language, "updates_of", updates_of)
@@ -195,7 +221,9 @@ def test_a_stream_has_a_row_for_each_stage(step):
 def test_gpu_tests_are_collected(step, benchmark):
     (row,) = step("tests")
     assert row["collected"] > 40
-    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text()]
+    marked = [
+        path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text()
+    ]
     files = {ROOT / "tests" / name for name in benchmark("gpu.tests").FILES}
     assert set(marked) - {Path(__file__)} == files
 
@@ -225,11 +253,15 @@ def test_a_step_costs_the_others_nothing(benchmark, tmp_path, monkeypatch, capfd
     gpu = benchmark("gpu")
     monkeypatch.chdir(tmp_path)
     scripts = {name: SCRIPT + code for name, code in STEPS.items()}
-    monkeypatch.setattr(gpu, "STEPS", {name: gpu.Limit(4, "", f"step that {name}") for name in STEPS})
+    monkeypatch.setattr(
+        gpu, "STEPS", {name: gpu.Limit(4, "", f"step that {name}") for name in STEPS}
+    )
     monkeypatch.setattr(gpu, "WHOLE", 20)
     monkeypatch.setattr(gpu, "machine", lambda: {"gpus": ["made-up"]})  # its figures are looked at
     monkeypatch.setattr(
-        gpu, "command", lambda name, cases, _: [sys.executable, "-c", scripts[name], name, repr(cases)]
+        gpu,
+        "command",
+        lambda name, cases, _: [sys.executable, "-c", scripts[name], name, repr(cases)],
     )
     began = time.monotonic()
     with pytest.raises(SystemExit, match="1"):
@@ -267,7 +299,11 @@ def test_a_step_costs_the_others_nothing(benchmark, tmp_path, monkeypatch, capfd
         gpu.main(["again", "crashes", "well", "--out", "out", "--seconds", "20"])
     assert Path("ran").read_text().splitlines() == ["crashes [{'n': 3}]", "well [{'n': 0}]"]
     steps = json.loads(Path("out/gpu.json").read_text())["steps"]
-    assert {row["case"]["n"]: row["part"] for row in steps["well"]["rows"]} == {5: 0.2, 6: 1 / 6, 0: 1.0}
+    assert {row["case"]["n"]: row["part"] for row in steps["well"]["rows"]} == {
+        5: 0.2,
+        6: 1 / 6,
+        0: 1.0,
+    }
 
 
 def test_a_damaged_wheel_costs_the_others_nothing(benchmark, tmp_path):
@@ -277,7 +313,9 @@ def test_a_damaged_wheel_costs_the_others_nothing(benchmark, tmp_path):
         with zipfile.ZipFile(tmp_path / f"{name}-1-py3-none-any.whl", "w") as file:
             file.writestr(f"{name}.py", "")
             file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-            file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            file.writestr(
+                f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
             file.writestr(f"{info}/RECORD", f"{name}.py,,\n")
     (tmp_path / "beta-1-py3-none-any.whl").write_bytes(b"no wheel")
     packages.make(tmp_path / "made")

@@ -50,11 +50,15 @@ class Scenario(NamedTuple):
         if kind == "stream":
             record = json.loads((paths[0] / "stream.json").read_bytes())
             return [
-                part["files"] for part in (*record["megabatches"], record["valid"], record["test"], record)
+                part["files"]
+                for part in (*record["megabatches"], record["valid"], record["test"], record)
             ]
         if kind == "rows":
             rows = map(json.loads, (paths[0] / "results.jsonl").read_bytes().splitlines())
-            return [{k: v for k, v in row.items() if k not in (*MACHINE_FIELDS, "extra")} for row in rows]
+            return [
+                {k: v for k, v in row.items() if k not in (*MACHINE_FIELDS, "extra")}
+                for row in rows
+            ]
         return None
 
 
@@ -109,7 +113,9 @@ class Cases:
             self._prepare(scenario)
             ended = self._call(scenario)
             if ended.code not in (0, *scenario.codes):
-                raise RuntimeError(f"{scenario.words}: exit code {ended.code}\n{ended.out}\n{ended.err}")
+                raise RuntimeError(
+                    f"{scenario.words}: exit code {ended.code}\n{ended.out}\n{ended.err}"
+                )
             self.baselines[scenario.words] = ended, scenario.made(self.work, ended)
         return self.baselines[scenario.words]
 
@@ -123,7 +129,9 @@ class Cases:
     def _call(self, scenario: Scenario) -> judge.Ended:
         main = lambda: judge.main_of(scenario.words.split())()  # noqa: E731  imports in the child too
         stdin = self.work / scenario.stdin
-        return judge.run(main, self.work, self.place / "log", str(stdin) if stdin.is_file() else os.devnull)
+        return judge.run(
+            main, self.work, self.place / "log", str(stdin) if stdin.is_file() else os.devnull
+        )
 
     def _problem(self, scenario: Scenario, kind: str, path: Path, ended: judge.Ended) -> str:
         """What is wrong with the end of a command, or with its result from a damaged file; "": nothing."""
@@ -135,9 +143,13 @@ class Cases:
         ]
         names += [""] * scenario.content + [path.parts[0]] * (kind == "not a file")
         problem = judge.problem(ended, undamaged, names, scenario.codes, scenario.several)
-        if problem and not (kind == "value" and ended.code == -signal.SIGALRM):  # perhaps 10^9 epochs
+        if problem and not (
+            kind == "value" and ended.code == -signal.SIGALRM
+        ):  # perhaps 10^9 epochs
             return problem
-        checked = kind in SEEN_BY_SUMS and any(fnmatch.fnmatch(str(path), each) for each in scenario.checked)
+        checked = kind in SEEN_BY_SUMS and any(
+            fnmatch.fnmatch(str(path), each) for each in scenario.checked
+        )
         checked = checked and not (kind == "file swapped" and path.suffix in OWN_SUMS)
         if not ended.code and checked and scenario.made(self.work, ended) != expected:
             return "another result from a damaged file, without an error"

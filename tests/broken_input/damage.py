@@ -23,8 +23,25 @@ MARKER = "executed"
 OWN_SUMS = (".pt", ".gz", ".bz2", ".zst")
 """Files that hold their check sums, so that another sound file in their place is none the worse."""
 _TRAPS = (
-    *("\u202etxt.exe", "a\u0000b", "\u200b\u200d\ufeff", "e\u0301" * 50, "\u2028\u2029\x85", "\x1b[2J\x07"),
-    *("\ud83d\ude00", "İıß\u01c6", "-rf", "$(touch executed)", "%s%n{0}{x!r}", "../" * 9, "=", "", "\ud800"),
+    *(
+        "\u202etxt.exe",
+        "a\u0000b",
+        "\u200b\u200d\ufeff",
+        "e\u0301" * 50,
+        "\u2028\u2029\x85",
+        "\x1b[2J\x07",
+    ),
+    *(
+        "\ud83d\ude00",
+        "İıß\u01c6",
+        "-rf",
+        "$(touch executed)",
+        "%s%n{0}{x!r}",
+        "../" * 9,
+        "=",
+        "",
+        "\ud800",
+    ),
 )
 _PATHS = ("../../precious/file", "../../../etc/passwd", "..", "/dev/full")
 _MISSING = object()
@@ -80,7 +97,9 @@ def _recode(draw: Draw, data: bytes) -> bytes | None:
 
 def swap(draw: Draw, path: Path, place: Path) -> None:
     """Another file of the inputs in its place."""
-    others = [each for each in sorted((place / "work").rglob("*")) if each.is_file() and each != path]
+    others = [
+        each for each in sorted((place / "work").rglob("*")) if each.is_file() and each != path
+    ]
     path.write_bytes(draw(st.sampled_from(others)).read_bytes() if others else b"other")
 
 
@@ -119,7 +138,11 @@ def change_value(draw: Draw, path: Path, place: Path) -> bool | None:
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
     """All (container, key) in nested lists and mappings."""
-    keys = list(value) if isinstance(value, dict) else range(len(value) if isinstance(value, list) else 0)
+    keys = (
+        list(value)
+        if isinstance(value, dict)
+        else range(len(value) if isinstance(value, list) else 0)
+    )
     return [place for key in keys for place in [(value, key), *_places(value[key])]]
 
 
@@ -128,7 +151,11 @@ def nest(draw: Draw, path: Path, place: Path) -> bool | None:
     if path.suffix not in (".json", ".jsonl", ".yaml"):
         return False
     depth = draw(st.sampled_from((500, 100_000)))
-    texts = ["[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth, '{"config": ' + "[" * depth]
+    texts = [
+        "[" * depth + "]" * depth,
+        '{"a":' * depth + "1" + "}" * depth,
+        '{"config": ' + "[" * depth,
+    ]
     if path.suffix == ".yaml":
         laughs = [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9) if k else 'x'}]" for k in range(9)]
         texts += ["\n".join(laughs), "a: &a {b: *a}", "learner: &x sm\nseed: *y"]
@@ -148,17 +175,25 @@ def execute(draw: Draw, path: Path, place: Path) -> None:
     elif path.suffix == ".pt":
         import torch
 
-        torch.save({"model": MakesFolder()}, path, _use_new_zipfile_serialization=draw(st.booleans()))
+        torch.save(
+            {"model": MakesFolder()}, path, _use_new_zipfile_serialization=draw(st.booleans())
+        )
     else:
         path.write_bytes(pickle.dumps(MakesFolder(), draw(st.sampled_from((0, 2, 4)))))
 
 
 def bomb(draw: Draw, path: Path, place: Path) -> bool | None:
     """Few bytes that unpack to gigabytes."""
-    packers = {".gz": lambda data: gzip.compress(data, 1), ".bz2": bz2.compress, ".zst": zstandard.compress}
+    packers = {
+        ".gz": lambda data: gzip.compress(data, 1),
+        ".bz2": bz2.compress,
+        ".zst": zstandard.compress,
+    }
     if path.suffix not in packers:
         return False
-    path.write_bytes(packers[path.suffix](draw(st.sampled_from((b" ", b"\0", b"word "))) * (1 << 22)) * 160)
+    path.write_bytes(
+        packers[path.suffix](draw(st.sampled_from((b" ", b"\0", b"word "))) * (1 << 22)) * 160
+    )
     return None
 
 

@@ -24,7 +24,12 @@ _MODULES = {name: tool.module for name, tool in TOOLS.items()}
 _MODULES |= {name: f"fairseq_alma.{name}" for name in ("evaluate", "reshard", "check")}
 _MODULES |= {"fairseq-train": "fairseq_cli.train", "fairseq-eval-lm": "fairseq_cli.eval_lm"}
 _MODULES |= {f"fairseq-{name}": f"fairseq_cli.{name}" for name in ("generate", "interactive")}
-_FAIRSEQ = ("torch._dynamo", "fairseq_cli.train", "fairseq_alma.stage_record", "fairseq_alma.hugging_face")
+_FAIRSEQ = (
+    "torch._dynamo",
+    "fairseq_cli.train",
+    "fairseq_alma.stage_record",
+    "fairseq_alma.hugging_face",
+)
 _VISION = ("vision.data", "vision.experiment", "torchvision.datasets", "sklearn.datasets")
 _LATE = dict.fromkeys(("fairseq-train", "fairseq-eval-lm", "evaluate", "export"), _FAIRSEQ)
 _LATE |= {"data": ("data_prep.pipeline",), "images": _VISION, "tsne": _VISION}
@@ -60,7 +65,11 @@ def main_of(words: Sequence[str]) -> Callable[[], object]:
 
 
 def run(
-    function: Callable[[], object], folder: Path, log: Path, stdin: str = os.devnull, limited: bool = True
+    function: Callable[[], object],
+    folder: Path,
+    log: Path,
+    stdin: str = os.devnull,
+    limited: bool = True,
 ) -> Ended:
     """Call `function` in a forked child, in `folder`; its output goes to LOG.out and LOG.err for a while."""
 
@@ -69,7 +78,9 @@ def run(
         temporary = folder.parent / "tmp"
         temporary.mkdir(exist_ok=True)
         os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
-        os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"  # programs of SLURM that only answer
+        os.environ["PATH"] = (
+            f"{folder}/bin:{os.environ['PATH']}"  # programs of SLURM that only answer
+        )
         if limited:
             _limit()
         function()
@@ -107,7 +118,9 @@ def hashes(folder: Path) -> dict[str, str]:
     return digests
 
 
-def problem(ended: Ended, sound: Ended, names: Sequence[str], codes: Sequence[int], several: bool) -> str:
+def problem(
+    ended: Ended, sound: Ended, names: Sequence[str], codes: Sequence[int], several: bool
+) -> str:
     """What is wrong with how a command ended; "": nothing.
 
     An error must be one line `error: ...` on stderr with one of `names`. `several`: lines on stdout may come

@@ -98,7 +98,9 @@ def _corpus(sound: Sound, folder: Path) -> None:
 
     texts = [" ".join(text.split()) for _, text in sorted(topics.items())]
     starts = range(0, 1600, 400)
-    documents = [f"{text[k : k + 250]}\n{text[k + 250 : k + 400]}" for text in texts for k in starts]
+    documents = [
+        f"{text[k : k + 250]}\n{text[k + 250 : k + 400]}" for text in texts for k in starts
+    ]
     parts = [documents[k::8][:40] for k in range(8)]
     blocks = ["\n\n".join(part).encode() for part in parts]
     lines = ["".join(json.dumps({"text": each}) + "\n" for each in part).encode() for part in parts]
@@ -129,7 +131,10 @@ def _mnist(sound: Sound, folder: Path) -> None:
     raw = folder / "MNIST/raw"
     raw.mkdir(parents=True)
     for part, chosen in (("train", slice(0, 200)), ("t10k", slice(200, 300))):
-        for name, array, code in (("images-idx3", pixels[chosen], 3), ("labels-idx1", labels[chosen], 1)):
+        for name, array, code in (
+            ("images-idx3", pixels[chosen], 3),
+            ("labels-idx1", labels[chosen], 1),
+        ):
             data = struct.pack(f">I{array.ndim}I", 0x800 + code, *array.shape) + array.tobytes()
             (raw / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(data))
 

@@ -16,7 +16,12 @@ from tests.broken_input.damage import KINDS
 
 SCENARIOS = read_scenarios()
 COMMANDS = sorted({scenario.command for scenario in SCENARIOS})
-DRAWN = {"deadline": None, "database": None, "phases": [Phase.generate], "suppress_health_check": HealthCheck}
+DRAWN = {
+    "deadline": None,
+    "database": None,
+    "phases": [Phase.generate],
+    "suppress_health_check": HealthCheck,
+}
 
 
 @pytest.fixture(scope="module")

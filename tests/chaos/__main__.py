@@ -108,9 +108,15 @@ class Runs:
                 self._finish(words, 2, alone=False)
             sent = time.monotonic()
             ended = command.end()
-        if met and fault in ("SIGINT to process", "SIGINT to group") and time.monotonic() - sent > SOON:
+        if (
+            met
+            and fault in ("SIGINT to process", "SIGINT to group")
+            and time.monotonic() - sent > SOON
+        ):
             raise Difference(f"{fault}: no end within {SOON} s")
-        _judge(ended, None if fault in SIGNALS else (2,))  # the second command may be first at the lock
+        _judge(
+            ended, None if fault in SIGNALS else (2,)
+        )  # the second command may be first at the lock
         return ended, met
 
 
@@ -127,7 +133,9 @@ def _judge(ended: EndOfCommand, codes: Sequence[int] | None) -> None:
             raise Difference(f"traceback:\n{ended.text[-3000:]}")
     errors = [line for line in ended.text.splitlines() if line.startswith("error: ")]
     if codes is not None and ended.code and (ended.code not in codes or len(errors) != 1):
-        raise Difference(f"exit code {ended.code}, {len(errors)} lines of errors:\n{ended.text[-3000:]}")
+        raise Difference(
+            f"exit code {ended.code}, {len(errors)} lines of errors:\n{ended.text[-3000:]}"
+        )
 
 
 def main() -> None:
@@ -135,7 +143,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     add = parser.add_argument
     add("tool", choices=WORKLOADS, help="what runs")
-    add("--minutes", type=float, default=10, metavar="M", help="start runs for so long (default: 10)")
+    add(
+        "--minutes",
+        type=float,
+        default=10,
+        metavar="M",
+        help="start runs for so long (default: 10)",
+    )
     add("--seed", type=int, default=0, metavar="S", help="seed of the first run (default: 0)")
     options = parser.parse_args()
     began, reports = time.monotonic(), []
@@ -145,7 +159,9 @@ def main() -> None:
             seed = options.seed + len(reports)
             reports.append(runs.run(Random(f"{options.tool} {seed}")))
             if problem := reports[-1].problem:
-                print(f"seed {seed}: {reports[-1].settings}\n    after {', '.join(reports[-1].faults)}:")
+                print(
+                    f"seed {seed}: {reports[-1].settings}\n    after {', '.join(reports[-1].faults)}:"
+                )
                 print(f"    {problem}", flush=True)
     problems = sum(bool(report.problem) for report in reports)
     faults = sum(len(report.faults) for report in reports)

@@ -46,11 +46,21 @@ class RunningCommand:
         self.began, self._sizes = time.monotonic(), sizes(work)
         self.log = work.with_name(f"log.{time.monotonic_ns()}")
         added = {"TMPDIR": str(work.with_name("tmp")), "OMP_NUM_THREADS": "1"}
-        added |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONFAULTHANDLER": "1"}  # see `_look`
+        added |= {
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONFAULTHANDLER": "1",
+        }  # see `_look`
         with self.log.open("ab") as log:
-            options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
+            options = {
+                "stdin": subprocess.DEVNULL,
+                "stdout": log,
+                "stderr": log,
+                "start_new_session": True,
+            }
             words_of_program = [*self.program, *words.split()]
-            self.process = subprocess.Popen(words_of_program, cwd=work, env=os.environ | added, **options)
+            self.process = subprocess.Popen(
+                words_of_program, cwd=work, env=os.environ | added, **options
+            )
 
     def __enter__(self) -> "RunningCommand":
         return self
@@ -62,7 +72,11 @@ class RunningCommand:
 
     def _kill(self, number: int) -> None:
         """Send a signal to all processes of the command."""
-        for pid in (self.process.pid, *running(self.process.pid)) if self.process.returncode is None else ():
+        for pid in (
+            (self.process.pid, *running(self.process.pid))
+            if self.process.returncode is None
+            else ()
+        ):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -82,7 +96,9 @@ class RunningCommand:
         if time.monotonic() - self.began > SECONDS:
             self._kill(signal.SIGABRT)  # each process prints where its threads are
             time.sleep(1)
-            raise Difference(f"no end after {SECONDS} s:\n{self.log.read_text(errors='replace')[-9000:]}")
+            raise Difference(
+                f"no end after {SECONDS} s:\n{self.log.read_text(errors='replace')[-9000:]}"
+            )
 
     def end(self, alone: bool = True) -> EndOfCommand:
         """Wait for the end of the command, and GRACE for that of its processes, if it is `alone`."""
@@ -126,10 +142,14 @@ def sizes(folder: Path) -> dict[str, int]:
 def adopt() -> None:
     """Become the parent of orphans among the descendants, so that none is overlooked."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # under nohup, children would ignore it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # under nohup, children would ignore it
 
 
 def running(ancestor: int) -> list[int]:
     """Its descendants, without zombies."""
-    states = {pid: read_proc(pid, "stat").rpartition(")")[2].split() for pid in descendants(ancestor)}
+    states = {
+        pid: read_proc(pid, "stat").rpartition(")")[2].split() for pid in descendants(ancestor)
+    }
     return sorted(pid for pid, fields in states.items() if fields and fields[0] not in "ZX")

@@ -40,7 +40,9 @@ def data_prep(rng: Random) -> Workload:
     """A stream, shuffled, ordered or dated, and often one more mega-batch."""
     sizes = f"--valid-words 300 --workers {rng.randint(1, 3)} --seed {rng.randrange(100)} --vocab-size 300"
     corpus = "a=corpus/help.txt b=corpus/notes.md.gz c=corpus/books.txt.zst"
-    texts = "text=corpus/help.txt text=corpus/notes.md.gz text=corpus/AA --mega-batches 2 --words 2000"
+    texts = (
+        "text=corpus/help.txt text=corpus/notes.md.gz text=corpus/AA --mega-batches 2 --words 2000"
+    )
     by_date = "e=corpus/dated.jsonl --by year --until 2021 --eval-words 200"
     way, more = rng.choice(
         [
@@ -49,7 +51,10 @@ def data_prep(rng: Random) -> Workload:
             (by_date, "e=corpus/dated.jsonl"),
         ]
     )
-    first, appended = f"data {way} {sizes} --out stream", f"data {more} --append --out stream --workers 2"
+    first, appended = (
+        f"data {way} {sizes} --out stream",
+        f"data {more} --append --out stream --workers 2",
+    )
     commands = (first, appended) if rng.random() < 0.6 else (first,)
     return Workload(commands, ("corpus",), streams)
 
@@ -57,7 +62,9 @@ def data_prep(rng: Random) -> Workload:
 def images(rng: Random) -> Workload:
     """A run on digits."""
     learner = rng.choice(["sm", "ens", "umix", "gens", "gmoe", "ff", "moe"])
-    words = f"images --learner {learner} --megabatches {rng.randint(2, 5)} --epochs {rng.randint(1, 4)}"
+    words = (
+        f"images --learner {learner} --megabatches {rng.randint(2, 5)} --epochs {rng.randint(1, 4)}"
+    )
     words += f" --hidden {rng.choice([4, 8])} --seed {rng.randrange(100)}"
     words += f" --save-interval {rng.choice([0, 1])}"
     if rng.random() < 0.5:
@@ -81,7 +88,9 @@ def language(rng: Random) -> Workload:
         words += f" --average {rng.choice(['.9', 'last:2'])}"
     if learner != "umix" and rng.random() < 0.3:
         words += " --replay-share .5"
-    flags = TINY.replace("--max-update 4", f"--max-update {rng.choice([6, 10])} --save-interval-updates 2")
+    flags = TINY.replace(
+        "--max-update 4", f"--max-update {rng.choice([6, 10])} --save-interval-updates 2"
+    )
     return Workload((f"{words} -- {flags}",), ("stream",), runs)
 
 
@@ -90,7 +99,11 @@ WORKLOADS = {"data_prep": data_prep, "images": images, "language": language}
 
 def finished(folder: Path) -> dict[Path, bytes]:
     """The files that say what is done, without a half-written last line."""
-    paths = [path for name in ("results.jsonl", "trained.json", "result.json") for path in folder.rglob(name)]
+    paths = [
+        path
+        for name in ("results.jsonl", "trained.json", "result.json")
+        for path in folder.rglob(name)
+    ]
     return {path: path.read_bytes().rpartition(b"\n")[0] for path in paths}
 
 
@@ -98,7 +111,9 @@ def check_kept(done: Mapping[Path, bytes]) -> None:
     """Difference: what was `finished` before is gone or has changed; such files only grow."""
     for path, content in done.items():
         if not path.exists() or not path.read_bytes().startswith(content):
-            raise Difference(f"{path.parent.name}/{path.name}: what was done was done again or lost")
+            raise Difference(
+                f"{path.parent.name}/{path.name}: what was done was done again or lost"
+            )
 
 
 def compare(result: Mapping[str, object], expected: Mapping[str, object]) -> None:
@@ -111,7 +126,9 @@ def compare(result: Mapping[str, object], expected: Mapping[str, object]) -> Non
 
 def streams(folder: Path) -> dict[str, object]:
     """Hashes of all files; a lock names its last holder."""
-    return {name: None if name.endswith(LOCK) else digest for name, digest in hashes(folder).items()}
+    return {
+        name: None if name.endswith(LOCK) else digest for name, digest in hashes(folder).items()
+    }
 
 
 def runs(folder: Path) -> dict[str, object]:

@@ -69,7 +69,9 @@ def near(tmp_path) -> list[str]:
     for number, name in enumerate("abc"):
         new = [text.translate(LETTERS) for text in make_documents(number, 40, 30)]
         own = [edited(text, 1, seed).translate(LETTERS) for seed, text in enumerate(new[:12])]
-        copies = [edited(text, seed % 4, seed).translate(LETTERS) for seed, text in enumerate(old[::2])]
+        copies = [
+            edited(text, seed % 4, seed).translate(LETTERS) for seed, text in enumerate(old[::2])
+        ]
         old += new + own + copies
         (folder / f"{name}.txt").write_text("\n\n".join([*new, *own, *copies]), "utf-8")
     return [f"{name}={folder / name}.txt" for name in "abc"]
@@ -84,7 +86,13 @@ def run(main: Callable[[], None], *words: object) -> None:
 
 def make(*arguments: object, out: Path, **flags: object) -> Path:
     """`alma data` with these arguments; sizes are small by default."""
-    defaults = {"mega_batches": 3, "words": 1500, "valid_words": 300, "vocab_size": 120, "workers": 1}
+    defaults = {
+        "mega_batches": 3,
+        "words": 1500,
+        "valid_words": 300,
+        "vocab_size": 120,
+        "workers": 1,
+    }
     options = {"out": out, **defaults, **flags}
     given = {name.replace("_", "-"): value for name, value in options.items() if value is not None}
     run(cli.main, *arguments, *(f"--{name}={value}" for name, value in given.items()))

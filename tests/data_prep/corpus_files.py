@@ -23,7 +23,9 @@ def read(path, reader=None, shard_bytes=1 << 20):
     skips: list[Skipped] = []
     found = [
         text
-        for shard in make_shards([("s", str(path))], reader or Reader(on_bad_input="skip"), shard_bytes)
+        for shard in make_shards(
+            [("s", str(path))], reader or Reader(on_bad_input="skip"), shard_bytes
+        )
         for _, text, _ in (reader or Reader(on_bad_input="skip")).read(shard, skips.append)
     ]
     assert {skip.path for skip in skips} <= {str(path)}

@@ -64,7 +64,9 @@ def plan_of(
         return np.array(found), build.plan
 
 
-def build_to_plan(space: Workspace, splits: Splits, shards: int, keys: Sequence[Path] = ()) -> Build:
+def build_to_plan(
+    space: Workspace, splits: Splits, shards: int, keys: Sequence[Path] = ()
+) -> Build:
     """Run the stages from keys to plan after the scan of `shards` shards; `keys`: .keys files."""
     settings = StreamSettings([], splits, space.seed, space.reader, 1, {})
     build = Build(settings=settings, space=space, shards=[()] * shards, past_keys=keys)
@@ -89,7 +91,9 @@ def write_scans(
     return space, pieces
 
 
-def split_of(records: np.ndarray, splits: Splits, sources: tuple[str, ...], **options) -> np.ndarray:
+def split_of(
+    records: np.ndarray, splits: Splits, sources: tuple[str, ...], **options
+) -> np.ndarray:
     """(records,) the split of each record, or LEFT_OUT; see `plan_of`."""
     bucket, plan = plan_of(records, splits, sources, **options)
     return np.where(bucket == LEFT_OUT, LEFT_OUT, plan.bucket_split[bucket])

@@ -11,7 +11,9 @@ from alma.stream import VERSION, FileInfo, Part, Stream, write_index
 TOKENS = 60
 
 
-def write_part(out: Path, name: str, documents: list[list[list[int]]], sources: dict[str, int], first: int):
+def write_part(
+    out: Path, name: str, documents: list[list[list[int]]], sources: dict[str, int], first: int
+):
     """Documents are lists of lines of ids. Keys begin at `first` and ascend, except those of valid."""
     prefix = f"{name}/train" if name.startswith("megabatch") else name
     (out / prefix).parent.mkdir(parents=True, exist_ok=True)
@@ -21,10 +23,13 @@ def write_part(out: Path, name: str, documents: list[list[list[int]]], sources: 
     keys = [(i * 2**120 + first * 2**32).to_bytes(16) for i in range(len(documents))]
     (out / f"{prefix}.keys").write_bytes(b"".join(keys[::-1] if name == "valid" else keys))
     files = {
-        f"{prefix}{suffix}": FileInfo.of(out / f"{prefix}{suffix}") for suffix in (".bin", ".idx", ".keys")
+        f"{prefix}{suffix}": FileInfo.of(out / f"{prefix}{suffix}")
+        for suffix in (".bin", ".idx", ".keys")
     }
     tokens = sum(map(len, items))
-    return Part(name, prefix, sum(sources.values()), tokens, len(documents), len(items), 1, sources, files)
+    return Part(
+        name, prefix, sum(sources.values()), tokens, len(documents), len(items), 1, sources, files
+    )
 
 
 def write_stream(
@@ -38,7 +43,9 @@ def write_stream(
     names = [*(f"megabatch_{t:02d}" for t in range(len(parts) - 2)), "valid", "test"]
     made, first = [], 1
     for i, (name, documents) in enumerate(zip(names, parts, strict=True)):
-        made.append(write_part(out, name, documents, sources[i] if sources else {"web": 100}, first))
+        made.append(
+            write_part(out, name, documents, sources[i] if sources else {"web": 100}, first)
+        )
         first += len(documents)
     known = {name: FileInfo.of(out / name) for name in files}
     tokens = files["dict.txt"].count("\n")
@@ -46,7 +53,9 @@ def write_stream(
     return out
 
 
-def random_documents(seed: int, number: int, low: int = 4, high: int = 4 + TOKENS) -> list[list[list[int]]]:
+def random_documents(
+    seed: int, number: int, low: int = 4, high: int = 4 + TOKENS
+) -> list[list[list[int]]]:
     """Documents that each repeat a few tokens, as real ones do."""
     rng = random.Random(seed)
     documents = []

@@ -24,7 +24,9 @@ def slow(held_out: list[str], training: list[str]) -> tuple[float, float]:
 
     def grams(text: str) -> list[tuple[str, ...]]:
         words = text.split()
-        return [tuple(words[i : i + contamination.N]) for i in range(len(words) - contamination.N + 1)]
+        return [
+            tuple(words[i : i + contamination.N]) for i in range(len(words) - contamination.N + 1)
+        ]
 
     known = {gram for text in training for gram in grams(text)}
     hits = [[gram in known for gram in grams(text)] for text in held_out]
@@ -62,7 +64,11 @@ def overlapping(tmp_path):
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_it_is_a_slow_count(overlapping, prepare, tmp_path, monkeypatch, ordered):
-    flags = {"mega_batches": None, "words": None, "eval_words": 700} if ordered else {"eval_words": 1500}
+    flags = (
+        {"mega_batches": None, "words": None, "eval_words": 700}
+        if ordered
+        else {"eval_words": 1500}
+    )
     out = prepare(*overlapping, *["--ordered"] * ordered, out=tmp_path / "out", **flags)
     stream = Stream.load(out)
     monkeypatch.setattr(similarity, "_BLOCK", 97)  # words and n-grams cross the borders of blocks

@@ -62,9 +62,7 @@ class Repository:
     def raw(self, message: bytes, date: str, parent: str = "") -> None:
         """Make a commit that git itself would refuse, or mend; HEAD is then at it."""
         after = f"parent {parent}\n" * bool(parent)
-        head = (
-            f"tree {self.git('mktree')}\n{after}author A <a@x> {date}\ncommitter A <a@x> 1500000000 +0000\n\n"
-        )
+        head = f"tree {self.git('mktree')}\n{after}author A <a@x> {date}\ncommitter A <a@x> 1500000000 +0000\n\n"
         words = ("hash-object", "--literally", "-t", "commit", "-w", "--stdin")
         self.git("update-ref", "HEAD", self.git(*words, data=head.encode() + message))
 
@@ -72,7 +70,15 @@ class Repository:
         """Commit nothing with a message; `date`: the author's, the committer's is 2030."""
         name, _, address = author.rstrip(">").partition(" <")
         self.git(
-            *("commit", "-q", "--allow-empty", "--allow-empty-message", "--cleanup=verbatim", "-F", "-"),
+            *(
+                "commit",
+                "-q",
+                "--allow-empty",
+                "--allow-empty-message",
+                "--cleanup=verbatim",
+                "-F",
+                "-",
+            ),
             data=message.encode(),
             GIT_AUTHOR_NAME=name,
             GIT_AUTHOR_EMAIL=address,
@@ -96,14 +102,19 @@ def test_commits_are_messages_with_the_authors_dates(repository, corpus, tmp_pat
         "2019-12-31T23:30:00-02:00",
     )
     commit("Zweite Größe", "2020-06-01T12:00:00+05:30", "Bob <bob@y.org>")
-    commit("Third\n\nReviewed-by: Bob <bob@y.org>\n\nText after it, by: hand.\n", "2021-01-01T00:00:00+00:00")
+    commit(
+        "Third\n\nReviewed-by: Bob <bob@y.org>\n\nText after it, by: hand.\n",
+        "2021-01-01T00:00:00+00:00",
+    )
     commit("", "2021-01-02T00:00:00+00:00")
     commit("\n\nSigned-off-by: Ann <ann@x.org>\n", "2021-01-02T00:00:00+00:00")
     repository.raw(b"Broken \xff byte", "1640995200 +0000", repository.git("rev-parse", "HEAD"))
     repository.git("checkout", "-q", "-b", "side", "HEAD~2")
     commit("On the side\n\nCo-authored-by: Zoë <zoe@z.org>", "2023-01-01T00:00:00+00:00")
     repository.git("checkout", "-q", "main")
-    named = {f"GIT_{who}_{what}": "m@x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    named = {
+        f"GIT_{who}_{what}": "m@x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+    }
     repository.git("merge", "-q", "-m", "Merge branch side", "side", **named)
     repository.git("config", "log.showSignature", "true")
     repository.git("config", "gpg.program", "/nowhere/gpg")

@@ -58,7 +58,9 @@ def test_it_is_named(stopped, tmp_path, capsys, stage):
             name, path.name
         )
         assert re.search(
-            rf"^error: .*/{re.escape(named)}: damaged; remove ", capsys.readouterr().err, re.MULTILINE
+            rf"^error: .*/{re.escape(named)}: damaged; remove ",
+            capsys.readouterr().err,
+            re.MULTILINE,
         )
 
 

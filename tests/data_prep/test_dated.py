@@ -30,7 +30,8 @@ YEARS = ("2020", "2021", "2023", "2024")
 def write_dated(path: Path, dated: list[tuple[object, str]], **more: object) -> Path:
     """JSON lines of (date, text); no date: None."""
     lines = [
-        json.dumps({"text": text} | ({} if day is None else {"date": day}) | more) for day, text in dated
+        json.dumps({"text": text} | ({} if day is None else {"date": day}) | more)
+        for day, text in dated
     ]
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
@@ -101,13 +102,19 @@ def test_the_parts_and_what_is_in_them(news, dated, tmp_path):
 @settings(FEW)
 def test_no_text_of_the_future_and_no_piece_in_two_parts(dated, tmp_path_factory, rng, by):
     folder = tmp_path_factory.mktemp("dated")
-    made = [text.translate(LETTERS).split("\n") for text in make_documents(rng.randrange(99), 240, 4)]
+    made = [
+        text.translate(LETTERS).split("\n") for text in make_documents(rng.randrange(99), 240, 4)
+    ]
     docs = ["\n".join(f"{lines[0].split()[0]} {line}" for line in lines) for lines in made]
     start = date(2023, 11, 1)
     news = [(str(start + timedelta(days=rng.randrange(120))), text) for text in docs]
-    news += [(str(start + timedelta(days=rng.randrange(120))), text) for text in rng.sample(docs, 40)]
+    news += [
+        (str(start + timedelta(days=rng.randrange(120))), text) for text in rng.sample(docs, 40)
+    ]
     sizes = {"words": None, "eval_words": 60, "valid_words": 50, "max_document_words": 12}
-    out = dated(write_dated(folder / "a.jsonl", news), "--merge-small", out=folder / "out", by=by, **sizes)
+    out = dated(
+        write_dated(folder / "a.jsonl", news), "--merge-small", out=folder / "out", by=by, **sizes
+    )
     stream = Stream.load(out)
     days: dict[str, date] = {}
     for day, text in news:
@@ -115,7 +122,9 @@ def test_no_text_of_the_future_and_no_piece_in_two_parts(dated, tmp_path_factory
     where: dict[str, str] = {}
     for part in (*stream.megabatches, *stream.held_out, *stream.held_out_valid):
         ends = part.period.split("..")
-        for document in {line.split()[0] for piece in texts(out, part.prefix) for line in piece.split("\n")}:
+        for document in {
+            line.split()[0] for piece in texts(out, part.prefix) for line in piece.split("\n")
+        }:
             assert where.setdefault(document, part.name) == part.name
             assert ends[0] <= label(by, number_of(by, days[document])) <= ends[-1]
     assert len(where) > 200
@@ -125,9 +134,13 @@ def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_pat
     news += [(day, edited(text, 2, 1).translate(LETTERS)) for day, text in news[:60]]
     random.Random(1).shuffle(news)
     near = "drop"
-    whole = dated(write_dated(tmp_path / "all.jsonl", news), out=tmp_path / "whole", near_duplicates=near)
+    whole = dated(
+        write_dated(tmp_path / "all.jsonl", news), out=tmp_path / "whole", near_duplicates=near
+    )
     early = [each for each in news if each[0] < "2023"]
-    out = dated(write_dated(tmp_path / "early.jsonl", early), out=tmp_path / "out", near_duplicates=near)
+    out = dated(
+        write_dated(tmp_path / "early.jsonl", early), out=tmp_path / "out", near_duplicates=near
+    )
     before = Stream.load(out)
     rest = write_dated(tmp_path / "rest.jsonl", [*news[::-1], ("2019", "too late")])
     prepare(rest, "--append", out=out, **APPEND)
@@ -155,13 +168,19 @@ def test_killed_anywhere_and_run_again(news, dated, prepare, tmp_path, monkeypat
     new = "--by year --words 700 --eval-words 200 --valid-words 100 --vocab-size 80 --near-duplicates drop"
     relaunch(str(early), *new.split(), "--workers", "1", "--out", str(out))
     assert digests(out) == two
-    relaunch(str(late), "--append", "--workers", "1", "--out", str(out), between=lambda: Stream.load(out))
+    relaunch(
+        str(late), "--append", "--workers", "1", "--out", str(out), between=lambda: Stream.load(out)
+    )
     assert digests(out) == digests(whole)
 
 
 def test_bounds_undated_text_and_nested_dates(news, dated, tmp_path, capsys):
     lines = [{"meta": {"day": day}, "text": text} for day, text in news]
-    lines += [{"meta": {"day": "soon"}, "text": "a"}, {"meta": 3, "text": "b"}, {"text": " ", "meta": {}}]
+    lines += [
+        {"meta": {"day": "soon"}, "text": "a"},
+        {"meta": 3, "text": "b"},
+        {"text": " ", "meta": {}},
+    ]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     (tmp_path / "b.txt").write_text("no date\n\nnone here", "utf-8")
@@ -173,14 +192,19 @@ def test_bounds_undated_text_and_nested_dates(news, dated, tmp_path, capsys):
     counts = {"undated": 3, "unreadable": 1, "before": before, "after": after}
     assert stream.corpus["dates"]["left_out"] == counts
     text = capsys.readouterr().out
-    assert f"left out by date, documents: 3 undated, 1 unreadable, {before} before, {after} after" in text
+    assert (
+        f"left out by date, documents: 3 undated, 1 unreadable, {before} before, {after} after"
+        in text
+    )
 
 
 def test_numbers_are_dates_as_the_format_says(news, dated, prepare, tmp_path):
     """Also in an addition, which keeps the format."""
     whole = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "whole")
     numbers = [(int(day[:10].replace("-", "")), text) for day, text in news]
-    early, late = ([each for each in numbers if (each[0] < 20240000) == own] for own in (True, False))
+    early, late = (
+        [each for each in numbers if (each[0] < 20240000) == own] for own in (True, False)
+    )
     early_file = write_dated(tmp_path / "early/news.jsonl", early)
     out = dated(early_file, out=tmp_path / "out", date_format="%Y%m%d")
     assert [part.period for part in Stream.load(out).megabatches] == ["2020", "2021", "2023"]
@@ -194,7 +218,11 @@ def test_small_periods_are_merged(news, dated, tmp_path, inspected):
     news += [("2019-05-05", "one small document"), ("2025", "and another")]
     path = write_dated(tmp_path / "a.jsonl", news)
     out = dated(path, "--merge-small", out=tmp_path / "out", words=None)
-    assert [part.period for part in Stream.load(out).megabatches] == ["2019..2020", "2021", "2024..2025"]
+    assert [part.period for part in Stream.load(out).megabatches] == [
+        "2019..2020",
+        "2021",
+        "2024..2025",
+    ]
     sized = Stream.load(dated(path, "--merge-small", out=tmp_path / "sized", words=300))
     words = [part.words for part in sized.megabatches]
     assert sized.corpus["spread"] == (max(words) - min(words)) / 300
@@ -221,7 +249,9 @@ def test_duplicates_do_not_make_a_period_large(news, dated, prepare, tmp_path, n
     first = years_of(news)
     for part in (*stream.megabatches, *stream.held_out, *stream.held_out_valid):
         assert {first[text] for text in texts(out, part.prefix)} == {part.period[-4:]}
-    late = write_dated(tmp_path / "b.jsonl", [("2004", text) for _, text in news] + [("2005", "new")])
+    late = write_dated(
+        tmp_path / "b.jsonl", [("2004", text) for _, text in news] + [("2005", "new")]
+    )
     with pytest.raises(SystemExit):
         prepare(late, "--append", out=out, **APPEND)
     assert "megabatch_04 (2004..2005) has 1; " in capsys.readouterr().err, "the stream has the rest"
@@ -236,7 +266,9 @@ def test_too_many_periods_are_counted_after_the_merge(monkeypatch):
             assert len(splits.with_periods("year", words, False).order) == 4
             assert splits.with_periods("year", words, True).periods == ["2020..2021", "2022..2023"]
         splits = Dated(0, 1, 1, 1, None, merge_small=small)
-        with pytest.raises(UserError, match="4 periods, of which a stream has at most 3; choose longer ones"):
+        with pytest.raises(
+            UserError, match="4 periods, of which a stream has at most 3; choose longer ones"
+        ):
             splits.with_periods("year", words, small)
 
 

@@ -11,13 +11,17 @@ from alma.errors import UserError
 from data_prep.documents import Reader, find_files, make_shards
 
 LINES = st.lists(
-    st.sampled_from(["", " \t", "\r", "a", "b c\r", "\u00a0", "d\u2009e \u0085f", "é" * 9]), max_size=30
+    st.sampled_from(["", " \t", "\r", "a", "b c\r", "\u00a0", "d\u2009e \u0085f", "é" * 9]),
+    max_size=30,
 )
 
 
 def read(path, reader, shard_bytes):
     shards = make_shards([("s", str(path))], reader, shard_bytes)
-    assert sum(segment.end - segment.start for shard in shards for segment in shard) == path.stat().st_size
+    assert (
+        sum(segment.end - segment.start for shard in shards for segment in shard)
+        == path.stat().st_size
+    )
     return [
         piece
         for shard in shards
@@ -26,7 +30,9 @@ def read(path, reader, shard_bytes):
     ]
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(lines=LINES, limit=st.integers(1, 6))
 def test_splitting_keeps_every_line(tmp_path, lines, limit):
     path = tmp_path / "a.txt"
@@ -62,7 +68,12 @@ def test_small_files_share_a_shard(tmp_path):
 def linked(tmp_path):
     """A corpus with links to a folder and a file elsewhere, to a folder in it, and in a circle."""
     elsewhere, corpus = tmp_path / "elsewhere", tmp_path / "corpus"
-    for path in (elsewhere / "deep/1.txt", elsewhere / "2.txt", corpus / "own/3.txt", tmp_path / "4.txt"):
+    for path in (
+        elsewhere / "deep/1.txt",
+        elsewhere / "2.txt",
+        corpus / "own/3.txt",
+        tmp_path / "4.txt",
+    ):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"word {path.name}")
     (corpus / "linked").symlink_to(elsewhere)
@@ -75,7 +86,9 @@ def linked(tmp_path):
 def test_links_are_followed_and_each_file_is_read_once(linked):
     whole, matched = find_files(str(linked)), find_files(f"{linked}/**/*.txt")
     for found in (whole, matched):
-        assert sorted(Path(file).read_text() for file in found) == [f"word {n}.txt" for n in (1, 2, 3, 4)]
+        assert sorted(Path(file).read_text() for file in found) == [
+            f"word {n}.txt" for n in (1, 2, 3, 4)
+        ]
         assert len(found) == 4
     assert str(linked / "four.txt") in whole, "the name of the link tells the format"
 
@@ -83,7 +96,9 @@ def test_links_are_followed_and_each_file_is_read_once(linked):
 def test_a_dangling_link_is_an_error(linked):
     (linked / "own/5.txt").symlink_to("annex/objects/5.txt")
     for path in (linked, f"{linked}/**/*.txt", linked / "own"):
-        with pytest.raises(UserError, match=r"/5.txt: .*a link to annex/objects/5.txt, which is missing"):
+        with pytest.raises(
+            UserError, match=r"/5.txt: .*a link to annex/objects/5.txt, which is missing"
+        ):
             find_files(str(path))
     (linked / "own/5.txt").rename(linked / "own/.5.txt")
     assert len(find_files(str(linked))) == 4, "hidden names are ignored"

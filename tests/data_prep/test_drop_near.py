@@ -69,7 +69,9 @@ def test_a_near_duplicate_of_surplus_is_kept(prepare, tmp_path):
     for name, found in (("a", old), ("b", new)):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(found), "utf-8")
     flags = ORDERED | {"words": 1500}
-    out = prepare(tmp_path / "a.txt", tmp_path / "b.txt", "--ordered", out=tmp_path / "out", **flags, **DROP)
+    out = prepare(
+        tmp_path / "a.txt", tmp_path / "b.txt", "--ordered", out=tmp_path / "out", **flags, **DROP
+    )
     one, other = held(out)
     assert max(survivors(out)) < 0.9
     assert len(one) < 40

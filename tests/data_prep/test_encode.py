@@ -56,7 +56,8 @@ def check_line(encoder, processor, line):
 def check_documents(encoder, processor, texts):
     """Encode all documents in one call, first with new words, then from the cache."""
     documents = [
-        "\n".join(filter(None, (" ".join(line.split()) for line in text.split("\n")))) for text in texts
+        "\n".join(filter(None, (" ".join(line.split()) for line in text.split("\n"))))
+        for text in texts
     ]
     expected = []
     for document in documents:
@@ -92,7 +93,8 @@ def trained(path, lines, **options):
 @settings(max_examples=200, deadline=None)
 @given(
     line=st.text(
-        st.sampled_from("ab d\u2581\u2581<s>漢\x00\u200b\u00a8é\u0301  ") | st.characters(codec="utf-8")
+        st.sampled_from("ab d\u2581\u2581<s>漢\x00\u200b\u00a8é\u0301  ")
+        | st.characters(codec="utf-8")
     )
 )
 def test_ids_are_sentencepieces(pair, line):
@@ -102,7 +104,9 @@ def test_ids_are_sentencepieces(pair, line):
 def test_odd_text(pair):
     """U+2581 is SentencePiece's mark for a space, which it strips at the end of a sentence."""
     short = [
-        "".join(letters) for length in range(1, 6) for letters in itertools.product("b \u2581", repeat=length)
+        "".join(letters)
+        for length in range(1, 6)
+        for letters in itertools.product("b \u2581", repeat=length)
     ]
     for line in [*short, *(line for text in ODD for line in text.split("\n"))]:
         check_line(*pair, line)
@@ -112,7 +116,9 @@ def test_a_line_without_tokens_ends_no_document(prepare, tmp_path, inspected):
     """Marks of SentencePiece for a space, and what its default normalisation takes for space."""
     lines = [line for text in make_documents(4, 200) for line in text.split("\n")]
     model = trained(tmp_path / "m.model", lines, normalization_rule_name="nmt_nfkc")
-    odd = [f"{text}\n\u2581\n{n}\n\u200b\u200b \u200b" for n, text in enumerate(make_documents(5, 150))]
+    odd = [
+        f"{text}\n\u2581\n{n}\n\u200b\u200b \u200b" for n, text in enumerate(make_documents(5, 150))
+    ]
     (tmp_path / "a.txt").write_text("\n\n".join([*odd, "\u2581", "\u2581 \u2581\n\u200b"]), "utf-8")
     sizes = {"words": 700, "valid_words": 100, "vocab_size": None, "mega_batches": 2}
     out = prepare(tmp_path / "a.txt", out=tmp_path / "out", tokenizer=model, **sizes)
@@ -158,7 +164,9 @@ def test_given_models_of_any_kind(tmp_path, options):
         check_line(encoder, processor, line)
     check_documents(SentencePiece(tmp_path / "m.model"), processor, make_documents(5, 60))
     check_documents(SentencePiece(tmp_path / "m.model"), processor, make_documents(6, 30) + ODD)
-    (tmp_path / "dict.txt").write_text(dictionary_text(encoder.tokens, [1] * len(encoder.tokens)), "utf-8")
+    (tmp_path / "dict.txt").write_text(
+        dictionary_text(encoder.tokens, [1] * len(encoder.tokens)), "utf-8"
+    )
     dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
     assert dictionary.symbols[4:] == encoder.tokens
 
@@ -170,7 +178,9 @@ def test_a_unigram_model_with_equally_probable_splits(tmp_path):
     def line(words):
         return " ".join("".join(rng.choices("01", k=rng.randint(1, 12))) for _ in range(words))
 
-    model = trained(tmp_path / "m.model", [line(9) for _ in range(300)], model_type="unigram", vocab_size=16)
+    model = trained(
+        tmp_path / "m.model", [line(9) for _ in range(300)], model_type="unigram", vocab_size=16
+    )
     encoder, processor = SentencePiece(model), processor_of(model)
     for text in [line(rng.randint(1, 60)) for _ in range(400)]:
         check_line(encoder, processor, text)
@@ -209,9 +219,14 @@ def test_ctrl_c_while_sentencepiece_reads_is_no_error_of_training():
 def test_files_are_those_of_fairseq_preprocess(prepare, tmp_path):
     """fairseq-preprocess makes the same .bin and .idx from the documents of a part."""
     path = tmp_path / "text.txt"
-    path.write_bytes("\n\n".join([t.replace("\n", "\r\n") for t in make_documents(6, 150)] + ODD).encode())
+    path.write_bytes(
+        "\n\n".join([t.replace("\n", "\r\n") for t in make_documents(6, 150)] + ODD).encode()
+    )
     out = prepare(path, out=tmp_path / "out", words=400, mega_batches=1, valid_words=50)
-    processor, encoder = processor_of(out / "tokenizer.model"), SentencePiece(out / "tokenizer.model")
+    processor, encoder = (
+        processor_of(out / "tokenizer.model"),
+        SentencePiece(out / "tokenizer.model"),
+    )
     by_ids = {}
     for text in read(path)[0]:
         lines = [processor.encode(line, out_type=str) for line in [*text.split("\n"), ""]]
@@ -225,7 +240,9 @@ def test_files_are_those_of_fairseq_preprocess(prepare, tmp_path):
             if len(item) == 1:
                 found += by_ids[ids]
                 ids = b""
-        (tmp_path / split).write_text("".join(f"{' '.join(line)}\n" for line in found), "utf-8", newline="\n")
+        (tmp_path / split).write_text(
+            "".join(f"{' '.join(line)}\n" for line in found), "utf-8", newline="\n"
+        )
         flags += [f"--{split}pref", tmp_path / split]
     flags += [
         "--only-source",
@@ -259,7 +276,9 @@ def test_dictionary_counts_are_those_of_the_first_megabatch(corpus, prepare, tmp
     dictionary = Dictionary.load(str(out / "dict.txt"))
     stream = Stream.load(out)
     assert len(dictionary) == stream.vocab_size + 4
-    ids = np.concatenate(list(map(np.asarray, MMapIndexedDataset(stream.path(stream.megabatches[0])))))
+    ids = np.concatenate(
+        list(map(np.asarray, MMapIndexedDataset(stream.path(stream.megabatches[0]))))
+    )
     counts = np.bincount(ids, minlength=len(dictionary))[4:]
     assert dictionary.count[4:] == np.maximum(counts, 1).tolist()
     assert counts.max() > 10

@@ -39,7 +39,9 @@ def test_lines_that_end_with_cr_alone_are_refused(tmp_path, mode):
     path = tmp_path / "a.txt"
     for text in ("one\rtwo\r\rthree\r", "\ufeffone\r\rtwo"):
         path.write_text(text, "utf-8", newline="")
-        with pytest.raises(UserError, match=r"its lines end with CR alone at byte \d; .* tr '\\r' '\\n'"):
+        with pytest.raises(
+            UserError, match=r"its lines end with CR alone at byte \d; .* tr '\\r' '\\n'"
+        ):
             read(path, Reader(mode))
     for text in ("one two\r", "\rone two", "one\rtwo\n", "one two\r\n"):
         path.write_text(text, "utf-8", newline="")
@@ -49,7 +51,11 @@ def test_lines_that_end_with_cr_alone_are_refused(tmp_path, mode):
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "wiki_00"])
 def test_byte_order_marks_of_files_that_were_joined(tmp_path, monkeypatch, name):
     monkeypatch.setattr(compressed, "BLOCK", 2)
-    parts = {"a.txt": "{}\n\n", "a.jsonl": '{{"text": "{}"}}\n', "wiki_00": '<doc id="1">\n{}\n</doc>\n'}
+    parts = {
+        "a.txt": "{}\n\n",
+        "a.jsonl": '{{"text": "{}"}}\n',
+        "wiki_00": '<doc id="1">\n{}\n</doc>\n',
+    }
     texts = ("one", "two", "\ufeffthree")
     path = tmp_path / name
     path.write_bytes("".join("\ufeff" + parts[name].format(text) for text in texts).encode())
@@ -80,7 +86,9 @@ def test_wikiextractor(tmp_path, name, packed):
 
 def test_wikiextractor_json(tmp_path):
     path = tmp_path / "wiki_07"
-    path.write_text("".join(json.dumps({"id": str(n), "text": f"text {n}"}) + "\n" for n in range(9)))
+    path.write_text(
+        "".join(json.dumps({"id": str(n), "text": f"text {n}"}) + "\n" for n in range(9))
+    )
     for shard_bytes in (1, 60, 1000):
         found = read(path, Reader("file", text_key="body"), shard_bytes)
         assert found == ([f"text {n}" for n in range(9)], []), "its field is always `text`"
@@ -89,14 +97,26 @@ def test_wikiextractor_json(tmp_path):
 def test_wikiextractor_that_is_broken(tmp_path):
     skip = Reader("wikiextractor", on_bad_input="skip")
     path = tmp_path / "a.txt"
-    pieces = ["stray\n", '<doc id="1">\nlost\n', '<doc id="2">\nkept\n</doc>\n', '<doc id="3">\ncut']
+    pieces = [
+        "stray\n",
+        '<doc id="1">\nlost\n',
+        '<doc id="2">\nkept\n</doc>\n',
+        '<doc id="3">\ncut',
+    ]
     path.write_text("".join(pieces))
     unclosed = "a <doc> without </doc>"
-    skips = [(0, "text outside <doc> and </doc>"), (6, unclosed), (len("".join(pieces[:3])), unclosed)]
+    skips = [
+        (0, "text outside <doc> and </doc>"),
+        (6, unclosed),
+        (len("".join(pieces[:3])), unclosed),
+    ]
     assert read(path, skip) == (["kept"], skips)
     path = tmp_path / "wiki_00"
     path.write_text("neither")
-    assert read(path) == ([], [(0, "damaged or truncated (WikiExtractor's files begin with <doc or {)")])
+    assert read(path) == (
+        [],
+        [(0, "damaged or truncated (WikiExtractor's files begin with <doc or {)")],
+    )
     path.write_text("")
     assert read(path) == ([], [])
 
@@ -201,7 +221,10 @@ def test_parquet_that_is_bad(tmp_path, small):
     pyarrow.parquet.write_table(pyarrow.table({"text": column, "n": range(5)}), path)
     no_text = "no field `{}` that holds a string (--text-key names another)"
     long = "a document longer than 20 bytes"
-    assert read(path) == (["good", "\x00"], [(1, no_text.format("text")), (2, long), (3, "not UTF-8")])
+    assert read(path) == (
+        ["good", "\x00"],
+        [(1, no_text.format("text")), (2, long), (3, "not UTF-8")],
+    )
     for key in ("n", "absent"):
         skips = [(0, no_text.format(key))]
         assert read(path, Reader(text_key=key, on_bad_input="skip")) == ([], skips)
@@ -241,7 +264,9 @@ def test_json_is_lines_and_no_array(tmp_path, name):
     assert formats.stem(name) in ("a", "c4.00000-of-01024")
     path.write_bytes(pack(b'\n [{"text": "one"},\n\n{"text": "two"}]'))
     assert read(path, None, 8) == ([], [(0, "a JSON array")])
-    with pytest.raises(UserError, match=r"a JSON array at byte 0; write a JSON object on each line, .*jq"):
+    with pytest.raises(
+        UserError, match=r"a JSON array at byte 0; write a JSON object on each line, .*jq"
+    ):
         read(path, Reader())
 
 
@@ -299,7 +324,9 @@ def damaged(data: st.DataObject, pieces: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("packed", TOOLS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data(), damage=st.booleans())
 def test_the_bytes_of_the_tool_or_a_refusal(tmp_path, packed, data, damage):
     """Members, padding and junk; each is read whole where the tool does, without a warning."""
@@ -311,7 +338,9 @@ def test_the_bytes_of_the_tool_or_a_refusal(tmp_path, packed, data, damage):
     padding = st.integers(0, 9).map(bytes)
     sound = data.draw(st.booleans())
     if not sound:
-        extra = data.draw(st.sampled_from([padding, st.sampled_from(alien)]).flatmap(lambda kind: kind))
+        extra = data.draw(
+            st.sampled_from([padding, st.sampled_from(alien)]).flatmap(lambda kind: kind)
+        )
         pieces.insert(data.draw(st.integers(0, len(pieces))), extra)
     raw = damaged(data, pieces) if damage else b"".join(pieces)
     path = tmp_path / f"a.txt{packed}"
@@ -360,7 +389,11 @@ def test_padding_is_that_of_the_tools(tmp_path):
             path.write_bytes(one + bytes(count))
             whole = packed == ".gz" or (packed == ".xz" and count % 4 == 0)
             assert (read(path) == (["one"], [])) == whole, (packed, count)
-        for alien in (b"junk", lzma.compress(b"y", lzma.FORMAT_ALONE), bytes([two[0] ^ 1]) + two[1:]):
+        for alien in (
+            b"junk",
+            lzma.compress(b"y", lzma.FORMAT_ALONE),
+            bytes([two[0] ^ 1]) + two[1:],
+        ):
             path.write_bytes(one + alien)
             found, skips = read(path)
             assert (found, len(skips)) == (["one"], 1)

@@ -36,7 +36,12 @@ def pair(gpt2_files):
 
 
 def flags_of(files):
-    return {"vocab_size": None, "bpe": "gpt2", "gpt2_encoder_json": files[0], "gpt2_vocab_bpe": files[1]}
+    return {
+        "vocab_size": None,
+        "bpe": "gpt2",
+        "gpt2_encoder_json": files[0],
+        "gpt2_vocab_bpe": files[1],
+    }
 
 
 def check_line(pair, line):
@@ -96,7 +101,10 @@ def test_the_stream_keeps_the_files(corpus, prepare, gpt2_files, tmp_path, capsy
         (lambda ids: json.dumps(list(ids)), "not GPT-2's encoder.json"),
         (lambda ids: json.dumps(ids | {"A": "1"}), "not GPT-2's encoder.json"),
         (lambda ids: json.dumps(ids | {"extra": 7}), "not GPT-2's encoder.json"),
-        (lambda ids: json.dumps({f"{token}!": i for token, i in ids.items()}), "not GPT-2's encoder.json"),
+        (
+            lambda ids: json.dumps({f"{token}!": i for token, i in ids.items()}),
+            "not GPT-2's encoder.json",
+        ),
         (lambda ids: "\xff", "not JSON"),
     ],
 )

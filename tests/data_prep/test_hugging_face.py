@@ -111,12 +111,16 @@ def test_the_stream_has_a_document_as_one_item(corpus, prepare, tmp_path):
     megatron = (out / "test.megatron.idx").read_bytes()
     assert struct.unpack_from("<QQ", megatron, 18) == (len(ends), len(ends) + 1)
     assert np.cumsum(np.frombuffer(megatron, "<i4", len(ends), 34)).tolist() == ends.tolist()
-    spelt = [[int(dictionary[i - 4].split()[0]) for i in part[:-1]] for part in np.split(ids, ends[:-1])]
+    spelt = [
+        [int(dictionary[i - 4].split()[0]) for i in part[:-1]] for part in np.split(ids, ends[:-1])
+    ]
     texts = [library.decode(each) for each in spelt]
     assert sum(len(text.encode()) + 1 for text in texts) == stream.test.bytes
     assert sum(len(text.split()) for text in texts) == stream.test.words
     assert any("\n" in text for text in texts)
-    grams, _ = contamination.held_out(stream.path(stream.test), read_spelling(stream), contamination.SAMPLE)
+    grams, _ = contamination.held_out(
+        stream.path(stream.test), read_spelling(stream), contamination.SAMPLE
+    )
     whole = [max(len(text.split()) - contamination.N + 1, 0) for text in texts]
     assert len(grams) == sum(whole)
 
@@ -125,7 +129,9 @@ def test_a_pair_of_files_has_the_ids_of_gpt2(pairs, tmp_path):
     model = json.loads(pairs[0][1].to_str())["model"]
     files = tmp_path / "vocab.json", tmp_path / "merges.txt"
     files[0].write_text(json.dumps(model["vocab"]), "utf-8")
-    files[1].write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in model["merges"]), "utf-8")
+    files[1].write_text(
+        "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in model["merges"]), "utf-8"
+    )
     assert (
         HuggingFacePair(*files).encode([normalise(LINES)]).tolist()
         == pairs[0][0].encode([normalise(LINES)]).tolist()

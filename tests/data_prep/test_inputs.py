@@ -42,10 +42,14 @@ def plain_reference(data: bytes, border: bytes, longest: int):
     return found, long
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     parts=st.lists(
-        st.sampled_from(["\n", "\n\n", " \n", "\r\n", " " * 9, "a", "b c", "\u00a0", "\u00e9" * 9, "d" * 19])
+        st.sampled_from(
+            ["\n", "\n\n", " \n", "\r\n", " " * 9, "a", "b c", "\u00a0", "\u00e9" * 9, "d" * 19]
+        )
     ),
     mode=st.sampled_from(["blank-line", "line"]),
     packed=st.sampled_from(["", "", ".gz"]),
@@ -60,17 +64,39 @@ def test_cuts_and_blocks_do_not_matter(tmp_path, small, parts, mode, packed, sha
     path.write_bytes(PACKERS[packed](data))
     found, skips = read(path, Reader(mode, on_bad_input="skip"), shard_bytes)
     border = {"blank-line": rb"\n[ \t\r\v\f]*\n", "line": rb"\n"}[mode]
-    long = [(offset, "a document longer than 20 bytes") for offset in plain_reference(data, border, 20)[1]]
+    long = [
+        (offset, "a document longer than 20 bytes")
+        for offset in plain_reference(data, border, 20)[1]
+    ]
     assert (found, skips) == (plain_reference(data, border, 20)[0], long)
 
 
 RECORDS_AND_NOISE = {
-    "a.txt": ['<doc id="1">\n', "</doc>\n", "</doc>", " </doc> \r\n", "\n", "a\n", "b" * 9, "c" * 30],
-    "a.jsonl": ['{"text": "a"}\n', " ", "\r\n", '{"text": 3}', '{"text": "' + "b" * 30 + '"}', "\n", "{"],
+    "a.txt": [
+        '<doc id="1">\n',
+        "</doc>\n",
+        "</doc>",
+        " </doc> \r\n",
+        "\n",
+        "a\n",
+        "b" * 9,
+        "c" * 30,
+    ],
+    "a.jsonl": [
+        '{"text": "a"}\n',
+        " ",
+        "\r\n",
+        '{"text": 3}',
+        '{"text": "' + "b" * 30 + '"}',
+        "\n",
+        "{",
+    ],
 }
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data(), shard_bytes=st.integers(1, 60), block=st.integers(2, 20))
 @pytest.mark.parametrize("name", RECORDS_AND_NOISE)
 def test_cuts_and_blocks_do_not_matter_for_records(tmp_path, small, name, data, shard_bytes, block):
@@ -97,10 +123,14 @@ def test_hidden_names_are_read_only_when_named_and_else_counted(tmp_path, monkey
         ("in/_*.txt", ["_b.txt"]),
         ("in/.*.txt", [".a.txt"]),
     ):
-        assert [os.path.relpath(file, tmp_path / "in") for file in find_files(path)] == expected, path
+        assert [os.path.relpath(file, tmp_path / "in") for file in find_files(path)] == expected, (
+            path
+        )
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "in: left out: 6 names that begin with . or _"
-    assert not [line for line in said if line.startswith(("in/.cache", "in/_temporary", "in/_*.txt"))]
+    assert not [
+        line for line in said if line.startswith(("in/.cache", "in/_temporary", "in/_*.txt"))
+    ]
 
 
 def test_a_deleted_file(tmp_path):
@@ -110,7 +140,9 @@ def test_a_deleted_file(tmp_path):
     path.unlink()
     skips = []
     assert list(Reader(on_bad_input="skip").read(shard, skips.append)) == []
-    assert [skip[:3] for skip in skips] == [(str(path), 0, "unreadable (No such file or directory)")]
+    assert [skip[:3] for skip in skips] == [
+        (str(path), 0, "unreadable (No such file or directory)")
+    ]
     with pytest.raises(UserError, match=f"{path}: unreadable"):
         list(Reader().read(shard))
 
@@ -118,7 +150,9 @@ def test_a_deleted_file(tmp_path):
 def test_a_pipe_is_refused_also_within_a_folder(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
     for path in (tmp_path, tmp_path / "pipe.txt", tmp_path / "*.txt"):
-        with pytest.raises(UserError, match="pipe.txt: a pipe, socket or device; .* write it to a file"):
+        with pytest.raises(
+            UserError, match="pipe.txt: a pipe, socket or device; .* write it to a file"
+        ):
             find_files(str(path))
 
 
@@ -128,14 +162,18 @@ def test_a_data_card_is_no_text(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     for path in (tmp_path, tmp_path / "**"):
-        with pytest.raises(UserError, match=rf"README.md: would be text .*: '{tmp_path}/\*\*/\*.parquet'$"):
+        with pytest.raises(
+            UserError, match=rf"README.md: would be text .*: '{tmp_path}/\*\*/\*.parquet'$"
+        ):
             find_files(str(path))
     assert find_files(f"{tmp_path}/**/*.parquet") == [f"{tmp_path}/data/train.parquet"]
     assert len(find_files(f"{tmp_path}/text")) == 2
     assert find_files(f"{tmp_path}/README.md") == [f"{tmp_path}/README.md"]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.zst", "a.wet", "wiki_00", "b.txt"])
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.zst", "a.wet", "wiki_00", "b.txt"]
+)
 def test_memory_is_bounded(tmp_path, monkeypatch, name):
     """A line of 40 MB before good text, with a limit of 1 MB per document."""
     monkeypatch.setattr(compressed, "MAX_DOCUMENT_BYTES", 1 << 20)
@@ -160,7 +198,13 @@ def test_memory_is_bounded(tmp_path, monkeypatch, name):
 
 
 def test_corpus_arguments(tmp_path, monkeypatch):
-    names = ["cc/1/wet/a.wet.gz", "cc/2/wet/b.wet.gz", "cc/2/wet/_log.gz", "cc/2/seg/c.txt", "one.txt.bz2"]
+    names = [
+        "cc/1/wet/a.wet.gz",
+        "cc/2/wet/b.wet.gz",
+        "cc/2/wet/_log.gz",
+        "cc/2/seg/c.txt",
+        "one.txt.bz2",
+    ]
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()

@@ -65,7 +65,9 @@ def test_halves_have_equal_numbers_of_tokens_of_whole_documents(iid_stream):
 
 def test_divergence_is_that_of_scipy():
     one, other = np.random.default_rng(0).integers(0, 5, (2, 40))
-    assert similarity.divergence(one, other) == pytest.approx(jensenshannon(one, other, base=2) ** 2)
+    assert similarity.divergence(one, other) == pytest.approx(
+        jensenshannon(one, other, base=2) ** 2
+    )
     assert similarity.divergence(np.array([3, 0]), np.array([0, 9])) == pytest.approx(1)
 
 
@@ -95,4 +97,7 @@ def test_too_few_documents_have_no_ratio(tmp_path):
 def test_it_starts_without_heavy_imports():
     heavy = "{'torch', 'fairseq', 'sentencepiece', 'matplotlib', 'scipy'}"
     code = f"import sys, data_prep.inspect; print({heavy} & sys.modules.keys())"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "set()\n"
+    )

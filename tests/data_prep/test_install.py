@@ -27,7 +27,9 @@ class _KilledError(BaseException):
     """Stands for SIGKILL: no handler of the program catches it."""
 
 
-def command(*line: object, script: str = "from data_prep import __main__; __main__.main()") -> list[str]:
+def command(
+    *line: object, script: str = "from data_prep import __main__; __main__.main()"
+) -> list[str]:
     return [sys.executable, "-c", script, *map(str, line)]
 
 
@@ -91,7 +93,9 @@ def test_what_other_settings_have_left_is_removed(corpus, tmp_path, monkeypatch,
         with pytest.raises(SystemExit, match="3"):
             alma_data(*line, "--seed", 4)
     with monkeypatch.context() as patch, contextlib.suppress(_KilledError):
-        patch.setattr(install.shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(_KilledError))
+        patch.setattr(
+            install.shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(_KilledError)
+        )
         alma_data(*line)
     assert not install.works(tmp_path / "out")
     assert install.leftovers(tmp_path / "out")

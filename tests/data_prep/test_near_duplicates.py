@@ -31,7 +31,9 @@ def test_an_exported_number_of_threads_does_not_multiply_the_workers(monkeypatch
     assert os.environ["RAYON_NUM_THREADS"] == "1"
 
 
-def found_near(folder, documents: list[tuple[str, int]], files: int = 1, first: int = 0) -> np.ndarray:
+def found_near(
+    folder, documents: list[tuple[str, int]], files: int = 1, first: int = 0
+) -> np.ndarray:
     """Run the stage on (text, mega-batch), spread over files."""
     space = Workspace(folder, 0, Reader(), ())
     for number in range(files):
@@ -55,7 +57,9 @@ def key(text: str) -> bytes:
 def names(near: np.ndarray, documents: list[tuple[str, int]]) -> set[tuple[str, int, str, int]]:
     """Texts and mega-batches of the pairs found."""
     of = {np.array(key(text), nd.KEY)[()]: text for text, _ in documents}
-    return {(of[row["key"]], row["arrival"], of[row["other"]], row["other_arrival"]) for row in near}
+    return {
+        (of[row["key"]], row["arrival"], of[row["other"]], row["other_arrival"]) for row in near
+    }
 
 
 @pytest.fixture
@@ -82,7 +86,9 @@ def test_pairs_are_those_of_exact_similarity(tmp_path, collection):
                 for other, at in collection
                 if at == batch and other != one and (batch < arrival or key(other) < key(one))
             }
-            of_batch = {pair[2] for pair in found if pair[:2] == (one, arrival) and pair[3] == batch}
+            of_batch = {
+                pair[2] for pair in found if pair[:2] == (one, arrival) and pair[3] == batch
+            }
             assert len(of_batch) <= 1
             assert of_batch <= earlier.keys()
             most = max(earlier.values(), default=0)
@@ -97,7 +103,13 @@ def test_pairs_are_those_of_exact_similarity(tmp_path, collection):
 
 def test_files_ranges_and_blocks_do_not_matter(tmp_path, collection, monkeypatch):
     whole = found_near(tmp_path, collection)
-    for name, value in {"RANGE_BANDS": 500, "_RUN": 10, "_BLOCK": 7, "_PAIRS": 5, "_CHUNK": 999}.items():
+    for name, value in {
+        "RANGE_BANDS": 500,
+        "_RUN": 10,
+        "_BLOCK": 7,
+        "_PAIRS": 5,
+        "_CHUNK": 999,
+    }.items():
         monkeypatch.setattr(nd, name, value)
     random.Random(1).shuffle(collection)
     assert found_near(tmp_path, collection, files=4).tobytes() == whole.tobytes()
@@ -111,7 +123,11 @@ def test_of_a_stream_that_grows_only_new_documents_are_dropped(tmp_path, collect
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.text("ab \n", min_size=1).map(lambda t: " ".join(t.split())).filter(bool), min_size=1))
+@given(
+    st.lists(
+        st.text("ab \n", min_size=1).map(lambda t: " ".join(t.split())).filter(bool), min_size=1
+    )
+)
 def test_hashes_depend_on_the_text_alone(texts):
     data = [text.encode() for text in texts]
     together = nd.hash_documents(data)

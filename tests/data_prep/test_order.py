@@ -17,7 +17,9 @@ SOURCES = ("b", "a", "d", "c")
 ORDER = [["b"], ["a", "d"], ["c"]]
 
 
-def splits_of(words: int = 0, eval_words: int = 40, valid_words: int = 30, order=ORDER, first: int = 0):
+def splits_of(
+    words: int = 0, eval_words: int = 40, valid_words: int = 30, order=ORDER, first: int = 0
+):
     return Ordered(len(order), words, eval_words, valid_words, None, first, order)
 
 
@@ -30,11 +32,15 @@ def corpora(draw):
     again = [rng.randrange(len(words)) for _ in range(draw(st.integers(0, 40)))]
     documents += [(key, words[key], rng.randrange(4)) for key in again]
     rng.shuffle(documents)
-    splits = splits_of(draw(st.sampled_from([0, 60])), draw(st.integers(10, 40)), draw(st.integers(10, 40)))
+    splits = splits_of(
+        draw(st.sampled_from([0, 60])), draw(st.integers(10, 40)), draw(st.integers(10, 40))
+    )
     return make_records(documents), splits
 
 
-def parts_of(records: np.ndarray, splits: Ordered, known: np.ndarray | None = None) -> dict[str, list[int]]:
+def parts_of(
+    records: np.ndarray, splits: Ordered, known: np.ndarray | None = None
+) -> dict[str, list[int]]:
     """The keys of each part, in the order of its file. Rejects corpora that are too small."""
     sources = tuple(sorted((name for names in splits.order for name in names), key=splits.rank))
     try:
@@ -53,7 +59,11 @@ def parts_of(records: np.ndarray, splits: Ordered, known: np.ndarray | None = No
 def test_ranges_and_runs_do_not_matter(corpus, data):
     """The plan of many small ranges is that of one, with documents of a stream and without."""
     records, splits = corpus
-    old = records[data.draw(st.sampled_from([0, 1, 2])) :: 5].copy() if data.draw(st.booleans()) else None
+    old = (
+        records[data.draw(st.sampled_from([0, 1, 2])) :: 5].copy()
+        if data.draw(st.booleans())
+        else None
+    )
     sizes = {
         "range_documents": data.draw(st.integers(8, 60)),
         "run_documents": data.draw(st.integers(3, 200)),
@@ -139,7 +149,9 @@ def test_the_mixed_parts_are_nearest_to_their_share(corpus):
 def test_all_megabatches_that_are_too_small_are_named():
     documents = [(key, 10, key % 2) for key in range(30)] + [(0, 10, 3), (30, 10, 3)]
     with pytest.raises(UserError) as error:
-        plan_of(make_records(documents), splits_of(words=200, eval_words=30, valid_words=20), SOURCES)
+        plan_of(
+            make_records(documents), splits_of(words=200, eval_words=30, valid_words=20), SOURCES
+        )
     assert str(error.value) == (
         "3 of 3 mega-batches have fewer than the 250 words of their parts (30 test + 20 validation + 200 "
         "training) after dropping duplicates: megabatch_00 (b) has 150, megabatch_01 (a, d) has 150, "
@@ -151,6 +163,10 @@ def test_the_order_of_the_command_line():
     pairs = [("2023", False), ("2024", False), ("books", True), ("2024", True), ("2025", False)]
     assert from_corpus(pairs) == [["2023"], ["2024", "books"], ["2025"]]
     with pytest.raises(UserError) as error:
-        from_corpus([("a", True), ("b", False), ("c", False), ("b", False), ("c", False), ("b", True)])
-    assert str(error.value).startswith("a+=: the first source begins a mega-batch; write a=; b: in two")
+        from_corpus(
+            [("a", True), ("b", False), ("c", False), ("b", False), ("c", False), ("b", True)]
+        )
+    assert str(error.value).startswith(
+        "a+=: the first source begins a mega-batch; write a=; b: in two"
+    )
     assert "c: in two mega-batches" in str(error.value)

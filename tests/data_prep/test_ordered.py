@@ -14,7 +14,13 @@ from .conftest import make_documents
 from .small_streams import bless, write_stream
 from .test_pipeline import digests, texts
 
-SIZES = {"mega_batches": None, "words": 700, "eval_words": 200, "valid_words": 100, "vocab_size": 80}
+SIZES = {
+    "mega_batches": None,
+    "words": 700,
+    "eval_words": 200,
+    "valid_words": 100,
+    "vocab_size": 80,
+}
 APPEND = dict.fromkeys(SIZES)
 
 
@@ -40,7 +46,9 @@ def four(years) -> list[str]:
 @pytest.fixture
 def ordered(prepare):
     """Run the command with --ordered."""
-    return lambda *arguments, out, **flags: prepare(*arguments, "--ordered", out=out, **SIZES | flags)
+    return lambda *arguments, out, **flags: prepare(
+        *arguments, "--ordered", out=out, **SIZES | flags
+    )
 
 
 def test_the_parts_and_what_is_in_them(years, four, ordered, tmp_path):
@@ -71,7 +79,11 @@ def test_the_parts_and_what_is_in_them(years, four, ordered, tmp_path):
             assert abs(words - part.words / 3) <= 20, "an equal share of each"
     record = json.loads((out / "stream.json").read_bytes())
     assert [part["name"] for part in record["held_out"]] == ["test_00", "test_01", "test_02"]
-    assert [part["name"] for part in record["held_out_valid"]] == ["valid_00", "valid_01", "valid_02"]
+    assert [part["name"] for part in record["held_out_valid"]] == [
+        "valid_00",
+        "valid_01",
+        "valid_02",
+    ]
     assert record["settings"]["order"] == [["2023"], ["2024", "books"], ["2025"]]
     assert record["settings"]["words"] == 0
     assert "spread" not in record["corpus"]
@@ -81,7 +93,8 @@ def test_the_tokenizer_sees_the_first_megabatch_only(ordered, tmp_path):
     paths = []
     for number in range(2):
         blocks = [
-            f"{chr(0x4E00 + 100 * number + n) * 9} {t}" for n, t in enumerate(make_documents(7 + number, 90))
+            f"{chr(0x4E00 + 100 * number + n) * 9} {t}"
+            for n, t in enumerate(make_documents(7 + number, 90))
         ]
         paths.append(tmp_path / f"{number}.txt")
         paths[-1].write_text("\n\n".join(blocks), "utf-8")
@@ -89,7 +102,9 @@ def test_the_tokenizer_sees_the_first_megabatch_only(ordered, tmp_path):
     tokens = (out / "dict.txt").read_text("utf-8")
     first = "".join(texts(out, "megabatch_00/train"))
     assert {c for c in tokens if c >= "\u4e00"} == {c for c in first if c >= "\u4e00"} != set()
-    given = ordered(*paths, out=tmp_path / "given", vocab_size=None, tokenizer=out / "tokenizer.model")
+    given = ordered(
+        *paths, out=tmp_path / "given", vocab_size=None, tokenizer=out / "tokenizer.model"
+    )
     assert digests(given) == digests(out)
 
 
@@ -109,7 +124,9 @@ def test_inspect_shows_the_drift(four, ordered, tmp_path, inspected, monkeypatch
     code, text, _ = inspected(out)
     assert code == 0
     assert "i.i.d.?" not in text
-    rows = [line.split() for line in text[text.index("Drift.") : text.index("\n\nContam")].splitlines()]
+    rows = [
+        line.split() for line in text[text.index("Drift.") : text.index("\n\nContam")].splitlines()
+    ]
     header = next(row for row in rows if row[:2] == ["new", "tokens"])
     assert header == "new tokens new words 00 01 02".split()
     table = {row[0]: row[1:] for row in rows if row[0].startswith("megabatch_")}
@@ -134,7 +151,9 @@ def test_verify_finds_a_leak(four, ordered, tmp_path, inspected):
     out = ordered(*four, out=tmp_path / "out")
     assert inspected(out, "--verify")[0] == 0
     held_out = out / "test_01.keys"
-    held_out.write_bytes((out / "megabatch_02/train.keys").read_bytes()[:16] + held_out.read_bytes()[16:])
+    held_out.write_bytes(
+        (out / "megabatch_02/train.keys").read_bytes()[:16] + held_out.read_bytes()[16:]
+    )
     bless(out)
     code, text, _ = inspected(out, "--verify")
     assert code == 2

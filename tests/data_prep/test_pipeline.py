@@ -42,7 +42,9 @@ def digests(out: Path) -> dict[str, str]:
     """SHA-256 of every file of a finished stream except stream.json, checked against it."""
     stream = Stream.load(out)
     stream.check(stream.parts)
-    listed = {name: info.sha256 for item in [stream, *stream.parts] for name, info in item.files.items()}
+    listed = {
+        name: info.sha256 for item in [stream, *stream.parts] for name, info in item.files.items()
+    }
     found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert found - {LOCK} == {*listed, "stream.json"}, "something was left behind"
     return listed
@@ -50,7 +52,9 @@ def digests(out: Path) -> dict[str, str]:
 
 def past(out: Path) -> dict[str, str]:
     """Checksums of the files of an ordered stream that no later document may change."""
-    return {name: sha for name, sha in digests(out).items() if not name.startswith(("test.", "valid."))}
+    return {
+        name: sha for name, sha in digests(out).items() if not name.startswith(("test.", "valid."))
+    }
 
 
 def texts(out: Path, prefix: str) -> list[str]:
@@ -80,7 +84,9 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(FEW, max_examples=1)
-def test_splitting_names_order_and_workers_do_not_matter(near, prepare, tmp_path_factory, kind, data):
+def test_splitting_names_order_and_workers_do_not_matter(
+    near, prepare, tmp_path_factory, kind, data
+):
     folder = tmp_path_factory.mktemp("split")
     flag = ["--ordered"] if "ordered" in kind else []
     whole = digests(prepare(*near, *flag, out=folder / "whole", **KINDS[kind]))
@@ -129,7 +135,9 @@ def test_every_document_is_in_one_part(corpus, prepare, tmp_path, small_shards):
         seen += own
     assert len(set(seen)) == len(seen)
     assert set(seen) <= {*alpha, *web}
-    assert set(texts(out, "valid")) <= set(web[10:]), "a shared document counts for the first source"
+    assert set(texts(out, "valid")) <= set(web[10:]), (
+        "a shared document counts for the first source"
+    )
     assert stream.corpus["duplicate_documents"] == 40
     assert stream.corpus["surplus_words"] == sum(len(t.split()) for t in alpha + web) - sum(
         part.words for part in [*stream.megabatches, stream.valid, stream.test]
@@ -175,7 +183,17 @@ def test_killed_at_random_moments(corpus, prepare, tmp_path, monkeypatch):
     monkeypatch.setattr(plan, "BUCKET_BYTES", 6000)
     whole = digests(prepare(corpus, out=tmp_path / "whole"))
     out = tmp_path / "out"
-    command = [sys.executable, "-c", COMMAND, "1000000", str(corpus), "--workers", "2", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-c",
+        COMMAND,
+        "1000000",
+        str(corpus),
+        "--workers",
+        "2",
+        "--out",
+        str(out),
+    ]
     command += "--mega-batches 3 --words 1500 --valid-words 300 --vocab-size 120".split()
     rng = random.Random(0)
     for kills in range(5):

@@ -23,7 +23,9 @@ def corpora(draw):
     """(records, splits) with enough words in all and in the validation source."""
     words = draw(st.lists(st.integers(1, 40), min_size=20, max_size=120))
     sources = draw(st.lists(st.integers(0, 1), min_size=len(words), max_size=len(words)))
-    documents = [(key, count, source) for key, (count, source) in enumerate(zip(words, sources, strict=True))]
+    documents = [
+        (key, count, source) for key, (count, source) in enumerate(zip(words, sources, strict=True))
+    ]
     web = sum(count for _, count, source in documents if source == 1)
     documents.append((len(words), max(1, 60 - web), 1))
     copies = draw(st.lists(st.integers(0, len(words) - 1), max_size=20))
@@ -44,7 +46,9 @@ def documents_of(records, split):
     keys = np.stack([records["high"][order], records["low"][order]], 1).astype(np.uint64)
     groups = np.split(order, 1 + np.flatnonzero((keys[1:] != keys[:-1]).any(1)))
     chosen = [group[np.argmax(split[group])] for group in groups]
-    assert all((split[group] != LEFT_OUT).sum() <= 1 for group in groups), "a document is twice in the stream"
+    assert all((split[group] != LEFT_OUT).sum() <= 1 for group in groups), (
+        "a document is twice in the stream"
+    )
     return np.array(chosen), split[chosen]
 
 
@@ -109,7 +113,10 @@ def test_buckets_follow_the_hash_order_and_add_up(corpus, bucket_bytes):
         assert planned.bucket_keys[number] == sum(map(int, records["low"][members])) % 2**64
     chosen, _ = documents_of(records, bucket)
     words = records["words"]
-    assert planned.duplicates.tolist() == [len(records) - len(chosen), words.sum() - words[chosen].sum()]
+    assert planned.duplicates.tolist() == [
+        len(records) - len(chosen),
+        words.sum() - words[chosen].sum(),
+    ]
 
 
 @given(corpora(), st.data())
@@ -136,9 +143,13 @@ def same_plan(records, splits, sources, bucket_bytes, known=None, **sizes):
             except UserError as error:
                 found.append(str(error))
                 continue
-            rows = zip(records["low"].tolist(), records["source"].tolist(), bucket.tolist(), strict=True)
+            rows = zip(
+                records["low"].tolist(), records["source"].tolist(), bucket.tolist(), strict=True
+            )
             numbers = {name: np.array(value).tolist() for name, value in vars(planned).items()}
-            found.append((sorted(rows), numbers | {"valid_last": planned.valid_last["low"].tolist()}))
+            found.append(
+                (sorted(rows), numbers | {"valid_last": planned.valid_last["low"].tolist()})
+            )
     assert found[0] == found[1]
 
 
@@ -198,7 +209,11 @@ def test_documents_of_the_stream_are_in_no_new_megabatch(corpus, random):
 
 def test_keys_that_share_their_first_half_are_different_documents():
     records = np.zeros(40, RECORD)
-    records["high"], records["low"], records["words"] = 7, np.repeat(np.arange(20) << 32, 2)[::-1], 1
+    records["high"], records["low"], records["words"] = (
+        7,
+        np.repeat(np.arange(20) << 32, 2)[::-1],
+        1,
+    )
     split = split_of(records, Splits(4, 5, 0, 0, None), SOURCES, range_documents=5)
     chosen = np.flatnonzero(split != LEFT_OUT)
     assert sorted(records["low"][chosen].tolist()) == [key << 32 for key in range(20)]

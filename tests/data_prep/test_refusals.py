@@ -32,7 +32,9 @@ def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("refusals")
     texts = [[text.translate(LETTERS) for text in make_documents(seed, 200)] for seed in range(3)]
     days = ["2020-02-03", "2021-05-06", "2023-07-08"]
-    news = [{"text": text, "date": day} for day, own in zip(days, texts, strict=True) for text in own]
+    news = [
+        {"text": text, "date": day} for day, own in zip(days, texts, strict=True) for text in own
+    ]
     files = {
         "a.txt": TEXT,
         "blank.txt": b" \n\n\t\n",
@@ -70,7 +72,17 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-LATE = ("missing", "longer", "needed", "duplicates", "--vocab-size", "period", "at byte", "date", "damaged")
+LATE = (
+    "missing",
+    "longer",
+    "needed",
+    "duplicates",
+    "--vocab-size",
+    "period",
+    "at byte",
+    "date",
+    "damaged",
+)
 """Words of what is found when the text is read; all else is found before --out exists."""
 REFUSED = [
     # files
@@ -188,7 +200,9 @@ def test_all_problems_are_reported_at_once(tmp_path, capsys):
         ("rensa", "a.txt --near-duplicates drop", "needs rensa"),
     ],
 )
-def test_a_missing_package_is_named_at_once(place, tmp_path, monkeypatch, capsys, name, flags, needs):
+def test_a_missing_package_is_named_at_once(
+    place, tmp_path, monkeypatch, capsys, name, flags, needs
+):
     monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.chdir(place)
     (place / "x.parquet").write_bytes(b"PAR1")

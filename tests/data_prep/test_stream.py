@@ -36,7 +36,9 @@ def test_only_ordered_streams_name_held_out_parts(stream):
     assert not stream.ordered
     assert not _record(stream).keys() & {"held_out", "held_out_valid"}
     held_out = dataclasses.replace(stream.valid, name="test_00", prefix="test_00")
-    ordered = dataclasses.replace(stream, held_out=(held_out,) * 2, held_out_valid=(stream.valid,) * 2)
+    ordered = dataclasses.replace(
+        stream, held_out=(held_out,) * 2, held_out_valid=(stream.valid,) * 2
+    )
     ordered.write()
     assert Stream.load(stream.directory) == ordered
     assert ordered.ordered
@@ -73,7 +75,10 @@ def test_index_is_byte_identical_to_fairseqs(tmp_path, code):
     ("damage", "message"),
     [
         (lambda path: path.unlink(), "missing"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "truncated: {less} of {size} bytes"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-1]),
+            "truncated: {less} of {size} bytes",
+        ),
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"), "changed after writing"),
         (lambda path: path.write_bytes(path.read_bytes() + b"?"), "changed after writing"),
     ],
@@ -115,7 +120,9 @@ def test_load_refuses_another_format(stream, changes, message):
     record = _record(stream)
     for name, value in changes.items():
         within = name == "valid" and value and value.keys() != {"name"}
-        record[name] = record[name] | value if within else [record["test"]] if name == "held_out" else value
+        record[name] = (
+            record[name] | value if within else [record["test"]] if name == "held_out" else value
+        )
     (stream.directory / "stream.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=message):
         Stream.load(stream.directory)
@@ -123,7 +130,10 @@ def test_load_refuses_another_format(stream, changes, message):
 
 def test_load_refuses_half_a_file_and_no_stream(stream, tmp_path_factory):
     path = stream.directory / "stream.json"
-    for text, message in ((path.read_text()[:-9], "malformed"), ("[" * 100_000, "nested too deeply")):
+    for text, message in (
+        (path.read_text()[:-9], "malformed"),
+        ("[" * 100_000, "nested too deeply"),
+    ):
         path.write_text(text)
         with pytest.raises(UserError, match=message):
             Stream.load(stream.directory)

@@ -68,7 +68,9 @@ def assert_whole(out: Path) -> Stream:
     for part in stream.parts:
         names = [text.split()[0] for text in texts(out, part.prefix)]
         assert len(names) > len(set(names)), "documents are split"
-        changes = [name for name, before in zip(names, [None, *names], strict=False) if name != before]
+        changes = [
+            name for name, before in zip(names, [None, *names], strict=False) if name != before
+        ]
         assert len(changes) == len(set(changes)) or part in mixed, "pieces are neighbours"
         for name in set(names) if part not in mixed else ():
             assert owner.setdefault(name, part.name) == part.name
@@ -79,20 +81,30 @@ def assert_whole(out: Path) -> Stream:
 
 
 @pytest.mark.parametrize("flags", [IID, ORDERED], ids=["iid", "ordered"])
-def test_a_document_is_in_one_part_and_parts_have_their_size(corpus, prepare, inspected, tmp_path, flags):
+def test_a_document_is_in_one_part_and_parts_have_their_size(
+    corpus, prepare, inspected, tmp_path, flags
+):
     ordered = ["--ordered"] if flags is ORDERED else []
-    out = prepare(*files_of(corpus), *ordered, out=tmp_path / "out", max_document_words=LIMIT, **flags)
+    out = prepare(
+        *files_of(corpus), *ordered, out=tmp_path / "out", max_document_words=LIMIT, **flags
+    )
     stream = assert_whole(out)
     for part in stream.parts:
-        target = {"m": flags["words"], "t": flags["eval_words"], "v": flags["valid_words"]}[part.name[0]]
+        target = {"m": flags["words"], "t": flags["eval_words"], "v": flags["valid_words"]}[
+            part.name[0]
+        ]
         pieces = 3 if stream.ordered and part in (stream.test, stream.valid) else 1
         assert abs(part.words - target) <= LIMIT * pieces, part.name
     assert inspected(out, "--verify")[0] == 0
     shown = inspected(out)[1]
-    column = shown.splitlines()[0].split().index("documents") + 1  # the names of the parts have no header
+    column = (
+        shown.splitlines()[0].split().index("documents") + 1
+    )  # the names of the parts have no header
     for part in stream.parts:
         row = next(line.split() for line in shown.splitlines() if line.startswith(f"{part.name} "))
-        assert int(row[column]) == len(names_in(out, [part.prefix])), "inspect counts whole documents"
+        assert int(row[column]) == len(names_in(out, [part.prefix])), (
+            "inspect counts whole documents"
+        )
 
 
 @given(seed=st.integers(0, 10**6))
@@ -114,7 +126,9 @@ def test_append_is_one_go_and_knows_documents_of_which_it_has_a_piece(
         prepare(path, "--append", out=out, **APPEND)
     assert past(out) == past(one)
     assert_whole(out)
-    iid = prepare(*files_of(corpus)[:2], out=folder / "iid", max_document_words=LIMIT, **IID | {"words": 500})
+    iid = prepare(
+        *files_of(corpus)[:2], out=folder / "iid", max_document_words=LIMIT, **IID | {"words": 500}
+    )
     prepare(*others, again, "--append", out=iid, **APPEND)
     assert_whole(iid)
 
@@ -139,10 +153,13 @@ def records_of(documents: list[list[int]], sources: Iterable[int]) -> np.ndarray
 def corpora(draw):
     rng = draw(st.randoms(use_true_random=False))
     made = [
-        [rng.randint(1, 9) for _ in range(rng.choice([1, 1, 2, 9]))] for _ in range(draw(st.integers(20, 80)))
+        [rng.randint(1, 9) for _ in range(rng.choice([1, 1, 2, 9]))]
+        for _ in range(draw(st.integers(20, 80)))
     ]
     records = records_of(made, [rng.randrange(2) for _ in made])
-    copies = np.array([rng.random() < 0.2 for _ in made])[np.cumsum(records["low"] % 2**32 == 0) - 1]
+    copies = np.array([rng.random() < 0.2 for _ in made])[
+        np.cumsum(records["low"] % 2**32 == 0) - 1
+    ]
     again = records[copies].copy()
     again["source"] = 1
     return np.concatenate([records, again]).astype(RECORD), rng.choice([0.5, 0.8, 0.95])
@@ -168,7 +185,9 @@ def test_pieces_stay_together(kind, corpus, valid):
         if number != LEFT_OUT:
             assert owner.setdefault(high, splits.names[number]) == splits.names[number]
     taken = [
-        row[:2] for row, number in zip(records.tolist(), split.tolist(), strict=True) if number != LEFT_OUT
+        row[:2]
+        for row, number in zip(records.tolist(), split.tolist(), strict=True)
+        if number != LEFT_OUT
     ]
     assert len(taken) == len(set(taken)), "an exact duplicate is dropped"
 

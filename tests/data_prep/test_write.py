@@ -18,7 +18,9 @@ from .test_pipeline import texts
 def test_documents_are_those_of_the_parts(form, corpus, prepare, tmp_path, inspected):
     flags = {"mega_batches": 2, "write": form}
     out = prepare(f"a={corpus}/alpha.txt", f"web={corpus}/web.txt", out=tmp_path / "out", **flags)
-    plain = prepare(f"a={corpus}/alpha.txt", f"web={corpus}/web.txt", out=tmp_path / "p", mega_batches=2)
+    plain = prepare(
+        f"a={corpus}/alpha.txt", f"web={corpus}/web.txt", out=tmp_path / "p", mega_batches=2
+    )
     for part in Stream.load(out).parts:
         path = out / f"{part.prefix}.{form}"
         if form == "jsonl":
@@ -33,18 +35,32 @@ def test_documents_are_those_of_the_parts(form, corpus, prepare, tmp_path, inspe
             words[row["source"]] += len(row["text"].split())
         assert words == {"a": 0, "web": 0} | part.sources
         keys = (out / f"{part.prefix}.keys").read_bytes()
-        assert [row["id"] for row in rows] == [keys[i : i + 12].hex() for i in range(0, len(keys), 16)]
-        assert (out / f"{part.prefix}.bin").read_bytes() == (plain / f"{part.prefix}.bin").read_bytes()
+        assert [row["id"] for row in rows] == [
+            keys[i : i + 12].hex() for i in range(0, len(keys), 16)
+        ]
+        assert (out / f"{part.prefix}.bin").read_bytes() == (
+            plain / f"{part.prefix}.bin"
+        ).read_bytes()
     assert inspected(out, "--verify")[0] == 0
 
 
 def test_an_addition_is_written_as_before_and_has_its_periods(prepare, tmp_path):
     for year in (2023, 2024):
-        lines = [json.dumps({"date": str(year), "text": text}) for text in make_documents(year, 200)]
+        lines = [
+            json.dumps({"date": str(year), "text": text}) for text in make_documents(year, 200)
+        ]
         (tmp_path / f"{year}.jsonl").write_text("\n".join(lines))
-    sizes = {"by": "year", "eval_words": 200, "valid_words": 200, "mega_batches": None, "words": None}
+    sizes = {
+        "by": "year",
+        "eval_words": 200,
+        "valid_words": 200,
+        "mega_batches": None,
+        "words": None,
+    }
     out = prepare(f"news={tmp_path}/2023.jsonl", out=tmp_path / "out", write="jsonl", **sizes)
-    prepare(f"news={tmp_path}/2024.jsonl", "--append", out=out, **dict.fromkeys([*sizes, "vocab_size"]))
+    prepare(
+        f"news={tmp_path}/2024.jsonl", "--append", out=out, **dict.fromkeys([*sizes, "vocab_size"])
+    )
     for number, year in enumerate(("2023", "2024")):
         for prefix in (f"megabatch_{number:02d}/train", f"test_{number:02d}"):
             rows = [json.loads(line) for line in (out / f"{prefix}.jsonl").read_text().splitlines()]
@@ -116,7 +132,9 @@ def test_data_report_and_advise_run_without_what_the_light_installation_lacks(co
         f"report {tmp_path}/runs --out {tmp_path}/report --html {tmp_path}/r.html",
         f"advise {tmp_path}/runs",
     ):
-        done = subprocess.run([sys.executable, "-c", block, *words.split()], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", block, *words.split()], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
     done = subprocess.run([sys.executable, "-c", block, "images"], capture_output=True, text=True)
     assert done.returncode == 2

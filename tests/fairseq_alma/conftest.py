@@ -94,7 +94,9 @@ def build(stream):
 
     def run(*flags: str, data=stream):
         words = list(map(str, (data, *TINY.split(), *flags)))
-        args = options.parse_args_and_arch(options.get_training_parser(default_task="alma_lm"), words)
+        args = options.parse_args_and_arch(
+            options.get_training_parser(default_task="alma_lm"), words
+        )
         args._name = ARCH_MODEL_NAME_REGISTRY[args.arch]
         vars(args).update(vars(MODEL_DATACLASS_REGISTRY[args._name].from_namespace(args)))
         utils.set_torch_seed(args.seed)
@@ -116,7 +118,12 @@ def untrained(build, stream, tiny, tmp_path):
         model.eval()
         if change:
             change(model)
-        history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 1}
+        history = {
+            "criterion_name": "",
+            "optimizer_name": "",
+            "lr_scheduler_state": {},
+            "num_updates": 1,
+        }
         state = {
             "args": None,
             "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
@@ -139,8 +146,15 @@ def start_two(start):
         with socket.socket() as server:
             server.bind(("localhost", 0))
             port = str(server.getsockname()[1])
-        common = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2", **(environment or {})}
-        return [start("train", *arguments, environment={**common, "RANK": rank}) for rank in ("0", "1")]
+        common = {
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": port,
+            "WORLD_SIZE": "2",
+            **(environment or {}),
+        }
+        return [
+            start("train", *arguments, environment={**common, "RANK": rank}) for rank in ("0", "1")
+        ]
 
     return run
 
@@ -199,7 +213,11 @@ def preprocessed(stream, text, tmp_path_factory) -> str:
         (directory / f"{name}.pieces").write_text(encoded)
         out = directory / f"shard{shard}"
         flags = f"--only-source --workers 1 --srcdict {stream}/dict.txt --destdir {out} --trainpref"
-        main(options.get_preprocessing_parser().parse_args([*flags.split(), f"{directory}/{name}.pieces"]))
+        main(
+            options.get_preprocessing_parser().parse_args(
+                [*flags.split(), f"{directory}/{name}.pieces"]
+            )
+        )
         for suffix in (".bin", ".idx"):
             shutil.copy(stream / f"valid{suffix}", out / f"valid{suffix}")
     return f"{directory}/shard0:{directory}/shard1"

@@ -27,7 +27,9 @@ def make_layer(experts: int, capacity_factor: float = 1.0) -> SwitchFFN:
 def config_of(*words):
     """fairseq's config of the words after `fairseq-train`."""
     parser = options.get_training_parser(default_task="alma_lm")
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(map(str, words))))
+    return convert_namespace_to_omegaconf(
+        options.parse_args_and_arch(parser, list(map(str, words)))
+    )
 
 
 def load(path) -> dict:
@@ -56,7 +58,9 @@ def assert_same_model(a, b, exact: bool = True) -> None:
     for name in first:
         if exact:
             assert torch.equal(first[name], second[name]), name
-        elif not name.endswith("k_proj.bias"):  # its gradient is rounding error, which Adam scales up
+        elif not name.endswith(
+            "k_proj.bias"
+        ):  # its gradient is rounding error, which Adam scales up
             torch.testing.assert_close(first[name], second[name], atol=1e-5, rtol=1e-5, msg=name)
 
 
@@ -67,7 +71,9 @@ def assert_same_training(first, second) -> None:
     history = [state["optimizer_history"][-1]["num_updates"] for state in (a, b)]
     assert history[0] == history[1]
     torch.testing.assert_close(a["last_optimizer_state"], b["last_optimizer_state"], rtol=0, atol=0)
-    torch.testing.assert_close(a["extra_state"].get("ema"), b["extra_state"].get("ema"), rtol=0, atol=0)
+    torch.testing.assert_close(
+        a["extra_state"].get("ema"), b["extra_state"].get("ema"), rtol=0, atol=0
+    )
     for name in ("best", "val_loss", "train_iterator"):
         assert a["extra_state"].get(name) == b["extra_state"].get(name), name
     kept = [state["extra_state"]["AlmaLMTask"] for state in (a, b)]

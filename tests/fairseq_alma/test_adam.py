@@ -22,7 +22,9 @@ def test_matches_fairseqs_adam_and_loads_its_states(dtype):
     for step in range(12):
         if step == 8:
             states = [optimizer.state_dict() for optimizer in optimizers]
-            optimizers = [kind(m, **options) for kind, m in zip((FusedAdam, Adam), models, strict=True)]
+            optimizers = [
+                kind(m, **options) for kind, m in zip((FusedAdam, Adam), models, strict=True)
+            ]
             for optimizer, state in zip(optimizers, states, strict=True):
                 optimizer.load_state_dict(state)
         for model, optimizer in zip(models, optimizers, strict=True):

@@ -36,7 +36,9 @@ def test_certain_damage_may_be_deleted(path):
     path.write_bytes(b"")
     assert "empty; " + DELETE in message(path)
     pickled = whole.index(b"decoder.weight")
-    weight = whole.index(torch.ones(4).numpy().tobytes())  # torch itself does not compare check sums
+    weight = whole.index(
+        torch.ones(4).numpy().tobytes()
+    )  # torch itself does not compare check sums
     for at, size in ((pickled, 60), (weight, 1)):
         path.write_bytes(whole[:at] + b"\xff" * size + whole[at + size :])
         assert "has a wrong checksum; " + DELETE in message(path)
@@ -88,10 +90,16 @@ def test_foreign_files_are_not_called_damaged(path, tmp_path):
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (OSError(errno.EIO, "not now"), "cannot be read: not now (EIO); the checkpoint may be intact"),
+        (
+            OSError(errno.EIO, "not now"),
+            "cannot be read: not now (EIO); the checkpoint may be intact",
+        ),
         (OSError(errno.EACCES, "not now"), "(EACCES); the checkpoint may be intact: try again"),
         (OSError(errno.ESTALE, "not now"), "(ESTALE); the checkpoint may be intact: try again"),
-        (RuntimeError("unable to mmap 4 bytes: Cannot allocate memory (12)"), "Cannot allocate memory"),
+        (
+            RuntimeError("unable to mmap 4 bytes: Cannot allocate memory (12)"),
+            "Cannot allocate memory",
+        ),
     ],
 )
 def test_an_intact_file_that_cannot_be_read_is_not_called_damaged(path, monkeypatch, error, words):

@@ -53,7 +53,13 @@ def test_the_literal_command_trains_as_the_paper_does():
     ours = settings("--task", "alma_lm")
     base = yaml.safe_load((ROOT / "experiments/table2.yaml").read_text())["sizes"]["base"]["flags"]
     # These are the file's own: number of GPUs, precision, data loading.
-    for flag in base.keys() - {"arch", "distributed-world-size", "fp16", "num-workers", "warmup-updates"}:
+    for flag in base.keys() - {
+        "arch",
+        "distributed-world-size",
+        "fp16",
+        "num-workers",
+        "warmup-updates",
+    }:
         value = base[flag]
         if flag in ("lr", "update-freq"):
             value = [float(value)]
@@ -72,14 +78,20 @@ def test_given_flags_override_the_defaults():
     assert {flag: found[flag] for flag in given} == given | {"--lr": [2.0], "--clip-norm": 0.0}
     assert (found["--batch-size"], found["--update-freq"]) == (4, [1])
     found = settings("--max-tokens", "512", "--keep-last-epochs", "2")
-    assert (found["--batch-size"], found["--update-freq"], found["--max-tokens"]) == (None, [1], 512)
+    assert (found["--batch-size"], found["--update-freq"], found["--max-tokens"]) == (
+        None,
+        [1],
+        512,
+    )
     assert not found["--no-epoch-checkpoints"]
 
 
 def test_fairseq_validate_parses_without_defaults():
     """It parses a second time with suppress_defaults, and then expects only what is given."""
     parser = options.get_validation_parser(default_task="alma_lm")
-    given = options.parse_args_and_arch(parser, ["STREAM", "--path", "CKPT"], suppress_defaults=True)
+    given = options.parse_args_and_arch(
+        parser, ["STREAM", "--path", "CKPT"], suppress_defaults=True
+    )
     assert vars(given) == {"data": "STREAM", "path": "CKPT"}
 
 
@@ -87,7 +99,12 @@ def test_fairseq_validate_parses_without_defaults():
     ("words", "scheduler", "warmup", "total"),
     [
         ("--max-update 400", "polynomial_decay", 40, 400),
-        ("--max-update 400 --warmup-updates 300 --total-num-update 1000", "polynomial_decay", 300, 1000),
+        (
+            "--max-update 400 --warmup-updates 300 --total-num-update 1000",
+            "polynomial_decay",
+            300,
+            1000,
+        ),
         ("--lr-scheduler inverse_sqrt", "inverse_sqrt", 4000, None),  # fairseq's
         ("--schedule continuous --max-update 400", "fixed", 40, None),
         ("--schedule=continuous --lr-scheduler inverse_sqrt", "inverse_sqrt", 4000, None),
@@ -117,7 +134,10 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
         ("S T", "unrecognized argument T"),
         ("S --arch switch_gmo", "--arch switch_gmo: no such choice; did you mean switch_gmoe?"),
         ("S --task alma_ml", "--task alma_ml: no such choice; did you mean alma_lm?"),
-        ("S --grow-router keep", "--grow-router keep: no such choice; choose from preserve, copy, tree"),
+        (
+            "S --grow-router keep",
+            "--grow-router keep: no such choice; choose from preserve, copy, tree",
+        ),
         ("S --max-update ten", "--max-update: invalid int value: 'ten'"),
         ("S --update-freq [1,", "--update-freq: invalid value: '[1,'"),
         ("S --adam-betas 1", "--adam-betas: invalid value: '1'"),
@@ -160,7 +180,10 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
             "--ddp-backend fully_sharded: the task alma_lm takes pytorch_ddp, c10d, legacy_ddp, no_c10d",
         ),
         ("S --max-tokens-valid many", "--max-tokens-valid: invalid int value: 'many'"),
-        ("--max-update 3", "no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`"),
+        (
+            "--max-update 3",
+            "no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`",
+        ),
     ],
 )
 def test_an_invalid_command_line_is_one_line(capsys, words, line):
@@ -172,7 +195,9 @@ def test_a_flag_at_its_default_and_a_choice_of_ones_own_are_not_refused(tmp_path
         "from fairseq.optim import register_optimizer\nfrom fairseq.optim.sgd import SGD\n"
         "register_optimizer('own_sgd')(type('OwnSGD', (SGD,), {'__module__': __name__}))\n"
     )
-    found = settings("--zero-sharding", "none", "--user-dir", str(tmp_path), "--optimizer", "own_sgd")
+    found = settings(
+        "--zero-sharding", "none", "--user-dir", str(tmp_path), "--optimizer", "own_sgd"
+    )
     assert found["--optimizer"] == "own_sgd"
 
 
@@ -180,23 +205,36 @@ def test_the_literal_command_trains(start, stream, tmp_path):
     flags = "--task alma_lm --arch switch_gmoe_tiny --max-update 2 --tokens-per-sample 64".split()
     done = start("train", stream, *flags, "--save-dir", tmp_path).wait()
     assert done.code == 0, done.output
-    assert "defaults of --task alma_lm: --batch-size 8 --update-freq 3 --optimizer adam" in done.output
-    assert {path.name for path in tmp_path.glob("*.pt")} == {"checkpoint_best.pt", "checkpoint_last.pt"}
+    assert (
+        "defaults of --task alma_lm: --batch-size 8 --update-freq 3 --optimizer adam" in done.output
+    )
+    assert {path.name for path in tmp_path.glob("*.pt")} == {
+        "checkpoint_best.pt",
+        "checkpoint_last.pt",
+    }
 
 
 def test_help_lists_the_flags_and_defaults_of_the_task(start):
     done = start("train", "--task", "alma_lm", "--help").wait()
     assert done.code == 0
-    assert all(flag in done.output for flag in ("--grow-router", "--moe-expert-count", "--adam-betas"))
+    assert all(
+        flag in done.output for flag in ("--grow-router", "--moe-expert-count", "--adam-betas")
+    )
     shown = done.output.partition("defaults of --task alma_lm:")[2]
-    assert all(f"{flag} {value}" in shown for flag, value in defaults.TRAINING.items() if value is not True)
+    assert all(
+        f"{flag} {value}" in shown for flag, value in defaults.TRAINING.items() if value is not True
+    )
 
 
-def run(command: str, *words: str, path: Path = ROOT, text: str = "") -> subprocess.CompletedProcess[str]:
+def run(
+    command: str, *words: str, path: Path = ROOT, text: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run `python -m fairseq_alma.COMMAND`; modules in `path` come first."""
     environment = os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}"}
     words = (sys.executable, "-m", f"fairseq_alma.{command}", *words)
-    return subprocess.run(words, env=environment, cwd=ROOT, input=text, capture_output=True, text=True)
+    return subprocess.run(
+        words, env=environment, cwd=ROOT, input=text, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)

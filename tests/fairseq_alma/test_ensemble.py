@@ -37,13 +37,17 @@ def mean_nll(models, task, split: str) -> float:
     total = tokens = 0.0
     for i in range(len(dataset)):
         item = dataset[i]
-        probs = sum(m.eval()(item["source"][None])[0].double().softmax(-1) for m in models) / len(models)
+        probs = sum(m.eval()(item["source"][None])[0].double().softmax(-1) for m in models) / len(
+            models
+        )
         total -= probs[0].gather(1, item["target"][:, None]).log().sum().item()
         tokens += len(item["target"])
     return total / tokens
 
 
-def test_an_ensemble_is_the_mean_of_its_members_probabilities(start, evaluate, members, build, stream):
+def test_an_ensemble_is_the_mean_of_its_members_probabilities(
+    start, evaluate, members, build, stream
+):
     """In fairseq-eval-lm, too."""
     models = []
     for path in members:
@@ -112,7 +116,9 @@ def test_umix_trains_all_members_jointly_with_their_load_balancing_losses(build,
     assert {"moe_l0.1_load", "moe_l1.1_load"} <= log.keys()
 
 
-def test_umix_is_one_run_of_fairseq_train_and_counts_all_its_members(train, evaluate, stage0, tmp_path):
+def test_umix_is_one_run_of_fairseq_train_and_counts_all_its_members(
+    train, evaluate, stage0, tmp_path
+):
     output = train(tmp_path / "umix", "--members", "2", "--max-update", "6")
     umix = tmp_path / "umix" / "checkpoint_last.pt"
     one, two, both = (evaluate("--path", path) for path in (stage0, umix, f"{stage0}:{umix}"))
@@ -138,7 +144,9 @@ def test_fairseq_continues_texts_by_an_ensemble(start, unlike, stream, tmp_path,
     flags = f"--task alma_lm --beam 2 --max-len-b 6 --input {tmp_path}/input.txt".split()
     if command == "generate":
         flags = "--task alma_lm --gen-subset valid --sample-break-mode eos --prefix-size 3".split()
-        flags += "--batch-size 16 --beam 1 --max-len-b 5 --skip-invalid-size-inputs-valid-test".split()
+        flags += (
+            "--batch-size 16 --beam 1 --max-len-b 5 --skip-invalid-size-inputs-valid-test".split()
+        )
     texts = []
     for path in (*unlike, f"{unlike[0]}:{unlike[1]}"):
         finished = start(command, stream, "--path", path, *flags).wait()
@@ -161,9 +169,18 @@ def test_members_that_do_not_fit_are_one_clear_line(start, unlike, stream, tmp_p
         return changed(second, tmp_path / name, change)
 
     for bad, message in (
-        (made("v.pt", cut_dictionary), "v.pt has a dictionary of 996 entries and blocks of 64 tokens"),
-        (made("b.pt", lambda s: s["cfg"]["task"].update(tokens_per_sample=32)), "and blocks of 32 tokens"),
-        (made("o.pt", lambda s: s["model"].update(encoder=torch.zeros(1))), "o.pt is not a checkpoint of a"),
+        (
+            made("v.pt", cut_dictionary),
+            "v.pt has a dictionary of 996 entries and blocks of 64 tokens",
+        ),
+        (
+            made("b.pt", lambda s: s["cfg"]["task"].update(tokens_per_sample=32)),
+            "and blocks of 32 tokens",
+        ),
+        (
+            made("o.pt", lambda s: s["model"].update(encoder=torch.zeros(1))),
+            "o.pt is not a checkpoint of a",
+        ),
         (tmp_path / "absent.pt", "absent.pt: no such checkpoint"),
         (tmp_path / "half.pt", "half.pt: truncated"),
     ):

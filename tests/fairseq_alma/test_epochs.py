@@ -7,7 +7,9 @@ import torch
 
 from tests.fairseq_alma.shared import assert_same_model, load
 
-SHORT = "--decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2 --tokens-per-sample 64"
+SHORT = (
+    "--decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2 --tokens-per-sample 64"
+)
 WORDS = f"--task alma_lm --arch switch_gmoe_tiny {SHORT} --lr 5e-3 --seed 7 --log-format json"
 COSINE = ("--lr-scheduler", "cosine")
 THIRDS = ("--lr-scheduler", "tri_stage", "--phase-ratio", "(0.3,0.3,0.4)")
@@ -61,7 +63,9 @@ def test_a_limit_of_updates_and_a_limit_of_epochs_both_hold(train, tmp_path):
     flags = "--batch-size 8 --update-freq 3 --max-epoch 1 --max-update 99".split()
     output = train(tmp_path / "both", *flags)
     assert not re.search(r"--max-epoch \d+: \d+ updates", output)
-    assert 0 < load(tmp_path / "both/checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] < 99
+    assert (
+        0 < load(tmp_path / "both/checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] < 99
+    )
 
 
 def test_a_resumed_training_and_two_processes_plan_the_same(train, start_two, stream, tmp_path):

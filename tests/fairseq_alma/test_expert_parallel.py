@@ -47,8 +47,18 @@ torch.Tensor.cuda = lambda self, *_: self
 """
 
 
-def test_an_overflow_in_a_local_expert_skips_the_update_on_all_processes(train_on_two, tmp_path, user_dir):
-    flags = ("--max-update", "4", "--moe-expert-parallel", "--ddp-backend", "legacy_ddp", "--dropout", "0")
+def test_an_overflow_in_a_local_expert_skips_the_update_on_all_processes(
+    train_on_two, tmp_path, user_dir
+):
+    flags = (
+        "--max-update",
+        "4",
+        "--moe-expert-parallel",
+        "--ddp-backend",
+        "legacy_ddp",
+        "--dropout",
+        "0",
+    )
     flags += ("--fp16", "--fp16-init-scale", "1024", *user_dir(OVERFLOW))
     outputs = [
         [line.split() for line in output.splitlines() if line.startswith("update ")]
@@ -80,10 +90,22 @@ ExpertParallelGroup.largest, AlmaLMTask.train_step = count, train_step
 """
 
 
-@pytest.mark.parametrize("checkpointing", [(), ("--checkpoint-activations",)], ids=["", "recomputed"])
-def test_an_update_agrees_on_the_largest_batch_once(train_on_two, tmp_path, user_dir, checkpointing):
+@pytest.mark.parametrize(
+    "checkpointing", [(), ("--checkpoint-activations",)], ids=["", "recomputed"]
+)
+def test_an_update_agrees_on_the_largest_batch_once(
+    train_on_two, tmp_path, user_dir, checkpointing
+):
     """Not in each of the three Switch layers, nor in their recomputation."""
-    flags = ("--max-update", "2", "--moe-expert-parallel", "--ddp-backend", "legacy_ddp", "--moe-freq", "1")
+    flags = (
+        "--max-update",
+        "2",
+        "--moe-expert-parallel",
+        "--ddp-backend",
+        "legacy_ddp",
+        "--moe-freq",
+        "1",
+    )
     flags += ("--decoder-layers", "3", *checkpointing, *user_dir(AGREEMENTS))
     for output in train_on_two(tmp_path / "run", *flags):
         assert [line for line in output.splitlines() if line.startswith("waits")] == ["waits 1"] * 2
@@ -103,7 +125,9 @@ def test_fp16_resumes_with_and_without_expert_parallelism(train, train_on_two, t
         for name in ("exp_avg", "exp_avg_sq"):
             torch.testing.assert_close(parts[index][name], state[name], atol=1e-3, rtol=1e-2)
     for name, weights in saved[0]["model"].items():
-        if not name.endswith("k_proj.bias"):  # its gradient is rounding error only, which Adam scales up
+        if not name.endswith(
+            "k_proj.bias"
+        ):  # its gradient is rounding error only, which Adam scales up
             # The mean: Adam scales differences of small gradients up.
             difference = (saved[1]["model"][name].float() - weights.float()).abs().mean()
             assert difference < 1e-4, name  # an update is 1e-2

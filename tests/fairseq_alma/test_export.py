@@ -41,7 +41,9 @@ def export():
 def load(transformers):
     """`load(path, ...)` as users do."""
 
-    return functools.partial(transformers.AutoModelForCausalLM.from_pretrained, trust_remote_code=True)
+    return functools.partial(
+        transformers.AutoModelForCausalLM.from_pretrained, trust_remote_code=True
+    )
 
 
 @pytest.fixture
@@ -122,7 +124,9 @@ def greedy(model, prompt, steps=12):
     return tokens[len(prompt) :]
 
 
-def test_generation_with_a_cache_equals_fairseqs_greedy_continuation(load, export, checkpoint, tmp_path):
+def test_generation_with_a_cache_equals_fairseqs_greedy_continuation(
+    load, export, checkpoint, tmp_path
+):
     """For single prompts, and for a batch of two lengths, the shorter prompt padded at the left."""
     flags, change = MODELS["tree"]
     path, model = checkpoint("model.pt", *flags, change=change)
@@ -152,8 +156,12 @@ def test_features_the_loss_and_gradient_checkpointing(
     model, tokens = load(tmp_path / "hf"), sample["net_input"]["src_tokens"]
     base = transformers.AutoModel.from_pretrained(tmp_path / "hf", trust_remote_code=True)
     output, features = model(tokens, labels=tokens), base(tokens).last_hidden_state
-    torch.testing.assert_close(model.output_projection(features), output.logits, atol=1e-6, rtol=1e-5)
-    expected = torch.nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+    torch.testing.assert_close(
+        model.output_projection(features), output.logits, atol=1e-6, rtol=1e-5
+    )
+    expected = torch.nn.functional.cross_entropy(
+        output.logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+    )
     torch.testing.assert_close(output.loss, expected)
     output.loss.backward()
     gradients = [each.grad.clone() for each in model.parameters()]
@@ -164,7 +172,9 @@ def test_features_the_loss_and_gradient_checkpointing(
 
 
 @pytest.mark.parametrize("kind", ["stream", "gpt2_stream"])
-def test_a_trained_model_and_its_tokenizer(start, load, transformers, kind, request, tiny, text, tmp_path):
+def test_a_trained_model_and_its_tokenizer(
+    start, load, transformers, kind, request, tiny, text, tmp_path
+):
     stream = request.getfixturevalue(kind)
     run, out = tmp_path / "run", tmp_path / "hf"
     assert start("train", stream, *tiny, "--save-dir", run).wait().code == 0
@@ -186,8 +196,13 @@ def test_a_trained_model_and_its_tokenizer(start, load, transformers, kind, requ
     batch = tokenizer(["The first", "A"], return_tensors="pt", padding=True)
     assert batch.input_ids[:, -1].tolist() != [EOS, EOS]
     assert batch.input_ids[0, 0] == EOS, "text starts as in training"
-    answers = tokenizer.batch_decode(model.generate(**batch, max_new_tokens=8), skip_special_tokens=True)
-    assert [answer[:length] for answer, length in zip(answers, (9, 1), strict=True)] == ["The first", "A"]
+    answers = tokenizer.batch_decode(
+        model.generate(**batch, max_new_tokens=8), skip_special_tokens=True
+    )
+    assert [answer[:length] for answer, length in zip(answers, (9, 1), strict=True)] == [
+        "The first",
+        "A",
+    ]
 
 
 LINES = [
@@ -241,19 +256,37 @@ def mutated(*names, **model):
 
 
 REFUSED = {
-    "layernorm-embedding": ([*DENSE, *SIZES, "--layernorm-embedding"], None, "Unexpected key(s) in"),
-    "input-dim": (["--decoder-input-dim", "16", "--decoder-output-dim", "16"], None, "project_in_dim"),
-    "umix": (["--members", "2"], None, "was trained as a UMix of several models, which export does not"),
+    "layernorm-embedding": (
+        [*DENSE, *SIZES, "--layernorm-embedding"],
+        None,
+        "Unexpected key(s) in",
+    ),
+    "input-dim": (
+        ["--decoder-input-dim", "16", "--decoder-output-dim", "16"],
+        None,
+        "project_in_dim",
+    ),
+    "umix": (
+        ["--members", "2"],
+        None,
+        "was trained as a UMix of several models, which export does not",
+    ),
     "post-norm": ([*DENSE[:2], *SIZES, DENSE[3]], None, "layer_norm.weight"),
     "lightconv": ([], mutated(_name="lightconv_lm"), "is a lightconv_lm: export supports"),
     "heads": ([], mutated(decoder_embed_dim=16), "size mismatch for biogpt."),
-    "absent": ([], mutated("layers.1.fc1.b1"), 'Missing key(s) in state_dict: "biogpt.layers.1.fc1.b1"'),
+    "absent": (
+        [],
+        mutated("layers.1.fc1.b1"),
+        'Missing key(s) in state_dict: "biogpt.layers.1.fc1.b1"',
+    ),
     "no embedding": ([], mutated("embed_tokens.weight"), "not a fairseq checkpoint"),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_models_that_transformers_would_compute_otherwise_are_one_line(export, untrained, tmp_path, kind):
+def test_models_that_transformers_would_compute_otherwise_are_one_line(
+    export, untrained, tmp_path, kind
+):
     flags, change, line = REFUSED[kind]
     path, _, _ = untrained("model.pt", *flags)
     if change:
@@ -287,14 +320,26 @@ def test_bad_input_is_one_clear_line(start, export, checkpoint, stream, tmp_path
     assert not os.listdir(tmp_path / "hf")
 
 
-def test_the_files_are_readable_and_config_json_uses_transformers_names(export, checkpoint, tmp_path):
+def test_the_files_are_readable_and_config_json_uses_transformers_names(
+    export, checkpoint, tmp_path
+):
     path, _ = checkpoint("model.pt", "--moe-expert-count", 6)
     export(path, tmp_path / "hf")
     modes = {file.name: stat.filemode(file.stat().st_mode) for file in (tmp_path / "hf").iterdir()}
-    assert set(modes) >= {"config.json", "generation_config.json", "model.safetensors", "modeling_alma.py"}
+    assert set(modes) >= {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "modeling_alma.py",
+    }
     assert len(set(modes.values())) == 1
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    expected = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_experts": 6}
+    expected = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_experts": 6,
+    }
     expected |= {"intermediate_size": 128, "vocab_size": 1004, "max_position_embeddings": 64}
     expected |= {"bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1, "dtype": "float32"}
     assert expected.items() <= config.items()
@@ -307,7 +352,9 @@ RUN = """
 """.split()
 
 
-def test_a_run_gives_the_model_that_it_evaluates_and_its_tokenizer(forked, start, load, stream, tmp_path):
+def test_a_run_gives_the_model_that_it_evaluates_and_its_tokenizer(
+    forked, start, load, stream, tmp_path
+):
     """Here the weight average of the last stage."""
     options = "--learner sm --schedule continuous --average poly:4 --stages 1".split()
     run = tmp_path / "run"
@@ -316,7 +363,9 @@ def test_a_run_gives_the_model_that_it_evaluates_and_its_tokenizer(forked, start
     assert done.code == 0, done.output
     saved = torch.load(run / "stage_00/checkpoint_last.pt", weights_only=True)
     found = load(tmp_path / "hf").state_dict()["biogpt.layers.0.self_attn.k_proj.weight"]
-    assert torch.equal(found, saved["extra_state"]["ema"]["decoder.layers.0.self_attn.k_proj.weight"])
+    assert torch.equal(
+        found, saved["extra_state"]["ema"]["decoder.layers.0.self_attn.k_proj.weight"]
+    )
     assert (tmp_path / "hf" / "tokenizer.json").is_file()
 
 
@@ -325,7 +374,9 @@ def test_a_run_without_a_single_model_is_one_line(tmp_path):
         deployed_by(tmp_path / "my run")
     for member in ("a", "b"):
         (tmp_path / "stage_00" / member).mkdir(parents=True)
-        (tmp_path / "stage_00" / member / "trained.json").write_text('{"checkpoint": "checkpoint_best.pt"}')
+        (tmp_path / "stage_00" / member / "trained.json").write_text(
+            '{"checkpoint": "checkpoint_best.pt"}'
+        )
     (tmp_path / "stage_00" / "result.json").write_text('{"training": [{}, {}]}')
     with pytest.raises(UserError, match=r"deploys an ensemble of 2 models.*b/checkpoint_best\.pt"):
         deployed_by(tmp_path)

@@ -54,7 +54,9 @@ def test_a_transformer_lm_of_any_widths(forked, build_dense, sample, stream, fla
     assert shape.parameter_sizes == [each.numel() for each in model.parameters()]
     assert counted(model, sample) == shape.forward_flops(sample["ntokens"])
     words += ["--tokens-per-sample", "64"]
-    (request,) = resolved(read_requests([str(stream), "--out", "R", "--learner", "sm", "--", *words]))
+    (request,) = resolved(
+        read_requests([str(stream), "--out", "R", "--learner", "sm", "--", *words])
+    )
     estimated = estimate(make_plan(request, 1), vocabulary_size(str(stream)), Machine((), None))
     assert estimated.parameters == parameters
 

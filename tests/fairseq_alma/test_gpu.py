@@ -34,7 +34,9 @@ def passed(layer: SwitchFFN, x: torch.Tensor) -> list[torch.Tensor]:
 def compare(found: list[torch.Tensor], expected: list[torch.Tensor], tolerance: float) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         scale = theirs.abs().max().item()
-        torch.testing.assert_close(ours.float().cpu(), theirs, atol=tolerance * scale, rtol=tolerance)
+        torch.testing.assert_close(
+            ours.float().cpu(), theirs, atol=tolerance * scale, rtol=tolerance
+        )
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.0])
@@ -53,10 +55,16 @@ def test_the_layer_computes_the_same_as_on_the_cpu(dtype, tolerance, factor):
     [
         (kind, dtype, tolerance)
         for kind in ("padded", "loop")
-        for dtype, tolerance in ((torch.float32, 1e-4), (torch.float16, 5e-3), (torch.bfloat16, 4e-2))
+        for dtype, tolerance in (
+            (torch.float32, 1e-4),
+            (torch.float16, 5e-3),
+            (torch.bfloat16, 4e-2),
+        )
     ],
 )
-def test_each_dispatcher_computes_the_same_as_on_the_cpu(monkeypatch, kind, dtype, tolerance, factor):
+def test_each_dispatcher_computes_the_same_as_on_the_cpu(
+    monkeypatch, kind, dtype, tolerance, factor
+):
     x = torch.randn(4, 64, DIM).to(dtype)
     here, there = on_both(dtype, factor)
     expected = passed(here, x.float())
@@ -87,7 +95,9 @@ def train(arguments: list) -> list[float]:
     done = subprocess.run(command, capture_output=True, text=True)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
-    records = [line.split("train_inner | ")[1] for line in output.splitlines() if "train_inner | " in line]
+    records = [
+        line.split("train_inner | ")[1] for line in output.splitlines() if "train_inner | " in line
+    ]
     return [float(json.loads(record)["loss"]) for record in records]
 
 
@@ -104,7 +114,15 @@ def train(arguments: list) -> list[float]:
 def test_training_has_the_losses_of_the_cpu(stream, tiny, tmp_path, flags):
     losses = []
     for save, more in (("cpu", ["--cpu"]), ("gpu", flags.split())):
-        command = [stream, *tiny, "--save-dir", tmp_path / save, "--distributed-world-size", "1", *more]
+        command = [
+            stream,
+            *tiny,
+            "--save-dir",
+            tmp_path / save,
+            "--distributed-world-size",
+            "1",
+            *more,
+        ]
         losses.append(train(command))
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
 
@@ -129,7 +147,9 @@ def test_a_training_resumes_with_the_losses_of_one_that_ran_through(stream, tiny
         "--bf16 --ddp-backend pytorch_ddp",
     ],
 )
-def test_expert_parallelism_on_two_gpus_trains_as_accumulation_on_one(stream, tiny, tmp_path, flags):
+def test_expert_parallelism_on_two_gpus_trains_as_accumulation_on_one(
+    stream, tiny, tmp_path, flags
+):
     """Training resumes from its checkpoint, fp16 states included, with all experts on each GPU."""
     base = [stream, *tiny, "--ddp-backend", "legacy_ddp", *flags.split()]
     one = ["--save-dir", tmp_path / "one", "--distributed-world-size", "1", "--update-freq", "2"]
@@ -140,7 +160,9 @@ def test_expert_parallelism_on_two_gpus_trains_as_accumulation_on_one(stream, ti
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NCCL")
-@pytest.mark.parametrize("flags", ["", "--fp16", "--bf16 --checkpoint-activations --offload-activations"])
+@pytest.mark.parametrize(
+    "flags", ["", "--fp16", "--bf16 --checkpoint-activations --offload-activations"]
+)
 def test_a_sharded_optimizer_on_two_gpus_trains_as_a_whole_one(stream, tiny, tmp_path, flags):
     """Its checkpoint resumes on one GPU, without sharding."""
     base = [stream, *tiny, *flags.split(), "--ddp-backend", "legacy_ddp", "--max-update", "10"]
@@ -148,7 +170,15 @@ def test_a_sharded_optimizer_on_two_gpus_trains_as_a_whole_one(stream, tiny, tmp
     expected = train([*base, *two, "--save-dir", tmp_path / "whole"])
     sharded = [*base, *two, "--zero-sharding", "os", "--save-dir", tmp_path / "sharded"]
     assert train(sharded) == pytest.approx(expected, rel=5e-3)
-    rest = ["--distributed-world-size", "1", "--update-freq", "2", "--max-update", "20", "--save-dir"]
+    rest = [
+        "--distributed-world-size",
+        "1",
+        "--update-freq",
+        "2",
+        "--max-update",
+        "20",
+        "--save-dir",
+    ]
     resumed = [train([*base, *rest, tmp_path / folder]) for folder in ("whole", "sharded")]
     assert resumed[1] == pytest.approx(resumed[0], rel=5e-3)
 
@@ -160,7 +190,9 @@ command_line._check_flags = lambda *_: None
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NCCL")
-@pytest.mark.xfail(strict=True, reason="fairscale's FSDP under fairseq: docs/design.md says what failed")
+@pytest.mark.xfail(
+    strict=True, reason="fairscale's FSDP under fairseq: docs/design.md says what failed"
+)
 @pytest.mark.parametrize("flags", ["", "--fp16"])
 def test_fully_sharded_is_still_refused_with_reason(stream, tiny, tmp_path, user_dir, flags):
     """If this passes, --ddp-backend fully_sharded may be accepted (fairseq_alma/flags.yaml, choices)."""

@@ -54,7 +54,9 @@ def test_copy_divides_every_gate_by_one_plus_the_copied_probabilities(build, sam
 @pytest.mark.parametrize("size", [0.0, 0.1])
 def test_copies_are_plain_without_noise_and_evenly_set_apart_with_it(build, size):
     _, model = build("--moe-expert-count", "4")
-    larger = grown(build, model, [2, 0], "copy", noise=size, mean_tokens={PREFIX: torch.randn(4, 32)})
+    larger = grown(
+        build, model, [2, 0], "copy", noise=size, mean_tokens={PREFIX: torch.randn(4, 32)}
+    )
     old, new = (switch_layers(each)["1"].router.weight for each in (model, larger))
     assert torch.equal(new[[1, 3]], old[[1, 3]])
     assert torch.equal(new[4:], old[[2, 0]]) == torch.equal(new[[2, 0]], old[[2, 0]]) == (size == 0)
@@ -121,7 +123,9 @@ def test_a_tree_is_grown_trained_and_grown_again_by_fairseq_train(
     assert (after[gates] - before[gates])[4:].abs().amax(1).min() > 1e-3
     assert torch.equal(after[f"{PREFIX}.router.parent"], before[f"{PREFIX}.router.parent"])
     assert (after[f"{PREFIX}.router.parent"] >= 0).tolist() == [False] * 4 + [True] * 4
-    refused = start("train", stream, *tiny, "--save-dir", tmp_path / "other", *flags(2, "preserve")).wait()
+    refused = start(
+        "train", stream, *tiny, "--save-dir", tmp_path / "other", *flags(2, "preserve")
+    ).wait()
     assert "use --grow-router tree again" in refused.error
 
 
@@ -141,7 +145,9 @@ def test_noise_divides_the_tokens_of_a_parent_with_its_copy(build, sample, route
     _, routing = run(grown(build, model, [0, 1], router), sample)
     assert routing.counts_E.tolist() == [*before.tolist(), 0, 0]
     for seed in range(5):
-        larger = grown(build, model, [0, 1], router, noise=0.1, mean_tokens={PREFIX: sums}, seed=seed)
+        larger = grown(
+            build, model, [0, 1], router, noise=0.1, mean_tokens={PREFIX: sums}, seed=seed
+        )
         after = run(larger, sample)[1].counts_E
         assert after.min() >= 0.1 * after.sum(), (before, after)
 
@@ -181,7 +187,17 @@ def test_two_processes_evaluate_half_of_the_validation_set_each(
 ):
     """Processes that wait for a slower one may time out."""
     sizes = ("--max-tokens-valid", "64")
-    growing = ("--grow-experts", "2", "--moe-expert-count", "6", "--stage", "1", "--max-update", "1", *sizes)
+    growing = (
+        "--grow-experts",
+        "2",
+        "--moe-expert-count",
+        "6",
+        "--stage",
+        "1",
+        "--max-update",
+        "1",
+        *sizes,
+    )
     flags = (stream, *tiny, *growing, "--finetune-from-model", stage0)
     one = start("train", *flags, "--save-dir", tmp_path / "one", *user_dir(SHOW)).wait()
     assert one.code == 0, one.output
@@ -201,7 +217,9 @@ def test_two_processes_evaluate_half_of_the_validation_set_each(
 
 
 def test_an_error_in_process_0_is_raised_in_all(stage0, start_two, stream, tiny, tmp_path):
-    without = changed(stage0, tmp_path / "without.pt", lambda state: state.pop("last_optimizer_state"))
+    without = changed(
+        stage0, tmp_path / "without.pt", lambda state: state.pop("last_optimizer_state")
+    )
     growing = ("--grow-experts", "2", "--moe-expert-count", "6", "--grow-optimizer", "copy")
     flags = (*growing, "--stage", "1", "--finetune-from-model", without)
     for process in start_two(stream, *tiny, "--save-dir", tmp_path / "two", *flags):
@@ -217,7 +235,11 @@ def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build
         i: {"step": 3, "exp_avg": torch.randn(shape), FP32: torch.randn(shape)}
         for i, shape in enumerate(shapes.values())
     }
-    saved = {"state": states, "param_groups": [{"lr": 0.1, "params": list(states)}], "loss_scale": 8.0}
+    saved = {
+        "state": states,
+        "param_groups": [{"lr": 0.1, "params": list(states)}],
+        "loss_scale": 8.0,
+    }
     found = grow_optimizer_state(saved, shapes, {PREFIX: [1]})
     _, larger = build("--moe-expert-count", "4")
     assert found["param_groups"] == saved["param_groups"]

@@ -71,7 +71,9 @@ def folder(make):
 def stream(folder, text, tmp_path_factory):
     """A stream in the ids of the folder, with two mega-batches."""
     out = tmp_path_factory.mktemp("own") / "stream"
-    words = "--mega-batches 2 --words 4000 --eval-words 2000 --valid-words 1000 --seed 1 --workers 1"
+    words = (
+        "--mega-batches 2 --words 4000 --eval-words 2000 --valid-words 1000 --seed 1 --workers 1"
+    )
     command = [sys.executable, "-m", "data_prep", f"help={text}/help.txt", "--tokenizer", folder]
     subprocess.run([*command, *words.split(), "--out", out], check=True, cwd=ROOT)
     return out
@@ -98,7 +100,9 @@ def loss(model, stream) -> float:
         ({}, ["--arch", "switch_gmoe", "--moe-expert-count", 5, "--moe-freq", 1]),
     ],
 )
-def test_the_loss_at_t_0_is_that_of_transformers(make, stream, transformers, evaluate, settings, flags):
+def test_the_loss_at_t_0_is_that_of_transformers(
+    make, stream, transformers, evaluate, settings, flags
+):
     folder = make(**settings)
     expected = loss(transformers.GPT2LMHeadModel.from_pretrained(folder), stream)
     assert expected > 6, "not that of a model that has learned nothing"
@@ -113,14 +117,17 @@ def test_in_two_stages_and_out(folder, stream, transformers, forked, start, tmp_
     words = [stream, "--init", folder, "--learner", "sm", "--out"]
     forked.launch(*words, run, "--", *FLAGS, "--criterion", "chunked_cross_entropy")
     saved = torch.load(run / "stage_01" / "checkpoint_best.pt", weights_only=True)["model"]
-    assert not saved["decoder.embed_tokens.weight"][[0, 1, 3]].any(), "ids that no text has were trained"
+    assert not saved["decoder.embed_tokens.weight"][[0, 1, 3]].any(), (
+        "ids that no text has were trained"
+    )
 
     exported = start("export", run, "--out", out).wait()
     assert exported.code == 0, exported.output
     assert "trust_remote_code" not in exported.output
     assert not list(out.glob("*.py"))
     model, tokenizer = (
-        kind.from_pretrained(out) for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer)
+        kind.from_pretrained(out)
+        for kind in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer)
     )
     assert type(model) is transformers.GPT2LMHeadModel
     assert (len(tokenizer), model.config.vocab_size, model.config.n_positions) == (300, 300, 64)
@@ -141,7 +148,9 @@ def test_in_two_stages_and_out(folder, stream, transformers, forked, start, tmp_
     with torch.no_grad():
         logits, expected = model(ids).logits, ours.eval()(ids + 4)[0]
     others = [i for i in range(300) if i != END]
-    torch.testing.assert_close(logits[..., others], expected[..., 4:][..., others], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        logits[..., others], expected[..., 4:][..., others], atol=1e-5, rtol=0
+    )
     torch.testing.assert_close(logits[..., END], expected[..., 2], atol=1e-5, rtol=0)
 
     again = tmp_path / "again"  # a checkpoint as the model, and growth from one expert
@@ -150,14 +159,18 @@ def test_in_two_stages_and_out(folder, stream, transformers, forked, start, tmp_
     first = json.loads((again / "untrained.json").read_text())
     assert first["nll"] == pytest.approx(last["nll"], abs=1e-6)
     with pytest.raises(UserError, match=r"init_sha256: \w+… -> \w+…"):  # another model at a restart
-        forked.launch(stream, "--init", folder, *grown, again, "--", *FLAGS, "--moe-expert-count", "1")
+        forked.launch(
+            stream, "--init", folder, *grown, again, "--", *FLAGS, "--moe-expert-count", "1"
+        )
     config = Run.read(run).config
     assert (config["init"], len(config["init_sha256"])) == (folder.name, 64)
 
 
 def test_an_index_beside_the_weights_is_of_an_older_model(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "model")
-    whole = {name: value + 1 for path in copy.glob("*-of-*") for name, value in load_file(path).items()}
+    whole = {
+        name: value + 1 for path in copy.glob("*-of-*") for name, value in load_file(path).items()
+    }
     save_file(whole, copy / "model.safetensors")  # as transformers does where shards were
     weights = initial.read(str(copy))[1]
     assert torch.equal(weights["layer_norm.weight"], whole["transformer.ln_f.weight"])
@@ -168,7 +181,9 @@ def test_a_model_is_read_once_for_all_runs_and_not_kept(folder, stream, build, m
     monkeypatch.setattr(initial, "sha256_file", lambda path: reads.append(path.name) or "0")
     initial.read.cache_clear()
     for seed in (1, 2):
-        check.resolve([*map(str, [stream, "--task", "alma_lm", "--init", folder, *FLAGS, "--seed", seed])])
+        check.resolve(
+            [*map(str, [stream, "--task", "alma_lm", "--init", folder, *FLAGS, "--seed", seed])]
+        )
     assert reads == sorted(path.name for path in folder.glob("*.safetensors"))
     build("--init", str(folder), data=stream)
     assert len(reads) == len(list(folder.glob("*.safetensors")))
@@ -212,26 +227,66 @@ def another_head(folder):
 
 
 REFUSED = {
-    "no object": (lambda folder: (folder / "config.json").write_text("[]"), [], "it should be an object"),
+    "no object": (
+        lambda folder: (folder / "config.json").write_text("[]"),
+        [],
+        "it should be an object",
+    ),
     "no end": (
         edit("config.json", '"eos_token_id": 7', '"eos_token_id": null'),
         [],
         "eos_token_id: Expected",
     ),
-    "heads": (edit("config.json", '"n_head": 2', '"n_head": 3'), [], "n_embd 32 is no multiple of n_head 3"),
-    "shape": (edit("config.json", '"n_positions": 64', '"n_positions": 99'), [], r"wpe.weight: .*\[99, 32\]"),
-    "fewer layers": (edit("config.json", '"n_layer": 2', '"n_layer": 1'), [], "config.json has no h.1"),
+    "heads": (
+        edit("config.json", '"n_head": 2', '"n_head": 3'),
+        [],
+        "n_embd 32 is no multiple of n_head 3",
+    ),
+    "shape": (
+        edit("config.json", '"n_positions": 64', '"n_positions": 99'),
+        [],
+        r"wpe.weight: .*\[99, 32\]",
+    ),
+    "fewer layers": (
+        edit("config.json", '"n_layer": 2', '"n_layer": 1'),
+        [],
+        "config.json has no h.1",
+    ),
     "another head": (another_head, [], "lm_head.weight is not wte.weight"),
-    "no last norm": (None, ["--no-decoder-final-norm"], "--no-decoder-final-norm True: .* has False"),
-    "positions": (None, ["--tokens-per-sample", 65], "65: .* has 64 positions: give --tokens-per-sample 64"),
+    "no last norm": (
+        None,
+        ["--no-decoder-final-norm"],
+        "--no-decoder-final-norm True: .* has False",
+    ),
+    "positions": (
+        None,
+        ["--tokens-per-sample", 65],
+        "65: .* has 64 positions: give --tokens-per-sample 64",
+    ),
     "no transformer": (None, ["-a", "lstm_lm"], "--arch: .* is a transformer_lm, and this is none"),
-    "convolutions": (None, ["--arch", "lightconv_lm"], "--arch: .* is a transformer_lm, and this is none"),
+    "convolutions": (
+        None,
+        ["--arch", "lightconv_lm"],
+        "--arch: .* is a transformer_lm, and this is none",
+    ),
     "flag": (None, ["--decoder-layers", 3], "--decoder-layers 3: .* has 2: leave the flag out"),
-    "other tokenizer": (edit("tokenizer.json", '"merges"', ' "merges"'), [], "make a stream by `alma data"),
+    "other tokenizer": (
+        edit("tokenizer.json", '"merges"', ' "merges"'),
+        [],
+        "make a stream by `alma data",
+    ),
     "rows": (wider, [], "its 300 tokens are not the 301 of .* by its resize_token_embeddings"),
     "llama": (edit("config.json", '"gpt2"', '"llama"'), [], "model_type llama is none of gpt2"),
-    "layers": (edit("config.json", '"n_layer": 2', '"n_layer": 3'), [], r"no whole GPT-2 \(KeyError: 'h.2"),
-    "epsilon": (edit("config.json", "1e-05", "1e-06"), [], "layer_norm_epsilon 1e-06 is none of 1e-05"),
+    "layers": (
+        edit("config.json", '"n_layer": 2', '"n_layer": 3'),
+        [],
+        r"no whole GPT-2 \(KeyError: 'h.2",
+    ),
+    "epsilon": (
+        edit("config.json", "1e-05", "1e-06"),
+        [],
+        "layer_norm_epsilon 1e-06 is none of 1e-05",
+    ),
     "damaged": (truncate, [], r"no whole GPT-2 \(SafetensorError"),
     "no shard": (remove("*2-of*.safetensors"), [], r"no whole GPT-2 \(FileNotFoundError"),
     "no config": (remove("config.json"), [], r"no whole GPT-2 \(FileNotFoundError"),
@@ -252,7 +307,9 @@ def test_what_does_not_fit_is_one_line(folder, stream, tmp_path, capsys, kind):
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_a_checkpoint_of_other_tokens_is_one_line(beside, stream, untrained, tiny, tmp_path, capsys):
+def test_a_checkpoint_of_other_tokens_is_one_line(
+    beside, stream, untrained, tiny, tmp_path, capsys
+):
     """Of as many: only dict.txt tells them apart, that beside the checkpoint or that of its stream."""
     path, _, _ = untrained("model.pt")
     other = shutil.copytree(stream, tmp_path / "other")
@@ -279,7 +336,16 @@ def test_a_stream_in_other_ids_is_one_line(folder, request, capsys):
 
 def test_a_model_that_normalises_after_its_layers_starts_no_mixture(untrained, stream, capsys):
     path, _, _ = untrained("dense.pt", "--arch", "transformer_lm")
-    words = [str(stream), "--task", "alma_lm", "--init", str(path), "--tokens-per-sample", "16", "--cpu"]
+    words = [
+        str(stream),
+        "--task",
+        "alma_lm",
+        "--init",
+        str(path),
+        "--tokens-per-sample",
+        "16",
+        "--cpu",
+    ]
     check.resolve(words)
     with pytest.raises(SystemExit, match="2"):
         check.resolve([*words, "--arch", "switch_gmoe"])

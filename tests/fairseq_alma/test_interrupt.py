@@ -86,9 +86,18 @@ def stop_at(start, stream, tiny, at_update):
 
 @pytest.mark.parametrize(
     "precision",
-    ["fp16", *(pytest.param(each, marks=pytest.mark.thorough) for each in HALF_PRECISIONS if each != "fp16")],
+    [
+        "fp16",
+        *(
+            pytest.param(each, marks=pytest.mark.thorough)
+            for each in HALF_PRECISIONS
+            if each != "fp16"
+        ),
+    ],
 )
-def test_half_precisions_resume_bit_for_bit_while_the_loss_scale_grows(train, stop_at, tmp_path, precision):
+def test_half_precisions_resume_bit_for_bit_while_the_loss_scale_grows(
+    train, stop_at, tmp_path, precision
+):
     """The scale doubles every 3 updates; the interruption falls between two of them."""
     kind = "amp" if precision == "amp" else "fp16"
     flags = (f"--{precision}", f"--{kind}-scale-window", "3", "--max-update", "10")
@@ -106,7 +115,14 @@ def test_half_precisions_resume_bit_for_bit_while_the_loss_scale_grows(train, st
 
 def test_it_saves_once_and_validates_only_when_due(train, stop_at, tmp_path):
     """Even after a validation in the middle of an epoch; the best checkpoint stays the best."""
-    flags = ("--max-update", "12", "--save-interval-updates", "4", "--validate-interval-updates", "6")
+    flags = (
+        "--max-update",
+        "12",
+        "--save-interval-updates",
+        "4",
+        "--validate-interval-updates",
+        "6",
+    )
     train(tmp_path / "whole", *flags)
     save = tmp_path / "interrupted"
     for update, validations in ((3, 0), (4, 1), (6, 1), (7, 0)):
@@ -124,8 +140,15 @@ def test_it_saves_once_and_validates_only_when_due(train, stop_at, tmp_path):
         else:
             assert "best" not in extra
     train(save, *flags)
-    assert {path.name for path in save.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
-    for name in ("checkpoint_1_4.pt", "checkpoint_1_8.pt", "checkpoint_last.pt", "checkpoint_best.pt"):
+    assert {path.name for path in save.iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()
+    }
+    for name in (
+        "checkpoint_1_4.pt",
+        "checkpoint_1_8.pt",
+        "checkpoint_last.pt",
+        "checkpoint_best.pt",
+    ):
         assert_same_training(tmp_path / "whole" / name, save / name)
 
 
@@ -138,7 +161,10 @@ def test_a_signal_in_the_last_update_changes_nothing(start, stream, tiny, tmp_pa
         more, environment = at_update(last)
         again = tmp_path / f"{name}_again"
         arguments = (stream, *tiny, "--save-dir", again, *flags, *more)
-        assert finish(start("train", *arguments, environment=environment)).count("Finished saving") == 1
+        assert (
+            finish(start("train", *arguments, environment=environment)).count("Finished saving")
+            == 1
+        )
         assert_same_training(save / "checkpoint_last.pt", again / "checkpoint_last.pt")
 
 
@@ -183,9 +209,18 @@ def test_two_processes_stop_after_the_same_update_when_one_gets_the_signal(
 
 @pytest.mark.parametrize("to", ["starting parent", "worker"])
 def test_spawned_processes_stop_together(start, stream, tiny, tmp_path, at_update, to):
-    flags = ("--save-dir", tmp_path / "run", "--distributed-world-size", "2", "--max-update", "3000")
+    flags = (
+        "--save-dir",
+        tmp_path / "run",
+        "--distributed-world-size",
+        "2",
+        "--max-update",
+        "3000",
+    )
     more, environment = at_update(4, rank=1) if to == "worker" else ((), {})
-    child = start("train", stream, *tiny, *flags, "--log-interval", "1", *more, environment=environment)
+    child = start(
+        "train", stream, *tiny, *flags, "--log-interval", "1", *more, environment=environment
+    )
     if to != "worker":
         wait_for_log(child, "defaults of --task")
         os.kill(child.pid, signal.SIGUSR1)

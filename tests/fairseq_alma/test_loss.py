@@ -48,7 +48,9 @@ def rows(request, monkeypatch):
     """Chunks of the tokens without padding, as on a CPU; or of all, as on a GPU."""
     if request.param == "gpu":
         monkeypatch.setattr(
-            loss_module, "_chunks", lambda target, pad, chunk: (torch.arange(len(target)).split(chunk), True)
+            loss_module,
+            "_chunks",
+            lambda target, pad, chunk: (torch.arange(len(target)).split(chunk), True),
         )
 
 
@@ -180,7 +182,9 @@ def updates(task, model, criterion, sample) -> tuple[list, dict[str, torch.Tenso
                 "ntokens": int((target != PAD).sum()),
             }
             loss, size, log = task.train_step(batch, model, criterion, Plain(), update)
-            logged.append((loss.item(), size, {name: torch.as_tensor(log[name]).tolist() for name in log}))
+            logged.append(
+                (loss.item(), size, {name: torch.as_tensor(log[name]).tolist() for name in log})
+            )
         if update < 4:
             optimizer.step()
     return logged, {name: p.grad for name, p in model.named_parameters()}
@@ -190,11 +194,15 @@ def updates(task, model, criterion, sample) -> tuple[list, dict[str, torch.Tenso
 @pytest.mark.parametrize("name", MODELS)
 def test_training_is_that_of_fairseqs_criterion(build, padded, name, sentence_avg):
     task, model = build(*MODELS[name])
-    expected, expected_grads = updates(task, model, CrossEntropyCriterion(task, sentence_avg), padded)
+    expected, expected_grads = updates(
+        task, model, CrossEntropyCriterion(task, sentence_avg), padded
+    )
     task, model = build(*MODELS[name])
     criterion = ChunkedCrossEntropyCriterion(task, sentence_avg, 24)
     logged, grads = updates(task, model, criterion, padded)
-    for (loss, size, log), (expected_loss, expected_size, expected_log) in zip(logged, expected, strict=True):
+    for (loss, size, log), (expected_loss, expected_size, expected_log) in zip(
+        logged, expected, strict=True
+    ):
         assert loss == pytest.approx(expected_loss, rel=1e-5)
         assert size == expected_size
         assert log.keys() == expected_log.keys()
@@ -225,10 +233,15 @@ def test_validation_has_the_same_loss_per_expert(build, padded, name):
 @pytest.mark.parametrize("name", ["switch", "umix", "dense"])
 def test_no_tensor_of_all_logits_is_ever_made(build, sample, name):
     task, model = build(*MODELS[name])
-    weight = model.get_parameter(next(n for n, _ in model.named_parameters() if "embed_tokens" in n))
+    weight = model.get_parameter(
+        next(n for n, _ in model.named_parameters() if "embed_tokens" in n)
+    )
     all_logits, chunk = sample["target"].numel() * weight.size(0), 48
     limit = max(chunk * weight.size(0), weight.numel(), all_logits // 4)
-    for criterion in (CrossEntropyCriterion(task, False), ChunkedCrossEntropyCriterion(task, False, chunk)):
+    for criterion in (
+        CrossEntropyCriterion(task, False),
+        ChunkedCrossEntropyCriterion(task, False, chunk),
+    ):
         with Largest() as largest:
             task.train_step(sample, model, criterion, Plain(), 0)
             task.valid_step(sample, model, criterion)

@@ -31,14 +31,18 @@ FAST = ("lstm_lm",)
 
 def thinned(names) -> list:
     """All but FAST are thorough."""
-    return [pytest.param(name, marks=() if name in FAST else pytest.mark.thorough) for name in names]
+    return [
+        pytest.param(name, marks=() if name in FAST else pytest.mark.thorough) for name in names
+    ]
 
 
 def schedules() -> list:
     """Every schedule and average; all but one are thorough."""
     fast = ("continuous", "poly:4")
     pairs = itertools.product(SCHEDULES, AVERAGES)
-    return [pytest.param(*each, marks=() if each == fast else pytest.mark.thorough) for each in pairs]
+    return [
+        pytest.param(*each, marks=() if each == fast else pytest.mark.thorough) for each in pairs
+    ]
 
 
 @pytest.fixture
@@ -66,7 +70,10 @@ def run(forked, stream, tmp_path):
 def test_every_schedule(run, schedule, average):
     options = ["--learner", "sm", "--schedule", schedule]
     options += ["--average", average] if average else []
-    run(options, [*SWITCH, *(["--save-interval-updates", "1"] if average.startswith("last") else [])])
+    run(
+        options,
+        [*SWITCH, *(["--save-interval-updates", "1"] if average.startswith("last") else [])],
+    )
 
 
 @pytest.mark.parametrize("optimizer", thinned(OPTIMIZERS))

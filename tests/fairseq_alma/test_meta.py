@@ -50,7 +50,9 @@ def step(stream, benchmark):
                     made.sample, made.model, made.criterion, Plain(), 0
                 )
         assert loss.is_meta
-        assert all(value.is_meta for value in logging_output.values() if isinstance(value, torch.Tensor))
+        assert all(
+            value.is_meta for value in logging_output.values() if isinstance(value, torch.Tensor)
+        )
         return operations, {name: p.grad for name, p in made.model.named_parameters()}
 
     return run
@@ -68,7 +70,9 @@ def step(stream, benchmark):
 )
 def test_a_step_never_waits_for_the_gpu(step, dtype, flags):
     padded = "chunked_cross_entropy" in flags
-    _, gradients = step("switch_gmoe_base", "--moe-expert-count", "8", *flags, dtype=dtype, padded=padded)
+    _, gradients = step(
+        "switch_gmoe_base", "--moe-expert-count", "8", *flags, dtype=dtype, padded=padded
+    )
     assert all(gradient is not None and gradient.dtype == dtype for gradient in gradients.values())
 
 
@@ -109,5 +113,7 @@ def test_only_the_router_multiplies_in_fp32(step, dtype):
     operations, _ = step("switch_gmoe_base", "--moe-expert-count", "8", dtype=dtype)
     assert set(operations.products) >= {("mm", torch.float32), ("mm", dtype)}
     layers = 3  # Switch layers of the base model
-    single = [count for (_, precision), count in operations.products.items() if precision == torch.float32]
+    single = [
+        count for (_, precision), count in operations.products.items() if precision == torch.float32
+    ]
     assert sum(single) == 3 * layers  # forward, and the gradients of tokens and weight

@@ -12,7 +12,16 @@ from alma.files import locked
 from fairseq_alma import hooks
 from tests.fairseq_alma.shared import load, logged
 
-STEPS = ("--dropout", "0", "--log-interval", "1", "--clip-norm", "0.1", "--required-batch-size-multiple", "1")
+STEPS = (
+    "--dropout",
+    "0",
+    "--log-interval",
+    "1",
+    "--clip-norm",
+    "0.1",
+    "--required-batch-size-multiple",
+    "1",
+)
 
 
 def steps(output: str) -> list[list[float]]:
@@ -27,7 +36,10 @@ def train(start, start_two, stream, tiny, tmp_path):
 
     def run(processes: int, folder: str, *flags) -> list[list[float]]:
         words = (stream, *tiny, *STEPS, "--save-dir", tmp_path / folder, *flags)
-        done = [each.wait() for each in (start_two(*words) if processes == 2 else [start("train", *words)])]
+        done = [
+            each.wait()
+            for each in (start_two(*words) if processes == 2 else [start("train", *words)])
+        ]
         assert [each.code for each in done] == [0] * processes, done[0].output
         return steps(done[0].output)
 
@@ -62,18 +74,31 @@ def batch_size(build, remainder: int) -> int:
     return next(size for size in range(20, 3, -1) if math.ceil(blocks / size) % 4 == remainder)
 
 
-@pytest.mark.parametrize("backend", ["legacy_ddp", pytest.param("pytorch_ddp", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "backend", ["legacy_ddp", pytest.param("pytorch_ddp", marks=pytest.mark.thorough)]
+)
 def test_the_last_update_of_an_epoch_is_that_of_one_process(train, state, build, backend):
     """The second process ends with the chunk [batch, nothing]."""
     size = batch_size(build, 3)
-    flags = ("--max-tokens", "9999", "--batch-size", size, "--max-epoch", "1", "--ddp-backend", backend)
+    flags = (
+        "--max-tokens",
+        "9999",
+        "--batch-size",
+        size,
+        "--max-epoch",
+        "1",
+        "--ddp-backend",
+        backend,
+    )
     one = train(1, "one", *flags, "--update-freq", "4")
     two = train(2, "two", *flags, "--update-freq", "2")
     assert len(one) > 1
     assert two == [pytest.approx(step, rel=2e-2) for step in one]
     for name, weights in state("one")["model"].items():
         torch.testing.assert_close(state("two")["model"][name], weights, atol=1e-4, rtol=1e-3)
-    tokens = [state(folder)["extra_state"]["AlmaLMTask"]["train_tokens"] for folder in ("one", "two")]
+    tokens = [
+        state(folder)["extra_state"]["AlmaLMTask"]["train_tokens"] for folder in ("one", "two")
+    ]
     assert tokens[0] == tokens[1]
 
 
@@ -111,7 +136,9 @@ def test_processes_that_cannot_go_on_at_the_same_batch_are_refused(train, refuse
 def test_a_training_that_differs_from_its_plan_is_refused(train, refused, tmp_path, monkeypatch):
     """Fewer GPUs for torch than planned, another number of processes, another batch."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)  # by NVML, with a driver too old for torch
+    monkeypatch.setattr(
+        torch.cuda, "device_count", lambda: 8
+    )  # by NVML, with a driver too old for torch
     error = refused("run", "--expect-gpus", "8", "--distributed-world-size", "8")
     assert "planned: 8 GPUs here, but torch" in error
     assert "can use 0" in error
@@ -135,13 +162,30 @@ def test_two_trainings_do_not_share_a_folder(refused, tmp_path, monkeypatch):
 
 def test_side_by_side_in_one_allocation(start, stream, tiny, tmp_path):
     """Each at a free port, with the planned processes; fairseq takes both from SLURM's variables."""
-    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a,b", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}
+    slurm = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "a,b",
+        "SLURM_NNODES": "2",
+        "SLURM_NODEID": "0",
+    }
     slurm |= {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1"}
     flags = ("--max-update", "2", "--distributed-world-size", "2", "--expect-tokens", 2 * 512)
     both = []
     for name in "ab":
-        meet = ("--distributed-init-method", f"alma://{tmp_path}/{name}.json?attempt=7.0&host=localhost")
-        words = (stream, *tiny, "--save-dir", tmp_path / name, *flags, *meet, "--distributed-rank", "0")
+        meet = (
+            "--distributed-init-method",
+            f"alma://{tmp_path}/{name}.json?attempt=7.0&host=localhost",
+        )
+        words = (
+            stream,
+            *tiny,
+            "--save-dir",
+            tmp_path / name,
+            *flags,
+            *meet,
+            "--distributed-rank",
+            "0",
+        )
         both.append(start("train", *words, environment=slurm))
     for each in both:
         done = each.wait()

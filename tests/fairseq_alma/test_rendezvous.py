@@ -25,7 +25,15 @@ def process(start, stream, tiny, tmp_path, file, monkeypatch):
     """`process(rank)`: one of two, at the second start of job 7; it may not wait long."""
     file.parent.mkdir()
     meet = ("--distributed-init-method", f"alma://{tmp_path}/a%20folder/meet.json?attempt=7.1")
-    words = (stream, *tiny, "--max-update", "2", "--distributed-world-size", "2", "--distributed-no-spawn")
+    words = (
+        stream,
+        *tiny,
+        "--max-update",
+        "2",
+        "--distributed-world-size",
+        "2",
+        "--distributed-no-spawn",
+    )
     words += ("--expect-tokens", 2 * 512, "--save-dir", tmp_path / "run", *meet)
     return lambda rank, *more: start("train", *words, "--distributed-rank", rank, *more)
 

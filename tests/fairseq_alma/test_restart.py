@@ -118,11 +118,15 @@ def test_the_table_has_every_flag_of_fairseqs_parser_once():
     lists = {name: TABLE[name].split() for name in LISTED}
     listed = [*itertools.chain(*lists.values()), *TABLE["refused"], *TABLE["refused of models"]]
     assert len(listed) == len(set(listed))
-    choices = [("--arch", arch) for arch in ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")]
+    choices = [
+        ("--arch", arch) for arch in ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")
+    ]
     for flag in ("--optimizer", "--lr-scheduler", "--criterion"):
         choices += [(flag, choice) for choice in TABLE["choices"][flag]]
     more = {"triangular": ("--max-lr", "1")}
-    known = set(actions_of()).union(*(actions_of(*pair, *more.get(pair[1], ())) for pair in choices))
+    known = set(actions_of()).union(
+        *(actions_of(*pair, *more.get(pair[1], ())) for pair in choices)
+    )
     assert set(listed) == known - {"-h"}
     accepted = set(itertools.chain(*lists.values()))
     for name in ("refused in runs", "needs", "packages", "choices"):
@@ -141,7 +145,9 @@ def test_no_other_choice_of_fairseq_is_accepted(kind, capsys):
     for choice in others:
         with pytest.raises(SystemExit, match="2"):
             actions_of(flag, choice, *needed.get(choice, ()))
-        assert capsys.readouterr().err.startswith(f"error: {flag} {choice}: the task alma_lm takes ")
+        assert capsys.readouterr().err.startswith(
+            f"error: {flag} {choice}: the task alma_lm takes "
+        )
 
 
 def test_what_the_table_refuses_is_refused_with_its_remedy(capsys):
@@ -160,7 +166,9 @@ def test_what_the_table_refuses_is_refused_with_its_remedy(capsys):
     for flag, remedy in TABLE["refused in runs"].items():
         assert error(check_run, ["STREAM", flag]) == f"error: {flag}: {remedy}\n"
     words = ("--reset-meters", "--finetune-from-model", "x.pt")
-    expected = "error: --reset-meters: --finetune-from-model resets all but the weights; leave it out\n"
+    expected = (
+        "error: --reset-meters: --finetune-from-model resets all but the weights; leave it out\n"
+    )
     assert error(actions_of, *words) == expected
 
 
@@ -186,15 +194,24 @@ def test_what_does_nothing_alone_is_refused(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--restore-file typo.pt", "--restore-file typo.pt: no such file; give the path of a file, or "),
-        ("--restore-file x.pt --save-dir SAVED", r"--restore-file x.pt: no such file; give \S+/x.pt$"),
+        (
+            "--restore-file typo.pt",
+            "--restore-file typo.pt: no such file; give the path of a file, or ",
+        ),
+        (
+            "--restore-file x.pt --save-dir SAVED",
+            r"--restore-file x.pt: no such file; give \S+/x.pt$",
+        ),
         ("--continue-once typo.pt", "--continue-once typo.pt: no such file"),
         ("--arch lstm_lm --decoder-embed-path typo", "--decoder-embed-path typo: no such file"),
         ("--gpt2-encoder-json typo", "--gpt2-encoder-json typo: no such file"),
         ("--log-file missing/log", "--log-file missing/log: no directory missing; make it first"),
         ("--user-dir typo", "--user-dir /.*/typo: no such directory; give the path of your code"),
         ("--decoder-output-dim 16", "--decoder-input-dim and --decoder-output-dim differ, but "),
-        ("--best-checkpoint-metric bleu", "--best-checkpoint-metric bleu: validation computes loss, ppl: "),
+        (
+            "--best-checkpoint-metric bleu",
+            "--best-checkpoint-metric bleu: validation computes loss, ppl: ",
+        ),
     ],
 )
 def test_missing_files_are_refused(words, message, tmp_path, capsys):
@@ -221,7 +238,12 @@ def test_no_directory_is_made_for_a_missing_checkpoint(start, stream, tiny, tmp_
 
 
 def test_flags_that_cut_data_are_refused_with_a_stream(stream, capsys):
-    for flag in ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed", "--gpt2-encoder-json"):
+    for flag in (
+        "--megabatch-words",
+        "--megabatch-tokens",
+        "--megabatch-seed",
+        "--gpt2-encoder-json",
+    ):
         with pytest.raises(SystemExit, match="2"):
             actions_of(flag, "7", data=str(stream))
         assert re.match(f"error: {flag}: leave it out: .* is a stream", capsys.readouterr().err)
@@ -243,7 +265,9 @@ def test_unused_flags_change_no_number(train, tmp_path):
         "--gen-subset": "valid",  # of `fairseq_alma.evaluate --untrained`, which takes a training's flags
     }
     alone = "--no-progress-bar --debug-param-names --ignore-unused-valid-subsets".split()
-    untried = names("--aim-repo --aim-run-hash --wandb-project --azureml-logging --profile --save-dir")
+    untried = names(
+        "--aim-repo --aim-run-hash --wandb-project --azureml-logging --profile --save-dir"
+    )
     untried |= names("--no-save --expect-tokens --expect-gpus")
     assert given.keys() | set(alone) | untried == names(TABLE["unused"])
     words = [*itertools.chain(*given.items()), *alone]
@@ -256,31 +280,44 @@ def test_unused_flags_change_no_number(train, tmp_path):
 def test_flags_of_several_processes_change_no_number(train_on_two, tmp_path):
     """But for --ddp-backend and --ddp-comm-hook fp16, which change how gradients are added up, and those of
     the start of the processes, which the environment determines here."""
-    words = "--bucket-cap-mb 1 --find-unused-parameters --gradient-as-bucket-view --broadcast-buffers "
+    words = (
+        "--bucket-cap-mb 1 --find-unused-parameters --gradient-as-bucket-view --broadcast-buffers "
+    )
     words += "--fix-batches-to-gpus --fast-stat-sync --heartbeat-timeout 99 --all-gather-list-size 20000 "
     words += "--load-checkpoint-on-all-dp-ranks --zero-sharding os"
-    untried = names("--ddp-backend --ddp-comm-hook --device-id --distributed-num-procs --distributed-rank")
+    untried = names(
+        "--ddp-backend --ddp-comm-hook --device-id --distributed-num-procs --distributed-rank"
+    )
     untried |= names("--distributed-backend --distributed-init-method --distributed-port")
     untried |= names("--distributed-no-spawn")
     assert names(words) | untried == names(TABLE["several processes"])
     train_on_two(tmp_path / "without", "--max-update", "3")
     train_on_two(tmp_path / "with", "--max-update", "3", *words.split())
-    assert_same_training(*(tmp_path / folder / "checkpoint_last.pt" for folder in ("without", "with")))
+    assert_same_training(
+        *(tmp_path / folder / "checkpoint_last.pt" for folder in ("without", "with"))
+    )
 
 
 @pytest.mark.parametrize(
-    "flags", [pytest.param(name, marks=() if name in FAST else pytest.mark.thorough) for name in FLAGS]
+    "flags",
+    [pytest.param(name, marks=() if name in FAST else pytest.mark.thorough) for name in FLAGS],
 )
 def test_a_killed_training_equals_an_uninterrupted_one(
     start, stream, tiny, user_dir, stage0, tmp_path, flags
 ):
     text = FLAGS[flags].replace("STAGE", str(stage0))
     if "--lr-scheduler" in text:  # not all have these flags of `tiny`
-        tiny = re.sub("--(lr-scheduler|total-num-update|warmup-updates) [^ ]+", "", " ".join(tiny)).split()
+        tiny = re.sub(
+            "--(lr-scheduler|total-num-update|warmup-updates) [^ ]+", "", " ".join(tiny)
+        ).split()
     words = (stream, *tiny, *BASE.split(), *text.split(), "--save-dir")
 
     def train(folder: str, *more, dies: str = "") -> int:
-        return start("train", *words, tmp_path / folder, *more, environment={"DIES_AT": dies}).wait().code
+        return (
+            start("train", *words, tmp_path / folder, *more, environment={"DIES_AT": dies})
+            .wait()
+            .code
+        )
 
     assert train("whole") == 0
     dying = user_dir(DIES)
@@ -288,7 +325,10 @@ def test_a_killed_training_equals_an_uninterrupted_one(
         code = train("killed", *dying, dies=str(update + (20 if flags == "continuous" else 0)))
         assert code == (0 if (flags, update) == ("patience", 19) else -signal.SIGKILL)
     assert train("killed") == 0
-    files = [sorted(path.name for path in (tmp_path / folder).glob("*.pt")) for folder in ("whole", "killed")]
+    files = [
+        sorted(path.name for path in (tmp_path / folder).glob("*.pt"))
+        for folder in ("whole", "killed")
+    ]
     assert files[0] == files[1]
     last = "checkpoint_last.pt" if "checkpoint_last.pt" in files[0] else files[0][-1]
     assert_same_training(tmp_path / "whole" / last, tmp_path / "killed" / last)

@@ -132,16 +132,23 @@ def test_balance_loss_counts_tokens_before_they_are_dropped():
     assert routing.kept_E.sum() < routing.counts_E.sum() == 64
     probs = torch.softmax(tokens @ router.weight.T, -1)
     share = torch.bincount(probs.argmax(-1), minlength=4) / 64
-    assert routing.balance_loss.item() == pytest.approx(4 * (share * probs.mean(0)).sum().item(), rel=1e-5)
+    assert routing.balance_loss.item() == pytest.approx(
+        4 * (share * probs.mean(0)).sum().item(), rel=1e-5
+    )
 
 
 def test_the_balance_loss_does_not_see_padding():
     router = make_layer(4).router
-    real, padding = torch.randn(40, DIM), torch.randn(24, DIM).abs()  # of other experts than the real tokens'
+    real, padding = (
+        torch.randn(40, DIM),
+        torch.randn(24, DIM).abs(),
+    )  # of other experts than the real tokens'
     padded = torch.arange(64) >= 40
     together = router(torch.cat([real, padding]), padded).balance_loss
     assert together.item() == pytest.approx(router(real).balance_loss.item(), rel=1e-6)
-    assert together.item() != pytest.approx(router(torch.cat([real, padding])).balance_loss.item(), rel=1e-3)
+    assert together.item() != pytest.approx(
+        router(torch.cat([real, padding])).balance_loss.item(), rel=1e-3
+    )
 
 
 def test_expert_losses_sum_the_loss_of_the_tokens_of_each_expert():
@@ -158,8 +165,12 @@ def test_expert_losses_sum_the_loss_of_the_tokens_of_each_expert():
 
 @pytest.mark.parametrize("padded", [0, 5])
 def test_routing_stats_describe_the_tokens_of_a_pass_but_padding(padded):
-    routing = make_layer(3).router(torch.randn(32 + padded, DIM), torch.arange(32 + padded) >= 32, capacity=6)
-    stats = {name.removeprefix("moe_l0_"): value for name, value in layer_stats({"0": routing}).items()}
+    routing = make_layer(3).router(
+        torch.randn(32 + padded, DIM), torch.arange(32 + padded) >= 32, capacity=6
+    )
+    stats = {
+        name.removeprefix("moe_l0_"): value for name, value in layer_stats({"0": routing}).items()
+    }
     assert stats["tokens"] == 32
     assert stats["load"].sum() == 32
     assert stats["dropped"] == (stats["load"] - 6).clamp(min=0).sum()

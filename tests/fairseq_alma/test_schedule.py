@@ -31,13 +31,24 @@ def same(one, other) -> None:
         assert torch.equal(value, other["model"][name]), name
     states = (each["last_optimizer_state"]["state"] for each in (one, other))
     for mine, theirs in zip(*(found.values() for found in states), strict=True):
-        assert all(torch.equal(torch.as_tensor(mine[key]), torch.as_tensor(theirs[key])) for key in mine)
+        assert all(
+            torch.equal(torch.as_tensor(mine[key]), torch.as_tensor(theirs[key])) for key in mine
+        )
 
 
 def test_a_stage_goes_on_as_with_restore_file_and_resumes(
     start, evaluate, stream, tiny, train, first, tmp_path
 ):
-    second = ("--stage", "1", "--max-update", "10", "--save-interval-updates", "2", "--replay-share", "0.5")
+    second = (
+        "--stage",
+        "1",
+        "--max-update",
+        "10",
+        "--save-interval-updates",
+        "2",
+        "--replay-share",
+        "0.5",
+    )
     whole = train(tmp_path / "whole", *second, "--finetune-from-model", first)
     assert updates(whole) == 10
     assert whole["extra_state"]["AlmaLMTask"]["first_update"] == 4
@@ -59,7 +70,9 @@ def test_what_a_continuous_stage_lacks_is_one_line(start, stream, tiny, first, t
         f"--max-update 4: {first} has 4 updates, which --schedule continuous counts too: "
         "give --max-update 4 plus the updates of this stage"
     )
-    other = start(*command, "--finetune-from-model", first, "--max-update", "8", "--optimizer", "sgd").wait()
+    other = start(
+        *command, "--finetune-from-model", first, "--max-update", "8", "--optimizer", "sgd"
+    ).wait()
     assert "FairseqAdam vs SGD" in other.error
     path = changed(first, tmp_path / "without.pt", lambda state: state.pop("last_optimizer_state"))
     without = start(*command, "--finetune-from-model", path, "--max-update", "8").wait()

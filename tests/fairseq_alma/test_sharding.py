@@ -39,7 +39,11 @@ def interrupted_on_two(start_two, train_on_two, stream, tiny, user_dir, tmp_path
 
 @pytest.mark.parametrize(
     ("precision", "number"),
-    [("", signal.SIGKILL), ("--fp16 --fp16-init-scale 4", signal.SIGTERM), ("--bf16", signal.SIGKILL)],
+    [
+        ("", signal.SIGKILL),
+        ("--fp16 --fp16-init-scale 4", signal.SIGTERM),
+        ("--bf16", signal.SIGKILL),
+    ],
 )
 def test_two_stages_equal_those_without_sharding(
     train_on_two, interrupted_on_two, tmp_path, precision, number
@@ -48,7 +52,10 @@ def test_two_stages_equal_those_without_sharding(
     previous = {}
     for stage, stage_flags in enumerate(("", GROWTH)):
         flags = [*TRAINING.split(), *precision.split(), *stage_flags.split()]
-        last = {kind: tmp_path / f"{kind}_{stage}" / "checkpoint_last.pt" for kind in ("plain", "sharded")}
+        last = {
+            kind: tmp_path / f"{kind}_{stage}" / "checkpoint_last.pt"
+            for kind in ("plain", "sharded")
+        }
         start = {kind: ("--finetune-from-model", path) for kind, path in previous.items()}
         plain = losses(train_on_two(last["plain"].parent, *flags, *start.get("plain", ()))[0])
         folder = last["sharded"].parent
@@ -62,7 +69,9 @@ FP16 = ("--fp16", "--fp16-init-scale", "4")
 
 
 @pytest.mark.parametrize("sharded_first", [True, False])
-def test_a_checkpoint_goes_on_with_sharding_or_without(train, train_on_two, tmp_path, sharded_first):
+def test_a_checkpoint_goes_on_with_sharding_or_without(
+    train, train_on_two, tmp_path, sharded_first
+):
     """From two processes to one, or from one to two, at the same batch."""
     flags = (*TRAINING.split(), *FP16)
     starts = [(train_on_two, "2"), (train, "4")]
@@ -101,7 +110,9 @@ def test_each_process_holds_its_share_once(train_on_two, user_dir, tmp_path, mon
     monkeypatch.setenv("COUNTS", str(tmp_path / "counts_"))
     flags = (*TRAINING.split(), "--fp16", *SHARDED, *user_dir(COUNTS))
     for updates in ("7", "9"):
-        train_on_two(tmp_path / "run", *flags, "--max-update", updates, "--save-interval-updates", "2")
+        train_on_two(
+            tmp_path / "run", *flags, "--max-update", updates, "--save-interval-updates", "2"
+        )
     counts = [json.loads((tmp_path / f"counts_{rank}").read_text()) for rank in (0, 1)]
     states = load(tmp_path / "run" / "checkpoint_last.pt")["last_optimizer_state"]["state"].values()
     parameters = sum(state["exp_avg"].numel() for state in states)
@@ -132,11 +143,16 @@ def test_with_other_optimizers_and_models(train_on_two, interrupted_on_two, tmp_
     ("flags", "line"),
     [
         ("", "this training has one: leave it out, or give --distributed-world-size 2 or more"),
-        ("--moe-expert-parallel", "--zero-sharding os: each process already keeps the optimizer's state"),
+        (
+            "--moe-expert-parallel",
+            "--zero-sharding os: each process already keeps the optimizer's state",
+        ),
     ],
 )
 def test_what_it_cannot_be_with_is_refused(start, stream, tiny, tmp_path, flags, line):
-    done = start("train", stream, *tiny, *SHARDED, *flags.split(), "--save-dir", tmp_path / "run").wait()
+    done = start(
+        "train", stream, *tiny, *SHARDED, *flags.split(), "--save-dir", tmp_path / "run"
+    ).wait()
     assert done.code == 2
     assert line in done.output
     assert "Traceback" not in done.output
@@ -149,4 +165,6 @@ def test_offloaded_activations_change_no_number(train_on_two, tmp_path):
     plain = train_on_two(tmp_path / "plain", *TRAINING.split())
     offloaded = train_on_two(tmp_path / "offloaded", *TRAINING.split(), *offload)
     assert losses(plain[0]) == losses(offloaded[0])
-    assert_same_model(*(tmp_path / folder / "checkpoint_last.pt" for folder in ("plain", "offloaded")))
+    assert_same_model(
+        *(tmp_path / folder / "checkpoint_last.pt" for folder in ("plain", "offloaded"))
+    )

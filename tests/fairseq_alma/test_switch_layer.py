@@ -33,7 +33,9 @@ def one_hot_reference(layer: SwitchFFN, x: torch.Tensor, padding: torch.Tensor) 
     chosen = chosen * ~padding.reshape(-1, 1)
     position = chosen.cumsum(0) * chosen - 1
     capacity = layer.capacity(len(tokens)) or len(tokens)
-    slot = (position[:, :, None] == torch.arange(capacity)).to(x.dtype)  # (S, E, C), zero where dropped
+    slot = (position[:, :, None] == torch.arange(capacity)).to(
+        x.dtype
+    )  # (S, E, C), zero where dropped
     inputs = torch.einsum("sec,sd->ecd", slot, tokens)
     hidden = F.gelu(torch.einsum("ecd,ehd->ech", inputs, layer.w1) + layer.b1[:, None])
     outputs = torch.einsum("ech,edh->ecd", hidden, layer.w2) + layer.b2[:, None]
@@ -57,7 +59,9 @@ LAYOUTS = ["loop", "padded"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     experts=st.integers(1, 7),
     shape=st.tuples(st.integers(1, 4), st.integers(1, 9)),
@@ -79,7 +83,9 @@ def test_equals_the_one_hot_reference_in_outputs_and_gradients(
     names = ["x", *(name for name, _ in layer.named_parameters())]
     results = []
     for y in (layer(x, padding)[0], one_hot_reference(layer, x, padding)):
-        gradients = torch.autograd.grad((y * weight).sum(), [x, *layer.parameters()], allow_unused=True)
+        gradients = torch.autograd.grad(
+            (y * weight).sum(), [x, *layer.parameters()], allow_unused=True
+        )
         results.append((y, gradients))
     (ours, our_gradients), (reference, reference_gradients) = results
     torch.testing.assert_close(ours, reference, atol=1e-5, rtol=1e-5)
@@ -160,7 +166,11 @@ def test_drops_come_last_in_batch_major_order_and_only_in_training():
 
 @pytest.mark.parametrize(
     ("device", "capacity", "layout"),
-    [("cuda:1", 16, PaddedDispatcher), ("cuda:1", None, LoopDispatcher), ("cpu", 16, LoopDispatcher)],
+    [
+        ("cuda:1", 16, PaddedDispatcher),
+        ("cuda:1", None, LoopDispatcher),
+        ("cpu", 16, LoopDispatcher),
+    ],
 )
 def test_a_gpu_with_a_capacity_pads(device, capacity, layout):
     x = SimpleNamespace(device=torch.device(device))
@@ -173,4 +183,6 @@ def test_a_batch_of_padding_only_gives_zeros_and_gradients():
     y, routing = layer(torch.randn(2, 5, DIM), torch.ones(2, 5, dtype=torch.bool))
     (y.sum() + routing.balance_loss).backward()
     assert (y == 0).all()
-    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in (layer.w1, layer.router.weight))
+    assert all(
+        p.grad is not None and torch.isfinite(p.grad).all() for p in (layer.w1, layer.router.weight)
+    )

@@ -90,7 +90,9 @@ def test_the_launchers_estimate_has_the_parameters_of_the_real_model(
     assert estimated.parameters == sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize(("arch", "gflops"), [("switch_gmoe_base", 45.7), ("switch_gmoe_large", 126.5)])
+@pytest.mark.parametrize(
+    ("arch", "gflops"), [("switch_gmoe_base", 45.7), ("switch_gmoe_large", 126.5)]
+)
 def test_inference_flops_are_those_of_the_design(arch, gflops, stream):
     shape = Shape.of(arguments(arch, stream), 50_264)
     assert shape.forward_flops(512) / 1e9 == pytest.approx(gflops, rel=2e-3)
@@ -122,7 +124,9 @@ def test_no_later_token_or_sequence_changes_earlier_logits_in_training_with_drop
     with torch.no_grad():
         before, extra = model(tokens)
         routings = extra["routings"].values()
-        assert all((routing.counts_E > routing.kept_E).any() for routing in routings), "nothing dropped"
+        assert all((routing.counts_E > routing.kept_E).any() for routing in routings), (
+            "nothing dropped"
+        )
         for position in (1, 17, 40, 63):
             changed = tokens.clone()
             changed[0, position] = 5 if tokens[0, position] != 5 else 6
@@ -138,14 +142,18 @@ def balance_loss(output: tuple) -> torch.Tensor:
     return sum(routing.balance_loss for routing in routings_of(output).values())
 
 
-@pytest.mark.parametrize("flags", [(), ("--checkpoint-activations",), ("--members", "2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags", [(), ("--checkpoint-activations",), ("--members", "2")], ids=" ".join
+)
 def test_a_trained_model_can_be_copied_and_its_experts_pickled(build, sample, flags):
     _, model = build("--moe-expert-count", "4", *flags)
     model.train()
     output = model(**sample["net_input"])
     (output[0].float().square().mean() + balance_loss(output)).backward()
     twin = copy.deepcopy(model)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)
+    )
     with torch.no_grad():
         outputs = [each.eval()(**sample["net_input"])[0] for each in (model, twin)]
     assert torch.equal(*outputs)
@@ -154,14 +162,18 @@ def test_a_trained_model_can_be_copied_and_its_experts_pickled(build, sample, fl
     assert len(pickle.dumps(weights)) < 1.1 * weights.nbytes + 1000
 
 
-@pytest.mark.parametrize("flags", [(), ("--checkpoint-activations",), ("--members", "2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags", [(), ("--checkpoint-activations",), ("--members", "2")], ids=" ".join
+)
 def test_no_graph_outlives_an_update(build, sample, flags):
     """Its tensors would take memory until the next forward pass."""
     task, model = build("--moe-expert-count", "4", *flags)
 
     def with_graph() -> int:
         gc.collect()
-        return sum(type(each) is torch.Tensor and each.grad_fn is not None for each in gc.get_objects())
+        return sum(
+            type(each) is torch.Tensor and each.grad_fn is not None for each in gc.get_objects()
+        )
 
     before = with_graph()
     kept = model(**sample["net_input"])
@@ -186,12 +198,16 @@ class FairseqAttention(MultiheadAttention):
 
     def forward(self, x, mask, padding, _):
         x = x.transpose(0, 1)
-        attended, _ = super().forward(x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask)
+        attended, _ = super().forward(
+            x, x, x, key_padding_mask=padding, need_weights=False, attn_mask=mask
+        )
         return attended.transpose(0, 1)
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_attention_equals_fairseqs_and_is_causal_without_a_mask_tensor(build, sample, padded, monkeypatch):
+def test_attention_equals_fairseqs_and_is_causal_without_a_mask_tensor(
+    build, sample, padded, monkeypatch
+):
     causal, attention = [], F.scaled_dot_product_attention
 
     def spied(*args, **kwargs):
@@ -255,10 +271,16 @@ def test_incremental_decoding_equals_the_full_pass(build, sample):
 def gradients(task, model, sample, criterion="cross_entropy") -> dict[str, torch.Tensor]:
     from fairseq import criterions
 
-    loss = {"cross_entropy": {}, "label_smoothed_cross_entropy": {"label_smoothing": 0.1}}[criterion]
+    loss = {"cross_entropy": {}, "label_smoothed_cross_entropy": {"label_smoothing": 0.1}}[
+        criterion
+    ]
     built = criterions.build_criterion(
         SimpleNamespace(
-            criterion=criterion, sentence_avg=False, report_accuracy=False, ignore_prefix_size=0, **loss
+            criterion=criterion,
+            sentence_avg=False,
+            report_accuracy=False,
+            ignore_prefix_size=0,
+            **loss,
         ),
         task,
     )
@@ -269,7 +291,9 @@ def gradients(task, model, sample, criterion="cross_entropy") -> dict[str, torch
 
 
 @pytest.mark.parametrize("criterion", ["cross_entropy", "label_smoothed_cross_entropy"])
-def test_the_balance_loss_acts_under_any_criterion_scaled_by_the_sample_size(build, sample, criterion):
+def test_the_balance_loss_acts_under_any_criterion_scaled_by_the_sample_size(
+    build, sample, criterion
+):
     """d loss / d router is linear in --moe-gate-loss-wt, with slope sample_size * d balance / d router."""
     found = {}
     for weight in ("0", "0.5", "1"):

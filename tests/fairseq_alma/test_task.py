@@ -54,12 +54,17 @@ def whole(data):
 )
 def test_a_stage_trains_on_its_megabatches_and_no_others(build, stream, flags, parts):
     task, _ = build(*flags, *LOADED)
-    for split, prefixes in (("train", [f"megabatch_0{part}/train" for part in parts]), ("valid", ["valid"])):
+    for split, prefixes in (
+        ("train", [f"megabatch_0{part}/train" for part in parts]),
+        ("valid", ["valid"]),
+    ):
         task.load_dataset(split)
         assert tokens_of(task, split) == file_tokens(stream, *prefixes)
 
 
-def test_every_document_of_a_preprocessed_directory_is_in_exactly_one_megabatch(build, preprocessed, text):
+def test_every_document_of_a_preprocessed_directory_is_in_exactly_one_megabatch(
+    build, preprocessed, text
+):
     task, _ = build("--megabatch-words", "12000", data=preprocessed)
     corpus = whole(preprocessed)
     parts = task.megabatches
@@ -90,7 +95,9 @@ def numbered(text, gpt2_files, tmp_path_factory):
     encoded = [" ".join(map(str, encoder.encode(line))) for line in lines]
     (folder / "train").write_text("\n".join(encoded) + "\n")
     (folder / "ids.txt").write_text("".join(f"{i} 1\n" for i in range(1000)) + "madeupword0000 0\n")
-    flags = f"--only-source --workers 1 --srcdict {folder}/ids.txt --destdir {folder}/bin --trainpref"
+    flags = (
+        f"--only-source --workers 1 --srcdict {folder}/ids.txt --destdir {folder}/bin --trainpref"
+    )
     preprocess(options.get_preprocessing_parser().parse_args([*flags.split(), f"{folder}/train"]))
     return f"{folder}/bin", len(" ".join(lines).split())
 
@@ -112,11 +119,15 @@ def test_words_of_gpt2_ids_are_those_of_the_raw_text(gpt2_files, tmp_path, lines
     assert found == [len(line.split()) for line in lines]
 
 
-def test_gpt2_ids_with_their_encoder_json_are_cut_as_in_the_paper(build, numbered, gpt2_files, tmp_path):
+def test_gpt2_ids_with_their_encoder_json_are_cut_as_in_the_paper(
+    build, numbered, gpt2_files, tmp_path
+):
     data, words = numbered
     small = build("--gpt2-encoder-json", gpt2_files[0], data=data)[0]
     assert len(small.megabatches) == 1
-    assert small.note == f"{words:,} words are one mega-batch: --megabatch-words N cuts smaller ones"
+    assert (
+        small.note == f"{words:,} words are one mega-batch: --megabatch-words N cuts smaller ones"
+    )
     assert build(data=data)[0].is_cut() is False
     beside = tmp_path / "beside"
     shutil.copytree(data, beside)
@@ -130,7 +141,9 @@ def test_gpt2_ids_with_their_encoder_json_are_cut_as_in_the_paper(build, numbere
         build("--stage", "1", data=beside)
 
 
-def test_a_corpus_of_gpt2_ids_above_the_papers_size_is_cut(build, numbered, gpt2_files, monkeypatch):
+def test_a_corpus_of_gpt2_ids_above_the_papers_size_is_cut(
+    build, numbered, gpt2_files, monkeypatch
+):
     data, words = numbered
     monkeypatch.setattr("fairseq_alma.data.preprocessed.MEGABATCH_WORDS", words // 3)
     task, _ = build("--gpt2-encoder-json", gpt2_files[0], data=data)
@@ -140,14 +153,18 @@ def test_a_corpus_of_gpt2_ids_above_the_papers_size_is_cut(build, numbered, gpt2
 def test_gpt2_ids_without_the_encoder_json_that_made_them(build, numbered, gpt2_files, tmp_path):
     data, _ = numbered
     for flags in ((), ("--bpe", "gpt2")):
-        with pytest.raises(UserError, match="give its encoder.json by --gpt2-encoder-json FILE.*-tokens N"):
+        with pytest.raises(
+            UserError, match="give its encoder.json by --gpt2-encoder-json FILE.*-tokens N"
+        ):
             build("--megabatch-words", "5000", *flags, data=data)[0].megabatches  # noqa: B018
     few = {token: i for token, i in json.loads(gpt2_files[0].read_text()).items() if i < 500}
     (tmp_path / "few.json").write_text(json.dumps(few))
     (tmp_path / "no.json").write_text("[1]")
     problems = {"few": "of another vocabulary", "no": "not GPT-2's"}
     for name, message in problems.items():
-        task, _ = build("--megabatch-words", "9", "--gpt2-encoder-json", f"{tmp_path}/{name}.json", data=data)
+        task, _ = build(
+            "--megabatch-words", "9", "--gpt2-encoder-json", f"{tmp_path}/{name}.json", data=data
+        )
         with pytest.raises(UserError, match=f"{name}.json: .*{message}"):
             task.megabatches  # noqa: B018
 
@@ -223,7 +240,10 @@ def alter(path) -> None:
         (lambda d: alter(d / "megabatch_00/train.bin"), "train.bin.*changed"),
         (lambda d: alter(d / "dict.txt"), "dict.txt.*changed"),
         (lambda d: (d / "dict.txt").unlink(), "dict.txt is missing"),
-        (lambda d: (d / "dict.txt").write_text("a b c\n" * 3), "dict.txt is not a dictionary: Incorrect"),
+        (
+            lambda d: (d / "dict.txt").write_text("a b c\n" * 3),
+            "dict.txt is not a dictionary: Incorrect",
+        ),
         (lambda d: (d / "dict.txt").write_bytes(b"\xff\xfe 1\n"), "dict.txt is not a dictionary"),
     ],
 )
@@ -257,7 +277,11 @@ def test_an_empty_split_is_refused(build, preprocessed, tmp_path):
 
 def test_a_stage_out_of_range_is_refused(build, stream):
     count = len(Stream.load(stream).megabatches)
-    for flags in (("--stage", str(count)), ("--stage", "-1"), ("--stage", "2", "--waiting-time", "2")):
+    for flags in (
+        ("--stage", str(count)),
+        ("--stage", "-1"),
+        ("--stage", "2", "--waiting-time", "2"),
+    ):
         with pytest.raises(UserError, match="have stages 0 to"):
             build(*flags)[0].load_dataset("train")
 

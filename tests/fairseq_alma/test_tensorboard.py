@@ -39,13 +39,32 @@ def logged(start, stream, tiny, tmp_path, user_dir):
     flags = [*tiny, "--tensorboard-logdir", logs, "--log-interval", "1", "--max-update", "8"]
     first = [stream, *flags, "--save-dir", tmp_path / "stage_00", "--save-interval-updates", "4"]
     assert start("train", *first, *user_dir(DIES)).wait().code == -9
-    second = [stream, *flags, "--save-dir", tmp_path / "stage_01", "--stage", "1", "--moe-expert-count", "6"]
-    second += ["--grow-experts", "2", "--finetune-from-model", tmp_path / "stage_00/checkpoint_best.pt"]
+    second = [
+        stream,
+        *flags,
+        "--save-dir",
+        tmp_path / "stage_01",
+        "--stage",
+        "1",
+        "--moe-expert-count",
+        "6",
+    ]
+    second += [
+        "--grow-experts",
+        "2",
+        "--finetune-from-model",
+        tmp_path / "stage_00/checkpoint_best.pt",
+    ]
     for words in (first, second, second):  # the third finds nothing to do
         finished = start("train", *words).wait()
         assert finished.code == 0, finished.output
     evaluation = [stream, "--task", "alma_lm", "--gen-subset", "test", "--tensorboard-logdir", logs]
-    evaluation += ["--path", tmp_path / "stage_01/checkpoint_best.pt", "--out", tmp_path / "result.json"]
+    evaluation += [
+        "--path",
+        tmp_path / "stage_01/checkpoint_best.pt",
+        "--out",
+        tmp_path / "result.json",
+    ]
     finished = start("evaluate", *evaluation).wait()
     assert finished.code == 0, finished.output
     return logs
@@ -66,7 +85,9 @@ def test_stages_and_evaluations_share_an_axis_and_repeated_updates_are_hidden(lo
     ((_, perplexity),) = test["ppl"]
     assert step == 16
     assert 2**loss == pytest.approx(perplexity, rel=1e-4)
-    assert sum(value for tag in test if "share" in tag for _, value in test[tag]) == pytest.approx(1)
+    assert sum(value for tag in test if "share" in tag for _, value in test[tag]) == pytest.approx(
+        1
+    )
     assert "l1_nll5" in test
 
 
@@ -74,7 +95,9 @@ def test_updates_are_counted_up_to_the_last_checkpoint(tmp_path):
     """Of checkpoints of earlier versions, the updates of their own stage."""
     for name, updates, counts in (("last", 8, {"earlier_updates": 20}), ("best", 5, {})):
         state = {"model": {}, "optimizer_history": [{"num_updates": updates}]}
-        torch.save(state | {"extra_state": {"AlmaLMTask": counts}}, tmp_path / f"checkpoint_{name}.pt")
+        torch.save(
+            state | {"extra_state": {"AlmaLMTask": counts}}, tmp_path / f"checkpoint_{name}.pt"
+        )
     best = tmp_path / "checkpoint_best.pt"
     assert updates_so_far(str(best)) == 28
     (tmp_path / "checkpoint_last.pt").unlink()
@@ -87,7 +110,11 @@ def test_updates_are_counted_up_to_the_last_checkpoint(tmp_path):
         (["sm"], ["", ""], ["", "", ""]),
         (["ens"], ["/member_0", "/member_1"] * 2, ["", "", ""]),
         (["gens"], ["/stage_00", "/stage_01"], ["/stage_00", "/stage_00", "/stage_01"]),
-        (["sm", "--from-scratch"], ["/stage_00", "/stage_01"], ["/stage_00", "/stage_00", "/stage_01"]),
+        (
+            ["sm", "--from-scratch"],
+            ["/stage_00", "/stage_01"],
+            ["/stage_00", "/stage_00", "/stage_01"],
+        ),
     ],
     ids=["sm", "ens", "gens", "from-scratch"],
 )
@@ -106,5 +133,8 @@ def test_the_launcher_gives_each_model_a_folder_and_records_none(options, traini
     evaluated = [with_logs.untrained, *(spec.evaluate for spec in with_logs.stages)]
     assert folders(evaluated) == [f"L/a{folder}" for folder in evaluations]
     assert with_logs.config == without.config
-    unlogged = [without.untrained, *(spec.evaluate + spec.trainings[0].command for spec in without.stages)]
+    unlogged = [
+        without.untrained,
+        *(spec.evaluate + spec.trainings[0].command for spec in without.stages),
+    ]
     assert not any("--tensorboard-logdir" in command for command in unlogged)

@@ -42,7 +42,9 @@ def write(directory, files) -> list[str]:
 
 
 def monolingual(blocks, **options) -> MonolingualDataset:
-    return MonolingualDataset(blocks, blocks.sizes, DICTIONARY, shuffle=True, targets=["future"], **options)
+    return MonolingualDataset(
+        blocks, blocks.sizes, DICTIONARY, shuffle=True, targets=["future"], **options
+    )
 
 
 def fairseqs(prefixes, length, items=None, **options) -> MonolingualDataset:
@@ -86,7 +88,9 @@ def some_items(files, seed: int) -> np.ndarray:
     length=st.integers(1, 20),
     seed=st.none() | st.integers(0, 99),
 )
-@example(files=[[1], [1], [1]], length=2, seed=None)  # one-token files: a block of two files, a short block
+@example(
+    files=[[1], [1], [1]], length=2, seed=None
+)  # one-token files: a block of two files, a short block
 @example(files=[[4, 4], [8]], length=8, seed=None)  # blocks end where files end
 @example(files=[[3]], length=20, seed=None)  # fewer tokens than a block
 def test_every_block_equals_fairseqs(files, length, seed):
@@ -131,7 +135,12 @@ def same_batches(own, peer) -> None:
 
 @pytest.mark.parametrize(
     ("workers", "options"),
-    [(0, {}), (1, {}), (0, {"add_bos_token": True}), (0, {"fixed_pad_length": 16, "pad_to_bsz": 8})],
+    [
+        (0, {}),
+        (1, {}),
+        (0, {"add_bos_token": True}),
+        (0, {"fixed_pad_length": 16, "pad_to_bsz": 8}),
+    ],
 )
 def test_model_inputs_equal_fairseqs(tmp_path, workers, options):
     prefixes = write(tmp_path, [[7] * 40, [5] * 33])
@@ -144,7 +153,11 @@ def test_model_inputs_equal_fairseqs(tmp_path, workers, options):
 
 def test_workers_end_with_their_epoch(build, tmp_path):
     dataset = ours(write(tmp_path, [[9] * 500]), 8)
-    batches = build()[0].get_batch_iterator(dataset, 32, num_workers=1, data_buffer_size=2).next_epoch_itr()
+    batches = (
+        build()[0]
+        .get_batch_iterator(dataset, 32, num_workers=1, data_buffer_size=2)
+        .next_epoch_itr()
+    )
     before = multiprocessing.active_children()
     gc.disable()  # it would end forgotten workers, and wait 5 s for each
     try:
@@ -192,9 +205,13 @@ def test_a_smaller_output_dictionary_leaves_the_input_alone(tmp_path):
     st.integers(1, 8),
     st.sampled_from([0.1, 0.25, 0.5, 0.9]),
 )
-def test_replay_has_its_share_of_tokens_evenly_over_earlier_megabatches(size, earlier, length, share):
+def test_replay_has_its_share_of_tokens_evenly_over_earlier_megabatches(
+    size, earlier, length, share
+):
     with tempfile.TemporaryDirectory() as folder:
-        new, *past = (Tokens([prefix]) for prefix in write(folder, [[size], *([each] for each in earlier)]))
+        new, *past = (
+            Tokens([prefix]) for prefix in write(folder, [[size], *([each] for each in earlier)])
+        )
         fresh = TokenBlocks(new, length, EOS)
         mixed = ReplayBlocks(fresh, past, share, seed=3)
         old = len(mixed) - len(fresh)
@@ -233,7 +250,12 @@ def test_replay_of_less_than_a_block_is_refused(tmp_path):
 
 def test_a_batch_says_whether_it_has_padding(tmp_path):
     blocks = TokenBlocks(Tokens(write(tmp_path, [[7] * 40])), 16, EOS)  # the last is short
-    dataset = LanguageModelDataset(blocks, blocks.sizes, DICTIONARY, shuffle=True, targets=["future"])
+    dataset = LanguageModelDataset(
+        blocks, blocks.sizes, DICTIONARY, shuffle=True, targets=["future"]
+    )
     last = len(dataset) - 1
     assert blocks.sizes[last] < 16
-    assert [dataset.collater([dataset[0], dataset[k]])["padded"] for k in (1, last)] == [False, True]
+    assert [dataset.collater([dataset[0], dataset[k]])["padded"] for k in (1, last)] == [
+        False,
+        True,
+    ]

@@ -24,7 +24,9 @@ def losses_of(*outputs: str) -> list[list[float]]:
 
 def test_an_update_starts_from_the_random_state_of_fairseqs_seed():
     compat.install()
-    trainer = SimpleNamespace(cfg=SimpleNamespace(common=SimpleNamespace(seed=3)), get_num_updates=lambda: 4)
+    trainer = SimpleNamespace(
+        cfg=SimpleNamespace(common=SimpleNamespace(seed=3)), get_num_updates=lambda: 4
+    )
     with utils.set_torch_seed(7):
         expected = torch.rand(3)
     with torch.random.fork_rng():
@@ -36,7 +38,15 @@ def test_a_stage_learns_and_logs_the_router_of_each_layer(train, tmp_path):
     output = train(tmp_path / "run")
     inner, valid = logged(output, "train_inner"), logged(output, "valid")
     assert float(inner[-1]["loss"]) < float(inner[0]["loss"]) - 0.5
-    names = ("balance_loss", "dropped", "max_load", "dead_experts", "entropy", "top1_prob", "share3")
+    names = (
+        "balance_loss",
+        "dropped",
+        "max_load",
+        "dead_experts",
+        "entropy",
+        "top1_prob",
+        "share3",
+    )
     assert all(f"l1_{name}" in inner[-1] for name in names)
     assert sum(float(inner[-1][f"l1_share{e}"]) for e in range(4)) == pytest.approx(1, abs=5e-3)
     assert all(float(valid[-1][f"valid_l1_nll{e}"]) >= 0 for e in range(4))
@@ -52,7 +62,11 @@ def test_stock_eval_lm_and_our_evaluation_agree(start, evaluate, stream, stage0)
         result = evaluate(*flags)
         assert result["nll"] / math.log(2) == pytest.approx(base2, abs=2e-4)
         test = Stream.load(stream).test
-        assert (result["tokens"], result["words"], result["bytes"]) == (test.tokens, test.words, test.bytes)
+        assert (result["tokens"], result["words"], result["bytes"]) == (
+            test.tokens,
+            test.words,
+            test.bytes,
+        )
     (training,) = result["training"]
     assert training["updates"] == 20
     assert 20 * 400 < training["tokens"] <= 20 * 512
@@ -70,7 +84,9 @@ def test_killed_training_resumes_bit_for_bit(start, train, stream, tiny, tmp_pat
     assert "Loaded checkpoint" in train(save, *flags)
     for name in ("last", "best"):
         assert_same_model(tmp_path / f"whole/checkpoint_{name}.pt", save / f"checkpoint_{name}.pt")
-    states = [load(tmp_path / name / "checkpoint_last.pt")["extra_state"] for name in ("whole", "killed")]
+    states = [
+        load(tmp_path / name / "checkpoint_last.pt")["extra_state"] for name in ("whole", "killed")
+    ]
     assert states[1]["train_iterator"]["epoch"] > 1
     for count in ("train_tokens", "valid_tokens"):
         assert len({state["AlmaLMTask"][count] for state in states}) == 1
@@ -83,7 +99,9 @@ def test_validation_loss_and_cost_are_recorded(train, evaluate, stream, tiny, tm
     record = evaluate("--path", best, "--valid")
     of_valid = evaluate("--path", best, "--gen-subset", "valid")
     assert of_valid["valid"] is None
-    assert record["valid"] == {key: of_valid[name] for key, name in (("loss", "nll"), ("perplexity",) * 2)}
+    assert record["valid"] == {
+        key: of_valid[name] for key, name in (("loss", "nll"), ("perplexity",) * 2)
+    }
     assert record["perplexity"] != record["valid"]["perplexity"]
     untrained = evaluate("--untrained", *tiny, "--valid")
     assert untrained["valid"]["loss"] == pytest.approx(math.log(1000), rel=0.1)
@@ -98,8 +116,17 @@ def test_validation_loss_and_cost_are_recorded(train, evaluate, stream, tiny, tm
 def test_losing_experts_split_and_every_copy_receives_tokens(
     train, evaluate, stage0, tmp_path, router, optimizer
 ):
-    flags = "--stage 1 --moe-expert-count 6 --grow-experts 2 --max-update 1 --log-interval 1".split()
-    flags += ["--finetune-from-model", stage0, "--grow-router", router, "--grow-optimizer", optimizer]
+    flags = (
+        "--stage 1 --moe-expert-count 6 --grow-experts 2 --max-update 1 --log-interval 1".split()
+    )
+    flags += [
+        "--finetune-from-model",
+        stage0,
+        "--grow-router",
+        router,
+        "--grow-optimizer",
+        optimizer,
+    ]
     save = tmp_path / "grown"
     (valid,) = logged(train(save, *flags), "valid")
     assert min(float(valid[f"valid_l1_share{e}"]) for e in (4, 5)) > 0.005, valid
@@ -136,12 +163,19 @@ def test_two_gloo_processes_equal_gradient_accumulation_in_one(
     two, _ = train_on_two(tmp_path / "two", *flags, *chunked, *parallel)
     losses = losses_of(one, two)
     assert len(losses[0]) == 8
-    norms = [[float(record["gnorm"]) for record in logged(text, "train_inner")] for text in (one, two)]
+    norms = [
+        [float(record["gnorm"]) for record in logged(text, "train_inner")] for text in (one, two)
+    ]
     assert norms[0] == pytest.approx(norms[1], rel=2e-2)
     assert min(norms[0]) > 0.1
     assert losses[0] == pytest.approx(losses[1], abs=2e-3)  # logged with 3 decimals
-    assert_same_model(tmp_path / "one/checkpoint_last.pt", tmp_path / "two/checkpoint_last.pt", exact=False)
-    counts = [load(tmp_path / d / "checkpoint_last.pt")["extra_state"]["AlmaLMTask"] for d in ("one", "two")]
+    assert_same_model(
+        tmp_path / "one/checkpoint_last.pt", tmp_path / "two/checkpoint_last.pt", exact=False
+    )
+    counts = [
+        load(tmp_path / d / "checkpoint_last.pt")["extra_state"]["AlmaLMTask"]
+        for d in ("one", "two")
+    ]
     assert counts[0]["train_tokens"] == counts[1]["train_tokens"]
 
 
@@ -151,7 +185,9 @@ _QUICK = [("--fp16", "chunked_cross_entropy"), ("--bf16", "cross_entropy")]
 @pytest.mark.parametrize(
     ("half", "criterion"),
     [
-        pytest.param(half, criterion, marks=() if (half, criterion) in _QUICK else pytest.mark.thorough)
+        pytest.param(
+            half, criterion, marks=() if (half, criterion) in _QUICK else pytest.mark.thorough
+        )
         for half in ("--fp16", "--memory-efficient-fp16", "--bf16", "--memory-efficient-bf16")
         for criterion in ("cross_entropy", "chunked_cross_entropy")
     ],
@@ -163,8 +199,12 @@ def test_half_precisions_learn_like_fp32(train, tmp_path, half, criterion):
     losses = losses_of(whole, output)
     assert losses[1] == pytest.approx(losses[0], rel=5e-3)
     assert losses[1][-1] < losses[1][0] - 0.5
-    weight = load(tmp_path / "half/checkpoint_last.pt")["model"]["decoder.layers.1.fc1.w1"]  # saved in fp32
-    assert torch.equal(weight, weight.to(torch.bfloat16 if "bf16" in half else torch.float16).float())
+    weight = load(tmp_path / "half/checkpoint_last.pt")["model"][
+        "decoder.layers.1.fc1.w1"
+    ]  # saved in fp32
+    assert torch.equal(
+        weight, weight.to(torch.bfloat16 if "bf16" in half else torch.float16).float()
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,8 +241,19 @@ def test_fewer_blocks_than_a_batch_is_a_multiple_of_train(train, stream, tmp_pat
 
 
 @pytest.mark.parametrize("mode", ["eos", "complete_doc"])
-def test_an_evaluation_that_would_leave_out_tokens_is_refused(start, stream, stage0, tmp_path, mode):
-    flags = ("--task", "alma_lm", "--path", stage0, "--gen-subset", "test", "--sample-break-mode", mode)
+def test_an_evaluation_that_would_leave_out_tokens_is_refused(
+    start, stream, stage0, tmp_path, mode
+):
+    flags = (
+        "--task",
+        "alma_lm",
+        "--path",
+        stage0,
+        "--gen-subset",
+        "test",
+        "--sample-break-mode",
+        mode,
+    )
     error = start("evaluate", stream, *flags, "--out", tmp_path / "x.json").wait().error
     tokens = Stream.load(stream).test.tokens
     assert re.fullmatch(
@@ -224,7 +275,9 @@ print(len(model.score("The function returns")["positional_scores"]))
     assert int(done.stdout) > 1
 
 
-def test_a_failed_write_is_one_line_and_keeps_the_earlier_checkpoint(start, train, stream, tiny, stage0):
+def test_a_failed_write_is_one_line_and_keeps_the_earlier_checkpoint(
+    start, train, stream, tiny, stage0
+):
     before = stage0.read_bytes()
     more = ("--max-update", "25")
     child = start("train", stream, *tiny, "--save-dir", stage0.parent, *more, file_bytes=200_000)
@@ -254,12 +307,18 @@ def test_bad_input_is_one_line_and_exit_code_2(start, stream, tiny, stage0, tmp_
     growing = ("--grow-experts", "2", "--moe-expert-count", "6")
     assert "--finetune-from-model" in error(*growing)
     previous = ("--finetune-from-model", stage0)
-    assert "no such checkpoint" in error("--stage", "1", "--finetune-from-model", tmp_path / "none.pt")
+    assert "no such checkpoint" in error(
+        "--stage", "1", "--finetune-from-model", tmp_path / "none.pt"
+    )
     assert "has 4 experts, --moe-expert-count is 3" in error(*previous, "--moe-expert-count", "3")
     assert "--grow-experts 2 to split" in error(*previous, "--moe-expert-count", "6")
-    assert "use --moe-expert-count 6" in error(*previous, "--moe-expert-count", "8", "--grow-experts", "2")
+    assert "use --moe-expert-count 6" in error(
+        *previous, "--moe-expert-count", "8", "--grow-experts", "2"
+    )
     assert "at most once" in error(*previous, "--moe-expert-count", "9", "--grow-experts", "5")
-    assert "has 4 experts, --moe-expert-count is 2: use" in error("--moe-expert-count", "2", save="stage_00")
+    assert "has 4 experts, --moe-expert-count is 2: use" in error(
+        "--moe-expert-count", "2", save="stage_00"
+    )
     truncate(stage0)
     assert "checkpoint_last.pt: truncated; delete it" in error(*previous)
     assert "checkpoint_last.pt: truncated; delete it" in error(save="stage_00")

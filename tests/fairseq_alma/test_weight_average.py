@@ -38,7 +38,9 @@ def test_each_weight_is_averaged_once_in_fp32_and_buffers_are_copied(build):
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 weight.add_(torch.randn(weight.shape, generator=generator) * 1e-2)
-                expected[name] = torch.lerp(expected[name], weight.float(), 1 / update)  # the plain mean
+                expected[name] = torch.lerp(
+                    expected[name], weight.float(), 1 / update
+                )  # the plain mean
             for buffer in model.buffers():
                 buffer.add_(1)
         average.step(model, update)
@@ -65,7 +67,9 @@ def test_a_polynomial_average_of_numbers(build):
 
 
 @pytest.mark.parametrize("kind", [(), ("--ema-poly", "4")])
-def test_a_resumed_average_equals_that_of_an_uninterrupted_run(kind, start, stream, tiny, train, tmp_path):
+def test_a_resumed_average_equals_that_of_an_uninterrupted_run(
+    kind, start, stream, tiny, train, tmp_path
+):
     flags = ("--max-update", "12", "--save-interval-updates", "4", "--ema-update-freq", "3", *kind)
     whole = train(tmp_path / "whole", *flags)
     save = tmp_path / "killed"
@@ -76,7 +80,8 @@ def test_a_resumed_average_equals_that_of_an_uninterrupted_run(kind, start, stre
         assert torch.equal(value, resumed["extra_state"]["ema"][name]), name
         assert torch.equal(whole["model"][name], resumed["model"][name]), name
     assert any(
-        not torch.equal(whole["extra_state"]["ema"][name], whole["model"][name]) for name in whole["model"]
+        not torch.equal(whole["extra_state"]["ema"][name], whole["model"][name])
+        for name in whole["model"]
     )
 
 
@@ -86,7 +91,9 @@ def test_the_average_starts_with_the_update_that_ema_start_update_names(train, t
     whole = train(tmp_path / "whole", *flags, "--max-update", "6")
     train(tmp_path / "resumed", *flags, "--max-update", "4")
     resumed = train(tmp_path / "resumed", *flags, "--max-update", "6")
-    at = [load(path)["model"] for path in sorted((tmp_path / "whole").glob("checkpoint_1_[345].pt"))]
+    at = [
+        load(path)["model"] for path in sorted((tmp_path / "whole").glob("checkpoint_1_[345].pt"))
+    ]
     for name, value in whole["extra_state"]["ema"].items():
         assert torch.equal(value, resumed["extra_state"]["ema"][name]), name
         mean = torch.stack([each[name].double() for each in (*at, whole["model"])]).mean(0)
@@ -94,7 +101,9 @@ def test_the_average_starts_with_the_update_that_ema_start_update_names(train, t
     assert len(at) == 3
 
 
-@pytest.mark.parametrize("flags", ["--members 2 --checkpoint-activations", "--arch transformer_lm --fp16"])
+@pytest.mark.parametrize(
+    "flags", ["--members 2 --checkpoint-activations", "--arch transformer_lm --fp16"]
+)
 def test_other_models_are_averaged_too(train, tmp_path, flags):
     flags = flags.replace("transformer_lm", "transformer_lm --share-decoder-input-output-embed")
     state = train(tmp_path, "--max-update", "2", *flags.split())
@@ -108,7 +117,16 @@ def test_other_models_are_averaged_too(train, tmp_path, flags):
 
 
 def test_the_average_of_a_schedule_for_each_stage_starts_anew(train, averaged, tmp_path):
-    first = ("--stage", "1", "--finetune-from-model", averaged, "--max-update", "1", "--warmup-updates", "1")
+    first = (
+        "--stage",
+        "1",
+        "--finetune-from-model",
+        averaged,
+        "--max-update",
+        "1",
+        "--warmup-updates",
+        "1",
+    )
     for growing in ((), ("--moe-expert-count", "6", "--grow-experts", "2")):
         state = train(tmp_path / f"next{len(growing)}", *first, *growing)
         is_average(state, state["model"], 1)
@@ -137,14 +155,20 @@ def test_the_average_of_a_continuous_schedule_goes_on(train, averaged, tmp_path,
         for prefix, split in parents.items():
             assert torch.equal(shares[f"{prefix}.w1"][4:], shares[f"{prefix}.w1"][split])
             rows = f"{prefix}.router.weight"  # with the noise of the weights' router
-            noise = [grown[rows][4:] - old[rows][split] * (growing == "copy") for grown, old in pairs]
+            noise = [
+                grown[rows][4:] - old[rows][split] * (growing == "copy") for grown, old in pairs
+            ]
             torch.testing.assert_close(*noise, rtol=0, atol=1e-6)
             assert noise[0].abs().max() > 1e-3
         assert not torch.equal(shares[f"{prefix}.w1"], before["model"][f"{prefix}.w1"])
 
 
-def test_a_continuous_schedule_starts_an_average_that_the_stage_before_lacks(train, averaged, tmp_path):
-    without = changed(averaged, tmp_path / "without.pt", lambda state: state["extra_state"].pop("ema"))
+def test_a_continuous_schedule_starts_an_average_that_the_stage_before_lacks(
+    train, averaged, tmp_path
+):
+    without = changed(
+        averaged, tmp_path / "without.pt", lambda state: state["extra_state"].pop("ema")
+    )
     flags = ("--schedule", "continuous", "--finetune-from-model", without)
     state = train(tmp_path / "next", "--stage", "1", *flags, "--max-update", "5")
     is_average(state, state["model"], 1)
@@ -177,9 +201,15 @@ def test_a_checkpoint_without_an_average_is_one_clear_line(start, stream, averag
     average = ("--weights", "average", "--out", tmp_path / "out")
     for command in (("evaluate", stream, "--path", plain), ("export", plain)):
         error = start(*command, *average).wait().error
-        assert error == f"{plain} has no weight average: train with --store-ema, or leave --weights out"
+        assert (
+            error
+            == f"{plain} has no weight average: train with --store-ema, or leave --weights out"
+        )
     untrained = ("--untrained", "--arch", "switch_gmoe_tiny")
-    assert "an untrained model has no average" in start("evaluate", stream, *untrained, *average).wait().error
+    assert (
+        "an untrained model has no average"
+        in start("evaluate", stream, *untrained, *average).wait().error
+    )
     none = start("export", plain, "--weights", "last:0", "--out", tmp_path / "out").wait()
     assert "last:0: give trained, average, or last:K such as last:8" in none.error
     assert not (tmp_path / "out").exists()
@@ -188,7 +218,10 @@ def test_a_checkpoint_without_an_average_is_one_clear_line(start, stream, averag
 @pytest.mark.parametrize("flags", [("--ema-poly", "4"), ("--store-ema", "--ema-poly", "-1")])
 def test_a_wrong_polynomial_average_is_one_clear_line(flags, start, stream, tiny, tmp_path):
     done = start("train", stream, *tiny, *flags, "--save-dir", tmp_path / "run").wait()
-    assert (done.code, done.error) == (2, f"--ema-poly {flags[-1]}: give a number from 0, and --store-ema")
+    assert (done.code, done.error) == (
+        2,
+        f"--ema-poly {flags[-1]}: give a number from 0, and --store-ema",
+    )
     assert not list(tmp_path.rglob("*.pt"))
 
 
@@ -208,5 +241,7 @@ def test_the_mean_of_the_last_checkpoints_is_evaluated(evaluate, train, tmp_path
     found = evaluate("--path", save / "checkpoint_best.pt", "--weights", "last:3")["nll"]
     assert found == pytest.approx(evaluate("--path", out)["nll"], rel=1e-6)
     flags = "--save-interval-updates N --keep-interval-updates 9"
-    with pytest.raises(UserError, match=f"{out.parent} has 1 checkpoints to average: train with {flags}"):
+    with pytest.raises(
+        UserError, match=f"{out.parent} has 1 checkpoints to average: train with {flags}"
+    ):
         with_weights(str(out), mean, "last:9")

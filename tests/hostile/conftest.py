@@ -74,7 +74,9 @@ class Place:
         ended = self.run(*words)
         self.check(ended)
         assert ended.code == 2, ended
-        lines = [line for line in (ended.out + ended.err).splitlines() if line.startswith("error: ")]
+        lines = [
+            line for line in (ended.out + ended.err).splitlines() if line.startswith("error: ")
+        ]
         assert len(lines) == 1, ended
         return lines[0]
 
@@ -87,7 +89,12 @@ def dense(stream, imported, tmp_path_factory) -> Path:
     judge.preload(COMMANDS)
     cfg = config_of(stream, *DENSE.split())
     model = tasks.setup_task(cfg.task).build_model(cfg.model)
-    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 1}
+    history = {
+        "criterion_name": "",
+        "optimizer_name": "",
+        "lr_scheduler_state": {},
+        "num_updates": 1,
+    }
     state = {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),

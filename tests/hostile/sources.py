@@ -48,7 +48,9 @@ def evaluated_settings() -> tuple[set[str], set[str]]:
         if name_of(call.func) == "add_argument":
             kinds = [keyword.value for keyword in call.keywords if keyword.arg == "type"]
             words = [word.value for word in call.args if isinstance(word, ast.Constant)]
-            evaluates = [kind for kind in kinds for node in ast.walk(kind) if name_of(node) in EVALUATING]
+            evaluates = [
+                kind for kind in kinds for node in ast.walk(kind) if name_of(node) in EVALUATING
+            ]
             if evaluates:
                 names.add(words[-1].removeprefix("--").replace("-", "_"))
         elif name_of(call.func) in EVALUATING and call.args:

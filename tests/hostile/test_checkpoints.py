@@ -48,7 +48,11 @@ def attention(state, place):
 
 def old_settings(state, place):
     args = OrderedDict()
-    given = state["cfg"]["model"] | {"arch": "transformer_lm", "task": "alma_lm", "data": str(place.stream)}
+    given = state["cfg"]["model"] | {
+        "arch": "transformer_lm",
+        "task": "alma_lm",
+        "data": str(place.stream),
+    }
     vars(args).update(given | {"character_embeddings": True, "character_filters": place.code})
     state["args"] = args
 
@@ -66,7 +70,9 @@ def nested(state, place):
 
 
 def meter(state, place):
-    state["extra_state"]["metrics"] = {"default": [[1, "x", "MetersDict", {}], [1, "x", "__import__", {}]]}
+    state["extra_state"]["metrics"] = {
+        "default": [[1, "x", "MetersDict", {}], [1, "x", "__import__", {}]]
+    }
 
 
 def other_object(state, place):
@@ -144,7 +150,9 @@ def test_old_settings_are_refused_before_they_are_converted(place, reader):
 @pytest.mark.parametrize("flag", ["--user-dir", "--help"])
 def test_a_value_of_init_is_no_flag(place, flag):
     value = f"{flag}={place.own_code()}"
-    path = place.tampered("init.pt", lambda state: state["cfg"]["model"].update(activation_fn=value))
+    path = place.tampered(
+        "init.pt", lambda state: state["cfg"]["model"].update(activation_fn=value)
+    )
     error = place.refused("fairseq-train", place.stream, "--task", "alma_lm", "--init", path)
     assert "could pass for a flag" in error
 
@@ -165,13 +173,22 @@ def test_the_sound_checkpoint_is_evaluated_and_its_user_dir_forgotten(place):
 
 
 def test_counts_that_are_missing_are_one_line(place):
-    path = place.tampered("mine.pt", lambda state: state["extra_state"]["AlmaLMTask"].pop("train_tokens"))
+    path = place.tampered(
+        "mine.pt", lambda state: state["extra_state"]["AlmaLMTask"].pop("train_tokens")
+    )
     error = place.refused("evaluate", place.stream, "--path", path, "--cpu", "--out", "result.json")
     assert "train_tokens" in error
 
 
 def test_literals_of_fairseqs_own_models_are_read():
-    for layers in ("[(1268, 4)] * 13", "[(850, 6)] * 3 + [(850, 1)] * 1", "10000,20000", "False", "-1", ""):
+    for layers in (
+        "[(1268, 4)] * 13",
+        "[(850, 6)] * 3 + [(850, 1)] * 1",
+        "10000,20000",
+        "False",
+        "-1",
+        "",
+    ):
         saved_config.check_literal(layers)
     for layers in (
         "print()",

@@ -72,7 +72,11 @@ def test_nothing_is_written_through_a_link(place, run, kind):
     path = place.work / name
     path.parent.mkdir(parents=True, exist_ok=True)
     link(path, place.victim)
-    given = {"stream": place.stream, "checkpoint": place.checkpoint, "corpus": place.work / "corpus"}
+    given = {
+        "stream": place.stream,
+        "checkpoint": place.checkpoint,
+        "corpus": place.work / "corpus",
+    }
     error = place.refused(*words.format(**given).split())
     assert path.name in error
     assert "delete it" in error
@@ -85,7 +89,9 @@ def test_files_of_a_linked_work_directory_stay(place):
     elsewhere.mkdir(parents=True)
     (place.work / "out").mkdir()
     (place.work / "out/.work-0123456789abcdef").symlink_to(elsewhere.parent)
-    words = "data text=corpus --out out --mega-batches 1 --words 100 --valid-words 9 --vocab-size 300"
+    words = (
+        "data text=corpus --out out --mega-batches 1 --words 100 --valid-words 9 --vocab-size 300"
+    )
     assert "a link in place of a work directory" in place.refused(*words.split())
     assert elsewhere.exists()
 
@@ -175,7 +181,9 @@ def test_a_marker_names_a_checkpoint_inside_its_folder(place, run, checkpoint):
     stage = run / "stage_00"
     stage.mkdir()
     (stage / "result.json").write_text('{"training": [{}]}')
-    (stage / "trained.json").write_text(json.dumps({"checkpoint": checkpoint} if checkpoint else {}))
+    (stage / "trained.json").write_text(
+        json.dumps({"checkpoint": checkpoint} if checkpoint else {})
+    )
     assert "stage_00/trained.json: damaged" in place.refused("export", run, "--out", "exported")
 
 
@@ -230,7 +238,11 @@ def test_a_dry_run_imports_no_user_dir_and_shows_programs(place, monkeypatch, ca
         return json.dumps([{"arch": "x", "settings": {}} for _ in asked[-1]])
 
     monkeypatch.setattr(children, "ask", ask)
-    text = {"learner": "sm", "stream": str(place.stream), "flags": {"user-dir": str(place.own_code())}}
+    text = {
+        "learner": "sm",
+        "stream": str(place.stream),
+        "flags": {"user-dir": str(place.own_code())},
+    }
     file = place.work / "hostile.yaml"
     file.write_text(yaml.safe_dump(text))
     request.resolved(request.read_requests([str(file), "--dry-run"]), without_code=True)
@@ -264,7 +276,14 @@ def test_a_command_line_evaluates_no_text(place, flag, arch):
 def test_an_index_of_weights_stays_in_its_folder(place):
     folder = place.work / "gpt2"
     folder.mkdir()
-    sizes = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 8, "vocab_size": 9, "eos_token_id": 0}
+    sizes = {
+        "n_layer": 1,
+        "n_head": 1,
+        "n_embd": 8,
+        "n_positions": 8,
+        "vocab_size": 9,
+        "eos_token_id": 0,
+    }
     (folder / "config.json").write_text(json.dumps(sizes | {"model_type": "gpt2"}))
     index = {"weight_map": {"wte.weight": "../../precious/victim.txt"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -301,7 +320,9 @@ def test_a_packed_file_has_the_bytes_that_its_header_tells(place):
     ):
         with gzip.open(raw / name, "wb", compresslevel=1) as file:
             file.write(b"\0\0\x08\x03" + struct.pack(">3I", *sizes) + content)
-        assert name in place.refused("images", "--dataset", "mnist", "--data-root", "data", "--out", "run")
+        assert name in place.refused(
+            "images", "--dataset", "mnist", "--data-root", "data", "--out", "run"
+        )
 
 
 def test_reports_hold_no_markup_and_no_formula(place):

@@ -21,7 +21,9 @@ from pathlib import Path
 
 from tests.slurm.supervisor import descendants, read_proc
 
-FINAL = set("BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT".split())
+FINAL = set(
+    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT".split()
+)
 """Final states; a preempted job ends only with --no-requeue."""
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -94,7 +96,9 @@ class Cluster:
         (self.root / "munge.key").write_bytes(os.urandom(128))
         (self.root / "state").mkdir()
         (self.root / "spool").mkdir()
-        gpus = "".join(f"Name=gpu Type=fake File={self.root}/fake{index}\n" for index in range(GPUS))
+        gpus = "".join(
+            f"Name=gpu Type=fake File={self.root}/fake{index}\n" for index in range(GPUS)
+        )
         for index in range(GPUS):
             (self.root / f"fake{index}").symlink_to("/dev/null")  # slurmd requires device files
         (self.root / "gres.conf").write_text(gpus)
@@ -102,7 +106,8 @@ class Cluster:
         (self.root / "slurm.conf").write_text("\n".join(self._configuration()) + "\n")
         munged = ["munged", "--foreground", f"--key-file={self.root}/munge.key"]
         munged += [
-            f"--{name}={self.root}/munge.{name}" for name in ("socket", "pid-file", "log-file", "seed-file")
+            f"--{name}={self.root}/munge.{name}"
+            for name in ("socket", "pid-file", "log-file", "seed-file")
         ]
         munged += ["--force"] if os.geteuid() == 0 else []  # it refuses to run as root
         self._spawn(munged, lambda: stat.S_ISSOCK((self.root / "munge.socket").stat().st_mode))
@@ -130,7 +135,9 @@ class Cluster:
                 pass  # not yet
             # the supervisor reaps it
             if not process.exists() or time.monotonic() > deadline:
-                raise RuntimeError(f"{argv[0]} is not ready:\n{log.read_text(errors='replace')[-2000:]}")
+                raise RuntimeError(
+                    f"{argv[0]} is not ready:\n{log.read_text(errors='replace')[-2000:]}"
+                )
             time.sleep(0.02)
 
     def _configuration(self) -> Iterator[str]:
@@ -199,7 +206,11 @@ class Cluster:
     def states(self, *job_ids: object) -> dict[str, str]:
         """State of each job, and of each element of an array (`ID_INDEX`)."""
         wanted = {str(job_id) for job_id in job_ids}
-        jobs = {key: job for key, job in self.jobs().items() if key in wanted or key.split("_")[0] in wanted}
+        jobs = {
+            key: job
+            for key, job in self.jobs().items()
+            if key in wanted or key.split("_")[0] in wanted
+        }
         if unknown := wanted - set(jobs) - {key.split("_")[0] for key in jobs}:
             raise KeyError(f"no such job: {', '.join(sorted(unknown))}")
         return {key: job["JobState"] for key, job in jobs.items()}
@@ -225,7 +236,10 @@ class Cluster:
         while not condition():
             if time.monotonic() > deadline:
                 names = ("JobState", "Reason", "NodeList", "Restarts")
-                jobs = [f"{key} {' '.join(job[name] for name in names)}" for key, job in self.jobs().items()]
+                jobs = [
+                    f"{key} {' '.join(job[name] for name in names)}"
+                    for key, job in self.jobs().items()
+                ]
                 log = (self.root / "slurmctld.out").read_text(errors="replace")[-2000:]
                 raise TimeoutError("\n".join([f"not so after {timeout} s", *jobs, log]))
             time.sleep(0.05)
@@ -242,7 +256,9 @@ class Cluster:
     def _node_states(self, *nodes: str) -> list[str]:
         """States of the given or of all nodes, marked (as in "idle*") while a node does not answer."""
         chosen = [f"--nodes={','.join(nodes)}"] if nodes else []
-        return self.run("sinfo", "--noheader", "--Node", "--partition=main", "--format=%t", *chosen).split()
+        return self.run(
+            "sinfo", "--noheader", "--Node", "--partition=main", "--format=%t", *chosen
+        ).split()
 
     def steps(self, job_id: object, step: str) -> list[int]:
         """Process ids of slurmstepd for a `step` ("batch", "0") of a job or element."""

@@ -39,7 +39,9 @@ class Launcher:
     run_name: str = "run"
 
     def start(self, *words: str, flags: tuple[str, ...] = FLAGS) -> subprocess.Popen:
-        return self.start_words(self.data, "--learner", self.learner, "--out", "run", *words, "--", *flags)
+        return self.start_words(
+            self.data, "--learner", self.learner, "--out", "run", *words, "--", *flags
+        )
 
     def start_words(
         self, *words: str, program: Sequence[str] = ("-m", "slurm.launch"), **options

@@ -69,7 +69,9 @@ RUNNING = "".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1 20 8_0 8_1
 
 def entry(name: str, marker: str, job: str | None, *needs: str, **changes: object) -> dict:
     """A job of jobs.json; `needs` are markers."""
-    kind = {"untrained.json": "untrained", "result.json": "evaluate"}.get(Path(marker).name, "train")
+    kind = {"untrained.json": "untrained", "result.json": "evaluate"}.get(
+        Path(marker).name, "train"
+    )
     made = {"name": name, "kind": kind, "marker": marker, "job": job, "needs": needs}
     made["updates"] = 400 if kind == "train" else None
     return made | {"log": job and f"{os.getcwd()}/jobs/{job}.out"} | changes

@@ -41,7 +41,9 @@ def jobs(run: str) -> dict[str, str]:
     return {job.name: job.job_id for job in queue.read_jobs(queue.find([run])[0])}
 
 
-def test_shared_trainings_are_left_unless_all_their_runs_are_given(cluster, launched, monkeypatch, capsys):
+def test_shared_trainings_are_left_unless_all_their_runs_are_given(
+    cluster, launched, monkeypatch, capsys
+):
     def say(*words: str) -> list[str]:
         assert call(cancel.main, monkeypatch, "sm", *words) == 0
         return capsys.readouterr().out.splitlines()
@@ -57,7 +59,9 @@ def test_shared_trainings_are_left_unless_all_their_runs_are_given(cluster, laun
     said = say("--dry-run")
     assert said[:4] == [*(f"sm: {name} (job id {sm[name]})" for name in ("untrained", *EVALUATIONS)),
                         "would cancel 3 jobs"]  # fmt: skip
-    assert said[4].startswith("left are these, because other runs wait for them; give these runs too ")
+    assert said[4].startswith(
+        "left are these, because other runs wait for them; give these runs too "
+    )
     assert said[5:7] == [f"  sm: {name} (job id {sm[name]})" for name in STAGES]
     assert {re.search(r"ens: (.*) \(job", line)[1] for line in said[7:]} == waiting
     assert live("sm") == sm.keys()
@@ -82,7 +86,12 @@ def test_a_relaunch_cancels_jobs_whose_needed_job_of_another_run_is_gone(cluster
     launched()
     after = jobs("sm") | {f"ens {name}": job_id for name, job_id in jobs("ens").items()}
     kept = {name for name in after if after[name] == before[name]}
-    assert kept == {"untrained", "ens untrained", "ens stage 0, member 2 of 2", "ens stage 1, member 2 of 2"}
+    assert kept == {
+        "untrained",
+        "ens untrained",
+        "ens stage 0, member 2 of 2",
+        "ens stage 1, member 2 of 2",
+    }
     waiting = squeue.ask([after["ens stage 0, member 1 of 2"]])
     assert [state.waits_for for state in waiting.values()] == [{after["stage 0"]}]
     old = [before[name] for name in before.keys() - kept]

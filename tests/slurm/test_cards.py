@@ -54,7 +54,14 @@ def test_not_on_a_cpu(launcher, torch):
     ("capability", "lines"),
     [
         ("7.0", [LINE]),
-        ("6.1", [LINE.replace("V100 cards (compute capability 7.0)", "cards of compute capability 6.1")]),
+        (
+            "6.1",
+            [
+                LINE.replace(
+                    "V100 cards (compute capability 7.0)", "cards of compute capability 6.1"
+                )
+            ],
+        ),
         ("9.0", []),
         ("[N/A]", []),
     ],

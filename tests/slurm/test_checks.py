@@ -26,13 +26,25 @@ GMOE = ["--learner", "gmoe"]
         (["--members", "2"], "--members needs --learner ens or umix, not sm"),
         (["--learner", "ens", "--members", "0"], "--members 0: at least 1"),
         (["--learner", "gens", "--from-scratch"], "gens trains new models in every stage"),
-        (["--learner", "umix", "--", "--arch", "transformer_lm"], "transformer_lm: umix needs experts"),
+        (
+            ["--learner", "umix", "--", "--arch", "transformer_lm"],
+            "transformer_lm: umix needs experts",
+        ),
         (["--update-multiplier", "2", "--", "--max-update", "0"], "multiplies --max-update"),
         (["--schedule", "continuous", "--learner", "gens"], "continuous: gens trains new models"),
-        (["--schedule", "continuous", "--from-scratch"], "continuous: --from-scratch trains new models"),
-        ([*GMOE, "--schedule", "continuous", "--grow-optimizer", "reset"], "continuous keeps the optimizer"),
+        (
+            ["--schedule", "continuous", "--from-scratch"],
+            "continuous: --from-scratch trains new models",
+        ),
+        (
+            [*GMOE, "--schedule", "continuous", "--grow-optimizer", "reset"],
+            "continuous keeps the optimizer",
+        ),
         *(
-            (["--schedule", "continuous", "--", *words], f"{words[0]}: --schedule continuous sets the rate")
+            (
+                ["--schedule", "continuous", "--", *words],
+                f"{words[0]}: --schedule continuous sets the rate",
+            )
             for words in (["--lr-scheduler", "polynomial_decay"], ["--total-num-update", "600"])
         ),
         (["--", "--finetune-from-model", "x"], "stage 0 starts a new model, each later stage"),
@@ -46,10 +58,16 @@ GMOE = ["--learner", "gmoe"]
         (["--replay-share", "1"], "--replay-share 1.0: a share"),
         (["--replay-share", ".5", "--replay"], "leave out --replay or --replay-share"),
         (["--replay-from", "recent"], "--replay-from recent needs --replay-share"),
-        (["--average", "1"], "1 is no average: give a decay below 1 such as .95, or poly:ETA such as poly:8"),
+        (
+            ["--average", "1"],
+            "1 is no average: give a decay below 1 such as .95, or poly:ETA such as poly:8",
+        ),
         (["--average", ".9", "--", "--ema-decay", ".5"], "--ema-decay: --average 0.9 sets it"),
         (["--average", "last:3", "--", "--keep-interval-updates", "2"], "--average last:3 sets it"),
-        (["--average", "last:3", "--", "--max-update", "90"], "give --save-interval-updates 30 or less"),
+        (
+            ["--average", "last:3", "--", "--max-update", "90"],
+            "give --save-interval-updates 30 or less",
+        ),
         (["--average", "last:3", "--", "--save-interval-updates", "0"], "-updates 40000 or less"),
         (["--stages", "0"], "--stages 0: at least 1"),
         (["--size", "small"], "--size and --stream are for experiments"),
@@ -73,7 +91,9 @@ def test_refused(words, message):
 
 
 def test_a_name_without_a_folder_may_be_meant_as_an_experiment(tmp_path):
-    with pytest.raises(UserError, match="experiments/table2: no such stream; .*experiments/table2.yaml$"):
+    with pytest.raises(
+        UserError, match="experiments/table2: no such stream; .*experiments/table2.yaml$"
+    ):
         read_requests(["experiments/table2"])
     with pytest.raises(UserError, match="give --learner"):
         read_requests([str(tmp_path)])
@@ -99,7 +119,9 @@ def test_the_anytime_preset_leaves_chosen_options_and_contradicts_none(learner, 
     check(request)
     goes_on = "from_scratch" not in changed(plain) and learner != "gens"
     assert request.replay_share == (0 if words[:1] in (["--replay"], ["--replay-share"]) else 0.5)
-    assert request.schedule == (plain.schedule if "--schedule" in words or not goes_on else "continuous")
+    assert request.schedule == (
+        plain.schedule if "--schedule" in words or not goes_on else "continuous"
+    )
     assert request.average == ("poly:8" if goes_on and "--schedule" not in words else 0)
 
 

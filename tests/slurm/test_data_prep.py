@@ -35,7 +35,8 @@ def corpus(tmp_path) -> Path:
     for file in range(40):
         texts = [
             " ".join(
-                syllables[(file * 7 + n * n + k * k) % 60] + syllables[(n + k * file) % 60] for k in range(9)
+                syllables[(file * 7 + n * n + k * k) % 60] + syllables[(n + k * file) % 60]
+                for k in range(9)
             )
             for n in range(25)
         ]
@@ -53,7 +54,9 @@ def start(cluster, corpus: Path, out: Path, *options: str) -> subprocess.Popen:
 def digests(out: Path) -> dict[str, str]:
     stream = Stream.load(out)
     stream.check(stream.parts)
-    listed = {name: info.sha256 for item in [stream, *stream.parts] for name, info in item.files.items()}
+    listed = {
+        name: info.sha256 for item in [stream, *stream.parts] for name, info in item.files.items()
+    }
     found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert found - {LOCK} == {*listed, "stream.json"}
     return listed
@@ -96,15 +99,21 @@ def test_a_refused_submission_leaves_no_jobs(slurm, tmp_path, monkeypatch):
 
 
 def test_a_share_that_fails_or_is_interrupted_leaves_no_jobs(cluster, corpus, tmp_path):
-    _, err = finish(start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--partition", "none"), 2)
+    _, err = finish(
+        start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--partition", "none"), 2
+    )
     assert "sbatch refused alma-scan: " in err
     assert "; fix this and rerun the command" in err
     assert "--dry-run" not in err, "it is no flag of alma data"
     text = corpus / "07.txt"
     text.write_bytes(text.read_bytes() + b"\xff\n")
-    _, err = finish(start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--nodes", "2"), 2)
+    _, err = finish(
+        start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--nodes", "2"), 2
+    )
     assert "--nodes and --tasks-per-node: a share of a stage is one task" in err
-    _, err = finish(start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--workers", "2"), 2)
+    _, err = finish(
+        start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--workers", "2"), 2
+    )
     assert f"{text}: not UTF-8 at byte" in err
     assert "; log: " in err
     text.write_bytes(text.read_bytes()[:-2])
@@ -112,7 +121,9 @@ def test_a_share_that_fails_or_is_interrupted_leaves_no_jobs(cluster, corpus, tm
     cluster.run("scontrol", "update", "partitionname=main", "state=down")
     try:
         waiting = start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--workers", "2")
-        cluster.until(lambda: "PENDING" in {job["JobState"] for job in cluster.jobs().values()}, timeout=60)
+        cluster.until(
+            lambda: "PENDING" in {job["JobState"] for job in cluster.jobs().values()}, timeout=60
+        )
         waiting.send_signal(signal.SIGTERM)
         assert waiting.wait(30) == 143
         assert "PENDING" not in {job["JobState"] for job in cluster.jobs().values()}

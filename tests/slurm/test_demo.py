@@ -35,8 +35,12 @@ def demo(place, **environment):
     (place / "bin/alma").write_text(ALMA)
     (place / "bin/alma").chmod(0o755)
     everything = os.environ | {"PATH": f"{place}/bin:{os.environ['PATH']}"} | environment
-    done = subprocess.run(["sh", SCRIPT, "a b"], cwd=place, env=everything, capture_output=True, text=True)
-    return done.returncode, [json.loads(line) for line in (place / "words").read_text().splitlines()]
+    done = subprocess.run(
+        ["sh", SCRIPT, "a b"], cwd=place, env=everything, capture_output=True, text=True
+    )
+    return done.returncode, [
+        json.loads(line) for line in (place / "words").read_text().splitlines()
+    ]
 
 
 def test_the_programs_accept_the_commands(monkeypatch, tmp_path):
@@ -56,7 +60,8 @@ def test_the_programs_accept_the_commands(monkeypatch, tmp_path):
     sweeps = [read_sections(vision_parser(), line[1:])[0] for line in middle if line[0] == "images"]
     counts = {sweep.out: len(jobs_of(sweep)) for sweep in sweeps}
     assert counts == {
-        Path("a b/runs", name): n for name, n in (("digits", 8), ("digits_anytime", 2), ("drift", 4))
+        Path("a b/runs", name): n
+        for name, n in (("digits", 8), ("digits_anytime", 2), ("drift", 4))
     }
     assert report == ["report", "a b/runs", "--out", "a b/report"]
 

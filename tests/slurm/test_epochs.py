@@ -35,7 +35,9 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(("batch_size", "multiple"), [(8, 8), (24, 8), (16, 4), (3, 1), (5, 8), (8, 1)])
+@pytest.mark.parametrize(
+    ("batch_size", "multiple"), [(8, 8), (24, 8), (16, 4), (3, 1), (5, 8), (8, 1)]
+)
 def test_batches_are_fairseqs(batch_size, multiple):
     from fairseq.data.data_utils import batch_by_size
 
@@ -59,7 +61,9 @@ def test_updates_counted_by_hand():
     schedule = stages(3)
 
     def lengths(replay=False, share=0.0, **flags):
-        settings = SETTINGS | {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+        settings = SETTINGS | {
+            f"--{name.replace('_', '-')}": value for name, value in flags.items()
+        }
         return [length_of(settings, sizes, stage, replay, share) for stage in schedule]
 
     plain = lengths()
@@ -80,7 +84,9 @@ def sizes_of(stream) -> list[int]:
 
 
 def test_a_dry_run_has_the_updates_of_the_epochs(launcher):
-    out = launcher.run("--dry-run", flags=(*SMALL, *"--tokens-per-sample 2 --max-epoch 3".split()))[1]
+    out = launcher.run("--dry-run", flags=(*SMALL, *"--tokens-per-sample 2 --max-epoch 3".split()))[
+        1
+    ]
     sizes = sizes_of(launcher.folder / "stream")
     settings = SETTINGS | {"--tokens-per-sample": 2, "--update-freq": [3], "--max-epoch": 3}
     lengths = [length_of(settings, sizes, stage, False, 0) for stage in stages(len(sizes))]
@@ -96,7 +102,9 @@ def test_a_plan_by_epochs(stream):
 
     def planned(*words: str):
         flags = (*TINY, "--max-epoch", "2")
-        (request,) = read_requests([str(stream), "--learner", "sm", "--out", "R", *words, "--", *flags])
+        (request,) = read_requests(
+            [str(stream), "--learner", "sm", "--out", "R", *words, "--", *flags]
+        )
         request = place(request, CPU)
         return make_plan(replace(request, sizes=megabatch_sizes(request)), len(sizes))
 

@@ -28,23 +28,39 @@ TINY = """
 
 
 def estimated(
-    *words: str, flags: str = "", vocabulary: int | None = 10, machine: Machine = CPU, out: Path | str = "R"
+    *words: str,
+    flags: str = "",
+    vocabulary: int | None = 10,
+    machine: Machine = CPU,
+    out: Path | str = "R",
 ) -> Estimate:
     """Estimate of a run on 4 mega-batches with TINY and `flags`."""
     words = words if "--learner" in words else ("--learner", "sm", *words)
     return of_words(
-        "S", "--out", str(out), *words, "--", *TINY, *flags.split(), vocabulary=vocabulary, machine=machine
+        "S",
+        "--out",
+        str(out),
+        *words,
+        "--",
+        *TINY,
+        *flags.split(),
+        vocabulary=vocabulary,
+        machine=machine,
     )
 
 
-def of_words(*words: str, vocabulary: int | None, machine: Machine = CPU, megabatches: int = 4) -> Estimate:
+def of_words(
+    *words: str, vocabulary: int | None, machine: Machine = CPU, megabatches: int = 4
+) -> Estimate:
     (request,) = read_requests(words)
     return estimate(make_plan(place(request, machine), megabatches), vocabulary, machine)
 
 
 def totals(made: Estimate) -> list[int | None]:
     """Updates, tokens and FLOPs of all trainings."""
-    return [total(getattr(cost, name) for cost in made.costs) for name in ("updates", "tokens", "flops")]
+    return [
+        total(getattr(cost, name) for cost in made.costs) for name in ("updates", "tokens", "flops")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +70,14 @@ def totals(made: Estimate) -> list[int | None]:
         (["--learner", "ens", "--members", "3"], "4@3", 3 * 3704, 120, 15360, 15360 * 3 * 3360),
         (["--learner", "umix"], "4@2", 2 * 3704, 40, 5120, 2 * 5120 * 3 * 3360),
         (["--learner", "gens"], "4@4", 4 * 3704, 40, 5120, 5120 * 3 * 3360),
-        (["--learner", "gmoe"], "4->10", 1464 + 10 * 560, 40, 5120, 1280 * 3 * (4 * 3296 + 16 * 28)),
+        (
+            ["--learner", "gmoe"],
+            "4->10",
+            1464 + 10 * 560,
+            40,
+            5120,
+            1280 * 3 * (4 * 3296 + 16 * 28),
+        ),
         (["--update-multiplier", "3", "--waiting-time", "2"], "4", 3704, 60, 7680, 7680 * 3 * 3360),
     ],
 )
@@ -65,7 +88,8 @@ def test_counts_match_those_by_hand(words, experts, parameters, updates, tokens,
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("sm4", 63.8), ("sm8", 89.0), ("sm12", 114.2), ("gmoe", 114.2), ("ens2", 127.6)]
+    ("name", "millions"),
+    [("sm4", 63.8), ("sm8", 89.0), ("sm12", 114.2), ("gmoe", 114.2), ("ens2", 127.6)],
 )
 def test_the_base_size_matches_the_paper(name, millions):
     made = of_words(TABLE2, f"runs={name}_w1", vocabulary=50_260, machine=V100S)
@@ -98,7 +122,12 @@ def test_unknown_costs_are_question_marks():
     shapeless = estimated(vocabulary=without_dictionary, machine=unknown)
     endless = estimated(flags="--max-update 0")
     assert totals(endless) == [None] * 3
-    assert other.parameters is shapeless.parameters is estimated(flags="--moe-freq 0").parameters is None
+    assert (
+        other.parameters
+        is shapeless.parameters
+        is estimated(flags="--moe-freq 0").parameters
+        is None
+    )
     check([other, shapeless])
     assert table([other, endless]).splitlines()[-1].split() == ["total", "?", "?", "?"]
 
@@ -107,7 +136,17 @@ def test_a_dense_model_is_counted_by_hand():
     """L 6, D 512, F 2048, V 10 + 4: without learned positions, with and without tied embeddings."""
     layers = 6 * (4 * (512**2 + 512) + 2 * 512 * 2048 + 2048 + 512 + 4 * 512)
     for flags, own in (("", 2), ("--share-decoder-input-output-embed", 1)):
-        words = ["S", "--learner", "sm", "--out", "R", "--", "--arch", "transformer_lm", *flags.split()]
+        words = [
+            "S",
+            "--learner",
+            "sm",
+            "--out",
+            "R",
+            "--",
+            "--arch",
+            "transformer_lm",
+            *flags.split(),
+        ]
         made = of_words(*words, vocabulary=10)
         assert made.parameters == layers + own * 14 * 512  # post-LN: no last norm
         assert (made.experts, made.costs[0].shape.switch_layers) == ("-", 0)
@@ -188,7 +227,10 @@ def test_expert_parallelism_and_chunked_logits_save_memory():
     ("flags", "gigabytes"),
     [
         ("switch_gmoe_tiny --tokens-per-sample 128 --batch-size 8", 1.125),
-        ("switch_gmoe_tiny --decoder-embed-dim 256 --tokens-per-sample 128 --max-tokens 2048", 1.347),
+        (
+            "switch_gmoe_tiny --decoder-embed-dim 256 --tokens-per-sample 128 --max-tokens 2048",
+            1.347,
+        ),
         ("switch_gmoe_base --tokens-per-sample 512 --batch-size 2", 1.959),
         ("switch_gmoe_base --tokens-per-sample 512 --batch-size 2 --members 2", 2.929),
         ("SWITCHLESS", 1.977),
@@ -211,9 +253,24 @@ def test_memory_is_near_that_of_fairseq_train(flags, gigabytes):
 @pytest.mark.parametrize(
     ("flags", "machine", "message", "larger"),
     [
-        ("--batch-size 800000", Machine((), 10**10), "this machine has free 10.0 GB: .* --batch", (10**13,)),
-        ("--cpu --distributed-world-size 9", Machine((), 8 * 10**9), "9.0 GB of memory for 9 pro", (10**10,)),
-        ("--batch-size 800000", ONE_GPU, "a GPU here has 8.0 GB: .*--checkpoint-activations or --fp16", ()),
+        (
+            "--batch-size 800000",
+            Machine((), 10**10),
+            "this machine has free 10.0 GB: .* --batch",
+            (10**13,),
+        ),
+        (
+            "--cpu --distributed-world-size 9",
+            Machine((), 8 * 10**9),
+            "9.0 GB of memory for 9 pro",
+            (10**10,),
+        ),
+        (
+            "--batch-size 800000",
+            ONE_GPU,
+            "a GPU here has 8.0 GB: .*--checkpoint-activations or --fp16",
+            (),
+        ),
         ("--fp16", CPU, "--fp16 needs a GPU, and this machine has none", ()),
     ],
 )

@@ -54,7 +54,11 @@ def test_a_program_that_fails_is_one_line_and_the_rerun_goes_on(tmp_path, code, 
     assert (run.out / "stage_00/train.log").read_text() == trained
 
 
-@pytest.mark.parametrize("line", ["", "{}", "[1]", '{"a": [1]}', '{"a": "1"}', '{"a": NaN}', '{"a": 1e999}'])
+@pytest.mark.parametrize(
+    "line", ["", "{}", "[1]", '{"a": [1]}', '{"a": "1"}', '{"a": NaN}', '{"a": 1e999}']
+)
 def test_a_line_that_is_no_object_of_numbers(tmp_path, line):
-    with pytest.raises(UserError, match="scores.log: its last line is no JSON object of numbers such as"):
+    with pytest.raises(
+        UserError, match="scores.log: its last line is no JSON object of numbers such as"
+    ):
         read_scores(line.encode(), tmp_path / "scores.log")

@@ -86,7 +86,18 @@ def test_the_command_line_overrides_files(folder):
     assert (fixed.replay, fixed.stream, grown.replay) == (True, "stream", False)
     flags = {"--max-update": "3", "--lr": "2e-3", "--moe-expert-count": "8"}
     assert fixed.flags == {name: [f"{name}={value}"] for name, value in flags.items()}
-    words = ["set.yaml", "--size", "tiny", "--seed", "5", "--stream", "x", "--", "--max-update", "7"]
+    words = [
+        "set.yaml",
+        "--size",
+        "tiny",
+        "--seed",
+        "5",
+        "--stream",
+        "x",
+        "--",
+        "--max-update",
+        "7",
+    ]
     grown, fixed = read_requests(words)
     assert [str(one.out) for one in (fixed, grown)] == ["runs/set/fixed_tiny", "runs/set/grow_tiny"]
     assert {(one.seed, one.waiting_time, one.stream) for one in (fixed, grown)} == {(5, 2, "x")}
@@ -96,7 +107,15 @@ def test_the_command_line_overrides_files(folder):
 
 
 def test_key_value_overrides_all_files_and_flags_override_key_value(folder):
-    words = ["set.yaml", "max-update=9", "replay=false", "--stages", "2", "waiting-time=3", "seed=4"]
+    words = [
+        "set.yaml",
+        "max-update=9",
+        "replay=false",
+        "--stages",
+        "2",
+        "waiting-time=3",
+        "seed=4",
+    ]
     words += ["size=tiny", "runs=fixed,grow"]
     found = read_requests(words)
     for one in found:
@@ -107,7 +126,9 @@ def test_key_value_overrides_all_files_and_flags_override_key_value(folder):
     found = read_requests([*words, "cpu=false", "--seed", "5", "--", "--max-update", "7"])
     assert {(one.seed, one.settings["--max-update"]) for one in found} == {(5, 7)}
     assert found[0].flags.keys() == {"--max-update"}
-    (one,) = read_requests(["set.yaml", "runs=fixed", "lr=", "max-update=3"])  # without a value: left out
+    (one,) = read_requests(
+        ["set.yaml", "runs=fixed", "lr=", "max-update=3"]
+    )  # without a value: left out
     assert one.flags.keys() == {"--max-update", "--moe-expert-count"}
 
 
@@ -129,7 +150,13 @@ def outs(*words):
 def test_every_combination_has_a_folder_and_its_settings(folder):
     found = read_requests(["in/tuned.yaml", "lr=2e-4,1e-3", "--seeds", "0-1"])
     settings = [
-        (request.out.name, request.learner, request.waiting_time, request.flags["--lr"], request.seed)
+        (
+            request.out.name,
+            request.learner,
+            request.waiting_time,
+            request.flags["--lr"],
+            request.seed,
+        )
         for request in found
     ]
     assert settings == [
@@ -141,7 +168,9 @@ def test_every_combination_has_a_folder_and_its_settings(folder):
     ]
     assert {str(request.out.parent) for request in found} == {"runs/in/tuned"}
     assert all(make_plan(request, 4).stages for request in found)
-    assert outs("in/plain.yaml", "lr=3e-3")[0] == "plain_swept/replay-off_lr-3e-3"  # joins the others
+    assert (
+        outs("in/plain.yaml", "lr=3e-3")[0] == "plain_swept/replay-off_lr-3e-3"
+    )  # joins the others
     assert [request.replay for request in read_requests(["in/plain.yaml", "lr="])] == [False, True]
     there = read_requests(["in/plain.yaml", "lr=", "--out", "there"])
     assert [str(request.out) for request in there] == ["there/replay-off", "there/replay-on"]
@@ -166,32 +195,62 @@ def test_which_commas_separate_values(folder):
     Path("in/tuned.yaml").write_text(TUNED.replace("}", ', adam-betas: "(0.9,0.98)"}'))
     (one,) = read_requests([*words, "adam-betas=(0.9,0.99)"])
     assert one.flags["--adam-betas"] == ["--adam-betas=(0.9,0.99)"]
-    assert outs(*words, "adam-betas=['(0.9,0.98)','(0.8,0.9)']")[1] == f"{prefix}_adam-betas-0.8-0.9"
+    assert (
+        outs(*words, "adam-betas=['(0.9,0.98)','(0.8,0.9)']")[1] == f"{prefix}_adam-betas-0.8-0.9"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
         ("learner: sm", "new.yaml", "give --stream"),
-        ("learner: sm\nsize: huge", "in/new.yaml", "in/new.yaml: huge: no such size; there are: big, swept"),
+        (
+            "learner: sm\nsize: huge",
+            "in/new.yaml",
+            "in/new.yaml: huge: no such size; there are: big, swept",
+        ),
         ("learnr: sm", "new.yaml", "new.yaml: unrecognized arguments: --learnr=sm"),
         ("learner: [sm", "new.yaml", "new.yaml: not YAML"),
         ("sm", "new.yaml", "give options as"),
         ("learner: sm\nflags: fast", "in/new.yaml --size big", "give options, flags and runs as"),
-        ("learner: sm\nruns: {a: {seed: 1}}", "new.yaml runs=b", "new.yaml: no run b; there are: a"),
+        (
+            "learner: sm\nruns: {a: {seed: 1}}",
+            "new.yaml runs=b",
+            "new.yaml: no run b; there are: a",
+        ),
         ("learner: sm\nflags: {seed: 1}", "in/new.yaml --size big", "give --seed before"),
         ("learner: sm\nout: runs/set/fixed_tiny", "set.yaml in/new.yaml --size tiny", "goes to"),
         ("learner: sm", "stream new.yaml", "not both"),
-        ("learner: sm", "set.yaml learnr=ens", "learnr=: neither an option nor .*; did you mean learner"),
+        (
+            "learner: sm",
+            "set.yaml learnr=ens",
+            "learnr=: neither an option nor .*; did you mean learner",
+        ),
         ("learner: sm", "set.yaml dropout=.1", "dropout=: neither .*; give other flags of "),
         ("learner: sm", "set.yaml partition=x", "give --partition on the command line"),
         ("learner: sm", "set.yaml lr=[1", r"lr=\[1: the value is not YAML"),
         ("learner: sm", "stream --out R lr=1", "lr=: key=value overrides experiments"),
         ("", "in/tuned.yaml lr=[]", "key=value: lr: give a value, or a list of values"),
-        ("", "in/tuned.yaml seed=[0,1]", "seed takes one value, .*; several seeds are `seeds: 0-2`"),
-        ("", "in/tuned.yaml grow-experts=[2,2,4]", "folder grow-experts-2; a value with commas needs quotes"),
-        ("", "in/tuned.yaml learner=sm,gmo", "in/tuned.yaml: argument --learner: .*did you mean gmoe"),
-        ("", "in/tuned.yaml lr=1e-3,2e-3 -- --lr 1", "lr is a list: give lr=VALUE in place of --lr"),
+        (
+            "",
+            "in/tuned.yaml seed=[0,1]",
+            "seed takes one value, .*; several seeds are `seeds: 0-2`",
+        ),
+        (
+            "",
+            "in/tuned.yaml grow-experts=[2,2,4]",
+            "folder grow-experts-2; a value with commas needs quotes",
+        ),
+        (
+            "",
+            "in/tuned.yaml learner=sm,gmo",
+            "in/tuned.yaml: argument --learner: .*did you mean gmoe",
+        ),
+        (
+            "",
+            "in/tuned.yaml lr=1e-3,2e-3 -- --lr 1",
+            "lr is a list: give lr=VALUE in place of --lr",
+        ),
     ],
 )
 def test_bad_experiments_are_one_clear_line(folder, text, words, message):
@@ -205,13 +264,18 @@ def test_bad_experiments_are_one_clear_line(folder, text, words, message):
 def test_no_run_lies_in_another_one(folder):
     Path("runs/in/tuned").mkdir(parents=True)
     Path("runs/in/tuned/run.json").touch()
-    with pytest.raises(UserError, match="runs/in/tuned is a single run: give a sweep another --out"):
+    with pytest.raises(
+        UserError, match="runs/in/tuned is a single run: give a sweep another --out"
+    ):
         read_requests(["in/tuned.yaml", "--seeds", "0-1"])
     assert read_requests(["in/tuned.yaml", "--out", "runs/in"])
     single = ["stream", "--learner", "sm", "--out", "runs/in"]
     with pytest.raises(UserError, match="runs/in has runs in folders .*: give --out runs/in/NAME"):
         read_requests(single)
-    assert [request.out.name for request in read_requests([*single, "--seeds", "0-1"])] == ["in_s0", "in_s1"]
+    assert [request.out.name for request in read_requests([*single, "--seeds", "0-1"])] == [
+        "in_s0",
+        "in_s1",
+    ]
 
 
 def test_combinations_are_checked_before_the_first_one_starts(launcher):
@@ -219,7 +283,9 @@ def test_combinations_are_checked_before_the_first_one_starts(launcher):
     (launcher.folder / "tuned.yaml").write_text(TUNED)
 
     def start(*words):
-        process = launcher.start_words("tuned.yaml", "waiting-time=2", "out=runs", *words, "--jobs", "2")
+        process = launcher.start_words(
+            "tuned.yaml", "waiting-time=2", "out=runs", *words, "--jobs", "2"
+        )
         return process.communicate(timeout=60)[1], process.returncode
 
     err, code = start("max-update=2,fast")
@@ -227,7 +293,10 @@ def test_combinations_are_checked_before_the_first_one_starts(launcher):
     assert not (launcher.folder / "runs").exists()
     assert start()[1] == 0
     places = sorted(path.parent for path in (launcher.folder / "runs").glob("*/run.json"))
-    assert [path.name for path in places] == ["learner-gmoe_waiting-time-2", "learner-sm_waiting-time-2"]
+    assert [path.name for path in places] == [
+        "learner-gmoe_waiting-time-2",
+        "learner-sm_waiting-time-2",
+    ]
     assert [len(Run.read(path).rows) for path in places] == [5, 5]
     assert "training" not in start()[0]
 

@@ -23,7 +23,13 @@ def real() -> list:
 
 def test_the_stand_in_answers_like_fairseq(real):
     fake = fake_check()
-    unused = {"--adam-eps", "--clip-norm", "--weight-decay", "--total-num-update", "--warmup-updates"}
+    unused = {
+        "--adam-eps",
+        "--clip-norm",
+        "--weight-decay",
+        "--total-num-update",
+        "--warmup-updates",
+    }
     for line, theirs in zip(LINES, real, strict=False):
         ours = fake.resolve(shlex.split(line))["settings"]
         assert {name: theirs.get(name) for name in ours.keys() - unused} == {

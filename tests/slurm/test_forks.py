@@ -53,9 +53,15 @@ def server(folder) -> Iterator[ForkServer]:
 def start(server: ForkServer, *words: str, name: str = "x", **variables: str) -> Fork:
     """Start `command` with its input and output in files."""
     Path(f"{name}.in").write_text("given")
-    with open(f"{name}.in") as given, open(f"{name}.out", "w") as out, open(f"{name}.err", "w") as err:
+    with (
+        open(f"{name}.in") as given,
+        open(f"{name}.out", "w") as out,
+        open(f"{name}.err", "w") as err,
+    ):
         files = [given.fileno(), out.fileno(), err.fileno()]
-        return server.start(["command", *words], files, {**os.environ, "COLOUR": "red", **variables})
+        return server.start(
+            ["command", *words], files, {**os.environ, "COLOUR": "red", **variables}
+        )
 
 
 def pids(folder: Path) -> list[int]:
@@ -149,7 +155,9 @@ def test_peak_memory_of_a_fork_is_that_of_a_new_process(folder):
     assert start(server).wait() == 0
     server.stop()
     output = subprocess.check_output([sys.executable, "-m", "command"], text=True)
-    (fork, of_fork), (new, of_new) = (map(int, text.split()) for text in (Path("x.out").read_text(), output))
+    (fork, of_fork), (new, of_new) = (
+        map(int, text.split()) for text in (Path("x.out").read_text(), output)
+    )
     assert 1024 * (of_new - of_fork) > 50_000_000
     assert abs(new - fork) < 5_000_000
     assert fork > 40_000_000

@@ -20,7 +20,9 @@ def shapes(folder, weeks):
     random, lines = np.random.RandomState(0), []
     for week in range(1, weeks + 1):
         for i in range(10):
-            x, y, size = (int(random.randint(low, high)) for low, high in ((2, 30), (2, 30), (12, 30)))
+            x, y, size = (
+                int(random.randint(low, high)) for low, high in ((2, 30), (2, 30), (12, 30))
+            )
             image, box, label = (
                 Image.new("RGB", (64, 64)),
                 [x, y, x + size, y + size],
@@ -32,7 +34,12 @@ def shapes(folder, weeks):
             )
             image.save(folder / f"{week}_{i}.png")
             lines.append(
-                {"path": f"{week}_{i}.png", "label": label, "date": f"2026-W{week:02}", "boxes": [box]}
+                {
+                    "path": f"{week}_{i}.png",
+                    "label": label,
+                    "date": f"2026-W{week:02}",
+                    "boxes": [box],
+                }
             )
     (folder / "images.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -84,7 +84,9 @@ def test_a_second_launcher_on_the_same_run_is_refused(launcher):
     first = launcher.start()
     wait_for((launcher.out / "stage_00/train.log").exists)
     _, err = launcher.run(code=2)
-    last = f"error: run: another process is at work here (pid {first.pid} on {socket.gethostname()}); "
+    last = (
+        f"error: run: another process is at work here (pid {first.pid} on {socket.gethostname()}); "
+    )
     assert err.splitlines()[ESTIMATE:] == [f"{last}wait for it or choose another --out"]
     first.terminate()
     first.communicate(timeout=60)

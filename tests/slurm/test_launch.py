@@ -30,13 +30,17 @@ def test_a_chain_gives_a_row_per_megabatch(launcher, expected):
         f"{row['value']:,.2f}" for row in rows
     ]
     lines = err.splitlines()
-    assert [re.sub(r"\d+ s\b", "N s", line).partition(";")[0] for line in lines if "stage 1" in line] == [
+    assert [
+        re.sub(r"\d+ s\b", "N s", line).partition(";")[0] for line in lines if "stage 1" in line
+    ] == [
         "run stage 1: started",
         "run stage 1: done in N s",
         "run evaluation of stage 1: started",
         f"run evaluation of stage 1: done in N s, perplexity {rows[2]['value']:,.2f}",
     ]
-    left = [line.endswith(" left") for line in lines if ": done in" in line and "untrained" not in line]
+    left = [
+        line.endswith(" left") for line in lines if ": done in" in line and "untrained" not in line
+    ]
     assert left == [True] * 6 + [False] * 2  # nothing is left after the last training
     assert lines[0] == "checking the flags of fairseq-train"
     assert lines[ESTIMATE] == "run untrained: started"
@@ -52,7 +56,9 @@ def test_a_chain_gives_a_row_per_megabatch(launcher, expected):
 
 def test_relaunching_a_complete_run_runs_nothing(launcher):
     launcher.run()
-    (launcher.out / "stage_00/trained.json").unlink()  # as with the checkpoints of an evaluated stage
+    (
+        launcher.out / "stage_00/trained.json"
+    ).unlink()  # as with the checkpoints of an evaluated stage
     logs = {path: path.read_bytes() for path in launcher.out.rglob("*") if path.is_file()}
     _, err = launcher.run()
     assert err.count("was complete") == 9
@@ -65,7 +71,10 @@ def test_waiting_rows_carry_the_unchanged_model(launcher):
     launcher.data = "ordinary"  # cut into 3 mega-batches
     launcher.run("--waiting-time", "2", flags=("--max-update", "2", "--megabatch-words", "9"))
     rows = launcher.rows
-    assert [(row["stage"], row["trained_on"]) for row in rows] == [(None, [])] * 2 + [(0, [1, 2]), (1, [3])]
+    assert [(row["stage"], row["trained_on"]) for row in rows] == [(None, [])] * 2 + [
+        (0, [1, 2]),
+        (1, [3]),
+    ]
     assert rows[1] == rows[0] | {"t": 1}
     _, err = launcher.run(
         "--out", "ids", "--dry-run", flags=("--max-update", "2", "--gpt2-encoder-json", "E")
@@ -78,7 +87,8 @@ def test_waiting_rows_carry_the_unchanged_model(launcher):
 
 
 @pytest.mark.parametrize(
-    ("learner", "words", "members"), [("ens", ["--members", "3"], [3] * 5), ("gens", [], [1, 1, 2, 3, 4])]
+    ("learner", "words", "members"),
+    [("ens", ["--members", "3"], [3] * 5), ("gens", [], [1, 1, 2, 3, 4])],
 )
 def test_ensembles_train_all_members_or_a_new_one_in_each_stage(launcher, learner, words, members):
     launcher.learner = learner
@@ -93,10 +103,16 @@ def test_ensembles_train_all_members_or_a_new_one_in_each_stage(launcher, learne
         assert "run stage 1, member 2 of 3: started" in err
         log = (launcher.out / "stage_01/member_2/train.log").read_text()
         assert "--finetune-from-model run/stage_00/member_2/checkpoint_best.pt" in log
-        assert Run.read(launcher.out).info["seeds"] == {"member_0": 0, "member_1": 1000, "member_2": 2000}
+        assert Run.read(launcher.out).info["seeds"] == {
+            "member_0": 0,
+            "member_1": 1000,
+            "member_2": 2000,
+        }
 
 
-def test_a_finished_run_resumes_with_more_stages_and_on_a_longer_stream(launcher, tmp_path, expected):
+def test_a_finished_run_resumes_with_more_stages_and_on_a_longer_stream(
+    launcher, tmp_path, expected
+):
     launcher.learner = "gmoe"
     launcher.run("--stages", "2")
     assert launcher.rows == expected[:3]
@@ -173,7 +189,9 @@ def test_a_plan_needs_no_stream(launcher):
     table = str(ROOT / "experiments/table2.yaml")
     _, err = launcher.run_words(table, "runs=sm12_w1", *words, "--mem-gb", "1", "stream=missing")
     assert "assumed: 4 mega-batches, and a dictionary of 50,260 tokens" in err
-    _, err = launcher.run_words(table, "runs=sm4_w1,gmoe_w1", "--dry-run", "--megabatches", "6", code=2)
+    _, err = launcher.run_words(
+        table, "runs=sm4_w1,gmoe_w1", "--dry-run", "--megabatches", "6", code=2
+    )
     assert "gmoe_w1_base: --grow-experts 2,2,4: 3 growths given, but 6 stages grow 5 times" in err
 
 
@@ -186,17 +204,25 @@ CHECKED = "checking the flags of fairseq-train\nerror: "
         ("--dry-run -- --max-tokns 1", f"{CHECKED}unrecognized argument --max-tokns 1"),
         ("--cluster slurm --dry-run -- --arch switch_gmo", f"{CHECKED}--arch/-a: invalid choice"),
         ("--grow-experts 2 --", f"{CHECKED}run: --grow-experts needs --learner gmoe"),
-        ("--jobs 3 --", f"{CHECKED}--jobs 3: GPUs on this machine: 2, and each training needs at least one"),
+        (
+            "--jobs 3 --",
+            f"{CHECKED}--jobs 3: GPUs on this machine: 2, and each training needs at least one",
+        ),
         ("--jobs 0", "error: argument --jobs: '0' is not a positive whole number"),
         ("--seeds 2-0", "error: argument --seeds: 2-0: a range goes up: give 0-2"),
-        ("--cluster slurm --jobs 1", "error: --jobs: not with --cluster slurm, only on this machine"),
+        (
+            "--cluster slurm --jobs 1",
+            "error: --jobs: not with --cluster slurm, only on this machine",
+        ),
         ("--cluster slurm", "error: no SLURM here"),
         ("--partition high --wait", "error: --partition, --wait: only with --cluster slurm"),
         ("--mem-gb 8 --cluster local", "error: --mem-gb: only with --cluster slurm"),
         ("--megabatches 4", "error: --megabatches plans without a stream: add --dry-run"),
     ],
 )
-def test_bad_command_lines_are_one_line_before_anything_is_made(launcher, monkeypatch, words, message):
+def test_bad_command_lines_are_one_line_before_anything_is_made(
+    launcher, monkeypatch, words, message
+):
     launcher.environment["PATH"] = str(launcher.folder)  # no sbatch
     monkeypatch.setattr("slurm.engine.machine._gpus", lambda: (1, 1))
     _, err = launcher.run_words("stream", "--learner", "sm", "--out", "run", *words.split(), code=2)
@@ -209,7 +235,10 @@ def test_missing_data_and_a_file_in_the_way_are_refused(launcher):
     launcher.out.touch()
     assert "is not a folder" in launcher.run(code=2)[1]
     launcher.data = "strem"
-    assert launcher.run(code=2)[1] == "error: strem: no such directory; make a stream with `alma data`\n"
+    assert (
+        launcher.run(code=2)[1]
+        == "error: strem: no such directory; make a stream with `alma data`\n"
+    )
 
 
 def test_local_refuses_a_run_with_queued_jobs(launcher, slurm):

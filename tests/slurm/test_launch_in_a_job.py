@@ -45,13 +45,21 @@ LAUNCHES = {
     "salloc": ("salloc", *OUTER),
     "salloc --mem-per-cpu": ("salloc", *OUTER, "--mem-per-cpu=100"),
     "sbatch": ("sbatch", "--wait", *OUTER, "--mem=200"),
-    "sbatch of an array --mem-per-cpu": ("sbatch", "--wait", *OUTER, "--mem-per-cpu=100", "--array=3"),
+    "sbatch of an array --mem-per-cpu": (
+        "sbatch",
+        "--wait",
+        *OUTER,
+        "--mem-per-cpu=100",
+        "--array=3",
+    ),
     "srun": ("srun", *OUTER, "--mem=200", "--cpu-bind=none"),
     "srun --mem-per-cpu": ("srun", *OUTER, "--mem-per-cpu=100"),
 }
 """The program that starts the launch."""
 ASKED = "Partition TimeLimit Requeue NumNodes NumCPUs NumTasks TRES MinMemoryNode Features QOS Account Nice"
-ASKED += " TresPerNode ArrayTaskThrottle JobName JobState KillOInInvalidDependent WCKey OverSubscribe"
+ASKED += (
+    " TresPerNode ArrayTaskThrottle JobName JobState KillOInInvalidDependent WCKey OverSubscribe"
+)
 OF_A_JOB = re.compile(r"_?SLURM|SBATCH|SRUN|SUBMITIT|CUDA|RANK|WORLD_SIZE|MASTER")
 
 
@@ -62,13 +70,20 @@ def launch(cluster, folder: Path, *before: str, **environment: str) -> list:
     program.write_text(PROGRAM)
     command = [*before, sys.executable, str(program), str(out)]
     if before[:1] == ("sbatch",):
-        command = [*before, f"--output={folder}/log", f"--wrap={shlex.join(command[len(before) :])}"]
+        command = [
+            *before,
+            f"--output={folder}/log",
+            f"--wrap={shlex.join(command[len(before) :])}",
+        ]
     cluster.run(*command, **{"PYTHONPATH": str(ROOT), **environment})
     ids = json.loads((out / "ids.json").read_text())
     cluster.wait(ids)
     jobs = cluster.jobs()
     asked = [{name: jobs[job_id].get(name) for name in ASKED.split()} for job_id in ids]
-    names = [sorted(filter(OF_A_JOB.match, json.loads((out / f"{k}.json").read_text()))) for k in range(3)]
+    names = [
+        sorted(filter(OF_A_JOB.match, json.loads((out / f"{k}.json").read_text())))
+        for k in range(3)
+    ]
     return [asked, names]
 
 
@@ -88,12 +103,19 @@ def test_variables_of_slurm_and_of_processes_count_for_nothing(cluster, from_log
     assert len(known) > 40
     given = {name.decode(): "high" if name == b"SBATCH_PARTITION" else "7" for name in known}
     given |= {"SLURM_CPU_BIND": "no such", "SLURM_RESTART_COUNT": "3", "SRUN_CPUS_PER_TASK": "99"}
-    given |= {"SUBMITIT_PREEMPT_SIGNAL": "USR1", "RANK": "1", "WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "5"}
+    given |= {
+        "SUBMITIT_PREEMPT_SIGNAL": "USR1",
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "CUDA_VISIBLE_DEVICES": "5",
+    }
     assert launch(cluster, tmp_path / "x", **given) == from_login
 
 
 def test_variables_are_hidden_only_from_programs_of_slurm(monkeypatch):
-    hidden = "SLURM_JOB_ID _SLURM_SPANK_OPTION_x SLURMD_NODENAME SRUN_DEBUG SCANCEL_STATE LOCAL_RANK"
+    hidden = (
+        "SLURM_JOB_ID _SLURM_SPANK_OPTION_x SLURMD_NODENAME SRUN_DEBUG SCANCEL_STATE LOCAL_RANK"
+    )
     kept = "SLURM_CONF SLURM_CONF_SERVER SLURM_JWT PYTHONPATH MY_RANK OMP_NUM_THREADS"
     for name in (hidden + " " + kept).split():
         monkeypatch.setenv(name, "x")

@@ -35,7 +35,10 @@ def test_a_new_entry_is_planned_estimated_submitted_and_documented(monkeypatch, 
     assert seeds == ["5", "1005", "2005", "3005", "4005", "5005"]
     assert {training.previous for training in trainings} == {None}
     assert made.config["members"] == 2
-    assert table([estimate(made, 10, Machine((), None))]).splitlines()[1].split()[1:3] == ["window", "4@4"]
+    assert table([estimate(made, 10, Machine((), None))]).splitlines()[1].split()[1:3] == [
+        "window",
+        "4@4",
+    ]
     show_jobs([made], Resources(), verbose=False)
     assert capsys.readouterr().out.splitlines() == [
         "# <1> R untrained",

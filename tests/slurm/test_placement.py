@@ -62,9 +62,7 @@ def test_the_batch_stays_and_its_division_is_explicit(machine, flags, processes,
 
 def test_processes_that_cannot_share_the_batch_are_refused_with_what_works():
     eight = ("--batch-size", "8", "--update-freq", "3", "--distributed-world-size", "8")
-    works = (
-        "16 processes cannot share the 24 batches .* `-- --distributed-world-size 12 --update-freq 2` on 12"
-    )
+    works = "16 processes cannot share the 24 batches .* `-- --distributed-world-size 12 --update-freq 2` on 12"
     with pytest.raises(UserError, match=works):
         placed(SIXTEEN, *eight)
     with pytest.raises(UserError, match="--tasks-per-node 4, but --gpus-per-node 8"):
@@ -77,10 +75,17 @@ def test_a_run_keeps_the_batch_of_its_first_machine(tmp_path, monkeypatch):
     eight, two = (placed(here(gpus), out=tmp_path / "run") for gpus in (8, 2))
     assert eight.config != two.config
     run = record.open_run(eight)
-    assert (run.info["processes"], run.info["gpus"], run.info["tokens_per_update"]) == (8, 8, 192 * 512)
+    assert (run.info["processes"], run.info["gpus"], run.info["tokens_per_update"]) == (
+        8,
+        8,
+        192 * 512,
+    )
     (tmp_path / "run/x.pt").touch()  # trained
     resumed = placed(here(2), out=tmp_path / "run")
-    assert words(resumed) | {"expect-tokens": ""} == words(two) | {"update-freq": "12", "expect-tokens": ""}
+    assert words(resumed) | {"expect-tokens": ""} == words(two) | {
+        "update-freq": "12",
+        "expect-tokens": "",
+    }
     assert record.open_run(resumed).info["processes"] == 2
     with pytest.raises(UserError, match="tokens_per_update: 98304 -> 24576"):
         record.open_run(two)
@@ -104,7 +109,9 @@ def test_processes_find_each_other(tmp_path, monkeypatch, resources, tasks, rank
 
     They meet by a file of this start of the job; on one node at localhost.
     """
-    job = SimpleNamespace(num_tasks=tasks, global_rank=tasks - 1, raw_job_id="7", num_nodes=resources.nodes)
+    job = SimpleNamespace(
+        num_tasks=tasks, global_rank=tasks - 1, raw_job_id="7", num_nodes=resources.nodes
+    )
     monkeypatch.setattr(submitit, "JobEnvironment", lambda: job)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
     calls: list = []

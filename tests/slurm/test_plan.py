@@ -47,7 +47,15 @@ def test_commands_of_a_plain_chain_word_for_word():
         "--required-batch-size-multiple", "8", "--tokens-per-sample", "512", "--sample-break-mode", "none",
         "--megabatch-words", "0", "--megabatch-tokens", "0", "--megabatch-seed", "1",
     ]  # fmt: skip
-    ours = ("fairseq_alma.evaluate", "--untrained", "--seeds", "7", "--valid", "--out", "R/untrained.json")
+    ours = (
+        "fairseq_alma.evaluate",
+        "--untrained",
+        "--seeds",
+        "7",
+        "--valid",
+        "--out",
+        "R/untrained.json",
+    )
     assert made.untrained[2:] == (*ours, *first.trainings[0].arguments)
     assert [spec.trainings[0].previous for spec in (first, second)] == [None, Path("R/stage_00")]
     assert [second.models, second.directory] == [(Path("R/stage_01"),), Path("R/stage_01")]
@@ -70,7 +78,8 @@ def test_stages_follow_waiting_time_and_replay(words, trained_on):
     assert values(made, "stage") == [str(k) for k in range(len(trained_on))]
     assert set(values(made, "waiting-time")) == {"2" if "--waiting-time" in words else None}
     assert all(
-        ("--replay" in spec.trainings[0].command) == ("--replay" in words.split()) for spec in made.stages
+        ("--replay" in spec.trainings[0].command) == ("--replay" in words.split())
+        for spec in made.stages
     )
     share, source = ("0.5" if "share" in words else None), ("recent" if "recent" in words else None)
     later = len(trained_on) - 1
@@ -94,7 +103,9 @@ def test_gmoe_grows_before_each_later_stage(words, experts, growth):
     assert values(made, "grow-router") == [None, "preserve", "preserve", "preserve"]
     assert values(made, "grow-optimizer") == [None, "reset", "reset", "reset"]
     assert all(spec.trainings[0].command.count("--moe-expert-count") == 1 for spec in made.stages)
-    assert [spec.settings["--moe-expert-count"] for spec in made.stages] == list(map(int, experts.split()))
+    assert [spec.settings["--moe-expert-count"] for spec in made.stages] == list(
+        map(int, experts.split())
+    )
     copied = plan("--learner gmoe --grow-router copy --grow-optimizer copy")
     assert values(copied, "grow-router")[1:] == ["copy"] * 3
     assert (copied.config["grow_optimizer"], copied.config["grow_experts"]) == ("copy", [2, 2, 2])
@@ -107,7 +118,11 @@ def test_members_of_ens_have_own_seeds_and_continue_their_own_models():
     assert names(second.models) == names(training.directory for training in second.trainings) == own
     before = [name.replace("1/", "0/") for name in own]
     assert names(training.previous for training in second.trainings) == before
-    assert [value(training.command, "--seed") for training in second.trainings] == ["5", "1005", "2005"]
+    assert [value(training.command, "--seed") for training in second.trainings] == [
+        "5",
+        "1005",
+        "2005",
+    ]
     assert value(made.untrained, "--seeds") == "5,1005,2005"
     assert made.seeds == {"member_0": 5, "member_1": 1005, "member_2": 2005}
     assert made.config["members"] == 3
@@ -116,7 +131,10 @@ def test_members_of_ens_have_own_seeds_and_continue_their_own_models():
 
 def test_gens_trains_one_new_member_per_stage_and_evaluates_all():
     made = plan("--learner gens --seed 5")
-    assert [names(spec.models) for spec in made.stages[:2]] == [["stage_00"], ["stage_00", "stage_01"]]
+    assert [names(spec.models) for spec in made.stages[:2]] == [
+        ["stage_00"],
+        ["stage_00", "stage_01"],
+    ]
     trainings = [training for spec in made.stages for training in spec.trainings]
     assert names(training.directory for training in trainings) == [f"stage_0{k}" for k in range(4)]
     assert [training.previous for training in trainings] == [None] * 4
@@ -162,7 +180,9 @@ def test_the_update_multiplier_lengthens_every_stage_and_its_schedule():
     assert values(made, "log-interval") == ["15"] * 4
     assert made.request.updates == made.stages[0].settings["--max-update"] == 300
     assert (made.config["update_multiplier"], made.config["fairseq_flags"]) == (3, flags.split())
-    default = plan("--update-multiplier 4")  # without --total-num-update: the length of the training
+    default = plan(
+        "--update-multiplier 4"
+    )  # without --total-num-update: the length of the training
     assert values(default, "max-update") == ["480000"] * 4
     assert values(default, "total-num-update") == [None] * 4
 
@@ -192,7 +212,9 @@ def test_one_schedule_counts_the_updates_of_all_stages():
 def test_averages_are_kept_in_training_and_evaluated(average, flag, kept, weights):
     made = plan(f"--average {average} -- --save-interval-updates 10 --max-update 40")
     assert values(made, flag) == [kept] * 4
-    assert all(("--store-ema" in spec.trainings[0].command) == ("ema" in flag) for spec in made.stages)
+    assert all(
+        ("--store-ema" in spec.trainings[0].command) == ("ema" in flag) for spec in made.stages
+    )
     assert {value(spec.evaluate, "--weights") for spec in made.stages} == {weights}
     assert value(made.untrained, "--weights") is None
     assert made.config["average"] == average
@@ -220,7 +242,9 @@ def test_config_holds_all_that_changes_results_and_no_output_path():
 
 def test_evaluation_inherits_the_flags_it_needs():
     made = plan("--context-window 8")
-    assert {value(words, "--context-window") for words in (made.untrained, made.stages[1].evaluate)} == {"8"}
+    assert {
+        value(words, "--context-window") for words in (made.untrained, made.stages[1].evaluate)
+    } == {"8"}
     assert values(made, "context-window") == [None] * 4
     aliased = plan("-- --max-sentences 4 --max-sentences=2").stages[0].evaluate
     assert value(aliased, "--batch-size") == "2"
@@ -234,7 +258,9 @@ def test_evaluation_inherits_the_flags_it_needs():
 
 def test_a_fairseq_preprocess_directory_is_cut_by_the_plug_in():
     def command(flags: str = "") -> list[str]:
-        return reshard_command(*read_requests(["D", "--learner", "sm", "--out", "R", "--", *flags.split()]))
+        return reshard_command(
+            *read_requests(["D", "--learner", "sm", "--out", "R", "--", *flags.split()])
+        )
 
     assert command("--megabatch-tokens 9 --megabatch-seed=3 --cpu") == [
         *(sys.executable, "-m", "fairseq_alma.reshard", "D", "--megabatch-words", "0"),
@@ -268,5 +294,7 @@ def test_init_is_the_model_of_stage_0_and_from_scratch_of_every_stage():
     assert (made.config["init"], made.config["init_sha256"]) == ("gpt2", "0f")
     assert "init" not in plan().config
     for words in ("--from-scratch", "--learner gens"):
-        previous = [spec.trainings[0].previous for spec in plan(f"--init models/gpt2 {words}").stages]
+        previous = [
+            spec.trainings[0].previous for spec in plan(f"--init models/gpt2 {words}").stages
+        ]
         assert previous == [None] * 4

@@ -39,7 +39,9 @@ def test_a_marker_written_during_squeue_counts(slurm, run):
 
 def test_dependents_of_a_failed_job_are_cancelled_and_say_so(slurm, run):
     finish(run, "untrained.json", "stage_00/member_0/trained.json")
-    slurm.has(squeue="7_1|FAILED|n1|0|NonZeroExitCode|\n8_0|RUNNING|n2|0|None|\n8_1|PENDING||0|Dependency|\n")
+    slurm.has(
+        squeue="7_1|FAILED|n1|0|NonZeroExitCode|\n8_0|RUNNING|n2|0|None|\n8_1|PENDING||0|Dependency|\n"
+    )
     seen = {each.job.name: each for each in queue.look([run])}
     assert seen["stage 0, member 2 of 2"].state == "failed"
     assert seen["stage 1, member 1 of 2"].state == "running"
@@ -63,16 +65,25 @@ def test_jobs_that_slurm_does_not_know_are_lost(slurm, run):
 
 def test_errors_in_logs(slurm, run):
     """SLURM ends the first process of a job when another fails, which alone says why."""
-    slurm.has(squeue="5|FAILED|n1|0|x|\n7_0|FAILED|n1|0|x|\n7_1|COMPLETED|n1|0|x|\n8_0|FAILED|n1|0|x|\n")
-    Path("jobs/5.out").write_text("error: stage 0: no room\nsrun: error: n1: Exited with exit code 1\n")
+    slurm.has(
+        squeue="5|FAILED|n1|0|x|\n7_0|FAILED|n1|0|x|\n7_1|COMPLETED|n1|0|x|\n8_0|FAILED|n1|0|x|\n"
+    )
+    Path("jobs/5.out").write_text(
+        "error: stage 0: no room\nsrun: error: n1: Exited with exit code 1\n"
+    )
     (run / "untrained.log").write_text("RuntimeError: mended long ago\n")
     (run / "stage_00/member_0/train.log").write_text("RuntimeError: CUDA error\n")
-    Path("jobs/8_0.out").write_text("srun: error: n2: task 1: Exited\nslurmstepd-n1: error: *** STEP\n")
+    Path("jobs/8_0.out").write_text(
+        "srun: error: n2: task 1: Exited\nslurmstepd-n1: error: *** STEP\n"
+    )
     Path("jobs/8_0_1_log.out").write_text("error: process 8 on n2: no file of this start\n")
     (run / "stage_01/member_0/train.log").write_text("error: training: signal 15 (Terminated)\n")
     untrained, first, second, _, third, *_ = queue.look([run])
     assert (untrained.why, untrained.log) == ("stage 0: no room", Path("jobs/5.out").resolve())
-    assert (first.why, first.log) == ("RuntimeError: CUDA error", run / "stage_00/member_0/train.log")
+    assert (first.why, first.log) == (
+        "RuntimeError: CUDA error",
+        run / "stage_00/member_0/train.log",
+    )
     assert second.why == "its job ended without trained.json"
     assert third.why == "process 8 on n2: no file of this start"
     assert "failed: RuntimeError: CUDA error; log: run/stage_00/member_0/train.log" in str(first)
@@ -85,8 +96,14 @@ def test_errors_in_logs(slurm, run):
             "srun: fatal: SLURM_MEM_PER_CPU and SLURM_MEM_PER_NODE are mutually exclusive.\n",
             "SLURM_MEM_PER_CPU",
         ),
-        ("srun: error: Unable to create step for job 5: Invalid account\n", "Unable to create step"),
-        ("/spool/job5/slurm_script: line 13: srun: command not found\n", "line 13: srun: command not found"),
+        (
+            "srun: error: Unable to create step for job 5: Invalid account\n",
+            "Unable to create step",
+        ),
+        (
+            "/spool/job5/slurm_script: line 13: srun: command not found\n",
+            "line 13: srun: command not found",
+        ),
         (
             "slurmstepd: error: execve(): /venv/bin/python: No such file or directory\n"
             "srun: error: n1: task 0: Exited with exit code 2\nsrun: Terminating StepId=5.0\n",
@@ -168,4 +185,6 @@ def test_wait_prints_changes_and_held_jobs_and_returns_failures(slurm, run, caps
     assert "run: untrained (job id 5) done" in said
     held = "launch failed requeued held: release it with: scontrol release 7_1"
     assert said.count(f"run: stage 0, member 2 of 2 (job id 7_1) requeued: {held}") == 1
-    assert "run: stage 0, member 2 of 2 (job id 7_1) failed: SLURM says OUT_OF_MEMORY; log: " in said
+    assert (
+        "run: stage 0, member 2 of 2 (job id 7_1) failed: SLURM says OUT_OF_MEMORY; log: " in said
+    )

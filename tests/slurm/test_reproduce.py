@@ -21,7 +21,9 @@ from vision.run import parser
 from vision.sweep import jobs_of, read_sections
 
 RECORDS = index()
-IMAGES = [name for name, one in RECORDS.items() if not {"table2", "time"} & one["experiments"].keys()]
+IMAGES = [
+    name for name, one in RECORDS.items() if not {"table2", "time"} & one["experiments"].keys()
+]
 
 
 def options_of(*words):
@@ -47,9 +49,13 @@ def test_image_figures_have_the_runs_that_the_index_says(name, size):
         if size == "paper":
             assert at in folder
             draft = folder.startswith("draft")
-            assert {job.megabatches for job in sweep} == {50 if draft else {"mnist": 500, "cifar10": 100}[at]}
+            assert {job.megabatches for job in sweep} == {
+                50 if draft else {"mnist": 500, "cifar10": 100}[at]
+            }
             assert {job.options.get("preset") for job in sweep} == {"draft" if draft else None}
-        found |= {(folder if size == "paper" or "stages" in folder else "", job.out.name) for job in sweep}
+        found |= {
+            (folder if size == "paper" or "stages" in folder else "", job.out.name) for job in sweep
+        }
     assert len(found) == record["runs"][size == "paper"]
 
 
@@ -61,10 +67,16 @@ def test_streams_are_recipes_that_data_prep_accepts(name):
     options = data_parser().parse_args(words[words.index("--out") - 3 :])
     assert (options.mega_batches, options.seed or 0) == ((4, 1) if name == "small" else (4, 0))
     if name == "paper":
-        assert (options.words, options.eval_words, options.valid_words) == (440_000_000, 440_000_000, 500_000)
+        assert (options.words, options.eval_words, options.valid_words) == (
+            440_000_000,
+            440_000_000,
+            500_000,
+        )
 
 
-def test_each_figure_ends_with_the_finding_of_the_paper_of_the_small_size_and_of_real_data(monkeypatch):
+def test_each_figure_ends_with_the_finding_of_the_paper_of_the_small_size_and_of_real_data(
+    monkeypatch,
+):
     monkeypatch.setattr(reproduce, "commands", lambda *_: iter(()))
     for name, record in RECORDS.items():
         small, paper = (
@@ -96,7 +108,13 @@ def test_a_dry_run_and_a_list_print_and_make_nothing(tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     assert call(main, monkeypatch, "figure1", "table1", "--dry-run") == 0
     said = capsys.readouterr().out
-    tools = ("vision.run", "figure1.yaml --size small --out", "alma.report", "small.sh", "slurm.launch")
+    tools = (
+        "vision.run",
+        "figure1.yaml --size small --out",
+        "alma.report",
+        "small.sh",
+        "slurm.launch",
+    )
     assert all(part in said for part in tools)
     assert list(tmp_path.iterdir()) == []
     assert call(main, monkeypatch, "--list") == 0
@@ -128,10 +146,16 @@ def test_language_models_of_both_sizes_run_and_are_reported(tmp_path, size):
         (["figure6"], "figure6: no such figure that needs runs; --list shows them"),  # a drawing
         ([], "give a figure or table"),
         (["figure1", "--jobs", "0"], "--jobs 0"),
-        (["figure1", "table1", "--size", "medium"], "table1 has no --size medium: give --size small or"),
+        (
+            ["figure1", "table1", "--size", "medium"],
+            "table1 has no --size medium: give --size small or",
+        ),
         (["all", "time", "--size", "saturated"], "time has no --size saturated: give --size small"),
         (["time"], "size small of {EXPERIMENTS}/time.yaml: make it, and give it with --stream"),
-        (["table1", "--size", "saturated"], "size saturated of {EXPERIMENTS}/table2.yaml: make it, and"),
+        (
+            ["table1", "--size", "saturated"],
+            "size saturated of {EXPERIMENTS}/table2.yaml: make it, and",
+        ),
     ],
 )
 def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
@@ -168,7 +192,9 @@ def test_the_real_tools_run_and_draw(small, monkeypatch, capsys):
             call(images, monkeypatch, *words[3:])
         return said.getvalue()
 
-    monkeypatch.setattr(reproduce, "run", lambda one: call(tools[one.words[2]], monkeypatch, *one.words[3:]))
+    monkeypatch.setattr(
+        reproduce, "run", lambda one: call(tools[one.words[2]], monkeypatch, *one.words[3:])
+    )
     monkeypatch.setattr(reproduce.children, "ask", listed)
     assert call(main, monkeypatch, "first") == 0
     said = capsys.readouterr().out.splitlines()

@@ -19,7 +19,9 @@ def script(resources: Resources, folder: Path, command: str = "true") -> str:
 
 def asked(resources: Resources) -> dict[str, str]:
     """The options of sbatch."""
-    return dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", script(resources, Path("logs")), re.MULTILINE))
+    return dict(
+        re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", script(resources, Path("logs")), re.MULTILINE)
+    )
 
 
 def test_only_what_was_asked_for_is_in_the_input_of_sbatch():
@@ -32,7 +34,13 @@ def test_only_what_was_asked_for_is_in_the_input_of_sbatch():
     assert asked(Resources(sbatch=["gres=scratch:9"], gpus_per_node=0))["gres"] == "scratch:9"
     words = ["qos=high", "--exclusive", "wckey=mine", "licenses=a:2,b=1", "signal=USR2@300"]
     more = {name: value.strip("'") for name, value in asked(Resources(sbatch=words)).items()}
-    added = {"qos": "high", "exclusive": "", "wckey": "mine", "licenses": "a:2,b=1", "signal": "USR2@300"}
+    added = {
+        "qos": "high",
+        "exclusive": "",
+        "wckey": "mine",
+        "licenses": "a:2,b=1",
+        "signal": "USR2@300",
+    }
     assert more == plain | added
     assert plain["signal"] == "USR2@120"
 
@@ -71,7 +79,9 @@ def test_a_dry_run_says_what_each_job_asks_for_and_flags_change_it(tmp_path):
     def lines(*more: str) -> list[str]:
         given = ("--size", "large", "--stream", "stream", *words, *more, "--", "--fp16=false")
         out, _ = launcher.run_words(experiment, *given)
-        found = dict.fromkeys(re.findall(r"^#SBATCH (--(?:mem|cpus|gpus|gres)\S+)", out, re.MULTILINE))
+        found = dict.fromkeys(
+            re.findall(r"^#SBATCH (--(?:mem|cpus|gpus|gres)\S+)", out, re.MULTILINE)
+        )
         return sorted(found)
 
     found = lines()
@@ -126,7 +136,9 @@ def test_slurm_gives_every_process_its_gpus_and_cores(cluster, tmp_path):
     Since SLURM 22.05 srun takes over no --cpus-per-task; without a plugin that binds tasks to cores, as here,
     only its command line shows it.
     """
-    wanted = Resources(gpus_per_node=2, cpus_per_task=6, mem_gb=3, sbatch=["nice=1", "gres=gpu:fake"])
+    wanted = Resources(
+        gpus_per_node=2, cpus_per_task=6, mem_gb=3, sbatch=["nice=1", "gres=gpu:fake"]
+    )
     tell = f"bash -c 'echo $SLURM_CPUS_PER_TASK $CUDA_VISIBLE_DEVICES > {tmp_path}/told'"
     (tmp_path / "script").write_text(script(wanted, tmp_path, tell))
     job = cluster.run("sbatch", "--parsable", tmp_path / "script").strip()

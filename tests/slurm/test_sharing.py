@@ -83,7 +83,9 @@ def test_results_are_those_of_a_launch_alone(tmp_path):
     noted = [row["extra"].get("shared_with") for row in Run.read(together.folder / "ens").rows]
     assert noted == [None, *([f"sm/stage_0{k}"] for k in range(4))]
     shared = together.folder / "ens/stage_00/member_0"
-    assert (shared / "checkpoint_last.pt").samefile(together.folder / "sm/stage_00/checkpoint_last.pt")
+    assert (shared / "checkpoint_last.pt").samefile(
+        together.folder / "sm/stage_00/checkpoint_last.pt"
+    )
     assert json.loads((shared / "trained.json").read_text())["shared_with"] == "sm/stage_00"
 
 
@@ -132,6 +134,9 @@ def test_an_interrupted_take_over_is_completed(tmp_path, monkeypatch, links):
         take_over(source, directory)
     (source / "trained.json").write_text('{"checkpoint": "checkpoint_last.pt"}')
     take_over(source, directory)
-    assert sorted(path.name for path in directory.iterdir()) == ["checkpoint_last.pt", "trained.json"]
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "checkpoint_last.pt",
+        "trained.json",
+    ]
     assert (directory / "checkpoint_last.pt").read_text() == "whole"
     assert (directory / "checkpoint_last.pt").samefile(source / "checkpoint_last.pt") == links

@@ -66,7 +66,9 @@ class OnSlurm:
 
     def log(self, name: str) -> str:
         """Log of a job, over all its starts."""
-        return next(Path(str(job.log)).read_text() for job in self.jobs if job.name.startswith(name))
+        return next(
+            Path(str(job.log)).read_text() for job in self.jobs if job.name.startswith(name)
+        )
 
     @property
     def jobs(self) -> list[queue.SubmittedJob]:
@@ -79,7 +81,9 @@ class OnSlurm:
 
 
 def prepare(cluster, folder, learner: str = "gmoe", seconds: float = 0.2) -> OnSlurm:
-    return OnSlurm(cluster, make(folder / "x", learner=learner, environment={"FAKE_SLEEP": str(seconds)}))
+    return OnSlurm(
+        cluster, make(folder / "x", learner=learner, environment={"FAKE_SLEEP": str(seconds)})
+    )
 
 
 def stages_of_members_are_arrays_of_nodes(cluster, folder, expected):
@@ -156,7 +160,9 @@ def killed_member_stops_its_dependents_only(cluster, folder, expected):
     assert "stage_01/train.log" in err.splitlines()[-1]
     done = {job.name for job in run.jobs if job.done}
     assert done == {"untrained", "stage 0", "stage 2", "evaluation of stage 0"}
-    states = cluster.states(*(run.job(f"{of}stage {k}") for of in ("", "evaluation of ") for k in range(3)))
+    states = cluster.states(
+        *(run.job(f"{of}stage {k}") for of in ("", "evaluation of ") for k in range(3))
+    )
     assert sorted(states.values()) == ["CANCELLED"] * 2 + ["COMPLETED"] * 3 + ["FAILED"]
     run.launcher.environment.pop("FAKE_CRASH")
     _, err = run.launch()
@@ -195,7 +201,17 @@ def sweep_of_images_resumes_and_completes(cluster, folder, _):
         )
         return finish(process, code, timeout=1200)
 
-    flags = ("images", "--hidden", "2", "--megabatches", "3", "--epochs", "30", "--save-interval", "0")
+    flags = (
+        "images",
+        "--hidden",
+        "2",
+        "--megabatches",
+        "3",
+        "--epochs",
+        "30",
+        "--save-interval",
+        "0",
+    )
     place, foreign = folder / "x", folder / "x/sm_w1_h2_s1"
     alma(*flags, "--lr", "0.5", "--epochs", "1", "--seed", "1", "--out", "x/sm_w1_h2_s1")
     words = (*flags, "--seeds", "0-3", "--out", "x", "--cluster", "slurm", "--runs-per-job", "2")
@@ -221,7 +237,9 @@ def sweep_of_images_resumes_and_completes(cluster, folder, _):
     assert "1 jobs submitted" in err
     assert f"alma report {place}" in out
     names = [f"sm_w1_h2_s{seed}" for seed in range(4)]
-    assert sorted(path.name for path in place.iterdir()) == sorted(["jobs.json", "slurm_jobs", *names])
+    assert sorted(path.name for path in place.iterdir()) == sorted(
+        ["jobs.json", "slurm_jobs", *names]
+    )
     marked = [json.loads(job.marker.read_text())["runs"] for job in queue.read_jobs(place)]
     assert sorted(run for runs in marked for run in runs) == [f"x/{name}" for name in names]
     assert {len(Run.read(place / name).rows) for name in names} == {4}
@@ -248,7 +266,9 @@ def own_trainer_is_requeued_and_goes_on(cluster, folder, expected):
     process = train("run", "--cluster", "slurm", "--gpus-per-node", "0", "--wait", SLOW="2")
     model = folder / "run/stage_01/member_1/model/model.txt"
     cluster.until(lambda: model.exists() and "megabatch_01" in model.read_text(), timeout=300)
-    (job,) = (job for job in queue.read_jobs(folder / "run") if job.name.startswith("stage 1, member 2"))
+    (job,) = (
+        job for job in queue.read_jobs(folder / "run") if job.name.startswith("stage 1, member 2")
+    )
     cluster.run("scancel", "--signal=USR2", job.job_id)  # as SLURM does before a timeout
     finish(process, timeout=600)
     assert cluster.jobs()[job.job_id]["Restarts"] == "1"
@@ -312,11 +332,13 @@ def test_the_rows_are_the_same(outcomes, scenario):
 def test_resources_that_sbatch_refuses_are_refused_before_anything_is_written(cluster, tmp_path):
     run = make(tmp_path / "x", environment=cluster.environment)
     _, err = run.run("--cluster", "slurm", "--partition", "nowhere", code=2, flags=FLAGS)
-    assert re.search("^error: sbatch would refuse the training: .*invalid partition", err.splitlines()[-1]), (
-        err
-    )
+    assert re.search(
+        "^error: sbatch would refuse the training: .*invalid partition", err.splitlines()[-1]
+    ), err
     assert sorted(path.name for path in run.folder.iterdir()) == ["stream"]
-    cluster.run("scontrol", "update", f"nodename={','.join(cluster.nodes)}", "state=drain", "reason=test")
+    cluster.run(
+        "scontrol", "update", f"nodename={','.join(cluster.nodes)}", "state=drain", "reason=test"
+    )
     try:  # a drained cluster accepts jobs for later
         run.run("--cluster", "slurm", flags=FLAGS)
     finally:

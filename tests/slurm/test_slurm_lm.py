@@ -23,7 +23,10 @@ UPDATES = 60
 
 
 def words(stream, out, *options, updates: int) -> list[str]:
-    return [str(word) for word in (stream, "--out", out, *options, "--", *FLAGS, "--max-update", updates)]
+    return [
+        str(word)
+        for word in (stream, "--out", out, *options, "--", *FLAGS, "--max-update", updates)
+    ]
 
 
 @pytest.fixture
@@ -50,12 +53,16 @@ def comparable(out) -> list[dict]:
 def losses(out) -> list[tuple[str, str]]:
     """Update and loss of the first stage's training, in the order of its log."""
     lines = (out / "stage_00/train.log").read_text().splitlines()
-    records = [json.loads(line.split("train_inner | ")[1]) for line in lines if "train_inner | " in line]
+    records = [
+        json.loads(line.split("train_inner | ")[1]) for line in lines if "train_inner | " in line
+    ]
     return [(record["num_updates"], record["loss"]) for record in records]
 
 
 @pytest.mark.thorough
-def test_two_nodes_and_a_requeue_give_the_rows_and_losses_of_one_machine(cluster, launch, stream, tmp_path):
+def test_two_nodes_and_a_requeue_give_the_rows_and_losses_of_one_machine(
+    cluster, launch, stream, tmp_path
+):
     """Two gloo processes, on two nodes or both on this machine; only the signal saves a checkpoint.
 
     The nodes shard the optimizer's state, this machine does not.
@@ -63,12 +70,18 @@ def test_two_nodes_and_a_requeue_give_the_rows_and_losses_of_one_machine(cluster
     """
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     here = [*words(stream, whole, *SM, updates=UPDATES), "--distributed-world-size", "2"]
-    on_nodes = [*words(stream, cut, *SM, *ON_SLURM, *APART, updates=UPDATES), "--zero-sharding", "os"]
+    on_nodes = [
+        *words(stream, cut, *SM, *ON_SLURM, *APART, updates=UPDATES),
+        "--zero-sharding",
+        "os",
+    ]
     started = [launch(on_nodes), launch(here)]
     log = cut / "stage_00/train.log"
     cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=120)
     job_id = next(job.job_id for job in queue.read_jobs(cut) if job.kind == "train")
-    cluster.run("scancel", "--signal=USR2", job_id)  # as SLURM does before a preemption or a timeout
+    cluster.run(
+        "scancel", "--signal=USR2", job_id
+    )  # as SLURM does before a preemption or a timeout
     assert [process.wait(timeout=900) for process in started] == [0, 0]
     assert [row["t"] for row in comparable(cut)] == [0, 1]
     assert comparable(cut) == comparable(whole)

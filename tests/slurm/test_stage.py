@@ -25,9 +25,26 @@ RESULT = {
     "expert_count": 2,
     "training": [SPENT | {"seconds": 7.0, "peak_memory_bytes": 8}],
 }
-PREVIOUS = {"t": 2, "stage": 0, "trained_on": [1, 2], "metric": "perplexity", "value": 30.0, "parameters": 40}
-PREVIOUS |= {"train_flops": 50.0, "eval_flops_per_example": 1.0, "seconds": 3.0, "peak_memory_bytes": 4}
-PREVIOUS["extra"] = {"experts": 1, "valid": {"loss": 3.0}, "validation": 7.0, "training": [{"updates": 9}]}
+PREVIOUS = {
+    "t": 2,
+    "stage": 0,
+    "trained_on": [1, 2],
+    "metric": "perplexity",
+    "value": 30.0,
+    "parameters": 40,
+}
+PREVIOUS |= {
+    "train_flops": 50.0,
+    "eval_flops_per_example": 1.0,
+    "seconds": 3.0,
+    "peak_memory_bytes": 4,
+}
+PREVIOUS["extra"] = {
+    "experts": 1,
+    "valid": {"loss": 3.0},
+    "validation": 7.0,
+    "training": [{"updates": 9}],
+}
 
 
 def python(code: str, log: Path, watch=None, environment=None) -> None:
@@ -53,7 +70,9 @@ def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
     }
 
 
-@pytest.mark.parametrize(("cutoff", "seen"), [("2021", 2), ("2020-12-31", 1), ("2022-01", 3), ("1999", 0)])
+@pytest.mark.parametrize(
+    ("cutoff", "seen"), [("2021", 2), ("2020-12-31", 1), ("2022-01", 3), ("1999", 0)]
+)
 def test_a_row_counts_the_periods_that_begin_until_the_cutoff(cutoff, seen):
     periods = {"matrix": [9.0] * 3, "matrix_periods": ["2020-Q1", "2021-Q4", "2022-Q1"]}
     row = measured_fields(RESULT | periods, [True], cutoff)
@@ -85,9 +104,21 @@ def test_all_output_is_logged_and_watched_and_logs_are_appended(tmp_path):
     ("code", "kind", "message"),
     [
         ("import sys; print('error: mend it'); sys.exit(2)", UserError, "^mend it$"),
-        ("import sys; print('train.py: error: no such flag'); sys.exit(2)", UserError, "^no such flag$"),
-        ("import sys; sys.exit(2)", children.StageFailed, "training of stage 3: exit code 2; log: .*/log"),
-        ("import sys; print('error: late'); sys.exit(3)", children.StageFailed, "exit code 3: late; log"),
+        (
+            "import sys; print('train.py: error: no such flag'); sys.exit(2)",
+            UserError,
+            "^no such flag$",
+        ),
+        (
+            "import sys; sys.exit(2)",
+            children.StageFailed,
+            "training of stage 3: exit code 2; log: .*/log",
+        ),
+        (
+            "import sys; print('error: late'); sys.exit(3)",
+            children.StageFailed,
+            "exit code 3: late; log",
+        ),
         ("raise ValueError('bad')", children.StageFailed, "exit code 1: ValueError: bad; log"),
         ("import os; os.kill(os.getpid(), 9)", children.StageFailed, r"signal 9 \(Killed\); log"),
     ],
@@ -136,14 +167,19 @@ def test_a_stage_whose_model_is_gone_is_not_continued_from_another(launcher, gon
     rows = launcher.rows
     (launcher.out / "stage_00" / gone).unlink()
     _, err = launcher.run("--stages", "2", code=2)
-    assert f"stage_00/{gone}: missing, and a later job needs this training: restore it, or delete " in err
+    assert (
+        f"stage_00/{gone}: missing, and a later job needs this training: restore it, or delete "
+        in err
+    )
     assert launcher.rows == rows
     assert not list((launcher.out / "stage_01").glob("*.pt"))
 
 
 def test_a_marker_names_the_checkpoint_of_its_schedule(launcher):
     for words, name in (((), "best"), (("--schedule", "continuous"), "last")):
-        launcher.run_words("stream", "--learner", "sm", "--out", name, "--stages", "2", *words, "--", *FLAGS)
+        launcher.run_words(
+            "stream", "--learner", "sm", "--out", name, "--stages", "2", *words, "--", *FLAGS
+        )
         for stage in (0, 1):
             marker = launcher.folder / name / f"stage_0{stage}/trained.json"
             assert json.loads(marker.read_text()) == {"checkpoint": f"checkpoint_{name}.pt"}

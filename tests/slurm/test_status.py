@@ -14,14 +14,18 @@ from slurm.engine import queue, squeue
 from slurm.engine.submission import in_queue
 
 NAME = "--job-name=alma-test"
-INNER = '2026-11-21 08:22:25 | INFO | train_inner | {"ppl": "%s", "ups": "%s", "num_updates": "%s"}\n'
+INNER = (
+    '2026-11-21 08:22:25 | INFO | train_inner | {"ppl": "%s", "ups": "%s", "num_updates": "%s"}\n'
+)
 VALID = '2026-11-21 08:22:40 | INFO | valid | {"epoch": 1, "valid_ppl": "483", "valid_num_updates": "80"}\n'
 
 
 def test_table(slurm, run, monkeypatch, capsys):
     finish(run, "untrained.json", "stage_00/member_0/trained.json")
     (run / "stage_00/member_0/train.log").write_text(INNER % (50, 2, 400) + VALID)
-    (run / "stage_00/member_1/train.log").write_text(INNER % (60, 2, 100) + INNER % (55.5, 4, 120) + "| {\n")
+    (run / "stage_00/member_1/train.log").write_text(
+        INNER % (60, 2, 100) + INNER % (55.5, 4, 120) + "| {\n"
+    )
     slurm.has(
         squeue="7_1|RUNNING|n3|0|None|\n8_0|FAILED|n1|0|x|\n"
         + "".join(f"{job_id}|PENDING||0|x|\n" for job_id in ("20", "8_1", "21"))
@@ -101,7 +105,9 @@ def test_states_of_a_local_run(launcher, monkeypatch, capsys):
     value = f"{launcher.rows[2]['value']:,.2f}"
     assert line(0) == f"run mega-batch 2 of 4 done {value} 2 of 4 stages requested"
     with locked(launcher.out):
-        assert line(0).startswith(f"run mega-batch 2 of 4 running {value} run/stage_01/eval.log: pid ")
+        assert line(0).startswith(
+            f"run mega-batch 2 of 4 running {value} run/stage_01/eval.log: pid "
+        )
     results = launcher.out / "results.jsonl"
     results.write_text("".join(results.read_text().splitlines(keepends=True)[:2]))
     assert " stopped " in line(1)  # killed between two rows
@@ -245,13 +251,19 @@ def test_real_slurm(cluster, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs").mkdir()
     script = "[ $SLURM_ARRAY_TASK_ID != 1 ] || { echo 'error: no room'; exit 1; }; sleep 600"
-    array = cluster.submit(script, "--array=0-2", "--requeue", f"--output={tmp_path}/jobs/%A_%a.out", NAME)
+    array = cluster.submit(
+        script, "--array=0-2", "--requeue", f"--output={tmp_path}/jobs/%A_%a.out", NAME
+    )
     after = ("--kill-on-invalid-dep=yes", "--dependency")
     blocked = cluster.submit("true", NAME, *after, f"afterok:{array}_1")
     waiting = cluster.submit("true", NAME, *after, f"afterok:{array}_0")
     other = cluster.submit("sleep 600")
     jobs = [(f"member {k}", f"{array}_{k}") for k in range(3)]
-    jobs += [("blocked", blocked, "member 1"), ("waiting", waiting, "member 0"), ("gone", "999999999")]
+    jobs += [
+        ("blocked", blocked, "member 1"),
+        ("waiting", waiting, "member 0"),
+        ("gone", "999999999"),
+    ]
     run, done = Path("run"), "{}/trained.json".format
     write(run, *(entry(name, done(name), job, *map(done, needs)) for name, job, *needs in jobs))
     cluster.wait_for(f"{array}_1", "FAILED")

@@ -36,7 +36,9 @@ class Sent:
     def __call__(self, name, jobs, resources, dependency):
         number = len(self.jobs) + 1
         self.jobs.append((name, [f"{job.run.name} {job.name}" for job in jobs], dependency))
-        return [f"{number}_{place}" for place in range(len(jobs))] if len(jobs) > 1 else [str(number)]
+        return (
+            [f"{number}_{place}" for place in range(len(jobs))] if len(jobs) > 1 else [str(number)]
+        )
 
 
 def all_jobs(made) -> list:
@@ -148,11 +150,16 @@ def test_a_refused_submission_says_how_many_are_queued(tmp_path, monkeypatch):
         return send(name, *arguments)
 
     monkeypatch.setattr(submission, "to_slurm", lambda folder: full)
-    refused = "QOSMaxSubmitJobPerUserLimit; 3 jobs are submitted; rerun the command to submit the rest"
+    refused = (
+        "QOSMaxSubmitJobPerUserLimit; 3 jobs are submitted; rerun the command to submit the rest"
+    )
     with pytest.raises(UserError, match=refused):
         submission.launch(all_jobs([made]), Resources(), tmp_path / "logs", [])
     busy = [job for job in queue.read_jobs(made.out) if job.job_id]
-    assert [job.name for job in busy] == ["untrained", *(f"stage 0, member {k} of 2" for k in (1, 2))]
+    assert [job.name for job in busy] == [
+        "untrained",
+        *(f"stage 0, member {k} of 2" for k in (1, 2)),
+    ]
     with pytest.raises(UserError, match="Limit; 0 jobs are submitted; rerun"):
         submission.launch(all_jobs([made]), Resources(), tmp_path / "logs", busy)
     monkeypatch.setattr(submission, "to_slurm", lambda folder: Sent())
@@ -177,12 +184,17 @@ def test_a_kill_between_two_submissions_loses_no_job(tmp_path, monkeypatch):
 
     def killed(*arguments):
         if len(send.jobs) == 2:
-            assert [job["job"] for job in read()] == ["1", "2"]  # on disk before the third submission
+            assert [job["job"] for job in read()] == [
+                "1",
+                "2",
+            ]  # on disk before the third submission
             raise KeyboardInterrupt
         return send(*arguments)
 
     def read():
-        return [job for job in json.loads((made.out / "jobs.json").read_text())["jobs"] if job["job"]]
+        return [
+            job for job in json.loads((made.out / "jobs.json").read_text())["jobs"] if job["job"]
+        ]
 
     monkeypatch.setattr(submission, "to_slurm", lambda folder: killed)
     with pytest.raises(KeyboardInterrupt):
@@ -198,9 +210,17 @@ def test_queued_jobs_stay_recorded_when_a_launch_requests_fewer_stages(tmp_path)
     record(long.out, jobs_of(long), ids, tmp_path / "old")
     before = queue.read_jobs(long.out)
     kept = [job for job in before if job.name in ("stage 1", "evaluation of stage 1")]
-    record(long.out, jobs_of(short), {job.marker: job.job_id for job in kept}, tmp_path / "new", kept)
+    record(
+        long.out, jobs_of(short), {job.marker: job.job_id for job in kept}, tmp_path / "new", kept
+    )
     now = {job.name: job for job in queue.read_jobs(long.out)}
-    assert list(now) == ["untrained", "stage 0", "evaluation of stage 0", "stage 1", "evaluation of stage 1"]
+    assert list(now) == [
+        "untrained",
+        "stage 0",
+        "evaluation of stage 0",
+        "stage 1",
+        "evaluation of stage 1",
+    ]
     assert now["stage 1"].needs == (now["stage 0"].marker,)
     assert now["evaluation of stage 1"].needs == (now["stage 1"].marker,)
     assert (now["stage 0"].job_id, now["stage 1"].job_id) == (None, "14")

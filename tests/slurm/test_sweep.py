@@ -21,7 +21,11 @@ SLURM = ("--cluster", "slurm", "--timeout-min", "30")
 
 def test_parts_cover_the_sweep_and_an_empty_part_does_nothing(tmp_path, monkeypatch, capsys):
     words = (*TINY, "--seeds", "0-1", "--out", tmp_path / "x")
-    for number, names in ((2, {"sm_w2_h2_s1"}), (3, {"sm_w2_h2_s1"}), (1, {"sm_w2_h2_s0", "sm_w2_h2_s1"})):
+    for number, names in (
+        (2, {"sm_w2_h2_s1"}),
+        (3, {"sm_w2_h2_s1"}),
+        (1, {"sm_w2_h2_s0", "sm_w2_h2_s1"}),
+    ):
         assert call(vision, monkeypatch, *words, "--part", f"{number}/3") == 0
         assert {path.name for path in (tmp_path / "x").iterdir()} == names  # and no figures
     assert capsys.readouterr().out == ""
@@ -45,25 +49,49 @@ def test_images_leaves_a_sweep_on_slurm_to_another_command(monkeypatch, words):
 def test_a_dry_run_shows_one_array_of_tasks_without_a_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))  # no SLURM here
-    words = ("--seeds", "0-40", "--out", "x", "--dry-run", "--runs-per-job", "20", "--partition", "learn")
+    words = (
+        "--seeds",
+        "0-40",
+        "--out",
+        "x",
+        "--dry-run",
+        "--runs-per-job",
+        "20",
+        "--partition",
+        "learn",
+    )
     assert call(sweep, monkeypatch, *SLURM, *words) == 0
     said = capsys.readouterr().out
-    for line in ("--array=0-2%3", "--cpus-per-task=1", "--nodes=1", "--partition=learn", "--requeue"):
+    for line in (
+        "--array=0-2%3",
+        "--cpus-per-task=1",
+        "--nodes=1",
+        "--partition=learn",
+        "--requeue",
+    ):
         assert f"#SBATCH {line}\n" in said
     assert "gpu" not in said.partition("\n1 submissions")[0]
     assert f"# <1> {tmp_path}/x part 1 of 3, {tmp_path}/x part 2 of 3, " in said
-    assert "1 submissions with 3 jobs, 0 GPU-hours requested, before requeues" in said.splitlines()[-1]
+    assert (
+        "1 submissions with 3 jobs, 0 GPU-hours requested, before requeues" in said.splitlines()[-1]
+    )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_experiment_is_split_and_a_change_of_runs_flags_or_files_undoes_its_parts(tmp_path, monkeypatch):
+def test_an_experiment_is_split_and_a_change_of_runs_flags_or_files_undoes_its_parts(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("sizes.yaml").write_text("sizes: {small: {hidden: 2}}")
     Path("one.yaml").write_text("learner: [sm, ens]\nseeds: 0-2")
     flags = ("one.yaml", "--size", "small")
     first, second = part.parts(flags, 4, 1)
     assert (first.part, first.run) == ("1/2", tmp_path / "runs/one_small")
-    assert [Path(run).name for run in second.runs] == ["sm_w1_h2_s1", "ens_w1_h2_s0", "ens_w1_h2_s2"]
+    assert [Path(run).name for run in second.runs] == [
+        "sm_w1_h2_s1",
+        "ens_w1_h2_s0",
+        "ens_w1_h2_s2",
+    ]
     assert {Path(run).parent for run in second.runs} == {Path("runs/one_small")}
     listed = "\n".join([*itertools.chain(*zip(first.runs, second.runs, strict=True))])
     monkeypatch.setattr(children, "ask", lambda *_: listed)
@@ -95,11 +123,15 @@ def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, w
     assert list(tmp_path.iterdir()) == []
 
 
-def test_running_parts_are_not_resubmitted_and_can_be_cancelled(cluster, tmp_path, monkeypatch, capsys):
+def test_running_parts_are_not_resubmitted_and_can_be_cancelled(
+    cluster, tmp_path, monkeypatch, capsys
+):
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(children, "ask", lambda *_: "my x/sm_w1_h32_s0\nmy x/sm_w1_h32_s1\n")  # faster
+    monkeypatch.setattr(
+        children, "ask", lambda *_: "my x/sm_w1_h32_s0\nmy x/sm_w1_h32_s1\n"
+    )  # faster
     words = (*SLURM, "--epochs", "100000", "--seeds", "0-1", "--out", "my x", "--runs-per-job")
     assert call(sweep, monkeypatch, *words, "1") == 0
     ids = [job.job_id for job in queue.read_jobs(Path("my x"))]
@@ -110,7 +142,9 @@ def test_running_parts_are_not_resubmitted_and_can_be_cancelled(cluster, tmp_pat
     assert "0 jobs submitted" in err
     assert [job.job_id for job in queue.read_jobs(Path("my x"))] == ids
     assert call(sweep, monkeypatch, *words, "2") == 2
-    assert re.search(r"part 1 of 2 .* cancel it with: alma cancel '.*/my x'\n", capsys.readouterr().err)
+    assert re.search(
+        r"part 1 of 2 .* cancel it with: alma cancel '.*/my x'\n", capsys.readouterr().err
+    )
     for job_id in ids:
         cluster.wait_for(job_id, "RUNNING")
     assert call(cancel.main, monkeypatch, "my x") == 0

@@ -103,11 +103,24 @@ def train(stream, tmp_path, monkeypatch, capsys) -> Callable:
 
 def rows(run: str = "run") -> list[dict]:
     """The rows of a run without what measures the machine."""
-    return [{key: row[key] for key in row if key not in MACHINE_FIELDS} for row in Run.read(run).rows]
+    return [
+        {key: row[key] for key in row if key not in MACHINE_FIELDS} for row in Run.read(run).rows
+    ]
 
 
 def test_a_trainer_gets_its_stage_and_its_answers_become_rows(train, stream):
-    train("--learner", "sm", "--replay-share", ".5", "--seed", "3", "--budget", "updates=6", "--out", "run")
+    train(
+        "--learner",
+        "sm",
+        "--replay-share",
+        ".5",
+        "--seed",
+        "3",
+        "--budget",
+        "updates=6",
+        "--out",
+        "run",
+    )
     task = StageTask.read("run/stage_02/model/stage.json")
     assert [part.name for part in task.train] == ["megabatch_02"]
     assert [part.name for part in task.earlier] == ["megabatch_00", "megabatch_01"]
@@ -118,11 +131,22 @@ def test_a_trainer_gets_its_stage_and_its_answers_become_rows(train, stream):
     first, *_, last = rows()
     assert first["value"] == math.exp(5.0)
     assert last["value"] == math.exp(4.1)
-    assert last["extra"]["perplexity_per_word"] == math.exp(4.1 * Stream.load(stream).test.tokens / words)
+    assert last["extra"]["perplexity_per_word"] == math.exp(
+        4.1 * Stream.load(stream).test.tokens / words
+    )
     assert last["train_flops"] == 6 * 10 * 900
     before = rows()
     assert "stage 1: was complete" in train(
-        "--learner", "sm", "--replay-share", ".5", "--seed", "3", "--budget", "updates=6", "--out", "run"
+        "--learner",
+        "sm",
+        "--replay-share",
+        ".5",
+        "--seed",
+        "3",
+        "--budget",
+        "updates=6",
+        "--out",
+        "run",
     )
     assert rows() == before
 
@@ -132,7 +156,8 @@ def test_an_ensemble_is_evaluated_by_the_trainer_and_shares_its_first_member(tra
     said = train("--stream", stream, "--out", "runs", what="e.yaml")
     assert "shared with" in said
     folders = {
-        Run.read(path.parent).config["learner"]: path.parent for path in Path("runs").glob("*/run.json")
+        Run.read(path.parent).config["learner"]: path.parent
+        for path in Path("runs").glob("*/run.json")
     }
     for learner in ("ens", "gens"):
         members = StageTask.read(str(folders[learner] / "stage_01/evaluation/stage.json")).members
@@ -178,7 +203,15 @@ def test_a_trainer_that_ends_early_goes_on(train, fault, says):
 
 
 def test_killed_at_any_moment_the_end_is_the_same(train, stream, tmp_path):
-    words = [stream, "--learner", "ens", "--replay", "--trainer", f"{sys.executable} my_trainer.py", "--out"]
+    words = [
+        stream,
+        "--learner",
+        "ens",
+        "--replay",
+        "--trainer",
+        f"{sys.executable} my_trainer.py",
+        "--out",
+    ]
     train("--learner", "ens", "--replay", "--out", "whole")
     environment = os.environ | {"SLOW": ".02"}
     command = [sys.executable, "-m", "slurm.launch", *map(str, words), "killed"]
@@ -190,11 +223,15 @@ def test_killed_at_any_moment_the_end_is_the_same(train, stream, tmp_path):
         except subprocess.TimeoutExpired:
             caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())
             ready = int(caught[1], 16) >> (signal.SIGTERM - 1) & 1  # else it is still importing
-            process.send_signal(chance.choice([signal.SIGKILL, signal.SIGTERM]) if ready else signal.SIGKILL)
+            process.send_signal(
+                chance.choice([signal.SIGKILL, signal.SIGTERM]) if ready else signal.SIGKILL
+            )
             kills += 1
         errors = process.communicate()[1]
         code = process.returncode
-        assert code in (0, -signal.SIGKILL, 128 + signal.SIGTERM) or "at work here" in errors, errors
+        assert code in (0, -signal.SIGKILL, 128 + signal.SIGTERM) or "at work here" in errors, (
+            errors
+        )
         time.sleep(0.2)
     assert kills
     assert rows("killed") == rows("whole")
@@ -204,7 +241,10 @@ def test_killed_at_any_moment_the_end_is_the_same(train, stream, tmp_path):
     ("words", "says"),
     [
         (["--learner", "gmoe"], "needs models of fairseq"),
-        (["--learner", "sm", "--schedule", "continuous"], "--schedule is for the training of fairseq"),
+        (
+            ["--learner", "sm", "--schedule", "continuous"],
+            "--schedule is for the training of fairseq",
+        ),
         (["--learner", "sm", "--average", ".9"], "--average is for the training of fairseq"),
         (["--learner", "sm", "--budget", "updates=many"], "give updates=N"),
         (["--learner", "sm", "--arch", "transformer_lm"], "--arch"),
@@ -219,12 +259,24 @@ def test_what_makes_no_sense_is_refused(train, words, says):
 def test_another_trainer_does_not_go_on_from_the_files_of_the_first(train):
     train("--learner", "sm", "--waiting-time", "3", "--out", "run", code=1, fault="stop")
     Path("other.py").write_text(TRAINER)
-    said = train("--learner", "sm", "--waiting-time", "3", "--out", "run", code=2, trainer="other.py")
+    said = train(
+        "--learner", "sm", "--waiting-time", "3", "--out", "run", code=2, trainer="other.py"
+    )
     assert "trainer" in said.splitlines()[-1]
 
 
 def test_on_slurm_its_jobs_are_arrays(train):
-    words = ("--learner", "ens", "--cluster", "slurm", "--gpus-per-node", "0", "--dry-run", "--out", "run")
+    words = (
+        "--learner",
+        "ens",
+        "--cluster",
+        "slurm",
+        "--gpus-per-node",
+        "0",
+        "--dry-run",
+        "--out",
+        "run",
+    )
     said = train(*words)
     assert "run stage 0, member 1 of 2, run stage 0, member 2 of 2" in said
     assert "one task of one node" in train(*words, "--nodes", "2", code=2)
@@ -234,7 +286,9 @@ def test_on_slurm_its_jobs_are_arrays(train):
 EXAMPLES = ROOT / "examples/trainers"
 MODULES = ("fairseq_cli.train", "fairseq_alma.preloaded", "transformers.trainer", "accelerate")
 FLAGS = "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2 --cpu"
-FLAGS += " --decoder-ffn-embed-dim 16 --tokens-per-sample 64 --batch-size 8 --optimizer adam --lr 5e-3"
+FLAGS += (
+    " --decoder-ffn-embed-dim 16 --tokens-per-sample 64 --batch-size 8 --optimizer adam --lr 5e-3"
+)
 FLAGS += " --max-update 10 --num-workers 0 --no-epoch-checkpoints"
 
 
@@ -260,7 +314,16 @@ def example(train, server, monkeypatch) -> Callable:
 
 @pytest.mark.thorough
 def test_plain_torch_learns(train):
-    words = ("--learner", "sm", "--replay-share", ".5", "--waiting-time", "2", "--budget", "updates=20")
+    words = (
+        "--learner",
+        "sm",
+        "--replay-share",
+        ".5",
+        "--waiting-time",
+        "2",
+        "--budget",
+        "updates=20",
+    )
     train(*words, "--out", "run", trainer=f"{EXAMPLES}/plain_torch.py")
     first, *_, second, third = (row["value"] for row in rows())
     assert third < second < 0.9 * first
@@ -303,7 +366,9 @@ def test_fairseq_as_a_trainer_has_the_rows_of_sm(example, stream, monkeypatch):
         assert ours["extra"].pop("perplexity_per_word") == pytest.approx(
             theirs["extra"].pop("perplexity_per_word")
         )
-        assert ours["extra"].pop("bits_per_byte") == pytest.approx(theirs["extra"].pop("bits_per_byte"))
+        assert ours["extra"].pop("bits_per_byte") == pytest.approx(
+            theirs["extra"].pop("bits_per_byte")
+        )
         assert ours["extra"].pop("valid") == pytest.approx(theirs["extra"].pop("valid"))
         assert ours == theirs
 

@@ -59,6 +59,8 @@ def test_the_way_from_words_to_a_plan_is_straight(tmp_path, monkeypatch):
     monkeypatch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
     codes = []
     words = [*WORDS, "--dry-run"]
-    modules = walk(lambda: codes.append(call(slurm.launch.main, monkeypatch, *words)), methods=False)
+    modules = walk(
+        lambda: codes.append(call(slurm.launch.main, monkeypatch, *words)), methods=False
+    )
     assert codes == [0]
     assert [module for module in dict.fromkeys(modules) if module in STAGES] == STAGES

@@ -116,6 +116,8 @@ def tree(tmp_path):
     for part, n in (("train", 35), ("test", 2)):
         for label, name in enumerate(("cat", "dog")):
             for i in range(n):
-                colour = np.full((6, 4, 3), [i, 100 * label, {"train": 1, "test": 2}[part]], dtype=np.uint8)
+                colour = np.full(
+                    (6, 4, 3), [i, 100 * label, {"train": 1, "test": 2}[part]], dtype=np.uint8
+                )
                 picture(tmp_path / "tree" / part / name / f"{i:02}.png", colour)
     return tmp_path / "tree"

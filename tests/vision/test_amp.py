@@ -17,7 +17,9 @@ AMP = ("off", "bf16")
 @pytest.mark.parametrize("arch", ["mlp", "vgg", TORCHVISION + SMALL])
 def test_gradients_are_those_of_autocast_in_fp32(arch):
     subject = LEARNERS["sm"]((3, 32, 32), 4, Settings(arch=arch, hidden=4), 0, CPU)
-    data = pictures(size=32).dataset  # on a map of one pixel, torch has wrong bf16 gradients on a CPU
+    data = pictures(
+        size=32
+    ).dataset  # on a map of one pixel, torch has wrong bf16 gradients on a CPU
     images, labels = data.examples(data.train)
     flat = Flat(subject.model)
     with torch.autocast("cpu", torch.bfloat16):
@@ -35,7 +37,9 @@ def test_gradients_are_those_of_autocast_in_fp32(arch):
 @pytest.mark.parametrize("name", ["ens", "ff"])
 def test_runs_are_close_to_those_in_fp32(tmp_path, name):
     options = {"epochs": 2, "arch": "vgg", "hidden": 3} | ({"members": 2} if name == "ens" else {})
-    runs = [run(MegaBatchStream("digits", 3), name, tmp_path / amp, amp=amp, **options) for amp in AMP]
+    runs = [
+        run(MegaBatchStream("digits", 3), name, tmp_path / amp, amp=amp, **options) for amp in AMP
+    ]
     assert [made.config.get("amp") for made in runs] == [None, "bf16"]
     single, half = ([row["extra"]["valid"]["loss"] for row in made.rows[1:]] for made in runs)
     assert half != single

@@ -60,7 +60,9 @@ def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, optio
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"router": "flat"}, {"gate": "hard"}, {"arch": "vgg", "hidden": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"router": "flat"}, {"gate": "hard"}, {"arch": "vgg", "hidden": 2}]
+)
 def test_a_split_expert_is_split_in_the_average_too(options):
     subject, stage_data = trained_twice("gmoe", **options)
     before, examples = logits(subject.deployed, stage_data.valid(1)), stage_data.valid(1)
@@ -72,7 +74,10 @@ def test_a_split_expert_is_split_in_the_average_too(options):
         assert torch.equal(raw.router.paths, mean.router.paths)
         assert split_from(raw.experts) == split_from(mean.experts)
         new = 2 if raw.router.tree else 1  # gates
-        for one, other in ((raw.router.weight, mean.router.weight), (raw.router.bias, mean.router.bias)):
+        for one, other in (
+            (raw.router.weight, mean.router.weight),
+            (raw.router.bias, mean.router.bias),
+        ):
             assert torch.equal(one[-new:], other[-new:])
 
 

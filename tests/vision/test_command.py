@@ -56,4 +56,6 @@ def test_a_recorded_command_repeats_the_run(tmp_path):
     made = Run.read(tmp_path / "again")
     assert numbers(made) == numbers(run)
     assert made.config == run.config
-    assert made.info["command"] == run.info["command"].replace(str(first.out), str(tmp_path / "again"))
+    assert made.info["command"] == run.info["command"].replace(
+        str(first.out), str(tmp_path / "again")
+    )

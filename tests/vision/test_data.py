@@ -36,7 +36,8 @@ def test_digits():
 
 def test_examples_are_normalised_and_channels_last():
     images = Images(
-        torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8).view(2, 2, 1, 1), torch.tensor([1, 0])
+        torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8).view(2, 2, 1, 1),
+        torch.tensor([1, 0]),
     )
     x, labels = Dataset("folder", images, images, 2, (0.5, 0.2), (0.25, 0.1)).examples(images)
     assert x.flatten().tolist() == pytest.approx([-2, 8, -1.2, 2])
@@ -63,16 +64,22 @@ def test_mean_and_std_of_the_pixels_and_black():
     images = torch.from_numpy(RNG(0).randint(0, 256, (7, 3, 5, 4)).astype(np.uint8))
     images[:, 2], images[0, :, 0, 0] = 9, 0
     made = make_dataset(
-        "folder", Images(images, torch.tensor([0, 1, 2, 0, 1, 2, 6])), Images(images[:1], torch.tensor([3]))
+        "folder",
+        Images(images, torch.tensor([0, 1, 2, 0, 1, 2, 6])),
+        Images(images[:1], torch.tensor([3])),
     )
     pixels = images.double().transpose(0, 1).flatten(1) / 255
     assert made.mean == pytest.approx(pixels.mean(1).tolist())
     assert made.std == pytest.approx(pixels.std(1).tolist())
     assert made.classes == 7
     assert torch.equal(made.black, made.examples(made.train).images[0, :, 0, 0])
-    assert made.black.tolist() == pytest.approx([-m / s for m, s in zip(made.mean, made.std, strict=True)])
+    assert made.black.tolist() == pytest.approx(
+        [-m / s for m, s in zip(made.mean, made.std, strict=True)]
+    )
     images[:, 2] = 9
-    assert make_dataset("folder", made.train, made.test).std[2] > 0, "a constant channel has a positive std"
+    assert make_dataset("folder", made.train, made.test).std[2] > 0, (
+        "a constant channel has a positive std"
+    )
 
 
 def test_fingerprint_changes_with_any_byte():
@@ -118,7 +125,9 @@ def test_arrays_of_any_layout_make_the_same_data_set():
 
 def test_a_data_set_of_your_own_trains_with_the_defaults_of_a_folder(tmp_path):
     part = gray()
-    record = run(MegaBatchStream(make_dataset("mine", part, part), 2), "sm", tmp_path, epochs=1, hidden=2)
+    record = run(
+        MegaBatchStream(make_dataset("mine", part, part), 2), "sm", tmp_path, epochs=1, hidden=2
+    )
     assert (record.config["dataset"], record.config["arch"], len(record.rows)) == ("mine", "vgg", 3)
     assert vars(resolve("mine", "gens", "draft")) == vars(resolve("folder", "gens", "draft"))
     assert presets.megabatches("mine") == presets.megabatches("folder") == 100
@@ -213,13 +222,17 @@ def cifar(monkeypatch):
         folder = root / ("cifar-10-batches-py" if ten else "cifar-100-python")
         folder.mkdir()
         meta, words = ("batches.meta", "label_names") if ten else ("meta", "fine_label_names")
-        (folder / meta).write_bytes(pickle.dumps({words: [f"class {i}" for i in range(classes)]}, 2))
+        (folder / meta).write_bytes(
+            pickle.dumps({words: [f"class {i}" for i in range(classes)]}, 2)
+        )
         trains = [f"data_batch_{i}" for i in range(1, 6)] if ten else ["train"]
         written: dict[str, list] = {"train": [], "test": []}
         for seed, file in enumerate([*trains, "test_batch" if ten else "test"]):
             images = RNG(seed).randint(0, 256, (4, 3, 32, 32)).astype(np.uint8)
             labels = [classes - 1, *RNG(seed).randint(0, classes, 3).tolist()]
-            (folder / file).write_bytes(pickle.dumps({"data": images.reshape(4, 3072), key: labels}, 2))
+            (folder / file).write_bytes(
+                pickle.dumps({"data": images.reshape(4, 3072), key: labels}, 2)
+            )
             written["train" if file in trains else "test"].append((images, labels))
         return {
             part: tuple(np.concatenate(arrays) for arrays in zip(*several, strict=True))
@@ -241,7 +254,13 @@ def test_cifar(tmp_path, cifar, name, classes, count, refused):
     )
     path = next(tmp_path.glob("*/*train" if classes > 10 else "*/data_batch_3"))
     whole = path.read_bytes()
-    for damaged in (b"", whole[:100], whole[:-1], b"<html>" + whole[6:], pickle.dumps({"labels": []})):
+    for damaged in (
+        b"",
+        whole[:100],
+        whole[:-1],
+        b"<html>" + whole[6:],
+        pickle.dumps({"labels": []}),
+    ):
         path.write_bytes(damaged)
         data.load.cache_clear()
         assert f"cannot read {name}" in refused(data.load, name, str(tmp_path))
@@ -268,7 +287,9 @@ def test_damaged_files_are_one_line(tmp_path, refused, packed):
             path.write_bytes(damaged)
             line = refused(data.load, "mnist", str(tmp_path))
             of_gzip = path.suffix == ".gz"
-            assert (f"{path}: " if of_gzip else f"mnist from {tmp_path} ({raw}: ") in line, damaged[:9]
+            assert (f"{path}: " if of_gzip else f"mnist from {tmp_path} ({raw}: ") in line, damaged[
+                :9
+            ]
         path.write_bytes(whole)
     write_idx(tmp_path / "MNIST/raw/train-labels-idx1-ubyte", np.zeros(11))
     line = refused(data.load, "mnist", str(tmp_path))

@@ -55,7 +55,10 @@ def test_a_run_writes_its_record_and_is_not_repeated(tmp_path, monkeypatch):
     (tmp_path / "run/.checkpoint.pt.tmp").write_bytes(b"half")  # that a kill left
     assert play(tmp_path / "run", waiting_time=3).rows == rows
     assert not list((tmp_path / "run").glob(".*.tmp"))
-    with locked(tmp_path / "run"), pytest.raises(UserError, match="another process is at work here"):
+    with (
+        locked(tmp_path / "run"),
+        pytest.raises(UserError, match="another process is at work here"),
+    ):
         play(tmp_path / "run", waiting_time=3)
 
 
@@ -113,7 +116,9 @@ def first_rows(record, count=4):
     return b"".join(lines)
 
 
-def test_a_run_without_checkpoint_restarts_and_keeps_its_rows_one_newer_than_the_rows_is_an_error(tmp_path):
+def test_a_run_without_checkpoint_restarts_and_keeps_its_rows_one_newer_than_the_rows_is_an_error(
+    tmp_path,
+):
     whole = play(tmp_path / "run")
     expected, kept = numbers(whole), first_rows(whole)
     with pytest.raises(UserError, match=r"lacks rows of completed stages: delete checkpoint\.pt"):
@@ -131,7 +136,9 @@ LAST = {
 
 @pytest.mark.parametrize("last", LAST)
 @pytest.mark.parametrize("learner", ["sm", "gens"])
-def test_a_kill_before_the_last_row_leaves_a_run_that_is_not_complete(tmp_path, monkeypatch, last, learner):
+def test_a_kill_before_the_last_row_leaves_a_run_that_is_not_complete(
+    tmp_path, monkeypatch, last, learner
+):
     """The last row follows the last checkpoint; with that, nothing is trained again."""
     whole = play(tmp_path / "whole", learner)
     owner, name, is_last = LAST[last]
@@ -154,7 +161,9 @@ def test_a_kill_before_the_last_row_leaves_a_run_that_is_not_complete(tmp_path, 
 
 
 @pytest.mark.parametrize("model", ["none", "older"])
-def test_a_run_with_all_rows_but_without_its_model_makes_the_model_and_keeps_the_rows(tmp_path, model):
+def test_a_run_with_all_rows_but_without_its_model_makes_the_model_and_keeps_the_rows(
+    tmp_path, model
+):
     whole = play(tmp_path, save_stages=True)
     path, rows = tmp_path / CHECKPOINT, whole.results.read_bytes()
     state = torch.load(path)
@@ -168,7 +177,9 @@ def test_a_run_with_all_rows_but_without_its_model_makes_the_model_and_keeps_the
     assert whole.results.read_bytes() == rows
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"text" * 99, _flip])
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"text" * 99, _flip]
+)
 def test_a_damaged_checkpoint_is_one_clear_line(tmp_path, damage):
     first_rows(play(tmp_path / "run"))
     path = tmp_path / "run" / CHECKPOINT
@@ -185,7 +196,10 @@ def test_other_settings_data_or_partition_in_the_same_folder_are_refused(tmp_pat
     for options, message in (
         ({"epochs": 4}, "epochs: 3 -> 4"),
         ({"stream": MegaBatchStream("digits", 7, seed=432)}, "partition: not given -> 432"),
-        ({"stream": MegaBatchStream("digits", parts=STREAM.parts[::-1])}, "partition: not given -> "),
+        (
+            {"stream": MegaBatchStream("digits", parts=STREAM.parts[::-1])},
+            "partition: not given -> ",
+        ),
         ({"stream": MegaBatchStream(other, 7)}, "data: "),
     ):
         assert message in refused(play, tmp_path / "run", **options)

@@ -28,7 +28,10 @@ class Stages:
         generator = seeded(5)
         labels = torch.randint(CLASSES, (n,), generator=generator)
         images = torch.randn(n, *shape, generator=generator) + labels.view(-1, 1, 1, 1) / 3 - 1
-        self.parts = [Examples(images[valid:], labels[valid:]), Examples(images[:valid], labels[:valid])]
+        self.parts = [
+            Examples(images[valid:], labels[valid:]),
+            Examples(images[:valid], labels[:valid]),
+        ]
 
     def train(self, index: int) -> Examples:
         return self.parts[0]
@@ -56,7 +59,11 @@ def trained(arch: str, **options) -> Firefly:
 def overgrown(arch: str, history: int = 10) -> tuple[Overgrown, MLP | VGG, torch.Tensor]:
     """An over-grown network, its model with running statistics of `history` batches, and images."""
     generator = seeded(1)
-    model = MLP([768, 8, 6, 5, CLASSES]) if arch == "mlp" else VGG(SHAPE, [[4, 5], [3], [6, 4, 4]], CLASSES)
+    model = (
+        MLP([768, 8, 6, 5, CLASSES])
+        if arch == "mlp"
+        else VGG(SHAPE, [[4, 5], [3], [6, 4, 4]], CLASSES)
+    )
     model.reset(generator)
     images = torch.randn(128, *SHAPE, generator=generator) * 1.5 + 0.2
     model.train()
@@ -85,9 +92,9 @@ def everything(network: Overgrown, kinds: str):
     pairs = list(zip(chosen, network.perturbations, strict=True))
     scores = [torch.full((len(p),), -1.0 if taken else 1.0) for taken, p in pairs]
     counts = [len(p) if taken else 0 for taken, p in pairs]
-    budget = network.parameters([*zip(counts[::3], counts[1::3], counts[2::3], strict=True)]) - size(
-        network.model
-    )
+    budget = network.parameters(
+        [*zip(counts[::3], counts[1::3], counts[2::3], strict=True)]
+    ) - size(network.model)
     return network.select(scores, budget), budget
 
 
@@ -157,14 +164,18 @@ def test_tuning_lowers_the_loss_and_keeps_the_norms(arch):
     for found in (before, [p.detach().clone() for p in network.perturbations]):
         for p, value in zip(network.perturbations, found, strict=True):
             p.data = value / len(network.candidates)
-        losses.append(torch.nn.functional.cross_entropy(network(data.train(1).images), data.train(1).labels))
+        losses.append(
+            torch.nn.functional.cross_entropy(network(data.train(1).images), data.train(1).labels)
+        )
         for p, value in zip(network.perturbations, found, strict=True):
             p.data = value
     assert losses[1] < losses[0] - 1e-3
     for p, old in zip(network.perturbations, before, strict=True):
         torch.testing.assert_close(p.detach().flatten(1).norm(dim=1), old.flatten(1).norm(dim=1))
     moved = [
-        (p - old).abs().max() > 1e-4 for p, old in zip(network.perturbations, before, strict=True) if len(p)
+        (p - old).abs().max() > 1e-4
+        for p, old in zip(network.perturbations, before, strict=True)
+        if len(p)
     ]
     assert sum(moved) > len(moved) / 2  # the others belong to dead neurons
 
@@ -180,7 +191,9 @@ def test_scores_are_derivatives_by_epsilon():
         for epsilon in (0.9, 1.1):
             p.data = old.clone()
             p.data[candidate] *= epsilon
-            losses.append(torch.nn.functional.cross_entropy(network(images).double(), labels).item())
+            losses.append(
+                torch.nn.functional.cross_entropy(network(images).double(), labels).item()
+            )
         p.data = old
         assert scores[which][candidate].item() == pytest.approx(
             (losses[1] - losses[0]) / 0.2, rel=0.05, abs=2e-6
@@ -212,7 +225,11 @@ def test_growth_is_linear_in_width_and_depth_and_keeps_the_classes(arch, depth):
         subject.grow(index, data)
         found.update(subject.growth)
         assert subject.growth["added_parameters"] == subject.parameters - before > 0
-        hidden = list(itertools.chain(*subject.model.widths)) if arch == "vgg" else subject.model.widths[1:-1]
+        hidden = (
+            list(itertools.chain(*subject.model.widths))
+            if arch == "vgg"
+            else subject.model.widths[1:-1]
+        )
         largest = 9 * max(hidden) * (max(hidden) + 1) if arch == "vgg" else 193 + 2 * max(hidden)
         assert abs(subject.parameters - before - initial / 4) <= largest / 2
         assert subject.model(data.valid(index).images).shape == (1, CLASSES, 10)
@@ -235,9 +252,15 @@ def test_growth_changes_the_function_little_and_does_not_raise_the_loss(arch):
         subject.grow(1, data)
         after = subject.model.eval()(data.valid(1).images)
         found = subject.details["growth"]
-        assert found["function_error"] == pytest.approx((after - before).abs().max().item(), rel=1e-5)
-        assert found["loss_before"] == pytest.approx(loss_of(before, data.valid(1).labels).item(), rel=1e-5)
-        assert found["loss_after"] == pytest.approx(loss_of(after, data.valid(1).labels).item(), rel=1e-5)
+        assert found["function_error"] == pytest.approx(
+            (after - before).abs().max().item(), rel=1e-5
+        )
+        assert found["loss_before"] == pytest.approx(
+            loss_of(before, data.valid(1).labels).item(), rel=1e-5
+        )
+        assert found["loss_after"] == pytest.approx(
+            loss_of(after, data.valid(1).labels).item(), rel=1e-5
+        )
         assert found["function_error"] > 0
         changed.append(found["function_error"] / before.abs().max().item())
         gained.append(loss - loss_of(subject.model(images), labels).item())

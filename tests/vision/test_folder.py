@@ -31,9 +31,13 @@ def test_folder(tree):
     assert (read.shape, read.classes, read.name) == ((3, 6, 4), 2, "folder")
     assert read.train.images.dtype == torch.uint8
     assert read.train.labels.tolist() == [0] * 35 + [1] * 35
-    assert read.train.images[:, :, 0, 0].tolist() == [[i, 100 * c, 1] for c in range(2) for i in range(35)]
+    assert read.train.images[:, :, 0, 0].tolist() == [
+        [i, 100 * c, 1] for c in range(2) for i in range(35)
+    ]
     assert (read.train.images == read.train.images[:, :, :1, :1]).all()
-    assert read.test.images[:, :, 5, 3].tolist() == [[i, 100 * c, 2] for c in range(2) for i in range(2)]
+    assert read.test.images[:, :, 5, 3].tolist() == [
+        [i, 100 * c, 2] for c in range(2) for i in range(2)
+    ]
     x = read.examples(read.train).images[:, :2]
     assert x.mean((0, 2, 3)).tolist() == pytest.approx([0, 0], abs=1e-5)
     assert x.std((0, 2, 3)).tolist() == pytest.approx([1, 1], abs=1e-3)
@@ -131,7 +135,9 @@ def test_images_are_upright_as_viewers_show_them(tmp_path, suffix):
         for part in ("train", "test"):
             path = tmp_path / part / "a" / f"{orientation}.{suffix}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            (stored.transpose(Image.Transpose[turn]) if turn else stored).save(path, exif=exif, **exact)
+            (stored.transpose(Image.Transpose[turn]) if turn else stored).save(
+                path, exif=exif, **exact
+            )
     for size, expected in ((None, shown), (4, np.asarray(small))):
         images = load(tmp_path, size=size).train.images.permute(0, 2, 3, 1).int()
         assert (images - torch.from_numpy(expected.copy()).int()).abs().max() < 9
@@ -177,7 +183,10 @@ REFUSED = [
     (lambda tree: os.truncate(tree / "train/dog/33.png", 40), "cannot read the image"),
     (lambda tree: os.truncate(tree / "train/dog/33.png", 0), "dog/33.png"),
     (lambda tree: (tree / "train/dog/33.png").write_bytes(b"no image"), "dog/33.png"),
-    (lambda tree: picture(tree / "test/cat/00.png", np.full((6, 4), 1000, np.uint16)), "8 bits per channel"),
+    (
+        lambda tree: picture(tree / "test/cat/00.png", np.full((6, 4), 1000, np.uint16)),
+        "8 bits per channel",
+    ),
 ]
 
 
@@ -190,7 +199,9 @@ def test_what_is_no_folder_of_images_is_one_line(tree, refused, change, message)
 # Files of decoded images
 
 
-def test_images_on_disk_are_those_in_memory_are_mapped_and_decoded_once(tree, tmp_path, monkeypatch):
+def test_images_on_disk_are_those_in_memory_are_mapped_and_decoded_once(
+    tree, tmp_path, monkeypatch
+):
     cache, plain = tmp_path / "cache", load(tree)
     first = load(tree, cache)
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
@@ -238,7 +249,9 @@ def test_errors_of_the_cache_are_one_line(tree, tmp_path, refused, monkeypatch):
     assert "cannot be written (No space left on device): choose another --cache-images" in line
 
 
-def test_a_set_larger_than_the_memory_is_refused_without_a_cache(tree, tmp_path, refused, monkeypatch):
+def test_a_set_larger_than_the_memory_is_refused_without_a_cache(
+    tree, tmp_path, refused, monkeypatch
+):
     pages = os.sysconf
     monkeypatch.setattr(os, "sysconf", lambda name: 1 if name == "SC_PHYS_PAGES" else pages(name))
     assert "give --cache-images DIR, or lower --image-size" in refused(load, tree, size=200)
@@ -261,7 +274,9 @@ def test_the_command_line(tree, tmp_path, refused):
     (job,) = jobs(*words, *f"--epochs 1 --hidden 2 --out {tmp_path / 'run'}".split())
     assert f"--cache-images {cache}" in job.command
     assert "changed images in memory" in refused(jobs, *words, "--scenario", "rotated")
-    assert "--cache-images needs --dataset folder" in refused(data.load, "digits", cache_images="there")
+    assert "--cache-images needs --dataset folder" in refused(
+        data.load, "digits", cache_images="there"
+    )
     assert "--image-size 0" in refused(data.load, "folder", image_size=0)
     assert "digits, mnist" in refused(data.load, "nist")
     job.run()
@@ -290,7 +305,10 @@ def test_the_command_says_what_it_reads_of_a_folder_once(tree, tmp_path, monkeyp
             "--dataset folder --data-root tree --scenario classes",
             "5 mega-batches of 2 classes: choose 1",
         ),
-        ("--dataset folder --data-root one", "of 1 training images: give more, so that each has an image"),
+        (
+            "--dataset folder --data-root one",
+            "of 1 training images: give more, so that each has an image",
+        ),
         ("--megabatches 10,719", "719 mega-batches of 1437 training images: choose 1 to 718"),
         ("--scenario classes --megabatches 11", "11 mega-batches of 10 classes: choose 1 to 10"),
         ("--seeds 0,4294967296", "--seed 4294967296: from 0"),
@@ -315,7 +333,9 @@ def test_other_data_sets_are_scaled_as_a_folder_is():
     assert scaled.fingerprint != plain.fingerprint
     assert torch.equal(scaled.train.labels, plain.train.labels)
     for k in (0, 500):
-        image = Image.fromarray(plain.train.images[k, 0].numpy()).resize((20, 20), Image.Resampling.BILINEAR)
+        image = Image.fromarray(plain.train.images[k, 0].numpy()).resize(
+            (20, 20), Image.Resampling.BILINEAR
+        )
         assert torch.equal(scaled.train.images[k, 0], torch.from_numpy(np.array(image)))
 
 
@@ -327,4 +347,6 @@ def test_a_cut_is_that_of_torchvision(tmp_path, shape, shorter):
     pixels = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
     picture(tmp_path / "one.png", pixels)
     expected = np.asarray(Compose([Resize(shorter), CenterCrop(9)])(Image.fromarray(pixels)))
-    assert np.array_equal(folder.read_image(str(tmp_path / "one.png"), folder.Size(9, 9, shorter)), expected)
+    assert np.array_equal(
+        folder.read_image(str(tmp_path / "one.png"), folder.Size(9, 9, shorter)), expected
+    )

@@ -24,6 +24,12 @@ def test_a_stage_on_a_gpu_has_the_outputs_of_the_cpu(monkeypatch, name, dataset)
     for device in map(torch.device, ("cpu", "cuda")):
         here = Examples(*(part.to(device) for part in given))
         learner = LEARNERS[name](SHAPES[dataset], 10, settings, 0, device)
-        fit(learner.model, here.part(0, 160), here.part(160, 200), learner.settings, learner.generators)
+        fit(
+            learner.model,
+            here.part(0, 160),
+            here.part(160, 200),
+            learner.settings,
+            learner.generators,
+        )
         outputs.append(evaluate(learner.model, here).softmax(-2).cpu())
     torch.testing.assert_close(outputs[1], outputs[0], atol=1e-2, rtol=1e-2)

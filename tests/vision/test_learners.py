@@ -146,7 +146,10 @@ def test_gens_adds_a_member_and_keeps_the_others(start):
         assert all(torch.equal(member.state_dict()[name], value) for name, value in then.items())
     assert gens.parameters == 3 * learner("sm").parameters
     # A hardly trained member is still close to its initial weights.
-    near = [torch.allclose(a["layers.0.weight"], b["layers.0.weight"], atol=1e-3) for a, b in pairwise(kept)]
+    near = [
+        torch.allclose(a["layers.0.weight"], b["layers.0.weight"], atol=1e-3)
+        for a, b in pairwise(kept)
+    ]
     assert near == [start == "copy"] * 2
 
 

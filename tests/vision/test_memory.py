@@ -25,7 +25,9 @@ MODELS = {
     "grown vgg": lambda: VGG(SHAPE, [[4, 5], [300], [6, 4, 4]], 10),
     "mixture": lambda: mixture_mlp([1728, 300, 300, 10], 6, True, False),
     "hard mixture of vgg": lambda: mixture_vgg(SHAPE, vgg_widths(8), 10, 6, True, True),
-    "committee": lambda: Committee([mixture_vgg(SHAPE, vgg_widths(8), 10, 3, True, False) for _ in range(3)]),
+    "committee": lambda: Committee(
+        [mixture_vgg(SHAPE, vgg_widths(8), 10, 3, True, False) for _ in range(3)]
+    ),
 }
 
 
@@ -45,7 +47,9 @@ class Live(TorchDispatchMode):
                 self.bytes[storage.data_ptr()] = storage.nbytes()
                 self.users[storage.data_ptr()] += 1
                 weakref.finalize(tensor, self.users.subtract, [storage.data_ptr()])
-        self.peak = max(self.peak, sum(self.bytes[place] for place, users in self.users.items() if users > 0))
+        self.peak = max(
+            self.peak, sum(self.bytes[place] for place, users in self.users.items() if users > 0)
+        )
         return found
 
 
@@ -77,7 +81,9 @@ def test_batches_are_bounded_by_bytes_and_small_images_are_as_many_as_ever():
 
 
 @pytest.mark.parametrize("learner", ["ens", "gens", "ff"])
-def test_results_are_the_same_with_batches_of_few_and_images_as_bytes(tmp_path, monkeypatch, learner):
+def test_results_are_the_same_with_batches_of_few_and_images_as_bytes(
+    tmp_path, monkeypatch, learner
+):
     """The values of bytes are the same bit for bit; a batch changes the rounding of a sum."""
 
     def values():
@@ -104,7 +110,9 @@ def test_out_of_memory_is_one_line_that_says_what_to_lower(tmp_path, child):
     def limited():
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 200_000_000,) * 2)
-        command(lambda: run(stream, "ens", tmp_path / "run", hidden=20_000, arch="mlp", batch_size=40))()
+        command(
+            lambda: run(stream, "ens", tmp_path / "run", hidden=20_000, arch="mlp", batch_size=40)
+        )()
 
     line = child(tmp_path / "log", limited).wait().error
     assert "out of memory" in line

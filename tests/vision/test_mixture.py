@@ -46,7 +46,12 @@ def test_a_gate_value_is_the_product_of_the_branches_on_its_path():
     z = torch.randn(8, 30, generator=seeded(1))
     node = torch.addmm(router.bias, router.weight, z).view(3, 2, 30).softmax(1)
     root, of_one, of_zero = node
-    expected = [root[0] * of_zero[0], root[1] * of_one[0], root[1] * of_one[1], root[0] * of_zero[1]]
+    expected = [
+        root[0] * of_zero[0],
+        root[1] * of_one[0],
+        root[1] * of_one[1],
+        root[0] * of_zero[1],
+    ]
     torch.testing.assert_close(router(z), torch.stack(expected))
 
 
@@ -69,7 +74,11 @@ def test_a_split_of_a_tree_keeps_the_outputs(kind, hard):
 def test_a_mixture_of_one_expert_equals_the_plain_network(kind):
     model, x = mixture(kind), images(kind, 7)
     plain = MLP([48, 9, 7, 5]) if kind == "mlp" else VGG((3, 32, 32), vgg_widths(3), 5)
-    sources = [*filter(None, [model.head]), *(layer.experts for layer in model.layers), model.classifier]
+    sources = [
+        *filter(None, [model.head]),
+        *(layer.experts for layer in model.layers),
+        model.classifier,
+    ]
     targets = plain.layers if kind == "mlp" else [*plain.blocks, plain.classifier]
     for source, target in zip(sources, targets, strict=True):
         target.load_state_dict(source.state_dict())
@@ -102,7 +111,9 @@ def test_hard_gates_are_sampled_and_have_gradients(kind):
     for used in gates:
         assert torch.allclose(used.sum(0), torch.ones(len(x)))
         assert torch.allclose(used.detach().max(0).values, torch.ones(len(x)))
-    found = torch.autograd.grad(loss_of(logits, torch.arange(len(x)) % 5).sum(), list(model.parameters()))
+    found = torch.autograd.grad(
+        loss_of(logits, torch.arange(len(x)) % 5).sum(), list(model.parameters())
+    )
     named = dict(zip((name for name, _ in model.named_parameters()), found, strict=True))
     routers = [name for name in named if "router" in name]
     assert all(named[name].abs().max() > 0 for name in routers)

@@ -91,7 +91,9 @@ def test_the_formulas_of_the_mlps_gradient(members, own, joint):
     logits = model(x)
     labels = y if own else [y] * len(logits)
     loss = sum(F.cross_entropy(voter.t(), own) for voter, own in zip(logits, labels, strict=True))
-    for formula, autograd in zip(by_formula, torch.autograd.grad(loss, flat.parameters), strict=True):
+    for formula, autograd in zip(
+        by_formula, torch.autograd.grad(loss, flat.parameters), strict=True
+    ):
         torch.testing.assert_close(formula, autograd, rtol=1e-5, atol=1e-7)
 
 
@@ -116,7 +118,9 @@ def test_flops_equal_those_of_the_flop_counter(kind, members):
         assert backward == len(x) * model.flops.backward
 
 
-@pytest.mark.parametrize(("hidden", "mlp", "vgg"), [(4, 3210, 2510), (8, 6442, 9330), (64, 55050, 558410)])
+@pytest.mark.parametrize(
+    ("hidden", "mlp", "vgg"), [(4, 3210, 2510), (8, 6442, 9330), (64, 55050, 558410)]
+)
 def test_the_networks_have_the_papers_sizes(hidden, mlp, vgg):
     models = MLP(mlp_widths((1, 28, 28), hidden, 10)), VGG((3, 32, 32), vgg_widths(hidden), 10)
     assert [sum(p.numel() for p in model.parameters()) for model in models] == [mlp, vgg]

@@ -10,7 +10,9 @@ from torch.utils.data import TensorDataset
 from tests.vision.conftest import equal, numbers
 from vision import Stream, deployed, run
 
-PIXELS = torch.randint(0, 256, (40, 3, 6, 5), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+PIXELS = torch.randint(0, 256, (40, 3, 6, 5), generator=torch.Generator().manual_seed(0)).to(
+    torch.uint8
+)
 LABELS = torch.arange(40) % 4
 DATES = np.array(["2024-02", "2024-01", "2023-12", "2024-03"])[np.arange(40) // 10]
 QUICK = {"epochs": 2, "batch_size": 8, "augment": False, "device": "cpu"}
@@ -43,7 +45,9 @@ class Pictures(torch.utils.data.Dataset):
 def test_images_of_all_kinds_make_the_same_stream(given):
     stream = Stream.from_dataset(given, test=(PIXELS[:9], LABELS[:9]), megabatches=4)
     found, expected = (
-        sorted((bytes(image), int(label)) for image, label in zip(images.numpy(), labels, strict=True))
+        sorted(
+            (bytes(image), int(label)) for image, label in zip(images.numpy(), labels, strict=True)
+        )
         for images, labels in (stream.dataset.train, (PIXELS, LABELS))
     )
     assert found == expected
@@ -66,7 +70,10 @@ def test_each_period_is_a_mega_batch_with_a_test_set_of_its_own():
         map(list, stream.parts)
     )
     other = Stream.from_dataset((PIXELS, LABELS), dates=DATES, seed=1)
-    assert (other.partition, other.dataset.fingerprint) == (stream.partition, stream.dataset.fingerprint)
+    assert (other.partition, other.dataset.fingerprint) == (
+        stream.partition,
+        stream.dataset.fingerprint,
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,11 +108,20 @@ def test_other_images_and_dates_are_one_line(refused, given, options, message):
 
 def test_classes_without_images_have_their_outputs(tmp_path, monkeypatch, refused):
     monkeypatch.setattr(Pictures, "classes", [*"abcdef"])
-    run(Stream.from_dataset(Pictures(), megabatches=2), "sm", tmp_path, arch="mlp", hidden=4, **QUICK)
+    run(
+        Stream.from_dataset(Pictures(), megabatches=2),
+        "sm",
+        tmp_path,
+        arch="mlp",
+        hidden=4,
+        **QUICK,
+    )
     learner, data = deployed.load(tmp_path)
     assert (learner.classes, data.names) == (6, [*"abcdef"])
     monkeypatch.setattr(Pictures, "classes", [*"abc"])
-    assert "3 names in its `classes`, and labels up to 3" in refused(Stream.from_dataset, Pictures())
+    assert "3 names in its `classes`, and labels up to 3" in refused(
+        Stream.from_dataset, Pictures()
+    )
 
 
 def test_a_palette_becomes_its_colours():
@@ -210,6 +226,10 @@ def test_another_network_or_metric_is_another_run(tmp_path, refused):
         return nn.Sequential(nn.Flatten(), nn.Linear(90, classes))
 
     other.__name__ = "tiny"
-    assert "other settings (backbone" in refused(run, stream, "sm", tmp_path, backbone=other, **QUICK)
-    assert "metric" in refused(run, stream, "sm", tmp_path, backbone=tiny, metric=worst_class_error, **QUICK)
+    assert "other settings (backbone" in refused(
+        run, stream, "sm", tmp_path, backbone=other, **QUICK
+    )
+    assert "metric" in refused(
+        run, stream, "sm", tmp_path, backbone=tiny, metric=worst_class_error, **QUICK
+    )
     assert "backbone of its own, own:tiny" in refused(deployed.load, tmp_path)

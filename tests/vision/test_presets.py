@@ -50,7 +50,10 @@ def test_the_authors_preset_differs_in_these_settings_alone(learner, differences
     # Each difference can be chosen, or taken back, by itself.
     for name, value in differences.items():
         assert getattr(resolve("cifar10", learner, "paper", {name: value}), name) == value
-        assert getattr(resolve("cifar10", learner, "authors", {name: paper[name]}), name) == paper[name]
+        assert (
+            getattr(resolve("cifar10", learner, "authors", {name: paper[name]}), name)
+            == paper[name]
+        )
 
 
 def test_the_anytime_preset_averages_what_can_be_averaged_and_replays():
@@ -62,8 +65,12 @@ def test_the_anytime_preset_averages_what_can_be_averaged_and_replays():
     assert (anew.average, anew.epochs) == (0.0, presets.ANYTIME["epochs"])
     assert resolve("mnist", "sm", "anytime", {"epochs": 3}).epochs == 3
     assert resolve("digits", "sm", "anytime").epochs == 100
-    assert {resolve(name, "sm", "anytime").epochs for name in ("cifar10", "cifar100", "folder")} == {30}
-    assert resolve("mnist", "sm", "anytime", {"patience": 5}).select == "loss"  # "last" would ignore it
+    assert {
+        resolve(name, "sm", "anytime").epochs for name in ("cifar10", "cifar100", "folder")
+    } == {30}
+    assert (
+        resolve("mnist", "sm", "anytime", {"patience": 5}).select == "loss"
+    )  # "last" would ignore it
     assert presets.replay_share("anytime", False) > 0
     assert presets.replay_share("anytime", True) == presets.replay_share("paper", False) == 0
 
@@ -77,10 +84,18 @@ def test_the_drafts_settings():
         assert sm.epochs == (200 if "cifar" in name else 100)
         for learner, experts in (("gmoe", 2), ("moe", 2), ("gens", 1)):
             mixture = resolve(name, learner, "draft")
-            assert (mixture.experts, mixture.gate) == (experts, "soft" if "cifar" in name else "hard")
+            assert (mixture.experts, mixture.gate) == (
+                experts,
+                "soft" if "cifar" in name else "hard",
+            )
         # every 5 mega-batches, counted in stages
         for learner in ("gmoe", "ff"):
-            assert [resolve(name, learner, "draft", {}, w).grow_every for w in (1, 3, 5, 50)] == [5, 2, 1, 1]
+            assert [resolve(name, learner, "draft", {}, w).grow_every for w in (1, 3, 5, 50)] == [
+                5,
+                2,
+                1,
+                1,
+            ]
     for name, peer in (("emnist", "mnist"), ("cifar100", "cifar10")):
         assert megabatches(name) == 50
         assert resolve(name, "gmoe") == resolve(name, "gmoe", "draft")
@@ -135,14 +150,29 @@ REFUSED = [
     ("sm", {"lr": "1"}, "--lr '1': of type str, give float"),
     ("sm", {"augment": "off"}, "--augment 'off': of type str, give bool"),
     ("sm", {"momentum": 0.9}, "--momentum does not apply to sm: Adadelta has none"),
-    ("sm", {"momentum": 0.9, "optimizer": "adamw"}, "--momentum does not apply to sm: Adamw has none"),
+    (
+        "sm",
+        {"momentum": 0.9, "optimizer": "adamw"},
+        "--momentum does not apply to sm: Adamw has none",
+    ),
     ("sm", {"patience": 3, "select": "last"}, "--select last does not ask which epoch is best"),
     ("sm", {"average": 0.5, "from_scratch": True}, "weights of unrelated models have no average"),
-    *(("sm", {"average": value}, "--average") for value in (1.0, -0.1, float("nan"), "poly", "last:8")),
+    *(
+        ("sm", {"average": value}, "--average")
+        for value in (1.0, -0.1, float("nan"), "poly", "last:8")
+    ),
     ("gens", {"average": 0.5}, "each member is trained in one stage only"),
-    ("gens", {"gate": "hard"}, "--gate does not apply to gens: its members have gates only with --experts 2"),
+    (
+        "gens",
+        {"gate": "hard"},
+        "--gate does not apply to gens: its members have gates only with --experts 2",
+    ),
     ("gens", {"from_scratch": True}, "--from-scratch does not apply to gens: every stage adds"),
-    ("umix", {"member_order": "own"}, "--member-order does not apply to umix: it is a setting of ens"),
+    (
+        "umix",
+        {"member_order": "own"},
+        "--member-order does not apply to umix: it is a setting of ens",
+    ),
     ("nobody", {}, "'nobody': choose from sm, ens"),
     ("sm", {"members": 3}, "--members does not apply to sm: it is a setting of ens, umix"),
     ("sm", {"wrong": 1}, "wrong is not a setting"),

@@ -100,7 +100,9 @@ def test_firefly_grows_on_an_epoch_and_not_on_all_data(tmp_path):
         made = run(STREAM, out=tmp_path / str(share), learner="ff", replay_share=share, **FAST)
         flops.append([row["extra"].get("flops", {}).get("growth", 0) for row in made.rows])
     assert max(flops[0]) > 0
-    assert max(flops[1]) < 1.3 * max(flops[0])  # networks grow differently; on all data it is 4 times as much
+    assert max(flops[1]) < 1.3 * max(
+        flops[0]
+    )  # networks grow differently; on all data it is 4 times as much
 
 
 def test_a_sweep_may_have_a_baseline_without_replay():

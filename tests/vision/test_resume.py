@@ -74,12 +74,17 @@ def learner(kind, backbone, **chosen):
 
 
 @pytest.mark.parametrize(
-    ("kind", "backbone"), [*((kind, "mlp") for kind in KINDS), ("ens", "vgg"), ("gmoe", "vgg"), ("ff", "vgg")]
+    ("kind", "backbone"),
+    [*((kind, "mlp") for kind in KINDS), ("ens", "vgg"), ("gmoe", "vgg"), ("ff", "vgg")],
 )
-def test_all_tensors_are_aligned_in_training_after_growth_and_after_loading(kind, backbone, monkeypatch):
+def test_all_tensors_are_aligned_in_training_after_growth_and_after_loading(
+    kind, backbone, monkeypatch
+):
     flats = []
     init = Flat.__init__
-    monkeypatch.setattr(Flat, "__init__", lambda self, model: (init(self, model), flats.append(model))[0])
+    monkeypatch.setattr(
+        Flat, "__init__", lambda self, model: (init(self, model), flats.append(model))[0]
+    )
     subject = learner(kind, backbone, epochs=1)
     data = StageData(STREAM, experiment.stages(11, 4), torch.device("cpu"))
     for index in range(2):
@@ -169,7 +174,12 @@ def combinations():
 
 ALL = list(combinations())
 FEW = [  # every kind, optimizers in turn, some VGGs
-    (kind, "vgg" if kind in ("ens", "gmoe", "ff") else "mlp", optimizer, "hard" if kind in GATED else None)
+    (
+        kind,
+        "vgg" if kind in ("ens", "gmoe", "ff") else "mlp",
+        optimizer,
+        "hard" if kind in GATED else None,
+    )
     for kind, optimizer in zip([*KINDS, *REPLAYS], cycle(OPTIMIZERS), strict=False)
 ]
 

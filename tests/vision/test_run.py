@@ -31,7 +31,9 @@ def test_without_arguments_as_a_script_from_anywhere(tmp_path):
     assert done.stderr == ""
 
 
-def test_a_sweep_in_processes_equals_single_runs_and_skips_complete_ones(tmp_path, monkeypatch, capsys):
+def test_a_sweep_in_processes_equals_single_runs_and_skips_complete_ones(
+    tmp_path, monkeypatch, capsys
+):
     common = "--megabatches 4 --epochs 3 --members 2".split()
     sweep = [*common, *"--learner sm,ens --hidden 5 --seeds 0-1 --out".split(), tmp_path / "sweep"]
     command(monkeypatch, *sweep, "--jobs", 2)
@@ -50,7 +52,9 @@ def test_a_sweep_in_processes_equals_single_runs_and_skips_complete_ones(tmp_pat
 
     before = {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("results.jsonl")}
     monkeypatch.setattr(sys.modules["vision.run"], "run_all", run_here)
-    monkeypatch.setattr(sys.modules["vision.run"], "summarise", lambda *_: None)  # figures: seconds each time
+    monkeypatch.setattr(
+        sys.modules["vision.run"], "summarise", lambda *_: None
+    )  # figures: seconds each time
     command(monkeypatch, *sweep)
     assert {path: path.read_bytes() for path in before} == before
     single = "--learner ens --hidden 5 --seed 1 --out".split()
@@ -66,7 +70,9 @@ def test_a_failed_run_does_not_end_its_sweep(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.modules["vision.run"], "jobs_of", lambda options: planned)
     with pytest.raises(SystemExit) as stop:
         command(monkeypatch, *sweep, "--out", tmp_path)
-    assert stop.value.code.startswith("error: 1 of 2 runs failed: sm_w1_h32_s0: TypeError: load() got")
+    assert stop.value.code.startswith(
+        "error: 1 of 2 runs failed: sm_w1_h32_s0: TypeError: load() got"
+    )
     said = capsys.readouterr()
     assert "sm_w1_h32_s0: failed" in said.out
     assert "Traceback" in said.err
@@ -90,8 +96,12 @@ def test_settings_go_to_the_learners_that_take_them():
 
 
 @pytest.mark.parametrize(("learner", "preset"), zip(LEARNERS, cycle(PRESETS), strict=False))
-def test_every_learner_and_every_preset_is_on_the_command_line(tmp_path, monkeypatch, learner, preset):
-    monkeypatch.setattr(sys.modules["vision.run"], "summarise", lambda *_: None)  # figures: seconds each time
+def test_every_learner_and_every_preset_is_on_the_command_line(
+    tmp_path, monkeypatch, learner, preset
+):
+    monkeypatch.setattr(
+        sys.modules["vision.run"], "summarise", lambda *_: None
+    )  # figures: seconds each time
     words = f"--learner {learner} --preset {preset} --megabatches 3 --epochs 2 --hidden 3 --out"
     command(monkeypatch, *words.split(), tmp_path)
     run = Run.read(tmp_path)
@@ -121,7 +131,13 @@ def test_wrong_input_is_one_clear_line(tmp_path, monkeypatch, capsys, words, mes
 
 @pytest.mark.parametrize(
     ("device", "gpus", "taken"),
-    [("auto", 3, [0, 1, 2, 0, 1]), ("cuda", 1, [0] * 5), ("auto", 0, []), ("cuda:1", 3, []), ("cpu", 3, [])],
+    [
+        ("auto", 3, [0, 1, 2, 0, 1]),
+        ("cuda", 1, [0] * 5),
+        ("auto", 0, []),
+        ("cuda:1", 3, []),
+        ("cpu", 3, []),
+    ],
 )
 def test_processes_take_the_gpus_in_turn(monkeypatch, device, gpus, taken):
     found, count = [], multiprocessing.Value("i", 0)
@@ -171,16 +187,24 @@ def test_a_dry_run_prints_the_cost_of_each_run_and_writes_nothing(tmp_path, monk
     assert lines[-1][:3] == ["6", "runs", "36"]
     capsys.readouterr()
     command(monkeypatch, "--learner", "ff,sm", "--patience", "3", "--dry-run")
-    marks = [line.split()[4][0] for line in capsys.readouterr().out.splitlines() if line.startswith("runs")]
+    marks = [
+        line.split()[4][0]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("runs")
+    ]
     assert marks == [">", "<"]
     monkeypatch.setattr("vision.estimate._seconds", lambda learner: _Seconds(0.0, 0.6))
-    command(monkeypatch, "--megabatches", "2", "--epochs", "1", "--dry-run")  # validates 142, tests 3 * 360
+    command(
+        monkeypatch, "--megabatches", "2", "--epochs", "1", "--dry-run"
+    )  # validates 142, tests 3 * 360
     assert capsys.readouterr().out.split()[-1] == "12.2"
 
 
 def test_a_dry_run_of_a_folder_decodes_one_image(tree, monkeypatch, capsys):
     monkeypatch.setattr("vision.folder._decoded", None)
-    words = f"--dataset folder --data-root {tree} --hidden 2 --megabatches 2 --batch-size 4 --dry-run"
+    words = (
+        f"--dataset folder --data-root {tree} --hidden 2 --megabatches 2 --batch-size 4 --dry-run"
+    )
     command(monkeypatch, *words.split())
     counts, _, line, _ = capsys.readouterr().out.splitlines()
     assert counts.startswith("images: 70 for training and 4 for tests")

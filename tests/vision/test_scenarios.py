@@ -64,4 +64,6 @@ def test_an_ordinary_stream_has_no_matrix(tmp_path):
 
 
 def test_more_megabatches_than_classes_are_refused(refused):
-    assert "11 mega-batches of 10 classes: choose 1 to 10" in refused(make_stream, DIGITS, 11, 0, "classes")
+    assert "11 mega-batches of 10 classes: choose 1 to 10" in refused(
+        make_stream, DIGITS, 11, 0, "classes"
+    )

@@ -76,14 +76,19 @@ def test_number_of_megabatches(refused):
         line = refused(MegaBatchStream, numbered(7), wrong)
         assert line.startswith(f"{wrong} mega-batches of 7")
         assert "choose 1 to 3" in line
-    assert "2 mega-batches of 1 training images: give more" in refused(MegaBatchStream, numbered(1), 2)
+    assert "2 mega-batches of 1 training images: give more" in refused(
+        MegaBatchStream, numbered(1), 2
+    )
     for seed in (-1, 2**32):
         assert f"--seed {seed}" in refused(MegaBatchStream, numbered(9), 2, seed)
 
 
 def test_parts_given(refused):
     stream = MegaBatchStream(numbered(9), parts=[[8, 0, 4], np.array([1, 2])])
-    assert [[part.tolist() for part in stream.split(t)] for t in (1, 2)] == [[[8, 0], [4]], [[1], [2]]]
+    assert [[part.tolist() for part in stream.split(t)] for t in (1, 2)] == [
+        [[8, 0], [4]],
+        [[1], [2]],
+    ]
     assert "at least 2 images" in refused(MegaBatchStream, numbered(9), parts=[[0, 1], [2]])
     assert "at least 2 images" in refused(MegaBatchStream, numbered(9), parts=[])
     for wrong in ([-1, 2], [3, 9], [0.0, 1.0], [True, False]):

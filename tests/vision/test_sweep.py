@@ -28,7 +28,9 @@ def test_every_setting_takes_a_comma_list():
     assert names("--lr", ".3,1", "--hidden", "4,8", "--seeds", "0-1") == [
         f"sm_w1_h{h}_lr-{lr}_s{seed}" for h in (4, 8) for lr in ("0.3", "1") for seed in (0, 1)
     ]
-    found = jobs("--learner", "sm,gmoe", "--router", "tree,flat", "--augment", "off,on", "--replay", "off,on")
+    found = jobs(
+        "--learner", "sm,gmoe", "--router", "tree,flat", "--augment", "off,on", "--replay", "off,on"
+    )
     assert len(found) == 2 * 2 + 2 * 2 * 2
     settings = ("augment", "router", "replay")
     assert {job.out.name: tuple(job.options.get(name) for name in settings) for job in found} == {
@@ -81,7 +83,9 @@ def test_all_waits_for_the_whole_stream():
     assert (job.megabatches, job.scenario, job.options["waiting_time"]) == (5, "classes", 5)
     found = jobs("--dataset", "mnist", "--waiting-time", "10,all,500")
     assert [job.options["waiting_time"] for job in found] == [10, 500]
-    assert [job.options["waiting_time"] for job in jobs("--megabatches", 7, "--waiting-time", "all")] == [7]
+    assert [
+        job.options["waiting_time"] for job in jobs("--megabatches", 7, "--waiting-time", "all")
+    ] == [7]
 
 
 def test_an_experiment_is_a_sweep_that_its_size_completes(folder):
@@ -89,15 +93,24 @@ def test_an_experiment_is_a_sweep_that_its_size_completes(folder):
     assert {str(job.out.parent) for job in found} == {"runs/one"}
     assert len(found) == 2 * 2 * 2 * 2
     first = found[0]
-    assert (first.dataset["name"], first.megabatches, first.out.name) == ("mnist", 500, "sm_w1_h4_s0")
-    assert (first.options["epochs"], first.options["lr"]) == (3, 0.001)  # the file overrides its size
+    assert (first.dataset["name"], first.megabatches, first.out.name) == (
+        "mnist",
+        500,
+        "sm_w1_h4_s0",
+    )
+    assert (first.options["epochs"], first.options["lr"]) == (
+        3,
+        0.001,
+    )  # the file overrides its size
     small = jobs(folder / "one.yaml", "--size", "small")
     assert {(job.dataset["name"], job.megabatches, job.options["hidden"]) for job in small} == {
         ("digits", 6, 5)
     }
     assert {str(job.out.parent) for job in small} == {"runs/one_small"}
     assert small[-1].out.name == "gmoe_w6_h5_replay_s0"
-    (folder / "last.yaml").write_text("learner: sm\nreplay: on")  # the file's name is not a value of --replay
+    (folder / "last.yaml").write_text(
+        "learner: sm\nreplay: on"
+    )  # the file's name is not a value of --replay
     assert names(folder / "last.yaml") == ["sm_w1_h32_replay_s0"]
 
 
@@ -181,7 +194,16 @@ def test_bad_lists_are_one_clear_line(folder, monkeypatch, words, message):
 def test_the_help_loads_nothing_heavy(module):
     code = f"import importlib, sys\nimportlib.import_module({module!r}).parser().format_help()\n"
     code += "print(*sys.modules)"
-    heavy = {"torch", "torchvision", "numpy", "sklearn", "matplotlib", "yaml", "tensorboardX", "tqdm"}
+    heavy = {
+        "torch",
+        "torchvision",
+        "numpy",
+        "sklearn",
+        "matplotlib",
+        "yaml",
+        "tensorboardX",
+        "tqdm",
+    }
     assert not heavy & set(python("-c", code).stdout.split())
 
 

@@ -39,7 +39,9 @@ def tensors(model):
 
 def test_resnet18_has_the_known_parameters_and_flops():
     flops = costs("resnet18", 1000, 224, 224)
-    assert flops.forward == flops.inference == pytest.approx(2 * 1.814e9, rel=1e-3)  # torchvision's table
+    assert (
+        flops.forward == flops.inference == pytest.approx(2 * 1.814e9, rel=1e-3)
+    )  # torchvision's table
     first = 2 * 64 * 3 * 49 * 112**2
     assert flops.backward == 2 * flops.forward - first
     alone = learner("sm", "resnet18", (3, 32, 32), 1000)
@@ -79,7 +81,9 @@ def test_weights_are_drawn_as_by_torchvision_from_the_seed_alone():
     assert equal(tensors(one.model), tensors(ens.model.networks[0]))
     assert not equal(tensors(one.model), tensors(ens.model.networks[1]))
     torch.manual_seed(int(torch.randint(2**62, (), generator=one.generator_for("init", 0, 0))))
-    assert equal(tensors(models.get_model(SMALL, num_classes=4)), tensors(one.model.networks[0].network))
+    assert equal(
+        tensors(models.get_model(SMALL, num_classes=4)), tensors(one.model.networks[0].network)
+    )
 
 
 @pytest.mark.parametrize("joint", [None, "mean"])
@@ -175,14 +179,24 @@ def test_the_layer_of_the_classes_starts_at_random_if_their_numbers_differ(tmp_p
 
 
 def test_a_file_with_auxiliary_modules_fits(tmp_path):
-    torch.save(models.googlenet(aux_logits=True, init_weights=False).state_dict(), tmp_path / "g.pt")
-    check(Settings(arch=TORCHVISION + "googlenet", weights=str(tmp_path / "g.pt")), (3, 32, 32), 1000)
+    torch.save(
+        models.googlenet(aux_logits=True, init_weights=False).state_dict(), tmp_path / "g.pt"
+    )
+    check(
+        Settings(arch=TORCHVISION + "googlenet", weights=str(tmp_path / "g.pt")), (3, 32, 32), 1000
+    )
 
 
 MISFITS = [
-    (lambda state: state.pop("conv1.0.weight") is None or state, 'Missing key(s): "conv1.0.weight"'),
+    (
+        lambda state: state.pop("conv1.0.weight") is None or state,
+        'Missing key(s): "conv1.0.weight"',
+    ),
     (lambda state: state | {"x": torch.zeros(1)}, 'Unexpected key(s): "x"'),
-    (lambda state: state | {"conv1.0.weight": torch.zeros(24, 1, 3, 3)}, "size mismatch for conv1.0.weight"),
+    (
+        lambda state: state | {"conv1.0.weight": torch.zeros(24, 1, 3, 3)},
+        "size mismatch for conv1.0.weight",
+    ),
     (lambda state: state | {"fc.weight": torch.zeros(9, 7)}, "size mismatch for fc.weight"),
     (lambda state: {"model": state}, "Missing key(s)"),
     (lambda state: state | {1: torch.zeros(1)}, 'Unexpected key(s): "1"'),
@@ -246,9 +260,15 @@ NO_GROWTH = "a model of torchvision neither grows nor has experts; choose --arch
         ("--arch resnet18", "choose from mlp, vgg, or torchvision:NAME"),
         ("--arch torchvision:alexnet", "alexnet does not take images of 8 x 8 pixels"),
         ("--arch torchvision:vit_b_16", "Expected 224 but got 8!): give --image-size"),
-        ("--arch torchvision:resnet18 --hidden 8", "--hidden does not apply to sm: torchvision:resnet18"),
+        (
+            "--arch torchvision:resnet18 --hidden 8",
+            "--hidden does not apply to sm: torchvision:resnet18",
+        ),
         ("--weights README.md", "--weights does not apply to sm: it needs --arch torchvision:NAME"),
-        *((f"--arch {ARCH} --learner {name}", NO_GROWTH) for name in ("gmoe", "moe", "ff", "sm,gmoe")),
+        *(
+            (f"--arch {ARCH} --learner {name}", NO_GROWTH)
+            for name in ("gmoe", "moe", "ff", "sm,gmoe")
+        ),
         (f"--arch {ARCH} --learner gens --experts 2", NO_GROWTH),
     ],
 )
@@ -269,13 +289,23 @@ def test_a_sweep_gives_sizes_and_weights_to_those_that_have_them(tmp_path, saved
 @pytest.mark.parametrize("channels", [1, 3])
 def test_weights_go_with_the_statistics_of_imagenet(tmp_path, channels):
     torch.save(models.get_model(SMALL, num_classes=4).state_dict(), tmp_path / "weights.pt")
-    stream, chosen = pictures(channels=channels), {"arch": ARCH, "weights": str(tmp_path / "weights.pt")}
-    assert resolve("folder", "sm", chosen={**chosen, "statistics": "data"}).config().get("statistics") is None
+    stream, chosen = (
+        pictures(channels=channels),
+        {"arch": ARCH, "weights": str(tmp_path / "weights.pt")},
+    )
+    assert (
+        resolve("folder", "sm", chosen={**chosen, "statistics": "data"}).config().get("statistics")
+        is None
+    )
     record = run(stream, "sm", tmp_path / "run", epochs=1, **chosen)
     assert record.config["statistics"] == "imagenet"
     mean, std = record.info["images"]["mean"], record.info["images"]["std"]
-    assert (mean, std) == (([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]) if channels == 3 else (mean, std))
+    assert (mean, std) == (
+        ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]) if channels == 3 else (mean, std)
+    )
     assert (sum(mean) / channels, sum(std) / channels) == pytest.approx((0.449, 0.226))
     trained, data = deployed.load(tmp_path / "run")  # without the file
     predicted = trained.judged(trained.deployed, data.examples(stream.dataset.test))[-1]
-    assert float((predicted != stream.dataset.test.labels).double().mean()) == record.rows[-1]["value"]
+    assert (
+        float((predicted != stream.dataset.test.labels).double().mean()) == record.rows[-1]["value"]
+    )

@@ -18,7 +18,9 @@ def examples(n, seed, size=4, channels=1):
     """Images of 3 classes that can be learnt, a third of them with a random label."""
     generator = seeded(seed)
     labels = torch.randint(0, 3, (n,), generator=generator)
-    images = torch.randn(n, channels, size, size, generator=generator) + labels[:, None, None, None] - 1
+    images = (
+        torch.randn(n, channels, size, size, generator=generator) + labels[:, None, None, None] - 1
+    )
     labels[::3] = torch.randint(0, 3, (len(labels[::3]),), generator=generator)
     return Examples(images.contiguous(memory_format=torch.channels_last), labels)
 
@@ -69,7 +71,12 @@ def test_the_best_epoch_on_validation_is_kept_with_its_batch_statistics(make, se
                 list(model.parameters())[-2].mul_(-1000)
 
     lr = 2.0 if make is mlp else 0.5
-    train(model, {"epochs": 12, "lr": lr, "batch_size": 8, "select": select}, n=100, watch=spoil_the_last)
+    train(
+        model,
+        {"epochs": 12, "lr": lr, "batch_size": 8, "select": select},
+        n=100,
+        watch=spoil_the_last,
+    )
     scores = watching.scores(measure)
     best = scores.index(min(scores))
     assert best < 11
@@ -90,7 +97,13 @@ def test_a_scheduler_sets_the_learning_rate_of_each_epoch():
     chosen = {"optimizer": "sgd", "batch_size": 16, "select": "last"}
     train(decaying, chosen | {"epochs": 2, "lr": 0.2, "lr_scheduler": "linear"})
     for lr in (0.2, 0.1):
-        fit(constant, examples(50, 1), examples(20, 2), Settings(**chosen, epochs=1, lr=lr), [generator])
+        fit(
+            constant,
+            examples(50, 1),
+            examples(20, 2),
+            Settings(**chosen, epochs=1, lr=lr),
+            [generator],
+        )
     assert equal(decaying.state_dict(), constant.state_dict())
 
 
@@ -102,7 +115,9 @@ def test_a_stack_trains_as_its_members_one_by_one(make):
     orders of magnitude at every update.
     """
     together, alone = make(3, seed=7), [make(1, seed=7 + member) for member in range(3)]
-    chosen = Settings(epochs=5, batch_size=16, optimizer="sgd", lr=0.1 if make is mlp else 0.01, momentum=0.9)
+    chosen = Settings(
+        epochs=5, batch_size=16, optimizer="sgd", lr=0.1 if make is mlp else 0.01, momentum=0.9
+    )
     n, size = (50, 4) if make is mlp else (64, 32)
 
     def fitted(model):
@@ -120,8 +135,12 @@ def test_a_stack_trains_as_its_members_one_by_one(make):
     for member, model in enumerate(alone):
         epochs = fitted(model).models
         for name, value in model.state_dict().items():
-            torch.testing.assert_close(together.state_dict()[name][member], value[0], atol=1e-5, rtol=1e-5)
-        best_epochs.add(next(i for i, state in enumerate(epochs) if equal(state, model.state_dict())))
+            torch.testing.assert_close(
+                together.state_dict()[name][member], value[0], atol=1e-5, rtol=1e-5
+            )
+        best_epochs.add(
+            next(i for i, state in enumerate(epochs) if equal(state, model.state_dict()))
+        )
     assert len(best_epochs) > 1 or make is not mlp
 
 
@@ -154,7 +173,9 @@ def test_an_epoch_is_better_by_at_least_patience_delta():
     model = mlp()
     watching = Watching(model)
     train(model, {"epochs": 20, "patience_delta": 100.0}, watch=watching)
-    assert equal(model.state_dict(), watching.models[0])  # no epoch is better than the first by 100 nats
+    assert equal(
+        model.state_dict(), watching.models[0]
+    )  # no epoch is better than the first by 100 nats
 
 
 @pytest.mark.parametrize("make", [mlp, vgg])

@@ -40,7 +40,9 @@ def grown(*splits, tree=True):
 )
 def test_tree_is_read_from_the_paths(splits, parents):
     found = tsne.tree_of(grown(*splits).paths)
-    named = {"".join(map(str, sorted(node))): "".join(map(str, sorted(up))) for node, up in found.items()}
+    named = {
+        "".join(map(str, sorted(node))): "".join(map(str, sorted(up))) for node, up in found.items()
+    }
     assert named == parents
 
 
@@ -74,7 +76,9 @@ def test_the_model_of_a_stage_has_the_recorded_error(place):
 
 def test_the_command_draws_one_panel_per_stage(place, tmp_path, monkeypatch, capsys):
     picture = tmp_path / "new/two.png"
-    monkeypatch.setattr(sys, "argv", ["tsne", str(place), *f"--examples 30 --out {picture}".split()])
+    monkeypatch.setattr(
+        sys, "argv", ["tsne", str(place), *f"--examples 30 --out {picture}".split()]
+    )
     tsne.main()
     assert capsys.readouterr().out == f"{picture}\n"
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -96,7 +100,9 @@ def test_the_command_draws_one_panel_per_stage(place, tmp_path, monkeypatch, cap
         ({}, "--examples 4", "at least 5"),
     ],
 )
-def test_errors_are_one_line_and_exit_code_2(place, tmp_path, changes, words, message, monkeypatch, capsys):
+def test_errors_are_one_line_and_exit_code_2(
+    place, tmp_path, changes, words, message, monkeypatch, capsys
+):
     if changes is not None:  # a copy of the run with another config
         ignored = None if changes.pop("stages", True) else shutil.ignore_patterns("stage_*")
         shutil.copytree(place, tmp_path / "run", ignore=ignored)

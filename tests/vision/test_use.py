@@ -30,7 +30,9 @@ def refusal(monkeypatch, capsys, *words):
     with pytest.raises(SystemExit) as stop:
         alma(monkeypatch, *words)
     assert stop.value.code == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning")]
+    (line,) = [
+        line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning")
+    ]
     return line
 
 
@@ -54,10 +56,20 @@ def gray(tmp_path_factory):
 
 
 @pytest.mark.parametrize("t", [2, 3, 5, None])
-def test_predictions_of_files_are_those_of_the_run_after_mega_batch_t(gray, tmp_path, monkeypatch, t):
+def test_predictions_of_files_are_those_of_the_run_after_mega_batch_t(
+    gray, tmp_path, monkeypatch, t
+):
     place, dataset = gray
     out = tmp_path / "new/labels.csv"
-    alma(monkeypatch, "predict", place / "run", place / "files", "--out", out, *(["--t", t] if t else []))
+    alma(
+        monkeypatch,
+        "predict",
+        place / "run",
+        place / "files",
+        "--out",
+        out,
+        *(["--t", t] if t else []),
+    )
     rows = list(csv.DictReader(out.open()))
     assert [row["path"] for row in rows] == [str(place / f"files/{i:03}.png") for i in range(300)]
     learner, like = deployed.load(place / "run", t)
@@ -71,16 +83,22 @@ def test_predictions_of_files_are_those_of_the_run_after_mega_batch_t(gray, tmp_
     assert (judged[-1] != examples.labels).double().mean() == recorded[t or 5]
 
 
-def test_a_folders_run_names_classes_and_prepares_files_of_any_size(tree, tmp_path, monkeypatch, capsys):
+def test_a_folders_run_names_classes_and_prepares_files_of_any_size(
+    tree, tmp_path, monkeypatch, capsys
+):
     size = f"--dataset folder --data-root {tree} --image-size 4 --resize-size 5 --megabatches 2"
-    options = f"{size} --arch mlp --hidden 8 --epochs 30 --lr 0.02 --no-augment --out {tmp_path}/run"
+    options = (
+        f"{size} --arch mlp --hidden 8 --epochs 30 --lr 0.02 --no-augment --out {tmp_path}/run"
+    )
     alma(monkeypatch, "images", *options.split())
     for i, colour in enumerate(([9, 100, 1], [9, 0, 1])):  # of a dog and a cat
         picture(tmp_path / f"new/{i}.png", np.full((31, 17, 3), colour, np.uint8))
     (tmp_path / "new/2.png").write_text("no image")
     (tmp_path / "new/list.txt").touch()
     capsys.readouterr()
-    alma(monkeypatch, "predict", tmp_path / "run", tmp_path / "new", "--out", tmp_path / "labels.csv")
+    alma(
+        monkeypatch, "predict", tmp_path / "run", tmp_path / "new", "--out", tmp_path / "labels.csv"
+    )
     said = capsys.readouterr()
     assert "images: 3; unreadable: 1; files left out: 1 .txt" in said.out
     assert f"cannot read the image {tmp_path}/new/2.png" in said.err
@@ -142,7 +160,9 @@ def stream_for(arch):
 
 
 FAST = [("mlp", "sm"), ("mlp", "umix"), ("vgg", "ens"), (ARCH, "sm")]
-SLOW = [case for case in product(("mlp", "vgg", ARCH), ("sm", "ens", "umix")) if case not in FAST[:-1]]
+SLOW = [
+    case for case in product(("mlp", "vgg", ARCH), ("sm", "ens", "umix")) if case not in FAST[:-1]
+]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +190,9 @@ def test_an_export_has_the_probabilities_of_the_run(tmp_path, monkeypatch, arch,
     assert "alma" not in code.replace("without ALMA", "")
     assert "vision" not in code.replace("torchvision", "")
     exec(code, loaded := {})
-    torch.testing.assert_close(loaded["load"](tmp_path / "out")(images), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        loaded["load"](tmp_path / "out")(images), expected, atol=1e-5, rtol=0
+    )
     written = {"model.safetensors", "config.json", "loader.py", *["model.onnx"] * onnx}
     assert {file.name for file in (tmp_path / "out").iterdir()} == written
     if onnx:
@@ -183,7 +205,9 @@ def test_an_export_has_the_probabilities_of_the_run(tmp_path, monkeypatch, arch,
 
 def test_what_cannot_be_exported_is_one_line_and_writes_nothing(gray, tmp_path):
     place, _ = gray
-    with pytest.raises(subprocess.CalledProcessError) as done:  # through `alma export`, without fairseq
+    with pytest.raises(
+        subprocess.CalledProcessError
+    ) as done:  # through `alma export`, without fairseq
         python("-m", "alma", "export", str(place / "run"), "--out", str(tmp_path / "out"))
     assert done.value.returncode == 2
     assert done.value.stderr.startswith("error: gens cannot be exported: sm, ens and umix can")

@@ -17,7 +17,14 @@ from vision.scenarios import read_periods
 from vision.stage_trainer import StageTrainer
 
 WEEKS = {1: "ab", 2: "ab", 3: "abc", 4: "bc", 5: "abcd", 6: "abcd"}
-FAST = {"arch": "mlp", "hidden": 4, "epochs": 3, "batch_size": 8, "augment": False, "optimizer": "adadelta"}
+FAST = {
+    "arch": "mlp",
+    "hidden": 4,
+    "epochs": 3,
+    "batch_size": 8,
+    "augment": False,
+    "optimizer": "adadelta",
+}
 
 
 def arrive(root, *weeks, size=(5, 4)):
@@ -25,7 +32,9 @@ def arrive(root, *weeks, size=(5, 4)):
     for week in weeks:
         for name in WEEKS[week]:
             for i in range(10):
-                pixels = np.random.RandomState([week, ord(name), i]).randint(0, 256, (*size, 3), np.uint8)
+                pixels = np.random.RandomState([week, ord(name), i]).randint(
+                    0, 256, (*size, 3), np.uint8
+                )
                 picture(Path(root, f"2026-W{week:02}", name, f"{i}.png"), pixels)
 
 
@@ -57,16 +66,26 @@ def test_periods_have_classes_in_order_of_appearance_and_splits_of_a_tenth(shop)
     periods = found(shop)
     assert [period.name for period in periods] == ["2026-W01", "2026-W02", "2026-W03", "2026-W04"]
     assert [period.new_classes for period in periods] == [["a", "b"], [], ["c"], []]
-    assert [[len(x) for x in period.splits.values()] for period in periods[:3:2]] == [[16, 2, 2], [24, 3, 3]]
+    assert [[len(x) for x in period.splits.values()] for period in periods[:3:2]] == [
+        [16, 2, 2],
+        [24, 3, 3],
+    ]
     made = stream(shop)
     for t, period in enumerate(periods, start=1):
-        images = [made.dataset.train.images.index_select(0, torch.from_numpy(own)) for own in made.split(t)]
-        images.append(made.dataset.test.images.index_select(0, torch.from_numpy(made.held_out[t - 1])))
+        images = [
+            made.dataset.train.images.index_select(0, torch.from_numpy(own))
+            for own in made.split(t)
+        ]
+        images.append(
+            made.dataset.test.images.index_select(0, torch.from_numpy(made.held_out[t - 1]))
+        )
         for own, (name, files) in zip(images, period.splits.items(), strict=True):
             read = [np.asarray(Image.open(file["path"])).transpose(2, 0, 1) for file in files]
             assert np.array_equal(own.numpy(), read), name
     labels = made.dataset.train.labels[made.parts[2]].tolist()
-    assert labels == ["abc".index(x["label"]) for name in ("train", "valid") for x in periods[2].splits[name]]
+    assert labels == [
+        "abc".index(x["label"]) for name in ("train", "valid") for x in periods[2].splits[name]
+    ]
 
 
 def manifest(root, suffix, more=lambda path: {}):
@@ -105,7 +124,10 @@ def test_exif_dates_and_the_natural_order_of_folders(shop, tmp_path):
             exif = Image.Exif()
             exif[0x8769] = {0x9003: f"2026:{week:02}:1{i} 12:00:00"}
             image = Image.fromarray(np.full((4, 4, 3), 10 * week + i, np.uint8))
-            for path in (tmp_path / "exif/a" / f"{week}{i}.jpg", tmp_path / f"n/day {week}/a/{i}.jpg"):
+            for path in (
+                tmp_path / "exif/a" / f"{week}{i}.jpg",
+                tmp_path / f"n/day {week}/a/{i}.jpg",
+            ):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 image.save(path, exif=exif)
     assert [period.name for period in found(tmp_path / "exif", "month")] == ["2026-09", "2026-10"]
@@ -122,8 +144,9 @@ def test_the_first_copy_stays_and_is_counted(shop):
     assert after[3].sha256 == before[3].sha256
     files = [x for period in after for own in period.splits.values() for x in own]
     assert max(Counter(x["sha256"] for x in files).values()) == 1
-    assert "W01: 21 images (17 train, 2 valid, 2 test); 2 classes (2 new: a, b); copies left out: 1" in str(
-        after[0]
+    assert (
+        "W01: 21 images (17 train, 2 valid, 2 test); 2 classes (2 new: a, b); copies left out: 1"
+        in str(after[0])
     )
 
 
@@ -136,12 +159,18 @@ def test_a_group_is_in_one_split_of_all_periods_and_the_manifest_may_say_which(s
 
     forced = ""
     before = found(manifest=manifest(shop, "csv", more), group_by="object")
-    places = {(x["object"], name) for period in before for name, own in period.splits.items() for x in own}
+    places = {
+        (x["object"], name) for period in before for name, own in period.splits.items() for x in own
+    }
     assert len(places) == len({group for group, _ in places}) > 20
     forced = next(group for group, name in sorted(places) if name == "test")
     after = found(manifest=manifest(shop, "csv", more), group_by="object")
     assert {
-        name for period in after for name, own in period.splits.items() for x in own if x["object"] == forced
+        name
+        for period in after
+        for name, own in period.splits.items()
+        for x in own
+        if x["object"] == forced
     } == {"train"}
 
 
@@ -153,22 +182,36 @@ BAD = [
     ),
     (lambda shop: (shop / "2026-W02").rename(shop / "extra"), {}, "20 unreadable (first:"),
     (lambda shop: (shop / "2026-W02").rename(shop / "2026"), {}, "20 imprecise (first:"),
-    (lambda shop: [x.unlink() for x in (shop / "2026-W02").rglob("[1-9].png")], {}, "of 2 in 2 groups"),
-    (lambda shop: shop.rename(shop.with_name("moved")), {}, "shop: unreadable (No such file or directory)"),
+    (
+        lambda shop: [x.unlink() for x in (shop / "2026-W02").rglob("[1-9].png")],
+        {},
+        "of 2 in 2 groups",
+    ),
+    (
+        lambda shop: shop.rename(shop.with_name("moved")),
+        {},
+        "shop: unreadable (No such file or directory)",
+    ),
     (lambda shop: None, {"group_by": "object"}, "has no object"),
     (
         lambda shop: (shop / "m.csv").write_text("path,date\na.png,2026\n"),
         {"manifest": "m.csv"},
         "image 1 has no",
     ),
-    (lambda shop: (shop / "m.jsonl").write_text("[]\n"), {"manifest": "m.jsonl"}, "cannot read --manifest"),
+    (
+        lambda shop: (shop / "m.jsonl").write_text("[]\n"),
+        {"manifest": "m.jsonl"},
+        "cannot read --manifest",
+    ),
     (
         lambda shop: manifest(shop, "csv", lambda p: {"split": "dev"}),
         {"manifest": "images.csv"},
         "image 1 has no",
     ),
     (
-        lambda shop: manifest(shop, "csv", lambda p: {"o": 1, "split": ("test", "train")[p.stem > "5"]}),
+        lambda shop: manifest(
+            shop, "csv", lambda p: {"o": 1, "split": ("test", "train")[p.stem > "5"]}
+        ),
         {"manifest": "images.csv", "group_by": "o"},
         "another split than its group 1",
     ),
@@ -215,7 +258,9 @@ SLOW = {name: [pytest.mark.slow] * (name == "torchvision") for name in LEARNERS}
 
 
 @pytest.mark.parametrize("learner", [pytest.param(name, marks=SLOW[name]) for name in LEARNERS])
-def test_an_append_equals_a_stream_made_at_once_whatever_is_killed(shop, tmp_path, monkeypatch, learner):
+def test_an_append_equals_a_stream_made_at_once_whatever_is_killed(
+    shop, tmp_path, monkeypatch, learner
+):
     options = LEARNERS[learner] | {"save_stages": True}
     if learner == "torchvision":
         arrive(shop, 1, 2, 3, 4, size=(40, 40))
@@ -257,10 +302,14 @@ def test_an_append_equals_a_stream_made_at_once_whatever_is_killed(shop, tmp_pat
     assert equal(*models)
 
 
-def test_waiting_rows_after_an_append_have_the_new_period_and_a_cut_stage_is_refused(shop, tmp_path, refused):
+def test_waiting_rows_after_an_append_have_the_new_period_and_a_cut_stage_is_refused(
+    shop, tmp_path, refused
+):
     play(shop, tmp_path / "run", "gens", waiting_time=2)
     arrive(shop, 5)
-    assert "2026-W05: give --append" in refused(play, shop, tmp_path / "run", "gens", waiting_time=2)
+    assert "2026-W05: give --append" in refused(
+        play, shop, tmp_path / "run", "gens", waiting_time=2
+    )
     made = play(shop, tmp_path / "run", "gens", waiting_time=2, append=True)
     assert [len(row["extra"]["matrix"]) for row in made.rows] == [4] * 5 + [5]
     arrive(shop, 6)
@@ -321,7 +370,9 @@ def test_an_append_decodes_the_new_period_only(shop, tmp_path, monkeypatch):
     plain = stream(shop, tmp_path / "cache").dataset.train
     arrive(shop, 5)
     read, decoded = [], folder._decoded
-    monkeypatch.setattr(folder, "_decoded", lambda paths, *rest: read.extend(paths) or decoded(paths, *rest))
+    monkeypatch.setattr(
+        folder, "_decoded", lambda paths, *rest: read.extend(paths) or decoded(paths, *rest)
+    )
     again = stream(shop, tmp_path / "cache").dataset.train
     assert {Path(path).parts[-3] for path in read} == {"2026-W05"}
     first = torch.arange(len(plain.labels))
@@ -339,10 +390,18 @@ def test_images_of_a_class_to_come_are_errors_or_do_not_count(shop, tmp_path, re
             share = labels.count("c") / len(labels) if one["t"] < 3 else 0
             ours, theirs = (row["extra"]["matrix"][j] for row in (one, other))
             assert ours == pytest.approx(share + (1 - share) * theirs)
-    lower = [one["value"] > other["value"] for one, other in zip(counted.rows, known.rows, strict=True)]
+    lower = [
+        one["value"] > other["value"] for one, other in zip(counted.rows, known.rows, strict=True)
+    ]
     assert lower == [True, True, True, False, False]
     sizes = [row["parameters"] for row in counted.rows]
-    assert [size - sizes[0] for size in sizes] == [0, 0, 0, 5, 5]  # an output of 4 weights and a bias
+    assert [size - sizes[0] for size in sizes] == [
+        0,
+        0,
+        0,
+        5,
+        5,
+    ]  # an output of 4 weights and a bias
     line = refused(play, shop, tmp_path / "new", "gens", gens_average="logits")
     assert "--gens-average logits: earlier members have none of c" in line
     assert not (tmp_path / "new").exists()

@@ -17,9 +17,13 @@ def shop(tmp_path):
 
 
 def test_the_command_line(shop, tmp_path, monkeypatch, capsys):
-    words = f"--data-root {shop} --by week --arch mlp --hidden 2 --epochs 1 --out {tmp_path / 'run'}"
+    words = (
+        f"--data-root {shop} --by week --arch mlp --hidden 2 --epochs 1 --out {tmp_path / 'run'}"
+    )
     (job,) = jobs(*words.split(), "--classes", "known")
-    assert job.command.endswith(f"--data-root {shop} --by week --classes known --out {tmp_path / 'run'}")
+    assert job.command.endswith(
+        f"--data-root {shop} --by week --classes known --out {tmp_path / 'run'}"
+    )
     assert "--megabatches" not in job.command
     listed.cache_clear()
     command(monkeypatch, *words.split())
@@ -29,7 +33,12 @@ def test_the_command_line(shop, tmp_path, monkeypatch, capsys):
     arrive(shop, 5)
     listed.cache_clear()
     assert "2026-W05: give --append" in error_of(monkeypatch, capsys, *words.split())
-    for wrong in ("--append", "--by week --megabatches 3", "--by week --dataset digits", "--group-by x"):
+    for wrong in (
+        "--append",
+        "--by week --megabatches 3",
+        "--by week --dataset digits",
+        "--group-by x",
+    ):
         assert error_of(monkeypatch, capsys, *wrong.split(), "--data-root", shop)
 
 

@@ -43,7 +43,9 @@ class Refused(Exception):
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise Refused(
-            message.removeprefix("argument ").replace("unrecognized arguments:", "unrecognized argument")
+            message.removeprefix("argument ").replace(
+                "unrecognized arguments:", "unrecognized argument"
+            )
         )
 
 
@@ -78,7 +80,9 @@ def resolve(words: list[str]) -> dict:
     given["decoder_attention_heads"] = given["decoder_attention_heads"] or heads
     ffn = 4 * given["decoder_embed_dim"] if switch else 2048
     given["decoder_ffn_embed_dim"] = given["decoder_ffn_embed_dim"] or ffn
-    given["decoder_input_dim"] = given["decoder_output_dim"] = given["decoder_embed_dim"] if switch else 512
+    given["decoder_input_dim"] = given["decoder_output_dim"] = (
+        given["decoder_embed_dim"] if switch else 512
+    )
     if switch:
         given |= {"decoder_learned_pos": True, "share_decoder_input_output_embed": True}
         given["decoder_normalize_before"] = True
@@ -94,7 +98,9 @@ def resolve(words: list[str]) -> dict:
     given["init_sha256"] = "0f" if given["init"] else ""
     if not switch:
         given["moe_expert_parallel"] = None
-    settings = {f"--{name.replace('_', '-')}": value for name, value in given.items() if name != "data"}
+    settings = {
+        f"--{name.replace('_', '-')}": value for name, value in given.items() if name != "data"
+    }
     return {"arch": args.arch, "settings": settings}
 
 

@@ -58,7 +58,11 @@ last = args.save_dir / "checkpoint_last.pt"
 if last.exists():
     state = json.loads(last.read_text())
 else:
-    parent = json.loads(args.finetune_from_model.read_text()) if args.finetune_from_model else {"model": ""}
+    parent = (
+        json.loads(args.finetune_from_model.read_text())
+        if args.finetune_from_model
+        else {"model": ""}
+    )
     updates = parent["updates"] if args.schedule == "continuous" and args.finetune_from_model else 0
     state = {"model": parent["model"], "updates": updates, "experts": args.moe_expert_count}
 while state["updates"] < args.max_update:
@@ -69,7 +73,13 @@ while state["updates"] < args.max_update:
     text = f"{state['model']} {args.stage} {state['updates']} {args.seed}"
     state |= {"model": hashlib.sha256(text.encode()).hexdigest(), "updates": state["updates"] + 1}
     save(state, "checkpoint_last.pt")
-    stats = {"epoch": 1, "loss": "8.9", "ppl": "478", "wps": "3100", "num_updates": str(state["updates"])}
+    stats = {
+        "epoch": 1,
+        "loss": "8.9",
+        "ppl": "478",
+        "wps": "3100",
+        "num_updates": str(state["updates"]),
+    }
     logging.getLogger("train_inner").info(json.dumps(stats))
     if asked and state["updates"] < args.max_update:
         sys.exit(os.EX_TEMPFAIL)
