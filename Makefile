@@ -16,6 +16,8 @@ JOBS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 # threads of each program that a test starts: `make test OMP_NUM_THREADS=2`; `OMP_NUM_THREADS=` leaves it unset
 OMP_NUM_THREADS ?= 1
+# folders that have the house style
+READ_ONCE := data_prep
 UV = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 IDENTITY := import sys; print(sys.base_prefix, sys.version)
 # fairseq and fairscale come as sources and import torch while they are built
@@ -41,23 +43,31 @@ $(READY): FORCE
 endif
 endif
 
-.PHONY: help demo test lint docs bench clean pin FORCE
+.PHONY: help demo test test-all lint mutants docs bench clean pin FORCE
+
+PYTEST = $(if $(OMP_NUM_THREADS),OMP_NUM_THREADS=$(OMP_NUM_THREADS),env -u OMP_NUM_THREADS) \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 help: ## this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
 demo: $(READY) ## corpus, mega-batches, learners of text and of images, report, in demo_out/
 	PATH="$(abspath $(BIN)):$$PATH" sh experiments/demo.sh
 
-test: $(READY) ## the tests, without those marked slow or gpu
-	$(if $(OMP_NUM_THREADS),OMP_NUM_THREADS=$(OMP_NUM_THREADS),env -u OMP_NUM_THREADS) \
-		$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
-		-m "not slow and not gpu"
+test: $(READY) ## every promise once: the tests without those marked thorough, slow or gpu
+	$(PYTEST) -m "not thorough and not slow and not gpu"
 
-lint: $(READY) ## ruff, formatting, types
+test-all: test ## what `make test` leaves out, too: real SLURM, programs of docs and examples, calibrations
+	$(PYTEST) -m "thorough and not slow and not gpu"
+
+lint: $(READY) ## ruff, formatting, types, the house style
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m tests.house_style $(READ_ONCE)
+
+mutants: $(READY) ## make mutants MODULE=alma/stages.py TESTS=tests/alma: bugs planted by cosmic-ray; those that no test sees
+	sh tests/mutants.sh "$(BIN)" "$(MODULE)" "$(TESTS)"
 
 docs: $(READY) ## the pages in docs/ as a web site, in build/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -25,14 +25,22 @@ class Tool(NamedTuple):
 TOOLS = {
     "corpus": Tool("data", "data_prep.corpus.__main__", "write text that every machine has, dated"),
     "data": Tool("data", "data_prep.__main__", "turn raw text into a stream of mega-batches"),
-    "inspect": Tool("data", "data_prep.inspect", "describe a stream and its drift, or verify its files"),
-    "train": Tool("training", "slurm.launch", "train a language model on a stream, here or on SLURM"),
-    "images": Tool("training", "vision.run", "train image learners: digits, MNIST, CIFAR, your own folder"),
+    "inspect": Tool(
+        "data", "data_prep.inspect", "describe a stream and its drift, or verify its files"
+    ),
+    "train": Tool(
+        "training", "slurm.launch", "train a language model on a stream, here or on SLURM"
+    ),
+    "images": Tool(
+        "training", "vision.run", "train image learners: digits, MNIST, CIFAR, your own folder"
+    ),
     "reproduce": Tool("training", "slurm.reproduce", "run and draw a figure or table of the paper"),
     "status": Tool("jobs", "slurm.status", "show the state of runs: progress, errors, logs"),
     "cancel": Tool("jobs", "slurm.cancel", "cancel the SLURM jobs of runs"),
     "report": Tool("results", "alma.report.__main__", "compare runs: tables, figures, a web page"),
-    "advise": Tool("results", "alma.report.advice.__main__", "wait, train, grow, average? advice from runs"),
+    "advise": Tool(
+        "results", "alma.report.advice.__main__", "wait, train, grow, average? advice from runs"
+    ),
     "tsne": Tool("results", "vision.tsne", "draw the gating tree of an image mixture"),
     "predict": Tool("checkpoints", "vision.predict", "label images with the model of an image run"),
     "export": Tool(
@@ -52,14 +60,23 @@ examples:
 
 def parser() -> Parser:
     """The command line up to the subcommand."""
-    about = "Anytime learning at macroscale: train and compare models on data that arrives in mega-batches.\n"
+    lines = [
+        "Anytime learning at macroscale: train and compare models on data that arrives in "
+        "mega-batches."
+    ]
     for title, tools in groupby(TOOLS.items(), lambda item: item[1].group):
-        about += f"\n{title}:\n" + "".join(f"  {name:11} {tool.help}\n" for name, tool in tools)
-    usage = "alma COMMAND [arguments]"
-    made = Parser(prog="alma", usage=usage, description=about.rstrip(), epilog=EXAMPLES)
-    made.add_argument("command", nargs="?", choices=TOOLS, metavar="COMMAND", help=SUPPRESS)
-    made.add_argument("--version", action="store_true", help="print the version of ALMA and exit")
-    return made
+        lines += ["", f"{title}:"]
+        lines += [f"  {name:11} {tool.help}" for name, tool in tools]
+    command_line = Parser(
+        prog="alma",
+        usage="alma COMMAND [arguments]",
+        description="\n".join(lines),
+        epilog=EXAMPLES,
+    )
+    add = command_line.add_argument
+    add("command", nargs="?", choices=TOOLS, metavar="COMMAND", help=SUPPRESS)
+    add("--version", action="store_true", help="print the version of ALMA and exit")
+    return command_line
 
 
 def load(name: str) -> ModuleType:
@@ -71,9 +88,9 @@ def load(name: str) -> ModuleType:
 @command
 def main() -> None:
     """Run a subcommand as if its module had been started."""
-    first, *others = sys.argv[1:] or ["--help"]
+    first, *arguments = sys.argv[1:] or ["--help"]
     if first in TOOLS:
-        sys.argv[1:] = others
+        sys.argv[1:] = arguments
         load(first).main()
         return
     parser().parse_args([first])

@@ -3,8 +3,8 @@
 The k-th update moves the average this share of the way to the current weights:
 
 DECAY      exponential: max(1 - DECAY, 1 / k); the first ones are a plain mean.
-poly:ETA   polynomial (Shamir and Zhang 2013): (ETA + 1) / (k + ETA). The mean age of the averaged weights
-           is near k / (ETA + 2) updates: the same share of the training at any k.
+poly:ETA   polynomial (Shamir and Zhang 2013): (ETA + 1) / (k + ETA). The mean age of the averaged
+           weights is near k / (ETA + 2) updates: the same share of the training at any k.
 
 last:K, the mean of the last K checkpoints, is for language models only; no update moves it.
 """
@@ -13,7 +13,10 @@ import re
 
 
 def read(text: object, last: bool = False) -> float | str:
-    """A decay as a number (0: no average), `poly:ETA`, or with `last` `last:K`. ValueError: none of these."""
+    """A decay as a number (0: no average), `poly:ETA`, or with `last` `last:K`.
+
+    ValueError: none of these.
+    """
     if re.fullmatch(r"poly:\d+(\.\d+)?", str(text)) or (last and last_of(text)):
         return str(text)
     try:
@@ -21,9 +24,10 @@ def read(text: object, last: bool = False) -> float | str:
     except ValueError:
         decay = -1.0
     if not 0 <= decay < 1:
-        more = ", or last:K such as last:8" if last else ""
-        some = f"a decay below 1 such as .95, or poly:ETA such as poly:8{more}"
-        raise ValueError(f"{text} is no average: give {some}")
+        choices = "a decay below 1 such as .95, or poly:ETA such as poly:8"
+        if last:
+            choices += ", or last:K such as last:8"
+        raise ValueError(f"{text} is no average: give {choices}")
     return decay
 
 
@@ -34,10 +38,10 @@ def eta_of(average: float | str) -> float | None:
 
 def last_of(average: object) -> int:
     """K of `last:K`; 0 for another value."""
-    found = re.fullmatch(r"last:([1-9]\d*)", str(average))
-    return int(found[1]) if found else 0
+    match = re.fullmatch(r"last:([1-9]\d*)", str(average))
+    return int(match[1]) if match else 0
 
 
 def share(k: int, decay: float = 0.0, eta: float | None = None) -> float:
-    """The share of the way that the k-th update moves, k = 1, 2, ...; polynomial if `eta` is given."""
+    """The share of the way that update k = 1, 2, ... moves; polynomial if `eta` is given."""
     return max(1 - decay, 1 / k) if eta is None else (eta + 1) / (k + eta)

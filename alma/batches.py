@@ -4,10 +4,10 @@
 def tokens_of(
     passes: int, batch_size: int | None, max_tokens: int | None, length: int, multiple: int
 ) -> int | None:
-    """Tokens of `passes` full batches of sequences of `length` tokens; None without a limit of a batch.
+    """Tokens of `passes` full batches of sequences of `length` tokens; None without a limit.
 
-    batch_size, max_tokens: limits of a batch; multiple: --required-batch-size-multiple. `passes`: 1 for a
-    forward pass, the processes times --update-freq for an update.
+    batch_size, max_tokens: limits of a batch; multiple: --required-batch-size-multiple. `passes`: 1
+    for a forward pass, the processes times --update-freq for an update.
     """
     limits = [batch_size, (max_tokens or 0) // length]
     sequences = min((limit for limit in limits if limit), default=None)

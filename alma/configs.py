@@ -12,8 +12,8 @@ _SHORT = 40  # characters of a value in a message
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings as one level: {"model": {"layers": 2}} becomes {"model.layers": 2}.
 
-    A command line becomes one setting per flag: {"flags": ["--lr", "1e-3"]} becomes {"--lr": "1e-3"}, with ""
-    for no value; the last one of repeated flags counts.
+    A command line becomes one setting per flag: {"flags": ["--lr", "1e-3"]} becomes {"--lr":
+    "1e-3"}, with "" for no value; the last one of repeated flags counts.
     """
     flat: dict[str, Any] = {}
     for key, value in config.items():
@@ -33,16 +33,24 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def canonical(config: Mapping[str, Any], *without: str) -> str:
     """JSON text that is the same for equal configs, leaving out some settings."""
-    return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)
+    return json.dumps(
+        {key: value for key, value in config.items() if key not in without}, sort_keys=True
+    )
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Settings in which flat configs differ, in order of appearance; an absent setting counts as None."""
-    names = dict.fromkeys(itertools.chain(*configs))
-    return [name for name in names if len({json.dumps(config.get(name)) for config in configs}) > 1]
+    """Settings in which flat configs differ, as they appear; an absent one counts as None."""
+    differ = []
+    for name in dict.fromkeys(itertools.chain(*configs)):
+        values = {json.dumps(config.get(name)) for config in configs}
+        if len(values) > 1:
+            differ.append(name)
+    return differ
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any], growing: Collection[str] = ()) -> list[str]:
+def changes(
+    old: Mapping[str, Any], new: Mapping[str, Any], growing: Collection[str] = ()
+) -> list[str]:
     """How two configs differ, one text per setting: `--lr: 4e-3 -> 2e-3`.
 
     Settings in `growing` may increase: a larger number, or a list with more values at its end.
@@ -50,26 +58,36 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], growing: Collection[
     flat = [flatten(old), flatten(new)]
     absent = dict.fromkeys(itertools.chain(*flat), "not given")
     old, new = (absent | config for config in flat)
-    found = []
+    texts = []
     for name in sorted(differing([old, new])):
-        before, now = old[name], new[name]
-        lists = isinstance(before, list) and isinstance(now, list)
-        if lists:
-            increased = now[: len(before)] == before
-        else:
-            increased = isinstance(before, int) and isinstance(now, int) and now > before
-        if before == now or (name in growing and increased):  # 1 and 1.0 are equal
+        before = old[name]
+        now = new[name]
+        if before == now:  # 1 and 1.0
             continue
-        if lists and max(len(str(before)), len(str(now))) > _SHORT:  # the first position that differs
-            pairs = enumerate(zip(before, now, strict=False))
-            place = next((i for i, pair in pairs if pair[0] != pair[1]), None)
-            if place is None:
-                found.append(f"{name}: {len(before)} values -> {len(now)}")
-                continue
-            name, before, now = f"{name}[{place}]", before[place], now[place]
-        texts = []
-        for value in (before, now):
-            text = (value or "given") if isinstance(value, str) else json.dumps(value)  # "": a flag alone
-            texts.append(text if len(text) <= _SHORT else f"{text[:12]}…")
-        found.append(f"{name}: {' -> '.join(texts)}")
-    return found
+        if name in growing and _is_increased(before, now):
+            continue
+        texts.append(_change(name, before, now))
+    return texts
+
+
+def _is_increased(before: Any, now: Any) -> bool:
+    if isinstance(before, list) and isinstance(now, list):
+        return now[: len(before)] == before
+    return isinstance(before, int) and isinstance(now, int) and now > before
+
+
+def _change(name: str, before: Any, now: Any) -> str:
+    """How a setting changed; of long lists, only the first position that differs."""
+    both_lists = isinstance(before, list) and isinstance(now, list)
+    if not both_lists or max(len(str(before)), len(str(now))) <= _SHORT:
+        return f"{name}: {_short(before)} -> {_short(now)}"
+    for i, (value_before, value_now) in enumerate(zip(before, now, strict=False)):
+        if value_before != value_now:
+            return f"{name}[{i}]: {_short(value_before)} -> {_short(value_now)}"
+    return f"{name}: {len(before)} values -> {len(now)}"
+
+
+def _short(value: Any) -> str:
+    """A value in a message; a flag without a value is "given"."""
+    text = (value or "given") if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _SHORT else f"{text[:12]}…"

@@ -1,7 +1,8 @@
 """Dates, and the periods of a dated stream: years, quarters, months or ISO weeks of UTC.
 
-A date is an interval of UTC, because `2023` or `2023-05` names no moment. A document is in a period if all
-of its interval is. docs/data.md has the table of what is read; what could have several meanings is refused.
+A date is an interval of UTC, because `2023` or `2023-05` names no moment. A document is in a period
+if all of its interval is. docs/data.md has the table of what is read; what could have several
+meanings is refused.
 """
 
 import argparse
@@ -21,7 +22,9 @@ UNITS = (*_MONTHS, "week")
 _YEARS = re.compile(r"([1-9][0-9]{0,3})-years?")
 _EPOCH = datetime(1970, 1, 1)
 _CALENDAR = re.compile(
-    r"(?P<year>\d{4})(?:-(?P<last>\d{4})|-(?P<month>\d\d)|-?Q(?P<quarter>[1-4])|-?W(?P<week>\d\d))?", re.ASCII
+    r"(?P<year>\d{4})"
+    r"(?:-(?P<last>\d{4})|-(?P<month>\d\d)|-?Q(?P<quarter>[1-4])|-?W(?P<week>\d\d))?",
+    re.ASCII,
 )
 _RFC_2822 = re.compile(
     r"(?:[A-Z][a-z]{2}, *)?\d{1,2} +[A-Z][a-z]{2} +\d{4} +\d\d:\d\d(?::\d\d)? +"
@@ -60,12 +63,12 @@ class Dates:
     def period(self, value: Any) -> int | LeftOut:
         """The number of the period of a document, by its date as in the file."""
         try:
-            found = interval(value, self.format)
+            days = interval(value, self.format)
         except (ValueError, OverflowError):
             return LeftOut.UNREADABLE
-        if not found:
+        if not days:
             return LeftOut.UNDATED
-        first, last = found
+        first, last = days
         start, until = self._bounds
         if last < start:
             return LeftOut.BEFORE
@@ -80,18 +83,20 @@ class Dates:
 
     @cached_property
     def _bounds(self) -> tuple[datetime, datetime]:
-        start, until = (interval(text) or (datetime.min, datetime.max) for text in (self.start, self.until))
+        start, until = (
+            interval(text) or (datetime.min, datetime.max) for text in (self.start, self.until)
+        )
         return start[0], until[1]
 
 
 def date_format(text: str) -> str:
-    """An argparse type: what numbers since 1970 count, or a pattern of strptime that has the year."""
+    """An argparse type: what numbers since 1970 count, or a pattern of strptime with the year."""
     day = datetime(2023, 4, 5, tzinfo=UTC)
     with contextlib.suppress(ValueError, re.error):
         if text in _SINCE_1970 or datetime.strptime(day.strftime(text), text).year == day.year:
             return text
-    known = f"{hint(text, _SINCE_1970)} or give a pattern such as %Y%m%d or %d/%m/%Y"
-    raise argparse.ArgumentTypeError(f"invalid choice: {text!r} ({known})")
+    choices = f"{hint(text, _SINCE_1970)} or give a pattern such as %Y%m%d or %d/%m/%Y"
+    raise argparse.ArgumentTypeError(f"invalid choice: {text!r} ({choices})")
 
 
 def interval(value: Any, written: str = "") -> Interval | None:
@@ -153,19 +158,30 @@ def _of_format(value: float | str, written: str) -> date | Interval:
         return moment
     if re.search("%[djxUWV]", written):
         return moment.date()
-    return _named_days(f"{moment.year:04}", month=f"{moment.month}" if re.search("%[mbB]", written) else None)
+    month = f"{moment.month}" if re.search("%[mbB]", written) else None
+    return _named_days(f"{moment.year:04}", month=month)
 
 
 def _named_days(
-    year: str, last: str | None = None, month: str | None = None, quarter: str | None = None, week: str = ""
+    year: str,
+    last: str | None = None,
+    month: str | None = None,
+    quarter: str | None = None,
+    week: str = "",
 ) -> Interval:
     """First and last moment of years, a month, a quarter or an ISO week."""
     if week:
-        by, first = "week", date.fromisocalendar(int(year), int(week), 1)
+        by = "week"
+        first = date.fromisocalendar(int(year), int(week), 1)
     elif quarter:
-        by, first = "quarter", date(int(year), 3 * int(quarter) - 2, 1)
+        by = "quarter"
+        first = date(int(year), 3 * int(quarter) - 2, 1)
+    elif month:
+        by = "month"
+        first = date(int(year), int(month), 1)
     else:
-        by, first = "month" if month else "year", date(int(year), int(month or 1), 1)
+        by = "year"
+        first = date(int(year), 1, 1)
     final = date(int(last), 1, 1) if last else first
     if final < first:
         raise ValueError(f"{year}-{last} ends before it starts")
@@ -181,8 +197,8 @@ def span(text: str) -> str:
     if match := _YEARS.fullmatch(text):
         return f"{match[1]}-years" if match[1] != "1" else "year"
     if text not in UNITS:
-        known = f"give N-years, such as 5-years; {hint(text, UNITS)}"
-        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} ({known})")
+        choices = f"give N-years, such as 5-years; {hint(text, UNITS)}"
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} ({choices})")
     return text
 
 
@@ -193,7 +209,7 @@ def _months(by: str) -> int:
 
 
 def number_of(by: str, day: date) -> int:
-    """The number of the period (or `by` "day": of the day) that has a day; the next one has the next number.
+    """The number of the period with a day, or of the day (`by` "day"); numbers have no gaps.
 
     A week belongs to the ISO year of its Thursday. Spans of N years begin at multiples of N.
     """
@@ -203,7 +219,7 @@ def number_of(by: str, day: date) -> int:
 
 
 def number_in(by: str, text: str) -> int:
-    """The number of the period, or day, that a text such as 2013-05 names. ValueError: there is none."""
+    """The number of the period, or day, that a text such as 2013-05 names. ValueError: none."""
     days = interval(text)
     assert days
     return number_of(by, days[0])
@@ -232,7 +248,7 @@ def label(by: str, number: int) -> str:
 
 
 def begins(period: str) -> str:
-    """The first day of a period by its name, or by those of its first and last one: `2020-Q1..2021-Q2`."""
+    """The first day of a period, or of a range of periods such as `2020-Q1..2021-Q2`."""
     days = interval(period.partition("..")[0])
     assert days
     return days[0].date().isoformat()

@@ -1,6 +1,6 @@
-"""Algorithm 1: mega-batches arrive, the learner waits or trains, the environment tests it and records a row.
+"""Algorithm 1: mega-batches arrive, the learner waits or trains, and each t gets a row.
 
-Independent of any framework: the learner loads its own data, and the caller measures the test error.
+Independent of any framework: the learner loads its own data, and the caller measures the error.
 """
 
 import time
@@ -15,7 +15,7 @@ class StageLearner(Protocol):
     """The interface of a learner to the environment. A multiply-add counts as two FLOPs."""
 
     def train(self, stage: Stage) -> Mapping[str, float]:
-        """Train on one stage; returns its FLOPs by purpose. All but those of "validation" count in Comp."""
+        """Train on one stage; returns its FLOPs by purpose: all but "validation" count in Comp."""
 
     @property
     def parameters(self) -> int:
@@ -31,7 +31,7 @@ class StageLearner(Protocol):
 
     @property
     def valid(self) -> Mapping[str, float] | None:
-        """Mean loss and error on the validation data of the last stage; None before the first stage."""
+        """Mean loss and error on the last stage's validation data; None before the first stage."""
 
     @property
     def details(self) -> Mapping[str, Any]:
@@ -49,26 +49,40 @@ def append_rows(
     stages_done: int = 0,
     before_last: Callable[[Mapping[str, Any]], None] = lambda row: None,
 ) -> None:
-    """Play the stream up to the end of the schedule: append a row to `run` for every t from 0 (section 3.1).
+    """Play the stream: append a row to `run` for each t from 0 to the last stage (section 3.1).
 
-    `measure` trains on a stage, or takes the untrained model at t = 0, and returns the measured fields of the
-    row. While the learner waits, they follow from the row before by `waiting`. `before_last` gets the last
-    row first. Existing rows are kept: the checkpoint after `stages_done` stages may be older than they are.
+    `measure` returns the measured fields of a row, of the untrained model or after training on a
+    stage. While the learner waits, `waiting` derives them from the row before. `before_last` is
+    called with the last row before that is appended. A run may have more rows than its checkpoint,
+    which is that of `stages_done` stages: existing rows are kept.
     """
-    known = {row["t"]: row for row in run.rows}
-    completing = {stage.last: stage for stage in schedule}
-    stage = schedule[stages_done - 1] if stages_done else None
-    row: Mapping[str, Any] = known[stage.last] if stage else {}
+    recorded = {row["t"]: row for row in run.rows}
+    completed_at = {stage.last: stage for stage in schedule}
     end = schedule[-1].last if schedule else 0
-    for t in range(stage.last + 1 if stage else 0, end + 1):
-        stage = completing.get(t, stage)
-        measured = measure(stage) if t in completing or not t else waiting(row)
-        place: dict[str, Any] = {"t": t, "stage": stage.index if stage else None}
-        place["trained_on"] = list(stage.train_on) if stage else []
-        row = place | measured | place
+    stage: Stage | None = None
+    row: Mapping[str, Any] = {}
+    start = 0
+    if stages_done:
+        stage = schedule[stages_done - 1]
+        row = recorded[stage.last]
+        start = stage.last + 1
+    for t in range(start, end + 1):
+        if t in completed_at:
+            stage = completed_at[t]
+            measured = measure(stage)
+        elif t == 0:
+            measured = measure(None)
+        else:
+            measured = waiting(row)
+        place = {
+            "t": t,
+            "stage": stage.index if stage else None,
+            "trained_on": list(stage.train_on) if stage else [],
+        }
+        row = place | measured | place  # first in the order, and not those of the row before
         if t == end:
             before_last(row)
-        if t not in known:
+        if t not in recorded:
             run.append(row)
 
 
@@ -83,8 +97,8 @@ def play(
 ) -> None:
     """Train and test `learner` on the whole stream; see `append_rows`.
 
-    `test` measures the current model: its error (a fraction), and the FLOPs of the measurement. A resumed
-    learner has completed `stages_done` stages, and spent `seconds` on the next one.
+    `test` measures the current model: its error (a fraction), and the FLOPs of the measurement. A
+    resumed learner has completed `stages_done` stages, and spent `seconds` on the next one.
     """
 
     def measure(stage: Stage | None) -> Measured:
@@ -93,14 +107,17 @@ def play(
         flops: dict[str, float] = {}
         if stage:
             flops |= learner.train(stage)
-            started, seconds = started - seconds, 0.0
+            started -= seconds
+            seconds = 0.0
         value, tested = test()
         valid = learner.valid and dict(learner.valid)
         return {
             "metric": "error",
             "value": value,
             "parameters": learner.parameters,
-            "train_flops": sum(spent for purpose, spent in flops.items() if purpose != "validation"),
+            "train_flops": sum(
+                spent for purpose, spent in flops.items() if purpose != "validation"
+            ),
             "eval_flops_per_example": learner.eval_flops_per_example,
             "seconds": time.monotonic() - started,
             "peak_memory_bytes": learner.peak_memory_bytes,

@@ -1,4 +1,4 @@
-"""Updates and tokens of whole epochs: for `--max-epoch`, in the plan of a training and in the training."""
+"""Updates and tokens of whole epochs (`--max-epoch`): in the plan of a training, and in it."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def warmup_of(updates: int) -> int:
 
 
 def replayed_blocks(share: float, tokens: int, length: int) -> int:
-    """Blocks of earlier mega-batches that make up `share` of all tokens beside `tokens` new ones."""
+    """Blocks of earlier mega-batches that are `share` of all tokens, beside `tokens` new ones."""
     return round(share / (1 - share) * tokens / length)
 
 
@@ -23,9 +23,10 @@ def batches_of(
 ) -> tuple[int, int]:
     """Batches of one epoch over blocks of `length` tokens, and the blocks in them.
 
-    fairseq leaves out a last batch that is no multiple of `multiple`, --required-batch-size-multiple; of
-    fewer blocks than that, `AlmaLMTask` leaves out none. Near the end of an epoch fairseq's batches may
-    differ where --batch-size is above `multiple` and no multiple of it.
+    fairseq leaves out a last batch that is no multiple of `multiple`,
+    --required-batch-size-multiple; of fewer blocks than that, `AlmaLMTask` leaves out none. Near
+    the end of an epoch fairseq's batches may differ where --batch-size is above `multiple` and no
+    multiple of it.
     """
     if blocks < multiple:
         multiple = 1
@@ -42,10 +43,10 @@ def batches_of(
 
 
 def updates_of_epoch(batches: int, passes: int, skip_remainder: bool) -> int:
-    """Updates of an epoch of so many batches in each process, `passes` (--update-freq) in an update.
+    """Updates of an epoch of `batches` in each process, `passes` (--update-freq) in an update.
 
-    skip_remainder: --skip-remainder-batch, with which fairseq leaves out the last batch, then the last
-    update if it is not full.
+    skip_remainder: --skip-remainder-batch, with which fairseq leaves out the last batch, then the
+    last update if it is not full.
     """
     if skip_remainder:
         return max(0, batches - 1) // passes

@@ -25,8 +25,17 @@ _SCALE = {"": 1} | {suffix: 10 ** (3 * k) for k, suffix in enumerate("kMGTPE", s
 _COLUMNS = 100  # of help; longer lines are hard to read
 _SHOWN = 12  # choices that an error lists
 _MOST_NUMBERS = 100_000  # of a range
-_TRAIN = ("torch", "torchvision", "fairseq", "fairscale", "safetensors", "submitit", "sklearn", "PIL")
-"""What the light installation lacks."""
+_TRAIN = (
+    "torch",
+    "torchvision",
+    "fairseq",
+    "fairscale",
+    "safetensors",
+    "submitit",
+    "sklearn",
+    "PIL",
+)
+"""Packages that the light installation lacks."""
 
 
 class UserError(Exception):
@@ -47,16 +56,19 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises UserError, with a hint for a misspelt word, in place of printing its usage."""
+    """argparse that raises UserError, with a hint for a misspelt word, and prints no usage."""
 
     _words: Sequence[str] = ()
 
-    def __init__(self, *, prog: str, other: str = "", other_flags: Collection[str] = (), **settings: Any):
+    def __init__(
+        self, *, prog: str, other: str = "", other_flags: Collection[str] = (), **settings: Any
+    ):
         """`prog`: the program in help and errors, unless it runs as a subcommand of `alma`.
 
         `other`: the program whose flags follow `--`; `other_flags`: some of them, for hints.
         """
-        self._other, self._other_flags = other, other_flags
+        self._other = other
+        self._other_flags = other_flags
         if sys.argv[0].startswith("alma "):  # set by alma.__main__
             prog = sys.argv[0]
         super().__init__(**{"prog": prog, "formatter_class": HelpFormatter, **settings})
@@ -72,34 +84,38 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, problem)
 
     def error(self, message: str) -> NoReturn:
-        own, hints = self._option_string_actions, []
+        flags = self._option_string_actions
         words = message.partition("unrecognized arguments: ")[2].split()
         if "arguments are required" in message:  # one may be present but misspelt
             words = list(itertools.takewhile(lambda word: word != "--", self._words))
+        hints = []
         for name in dict.fromkeys(word.partition("=")[0] for word in words):
-            if name in own or (self.allow_abbrev and any(each.startswith(name) for each in own)):
+            if name in flags or not name.startswith("--"):
                 continue
-            meant = closest(name, [*own, *self._other_flags])
-            if name.startswith("--") and meant in own:
+            if self.allow_abbrev and any(flag.startswith(name) for flag in flags):
+                continue
+            meant = closest(name, [*flags, *self._other_flags])
+            if meant in flags:
                 hints.append(f"did you mean {meant}?")
-            elif name.startswith("--") and self._other:
-                what = f"{meant} is" if meant else f"if {name} is"
-                hints.append(f"{what} a flag of {self._other}: put it after `--`")
+            elif self._other:
+                subject = f"{meant} is" if meant else f"if {name} is"
+                hints.append(f"{subject} a flag of {self._other}: put it after `--`")
         hint = f" ({' '.join(hints)})" if hints else ""
         raise UserError(f"{message}{hint}; see `{self.prog} --help`")
 
 
-def closest(word: str, known: Iterable[str]) -> str | None:
-    """The member of `known` that `word` most likely misspells; None if none is close."""
-    return next(iter(difflib.get_close_matches(word, known, 1, cutoff=0.75)), None)
+def closest(word: str, names: Iterable[str]) -> str | None:
+    """The member of `names` that `word` most likely misspells; None if none is close."""
+    return next(iter(difflib.get_close_matches(word, names, 1, cutoff=0.75)), None)
 
 
-def hint(word: str, known: Iterable[str]) -> str:
-    """What to write in place of an unknown word: "did you mean gmoe?", else "choose from sm, ens, gmoe"."""
-    names = list(known)
-    if meant := closest(word, names):
+def hint(word: str, names: Iterable[str]) -> str:
+    """What to write for an unknown word: "did you mean gmoe?", else "choose from sm, ens, gmoe"."""
+    choices = list(names)
+    if meant := closest(word, choices):
         return f"did you mean {meant}?"
-    return f"choose from {', '.join(names[:_SHOWN])}" + (" and more" if len(names) > _SHOWN else "")
+    text = f"choose from {', '.join(choices[:_SHOWN])}"
+    return f"{text} and more" if len(choices) > _SHOWN else text
 
 
 def count(text: str) -> int:
@@ -107,24 +123,31 @@ def count(text: str) -> int:
     match = re.fullmatch(r"([\d_]*(?:\.\d+)?)([kMGTPE]?)", text)
     number = float(match[1].replace("_", "") or 0) * _SCALE[match[2]] if match else 0
     if not 1 <= number < math.inf or number != int(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number such as 500000 or 0.5M")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a positive whole number such as 500000 or 0.5M"
+        )
     return int(number)
 
 
 class InvalidNumbers(argparse.ArgumentTypeError, UserError):
-    """Text that is not a list of numbers: argparse names the option, other callers raise it as it is."""
+    """Text that is no list of numbers: argparse names the option, other callers raise it as is."""
 
 
 def number_list(text: str, repeats: bool = False) -> list[int]:
     """Parse "0-2,5" as [0, 1, 2, 5]: whole numbers >= 0 and ascending ranges, in the given order.
 
-    Usable as argparse's `type`. Later duplicates are dropped unless `repeats`. Raises InvalidNumbers.
+    Usable as argparse's `type`. Later duplicates are dropped unless `repeats`. Raises
+    InvalidNumbers.
     """
     numbers: list[int] = []
     for part in text.split(","):
-        if not (match := re.fullmatch(r"(\d+)(?:-(\d+))?", part)):
-            raise InvalidNumbers(f"{part!r}: a whole number, a list such as 1,5 or a range such as 0-2")
-        first, last = int(match[1]), int(match[2] or match[1])
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not match:
+            raise InvalidNumbers(
+                f"{part!r}: a whole number, a list such as 1,5 or a range such as 0-2"
+            )
+        first = int(match[1])
+        last = int(match[2] or match[1])
         if last < first:
             raise InvalidNumbers(f"{part}: a range goes up: give {last}-{first}")
         if last - first >= _MOST_NUMBERS:
@@ -151,19 +174,25 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
         except ImportError as error:
-            if isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while a compiled module starts
+            # Ctrl-C while a compiled module starts
+            if isinstance(error.__cause__, KeyboardInterrupt):
                 _interrupted()
             package = (error.name or "").partition(".")[0]
             if not isinstance(error, ModuleNotFoundError) or package not in _TRAIN:
                 raise
-            fail(f"this needs {package}, which the light installation leaves out: run `pip install .`")
+            fail(
+                f"this needs {package}, which the light installation leaves out: "
+                "run `pip install .`"
+            )
         except OSError as error:
-            if isinstance(error.__context__, KeyboardInterrupt):  # shutil.rmtree closes a descriptor twice
+            # shutil.rmtree closes a descriptor twice
+            if isinstance(error.__context__, KeyboardInterrupt):
                 _interrupted()
             if error.errno not in (*_UNWRITABLE, *_NO_FILE):
                 raise
+            place = error.filename or "cannot write"
             remedy = "free some space there" if error.errno in _FULL else "fix this"
-            fail(f"{error.filename or 'cannot write'}: {error.strerror}; {remedy} and rerun the command")
+            fail(f"{place}: {error.strerror}; {remedy} and rerun the command")
         except KeyboardInterrupt as stop:
             _interrupted(*stop.args)
 

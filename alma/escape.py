@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import Any, TextIO
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-"""Categories of Unicode: control, format (direction of text), surrogates, private, separators of lines."""
+"""Unicode categories: control, format (text direction), surrogates, private, line separators."""
 _JOINERS = "\u200c\u200d\u00ad"  # words and emoji need them
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def terminal(text: str) -> str:
-    """One line for a terminal: control characters, which could rewrite it, become escapes such as \\x1b."""
+    """One line for a terminal: control characters, which could rewrite it, become \\x1b, ..."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(map(_visible, text))
@@ -31,7 +31,7 @@ def lines(text: str) -> str:
 
 
 class Output:
-    """A text stream for a terminal, with escapes; a line may begin anew, as a progress bar's does."""
+    """A text stream for a terminal, with escapes; a progress bar may rewrite its line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -4,15 +4,15 @@ learner: gmoe              # any option of `alma train` or `alma images`, withou
 waiting-time: [1, 10]      # a list: a run for each value, in a folder of its own
 flags:                     # language models: flags of fairseq-train
   dropout: [0, 0.1]
-runs:                      # several runs or sweeps by name, or a list; each overrides what stands above
+runs:                      # several runs or sweeps by name, or a list; each overrides the above
   copy: {grow-router: copy}
   tree: {grow-router: tree, flags: {lr: 1e-3}}
 size: base                 # one of the sizes: options that all the above override
 sizes:                     # or a file that has them; without it, sizes.yaml beside this file
   base: {stream: stream, flags: {arch: switch_gmoe_base}}
 
-On the command line of `alma train`, `seed=3` or `dropout=0.2` overrides the files, `dropout=0,0.1` is a list,
-and `runs=copy` picks runs. On that of `alma images`, a flag overrides them.
+On the command line of `alma train`, `seed=3` or `dropout=0.2` overrides the files, `dropout=0,0.1`
+is a list, and `runs=copy` picks runs. On that of `alma images`, a flag overrides them.
 """
 
 import argparse
@@ -30,7 +30,10 @@ _ONE_VALUE: tuple[str, ...] = ("stream", "size", "out", "name", "seed", "seeds",
 """Options that cannot be a list of values to try."""
 
 Section = tuple[str, str | None, dict[str, Any], dict[str, Any]]
-"""One of the `runs` of an experiment, or all of it: name or "", size, options, flags of fairseq-train."""
+"""One of the `runs` of an experiment, or all of it.
+
+Name or "", size, options, flags of fairseq-train.
+"""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -46,7 +49,11 @@ def read_settings(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         names = (file.name for file in path.parent.glob("*.yaml"))
         raise UserError(f"{path}: no such experiment; {hint(path.name, names)}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, no such date
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: not UTF-8, no such date
         raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(record, dict):
         raise UserError(f"{path}: give options as `name: value`, such as `learner: sm`")
@@ -56,7 +63,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> list[Section]:
-    """The sections of an experiment at `size` (None: the file's own), or those with the given names.
+    """The sections of an experiment at `size` (None: the file's own), or those with these names.
 
     UserError: a missing or malformed file, an unknown size or name.
     """
@@ -69,21 +76,26 @@ def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> li
             sizes = read_settings(file).get("sizes") if sizes or file.is_file() else None
         sizes = sizes if isinstance(sizes, dict) else {}
         if str(size) not in sizes:
-            raise UserError(f"{path}: {size}: no such size; there are: {', '.join(sorted(sizes)) or 'none'}")
+            raise UserError(
+                f"{path}: {size}: no such size; there are: {', '.join(sorted(sizes)) or 'none'}"
+            )
         parts.insert(0, sizes[str(size)])
     if not isinstance(runs, dict | list):
         runs = [{} if runs is None else runs]
     named = list(runs.items()) if isinstance(runs, dict) else [("", run) for run in runs]
-    known = [name for name, _ in named]
-    if unknown := [name for name in names if name not in known]:
-        raise UserError(f"{path}: no run {unknown[0]}; there are: {', '.join(known)}")
+    names_of_file = [name for name, _ in named]
+    for name in names:
+        if name not in names_of_file:
+            raise UserError(f"{path}: no run {name}; there are: {', '.join(names_of_file)}")
     sections = []
     for name, run in named:
         options: dict[str, Any] = {}
         flags: dict[str, Any] = {}
         for part in (*parts, run):
             if not isinstance(part, dict) or not isinstance(part.get("flags", {}), dict):
-                raise UserError(f"{path}: give options, flags and runs as `name: value`, such as `seed: 3`")
+                raise UserError(
+                    f"{path}: give options, flags and runs as `name: value`, such as `seed: 3`"
+                )
             flags |= part.get("flags", {})
             options |= {key: value for key, value in part.items() if key != "flags"}
         if not names or name in names:
@@ -116,18 +128,21 @@ def folder_part(name: str, value: Any) -> str:
 
 
 def check_nesting(out: Path, sweep: bool) -> None:
-    """UserError: a single run would write among the folders of a sweep in `out`, or a sweep into a run."""
+    """UserError: a single run would write among those of a sweep in `out`, or a sweep into one."""
     is_run = (out / "run.json").exists()
     if sweep and is_run:
         raise UserError(f"{out} is a single run: give a sweep another --out")
     if not sweep and not is_run and any(out.glob("*/run.json")):
-        raise UserError(f"{out} has runs in folders of their own: give --out {out}/NAME to a single run")
+        raise UserError(
+            f"{out} has runs in folders of their own: give --out {out}/NAME to a single run"
+        )
 
 
 def read_overrides(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
     """Split words into paths and `key=value` overrides; an existing path may contain "=".
 
-    `key=a,b` and `key=[a,b]` are lists, but for _ONE_VALUE and grow-experts. UserError: it is not YAML.
+    `key=a,b` and `key=[a,b]` are lists, but for _ONE_VALUE and grow-experts. UserError: it is not
+    YAML.
     """
     paths: list[str] = []
     overrides: dict[str, Any] = {}
@@ -147,8 +162,8 @@ def read_overrides(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
         from alma.yaml_text import load
 
         try:
-            # As in the files: PyYAML keeps 1e-3 as text, so run.json records a number as it was written.
-            # OmegaConf would make it 0.001, which differs from what the file or an earlier launch says.
+            # As in the files: PyYAML keeps 1e-3 as text, so run.json records a number as it was
+            # written. OmegaConf would make it 0.001, unlike the file or an earlier launch.
             overrides[key] = load(text)
         except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: no such date
             raise UserError(f"{word}: the value is not YAML: quote it, as in a file") from None
@@ -160,7 +175,9 @@ def _check_lists(where: object, settings: Mapping[str, Any]) -> None:
     """Raise UserError unless each value of a list can have a run of its own."""
     for name, value in settings.items():
         if isinstance(value, list) and name in _ONE_VALUE:
-            raise UserError(f"{where}: {name} takes one value, not a list; several seeds are `seeds: 0-2`")
+            raise UserError(
+                f"{where}: {name} takes one value, not a list; several seeds are `seeds: 0-2`"
+            )
         values = [] if value is None else values_of(f"{where}: {name}", value)  # None: left out
         folders = [folder_part(name, one) for one in values]
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
@@ -171,25 +188,32 @@ def _check_lists(where: object, settings: Mapping[str, Any]) -> None:
 def read_experiment(
     path: Path, size: str | None, overrides: Mapping[str, Any]
 ) -> Iterator[tuple[Collection[str], str, list[str], list[str]]]:
-    """Read an experiment of language models: every combination of the values in the lists of its sections.
+    """Read an experiment of language models: each combination of the values in its lists.
 
-    Yields the settings that are lists, the folder of the run in --out, such as lr-2e-4_replay-on (empty
-    without lists), and the words of `alma train` and of fairseq-train. An override sets the flag of that name
-    if the experiment has it, else an option; `runs` picks sections. The default --out is
-    runs/FOLDER/NAME_SIZE of the file, or runs/NAME/SECTION_SIZE.
+    Yields the settings that are lists, the folder of the run in --out, such as lr-2e-4_replay-on
+    (empty without lists), and the words of `alma train` and of fairseq-train. An override sets the
+    flag of that name if the experiment has it, else an option; `runs` picks sections. The default
+    --out is runs/FOLDER/NAME_SIZE of the file, or runs/NAME/SECTION_SIZE.
     """
     changes = dict(overrides)
     size, runs = size or changes.pop("size", None), changes.pop("runs", None) or []
-    for section, own_size, options, flags in read(path, size, runs if isinstance(runs, list) else [runs]):
+    for section, own_size, options, flags in read(
+        path, size, runs if isinstance(runs, list) else [runs]
+    ):
         folder, name = (path.stem, section) if section else (path.resolve().parent.name, path.stem)
-        options = {"out": Path("runs", folder, name + (f"_{own_size}" if own_size else "")), **options}
+        options = {
+            "out": Path("runs", folder, name + (f"_{own_size}" if own_size else "")),
+            **options,
+        }
         _check_lists(path, options | flags)
         for key, value in changes.items():
             place = flags if key in flags else options
-            # A single value in place of a list joins the runs of the others, in a folder of its own.
+            # A single value in place of a list joins the other runs, in a folder of its own.
             joins = isinstance(place.get(key), list) and not isinstance(value, list | None)
             place[key] = [value] if joins else value
-        lists = {name: value for name, value in (options | flags).items() if isinstance(value, list)}
+        lists = {
+            name: value for name, value in (options | flags).items() if isinstance(value, list)
+        }
         for values in itertools.product(*lists.values()):
             swept = dict(zip(lists, values, strict=True))
             # The launcher has no `--replay=false`: an option that is off is left out.
@@ -203,14 +227,19 @@ def read_experiment(
 def _words(options: Mapping[str, Any]) -> list[str]:
     """Options as on a command line, without those that have no value."""
     texts = {name: "false" if value is False else value for name, value in options.items()}
-    given = {name: text for name, text in texts.items() if text is not None}
-    return [f"--{name}" if text is True else f"--{name}={text}" for name, text in given.items()]
+    words = []
+    for name, text in texts.items():
+        if text is True:
+            words.append(f"--{name}")
+        elif text is not None:
+            words.append(f"--{name}={text}")
+    return words
 
 
 def read_sections(
     parser: Parser, words: Sequence[str], of_the_command: Collection[str]
 ) -> list[argparse.Namespace]:
-    """Parse a command line; with an experiment, once for each of its sections, whose values it overrides.
+    """Parse a command line, which overrides an experiment: once for each section of that.
 
     `of_the_command`: options that a file cannot have.
     UserError: a file is missing or malformed, or has an unknown setting or a wrong value.
@@ -218,21 +247,27 @@ def read_sections(
     options = parser.parse_args(words)
     if options.experiment is None:
         if options.size:
-            raise UserError("--size is for experiments: give a file, such as experiments/figure7.yaml")
+            raise UserError(
+                "--size is for experiments: give a file, such as experiments/figure7.yaml"
+            )
         return [options]
     path = options.experiment
     out = Path("runs", path.stem + (f"_{options.size}" if options.size else ""))
-    known = {text.removeprefix("--"): action for action in parser._actions for text in action.option_strings}
+    actions = {}
+    for action in parser._actions:
+        actions |= {text.removeprefix("--"): action for text in action.option_strings}
     sections = []
     for _, _, own_options, flags in read(path, options.size):
         own_words = []
         for name, value in (own_options | ({"flags": flags} if flags else {})).items():
             if name in of_the_command:
-                raise UserError(f"{path}: {name} says how to run: give --{name} on the command line")
-            if name not in known:
-                raise UserError(f"{path}: {name} is not a setting ({hint(str(name), known)})")
+                raise UserError(
+                    f"{path}: {name} says how to run: give --{name} on the command line"
+                )
+            if name not in actions:
+                raise UserError(f"{path}: {name} is not a setting ({hint(str(name), actions)})")
             values = values_of(f"{path}: {name}", value)
-            if isinstance(value, bool) and known[name].nargs == 0:
+            if isinstance(value, bool) and actions[name].nargs == 0:
                 own_words.append(f"--{name}" if value else f"--no-{name}")
             else:  # a list becomes a comma list
                 own_words.append(f"--{name}={','.join(map(setting_text, values))}")

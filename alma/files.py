@@ -40,10 +40,11 @@ def atomic_write(
 ) -> Iterator[IO[Any]]:
     """Open a file for writing (text is UTF-8) that appears at `path` only if the block succeeds.
 
-    The bytes go to a temporary file beside `path`, which is fsynced and renamed over it, or removed. The next
-    write of `path` takes over the file that a killed process left. The OSError of a full disk names `path`.
-    `keep_same`: a file that has the same bytes already stays as it is, with its time. `private`: only
-    the owner may read it. UserError: the temporary file is a link, as `open_for_writing` finds.
+    The bytes go to a temporary file beside `path`, which is fsynced and renamed over it, or
+    removed. The next write of `path` takes over the file that a killed process left. The OSError of
+    a full disk names `path`. `keep_same`: a file that has the same bytes already stays as it is,
+    with its time. `private`: only the owner may read it. UserError: the temporary file is a link,
+    as `open_for_writing` finds.
     """
     path = Path(path)
     descriptor, temporary = _open_temporary(path, 0o600 if private else 0o666)
@@ -61,8 +62,9 @@ def atomic_write(
                 temporary.unlink(missing_ok=True)
                 raise
     except OSError as error:
-        numpys = error.errno is None and "requested and" in str(error)  # NumPy's error of a full disk
-        if error.filename is None and (numpys or error.errno in _CANNOT_GROW):
+        is_full_for_numpy = error.errno is None and "requested and" in str(error)
+        is_full = is_full_for_numpy or error.errno in _CANNOT_GROW
+        if error.filename is None and is_full:
             number = error.errno or errno.ENOSPC
             raise OSError(number, os.strerror(number), str(path)) from error
         raise
@@ -71,12 +73,14 @@ def atomic_write(
 
 @contextmanager
 def filled(out: Path, last: str, errors: tuple[type[Exception], ...]) -> Iterator[Path]:
-    """A temporary folder, whose files move into the directory `out` once the block succeeds; the file `last`
-    marks a complete directory. UserError: one of the `errors`, of writing."""
+    """A temporary folder, whose files move into the directory `out` once the block succeeds.
+
+    The file `last` marks a complete directory. UserError: writing raised one of the `errors`.
+    """
     make_directory(out)
     try:
-        for left in out.glob(".filled-*"):  # by a killed process
-            shutil.rmtree(left)
+        for leftover in out.glob(".filled-*"):  # of a killed process
+            shutil.rmtree(leftover)
         with tempfile.TemporaryDirectory(prefix=".filled-", dir=out) as folder:
             yield Path(folder)
             (out / last).unlink(missing_ok=True)
@@ -85,8 +89,8 @@ def filled(out: Path, last: str, errors: tuple[type[Exception], ...]) -> Iterato
                 file.chmod(mode)  # safetensors sets 0600
                 os.replace(file, out / file.name)
     except errors as error:
-        what = f"cannot be written ({error}: full disk, quota?)"
-        raise UserError(f"{out}: {what}; free some space and rerun the command") from error
+        problem = f"cannot be written ({error}: full disk, quota?)"
+        raise UserError(f"{out}: {problem}; free some space and rerun the command") from error
 
 
 def temporary_of(path: Path) -> Path:
@@ -95,25 +99,30 @@ def temporary_of(path: Path) -> Path:
 
 
 def open_for_writing(path: Path, flags: int = 0, mode: int = 0o666) -> int:
-    """A descriptor of the file `path`, made if missing, to read and write, with further `flags` of open.
+    """A descriptor to read and write the file `path`, made if missing, with more `flags` of open.
 
-    The folder may come from somebody else. UserError: the file is a symbolic link, a pipe or a device.
+    The folder may come from somebody else. UserError: the file is a symbolic link, a pipe or a
+    device.
     """
     try:
-        found = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK | flags, mode)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK | flags, mode)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
-        raise UserError(f"{path}: a link or a pipe, and a file is to be written here; delete it") from None
-    if not stat.S_ISREG(os.fstat(found).st_mode):
-        os.close(found)
+        raise UserError(
+            f"{path}: a link or a pipe, and a file is to be written here; delete it"
+        ) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise UserError(f"{path}: a pipe or a device, and a file is to be written here; delete it")
-    return found
+    return descriptor
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file. OSError: it cannot be read; UserError: it is a pipe or a device, which has no
-    end."""
+    """The content of a file.
+
+    OSError: it cannot be read. UserError: it is a pipe or a device, which has no end.
+    """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise UserError(f"{path}: a folder, a pipe or a device in place of a file; delete it")
@@ -121,8 +130,10 @@ def read_file(path: Path) -> bytes:
 
 
 def _open_temporary(path: Path, mode: int) -> tuple[int, Path]:
-    """An empty file beside `path` that no other process writes: `temporary_of`, if it can be locked. It may
-    be mapped into memory, which needs the right to read."""
+    """An empty file beside `path` that no other process writes: `temporary_of`, if not locked.
+
+    It is open for reading too, so that it can be mapped into memory.
+    """
     temporary = temporary_of(path)
     while True:
         descriptor = open_for_writing(temporary, mode=mode)
@@ -140,8 +151,8 @@ def _open_temporary(path: Path, mode: int) -> tuple[int, Path]:
             os.close(descriptor)
         except OSError:  # another process writes it, a hard link, or a file system without locks
             os.close(descriptor)
-            other = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-            return open_for_writing(other, os.O_EXCL, mode), other
+            unique = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+            return open_for_writing(unique, os.O_EXCL, mode), unique
 
 
 def write_json_atomic(path: str | os.PathLike[str], obj: Any, private: bool = False) -> None:
@@ -159,20 +170,20 @@ def checkpoint_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             yield file
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         remedy = "free some space and rerun the command, which resumes from the last checkpoint"
-        what = f"cannot be written ({type(error).__name__}: full disk, quota?)"
-        raise UserError(f"{path}: {what}; {remedy}") from error
+        problem = f"cannot be written ({type(error).__name__}: full disk, quota?)"
+        raise UserError(f"{path}: {problem}; {remedy}") from error
 
 
 @contextmanager
 def locked(directory: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
     """Hold a lock on `directory` that excludes every other thread, process and node.
 
-    It is a POSIX lock of the open file `name`, which is never removed (docs/design.md). UserError: another
-    process has held it for `patience` seconds, or the file is a link. A file system without locks only causes
-    a warning.
+    It is a POSIX lock of the open file `name`, which is never removed (docs/design.md). UserError:
+    another process has held it for `patience` seconds, or the file is a link. A file system without
+    locks only causes a warning.
 
-    Whoever may open the file can hold the lock: it is the owner's alone, and the group's in a folder that the
-    group may write (`chmod g+w`).
+    Whoever may open the file can hold the lock: it is the owner's alone, and the group's in a
+    folder that the group may write (`chmod g+w`).
     """
     shared = os.stat(directory).st_mode & stat.S_IWGRP
     mode = 0o660 if shared else 0o600
@@ -187,7 +198,10 @@ def locked(directory: Path, name: str = LOCK, patience: float = 0.0) -> Iterator
                 break
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
-                    print(f"warning: {directory}: no locks here, run one process at a time", file=sys.stderr)
+                    print(
+                        f"warning: {directory}: no locks here, run one process at a time",
+                        file=sys.stderr,
+                    )
                     break
             if time.monotonic() >= deadline:
                 who = f"another process is at work here ({_holder_of(descriptor)})"
@@ -198,7 +212,8 @@ def locked(directory: Path, name: str = LOCK, patience: float = 0.0) -> Iterator
             yield
         finally:
             _note(descriptor, "")
-            with suppress(OSError):  # to close is not enough: a child that was forked meanwhile has it too
+            # To close is not enough: a child that was forked meanwhile has the lock too.
+            with suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_UNLCK))
     finally:
         os.close(descriptor)
@@ -210,7 +225,7 @@ def patiently_locked(directory: Path, name: str = LOCK) -> AbstractContextManage
 
 
 def holder(directory: Path, name: str = LOCK) -> str | None:
-    """The process that holds `locked(directory, name)`, such as "pid 123 on node7"; None: no known one."""
+    """The process that holds `locked(directory, name)`, such as "pid 123 on node7"; None: none."""
     try:
         with open(os.open(directory / name, os.O_RDONLY | _NO_LINK), "rb") as file:
             lock = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
@@ -246,12 +261,13 @@ def sha256_file(path: str | os.PathLike[str]) -> str:
 
 
 def damage(path: str | os.PathLike[str]) -> str | None:
-    """What is wrong with a zip file as torch writes it, by its check sums, which torch itself never compares.
+    """What is wrong with a zip file as torch writes it; None: nothing, or it is no zip file.
 
-    None: nothing, or it is no zip file. Reads the whole file once for each process (about 1 GB/s).
+    Compares its checksums, which torch never does. Reads the whole file once for each process
+    (about 1 GB/s).
     """
-    found = os.stat(path)
-    return _damage(os.fspath(path), found.st_ino, found.st_size, found.st_mtime_ns)
+    status = os.stat(path)
+    return _damage(os.fspath(path), status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=64)
@@ -264,8 +280,9 @@ def _damage(path: str, *_version: int) -> str | None:
     except _BAD_ZIP:
         return "truncated"
     with archive:
-        if packed := [each for each in archive.infolist() if each.compress_type != zipfile.ZIP_STORED]:
-            return f"damaged, {packed[0].filename} in it is compressed, which torch never does"
+        for member in archive.infolist():
+            if member.compress_type != zipfile.ZIP_STORED:
+                return f"damaged, {member.filename} in it is compressed, which torch never does"
         try:
             name = archive.testzip()
         except (*_BAD_ZIP, RuntimeError, EOFError) as error:
@@ -278,12 +295,19 @@ def make_directory(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise UserError(f"{path} is not a folder and cannot become one: choose another --out") from None
+        raise UserError(
+            f"{path} is not a folder and cannot become one: choose another --out"
+        ) from None
 
 
-def walk(root: str | os.PathLike[str], needed: str = "") -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, but in order, along links, and not into a folder that leads to itself. The caller may
-    take names out of the second list. UserError, with what is `needed`: a folder is unreadable."""
+def walk(
+    root: str | os.PathLike[str], needed: str = ""
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, but in order, along links, and not into a folder that leads to itself.
+
+    The caller may take names out of the second list. UserError, with what is `needed`: a folder is
+    unreadable.
+    """
 
     def fail(error: OSError) -> None:
         hint = f": {needed}" if needed else ""
@@ -301,7 +325,7 @@ def walk(root: str | os.PathLike[str], needed: str = "") -> Iterator[tuple[str, 
 
 
 def fsync_directory(path: str | os.PathLike[str]) -> None:
-    """Flush the entries of directory `path`, so that new and renamed files survive a power failure."""
+    """Flush the entries of a directory, so that new and renamed files survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Analytic parameter and FLOP counts of language models: Transformers, Switch Transformers and others.
+"""Analytic parameter and FLOP counts of language models: (Switch) Transformers and others.
 
 A multiply-add counts as two FLOPs; docs/design.md says why these are formulas.
 """
@@ -10,7 +10,7 @@ BACKWARD = 2  # the backward pass costs twice the forward pass
 
 
 class Arch(NamedTuple):
-    """Layers, width D and attention heads of an --arch of the plug-in; the hidden width F is 4 D."""
+    """Layers, width D and attention heads of an --arch of the plug-in; hidden width F = 4 D."""
 
     layers: int
     dim: int
@@ -27,9 +27,10 @@ ARCHS = {
 
 @dataclass(frozen=True)
 class Weights:
-    """A model of another kind, such as an LSTM: a multiply-add per token for each weight of its matrices.
+    """A model of another kind, such as an LSTM: a multiply-add per token and weight of a matrix.
 
-    Of dynamic convolutions, as of attention, the product is left out; looked-up embeddings do not count.
+    Of dynamic convolutions, as of attention, the product is left out; looked-up embeddings do not
+    count.
     """
 
     weights: int
@@ -48,10 +49,12 @@ class Weights:
 
 @dataclass(frozen=True)
 class Shape:
-    """Dimensions of a model: layers L, width D, hidden width F, dictionary size V, positions P, experts E.
+    """Dimensions of a model.
 
-    A dense model has 0 experts. N members (UMix) multiply all counts by N. Embeddings of another width than
-    D are projected to it, and features to the width of the output layer; 0 stands for D.
+    Layers L, width D, hidden width F, dictionary size V, positions P, experts E.
+
+    A dense model has 0 experts. N members (UMix) multiply all counts by N. Embeddings of another
+    width than D are projected to it, and features to the width of the output layer; 0 stands for D.
     """
 
     layers: int
@@ -128,7 +131,8 @@ class Shape:
     @property
     def parameter_sizes(self) -> list[int]:
         """Elements of each parameter tensor, in the order of the model."""
-        dim, hidden = self.dim, self.hidden
+        dim = self.dim
+        hidden = self.hidden
         sizes = [self.vocabulary * (self.input_dim or dim)]
         if self.input_dim not in (0, dim):
             sizes.append(dim * self.input_dim)
@@ -152,8 +156,8 @@ class Shape:
     def forward_flops(self, tokens: int, attention_over: int = 0) -> int:
         """FLOPs of a forward pass over `tokens`, with top-1 routing.
 
-        The paper leaves the attention scores out. `attention_over`, the sequence length, adds them: 2 GEMMs
-        over all positions, as computed, although the causal mask hides half.
+        The paper leaves the attention scores out. `attention_over`, the sequence length, adds them:
+        2 GEMMs over all positions, as computed, although the causal mask hides half.
         """
         projections = 4 * self.dim**2 + 2 * self.dim * self.hidden
         router = self.switch_layers * self.dim * self.experts

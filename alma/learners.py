@@ -1,6 +1,7 @@
-"""The learners: what each trains and deploys, and how reports show it. A new learner is an entry in LEARNERS.
+"""The learners: what each trains and deploys, and its looks in reports. LEARNERS has them all.
 
-A learner of images is also a class in `vision/learners/`; one of language models needs nothing else.
+A learner of images is also a class in `vision/learners/`; one of language models needs only its
+entry.
 """
 
 import zlib
@@ -12,7 +13,7 @@ _EXTENSION_COLOURS = ("#7557C4", "#6B8E00", "#B03A5B", "#5F7A87")
 
 @dataclass(frozen=True)
 class LearnerSpec:
-    """What a learner trains in each stage, which models it deploys (evaluates together), and its looks.
+    """What a learner trains in each stage, which models it deploys (evaluates together), its looks.
 
     The number of members and what follows it describe language models; images have classes instead.
     """
@@ -21,44 +22,66 @@ class LearnerSpec:
     label: str = ""  # the paper's name; "": the key in LEARNERS
     colour: str = ""  # in every figure and page; "": a colour that depends on the key alone
     text: bool = True  # whether there are language models of it
-    members: int | None = None  # default of --members, models of a stage; None: one, without that option
-    joint: bool = False  # whether the members are one model to fairseq-train; else one training each
-    fresh: bool = False  # whether each stage trains new models, with seeds of their own, not the last stage's
-    deployed: int | None = 1  # number of latest stages whose models are deployed; None: all stages
-    growth: bool = False  # whether experts are added between stages (--grow-experts and related options)
+    members: int | None = None
+    """Default of --members, models of a stage; None: one model, without that option."""
+    joint: bool = False
+    """Whether the members are one model to fairseq-train; else each has a training."""
+    fresh: bool = False
+    """Whether each stage trains new models, with seeds of their own, not the last stage's."""
+    deployed: int | None = 1
+    """Number of latest stages whose models are deployed; None: all stages."""
+    growth: bool = False
+    """Whether experts are added between stages (--grow-experts and related options)."""
     switch: bool = False  # whether it needs a Switch Transformer as --arch
 
     @property
     def separate(self) -> bool:
-        """Whether each stage trains several models separately, in folders member_0, member_1 and so on."""
+        """Whether a stage trains several models separately, in folders member_0, member_1, ..."""
         return self.members is not None and not self.joint
 
     @property
     def options(self) -> tuple[str, ...]:
         """Options of the launcher that this learner has and some others lack."""
-        members = ("members",) if self.members is not None else ()
-        return members + (("grow_experts", "grow_router", "grow_optimizer") if self.growth else ())
+        options: tuple[str, ...] = ()
+        if self.members is not None:
+            options += ("members",)
+        if self.growth:
+            options += ("grow_experts", "grow_router", "grow_optimizer")
+        return options
 
 
 LEARNERS = {
     "sm": LearnerSpec("one model, trained further in each stage", "SM", "#0072B2"),
-    "ens": LearnerSpec("models trained apart, with averaged probabilities", "Ens", "#C84E14", members=2),
+    "ens": LearnerSpec(
+        "models trained apart, with averaged probabilities", "Ens", "#C84E14", members=2
+    ),
     "umix": LearnerSpec(
-        "models trained as one, with averaged logits", "UMix", "#009E73", members=2, joint=True, switch=True
+        "models trained as one, with averaged logits",
+        "UMix",
+        "#009E73",
+        members=2,
+        joint=True,
+        switch=True,
     ),
     "gens": LearnerSpec(
-        "an ensemble that gains a new model in each stage", "gEns", "#CC79A7", fresh=True, deployed=None
+        "an ensemble that gains a new model in each stage",
+        "gEns",
+        "#CC79A7",
+        fresh=True,
+        deployed=None,
     ),
     "gmoe": LearnerSpec(
         "a mixture whose experts split between stages", "gMoE", "#DA9A00", growth=True, switch=True
     ),
     "moe": LearnerSpec("a mixture with a fixed number of experts", "MoE", "#4AA9E0", switch=True),
-    "ff": LearnerSpec("a network that grows in width and depth", "FF", "#8A5A33", text=False, growth=True),
+    "ff": LearnerSpec(
+        "a network that grows in width and depth", "FF", "#8A5A33", text=False, growth=True
+    ),
 }
 """By --learner, in the order of legends, panels and tables; two members as in most rows of Table 2.
 
-The colours are after Okabe and Ito, readable on white and dark; those that a colour-blind reader confuses
-differ in lightness.
+The colours are after Okabe and Ito, readable on white and dark; those that a colour-blind reader
+confuses differ in lightness.
 """
 
 
@@ -69,10 +92,13 @@ def text_learners() -> dict[str, LearnerSpec]:
 
 def label_of(learner: str) -> str:
     """The name of a learner in reports; that of an extension is its key."""
-    return LEARNERS[learner].label or learner if learner in LEARNERS else learner
+    if learner not in LEARNERS:
+        return learner
+    return LEARNERS[learner].label or learner
 
 
 def colour_of(learner: str) -> str:
     """The colour of a learner; that of an extension depends on its key alone."""
-    known = learner in LEARNERS and LEARNERS[learner].colour
-    return known or _EXTENSION_COLOURS[zlib.crc32(learner.encode()) % len(_EXTENSION_COLOURS)]
+    if learner in LEARNERS and LEARNERS[learner].colour:
+        return LEARNERS[learner].colour
+    return _EXTENSION_COLOURS[zlib.crc32(learner.encode()) % len(_EXTENSION_COLOURS)]

@@ -18,7 +18,10 @@ def read_marker(path: Path) -> dict[str, Any]:
 
 
 def read_record(path: Path, kinds: Mapping[str, Any], needed: Collection[str]) -> dict[str, Any]:
-    """Read a JSON object with fields of these `kinds`, of which some are `needed`. UserError: damaged."""
+    """Read a JSON object with fields of these `kinds`, the `needed` among them.
+
+    UserError: damaged.
+    """
     try:
         record = parse_json(read_file(path))
         require(record, kinds, needed)

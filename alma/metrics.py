@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 
 def cumulative_error_rate(errors: Mapping[int, float]) -> float:
-    """CER, eq. 1: the sum over t = 1..B of the test error (a fraction) or perplexity after mega-batch t.
+    """CER, eq. 1: the sum over t = 1..B of the error (a fraction) or perplexity after mega-batch t.
 
-    Thus CER / B is the mean error. Earlier versions of the paper sum from t = 0. With w > 1 the sum includes
-    w - 1 errors of the untrained model. To leave them out, pass the errors since the first stage only; that
-    sum has fewer terms, so compare it at equal w.
+    Thus CER / B is the mean error. Earlier versions of the paper sum from t = 0. With w > 1 the sum
+    includes w - 1 errors of the untrained model. To leave them out, pass the errors since the first
+    stage only; that sum has fewer terms, so compare it at equal w.
     """
     return math.fsum(error for t, error in errors.items() if t >= 1)
 
@@ -46,36 +46,51 @@ class Transfer(NamedTuple):
 def transfer(matrix: Mapping[int, Sequence[float]], logarithmic: bool = False) -> Transfer:
     """Means over the evaluation matrix of a stream that drifts; lower is better.
 
-    matrix[t] is R[t, 1], ..., R[t, B]: the error or perplexity after mega-batch t on the held-out part of
-    mega-batch j. t = 0 does not count, so that a run of B mega-batches has B * B cells:
+    matrix[t] is R[t, 1], ..., R[t, B]: the error or perplexity after mega-batch t on the held-out
+    part of mega-batch j. t = 0 does not count, so that a run of B mega-batches has B * B cells:
 
         in-distribution    mean of R[t, j] over j = t (the diagonal)
         backward transfer  mean of R[t, j] over all j < t (the past)
         forward transfer   mean of R[t, j] over all j > t (the future)
         average seen       mean over t of the mean of R[t, j] over j <= t
 
-    The first three are those of TiC-LM (Li et al., ACL 2025, arXiv 2504.02107), without its oracle, after
-    TiC-CLIP (Garg et al., ICLR 2024, arXiv 2310.16226). With `logarithmic`, means are exp of the mean log, as
-    in TiC-LM: the hardest part would dominate an arithmetic mean of perplexities. A cell of 0 or less is NaN.
-    Cells that are NaN do not count.
+    The first three are those of TiC-LM (Li et al., ACL 2025, arXiv 2504.02107), without its oracle,
+    after TiC-CLIP (Garg et al., ICLR 2024, arXiv 2310.16226). With `logarithmic`, means are exp of
+    the mean log, as in TiC-LM: the hardest part would dominate an arithmetic mean of perplexities.
+    A cell of 0 or less is NaN. Cells that are NaN do not count.
     """
 
-    def shown(value: float) -> float:
-        return (math.log(value) if value > 0 else math.nan) if logarithmic else value
+    rows = {}
+    for t, row in matrix.items():
+        if t > 0:
+            rows[t] = [_cell(value, logarithmic) for value in row]
+    diagonal: list[float | None] = []
+    past: list[float | None] = []
+    future: list[float | None] = []
+    seen: list[float | None] = []
+    for t, cells in rows.items():
+        diagonal += cells[t - 1 : t]
+        past += cells[: t - 1]
+        future += cells[t:]
+        seen.append(_mean(cells[:t]))
+    means = [_mean(values) for values in (diagonal, past, future, seen)]
+    if logarithmic:
+        means = [None if mean is None else perplexity(mean) for mean in means]
+    return Transfer(*means)
 
-    rows = {t: [None if math.isnan(x) else shown(x) for x in row] for t, row in matrix.items() if t}
-    means = (
-        _mean([cell for t, row in rows.items() for cell in row[t - 1 : t]]),
-        _mean([cell for t, row in rows.items() for cell in row[: t - 1]]),
-        _mean([cell for t, row in rows.items() for cell in row[t:]]),
-        _mean([_mean(row[:t]) for t, row in rows.items()]),
-    )
-    return Transfer(*(perplexity(mean) if logarithmic and mean is not None else mean for mean in means))
+
+def _cell(value: float, logarithmic: bool) -> float | None:
+    """A cell of the matrix, or its logarithm (NaN of 0 or less); None if it does not count."""
+    if math.isnan(value):
+        return None
+    if not logarithmic:
+        return value
+    return math.log(value) if value > 0 else math.nan
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    counted = [value for value in values if value is not None]
+    return math.fsum(counted) / len(counted) if counted else None
 
 
 def perplexity(nll_nats: float) -> float:
@@ -87,5 +102,5 @@ def perplexity(nll_nats: float) -> float:
 
 
 def bits_per_byte(nll_nats: float, data_bytes: int) -> float:
-    """Bits per byte, from the *summed* negative log-likelihood (nats) of a text of `data_bytes` bytes."""
+    """Bits per byte of a text of `data_bytes` bytes, from its *summed* negative log-likelihood."""
     return nll_nats / (math.log(2) * data_bytes)

@@ -1,4 +1,4 @@
-"""Options, declared once as fields, from which flags, checks, words of a command and records follow."""
+"""Options, declared once as fields: flags, checks, words of a command and records follow."""
 
 import argparse
 import math
@@ -12,8 +12,10 @@ from typing import Any, get_args
 from alma.errors import UserError, hint, number_list
 from alma.schema import NATURAL, is_number, whole
 
-ALWAYS, CHANGED, NEVER = "always", "changed", "never"
-"""When run.json records an option: with any value but None, with another than its default, or never."""
+ALWAYS = "always"
+CHANGED = "changed"
+NEVER = "never"
+"""When run.json records an option: with any value but None, if not its default, or never."""
 
 
 def option(
@@ -30,9 +32,10 @@ def option(
 ) -> Any:
     """A field with a default and a help text; the value None means "not given".
 
-    Its range: `choices` of a string; for a number, the least value or a bound that it must be `above`; for
-    another value, a function that reads it from a command line and raises ValueError. `record`: see ALWAYS.
-    `passed`: fairseq-train has the option too; the launcher passes it on unless it has its default.
+    Its range: `choices` of a string; for a number, the least value or a bound that it must be
+    `above`; for another value, a function that reads it from a command line and raises ValueError.
+    `record`: see ALWAYS. `passed`: fairseq-train has the option too; the launcher passes it on
+    unless it has its default.
     """
     limits = {"choices": choices, "at_least": at_least, "above": above, "read": read}
     about = {"help": text, "metavar": metavar, "record": record, "passed": passed}
@@ -64,15 +67,25 @@ def joined_words(flag: str, value: object) -> list[str]:
 
 def changed(options: Any) -> dict[str, Any]:
     """The options that do not have their defaults."""
-    defaults = {name: declared.default for name, declared in options_of(options).items()}
-    return {name: value for name in defaults if (value := getattr(options, name)) != defaults[name]}
+    values = {}
+    for name, declared in options_of(options).items():
+        value = getattr(options, name)
+        if value != declared.default:
+            values[name] = value
+    return values
 
 
 def recorded(options: Any) -> dict[str, Any]:
     """The options that run.json records."""
-    values = {ALWAYS: vars(options), CHANGED: changed(options), NEVER: {}}
-    record = {name: declared.metadata["record"] for name, declared in options_of(options).items()}
-    return {name: value for name in record if (value := values[record[name]].get(name)) is not None}
+    not_default = changed(options)
+    record = {}
+    for name, declared in options_of(options).items():
+        value = getattr(options, name)
+        when = declared.metadata["record"]
+        if value is None or when == NEVER or (when == CHANGED and name not in not_default):
+            continue
+        record[name] = value
+    return record
 
 
 def kinds_of(kind: Any) -> dict[str, Any]:
@@ -93,11 +106,17 @@ def _types(option: Field) -> list[Any]:
 def check_ranges(options: Any) -> None:
     """Raise UserError for an option that is out of range."""
     for name, declared in options_of(options).items():
-        if (value := getattr(options, name)) is None:
+        value = getattr(options, name)
+        if value is None:
             continue
-        flag, limits, kinds = flag_of(name), declared.metadata, tuple(_types(declared))
-        if {int, float, bool}.issuperset(kinds) and not isinstance(value, kinds + (int,) * (float in kinds)):
-            raise UserError(f"{flag} {value!r}: of type {type(value).__name__}, give {kinds[0].__name__}")
+        flag = flag_of(name)
+        limits = declared.metadata
+        kinds = tuple(_types(declared))
+        accepted = (*kinds, int) if float in kinds else kinds
+        if {int, float, bool}.issuperset(kinds) and not isinstance(value, accepted):
+            raise UserError(
+                f"{flag} {value!r}: of type {type(value).__name__}, give {kinds[0].__name__}"
+            )
         if type(value) in (int, float) and (math.isinf(value) or not is_number(value)):
             raise UserError(f"{flag} {value:.3g}: larger than any value that a run can record")
         if limits["choices"] and value not in limits["choices"]:
@@ -115,7 +134,8 @@ def check_ranges(options: Any) -> None:
 
 def given(kind: Any, parsed: argparse.Namespace) -> dict[str, Any]:
     """The options of a dataclass that a command line gives, in its order of fields."""
-    return {name: value for name in options_of(kind) if (value := getattr(parsed, name)) is not None}
+    values = {name: getattr(parsed, name) for name in options_of(kind)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def add_options(
@@ -127,29 +147,48 @@ def add_options(
 ) -> None:
     """Add a flag for each option; argparse then has None for those that are not given.
 
-    `defaults`: an object whose values the help shows as defaults, such as the dataclass. `several`: each flag
-    takes a comma list of values. `changes`: other arguments of add_argument, by name of the option.
+    `defaults`: an object whose values the help shows as defaults, such as the dataclass. `several`:
+    each flag takes a comma list of values. `changes`: other arguments of add_argument, by name of
+    the option.
     """
     for declared in options:
-        limits, kind = declared.metadata, _types(declared)[0]
-        read = limits["read"]
-        words: dict[str, Any]
-        if kind is bool:
-            words = {"action": Switch} if several else {"action": "store_true", "default": None}
-        elif limits["choices"]:
-            words = names_of(limits["choices"]) if several else {"choices": limits["choices"]}
-        elif several:
-            lists = number_list if kind is int else reals
-            words = {"type": _reading(partial(_list, read)) if read else lists}
-            words["metavar"] = f"{limits['metavar']},..." if limits["metavar"] else "N"
-        else:
-            words = {"type": _reading(read) if read else kind}
-            words["metavar"] = limits["metavar"] or ("N" if kind in (int, float) else "TEXT")
-        default, words["help"] = getattr(defaults, declared.name, None), limits["help"]
+        words = _several(declared) if several else _single(declared)
+        words["help"] = declared.metadata["help"]
+        default = getattr(defaults, declared.name, None)
         if default is not None and default is not False:
-            shown = f"{default:g}" if isinstance(default, int | float) else default
-            words["help"] += f" (default: {shown})"
-        group.add_argument(flag_of(declared.name), **(words | dict((changes or {}).get(declared.name, {}))))
+            text = f"{default:g}" if isinstance(default, int | float) else default
+            words["help"] += f" (default: {text})"
+        if changes and declared.name in changes:
+            words |= changes[declared.name]
+        group.add_argument(flag_of(declared.name), **words)
+
+
+def _single(declared: Field) -> dict[str, Any]:
+    """Arguments of add_argument for a flag with one value."""
+    limits = declared.metadata
+    kind = _types(declared)[0]
+    if kind is bool:
+        return {"action": "store_true", "default": None}
+    if limits["choices"]:
+        return {"choices": limits["choices"]}
+    type_of_value = _reading(limits["read"]) if limits["read"] else kind
+    placeholder = "N" if kind in (int, float) else "TEXT"
+    return {"type": type_of_value, "metavar": limits["metavar"] or placeholder}
+
+
+def _several(declared: Field) -> dict[str, Any]:
+    """Arguments of add_argument for a flag with a comma list of values."""
+    limits = declared.metadata
+    kind = _types(declared)[0]
+    if kind is bool:
+        return {"action": Switch}
+    if limits["choices"]:
+        return names_of(limits["choices"])
+    type_of_list: Callable[[str], Any] = number_list if kind is int else reals
+    if limits["read"]:
+        type_of_list = _reading(partial(_list, limits["read"]))
+    placeholder = f"{limits['metavar']},..." if limits["metavar"] else "N"
+    return {"type": type_of_list, "metavar": placeholder}
 
 
 def _reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -176,17 +215,17 @@ def reals(text: str) -> list[float]:
         raise argparse.ArgumentTypeError(f"{text!r}: a number, or a list such as .3,1,3") from None
 
 
-def names_of(known: Iterable[str]) -> dict[str, Any]:
-    """Arguments of add_argument for a flag that takes a comma list of `known` names."""
+def names_of(choices: Iterable[str]) -> dict[str, Any]:
+    """Arguments of add_argument for a flag that takes a comma list of `choices`."""
 
     def names(words: str) -> list[str]:
         chosen = list(dict.fromkeys(words.split(",")))
         for word in chosen:
-            if word not in known:
-                raise argparse.ArgumentTypeError(f"{word!r}: {hint(word, known)}")
+            if word not in choices:
+                raise argparse.ArgumentTypeError(f"{word!r}: {hint(word, choices)}")
         return chosen
 
-    return {"type": names, "metavar": f"{{{','.join(known)}}}"}
+    return {"type": names, "metavar": f"{{{','.join(choices)}}}"}
 
 
 class Switch(argparse.Action):
@@ -196,12 +235,14 @@ class Switch(argparse.Action):
         off = [f"--no-{text.removeprefix('--')}" for text in option_strings]
         super().__init__([*option_strings, *off], dest, nargs="?", metavar="off,on", **rest)
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         """Store the values; UserError through `parser` for others than off and on."""
-        known = {"off": False, "on": True}
+        values_of_words = {"off": False, "on": True}
         off = option_string is not None and option_string.startswith("--no-")
         words = dict.fromkeys([] if values is None else values.split(","))
-        if not words.keys() <= known.keys() or (off and words):
+        if not words.keys() <= values_of_words.keys() or (off and words):
             problem = f"{values!r}: off, on or off,on; give an experiment before flags"
             raise argparse.ArgumentError(self, problem)
-        setattr(namespace, self.dest, [known[word] for word in words] or [not off])
+        setattr(namespace, self.dest, [values_of_words[word] for word in words] or [not off])

@@ -1,8 +1,8 @@
 """Options of a run on a stream: of every run, and of language models.
 
-Each is declared here, once. The launcher and `alma images` make their flags from the declarations, records
-the kinds of their values, labels of reports which of them tell two runs apart; the task `alma_lm` of
-fairseq-train has those that are `passed`.
+Each is declared here, once. The launcher and `alma images` make their flags from the declarations,
+records the kinds of their values, labels of reports which of them tell two runs apart; the task
+`alma_lm` of fairseq-train has those that are `passed`.
 """
 
 import contextlib
@@ -27,14 +27,22 @@ class StreamOptions:
     """Which learner is trained when, and on which mega-batches."""
 
     learner: str = option(None, "learner")
-    waiting_time: int = option(1, "mega-batches before each stage", at_least=1, metavar="W", passed=True)
-    replay: bool = option(False, "train on all mega-batches so far, not only on the new ones", passed=True)
+    waiting_time: int = option(
+        1, "mega-batches before each stage", at_least=1, metavar="W", passed=True
+    )
+    replay: bool = option(
+        False, "train on all mega-batches so far, not only on the new ones", passed=True
+    )
     replay_share: float = _if_changed(
-        0.0, "share of each stage's data from earlier mega-batches, such as .5", metavar="S", passed=True
+        0.0,
+        "share of each stage's data from earlier mega-batches, such as .5",
+        metavar="S",
+        passed=True,
     )
     replay_from: str = _if_changed(
         "all",
-        "with --replay-share: all earlier mega-batches evenly, or the recent ones, of the stage before",
+        "with --replay-share: all earlier mega-batches evenly, or the recent ones, of the stage "
+        "before",
         choices=("all", "recent"),
         passed=True,
     )
@@ -45,7 +53,9 @@ def _growth(value: Any) -> list[int]:
     """The value of --grow-experts. ValueError: it is none."""
     numbers = value if isinstance(value, list) else number_list(value, repeats=True)
     if 0 in numbers:
-        raise ValueError(f"{value}: give a number of 1 or more, or one for each growth, such as 2 or 2,2,4")
+        raise ValueError(
+            f"{value}: give a number of 1 or more, or one for each growth, such as 2 or 2,2,4"
+        )
     return numbers
 
 
@@ -71,15 +81,16 @@ class TextOptions(StreamOptions):
     members: int | None = option(None, "models of the ensemble", at_least=1)
     grow_experts: list[int] | None = option(
         None,
-        f"experts to add: one number, or one for each growth, such as 2,2,4 (default: {DEFAULT_GROWTH})",
+        "experts to add: one number, or one for each growth, such as 2,2,4 (default: "
+        f"{DEFAULT_GROWTH})",
         read=_growth,
         metavar="LIST",
     )
     grow_router: str | None = option(
         None,
-        "preserve: correct the router so that the function stays the same, except for fairseq-train's "
-        "--grow-noise; copy: copy the row of the router, as in the paper; tree: add a gate for each split "
-        "(default: preserve)",
+        "preserve: correct the router so that the function stays the same, except for "
+        "fairseq-train's --grow-noise; copy: copy the row of the router, as in the paper; tree: "
+        "add a gate for each split (default: preserve)",
         choices=("preserve", "copy", "tree"),
         passed=True,
     )
@@ -89,47 +100,54 @@ class TextOptions(StreamOptions):
         choices=("reset", "copy"),
         passed=True,
     )
-    from_scratch: bool = _if_changed(False, "train a new model in each stage, not that of the stage before")
+    from_scratch: bool = _if_changed(
+        False, "train a new model in each stage, not that of the stage before"
+    )
     init: str | None = _if_changed(
         None,
-        "start stage 0, with --from-scratch every stage, from this model, which t = 0 then is: a checkpoint, "
-        "or a folder of Hugging Face with a GPT-2 (docs/trainers.md)",
+        "start stage 0, with --from-scratch every stage, from this model, which t = 0 then is: a "
+        "checkpoint, or a folder of Hugging Face with a GPT-2 (docs/trainers.md)",
         metavar="MODEL",
         passed=True,
     )
     cutoff: str | None = _if_changed(
         None,
-        "of the newest text that the model of --init has seen, such as 2023-05: averages leave out the "
-        "periods that begin until then",
+        "of the newest text that the model of --init has seen, such as 2023-05: averages leave "
+        "out the periods that begin until then",
         read=_cutoff,
         metavar="DATE",
     )
     schedule: str = _if_changed(
         SCHEDULES[0],
-        "stage: optimizer and learning rate start anew with every stage, as in the paper; continuous: they "
-        "go on over the stages, with one warm-up and then a constant rate",
+        "stage: optimizer and learning rate start anew with every stage, as in the paper; "
+        "continuous: they go on over the stages, with one warm-up and then a constant rate",
         choices=SCHEDULES,
         passed=True,
     )
     average: float | str = _if_changed(
         0.0,
         "evaluate an average of the weights; training continues from the raw weights. DECAY: "
-        "exponential over updates, such as .999 (0: off); poly:ETA: polynomial, with a memory that grows "
-        "with the training, such as poly:8; last:K: mean of the last K checkpoints",
+        "exponential over updates, such as .999 (0: off); poly:ETA: polynomial, with a memory "
+        "that grows with the training, such as poly:8; last:K: mean of the last K checkpoints",
         read=partial(averages.read, last=True),
         metavar="AVERAGE",
     )
-    update_multiplier: int = _if_changed(1, "X times --max-update in each stage", at_least=1, metavar="X")
-    context_window: int = _if_changed(0, "evaluate tokens with at least N tokens of context, if there are")
+    update_multiplier: int = _if_changed(
+        1, "X times --max-update in each stage", at_least=1, metavar="X"
+    )
+    context_window: int = _if_changed(
+        0, "evaluate tokens with at least N tokens of context, if there are"
+    )
     trainer: str | None = _if_changed(
         None,
-        "train and evaluate with your own program instead of fairseq: it gets the path of a stage.json as "
-        "its last argument, and writes trained.json (docs/trainers.md)",
+        "train and evaluate with your own program instead of fairseq: it gets the path of a "
+        "stage.json as its last argument, and writes trained.json (docs/trainers.md)",
         metavar="COMMAND",
     )
     budget: str | None = _if_changed(
         None,
-        "with --trainer: of each training: updates=N, tokens=N or seconds=N (default: the trainer decides)",
+        "with --trainer: of each training: updates=N, tokens=N or seconds=N (default: the "
+        "trainer decides)",
         read=_budget,
         metavar="AMOUNT",
     )

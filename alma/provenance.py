@@ -13,28 +13,28 @@ _OF_GIT = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the installed PACKAGES, read from metadata without importing them."""
+    """Versions of Python and of the installed PACKAGES, from metadata, without imports."""
     from importlib import metadata  # slow to import
 
-    found = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            by_package[package] = metadata.version(package)
+    return by_package
 
 
 def commit() -> str | None:
-    """Git commit of this checkout, `-dirty` if files are modified; None for an installed package."""
-    here = Path(__file__)
-    git = ("git", "-C", str(here.parent))
-    # A virtual environment may lie inside another project's repository, which does not track this file.
-    if _output(*git, "ls-files", "--error-unmatch", here.name) is None:
+    """Git commit of this checkout, `-dirty` if files are modified; None for a package."""
+    this_file = Path(__file__)
+    git = ("git", "-C", str(this_file.parent))
+    # A virtual environment may lie inside another project's repository, which does not track it.
+    if _output(*git, "ls-files", "--error-unmatch", this_file.name) is None:
         return None
     return _output(*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 def git_environment() -> dict[str, str]:
-    """The environment without variables by which git, as in a hook, leaves the repository of its folder."""
+    """The environment without the variables by which a git hook points at its own repository."""
     return {name: value for name, value in os.environ.items() if name not in _OF_GIT}
 
 
@@ -58,7 +58,9 @@ def _output(*command: str) -> str | None:
     """Standard output of a command; None if it is missing, fails or takes 20 s."""
     try:
         env = git_environment()
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=20, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -1,6 +1,7 @@
-"""The run directory: `run.json` (config, versions, machine) and `results.jsonl` (one row per mega-batch).
+"""The run directory: `run.json` (config, versions, machine) and `results.jsonl` (a row per t).
 
-Rows are appended, never rewritten. Readers ignore an incomplete last line, which `Run.open` removes.
+Rows are appended, never rewritten. Readers ignore an incomplete last line, which `Run.open`
+removes.
 """
 
 import errno
@@ -18,10 +19,27 @@ import msgspec
 from alma import provenance
 from alma.configs import changes
 from alma.errors import UserError
-from alma.files import fsync_directory, make_directory, open_for_writing, read_file, write_json_atomic
+from alma.files import (
+    fsync_directory,
+    make_directory,
+    open_for_writing,
+    read_file,
+    write_json_atomic,
+)
 from alma.options import kinds_of
 from alma.protocol import TextOptions
-from alma.schema import AMOUNT, COUNT, LARGEST, NATURAL, NUMBER, TEXT, is_plain, parse_json, require, whole
+from alma.schema import (
+    AMOUNT,
+    COUNT,
+    LARGEST,
+    NATURAL,
+    NUMBER,
+    TEXT,
+    is_plain,
+    parse_json,
+    require,
+    whole,
+)
 from alma.trainer import STAGE
 
 CONFIG_KEYS = ("learner", "megabatches", "waiting_time", "replay", "seed")
@@ -74,9 +92,17 @@ class Row(TypedDict):
     extra: _Extra
 
 
-_INFO = {"config": dict, "stages": COUNT | None, "commit": str | None, "created": str, "command": str}
+_INFO = {
+    "config": dict,
+    "stages": COUNT | None,
+    "commit": str | None,
+    "created": str,
+    "command": str,
+}
 _CONFIG = kinds_of(TextOptions) | dict.fromkeys(("dataset", "data", "arch", "stream"), str)
-_CONFIG |= dict.fromkeys(("hidden", "experts", "grow_every"), COUNT) | {"megabatches": whole(1, 1_000_000)}
+_CONFIG |= dict.fromkeys(("hidden", "experts", "grow_every"), COUNT) | {
+    "megabatches": whole(1, 1_000_000)
+}
 _CONFIG |= {"moe_expert_count": COUNT | None, "fairseq_flags": list[str]}
 """Kinds of the settings that other code reads; further ones may be whatever JSON has."""
 
@@ -89,7 +115,7 @@ class Run:
     info: dict[str, Any]  # run.json: config, seeds, versions, commit, machine, created
     writable: bool = False
     _times: set[int] = field(default_factory=set, compare=False, repr=False)
-    """The t in `_version` of results.jsonl: reading all rows at every append would take quadratic time."""
+    """The t in `_version` of results.jsonl: reading all rows at each append is quadratic in B."""
     _version: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
@@ -104,11 +130,11 @@ class Run:
         """Start a run in `directory`, or resume the one there.
 
         `config` holds CONFIG_KEYS, optionally `name`, and every other setting that changes results
-        (JSON values, no output paths): runs whose configs differ only in `seed` count as repeats. `seeds`
-        are derived from it, for the record. Settings in `growing` may increase, as for `configs.changes`. A
-        run with another config that has trained nothing is replaced: its rows and the files `untrained`,
-        which describe its untrained model, are removed.
-        UserError: the run has trained with another config. ValueError: `config` lacks one of CONFIG_KEYS.
+        (JSON values, no output paths): runs whose configs differ only in `seed` count as repeats.
+        `seeds` are derived from it, for the record. Settings in `growing` may increase, as for
+        `configs.changes`. A run with another config that has trained nothing is replaced: its rows
+        and the files `untrained`, which describe its untrained model, are removed. UserError: the
+        run has trained with another config. ValueError: `config` lacks one of CONFIG_KEYS.
         """
         path = Path(directory)
         resumes = cls.check(path, config, growing)
@@ -131,25 +157,31 @@ class Run:
         return run
 
     @classmethod
-    def check(cls, directory: str | os.PathLike[str], config: dict, growing: Collection[str] = ()) -> bool:
-        """Whether `open` would resume the run in `directory`; writes nothing. Raises as `open` does."""
+    def check(
+        cls, directory: str | os.PathLike[str], config: dict, growing: Collection[str] = ()
+    ) -> bool:
+        """Whether `open` would resume the run in `directory`; writes nothing, raises as it does."""
         if missing := [key for key in CONFIG_KEYS if key not in config]:
             raise ValueError(f"config lacks {', '.join(missing)}")
         path = Path(directory)
         if not (path / "run.json").exists():
             if (path / "results.jsonl").exists():
-                raise UserError(f"{path} has results.jsonl but not its run.json: choose another --out")
+                raise UserError(
+                    f"{path} has results.jsonl but not its run.json: choose another --out"
+                )
             return False
         run = cls.read(path)
         changed = changes(run.config, _as_read_back(config), growing)
         if changed and run.trained:
             other = f"{path} holds a run with other settings ({'; '.join(changed)})"
-            raise UserError(f"{other}: choose another --out, or give that run's settings to resume it")
+            raise UserError(
+                f"{other}: choose another --out, or give that run's settings to resume it"
+            )
         return not changed
 
     @classmethod
     def read(cls, directory: str | os.PathLike[str]) -> "Run":
-        """The run in `directory`, which may still be running. UserError: it is not a run directory."""
+        """The run in `directory`, which may still be running. UserError: no run directory."""
         path = Path(directory)
         try:
             info = parse_json(read_file(path / "run.json"))
@@ -171,9 +203,11 @@ class Run:
 
     @property
     def trained(self) -> bool:
-        """Whether anything was trained: a row has a stage, or there is a checkpoint, or what may be one."""
+        """Whether anything was trained: a row has a stage, or there may be a checkpoint."""
         stages = (row["stage"] is not None for row in self.rows)
-        by_trainer = (path for path in self.directory.glob("stage_*/**/model/*") if path.name != STAGE)
+        by_trainer = (
+            path for path in self.directory.glob("stage_*/**/model/*") if path.name != STAGE
+        )
         return any(stages) or any(self.directory.rglob("*.pt")) or any(by_trainer)
 
     def note(self, **facts: Any) -> None:
@@ -189,25 +223,29 @@ class Run:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The complete rows on disk, sorted by t; not to be changed. UserError: a line is not a row, or
-        repeats a t."""
+        """The complete rows on disk, sorted by t; not to be changed.
+
+        UserError: a line is not a row, or repeats a t.
+        """
         if not self.results.exists():
             return []
-        return list(_read_rows(self.results, self.config["megabatches"], _version(self.results.stat())))
+        return list(
+            _read_rows(self.results, self.config["megabatches"], _version(self.results.stat()))
+        )
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one `Row`, written and fsynced on return.
 
-        ValueError: a field is missing, unknown or of another kind, or there is a row for this t. UserError:
-        the metric is not finite or above 1e100 (training diverged). OSError: the disk is full; no part of the
-        row remains.
+        ValueError: a field is missing, unknown or of another kind, or there is a row for this t.
+        UserError: the metric is not finite or above 1e100 (training diverged). OSError: the disk is
+        full; no part of the row remains.
         """
         if not self.writable:
             raise ValueError(f"{self.directory} was opened with Run.read")
         value = row.get("value")
         if isinstance(value, float) and not abs(value) <= LARGEST:
-            what = f"{row.get('metric')} is {value} at t={row.get('t')}"
-            raise UserError(f"{what}: training diverged; use a lower learning rate")
+            value_at_t = f"{row.get('metric')} is {value} at t={row.get('t')}"
+            raise UserError(f"{value_at_t}: training diverged; use a lower learning rate")
         text = json.dumps(dict(row), allow_nan=False)
         check_row(parse_json(text), self.config["megabatches"])
         line = f"{text}\n".encode()
@@ -215,7 +253,7 @@ class Run:
         try:
             before = os.fstat(descriptor)
             if _version(before) != self._version:  # not read yet, or another process has written
-                self._times = {known["t"] for known in self.rows}
+                self._times = {on_disk["t"] for on_disk in self.rows}
             if row["t"] in self._times:
                 raise ValueError(f"{self.results} already has t={row['t']}")
             # A single write, so that a concurrent reader sees at most one incomplete line.
@@ -238,20 +276,23 @@ class Run:
                 os.fsync(file.fileno())
 
 
-def _version(found: os.stat_result) -> tuple[int, ...]:
+def _version(status: os.stat_result) -> tuple[int, ...]:
     """Differs whenever a file does."""
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def check_row(row: Mapping[str, Any], megabatches: int) -> None:
-    """ValueError unless `row` has exactly the fields of `Row`, of their kinds, none beyond mega-batch B."""
+    """ValueError unless `row` has the fields of `Row`, of their kinds, none beyond mega-batch B."""
     msgspec.convert(row, Row)
     if unknown := sorted(row.keys() - Row.__annotations__.keys()):
         raise ValueError(f"unknown fields {unknown} (others belong in `extra`)")
-    stage, trained_on, extra = row["stage"], row["trained_on"], row["extra"]
+    stage = row["stage"]
+    trained_on = row["trained_on"]
+    extra = row["extra"]
     if (stage is None) != (not trained_on):
         raise ValueError(f"stage is {stage} but trained_on is {trained_on}")
-    if max(row["t"], 0 if stage is None else stage + 1, *trained_on) > megabatches:
+    stages = 0 if stage is None else stage + 1
+    if max(row["t"], stages, *trained_on) > megabatches:
         raise ValueError(f"t, stage or trained_on is beyond mega-batch {megabatches}")
     if len({tuple(sorted(part)) for part in extra.get("matrix_experts", ())}) > 1:
         raise ValueError("the parts of matrix_experts have different layers")
@@ -264,8 +305,10 @@ def check_row(row: Mapping[str, Any], megabatches: int) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _read_rows(path: Path, megabatches: int, version: tuple[int, ...]) -> tuple[dict[str, Any], ...]:
-    """The rows of a file, read once for each of its `version`s: a report asks for them several times."""
+def _read_rows(
+    path: Path, megabatches: int, version: tuple[int, ...]
+) -> tuple[dict[str, Any], ...]:
+    """The rows of a file, read once for each of its `version`s: a report needs them often."""
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(read_file(path).split(b"\n")[:-1], start=1):
         try:
@@ -276,9 +319,12 @@ def _read_rows(path: Path, megabatches: int, version: tuple[int, ...]) -> tuple[
         if row["t"] in rows:
             raise UserError(f"{path}:{number}: second row for t={row['t']}: keep one of them")
         rows[row["t"]] = row
-        if row["metric"] != (first := next(iter(rows.values())))["metric"]:
-            what = f"{row['metric']} after {first['metric']}"
-            raise UserError(f"{path}:{number}: {what}: a run has one metric: restore the file")
+        metric = next(iter(rows.values()))["metric"]
+        if row["metric"] != metric:
+            raise UserError(
+                f"{path}:{number}: {row['metric']} after {metric}: a run has one metric: "
+                "restore the file"
+            )
     return tuple(rows[t] for t in sorted(rows))
 
 

@@ -1,4 +1,4 @@
-"""Kinds of values in JSON files, as types of msgspec: checked where a file is read, then relied upon."""
+"""Kinds of values in JSON files, as types of msgspec, checked where a file is read."""
 
 import math
 import re
@@ -43,8 +43,10 @@ def is_number(value: Any) -> bool:
 
 
 def is_plain(value: Any, depth: int = 20) -> bool:
-    """Whether a value is a number, printable text, bool, null, or a list or object of these, nested up to
-    `depth`."""
+    """Whether a value is a number, printable text, bool, null, or a list or object of these.
+
+    Lists are nested up to `depth`.
+    """
     if isinstance(value, str):
         return re.match(_PRINTABLE, value) is not None
     if isinstance(value, dict):
@@ -56,7 +58,7 @@ def is_plain(value: Any, depth: int = 20) -> bool:
 
 
 def require(record: Any, kinds: Mapping[str, Any], needed: Collection[str] = ()) -> None:
-    """ValueError: `record` is no object, lacks a field, or one of those it has is not of its kind."""
+    """ValueError: `record` is no object, lacks a `needed` field, or a field is of another kind."""
     if not isinstance(record, dict):
         raise ValueError(f"it is {shown(record)}: it should be an object")
     if lacking := [name for name in needed if name not in record]:
@@ -73,11 +75,13 @@ def check_names(place: object, names: Iterable[str]) -> None:
     """UserError: a class or period has a name that no record can hold."""
     for name in names:
         if not is_plain(name):
-            what = "has control characters in its name, or is no UTF-8"
-            raise UserError(f"{place}: {shown(name)} {what}: rename it")
+            problem = "has control characters in its name, or is no UTF-8"
+            raise UserError(f"{place}: {shown(name)} {problem}: rename it")
 
 
 def shown(value: Any) -> str:
     """A value in a message: printable, and not longer than a line."""
-    text = ascii(value) if not isinstance(value, int) or abs(value) < 10**_SHOWN else "a huge number"
+    if isinstance(value, int) and abs(value) >= 10**_SHOWN:
+        return "a huge number"
+    text = ascii(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

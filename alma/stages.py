@@ -9,8 +9,8 @@ from alma.errors import UserError
 class Stage:
     """One call of train. Mega-batches are numbered t = 1..B, stages from 0.
 
-    Mega-batches `first`..`last` arrive during the stage, which completes at t = `last`. It trains on
-    `train_on`: the same mega-batches, with replay earlier ones too.
+    Mega-batches `first`..`last` arrive during the stage, which completes at t = `last`. It trains
+    on `train_on`: the same mega-batches, with replay earlier ones too.
     """
 
     index: int
@@ -25,21 +25,31 @@ class Stage:
 
 
 def check_share(share: float, replay: bool, source: str = "all") -> None:
-    """UserError: `share` is not that of a replay, `source` has no share, or all mega-batches are replayed."""
+    """UserError: `share` is no share, `replay` has all mega-batches, or `source` has no share."""
     if not 0 <= share < 1:
-        raise UserError(f"--replay-share {share}: a share of each stage's training data, from 0 to below 1")
+        raise UserError(
+            f"--replay-share {share}: a share of each stage's training data, from 0 to below 1"
+        )
     if share and replay:
-        raise UserError("--replay trains on all mega-batches so far: leave out --replay or --replay-share")
+        raise UserError(
+            "--replay trains on all mega-batches so far: leave out --replay or --replay-share"
+        )
     if source != "all" and not share:
         raise UserError(f"--replay-from {source} needs --replay-share, such as .5")
 
 
 def check_growth(out: object, before: int, now: int, waiting_time: int) -> None:
-    """UserError: the stream of `out` had `before` mega-batches and has `now`: its last stage is longer."""
+    """UserError: the last stage of `out` would be longer.
+
+    The stream had `before` mega-batches when it was trained, and has `now`.
+    """
     index = (before - 1) // waiting_time
-    if before < (longer := min((index + 1) * waiting_time, now)):
-        what = f"stage {index} was trained when the stream ended with mega-batch {before}"
-        raise UserError(f"{out}: {what}; now it would wait for mega-batch {longer}: choose another --out")
+    last = min((index + 1) * waiting_time, now)
+    if before < last:
+        problem = f"stage {index} was trained when the stream ended with mega-batch {before}"
+        raise UserError(
+            f"{out}: {problem}; now it would wait for mega-batch {last}: choose another --out"
+        )
 
 
 def stages(
@@ -48,19 +58,26 @@ def stages(
     """The ceil(B / w) stages of a stream of B = `megabatches` with waiting time w = `waiting_time`.
 
     The last stage may be shorter, so that all data are trained on, unlike in Algorithm 1. `replay`
-    adds all earlier mega-batches to those that a stage trains on, `replay_from` those of a replay by share.
-    UserError: B < 1, w < 1 or w > B.
+    adds all earlier mega-batches to those that a stage trains on, `replay_from` those of a replay
+    by share. UserError: B < 1, w < 1 or w > B.
     """
     if megabatches < 1:
         raise UserError(f"a stream needs at least 1 mega-batch, not {megabatches}")
     if waiting_time < 1:
         raise UserError(f"waiting time {waiting_time}: use 1 (train on each mega-batch) or more")
     if waiting_time > megabatches:
-        what = f"waiting time {waiting_time} is longer than the stream of {megabatches} mega-batches"
-        raise UserError(f"{what}: use at most {megabatches} (train once, on all data) or a longer stream")
+        raise UserError(
+            f"waiting time {waiting_time} is longer than the stream of {megabatches} mega-batches: "
+            f"use at most {megabatches} (train once, on all data) or a longer stream"
+        )
     plan = []
     for index, first in enumerate(range(1, megabatches + 1, waiting_time)):
         last = min(first + waiting_time - 1, megabatches)
-        oldest = {"all": 1, "recent": max(1, first - waiting_time), None: first}[replay_from]
-        plan.append(Stage(index, first, last, tuple(range(1 if replay else oldest, last + 1))))
+        if replay or replay_from == "all":
+            oldest = 1
+        elif replay_from == "recent":
+            oldest = max(1, first - waiting_time)
+        else:
+            oldest = first
+        plan.append(Stage(index, first, last, tuple(range(oldest, last + 1))))
     return plan

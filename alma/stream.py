@@ -4,11 +4,12 @@
     STREAM/megabatch_00/train.{bin,idx,keys} ...  valid.{bin,idx,keys}  test.{bin,idx,keys}
     STREAM/test_00.{bin,idx,keys} ...  valid_00.{bin,idx,keys} ...    of an ordered stream
 
-.bin and .idx are fairseq's mmap format; .keys holds the 16-byte content keys of the documents, ascending.
+.bin and .idx are fairseq's mmap format; .keys holds the 16-byte content keys of the documents,
+ascending.
 
-Only this module knows the format. An item is a line of text followed by eos; an item of length 1 (a lone eos)
-ends each document. With the tokenizer of a Hugging Face folder an item is a document followed by eos.
-stream.json is written last, so a directory with one is complete.
+Only this module knows the format. An item is a line of text followed by eos; an item of length 1 (a
+lone eos) ends each document. With the tokenizer of a Hugging Face folder an item is a document
+followed by eos. stream.json is written last, so a directory with one is complete.
 """
 
 import dataclasses
@@ -36,6 +37,8 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _BLOCK = 1 << 20  # items of an index per write
 _HEADER = struct.Struct("<9sQBQ")  # magic, version 1, dtype code, number of items
 DTYPES = {4: "int32", 8: "uint16", 9: "uint32"}  # of NumPy, by fairseq's codes
+SPECIALS = 4
+"""fairseq's ids <s> 0, <pad> 1, </s> 2 and <unk> 3 are not in dict.txt: its first line has id 4."""
 _REMAKE = "rebuild the stream with `alma data`"
 _ABSENT_IF_EMPTY = ("period", "held_out", "held_out_valid")
 INSIDE = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|\Z))[^\x00-\x1f\x7f-\x9f]+\Z")]
@@ -61,15 +64,19 @@ class FileInfo:
             return "missing"
         if size < self.size:
             return f"truncated: {size} of {self.size} bytes"
-        return "changed after writing" if size > self.size or sha256_file(path) != self.sha256 else None
+        if size > self.size or sha256_file(path) != self.sha256:
+            return "changed after writing"
+        return None
 
 
 @dataclass(frozen=True)
 class Part:
     """One split of the stream: a mega-batch, a validation set or a test (evaluation) set."""
 
-    name: TEXT  # `megabatch_00`, ..., `valid`, `test`; if ordered also `test_00`, ..., `valid_00`, ...
-    prefix: INSIDE  # path in the stream, without suffix: `megabatch_00/train`, ...; the name of other parts
+    name: TEXT
+    """`megabatch_00`, ..., `valid`, `test`; if ordered also `test_00`, ..., `valid_00`, ..."""
+    prefix: INSIDE
+    """Path in the stream, without suffix: `megabatch_00/train`, ...; else the name of the part."""
     words: COUNT  # whitespace-separated words of the normalised text
     tokens: COUNT  # token ids in the .bin file, every eos counted
     documents: COUNT
@@ -77,7 +84,8 @@ class Part:
     bytes: COUNT  # UTF-8 bytes of the normalised text, with one newline after each line
     sources: dict[TEXT, NATURAL]  # words by source
     files: dict[INSIDE, FileInfo]  # by path relative to the stream
-    period: TEXT = ""  # in a dated stream, also of the held-out parts: `2023`, `2023-W20`, `2020..2021`
+    period: TEXT = ""
+    """In a dated stream, also of the held-out parts: `2023`, `2023-W20`, `2020..2021`."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +101,16 @@ class Stream:
     test: Part
     settings: dict[str, Any]
     files: dict[INSIDE, FileInfo]  # dict.txt and the tokenizer
-    corpus: dict[str, Any] = field(default_factory=dict)  # counts of documents, words, duplicates, surplus
-    appended: tuple[dict[str, Any], ...] = ()  # of each: settings, number of its `first` mega-batch, `corpus`
+    corpus: dict[str, Any] = field(default_factory=dict)
+    """Counts of documents, words, duplicates, surplus."""
+    appended: tuple[dict[str, Any], ...] = ()
+    """Of each extension: settings, number of its `first` mega-batch, `corpus`."""
     held_out: tuple[Part, ...] = ()  # if ordered: `test_00`, ..., the test set of each mega-batch
     held_out_valid: tuple[Part, ...] = ()  # if ordered: `valid_00`, ..., the validation set of each
 
     @property
     def ordered(self) -> bool:
-        """Whether the mega-batches follow an order of sources; `test` and `valid` then mix held-out parts."""
+        """Whether mega-batches follow an order; `test` and `valid` then mix the held-out parts."""
         return bool(self.held_out)
 
     @property
@@ -112,18 +122,21 @@ class Stream:
     def load(cls, directory: str | os.PathLike[str]) -> "Stream":
         """Read DIRECTORY/stream.json, and no other file (see `check`).
 
-        UserError: the directory has no stream.json, or a malformed one, or one of another format version.
+        UserError: the directory has no stream.json, or a malformed one, or one of another format
+        version.
         """
         directory = Path(directory)
         path = directory / FILE
         if not path.is_file():
-            raise UserError(f"{directory}: no finished stream here (no {FILE}); make one with `alma data`")
+            raise UserError(
+                f"{directory}: no finished stream here (no {FILE}); make one with `alma data`"
+            )
         try:
             record = parse_json(path.read_bytes())
             require(record, {}, ["version"])
             if record["version"] != VERSION:
-                found = shown(record["version"])
-                raise UserError(f"{path}: format version {found}, not {VERSION}; {_REMAKE}")
+                version = shown(record["version"])
+                raise UserError(f"{path}: format version {version}, not {VERSION}; {_REMAKE}")
             stream = msgspec.convert(record | {"directory": directory}, cls)
             if not is_plain([stream.settings, stream.corpus, *stream.appended]):
                 raise ValueError("control characters, huge numbers or deep nesting")
@@ -136,7 +149,7 @@ class Stream:
         return stream
 
     def write(self) -> None:
-        """Write stream.json into `directory`, atomically. Call it last, when all other files exist."""
+        """Write stream.json into `directory`, atomically; call it when all other files exist."""
 
         def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             return {name: value for name, value in pairs if value or name not in _ABSENT_IF_EMPTY}
@@ -146,20 +159,24 @@ class Stream:
         write_json_atomic(self.directory / FILE, record)
 
     def path(self, part: Part) -> str:
-        """Path of the part's .bin and .idx without suffix, as fairseq's MMapIndexedDataset expects."""
+        """Path of the part's .bin and .idx without suffix, as fairseq expects it."""
         return str(self.directory / part.prefix)
 
     def check(self, parts: Part | Iterable[Part]) -> None:
-        """Compare size and SHA-256 of dict.txt, the tokenizer and the files of `parts` with stream.json.
+        """Compare dict.txt, the tokenizer and the files of `parts` with their sizes and SHA-256.
 
-        Reads the files once (about 1 GB/s per core). UserError: the first one missing, truncated or changed.
+        Reads the files once (about 1 GB/s per core). UserError: the first one missing, truncated or
+        changed.
         """
         files = dict(self.files)
         for part in (parts,) if isinstance(parts, Part) else parts:
             files |= part.files
-        for path, info in ((self.directory / name, info) for name, info in files.items()):
+        for name, info in files.items():
+            path = self.directory / name
             if problem := info.problem(path):
-                raise UserError(f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}")
+                raise UserError(
+                    f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}"
+                )
 
 
 def is_stream(directory: str | os.PathLike[str]) -> bool:
@@ -190,7 +207,7 @@ def write_index(path: str | os.PathLike[str], sizes: "np.ndarray", dtype_code: i
 
 
 def read_index(path: str | os.PathLike[str]) -> "tuple[np.ndarray, int]":
-    """Sizes (n_items,) int32, memory-mapped, and dtype code of an index. UserError: it is not an index."""
+    """Sizes (n_items,) int32, memory-mapped, and dtype code of an index. UserError: no index."""
     import numpy as np
 
     with open(path, "rb") as file:

@@ -1,7 +1,8 @@
-"""The border between ALMA and a trainer of your own; docs/trainers.md lists the fields of its two files.
+"""The interface of ALMA to your own trainer; docs/trainers.md lists the fields of its two files.
 
-`alma train STREAM --trainer COMMAND` writes stage.json and runs COMMAND with its path, for each training and
-evaluation. COMMAND writes trained.json, and a training its checkpoint, into the folder of stage.json.
+`alma train STREAM --trainer COMMAND` writes stage.json and runs COMMAND with its path, for each
+training and evaluation. COMMAND writes trained.json, and a training its checkpoint, into the folder
+of stage.json.
 """
 
 import json
@@ -22,7 +23,8 @@ from alma.stream import DTYPES, INSIDE, read_index
 if TYPE_CHECKING:
     import numpy as np
 
-STAGE, TRAINED = "stage.json", "trained.json"
+STAGE = "stage.json"
+TRAINED = "trained.json"
 _LOSS = Annotated[float, msgspec.Meta(ge=0, le=math.log(LARGEST))]
 
 
@@ -38,12 +40,14 @@ class TextPart:
     files: tuple[TEXT, ...]
 
     def file(self, suffix: str) -> Path:
-        """Its only file with this suffix; without one the program ends with one line and exit code 2."""
-        found = [name for name in self.files if name.endswith(suffix)]
-        return Path(found[0]) if len(found) == 1 else fail(f"{self.name}: {len(found)} files {suffix}, not 1")
+        """Its only file with this suffix; else the program ends with one line and exit code 2."""
+        names = [name for name in self.files if name.endswith(suffix)]
+        if len(names) != 1:
+            fail(f"{self.name}: {len(names)} files {suffix}, not 1")
+        return Path(names[0])
 
     def read_tokens(self) -> "np.ndarray":
-        """The ids in fairseq's .bin, (tokens,), in a memory map. Lines end in 2; a lone 2 ends a document."""
+        """The ids in fairseq's .bin, (tokens,), in a memory map; 2 ends a line, a lone 2 a text."""
         import numpy as np
 
         return np.memmap(self.file(".bin"), DTYPES[read_index(self.file(".idx"))[1]], "r")
@@ -56,7 +60,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class Answer:
-    """trained.json; amounts are those of a training, losses (nats a token, tokens) those of an evaluation."""
+    """trained.json; a training has amounts, an evaluation has losses (nats a token, tokens)."""
 
     parameters: COUNT
     losses: dict[TEXT, tuple[_LOSS, COUNT]] = field(default_factory=dict)
@@ -105,27 +109,34 @@ class StageTask:
 
     def progress(self, updates: int, loss: float) -> None:
         """Print a line from which `alma train` and `alma status` show the progress."""
-        stats = {"num_updates": updates, "loss": round(loss, 3), "ppl": round(math.exp(min(loss, 99)), 2)}
+        stats = {
+            "num_updates": updates,
+            "loss": round(loss, 3),
+            "ppl": round(math.exp(min(loss, 99)), 2),
+        }
         print(f"alma | train_inner | {json.dumps(stats)}", flush=True)
 
-    def finish(self, losses: Mapping[str, tuple[float, int]] | None = None, **others: Any) -> None:
-        """Write trained.json, last and atomically: `losses` by name of the part, and `others` of `Answer`.
+    def finish(self, losses: Mapping[str, tuple[float, int]] | None = None, **fields: Any) -> None:
+        """Write trained.json, last and atomically: `losses` by name of the part, more of `Answer`.
 
         A wrong one ends the program with one line and exit code 2.
         """
-        of_parts = {name: (float(loss), int(tokens)) for name, (loss, tokens) in (losses or {}).items()}
+        of_parts = {
+            name: (float(loss), int(tokens)) for name, (loss, tokens) in (losses or {}).items()
+        }
+        record = fields | {"losses": of_parts}
         try:
-            self.checked(others | {"losses": of_parts})
+            self.checked(record)
         except UserError as error:
             fail(str(error))
-        write_json_atomic(Path(self.out, TRAINED), others | {"losses": of_parts})
+        write_json_atomic(Path(self.out, TRAINED), record)
 
     def checked(self, record: Any) -> Answer:
         """The answer in `record`. UserError: a field is wrong, or does not answer this task."""
         try:
             require(record, {}, ["parameters"])
             answer = msgspec.convert(record, Answer)
-            if unknown := sorted(record.keys() - {each.name for each in fields(Answer)}):
+            if unknown := sorted(record.keys() - {declared.name for declared in fields(Answer)}):
                 raise ValueError(f"unknown fields {', '.join(unknown)}")
             if lacking := [part.name for part in self.evaluate if part.name not in answer.losses]:
                 raise ValueError(f"no loss of {', '.join(lacking)}")
@@ -134,7 +145,9 @@ class StageTask:
             if self.action == "train" and not Path(self.out, answer.checkpoint or "/none").exists():
                 raise ValueError(f"checkpoint {answer.checkpoint}: no such file in the folder")
         except ValueError as error:
-            raise UserError(f"{Path(self.out, TRAINED)}: {error}; correct the trainer and rerun") from None
+            raise UserError(
+                f"{Path(self.out, TRAINED)}: {error}; correct the trainer and rerun"
+            ) from None
         return answer
 
 

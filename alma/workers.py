@@ -20,17 +20,22 @@ Result = TypeVar("Result")
 class Workers:
     """A pool of spawned processes, which end when their parent dies and ignore Ctrl-C.
 
-    Leaving the context ends them: idle ones normally, busy ones and, if the block raised, all by SIGKILL.
-    Tasks must therefore write atomically. `setup` runs once in every process. Without it, a single worker
-    needs no process: it is this one.
+    Leaving the context ends them: idle ones normally, busy ones and, if the block raised, all by
+    SIGKILL. Tasks must therefore write atomically. `setup` runs once in every process. Without it,
+    a single worker needs no process: it is this one.
     """
 
-    # Not a ProcessPoolExecutor: its threads and processes share locks. An interrupt or a killed process can
-    # leave one locked for good, and the end then waits forever. Here each worker has a pipe of its own.
+    # Not a ProcessPoolExecutor: its threads and processes share locks. An interrupt or a killed
+    # process can leave one locked for good, and the end then waits forever. Here each worker has a
+    # pipe of its own.
 
-    def __init__(self, count: int, setup: Callable[[], None] | None = None, flag: str = "--workers") -> None:
+    def __init__(
+        self, count: int, setup: Callable[[], None] | None = None, flag: str = "--workers"
+    ) -> None:
         """`flag`: the option to lower when the system kills a worker."""
-        self._count, self._setup, self._flag = count, setup, flag
+        self._count = count
+        self._setup = setup
+        self._flag = flag
         self._processes: dict[Any, Any] = {}  # by their connection
         self._idle: list[Any] = []
 
@@ -49,20 +54,29 @@ class Workers:
             process.join()
 
     def run(
-        self, function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], in_order: bool = False
+        self,
+        function: Callable[..., Result],
+        tasks: Sequence[tuple[Any, ...]],
+        in_order: bool = False,
     ) -> Iterator[tuple[int, Callable[[], Result]]]:
-        """Run `function(*task)` for every task; yield (number, result) as they complete, or in order.
+        """Run `function(*task)` for each task; yield (number, result) on completion, or in order.
 
-        `result()` returns what the task returned or raises its error; the other tasks go on. Without
-        processes it is the call itself. UserError: the system killed a worker.
+        `result()` returns what the task returned or raises its error; the other tasks go on.
+        Without processes it is the call itself. UserError: the system killed a worker.
         """
-        early: dict[int, Callable[[], Result]] = {}
-        calls = enumerate(functools.partial(function, *task) for task in tasks)
-        completed = self._completed(function, tasks) if self._setup or self._count > 1 else calls
+        if self._setup or self._count > 1:
+            completed = self._completed(function, tasks)
+        else:
+            completed = enumerate(functools.partial(function, *task) for task in tasks)
+        if not in_order:
+            yield from completed
+            return
+        early: dict[int, Callable[[], Result]] = {}  # results before their turn
         for number in range(len(tasks)):
-            while in_order and number not in early:
-                early |= [next(completed)]
-            yield (number, early.pop(number)) if in_order else next(completed)
+            while number not in early:
+                completed_number, result = next(completed)
+                early[completed_number] = result
+            yield number, early.pop(number)
 
     def _completed(
         self, function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]
@@ -84,12 +98,15 @@ class Workers:
             give()
             while busy:
                 for pipe in cast(Any, connection.wait(list(busy))):
-                    number, outcome = busy.pop(pipe), pipe.recv()
+                    number = busy.pop(pipe)
+                    outcome = pipe.recv()
                     self._idle.append(pipe)
                     give()
                     yield number, functools.partial(_result, *outcome)
         except (EOFError, ConnectionError):
-            raise UserError(f"a worker was killed (out of memory?); rerun with fewer {self._flag}") from None
+            raise UserError(
+                f"a worker was killed (out of memory?); rerun with fewer {self._flag}"
+            ) from None
 
     def _start(self) -> None:
         # A forked process would inherit the parent's threads and CUDA state, and could hang.

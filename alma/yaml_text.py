@@ -52,9 +52,9 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
 
 def _merged(node: yaml.Node) -> list[yaml.Node]:
     """The mappings that a mapping takes over by its merge keys."""
-    found: list[yaml.Node] = []
+    merged: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if key.tag == _MERGE:
-                found += value.value if isinstance(value, yaml.SequenceNode) else [value]
-    return found
+                merged += value.value if isinstance(value, yaml.SequenceNode) else [value]
+    return merged

@@ -1,9 +1,10 @@
 """`make bench`: benchmarks that take a few minutes on a CPU; prints tables and writes them as CSV.
 
-`python -m benchmarks advice` makes the tables of docs/advice.md, in hours: those of `advice_calibration` (how
-often `alma advise` sees a difference between equal learners), of `cadence_calibration` (how often it says to
-retrain more often), and, of recorded runs, `backtest` and `waiting_rule`. `near_duplicates --text CORPUS`
-compares `alma data` with other tools. All of these only run by name.
+`python -m benchmarks advice` makes the tables of docs/advice.md, in hours: those of
+`advice_calibration` (how often `alma advise` sees a difference between equal learners), of
+`cadence_calibration` (how often it says to retrain more often), and, of recorded runs, `backtest`
+and `waiting_rule`. `near_duplicates --text CORPUS` compares `alma data` with other tools. All of
+these only run by name.
 """
 
 import importlib
@@ -16,7 +17,8 @@ from alma.files import make_directory
 from alma.provenance import machine, versions
 from benchmarks.timing import Table, show
 
-# Imported when they run: the workers of data_prep import this module too, and their memory is measured.
+# Imported when they run: the workers of data_prep import this module too, and their memory is
+# measured.
 BENCHMARKS = {
     "switch_ffn": "Switch FFN, forward + backward, ratios",
     "update": "An update through fairseq-train beside a plain loop",
@@ -54,7 +56,12 @@ def main() -> None:
         return
     parser = Parser(prog="python -m benchmarks", description=__doc__)
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help=f"benchmarks to run: {' '.join(BENCHMARKS)} (default: all)")
+    add(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"benchmarks to run: {' '.join(BENCHMARKS)} (default: all)",
+    )
     add("--out", type=Path, default=Path("benchmarks/results"), metavar="DIR")
     add("--repeats", type=int, default=7, help="paired measurements per benchmark (default: 7)")
     text = "text for data_prep, as for `python -m data_prep` (default: installed documentation)"

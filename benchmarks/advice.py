@@ -1,6 +1,8 @@
 """The tables of docs/advice.md: made-up records and streams, then recorded runs.
 
-python -m benchmarks advice --records 400 --worlds 16 runs/advice_mnist runs/time_git     an hour and more
+python -m benchmarks advice --records 400 --worlds 16 runs/advice_mnist runs/time_git
+
+It takes an hour and more.
 """
 
 from collections.abc import Sequence
@@ -19,7 +21,8 @@ def main(arguments: Sequence[str]) -> None:
     add("runs", nargs="*", metavar="RUNS", help="folders of runs, one stream each")
     add("--records", default="400", metavar="N", help="made-up records of a kind (default: 400)")
     add("--count", default="40", metavar="N", help="matrices of a kind and size (default: 40)")
-    add("--worlds", default="16", metavar="N", help="deployments of a stream and ratio (default: 16)")
+    worlds = "deployments of a stream and ratio (default: 16)"
+    add("--worlds", default="16", metavar="N", help=worlds)
     options = parser.parse_args(arguments)
     for place in options.runs:
         try:

@@ -1,54 +1,74 @@
 """How often to retrain: made-up evaluation matrices, and simulated deployments at a price.
 
-    python -m benchmarks cadence_calibration --count 60 --worlds 20     a few minutes of one core
+    python -m benchmarks cadence_calibration --count 60 --worlds 20
 
-The loss of a model is the difficulty of the period (deviation 0.1 nats), less what its training gains, plus
-drift (half as much of the past). Models differ by 0.02 nats, cells by 0.005. A deployment has models of the
-first 8 of 36 periods; then each rule says after each period whether to train. Its cost is the extra loss of
-the model that serves, summed over periods, and ratio * UNIT for each training. ADWIN takes `river`.
+It takes a few minutes of one core. The loss of a model is the difficulty of the period (deviation
+0.1 nats), less what its training gains, plus drift (half as much on the past). Models differ by
+0.02 nats, cells by 0.005. A deployment has models of the first 8 of 36 periods; then each rule says
+after each period whether to train. Its cost is the extra loss of the model that serves, summed over
+periods, and ratio * UNIT for each training. The rule ADWIN needs `river`.
 """
 
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from alma.errors import Parser
-from alma.report.advice.cadence import Period, Retraining
-from alma.report.advice.staleness import Array
-from alma.report.age import Losses
+from alma.report.advice.law import Array
+from alma.report.advice.period import Period
+from alma.report.advice.retraining import Retraining
+from alma.report.losses import Losses
 from alma.tables import as_text
 
 SIZES = [(6, 1), (6, 3), (12, 1), (12, 3), (24, 1), (24, 3)]  # periods, seeds
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
-UNIT = 0.3  # nats summed over periods: what a model loses in four periods at 0.03 nats a period
-WARM, PERIODS = 8, 36
+UNIT = 0.3
+"""Nats summed over periods: what a model loses in four periods at 0.03 nats a period."""
+WARM = 8
+"""Periods with a model each, before the rules decide."""
+PERIODS = 36
 MONTH = Period("month")
-_MODEL, _CELL, _HARD = 0.02, 0.005, 0.1  # deviations, in nats
+HORIZON = 12
+"""Periods to come over which gains are compared."""
+_MODEL = 0.02  # deviation of models, in nats
+_CELL = 0.005  # deviation of cells
+_HARD = 0.1  # deviation of the difficulty of periods
 
 
 class Drift(NamedTuple):
-    """A kind of drift."""
+    """A kind of drift of a stream."""
 
     name: str
-    slope: float = 0.0  # nats a period of age
-    exponent: float = 1.0  # of age
-    jump: float = 0.0  # nats between both sides of the middle of the stream
-    season: float = 0.0  # nats between opposite times of a year of 12 periods
-    gain: float = 0.0  # nats of a training with e times the data
-    level: float = 0.0  # nats that a model loses in its first periods and no more
-    grace: int = 0  # periods without any loss
+    slope: float = 0.0
+    """Nats a period of age."""
+    exponent: float = 1.0
+    """Of age."""
+    jump: float = 0.0
+    """Nats between both sides of the middle of the stream."""
+    season: float = 0.0
+    """Nats between opposite times of a year of 12 periods."""
+    gain: float = 0.0
+    """Nats of a training with e times the data."""
+    level: float = 0.0
+    """Nats that a model loses in its first periods and no more."""
+    grace: int = 0
+    """Periods without any loss."""
 
     def extra(self, until: Array, at: Array, periods: int) -> Array:
         """Expected loss above that of a new model, (models, periods)."""
-        ages, middle = at - until[:, None], periods // 2
+        until = until[:, None]
+        ages = at - until
+        middle = periods // 2
         stale = self.slope * np.maximum(np.abs(ages) - self.grace, 0) ** self.exponent
-        stale += self.level * -np.expm1(-np.abs(ages)) + self.season * np.sin(np.pi * ages / 12) ** 2
-        stale += self.jump * ((until[:, None] <= middle) != (at <= middle))
-        return np.asarray(np.where(ages < 0, 0.5, 1.0) * stale + self.gain * np.log(at / until[:, None]))
+        level = self.level * -np.expm1(-np.abs(ages))
+        stale += level + self.season * np.sin(np.pi * ages / 12) ** 2
+        stale += self.jump * ((until <= middle) != (at <= middle))
+        share = np.where(ages < 0, 0.5, 1.0)  # age counts half on the past
+        return np.asarray(share * stale + self.gain * np.log(at / until))
 
 
 STREAMS = [
@@ -68,69 +88,119 @@ STREAMS = [
 def make_losses(kind: Drift, periods: int, seeds: int, random: np.random.Generator) -> Losses:
     """A made-up evaluation matrix."""
     at = np.arange(1.0, periods + 1)
-    level = 3 + random.normal(0, _HARD, periods) - kind.gain * np.log(at)
-    common = level + kind.extra(at, at, periods) + random.normal(0, _CELL, (periods, periods))
-    made = common + random.normal(0, _MODEL, (seeds, periods, 1))
-    return Losses(kind.name, tuple(at), tuple(at), tuple(tuple(map(tuple, each)) for each in made))
+    difficulty = 3 + random.normal(0, _HARD, periods) - kind.gain * np.log(at)
+    common = difficulty + kind.extra(at, at, periods) + random.normal(0, _CELL, (periods, periods))
+    losses = common + random.normal(0, _MODEL, (seeds, periods, 1))
+    return Losses(kind.name, tuple(at), tuple(at), _as_tuples(losses))
 
 
-def outcome(kind: Drift, periods: int, seeds: int, count: int, seed: int = 0) -> tuple[float, float, float]:
-    """Shares: more often than the rarest cadence is advised; that it is enough; the true gain of every period
-    over every 4th one over 12 periods to come is in the 90% interval."""
-    random, more, enough, held = np.random.default_rng(seed), 0, 0, 0
-    at, true = np.arange(periods + 1.0, periods + 13), 0.0
-    for age in range(1, 5):  # a new break is not known of
-        extra = float(np.diag(kind._replace(jump=0.0).extra(at - age, at, 0)).mean())
-        true += extra / 4 if age > 1 else extra / 4 - extra
+def _as_tuples(losses: Array) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    """(seeds, models, periods) in the form of `Losses`."""
+    return tuple(tuple(map(tuple, seed)) for seed in losses)
+
+
+class Outcome(NamedTuple):
+    """What `alma advise` says about made-up matrices of one kind, as shares of them."""
+
+    more_often: float
+    """It advises a higher frequency than the rarest cadence."""
+    rarest: float
+    """It says that the rarest cadence is enough."""
+    held: float
+    """Its interval has the true gain of every period over every 4th one."""
+
+
+def outcome(kind: Drift, periods: int, seeds: int, count: int, seed: int = 0) -> Outcome:
+    """The outcome of `count` made-up matrices."""
+    random = np.random.default_rng(seed)
+    true_gain = _true_gain(kind, periods)
+    cadences = [k for k in (1, 2, 4, 8) if k < periods]
+    more_often = 0
+    rarest = 0
+    held = 0
     for _ in range(count):
-        made, cadences = make_losses(kind, periods, seeds, random), [k for k in (1, 2, 4, 8) if k < periods]
-        answer = Retraining(made, "nats a token", MONTH, every=cadences)
-        (chosen, maybe), gain = answer.found, answer.gain(1, 4)
-        more += chosen != answer.cadences[-1]
-        enough += chosen == answer.cadences[-1] and not maybe
-        held += gain.low <= true <= gain.high
-    return more / count, enough / count, held / count
+        losses = make_losses(kind, periods, seeds, random)
+        retraining = Retraining(losses, "nats a token", MONTH, every=cadences)
+        every, is_open = retraining.choice
+        gain = retraining.gain(1, 4)
+        if every != retraining.cadences[-1]:
+            more_often += 1
+        elif not is_open:
+            rarest += 1
+        held += gain.low <= true_gain <= gain.high
+    return Outcome(more_often / count, rarest / count, held / count)
+
+
+def _true_gain(kind: Drift, periods: int) -> float:
+    """What every period gains over every 4th one, on periods to come without a new break."""
+    at = np.arange(periods + 1.0, periods + HORIZON + 1)
+    gain = 0.0
+    for age in range(1, 5):
+        extra = float(np.diag(kind._replace(jump=0.0).extra(at - age, at, 0)).mean())
+        difference = extra / 4
+        if age == 1:
+            difference -= extra
+        gain += difference
+    return gain
 
 
 class World(NamedTuple):
-    """A stream with a model for each period that could have been trained, and the price of a training."""
+    """A stream with a model for each period that could be trained, and the price of a training."""
 
-    losses: Array  # (models, periods)
-    extra: Array  # expected, (models, periods)
+    losses: Array
+    """(models, periods)"""
+    extra: Array
+    """Expected extra loss, (models, periods)."""
     price: float
 
-    def answer(self, trained: Sequence[int], now: int) -> Retraining:
-        """Of what a deployment knows after period `now`."""
-        kept, axis = self.losses[np.array(trained) - 1, :now], tuple(np.arange(1.0, now + 1))
-        known = Losses("", tuple(map(float, trained)), axis, (tuple(map(tuple, kept)),))
-        return Retraining(known, "nats a token", MONTH, price=self.price, rest=PERIODS - now)
+    def retraining(self, trained: Sequence[int], now: int) -> Retraining:
+        """The advice by what a deployment knows after period `now`."""
+        losses = self.losses[np.array(trained) - 1, :now]
+        models = tuple(map(float, trained))
+        periods = tuple(np.arange(1.0, now + 1))
+        return Retraining(
+            Losses("", models, periods, _as_tuples(losses[None])),
+            "nats a token",
+            MONTH,
+            price=self.price,
+            periods_to_come=PERIODS - now,
+        )
 
     def served(self, trained: Sequence[int], now: int) -> Array:
-        """Losses of the models that were deployed, on periods 2 to now."""
-        return np.array([self.losses[max(u for u in trained if u < p) - 1, p - 1] for p in range(2, now + 1)])
+        """Losses of the models in service on periods 2 to `now`."""
+        losses = []
+        for period in range(2, now + 1):
+            model = max(until for until in trained if until < period)
+            losses.append(self.losses[model - 1, period - 1])
+        return np.array(losses)
 
 
 Rule = Callable[[World, list[int], int], bool]
+"""Whether to train after period `now`, in a world with models trained until some periods."""
 
 
 def last_time(world: World, trained: list[int], now: int) -> bool:
-    """Whether the cadence is over that would be best by the extra losses on the last period with a model."""
+    """Whether the cadence is over that would be best by the last period with a model of its own."""
     newest, *older = reversed(trained)
-    extra = [world.losses[u - 1, newest - 1] - world.losses[newest - 1, newest - 1] for u in older]
-    by_age = np.interp(range(1, PERIODS), [newest - u for u in older], extra)
-    return now - newest > int(((world.price + by_age.cumsum()) / np.arange(1, PERIODS)).argmin())
+    losses = world.losses[:, newest - 1]
+    extra = [losses[until - 1] - losses[newest - 1] for until in older]
+    by_age = np.interp(range(1, PERIODS), [newest - until for until in older], extra)
+    costs = (world.price + by_age.cumsum()) / np.arange(1, PERIODS)  # per period, by cadence - 1
+    return now - newest > int(costs.argmin())
 
 
 def cusum(world: World, trained: list[int], now: int) -> bool:
-    """Page (1954), of the losses since training above those of the warm-up: h = 4, k = 0.5."""
-    usual, total = world.served(trained, WARM), 0.0
-    for loss in world.served(trained, now)[trained[-1] - 1 :]:
+    """Page (1954), of losses since training above those of the warm-up: h = 4, k = 0.5."""
+    usual = world.served(trained, WARM)
+    since_training = world.served(trained, now)[trained[-1] - 1 :]
+    total = 0.0
+    for loss in since_training:
         total = max(0.0, total + (loss - usual.mean()) / usual.std(ddof=1) - 0.5)
     return total > 4
 
 
 def adwin(world: World, trained: list[int], now: int) -> bool:
-    """Bifet and Gavalda (2007) by river, with a look at each loss and short windows."""
+    """Bifet and Gavalda (2007) by river, tested at each loss, with short windows."""
     from river.drift import ADWIN  # optional
 
     detector = ADWIN(clock=1, grace_period=5, min_window_length=3)
@@ -140,8 +210,8 @@ def adwin(world: World, trained: list[int], now: int) -> bool:
 
 
 def at_price(world: World, trained: list[int], now: int) -> bool:
-    """What `--price` says."""
-    return world.answer(trained, now).plan.first == 0
+    """Whether the plan of `--price` trains now."""
+    return world.retraining(trained, now).plan.first == 0
 
 
 def regular(every: int, world: World, trained: list[int], now: int) -> bool:
@@ -149,14 +219,22 @@ def regular(every: int, world: World, trained: list[int], now: int) -> bool:
     return now - trained[-1] >= every
 
 
-RULES: dict[str, Rule] = {"--price": at_price}
-RULES |= {f"every {k}": partial(regular, k) for k in (1, 3, 6, 12)} | {"never": partial(regular, PERIODS)}
-RULES |= {"as last time": last_time, "CUSUM": cusum}
+RULES: dict[str, Rule] = {
+    "--price": at_price,
+    "every 1": partial(regular, 1),
+    "every 3": partial(regular, 3),
+    "every 6": partial(regular, 6),
+    "every 12": partial(regular, 12),
+    "never": partial(regular, PERIODS),
+    "as last time": last_time,
+    "CUSUM": cusum,
+}
 
 
 def deploy(world: World, rule: Rule) -> float:
     """Total cost after the warm-up."""
-    trained, cost = list(range(1, WARM + 1)), 0.0
+    trained = list(range(1, WARM + 1))
+    cost = 0.0
     for now in range(WARM, PERIODS):
         if now > WARM and rule(world, trained, now):
             trained.append(now)
@@ -167,40 +245,59 @@ def deploy(world: World, rule: Rule) -> float:
 
 def oracle(world: World) -> float:
     """The least cost, by dynamic programming."""
-    best = dict.fromkeys(range(1, PERIODS + 1), 0.0)
+    best = dict.fromkeys(range(1, PERIODS + 1), 0.0)  # from a period on, by the serving model
     for now in reversed(range(WARM, PERIODS)):
         stay = {u: best[u] + world.extra[u - 1, now] for u in range(1, now + 1)}
-        again = stay[now] + world.price if now > WARM else math.inf
-        best = {u: min(cost, again) for u, cost in stay.items()}
+        train = stay[now] + world.price if now > WARM else math.inf
+        best = {u: min(cost, train) for u, cost in stay.items()}
     return float(best[WARM])
 
 
 def main(arguments: Sequence[str]) -> None:
     """Print both tables."""
     parser = Parser(prog="python -m benchmarks cadence_calibration", description=__doc__)
-    parser.add_argument("--count", type=int, default=60, metavar="N", help="matrices of a kind and size")
-    parser.add_argument(
-        "--worlds", type=int, default=20, metavar="N", help="deployments of a stream and ratio"
-    )
+    add = parser.add_argument
+    add("--count", type=int, default=60, metavar="N", help="matrices of a kind and size")
+    add("--worlds", type=int, default=20, metavar="N", help="deployments of a stream and ratio")
     options = parser.parse_args(arguments)
-    table = [["stream", *(f"{periods} periods, {seeds} seeds" for periods, seeds in SIZES)]]
+    print("Retrain more often / the rarest is enough (true gain in 90% interval)")
+    print(as_text(list(outcomes(options.count))), end="\n\n")
+    rules = dict(RULES)
+    if importlib.util.find_spec("river"):
+        rules["ADWIN"] = adwin
+    print("Mean total cost (two standard errors of --price)")
+    print("" if "ADWIN" in rules else "No ADWIN: river is not installed")
+    print(as_text(list(total_costs(rules, options.worlds))))
+
+
+def outcomes(count: int) -> Iterator[list[str]]:
+    """The outcomes of each kind of drift and size of matrices."""
+    yield ["stream", *(f"{periods} periods, {seeds} seeds" for periods, seeds in SIZES)]
     for kind in STREAMS:
-        cells = [outcome(kind, *size, options.count) for size in SIZES]
-        table.append([kind.name, *(f"{a:.0%} / {b:.0%} ({c:.0%})" for a, b, c in cells)])
-    print(f"Retrain more often / the rarest is enough (true gain in 90% interval)\n{as_text(table)}\n")
-    rules = RULES | ({"ADWIN": adwin} if importlib.util.find_spec("river") else {})
-    print("Mean total cost (two standard errors of --price)" + "" * len(rules))
-    print("No ADWIN: river is not installed" if "ADWIN" not in rules else "")
-    table, at = [["stream", "ratio", *rules, "oracle"]], np.arange(1.0, PERIODS + 1)
+        cells = []
+        for periods, seeds in SIZES:
+            shares = outcome(kind, periods, seeds, count)
+            cells.append(f"{shares.more_often:.0%} / {shares.rarest:.0%} ({shares.held:.0%})")
+        yield [kind.name, *cells]
+
+
+def total_costs(rules: dict[str, Rule], count: int) -> Iterator[list[str]]:
+    """The mean cost of each rule, and the least cost, in `count` worlds of each kind and ratio."""
+    yield ["stream", "ratio", *rules, "oracle"]
     for kind in STREAMS:
         for ratio in RATIOS:
-            worlds = []
-            for seed in range(options.worlds):
-                made = make_losses(kind, PERIODS, 1, np.random.default_rng(seed))
-                worlds.append(World(np.array(made.seeds[0]), kind.extra(at, at, PERIODS), ratio * UNIT))
-            costs = {name: [deploy(world, rule) for world in worlds] for name, rule in rules.items()}
-            costs["oracle"] = list(map(oracle, worlds))
-            means = [f"{np.mean(each):.2f}" for each in costs.values()]
+            worlds = [make_world(kind, ratio, seed) for seed in range(count)]
+            costs: dict[str, list[float]] = {}
+            for name, rule in rules.items():
+                costs[name] = [deploy(world, rule) for world in worlds]
+            costs["oracle"] = [oracle(world) for world in worlds]
+            means = [f"{np.mean(of_worlds):.2f}" for of_worlds in costs.values()]
             means[0] += f" ({2 * np.std(costs['--price']) / math.sqrt(len(worlds)):.2f})"
-            table.append([kind.name, f"{ratio:g}", *means])
-    print(as_text(table))
+            yield [kind.name, f"{ratio:g}", *means]
+
+
+def make_world(kind: Drift, ratio: float, seed: int) -> World:
+    """A world with a price of `ratio` units."""
+    losses = make_losses(kind, PERIODS, 1, np.random.default_rng(seed))
+    at = np.arange(1.0, PERIODS + 1)
+    return World(np.array(losses.seeds[0]), kind.extra(at, at, PERIODS), ratio * UNIT)

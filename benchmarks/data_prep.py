@@ -1,8 +1,10 @@
-"""data_prep: its stages, its encoder against SentencePiece, and near duplicates against exact similarities.
+"""data_prep: its stages, its encoder against SentencePiece, and near duplicates against exact
+similarities.
 
-The stages can be measured on gigabytes of made-up text instead. Its documents are computed from their number
-when they are read, never stored. Words follow Zipf's law, and one document in COPIES is a copy of one of an
-earlier file. Such text is random, so encoding is not as fast as on real text.
+The stages can be measured on gigabytes of made-up text instead. Its documents are computed from
+their number when they are read, never stored. Words follow Zipf's law, and one document in COPIES
+is a copy of one of an earlier file. Such text is random, so encoding is not as fast as on real
+text.
 """
 
 import functools
@@ -12,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,12 +32,13 @@ from data_prep import near_duplicates
 from data_prep.contamination import contamination
 from data_prep.corpus import pydoc
 from data_prep.corpus.__main__ import write
-from data_prep.cut import Wanted
+from data_prep.cut import Splits
 from data_prep.dictionary import EOS, UNKNOWN
 from data_prep.documents import SHARD_BYTES, Reader, Shard, make_shards
-from data_prep.pipeline import StreamSettings, make_stream
+from data_prep.options import named_files
+from data_prep.pipeline import make_stream
 from data_prep.scan import content_key
-from data_prep.settings import named_files
+from data_prep.settings import StreamSettings
 from data_prep.tokenizer import MODEL, SentencePiece
 from data_prep.work import Task, Work, Workspace, mapped, open_items
 
@@ -63,7 +66,9 @@ _ROWS = 500  # documents whose similarities to all others are computed at once
 def line_pool() -> list[str]:
     """The lines that made-up documents consist of; short words are the frequent ones."""
     syllables = [a + b for a in "bcdfghklmnprstvz" for b in "aeiou"]
-    words = ("".join(word) for size in (1, 2, 3) for word in itertools.product(syllables, repeat=size))
+    words = (
+        "".join(word) for size in (1, 2, 3) for word in itertools.product(syllables, repeat=size)
+    )
     vocabulary = list(itertools.islice(words, WORDS))
     share = 1 / np.arange(1, WORDS + 1)
     ranks = np.random.default_rng(0).choice(WORDS, (LINES, LINE_WORDS), p=share / share.sum())
@@ -108,11 +113,11 @@ class MeasuredWork(Work):
         self.costs: dict[str, tuple[float, float, float]] = {}
         """Seconds, CPU seconds and peak MB."""
 
-    def run(self, stage: str, function: Callable[..., None], tasks: Sequence[Task], unit: str) -> None:
+    def run(self, stage: str, tasks: Sequence[Task], unit: str) -> None:
         """Run the stage and measure it."""
         reset_peak_memory()
         started = time.process_time()
-        super().run(stage, function, tasks, unit)
+        super().run(stage, tasks, unit)
         self.costs[stage] = self.seconds[stage], time.process_time() - started, peak_memory() / 1e6
 
 
@@ -126,8 +131,8 @@ def stages(files: Files, reader: Reader, repeats: int, out: Path) -> Rows:
     source, largest = words.most_common(1)[0]
     valid = min(500_000, largest // 20)
     each = int(0.7 * (words.total() - valid)) // (MEGA_BATCHES + 1)  # the rest may be duplicates
-    wanted = Wanted(MEGA_BATCHES, each, each, valid, source)
-    settings = StreamSettings(files, wanted, 0, reader, VOCABULARY, {})
+    splits = Splits(MEGA_BATCHES, each, each, valid, source)
+    settings = StreamSettings(files, splits, 0, reader, VOCABULARY, {})
     runs = defaultdict(list)
     for _ in tqdm(range(repeats), disable=None, unit="turn"):
         shutil.rmtree(out, ignore_errors=True)
@@ -148,7 +153,8 @@ def stages(files: Files, reader: Reader, repeats: int, out: Path) -> Rows:
 
 
 def encoding(model: Path, lines: list[str], repeats: int) -> Rows:
-    """One row: data_prep's encoder with an empty cache against SentencePiece's; CPU time of this process."""
+    """One row: data_prep's encoder with an empty cache against SentencePiece's; CPU time of this
+    process."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     cuts = [lines[start : start + BLOCK] for start in range(0, len(lines), BLOCK)]
     pairs = []
@@ -160,7 +166,9 @@ def encoding(model: Path, lines: list[str], repeats: int) -> Rows:
         theirs = [processor.encode(block, num_threads=1) for block in cuts]
         pairs.append((turned - started, time.process_time() - turned))
     # fairseq's ids are SentencePiece's plus 1, but for <unk>
-    expected = (i + 1 if i else UNKNOWN for block in theirs for line in block for i in [*line, EOS - 1])
+    expected = (
+        i + 1 if i else UNKNOWN for block in theirs for line in block for i in [*line, EOS - 1]
+    )
     if ids != np.fromiter(expected, encoder.dtype).tobytes():
         raise AssertionError("the ids are not SentencePiece's")
     size = sum(len(line.encode()) + 1 for line in lines) / 1e6
@@ -193,7 +201,8 @@ def highest_similarities(texts: list[bytes]) -> np.ndarray:
 
 
 def dropped_keys(data: dict[bytes, bytes], folder: Path) -> np.ndarray:
-    """The beginnings of the content keys of the near duplicates among texts, given by their content keys."""
+    """The beginnings of the content keys of the near duplicates among texts, given by their content
+    keys."""
     space = Workspace(folder, 0, Reader(), ())
     entries, near = (space.file(name, 0, "bin") for name in ("entries", "near"))
     with open_items(entries) as file:
@@ -224,13 +233,13 @@ def dropped_by_similarity(texts: list[str], folder: Path) -> Rows:
 
 def contaminated(files: Files, words: int, folder: Path) -> Rows:
     """Contamination of the test set with keep and drop, of several random orders."""
-    wanted = Wanted(MEGA_BATCHES, words * 6 // 40, words * 6 // 100, words // 100, files[-1][0])
+    splits = Splits(MEGA_BATCHES, words * 6 // 40, words * 6 // 100, words // 100, files[-1][0])
     rows: Rows = []
     for drop in (False, True):
         shares = []
         for seed in range(SEEDS):
             settings = StreamSettings(
-                files, wanted, seed, Reader(), SMALL_VOCABULARY, {}, near_duplicates=drop
+                files, splits, seed, Reader(), SMALL_VOCABULARY, {}, near_duplicates=drop
             )
             with Work(1) as work, Workers(1) as workers:
                 made = make_stream(settings, folder / f"{drop}{seed}", work)
@@ -243,13 +252,16 @@ def contaminated(files: Files, words: int, folder: Path) -> Rows:
 
 
 def measure(repeats: int, corpus: Sequence[str] = (), gigabytes: float = 0) -> Iterator[Table]:
-    """The tables of some text, by default installed documentation; or of made-up text the first one."""
+    """The tables of some text, by default installed documentation; or of made-up text the first
+    one."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if gigabytes:
             files = made_up(gigabytes, folder)
             title = f"data_prep on {gigabytes:g} GB of made-up text"
-            yield Table("data_prep_stages", title, stages(files, MadeUpReader(), 1, folder / "stream"))
+            yield Table(
+                "data_prep_stages", title, stages(files, MadeUpReader(), 1, folder / "stream")
+            )
             return
         if not corpus:
             corpus = [str(folder / "pydoc.jsonl")]

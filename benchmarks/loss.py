@@ -1,7 +1,8 @@
-"""The chunked loss beside torch's linear_cross_entropy (torch >= 2.13) and cross_entropy of all logits.
+"""The chunked loss beside torch's linear_cross_entropy (torch >= 2.13) and cross_entropy of all
+logits.
 
-Forward and backward of the output layer of the paper's models: 1,536 tokens, V = 50,264, fp32, one thread;
-3% of the targets are padding.
+Forward and backward of the output layer of the paper's models: 1,536 tokens, V = 50,264, fp32, one
+thread; 3% of the targets are padding.
 """
 
 from functools import partial
@@ -41,7 +42,9 @@ def measure(repeats: int) -> Rows:
     for dim in tqdm((512, 768), disable=None, unit="width"):
         x = torch.randn(TOKENS, dim, requires_grad=True)
         weight = (torch.randn(VOCABULARY, dim) * dim**-0.5).requires_grad_()
-        target = torch.randint(4, VOCABULARY, (TOKENS,)).masked_fill_(torch.rand(TOKENS) < 0.03, PAD)
+        target = torch.randint(4, VOCABULARY, (TOKENS,)).masked_fill_(
+            torch.rand(TOKENS) < 0.03, PAD
+        )
         names = ("chunked", "torch", "cross_entropy")
         passes = {name: partial(gradient, name, x, weight, target) for name in names}
         expected = passes["chunked"]()
@@ -49,5 +52,7 @@ def measure(repeats: int) -> Rows:
             torch.testing.assert_close(work(), expected, msg=f"gradients of {name}")
         measured = turns(passes, repeats)
         row = {"D": dim, "chunked s": f"{min(turn['chunked'] for turn in measured):.2f}"}
-        rows.append(row | {f"{name} / chunked": ratios(measured, name, "chunked") for name in names[1:]})
+        rows.append(
+            row | {f"{name} / chunked": ratios(measured, name, "chunked") for name in names[1:]}
+        )
     return rows

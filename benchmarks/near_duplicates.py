@@ -1,7 +1,9 @@
-"""Near duplicates: `alma data` beside datatrove and text-dedup, in one process: CPU seconds (user), errors.
+"""Near duplicates: `alma data` beside datatrove and text-dedup, in one process: CPU seconds (user),
+errors.
 
-A tenth of the documents gets a copy in which FEW of the words are replaced, a twentieth one with MORE. All
-take sets of word 5-grams; the text is lower-case words between spaces, so that these sets are the same.
+A tenth of the documents gets a copy in which FEW of the words are replaced, a twentieth one with
+MORE. All take sets of word 5-grams; the text is lower-case words between spaces, so that these sets
+are the same.
 """
 
 import functools
@@ -24,14 +26,17 @@ from benchmarks.data_prep import dropped_keys, highest_similarities
 from benchmarks.timing import Rows, Table, show, spread
 from data_prep.documents import Reader, make_shards
 from data_prep.near_duplicates import BANDS, KEY, ROWS, THRESHOLD, N
+from data_prep.options import named_files
 from data_prep.scan import content_key
-from data_prep.settings import named_files
 
 LEAST, MOST, FEW, MORE = 50, 400, 0.01, 0.05  # words of a document; share of the words
 
 
-def documents(corpus: list[str], count: int) -> tuple[list[str], dict[float, list[tuple[int, int]]]]:
-    """`count` texts, then copies; the numbers of a text and its copy, by the share of words that differ."""
+def documents(
+    corpus: list[str], count: int
+) -> tuple[list[str], dict[float, list[tuple[int, int]]]]:
+    """`count` texts, then copies; the numbers of a text and its copy, by the share of words that
+    differ."""
     found: dict[str, dict[str, None]] = defaultdict(dict)
     files, rng = named_files(corpus), random.Random(0)
     for shard in make_shards(files, Reader()):
@@ -58,12 +63,17 @@ def by_alma(texts: list[str], folder: Path) -> set[int]:
 
 
 def by_datatrove(bands: int, rows: int, texts: list[str], folder: Path) -> set[int]:
-    """As `by_alma`; words by str.split, as its own tokenizer for English would be most of the time."""
+    """As `by_alma`; words by str.split, as its own tokenizer for English would be most of the
+    time."""
     from datatrove.data import Document
     from datatrove.pipeline.dedup import minhash
     from datatrove.utils.word_tokenizers import WordTokenizer
 
-    split = {"word_tokenize": lambda _, text: text.split(), "sent_tokenize": None, "span_tokenize": None}
+    split = {
+        "word_tokenize": lambda _, text: text.split(),
+        "sent_tokenize": None,
+        "span_tokenize": None,
+    }
     config = minhash.MinhashConfig(N, bands, rows)
     found, pairs, out = (str(folder / name) for name in ("signatures", "pairs", "out"))
     step = minhash.MinhashDedupSignature(found, config, type("Words", (WordTokenizer,), split)())
@@ -81,7 +91,9 @@ def by_text_dedup(flags: str, texts: list[str], folder: Path) -> set[int]:
 
     rows = (json.dumps({"id": number, "text": text}) for number, text in enumerate(texts))
     (folder / "texts.jsonl").write_text("\n".join(rows))
-    words = f"--path json --data_files {folder}/texts.jsonl --split train --column text --num_proc 1"
+    words = (
+        f"--path json --data_files {folder}/texts.jsonl --split train --column text --num_proc 1"
+    )
     words += f" --cache_dir {folder}/cache --output {folder}/out --hash_func xxh3"
     words += f" --ngram {N} --num_perm {BANDS * ROWS} {flags}"
     deduplicate(words.split(), standalone_mode=False)
@@ -90,7 +102,9 @@ def by_text_dedup(flags: str, texts: list[str], folder: Path) -> set[int]:
 
 def measure(texts: list[str], pairs: dict[float, list[tuple[int, int]]]) -> Rows:
     """A row for each tool that is installed."""
-    exact = [highest_similarities([text.encode() for text in texts[::step]])[::step] for step in (1, -1)]
+    exact = [
+        highest_similarities([text.encode() for text in texts[::step]])[::step] for step in (1, -1)
+    ]
     tools = {f"alma data, {BANDS} x {ROWS}": by_alma}
     for bands, rows in ((BANDS, ROWS), (14, 8)):
         tools[f"datatrove, {bands} x {rows}"] = functools.partial(by_datatrove, bands, rows)
@@ -106,10 +120,14 @@ def measure(texts: list[str], pairs: dict[float, list[tuple[int, int]]]) -> Rows
             dropped = tool(texts if turn else texts[:99] * 2, Path(folder))  # at first it imports
             row = [np.subtract(os.times(), before)[[0, 2]].sum()]
         row += [np.mean([bool({*pair} & dropped) for pair in each]) for each in pairs.values()]
-        found[name] += [[*row, np.mean(np.maximum(*exact)[[*dropped]] >= THRESHOLD)]] if turn else []
+        found[name] += (
+            [[*row, np.mean(np.maximum(*exact)[[*dropped]] >= THRESHOLD)]] if turn else []
+        )
     made: Rows = []
     for name, values in found.items():
-        ratios = [row[0] / own[0] for row, own in zip(values, next(iter(found.values())), strict=True)]
+        ratios = [
+            row[0] / own[0] for row, own in zip(values, next(iter(found.values())), strict=True)
+        ]
         _, few, more, right = np.mean(values, axis=0).round(3)
         shown = {"tool, bands x hashes": name, "CPU s": spread([row[0] for row in values])}
         shown |= {"relative": spread(ratios), f"found at {FEW:.0%}": few, f"at {MORE:.0%}": more}
@@ -120,10 +138,14 @@ def measure(texts: list[str], pairs: dict[float, list[tuple[int, int]]]) -> Rows
 def main(words: Sequence[str]) -> None:
     """Entry point of `python -m benchmarks near_duplicates`."""
     parser = Parser(prog="python -m benchmarks near_duplicates", description=__doc__)
-    parser.add_argument("--text", nargs="+", required=True, metavar="CORPUS", help="as for `alma data`")
+    parser.add_argument(
+        "--text", nargs="+", required=True, metavar="CORPUS", help="as for `alma data`"
+    )
     parser.add_argument("--documents", type=int, default=5000, metavar="N", help="default: 5000")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), metavar="DIR")
     args = parser.parse_args(words)
     make_directory(args.out)
     texts, pairs = documents(args.text, args.documents)
-    show(args.out, Table("near_duplicate_tools", f"{len(texts):,} documents", measure(texts, pairs)))
+    show(
+        args.out, Table("near_duplicate_tools", f"{len(texts):,} documents", measure(texts, pairs))
+    )

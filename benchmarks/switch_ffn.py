@@ -52,7 +52,9 @@ def step(ffn: nn.Module, x: Tensor, dispatcher: str = "") -> Tensor:
     with mock.patch.object(layer, "fastest_dispatcher", DISPATCHERS.get(dispatcher)):
         ffn.zero_grad()
         result = ffn(x)
-        output, loss = (result, 0) if torch.is_tensor(result) else (result[0], result[1].balance_loss)
+        output, loss = (
+            (result, 0) if torch.is_tensor(result) else (result[0], result[1].balance_loss)
+        )
         (output.sum() + loss).backward()
         return output
 
@@ -79,7 +81,8 @@ def peak(memory: LiveStorages, ffn: nn.Module, x: Tensor, name: str) -> float:
 
 
 def compare(dim: int, tokens: int, experts: int, dtype: str, repeats: int) -> dict[str, Any]:
-    """Times of the dense layer, and of the others relative to it in the same turn; peaks of memory."""
+    """Times of the dense layer, and of the others relative to it in the same turn; peaks of
+    memory."""
     torch.manual_seed(0)
     to: dict[str, Any] = {"device": device(), "dtype": DTYPES[dtype]}
     memory = LiveStorages(device().type)
@@ -114,8 +117,11 @@ def compare(dim: int, tokens: int, experts: int, dtype: str, repeats: int) -> di
 
 
 def cases(args: Any) -> Any:
-    """Widths, token counts, numbers of experts and dtypes on a GPU: labels, and what measures them."""
-    for dim, tokens, experts, dtype in [(16, 64, 4, name) for name in DTYPES] if args.tiny else SIZES:
+    """Widths, token counts, numbers of experts and dtypes on a GPU: labels, and what measures
+    them."""
+    for dim, tokens, experts, dtype in (
+        [(16, 64, 4, name) for name in DTYPES] if args.tiny else SIZES
+    ):
         labels = {"D": dim, "S": tokens, "E": experts, "dtype": dtype}
         yield labels, partial(compare, dim, tokens, experts, dtype, 2 if args.tiny else REPEATS)
 

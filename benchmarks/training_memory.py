@@ -1,10 +1,11 @@
-"""Peak memory of a training step of the paper's models, counted on the meta device, against the estimate.
+"""Peak memory of a training step of the paper's models, counted on the meta device, against the
+estimate.
 
-On the meta device tensors have shapes and no values, so a step of any size runs on any machine in seconds.
-The step is fairseq's: forward and backward pass, gradients scaled and clipped, update by the optimizer. It
-uses the kernels of a GPU: one each for dropout, attention and log-softmax; tokens padded to the capacity.
-Every storage counts while it exists; CUDA's context and gaps between storages do not.
-The estimate is that of `alma train`, less its 1 GB for the context.
+On the meta device tensors have shapes and no values, so a step of any size runs on any machine in
+seconds. The step is fairseq's: forward and backward pass, gradients scaled and clipped, update by
+the optimizer. It uses the kernels of a GPU: one each for dropout, attention and log-softmax; tokens
+padded to the capacity. Every storage counts while it exists; CUDA's context and gaps between
+storages do not. The estimate is that of `alma train`, less its 1 GB for the context.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -56,7 +58,8 @@ SETTINGS = [
     ("switch_gmoe_large", 12, 8, ""),
     ("switch_gmoe_large", 12, 1, f"--fp16 {_CHUNKED} --checkpoint-activations"),
 ]
-"""--arch, experts, processes (GPUs), flags; the paper trains on 8 V100 with 32 GB, 8 sequences on each."""
+"""--arch, experts, processes (GPUs), flags; the paper trains on 8 V100 with 32 GB, 8 sequences on
+each."""
 BATCH, LENGTH = 8, 512
 MODELS = {
     "base, 16 experts, 139M": "switch_gmoe_base --moe-expert-count 16",
@@ -87,7 +90,9 @@ class MetaStorages(LiveStorages):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             # Norms are finite, and all processes have batches of the same size.
-            return BATCH * LENGTH if args[0].dtype is torch.int64 else args[0].dtype is not torch.bool
+            return (
+                BATCH * LENGTH if args[0].dtype is torch.int64 else args[0].dtype is not torch.bool
+            )
         kwargs = kwargs or {}
         if func is torch.ops.aten._to_copy.default and args[0].is_meta:
             to_host = kwargs.get("device") == torch.device("cpu")
@@ -104,7 +109,9 @@ def like_a_gpu() -> Iterator[None]:
     def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return torch.native_dropout(x, p, training)[0]
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask=None, dropout_p=0.0, is_causal=False) -> Tensor:
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, attn_mask=None, dropout_p=0.0, is_causal=False
+    ) -> Tensor:
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         if attn_mask is not None:  # of fairseq's own attention: a view, not a copy for each head
             attn_mask = attn_mask.expand(*q.shape[:-1], k.size(-2))
@@ -119,7 +126,9 @@ def like_a_gpu() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         # Autocast, which is off in these steps, does not know the meta device.
-        stack.enter_context(mock.patch.object(torch, "autocast", return_value=contextlib.nullcontext()))
+        stack.enter_context(
+            mock.patch.object(torch, "autocast", return_value=contextlib.nullcontext())
+        )
         stack.enter_context(mock.patch.object(torch, "is_autocast_enabled", return_value=False))
         stack.enter_context(mock.patch.object(layer, "fastest_dispatcher", dispatcher))
         stack.enter_context(mock.patch.object(torch.cuda, "current_device", return_value=None))
@@ -150,14 +159,20 @@ class Step:
             self.criterion = self.task.build_criterion(self.cfg.criterion)
             tokens = torch.empty(BATCH, LENGTH, dtype=torch.int64)
             inputs = {"src_tokens": tokens, "src_lengths": tokens[:, 0]}
-            self.sample: dict[str, Any] = {"nsentences": BATCH, "ntokens": BATCH * LENGTH, "padded": False}
+            self.sample: dict[str, Any] = {
+                "nsentences": BATCH,
+                "ntokens": BATCH * LENGTH,
+                "padded": False,
+            }
             self.sample |= {"target": tokens, "net_input": inputs}
         self.trained: torch.nn.Module = self.model
         if processes > 1:
             kind = torch.nn.parallel.DistributedDataParallel
-            own = [name for name, param in self.model.named_parameters() if hasattr(param, "expert")]
+            own = [
+                name for name, param in self.model.named_parameters() if hasattr(param, "expert")
+            ]
             kind._set_params_and_buffers_to_ignore_for_model(self.model, own)
-            parallel = kind(self.model, init_sync=False)
+            parallel = kind(self.model, init_sync=False, broadcast_buffers=False)
             parallel.register_comm_hook(None, noop_hook)
             self.trained = ModuleProxyWrapper(parallel)
         params = [param for param in self.model.parameters() if param.requires_grad]
@@ -185,6 +200,11 @@ class Step:
             self.optimizer.step()
 
 
+def _communicated(*_: Any, **__: Any) -> SimpleNamespace:
+    """The handle of a collective that has nothing to do; a mock would keep its tensors."""
+    return SimpleNamespace(wait=lambda: True)
+
+
 def count(words: Sequence[str], processes: int) -> dict[str, int]:
     """Peak bytes of each phase of a training step."""
     with contextlib.ExitStack() as stack:
@@ -192,8 +212,15 @@ def count(words: Sequence[str], processes: int) -> dict[str, int]:
             dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
             stack.callback(vars(distributed_utils.get_global_group).pop, "_global_group", None)
             stack.callback(dist.destroy_process_group)
-            # DistributedDataParallel reorders its buckets once: values go between processes, sizes stay.
-            stack.enter_context(mock.patch.object(dist.Reducer, "_rebuild_buckets", return_value=False))
+            # DistributedDataParallel reorders its buckets once: values go between processes, sizes
+            # stay.
+            stack.enter_context(
+                mock.patch.object(dist.Reducer, "_rebuild_buckets", return_value=False)
+            )
+            # They fill tensors that are there; torch before 2.8 has no such kernels for the meta
+            # device.
+            for collective in ("all_reduce", "all_to_all_single", "broadcast"):
+                stack.enter_context(mock.patch.object(dist, collective, _communicated))
         stack.enter_context(like_a_gpu())
         memory = stack.enter_context(MetaStorages())
         step = Step(words, processes)
@@ -206,7 +233,10 @@ def count(words: Sequence[str], processes: int) -> dict[str, int]:
 def estimated(words: Sequence[str], vocabulary: int, processes: int = 1) -> int:
     """Bytes of a training step in the estimate of `alma train`, without those of CUDA's context."""
     resolved = check.resolve(list(words))
-    settings = resolved["settings"] | {"--arch": resolved["arch"], "--distributed-world-size": processes}
+    settings = resolved["settings"] | {
+        "--arch": resolved["arch"],
+        "--distributed-world-size": processes,
+    }
     cost = Cost(Path(), settings, vocabulary, Machine((V100,) * processes, None))
     assert cost.memory is not None
     return cost.memory - int(PROCESS)
@@ -225,7 +255,9 @@ def dictionary(tokens: int) -> Iterator[str]:
         yield folder
 
 
-def measure(vocabulary: int = VOCABULARY, settings: Sequence[tuple[str, int, int, str]] = SETTINGS) -> Rows:
+def measure(
+    vocabulary: int = VOCABULARY, settings: Sequence[tuple[str, int, int, str]] = SETTINGS
+) -> Rows:
     """A row for each of the `settings`: arch, experts, processes, flags."""
     rows = []
     with dictionary(vocabulary) as data:
@@ -251,8 +283,8 @@ def measure(vocabulary: int = VOCABULARY, settings: Sequence[tuple[str, int, int
 def measure_savings(
     vocabulary: int = VOCABULARY, models: Mapping[str, str] = MODELS, cards: Sequence[int] = CARDS
 ) -> Rows:
-    """A row for each model and number of GPUs: GB of one GPU, CUDA's context included, by the flags that save
-    memory; in fp16 with the chunked loss. `-`: the flags do not apply."""
+    """A row for each model and number of GPUs: GB of one GPU, CUDA's context included, by the flags
+    that save memory; in fp16 with the chunked loss. `-`: the flags do not apply."""
     rows = []
     ratios = []
     with dictionary(vocabulary) as data:

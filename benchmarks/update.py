@@ -1,8 +1,10 @@
-"""An update of a small Switch Transformer by fairseq-train, beside a plain PyTorch loop of the same model.
+"""An update of a small Switch Transformer by fairseq-train, beside a plain PyTorch loop of the same
+model.
 
 Both train two Switch layers on random tokens: 4 experts, capacity factor 1, 2,048 tokens an update,
-vocabulary 400, fp32, one thread, Adam with its fused kernel, clipping at norm 1. The loop has no statistics,
-checkpoints, data loading or seeds. `speed` is the loop's time over that of fairseq-train.
+vocabulary 400, fp32, one thread, Adam with its fused kernel, clipping at norm 1. The loop has no
+statistics, checkpoints, data loading or seeds. `speed` is the loop's time over that of
+fairseq-train.
 
 Shapes: B batch, T time, S = B * T tokens, D width, E experts.
 """
@@ -28,13 +30,15 @@ UPDATES = {16: 400, 256: 40}
 
 
 class PlainSwitch(nn.Module):
-    """A Switch FFN as in the paper: a loop over experts; x (S, D) to (S, D) and the balance loss."""
+    """A Switch FFN as in the paper: a loop over experts; x (S, D) to (S, D) and the balance
+    loss."""
 
     def __init__(self, dim: int):
         super().__init__()
         self.router = nn.Linear(dim, EXPERTS, bias=False)
         ffns = (
-            nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)) for _ in range(EXPERTS)
+            nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+            for _ in range(EXPERTS)
         )
         self.experts = nn.ModuleList(ffns)
 
@@ -56,7 +60,11 @@ class PlainBlock(nn.Module):
     def __init__(self, dim: int):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv, self.out, self.ffn = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim), PlainSwitch(dim)
+        self.qkv, self.out, self.ffn = (
+            nn.Linear(dim, 3 * dim),
+            nn.Linear(dim, dim),
+            PlainSwitch(dim),
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         heads = self.qkv(self.norm1(x)).view(BATCH, TIME, 3, HEADS, -1)
@@ -73,7 +81,10 @@ class PlainModel(nn.Module):
     def __init__(self, dim: int):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCABULARY, dim), nn.Embedding(TIME, dim)
-        self.blocks, self.norm = nn.ModuleList([PlainBlock(dim), PlainBlock(dim)]), nn.LayerNorm(dim)
+        self.blocks, self.norm = (
+            nn.ModuleList([PlainBlock(dim), PlainBlock(dim)]),
+            nn.LayerNorm(dim),
+        )
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         x, total = self.tokens(tokens) + self.positions.weight, torch.zeros(())

@@ -1,10 +1,12 @@
-"""Time of a stage of an image learner against plain PyTorch, and of a stack against its members one by one.
+"""Time of a stage of an image learner against plain PyTorch, and of a stack against its members one
+by one.
 
-Random pixels in the shape of MNIST. At w = 1 (B = 500) a stage has 108 training and 12 validation images and
-100 epochs of one minibatch; at w = 25 it has 25 times the images and 4 epochs of 22 minibatches. The best
-epoch is kept. fp32; on a CPU one thread. The peer is a plain loop with torch.optim, on a CPU with a
-DataLoader, on a GPU with all images there. Members of an ensemble have separate orders of minibatches, or
-share one. `cases` are those of `python -m benchmarks gpu`; there is a ResNet-18 on 224 x 224 pixels too.
+Random pixels in the shape of MNIST. At w = 1 (B = 500) a stage has 108 training and 12 validation
+images and 100 epochs of one minibatch; at w = 25 it has 25 times the images and 4 epochs of 22
+minibatches. The best epoch is kept. fp32; on a CPU one thread. The peer is a plain loop with
+torch.optim, on a CPU with a DataLoader, on a GPU with all images there. Members of an ensemble have
+separate orders of minibatches, or share one. `cases` are those of `python -m benchmarks gpu`; there
+is a ResNet-18 on 224 x 224 pixels too.
 """
 
 import copy
@@ -71,11 +73,15 @@ def plain(train: Examples, valid: Examples, settings: Settings) -> None:
     model.load_state_dict(kept)
 
 
-def compare(data: str, shape: tuple, chosen: dict[str, Any], images: int, repeats: int) -> dict[str, list]:
+def compare(
+    data: str, shape: tuple, chosen: dict[str, Any], images: int, repeats: int
+) -> dict[str, list]:
     """Milliseconds of a stage of sm, and ratios of times in the same turn."""
     settings = {name: resolve(data, name, "paper", chosen) for name in ("sm", "ens")}
     generator, labels = torch.Generator().manual_seed(0), torch.arange(images) % 10
-    pixels = torch.randn(images, *shape, generator=generator).contiguous(memory_format=torch.channels_last)
+    pixels = torch.randn(images, *shape, generator=generator).contiguous(
+        memory_format=torch.channels_last
+    )
     stage = Examples(pixels.to(device()), labels.to(device()))
     parts = stage.part(images // 10, images), stage.part(0, images // 10)
 
@@ -105,7 +111,10 @@ def cases(args: Any) -> Any:
     """Labels, and what measures them on a GPU: epochs, images and repeats of each shape."""
     name = "mobilenet_v3_small" if args.tiny else "resnet18"
     mnist = {"hidden": 64, "epochs": 2 if args.tiny else 20}
-    yield {"network": "mlp"}, partial(compare, "mnist", MNIST, mnist, MEGABATCH, 2 if args.tiny else 5)
+    yield (
+        {"network": "mlp"},
+        partial(compare, "mnist", MNIST, mnist, MEGABATCH, 2 if args.tiny else 5),
+    )
     large = {"arch": f"torchvision:{name}", "augment": False, "epochs": 1 if args.tiny else 3}
     yield {"network": name}, partial(compare, "cifar10", LARGE, large, 20 if args.tiny else 2000, 2)
 
@@ -117,5 +126,7 @@ def measure(repeats: int) -> Rows:
     for hidden, wait in tqdm(SIZES, disable=None, unit="size"):
         chosen = {"hidden": hidden, "epochs": 100 // wait}
         times = compare("mnist", MNIST, chosen, wait * MEGABATCH, repeats)
-        rows.append({"h": hidden, "w": wait} | {name: spread(values) for name, values in times.items()})
+        rows.append(
+            {"h": hidden, "w": wait} | {name: spread(values) for name, values in times.items()}
+        )
     return rows

@@ -10,70 +10,96 @@ import numpy as np
 import regex
 
 from alma.errors import UserError, require_package
-from data_prep.dictionary import EOS, SPECIALS
+from alma.stream import SPECIALS
+from data_prep.dictionary import EOS
 from data_prep.tokenizer import END, Encoder
 
 _TRIAL = "It's  1234 A1\u00e9: \u6f22\u5b57\n\U0001f600 <|x|>\u200b\n"
-# The pattern of OpenAI and fairseq. Only the first character of a match can be a space, so no token crosses
-# two words: the pattern's white space is that of str.split, and normalised text keeps single spaces only.
-_TOKENS = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+# The pattern of OpenAI and fairseq. Only the first character of a match can be a space, so no token
+# crosses two words: the pattern's white space is that of str.split, and normalised text keeps
+# single spaces only.
+_TOKENS = regex.compile(
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+)
 
 
 class GPT2(Encoder):
-    """As in fairseq's dict.txt, GPT-2's id i is the token spelt as the number i, and has fairseq id i + 4."""
+    """GPT-2's tokenizer, with ids as in fairseq's dict.txt for it.
+
+    GPT-2's id i is the token spelt as the number i, and has fairseq id i + 4.
+    """
 
     files = ("encoder.json", "vocab.bpe")
 
     def __init__(self, encoder_json: str | Path, vocab_bpe: str | Path) -> None:
-        """Load encoder.json, {token: id}, and vocab.bpe, two tokens to merge on each line after the first.
+        """Load encoder.json, {token: id}, and vocab.bpe, two tokens to merge on each line but one.
 
-        UserError: damaged, not in GPT-2's format, or of two vocabularies.
+        The first line of vocab.bpe is its version. UserError: damaged, not in GPT-2's format, or of
+        two vocabularies.
         """
         require_package("tokenizers", "--bpe gpt2")
         from tokenizers import Tokenizer, models, pre_tokenizers
 
-        bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        try:
-            ids = json.loads(Path(encoder_json).read_text("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{encoder_json}: not JSON ({error}); copy encoder.json again") from error
-        whole = isinstance(ids, dict) and all(type(i) is int for i in ids.values())
-        if not whole or sorted(ids.values()) != [*range(len(ids))] or not ids.keys() >= {*bytes_.alphabet()}:
-            raise UserError(f"{encoder_json}: not GPT-2's encoder.json: all bytes and more, ids from 0 on")
-        try:
-            first, *lines, last = Path(vocab_bpe).read_text("utf-8").split("\n")
-        except ValueError as error:
-            raise UserError(f"{vocab_bpe}: not GPT-2's vocab.bpe, not lines of text; copy it") from error
-        if not first.startswith("#version") or last:  # fairseq would silently drop a first or last merge
-            what = "does not begin with a line #version or not end with a newline"
-            raise UserError(f"{vocab_bpe}: {what}; copy it again")
-        merges: list[tuple[str, str]] = []
-        for number, line in enumerate(lines, 2):
-            one, _, other = line.partition(" ")
-            if not {one, other, one + other} <= ids.keys():
-                what = f"{line!r} does not merge two tokens of encoder.json"
-                raise UserError(f"{vocab_bpe}:{number}: {what}; give the two files of one vocabulary")
-            merges.append((one, other))
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        ids = _read_ids(encoder_json, set(byte_level.alphabet()))
+        merges = _read_merges(vocab_bpe, ids)
         self._engine = Tokenizer(models.BPE(ids, merges, cache_capacity=0))
-        self._engine.pre_tokenizer = bytes_
-        super().__init__([str(i) for i in range(len(ids))], range(SPECIALS, len(ids) + SPECIALS))
+        self._engine.pre_tokenizer = byte_level
+        tokens = [str(i) for i in range(len(ids))]
+        super().__init__(tokens, range(SPECIALS, len(ids) + SPECIALS))
 
     def _cut(self, text: str) -> list[str]:
-        # A word keeps the space before it. END replaces line breaks first, so that "\n" can mark the cuts.
-        return text.replace("\n", END).replace(" ", "\n ").replace(END, f"\n{END}\n").split("\n")
+        # A word keeps the space before it. END replaces line breaks first, so that "\n" can mark
+        # the cuts.
+        marked = text.replace("\n", END).replace(" ", "\n ").replace(END, f"\n{END}\n")
+        return marked.split("\n")
 
     def _tokenize(self, text: str) -> list[int]:
         return self._engine.encode(_TOKENS.findall(text), is_pretokenized=True).ids
 
 
+def _read_ids(path: str | Path, alphabet: set[str]) -> dict[str, int]:
+    """The ids of an encoder.json. UserError: not JSON, or without ids from 0 on or all bytes."""
+    try:
+        ids = json.loads(Path(path).read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON ({error}); copy encoder.json again") from error
+    is_table = isinstance(ids, dict) and all(type(i) is int for i in ids.values())
+    if is_table and sorted(ids.values()) == [*range(len(ids))] and ids.keys() >= alphabet:
+        return ids
+    raise UserError(f"{path}: not GPT-2's encoder.json: all bytes and more, ids from 0 on")
+
+
+def _read_merges(path: str | Path, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """The merges of a vocab.bpe. UserError: another format, or not of the tokens in `ids`."""
+    try:
+        first, *lines, last = Path(path).read_text("utf-8").split("\n")
+    except ValueError as error:
+        problem = "not GPT-2's vocab.bpe, not lines of text; copy it"
+        raise UserError(f"{path}: {problem}") from error
+    # fairseq would silently drop a first or last merge.
+    if not first.startswith("#version") or last:
+        problem = "does not begin with a line #version or not end with a newline"
+        raise UserError(f"{path}: {problem}; copy it again")
+    merges = []
+    for number, line in enumerate(lines, 2):
+        left, _, right = line.partition(" ")
+        if not {left, right, left + right} <= ids.keys():
+            problem = f"{line!r} does not merge two tokens of encoder.json"
+            raise UserError(f"{path}:{number}: {problem}; give the two files of one vocabulary")
+        merges.append((left, right))
+    return merges
+
+
 class HuggingFace(Encoder):
     """A tokenizer.json. The text of a document, line breaks too, is one item, which ends with eos.
 
-    The model's id i is the token spelt as the number i in dict.txt, and has fairseq id i + 4; fairseq's eos
-    (id 2) stands for the model's end of text, `eos_token_id` of its config.json. So row i + 4 of a model
-    trained on the stream is row i of the existing one, row 2 is its row `eos_token_id`, and rows 0, 1 and 3
-    occur in no text. dict.txt has the ids of the tokenizer: a model's table of embeddings may have more rows.
-    The spelling of a special token in a text is encoded as text, so that no text can end a document.
+    The model's id i is the token spelt as the number i in dict.txt, and has fairseq id i + 4.
+    fairseq's eos (id 2) stands for the model's end of text, `eos_token_id` of its config.json. So
+    row i + 4 of a model trained on the stream is row i of the existing one, row 2 is its row
+    `eos_token_id`, and rows 0, 1 and 3 occur in no text. dict.txt has the ids of the tokenizer: a
+    model's table of embeddings may have more rows. The spelling of a special token in a text is
+    encoded as text, so that no text can end a document.
     """
 
     files: ClassVar[tuple[str, ...]] = ("tokenizer.json",)
@@ -92,7 +118,9 @@ class HuggingFace(Encoder):
                 engine = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(*map(str, paths)))
                 engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"{name}: tokenizers cannot read it ({error}); copy it again") from error
+            raise UserError(
+                f"{name}: tokenizers cannot read it ({error}); copy it again"
+            ) from error
         self._engine = engine
         engine.no_truncation()
         engine.no_padding()
@@ -100,17 +128,21 @@ class HuggingFace(Encoder):
         engine.decoder = tokenizers.decoders.ByteLevel()
         ids = engine.get_vocab(with_added_tokens=True)
         alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-        known = isinstance(engine.model, tokenizers.models.BPE) and ids.keys() >= set(alphabet)
-        if not known or engine.decode(self._tokenize(_TRIAL)) != _TRIAL:
-            raise UserError(f"{name}: no byte-level BPE that keeps every byte, as those of GPT-2 and Llama 3")
+        is_bpe = isinstance(engine.model, tokenizers.models.BPE)
+        has_bytes = ids.keys() >= set(alphabet)
+        if not is_bpe or not has_bytes or engine.decode(self._tokenize(_TRIAL)) != _TRIAL:
+            problem = "no byte-level BPE that keeps every byte, as those of GPT-2 and Llama 3"
+            raise UserError(f"{name}: {problem}")
         size = max(ids.values()) + 1
         super().__init__([str(i) for i in range(size)], range(SPECIALS, size + SPECIALS))
 
     def encode(self, documents: Iterable[str]) -> np.ndarray:
         """(tokens,) the ids of all documents, each with eos."""
-        found = self._engine.encode_batch_fast(list(documents), add_special_tokens=False)
-        ids = (np.append(self._ids[text.ids], self.dtype.type(EOS)) for text in found)
-        return np.concatenate([np.zeros(0, self.dtype), *ids])
+        encodings = self._engine.encode_batch_fast(list(documents), add_special_tokens=False)
+        pieces = [np.zeros(0, self.dtype)]
+        for encoding in encodings:
+            pieces.append(np.append(self._ids[encoding.ids], self.dtype.type(EOS)))
+        return np.concatenate(pieces)
 
     def _cut(self, text: str) -> list[str]:
         return [text]

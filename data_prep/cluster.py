@@ -1,7 +1,7 @@
-"""Stages on SLURM: each is an array whose jobs divide its tasks among them."""
+"""Stages on SLURM: the tasks of each are divided among the jobs of an array."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,72 +21,92 @@ class ShareJob(Job):
     """One element of a stage's array. A restart skips finished tasks."""
 
     stage: str
-    function: Callable[..., None]
     tasks: tuple[Task, ...]
     workers: int  # processes
 
     def work(self) -> None:
         """Do the unfinished tasks."""
         with Work(self.workers) as work:
-            work.run(self.stage, self.function, self.tasks, "task")
+            work.run(self.stage, self.tasks, "task")
         self.marker.touch()
 
 
 class ClusterWork(Work):
     """Submits each stage as an array of up to `elements` jobs and waits for its end."""
 
-    def __init__(self, elements: int, wanted: Resources) -> None:
-        """`wanted`: for each element. Raises UserError for several nodes or tasks."""
+    def __init__(self, elements: int, resources: Resources) -> None:
+        """`resources` of each element. UserError: several nodes, or several tasks per node."""
         super().__init__(1)
-        if wanted.nodes > 1 or wanted.tasks_per_node > 1:
-            raise UserError("--nodes and --tasks-per-node: a share of a stage is one task; raise --workers")
-        self._elements, self._wanted = elements, wanted
+        if resources.nodes > 1 or resources.tasks_per_node > 1:
+            share = "a share of a stage is one task"
+            raise UserError(f"--nodes and --tasks-per-node: {share}; raise --workers")
+        self._elements = elements
+        self._resources = resources
 
-    def _finished(self, stage: str, function: Callable[..., None], todo: list[Task]) -> Iterator[int]:
-        place = todo[0].done.parent
-        waiting = False
-        # Queued jobs of an earlier, killed launch do the same tasks.
-        for seen in queue.watch([place], POLL_SECONDS, patient=True) if queue.on_cluster(place) else ():
-            busy = [status.job for status in seen if status.state in queue.MOVING]
-            if busy and not waiting:
-                say(f"waiting for {busy[0].name} (job id {busy[0].job_id}) of an earlier launch")
-                waiting = True
-        ordered = sorted(todo, key=lambda task: -task.weight)  # dealt round-robin, the heaviest first
-        count = min(self._elements, len(todo))
-        shares = [
-            ShareJob(
-                run=place,
-                name=f"{stage} {number}",
-                kind="data_prep",
-                array=f"alma-{stage}",
-                directory=place,
-                marker=place / f"share-{stage}-{number:05d}.json",
-                stage=stage,
-                function=function,
-                tasks=tuple(ordered[number::count]),
-                workers=self._wanted.cpus_per_task or 1,
-            )
-            for number in range(count)
-        ]
+    def _finished(self, stage: str, tasks: list[Task]) -> Iterator[int]:
+        directory = tasks[0].done.parent
+        _wait_for_earlier(directory)
+        shares = self._shares(stage, tasks, directory)
         for share in shares:
             share.marker.unlink(missing_ok=True)
-        folder = submission.log_folder(place)
+        folder = submission.log_folder(directory)
         ids: dict[Path, str] = {}
         send = submission.to_slurm(folder, "fix this and rerun the command")
         try:
-            submission.submit(shares, self._wanted, send, ids)
-            submission.record(place, shares, ids, folder)
-            left = {task.done.name: task.weight for task in todo}
-            problems: list[queue.JobStatus] = []
-            for seen in queue.watch([place], POLL_SECONDS, patient=True):  # patient if SLURM does not answer
-                for name in left.keys() & set(os.listdir(place)):
-                    yield left.pop(name)
-                problems = [status for status in seen if status.state in queue.BAD]
-            if problems:
-                raise UserError("; ".join(map(str, problems)))
+            submission.submit(shares, self._resources, send, ids)
+            submission.record(directory, shares, ids, folder)
+            yield from _watch(directory, tasks)
         except BaseException:
             try:
                 scancel(list(ids.values()))
             except UserError as error:  # must not hide the error that led here
-                say(f"warning: {error}; cancel these jobs yourself: scancel {' '.join(ids.values())}")
+                jobs = " ".join(ids.values())
+                say(f"warning: {error}; cancel these jobs yourself: scancel {jobs}")
             raise
+
+    def _shares(self, stage: str, tasks: list[Task], directory: Path) -> list[ShareJob]:
+        """The tasks dealt to jobs in turn, the heaviest first."""
+        heaviest_first = sorted(tasks, key=lambda task: -task.weight)
+        count = min(self._elements, len(tasks))
+        return [
+            ShareJob(
+                run=directory,
+                name=f"{stage} {number}",
+                kind="data_prep",
+                array=f"alma-{stage}",
+                directory=directory,
+                marker=directory / f"share-{stage}-{number:05d}.json",
+                stage=stage,
+                tasks=tuple(heaviest_first[number::count]),
+                workers=self._resources.cpus_per_task or 1,
+            )
+            for number in range(count)
+        ]
+
+
+def _wait_for_earlier(directory: Path) -> None:
+    """Wait for queued jobs of an earlier, killed launch, because they do the same tasks."""
+    if not queue.on_cluster(directory):
+        return
+    waiting = False
+    for statuses in queue.watch([directory], POLL_SECONDS, patient=True):
+        busy = [status.job for status in statuses if status.state in queue.MOVING]
+        if busy and not waiting:
+            say(f"waiting for {busy[0].name} (job id {busy[0].job_id}) of an earlier launch")
+            waiting = True
+
+
+def _watch(directory: Path, tasks: list[Task]) -> Iterator[int]:
+    """Yield the weight of each task when its file appears, until all jobs have ended.
+
+    UserError: jobs have failed.
+    """
+    weights = {task.done.name: task.weight for task in tasks}
+    problems: list[queue.JobStatus] = []
+    # Patient: SLURM may not answer for a while.
+    for statuses in queue.watch([directory], POLL_SECONDS, patient=True):
+        for name in weights.keys() & set(os.listdir(directory)):
+            yield weights.pop(name)
+        problems = [status for status in statuses if status.state in queue.BAD]
+    if problems:
+        raise UserError("; ".join(map(str, problems)))

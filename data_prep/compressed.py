@@ -1,4 +1,4 @@
-"""Bytes of input files, compressed or not, in blocks and in runs of whole documents; bad input as `Skipped`.
+"""Bytes of input files, compressed or not, in blocks and whole documents; bad input as `Skipped`.
 
 Memory is bounded by one document and one block of text: longer documents are read past, not kept.
 """
@@ -21,11 +21,12 @@ MAX_DOCUMENT_BYTES = 32 << 20
 
 
 class Packing(NamedTuple):
-    """A compression, of one or several frames that follow each other."""
+    """A compression. A file has one or several frames, one after another."""
 
     magic: re.Pattern[bytes]
     frame: Callable[[], Any]  # makes the decompressor of a frame
-    padding: int = 0  # a multiple of so many zeros may follow the last frame, and in .xz any frame
+    padding: int = 0
+    """Zeros that may follow the last frame, in multiples of this number; in .xz also any frame."""
 
 
 PACKED = {
@@ -35,11 +36,13 @@ PACKED = {
         lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),
     ),
     ".bz2": Packing(re.compile(rb"BZh[1-9]1AY&SY"), bz2.BZ2Decompressor),
-    ".xz": Packing(re.compile(rb"\xfd7zXZ\0"), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=4),
+    ".xz": Packing(
+        re.compile(rb"\xfd7zXZ\0"), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=4
+    ),
 }
 """Compressions by the suffix of the file."""
 ARCHIVE_ERRORS = (EOFError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
-"""What reading a damaged archive raises, besides OSError."""
+"""Errors raised by reading a damaged archive, besides OSError."""
 BLOCK = 1 << 20
 _FRAME_INPUT = 2048  # compressed bytes per call; they decompress to at most 64 MiB
 _LINE_BYTES = 1 << 13
@@ -47,7 +50,10 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Skipped(NamedTuple):
-    """Bad input of a file. Offsets count uncompressed bytes, or the records of a .parquet file, from 0."""
+    """Bad input of a file.
+
+    Offsets count uncompressed bytes, or the records of a .parquet file, from 0.
+    """
 
     path: str
     offset: int
@@ -55,8 +61,8 @@ class Skipped(NamedTuple):
     remedy: str = "fix or remove it, or leave it out with --on-bad-input skip"
 
     def __str__(self) -> str:
-        what = "record" if self.path.endswith(".parquet") else "byte"
-        return f"{self.path}: {self.reason} at {what} {self.offset}"
+        unit = "record" if self.path.endswith(".parquet") else "byte"
+        return f"{self.path}: {self.reason} at {unit} {self.offset}"
 
 
 class Document(NamedTuple):
@@ -84,6 +90,15 @@ class WrongKind(Exception):
     """The file is not of the kind that its name says; arguments: what it is, and the remedy."""
 
 
+class TextSpan(NamedTuple):
+    """The bytes between two borders in a file."""
+
+    offset: int
+    text: bytes | None
+    """Without a byte order mark at its beginning; None: longer than a document may be."""
+    closed: bool  # whether a border follows
+
+
 class Input:
     """The uncompressed bytes of a segment."""
 
@@ -92,7 +107,7 @@ class Input:
         self.position = segment.start
         self._end = None if packing(segment.path) else segment.end
         self._error: Exception | None = None
-        self._again = io.BytesIO()
+        self._unread = io.BytesIO()
 
     @cached_property
     def _file(self) -> IO[bytes]:
@@ -111,14 +126,22 @@ class Input:
         return Skipped(self.segment.path, offset, reason, *remedy)
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes, fewer at the end. An error is raised once all bytes before it are read."""
-        left = size if self._end is None else min(size, self._end - self.position)
-        parts = [self._again.read(left)]
-        left -= len(parts[0])
+        """The next `size` bytes, fewer at the end.
+
+        An error is raised once all bytes before it are read.
+        """
+        missing = size
+        if self._end is not None:
+            missing = min(size, self._end - self.position)
+        parts = [self._unread.read(missing)]
+        missing -= len(parts[0])
         try:
-            while left > 0 and not self._error and (part := cast(Any, self._file).read1(left)):
+            while missing > 0 and not self._error:
+                part = cast(Any, self._file).read1(missing)
+                if not part:
+                    break
                 parts.append(part)
-                left -= len(part)
+                missing -= len(part)
         except (OSError, *ARCHIVE_ERRORS) as error:
             self._error = error
         data = b"".join(parts)
@@ -129,12 +152,12 @@ class Input:
 
     def unread(self, data: bytes) -> None:
         """Make `data`, which was read last, the next to be read."""
-        self._again = io.BytesIO(data + self._again.read())
+        self._unread = io.BytesIO(data + self._unread.read())
         self.position -= len(data)
 
     def readline(self, size: int = _LINE_BYTES) -> bytes:
         """The next line, or its first `size` bytes."""
-        line = self._again.readline(size)
+        line = self._unread.readline(size)
         if not self._error and not line.endswith(b"\n"):
             line += self._file.readline(size - len(line))
         if self._error and not line:
@@ -150,45 +173,57 @@ class Input:
             return self.bad(offset + error.start, "not UTF-8")
 
     def too_long(self, offset: int, *remedy: str) -> Skipped:
-        """A document at `offset` that exceeds MAX_DOCUMENT_BYTES."""
+        """Bad input: a document at `offset` that exceeds MAX_DOCUMENT_BYTES."""
         return self.bad(offset, f"a document longer than {MAX_DOCUMENT_BYTES:,} bytes", *remedy)
 
-    def spans(self, border: re.Pattern[bytes]) -> Iterator[tuple[int, bytes | None, bool]]:
-        """Offset and bytes between borders, maybe none, and whether a border follows.
-
-        None stands for the bytes of a document that is too long; byte order marks that begin one are dropped.
-        """
-        held, start, skipping = b"", self.position, False
+    def spans(self, border: re.Pattern[bytes]) -> Iterator[TextSpan]:
+        """Yield the bytes between borders, which may be none, and those after the last border."""
+        buffer = b""
+        start = self.position  # of the buffer in the file
+        skipping = False  # whether the buffer is the rest of a document that is too long
         while True:
-            step = min(max(BLOCK, len(held)), MAX_DOCUMENT_BYTES + 1 - len(held))  # doubles: linear time
-            block = self.read(BLOCK if skipping else step)
+            step = BLOCK
+            if not skipping:  # doubles the buffer, so that the search takes linear time
+                step = min(max(BLOCK, len(buffer)), MAX_DOCUMENT_BYTES + 1 - len(buffer))
+            block = self.read(step)
             if not block:
                 break
-            held += block
-            at = 0
-            for match in border.finditer(held):
+            buffer += block
+            at = 0  # of the document in the buffer
+            for match in border.finditer(buffer):
                 if not skipping:
-                    at += len(BOM) * held.startswith(BOM, at)
-                    yield start + at, held[at : match.start()], True
-                at, skipping = match.end(), False
+                    at += _bom_bytes(buffer, at)
+                    yield TextSpan(start + at, buffer[at : match.start()], True)
+                at = match.end()
+                skipping = False
             if not skipping:  # white space before a document does not count towards its length
-                at += indent(held[at:])
-                if len(held) - at > MAX_DOCUMENT_BYTES:
-                    yield start + at, None, False
+                at += indent(buffer[at:])
+                if len(buffer) - at > MAX_DOCUMENT_BYTES:
+                    yield TextSpan(start + at, None, False)
                     skipping = True
-            rest = _tail(held[at:]) if skipping else held[at:]
-            held, start = rest, start + len(held) - len(rest)
-        if held and not skipping:
-            at = len(BOM) * held.startswith(BOM)
-            yield start + at, held[at:], False
+            remainder = buffer[at:]
+            if skipping:
+                remainder = _tail(remainder)
+            start += len(buffer) - len(remainder)
+            buffer = remainder
+        if buffer and not skipping:
+            at = _bom_bytes(buffer, 0)
+            yield TextSpan(start + at, buffer[at:], False)
+
+
+def _bom_bytes(text: bytes, at: int) -> int:
+    """The length of a byte order mark at `at`; 0: there is none."""
+    return len(BOM) if text.startswith(BOM, at) else 0
 
 
 def _tail(text: bytes) -> bytes:
-    """A short suffix of `text` that keeps any beginning of a border; `text` itself contains none."""
+    """A short suffix of `text` with any beginning of a border; `text` itself contains no border."""
     line = text[max(text.rfind(b"\n"), 0) :]
     if len(line) <= _LINE_BYTES:
         return line
-    return b"\n " if line.startswith(b"\n") and line.isspace() else line[-16:]
+    if line.startswith(b"\n") and line.isspace():
+        return b"\n "
+    return line[-16:]
 
 
 def indent(text: bytes) -> int:
@@ -197,14 +232,15 @@ def indent(text: bytes) -> int:
 
 
 def border_after(file: IO[bytes], position: int, border: re.Pattern[bytes]) -> int:
-    """The first byte at or after `position` that follows a border; the size of the file if none does."""
+    """The first byte at or after `position` that follows a border; else the size of the file."""
     file.seek(position - 1)
-    held = b""
+    buffer = b""
     while block := file.read(BLOCK):
-        held += block
-        if match := border.search(held):
-            return file.tell() - len(held) + match.end()
-        held = _tail(held)
+        buffer += block
+        match = border.search(buffer)
+        if match:
+            return file.tell() - len(buffer) + match.end()
+        buffer = _tail(buffer)
     return file.tell()
 
 
@@ -219,7 +255,8 @@ def open_file(path: str) -> IO[bytes]:
 
     Damaged: an archive of no bytes. WrongKind: an archive whose name does not say so.
     """
-    if suffix := packing(path):
+    suffix = packing(path)
+    if suffix:
         if not os.path.getsize(path):  # the archive of an empty file has a header
             raise Damaged("an archive of no bytes")
         return io.BufferedReader(_Frames(path, PACKED[suffix]), BLOCK)
@@ -227,24 +264,27 @@ def open_file(path: str) -> IO[bytes]:
     for suffix, packed in PACKED.items():
         if packed.magic.match(file.peek()):
             file.close()
-            raise WrongKind(f"compressed, as {suffix} files are", f"rename it to {Path(path).name}{suffix}")
+            remedy = f"rename it to {Path(path).name}{suffix}"
+            raise WrongKind(f"compressed, as {suffix} files are", remedy)
     return file
 
 
 class _Frames(io.RawIOBase):
-    """All frames of a compressed file. EOFError: the last one is incomplete.
+    """The bytes of all frames of a compressed file. EOFError: the last one is incomplete.
 
-    Gives the bytes of `gzip -dc`, `bzip2 -dc`, `xz -dc`, `zstd -dc`, or an error where these fail or warn.
+    The same bytes as from `gzip -dc`, `bzip2 -dc`, `xz -dc`, `zstd -dc`, or an error where these
+    fail or warn.
     """
 
-    # Python's own readers stop in silence at bytes that begin no frame, and zstandard's at a truncated one.
+    # Python's own readers stop silently at bytes that begin no frame, and zstandard's at a
+    # truncated one.
 
     def __init__(self, path: str, packing: Packing) -> None:
         self._file = open(path, "rb")  # noqa: SIM115
         self._packing = packing
-        self._frame = packing.frame()
-        self._ready = memoryview(b"")
-        self._input = b""
+        self._frame = packing.frame()  # None between two frames
+        self._ready = memoryview(b"")  # decompressed
+        self._input = b""  # compressed, and not decompressed yet
         self._zeros = 0  # after the last frame
 
     def readable(self) -> bool:
@@ -252,26 +292,43 @@ class _Frames(io.RawIOBase):
 
     def readinto(self, buffer) -> int:
         while not self._ready:
-            data, self._input = self._input or self._file.read(_FRAME_INPUT), b""
+            data = self._input or self._file.read(_FRAME_INPUT)
+            self._input = b""
             if not data:
-                if self._frame is not None or self._zeros % (self._packing.padding or 1):
-                    raise EOFError("the last frame is incomplete")
+                self._check_end()
                 return 0
             if self._frame is None:
-                frame = data.lstrip(b"\0") if self._packing.padding else data
-                self._zeros += len(data) - len(frame)
-                if not frame:
-                    continue
-                if self._zeros % 4 or (self._zeros and self._packing.padding != 4):
-                    raise EOFError("padding between frames")
-                data, self._frame, self._zeros = frame, self._packing.frame(), 0
-            self._ready = memoryview(self._frame.decompress(data))
-            if self._frame.eof:
-                self._input, self._frame = self._frame.unused_data, None
+                data = self._next_frame(data)
+            if data:
+                self._ready = memoryview(self._frame.decompress(data))
+                if self._frame.eof:
+                    self._input = self._frame.unused_data
+                    self._frame = None
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]
         return count
+
+    def _check_end(self) -> None:
+        """EOFError: the file ends within a frame or its padding."""
+        if self._frame is not None or self._zeros % (self._packing.padding or 1):
+            raise EOFError("the last frame is incomplete")
+
+    def _next_frame(self, data: bytes) -> bytes:
+        """Start a frame after the padding in `data`; returns the data from there.
+
+        EOFError: padding that this compression cannot have before a frame.
+        """
+        frame = data
+        if self._packing.padding:
+            frame = data.lstrip(b"\0")
+        self._zeros += len(data) - len(frame)
+        if frame:
+            if self._zeros % 4 or (self._zeros and self._packing.padding != 4):
+                raise EOFError("padding between frames")
+            self._frame = self._packing.frame()
+            self._zeros = 0
+        return frame
 
     def close(self) -> None:
         self._file.close()

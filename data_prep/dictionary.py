@@ -1,4 +1,4 @@
-"""dict.txt, fairseq's dictionary: a line `token count` for every token, in the order of their ids."""
+"""dict.txt, fairseq's dictionary: a line `token count` for every token, in the order of the ids."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +8,6 @@ from alma.errors import UserError
 DICTIONARY = "dict.txt"  # its name in a stream
 EOS = 2
 UNKNOWN = 3
-SPECIALS = 4  # fairseq's ids <s> 0, <pad> 1, </s> 2 and <unk> 3 are not in dict.txt: its first line has id 4
 
 _NAMES = ("<s>", "<pad>", "</s>", "<unk>")
 _OVERWRITE = " #fairseq:overwrite"  # lets fairseq load a token that is spelt like a special
@@ -16,10 +15,11 @@ _OVERWRITE = " #fairseq:overwrite"  # lets fairseq load a token that is spelt li
 
 def dictionary_text(tokens: Iterable[str], counts: Iterable[int]) -> str:
     """The text of dict.txt; counts below 1 are written as 1."""
-    return "".join(
-        f"{token} {max(int(count), 1)}{_OVERWRITE if token in _NAMES else ''}\n"
-        for token, count in zip(tokens, counts, strict=True)
-    )
+    lines = []
+    for token, count in zip(tokens, counts, strict=True):
+        flag = _OVERWRITE if token in _NAMES else ""
+        lines.append(f"{token} {max(int(count), 1)}{flag}\n")
+    return "".join(lines)
 
 
 def read_tokens(directory: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Corpus files cut into shards, and the documents of a shard: the input of stages scan and shuffle.
 
-A document is normalised text: lines without leading or trailing space, a single space for every run of white
-space, no empty lines, no byte order marks.
+A document is normalised text: lines without leading or trailing space, a single space for every run
+of white space, no empty lines, no byte order marks.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ from data_prep.compressed import Document, Segment, Skipped
 from data_prep.formats import KNOWN, Keys, kind, raw_documents, segment_starts
 
 SHARD_BYTES = 64 << 20
-"""Target size of a shard in bytes of input; fixed, so that shards never depend on the number of workers."""
+"""Target size of a shard in bytes of input; fixed, so that shards never depend on the number of
+workers."""
 
 Shard = tuple[Segment, ...]  # a slice of the input, read by one task
 
@@ -37,10 +38,11 @@ class Reader:
     """How documents are found in files and normalised. stream.json records the fields by name."""
 
     documents: str = "blank-line"
-    """What a document of a .txt or .md file is, a key of `formats.MODES`. `blank-line`: text between lines of
-    ASCII white space; `file`; `line`; `wikiextractor`: text between <doc id=...> and </doc>."""
+    """What a document of a .txt or .md file is, a key of `formats.MODES`. `blank-line`: text
+    between lines of ASCII white space; `file`; `line`; `wikiextractor`: text between <doc id=...>
+    and </doc>."""
     max_document_words: int = 0  # `split` cuts longer documents between lines; 0: never
-    documents_of: dict[str, str] = field(default_factory=dict)  # `documents` for single sources
+    documents_of: dict[str, str] = field(default_factory=dict)  # `documents` of single sources
     text_key: str = "text"  # the field of .jsonl and .parquet files that holds the text
     on_bad_input: str = "error"  # `error`: raise a UserError; `skip`: report and continue
     dates: Dates | None = None
@@ -55,15 +57,20 @@ class Reader:
             del record["dates"]
         return record
 
+    def mode(self, source: str) -> str:
+        """What a document of a .txt or .md file of this source is."""
+        return self.documents_of.get(source, self.documents)
+
     def read(
         self, shard: Shard, skipped: Callable[[Skipped], None] | None = None
     ) -> Iterator[tuple[str, str, int]]:
-        """Yield (source, text, words) of each document with at least one word, in the order of the shard.
+        """Yield (source, text, words) of each document with a word, in the order of the shard.
 
-        Bad input is passed to `skipped` with on_bad_input="skip", otherwise it is a UserError.
+        With on_bad_input="skip" bad input is passed to `skipped`, otherwise it is a UserError.
         """
         for source, raw in self.raw(shard, skipped):
-            if text := normalise(raw):
+            text = normalise(raw)
+            if text:
                 yield source, text, count_words(text)
 
     def raw(
@@ -74,36 +81,40 @@ class Reader:
     ) -> Iterator[tuple[str, str]]:
         """Yield source and text, not normalised, of each document.
 
-        `skipped`: see `read`. `left_out` gets what has no period: why, its file, and the document.
+        `skipped`: see `read`. `left_out` is called for each document without a period: with the
+        reason, its file, and the document.
         """
         keys = Keys(self.text_key, self.dates.key if self.dates else "")
         for segment in shard:
-            for raw in raw_documents(segment, self.documents_of.get(segment.source, self.documents), keys):
-                if isinstance(raw, Skipped):
+            for document in raw_documents(segment, self.mode(segment.source), keys):
+                if isinstance(document, Skipped):
                     if self.on_bad_input == "error":
-                        raise UserError(f"{raw}; {raw.remedy}")
+                        raise UserError(f"{document}; {document.remedy}")
                     if skipped:
-                        skipped(raw)
+                        skipped(document)
                 elif not self.dates:
-                    yield segment.source, raw.text
-                elif raw.text and not raw.text.isspace():  # else no document, so its date does not matter
-                    period = self.dates.period(raw.date)
+                    yield segment.source, document.text
+                elif document.text and not document.text.isspace():
+                    period = self.dates.period(document.date)
                     if isinstance(period, int):
-                        yield f"{period}/{segment.source}", raw.text
+                        yield f"{period}/{segment.source}", document.text
                     elif left_out:
-                        left_out(period, segment.path, raw)
+                        left_out(period, segment.path, document)
 
     def split(self, text: str, words: int) -> Iterator[tuple[str, int]]:
-        """(text, words) of a document of `read`, or of each of its pieces if it is too long."""
+        """Yield (text, words) of a document of `read`, or of its pieces if it is too long."""
         if not self.max_document_words or words <= self.max_document_words:
             yield text, words
             return
-        start = end = words = 0
+        start = 0
+        end = 0
+        words = 0  # of text[start:end]
         for match in _LINE.finditer(text):
             count = match[0].count(" ") + 1
             if words and words + count > self.max_document_words:
                 yield text[start:end], words
-                start, words = match.start(), 0
+                start = match.start()
+                words = 0
             words += count
             end = match.end()
         yield text[start:], words
@@ -115,10 +126,10 @@ def count_words(text: str) -> int:
 
 
 def normalise(text: str) -> str:
-    """A single space for every run of white space, no space at the ends of lines, no empty lines, no U+FEFF.
+    """A space for each run of white space, no space at the ends of lines, no empty lines or U+FEFF.
 
-    Equals `" ".join(line.split())` for each line, but works on the whole text: faster, and without a list of
-    all words, which takes gigabytes for the longest documents.
+    Equals `" ".join(line.split())` for each line, but works on the whole text: faster, and without
+    a list of all words, which takes gigabytes for the longest documents.
     """
     text = text.replace("\ufeff", "")
     for space in _ASCII_SPACES if text.isascii() else _SPACES:
@@ -133,38 +144,86 @@ def normalise(text: str) -> str:
 
 
 def find_files(path: str) -> list[str]:
-    """The corpus files of `path`: a file, a directory with all below it, or a glob pattern (with **).
+    """The corpus files of `path`: a file, a directory with all below it, or a glob pattern.
 
-    Sorted; links are followed, and each file is there once. Names that begin with . or _ are ignored, except
-    those in `path` itself. UserError: no files, a dangling link, or a file of unknown format.
+    Patterns may have **. Sorted; links are followed, and each file is listed once. Names that begin
+    with . or _ are ignored, except those in `path` itself. UserError: no files, a dangling link, or
+    a file of unknown format.
     """
     if os.path.exists(path):
         roots = [path]
     elif glob.has_magic(path):
-        # glob itself ignores .*; links may lead in circles, so that the shortest way to each name counts.
-        named = [part for part in Path(path).parts if part.startswith("_")]
-        matches: dict[tuple[str, str], str] = {}
-        for match in sorted(glob.glob(path, recursive=True), key=lambda match: (match.count("/"), match)):
-            hidden = [part for part in Path(match).parts if part.startswith("_")]
-            if all(any(fnmatch.fnmatchcase(part, name) for name in named) for part in hidden):
-                matches.setdefault((os.path.realpath(os.path.dirname(match)), Path(match).name), match)
-        roots = sorted(matches.values())
+        roots = _matches(path)
     else:
         raise UserError(f"{path}: no such file or directory")
-    found: dict[str, str] = {}
-    left_out: list[str] = []
-    for file in (file for root in roots for file in _paths_below(root, left_out)):
-        if file.is_file():
-            found.setdefault(os.path.realpath(file), str(file.absolute()))
-        elif not file.exists():
-            target = f" (a link to {os.readlink(file)}, which is missing)" if file.is_symlink() else ""
-            raise UserError(f"{file}: no file or directory{target}; fetch it, or remove the link")
-        else:
-            raise UserError(f"{file}: a pipe, socket or device; text is read twice, so write it to a file")
-    files = sorted(found.values())
+    by_real_path: dict[str, str] = {}
+    hidden: list[str] = []
+    for root in roots:
+        for file in _paths_below(root, hidden):
+            _require_file(file)
+            by_real_path.setdefault(os.path.realpath(file), str(file.absolute()))
+    files = sorted(by_real_path.values())
     if not files:
-        where = "an empty directory" if os.path.isdir(path) else "matches no file"
-        raise UserError(f"{path}: {where} (names that begin with . or _ are ignored); expected {KNOWN}")
+        problem = "an empty directory" if os.path.isdir(path) else "matches no file"
+        ignored = "(names that begin with . or _ are ignored)"
+        raise UserError(f"{path}: {problem} {ignored}; expected {KNOWN}")
+    _check_kinds(files)
+    if hidden:
+        names = f"{len(hidden):,} names that begin with . or _"
+        print(f"{path}: left out: {names}", file=sys.stderr)
+    return files
+
+
+def _matches(pattern: str) -> list[str]:
+    """The paths that match a glob pattern, without names that begin with . or _.
+
+    Names with _ are not ignored if the pattern has them.
+    """
+    named = [part for part in Path(pattern).parts if part.startswith("_")]
+    matches: dict[tuple[str, str], str] = {}
+    # Links may lead in circles, so the shortest way to each name counts.
+    paths = sorted(glob.glob(pattern, recursive=True), key=lambda path: (path.count("/"), path))
+    for path in paths:  # without .*, which glob itself ignores
+        if all(_is_named(part, named) for part in Path(path).parts if part.startswith("_")):
+            place = (os.path.realpath(os.path.dirname(path)), Path(path).name)
+            matches.setdefault(place, path)
+    return sorted(matches.values())
+
+
+def _is_named(part: str, patterns: list[str]) -> bool:
+    """Whether a part of a path matches one of the patterns."""
+    return any(fnmatch.fnmatchcase(part, pattern) for pattern in patterns)
+
+
+def _paths_below(root: str, hidden: list[str]) -> Iterator[Path]:
+    """Yield `root` if it is no directory, else all files below it.
+
+    Names that begin with . or _ are left out, and added to `hidden`.
+    """
+    if not os.path.isdir(root):
+        yield Path(root)
+        return
+    for folder, subfolders, names in walk(root):
+        hidden += [name for name in (*subfolders, *names) if name.startswith((".", "_"))]
+        subfolders[:] = [name for name in subfolders if not name.startswith((".", "_"))]
+        yield from (Path(folder, name) for name in names if not name.startswith((".", "_")))
+
+
+def _require_file(path: Path) -> None:
+    """UserError: the path is missing, or no regular file."""
+    if path.is_file():
+        return
+    if path.exists():
+        remedy = "text is read twice, so write it to a file"
+        raise UserError(f"{path}: a pipe, socket or device; {remedy}")
+    target = ""
+    if path.is_symlink():
+        target = f" (a link to {os.readlink(path)}, which is missing)"
+    raise UserError(f"{path}: no file or directory{target}; fetch it, or remove the link")
+
+
+def _check_kinds(files: list[str]) -> None:
+    """UserError: a file of unknown format, or a README.md that describes data files."""
     for name in files:
         if not kind(name):
             raise UserError(f"{name}: unknown kind of file; known are {KNOWN}")
@@ -174,44 +233,47 @@ def find_files(path: str) -> list[str]:
     records = [name for name in files if kind(name) not in ("text", "wiki")]
     if cards and records:  # such as a snapshot of Hugging Face
         pattern = f"{Path(cards[0]).parent}/**/*{Path(records[0]).suffix}"
-        raise UserError(f"{cards[0]}: would be text beside {records[0]}; name the data alone: '{pattern}'")
-    if left_out:
-        print(f"{path}: left out: {len(left_out):,} names that begin with . or _", file=sys.stderr)
-    return files
+        remedy = f"name the data alone: '{pattern}'"
+        raise UserError(f"{cards[0]}: would be text beside {records[0]}; {remedy}")
 
 
-def _paths_below(root: str, hidden: list[str]) -> Iterator[Path]:
-    """`root`, or what is in a directory and those below; names that begin with . or _ go to `hidden`."""
-    if not os.path.isdir(root):
-        yield Path(root)
-        return
-    for folder, below, names in walk(root):
-        hidden += [name for name in (*below, *names) if name.startswith((".", "_"))]
-        below[:] = [name for name in below if not name.startswith((".", "_"))]
-        yield from (Path(folder, name) for name in names if not name.startswith((".", "_")))
+def make_shards(
+    files: list[tuple[str, str]], reader: Reader, shard_bytes: int = SHARD_BYTES
+) -> list[Shard]:
+    """Cut files, given as (source, path), into shards of about `shard_bytes`.
 
-
-def make_shards(files: list[tuple[str, str]], reader: Reader, shard_bytes: int = SHARD_BYTES) -> list[Shard]:
-    """Cut files, given as (source, path), into shards of about `shard_bytes`; small files share a shard."""
+    Small files share a shard.
+    """
     shards: list[Shard] = []
     shard: list[Segment] = []
-    held = 0
+    size = 0
     for source, path in files:
-        size, starts = 0, [0]
-        mode = reader.documents_of.get(source, reader.documents)
-        with contextlib.suppress(OSError):  # reported when the documents are read
-            size = os.path.getsize(path)
-            starts = segment_starts(path, mode, size, shard_bytes)
-        for start, end in zip(starts, [*starts[1:], size], strict=True):
-            if shard and held + end - start > shard_bytes:
+        for segment in _segments(source, path, reader.mode(source), shard_bytes):
+            segment_bytes = segment.end - segment.start
+            if shard and size + segment_bytes > shard_bytes:
                 shards.append(tuple(shard))
-                shard, held = [], 0
-            shard.append(Segment(source, path, start, end))
-            held += end - start
-    return [*shards, tuple(shard)] if shard else shards
+                shard = []
+                size = 0
+            shard.append(segment)
+            size += segment_bytes
+    if shard:
+        shards.append(tuple(shard))
+    return shards
+
+
+def _segments(source: str, path: str, mode: str, step: int) -> Iterator[Segment]:
+    """Yield the segments of a file, of about `step` bytes."""
+    size = 0
+    starts = [0]
+    with contextlib.suppress(OSError):  # reported when the documents are read
+        size = os.path.getsize(path)
+        starts = segment_starts(path, mode, size, step)
+    ends = [*starts[1:], size]
+    for start, end in zip(starts, ends, strict=True):
+        yield Segment(source, path, start, end)
 
 
 def changed(shard: Shard) -> UserError:
-    """The error of a shard whose documents are not those of an earlier stage."""
+    """The error for a shard whose documents are not those of an earlier stage."""
     files = " ".join(sorted({segment.path for segment in shard})[:3])
     return UserError(f"{files}: changed since it was scanned; run again when the input is complete")

@@ -1,8 +1,9 @@
 """Install: move the finished files from the work directory to the stream, stream.json last.
 
-WORK/stream/ is a staging folder, complete once it has stream.json. A killed installation is finished by the
-next command, whatever its settings, so nothing is lost and files of different settings never mix. Files are
-renamed, which needs no disk space. Callers hold the lock of the stream.
+WORK/stream/ is a staging folder, complete once it has stream.json. A killed installation is
+finished by the next command, whatever its settings, so nothing is lost and files of different
+settings never mix. Files are renamed, which needs no disk space. Callers hold the lock of the
+stream.
 """
 
 import os
@@ -21,27 +22,37 @@ WORK = ".work-"
 
 
 def install(work: Path, out: Path) -> Stream:
-    """Move the files of WORK/stream to `out`, or those that are left after a kill; then remove `work`.
+    """Move the files of WORK/stream to `out`, or those that are left after a kill; remove `work`.
 
     UserError: a file is damaged.
     """
     staged = work / FINISHED
     finished = Stream.load(staged)
     for folder in (out, staged):  # before anything is moved
-        if path := wrong_size(finished.parts, folder):
-            raise UserError(f"{path}: damaged; remove {work if is_stream(out) else out} and run again")
-    files = [*finished.files, *(name for part in finished.parts for name in part.files)]
-    for names in (files, [FILE]):
-        folders = {out}
-        for name in names:
-            if (staged / name).is_file():
-                folders.add((out / name).parent)
-                (out / name).parent.mkdir(exist_ok=True)
-                os.replace(staged / name, out / name)
-        for folder in sorted(folders, reverse=True):  # a folder before its parent
-            fsync_directory(folder)
+        damaged = wrong_size(finished.parts, folder)
+        if damaged:
+            culprit = work if is_stream(out) else out
+            raise UserError(f"{damaged}: damaged; remove {culprit} and run again")
+    files = [*finished.files]
+    for part in finished.parts:
+        files += part.files
+    _move(files, staged, out)
+    _move([FILE], staged, out)
     _discard(work)
     return Stream.load(out)
+
+
+def _move(names: Iterable[str], staged: Path, out: Path) -> None:
+    """Rename the files that are still staged, and flush the folders."""
+    folders = {out}
+    for name in names:
+        if (staged / name).is_file():
+            target = out / name
+            folders.add(target.parent)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(staged / name, target)
+    for folder in sorted(folders, reverse=True):  # a folder before its parent
+        fsync_directory(folder)
 
 
 def recover(out: Path) -> None:
@@ -51,16 +62,16 @@ def recover(out: Path) -> None:
             install(work, out)
 
 
-def remove_others(out: Path, own: Path | None = None) -> None:
-    """Remove what killed runs have left, but the work directory `own`."""
+def remove_others(out: Path, current: Path | None = None) -> None:
+    """Remove what killed runs have left, except in the work directory `current`."""
     for work in works(out):
-        if work != own:
+        if work != current:
             print(f"{work}: left by an interrupted run; removed", file=sys.stderr)
             _discard(work)
     for path in leftovers(out):
-        if path.is_dir() and path != own:
+        if path.is_dir() and path != current:
             shutil.rmtree(path, ignore_errors=True)
-        elif path.is_file() and own not in path.parents:
+        elif path.is_file() and current not in path.parents:
             path.unlink(missing_ok=True)
 
 
@@ -72,12 +83,15 @@ def _discard(work: Path) -> None:
 
 
 def works(out: Path) -> list[Path]:
-    """The work directories in `out`. UserError: one is a link, through which files would be moved."""
-    found = sorted(out.glob(WORK + "[0-9a-f]" * 16))
-    for work in found:
-        if work.is_symlink():
-            raise UserError(f"{work}: a link in place of a work directory; delete it")
-    return found
+    """The work directories in `out`.
+
+    UserError: one is a link, through which files would be moved.
+    """
+    directories = sorted(out.glob(WORK + "[0-9a-f]" * 16))
+    for directory in directories:
+        if directory.is_symlink():
+            raise UserError(f"{directory}: a link in place of a work directory; delete it")
+    return directories
 
 
 def leftovers(out: Path) -> list[Path]:
@@ -86,8 +100,10 @@ def leftovers(out: Path) -> list[Path]:
 
 
 def wrong_size(parts: Iterable[Part], folder: Path) -> Path | None:
-    """The first file of the parts, among those that `folder` has, whose size is not the recorded one."""
-    sizes = {folder / name: file.size for part in parts for name, file in part.files.items()}
-    return next(
-        (path for path, size in sizes.items() if path.is_file() and path.stat().st_size != size), None
-    )
+    """The first file of the parts in `folder` whose size is not the recorded one."""
+    for part in parts:
+        for name, file in part.files.items():
+            path = folder / name
+            if path.is_file() and path.stat().st_size != file.size:
+                return path
+    return None

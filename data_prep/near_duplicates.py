@@ -1,11 +1,12 @@
-"""Near duplicates: documents whose sets of word 5-grams have a Jaccard similarity of about THRESHOLD or more.
+"""Near duplicates: documents whose word 5-grams have a Jaccard similarity of about THRESHOLD.
 
-MinHash estimates the similarity: two documents agree in as many of HASHES hashes as their sets have in
-common. Documents that agree in a whole band of hashes are compared.
+MinHash estimates the similarity: the share of HASHES hashes in which two documents agree is, on
+average, the similarity of their sets. Documents that agree in a whole band of hashes are compared.
 
-Order: a document precedes another if its mega-batch does, or if it is of the same one and has the smaller
-content key. A document is dropped if an earlier one is similar, even if that is dropped itself because of a
-third: then no decision depends on another, and all are functions of the text alone.
+Order: a document precedes another if its mega-batch does, or if both are of one mega-batch and it
+has the smaller content key. A document is dropped if an earlier one is similar, even if that one is
+itself dropped because of a third: so no decision depends on another, and all are functions of the
+text alone.
 """
 
 import os
@@ -21,16 +22,21 @@ from data_prep.work import DOCUMENT_BYTES, Workspace, changes, mapped, open_item
 
 N = 5  # words of an n-gram. A shorter document is one n-gram of all its words.
 THRESHOLD = 0.8
-BANDS, ROWS = 21, 6
-"""Documents of similarity .8 share a band with probability .998, of .7 with .92, of .3 with .015."""
+BANDS = 21
+ROWS = 6  # hashes of a band
+"""Documents of similarity .8 share a band with probability .998; of .7, .92; of .3, .015."""
 HASHES = BANDS * ROWS
-KEY = f"S{DOCUMENT_BYTES}"  # the beginning of a document's content key, which all its pieces share
+KEY = f"S{DOCUMENT_BYTES}"  # first bytes of a document's content key, shared by all its pieces
 ENTRY = np.dtype([("key", KEY), ("arrival", "<u2"), ("hashes", "u1", HASHES)])
 """A document: key, number of its mega-batch, the lowest bytes of its hashes."""
 BAND = np.dtype([("band", ">u8"), ("row", "<u4")])
 """Hashes and number of a band, row of its document among the entries."""
-NEAR = np.dtype([("key", KEY), ("arrival", "<u2"), ("other_arrival", "<u2"), ("other", KEY), ("equal", "u1")])
-"""A document, the first similar one of a mega-batch that is not later, and how many hashes are equal."""
+NEAR = np.dtype(
+    [("key", KEY), ("arrival", "<u2"), ("other_arrival", "<u2"), ("other", KEY), ("equal", "u1")]
+)
+"""A document, the first similar one in another mega-batch or its own, and how many hashes agree.
+
+The mega-batch of the other one is not later."""
 
 RANGE_BANDS = 1 << 22  # bands of a range on average; a task takes about 300 MB
 _CHUNK = 1 << 18  # bytes of text whose hashes are computed at once; more leave the cache
@@ -39,32 +45,37 @@ _FIRST = 16  # documents of a mega-batch in one band that others are compared wi
 _BLOCK = 1 << 18  # entries in memory: 40 MB
 _PAIRS = 1 << 17  # compared at once: 50 MB
 _SEED = 0
-_EQUAL = np.ceil(HASHES * (THRESHOLD + (1 - THRESHOLD) / 256))  # bytes; 1 in 256 agrees by chance
+_EQUAL = np.ceil(HASHES * (THRESHOLD + (1 - THRESHOLD) / 256))
+"""Equal hashes of near duplicates; of the bytes that stand for different hashes, 1 in 256 agree."""
 
 
 def hash_documents(texts: list[bytes]) -> np.ndarray:
     """(documents, HASHES) uint8 MinHashes of normalised texts."""
     grams, owners = n_grams_of(texts)
     offsets = np.searchsorted(owners, np.arange(len(texts) + 1)).astype(np.uint64)
-    found = library().digest_matrix_from_flat_token_hashes(grams, offsets, HASHES, _SEED)
-    return np.array(found.to_rows(), np.uint32).reshape(-1, HASHES).astype(np.uint8)
+    digests = library().digest_matrix_from_flat_token_hashes(grams, offsets, HASHES, _SEED)
+    return np.array(digests.to_rows(), np.uint32).reshape(-1, HASHES).astype(np.uint8)
 
 
 def n_grams_of(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     """Hashes of the N-grams of texts, and the numbers of their texts, ascending."""
     hashes, owners = words.hash_texts(texts)
-    grams, of = words.n_grams(hashes, owners, N)
+    grams, gram_owners = words.n_grams(hashes, owners, N)
     counts = np.bincount(owners, minlength=len(texts))
     short = np.flatnonzero(counts < N)
     if not len(short):
-        return grams, of
+        return grams, gram_owners
+    # A short text is one n-gram of all its words.
     starts = (np.cumsum(counts) - counts)[short]
-    whole = hashes[starts].copy()
+    short_grams = hashes[starts].copy()
     for k in range(1, N - 1):
-        more = counts[short] > k
-        whole[more] = whole[more] * words.NEXT + hashes[starts[more] + k]
-    order = np.argsort(np.concatenate([of, short]), kind="stable")
-    return np.concatenate([grams, whole])[order], np.concatenate([of, short])[order]
+        has_word = counts[short] > k
+        next_hashes = hashes[starts[has_word] + k]
+        short_grams[has_word] = short_grams[has_word] * words.NEXT + next_hashes
+    all_grams = np.concatenate([grams, short_grams])
+    all_owners = np.concatenate([gram_owners, short])
+    order = np.argsort(all_owners, kind="stable")
+    return all_grams[order], all_owners[order]
 
 
 def library():  # type: ignore[no-untyped-def]
@@ -77,15 +88,16 @@ def library():  # type: ignore[no-untyped-def]
 
 
 class EntryWriter:
-    """Writes the entries of a shard, in sorted runs. Memory: one run, and a chunk of text."""
+    """Writes the entries of a shard in sorted runs. Memory: one run, and a chunk of text."""
 
     def __init__(self, file: IO[bytes], arrivals: dict[str, int]) -> None:
         """`arrivals`: the mega-batch of each source."""
-        self._file, self._arrivals = file, arrivals
+        self._file = file
+        self._arrivals = arrivals
         self._run = np.zeros(_RUN, ENTRY)
-        self._count = 0  # of its documents; the last ones wait in `_texts` to be hashed
-        self._texts: list[bytes] = []
-        self._size = 0
+        self._count = 0  # documents of the run
+        self._texts: list[bytes] = []  # of the last documents, which are not hashed yet
+        self._size = 0  # bytes of `_texts`
 
     def add(self, hashes: bytes, source: str, text: bytes) -> None:
         """Add a document; `hashes`: see `scan.content_key`."""
@@ -100,7 +112,7 @@ class EntryWriter:
             self._hash()
 
     def finish(self) -> None:
-        """Write the documents that are left."""
+        """Write the documents of the run."""
         self._hash()
         run = self._run[: self._count]
         self._file.write(run[np.argsort(run["key"], kind="stable")].tobytes())
@@ -108,13 +120,15 @@ class EntryWriter:
 
     def _hash(self) -> None:
         if self._texts:
-            self._run["hashes"][self._count - len(self._texts) : self._count] = hash_documents(self._texts)
-        self._texts, self._size = [], 0
+            start = self._count - len(self._texts)
+            self._run["hashes"][start : self._count] = hash_documents(self._texts)
+        self._texts = []
+        self._size = 0
 
 
-def write_bands(space: Workspace, number: int, entries: Path) -> None:
+def write_bands(space: Workspace, number: int, path: Path) -> None:
     """Write the sorted runs of bands of a file of entries. Memory: one run, about 150 MB."""
-    documents = mapped(entries, ENTRY)
+    documents = mapped(path, ENTRY)
     with open_items(space.file("bands", number, "bin")) as file:
         for start in range(0, len(documents), _RUN):
             hashes = documents["hashes"][start : start + _RUN]
@@ -124,7 +138,8 @@ def write_bands(space: Workspace, number: int, entries: Path) -> None:
             values = keys.reshape(-1, 8).view(">u8").ravel().astype(np.uint64)
             order = np.argsort(values)
             run = np.zeros(len(values), BAND)
-            run["band"], run["row"] = values[order], order // BANDS + start
+            run["band"] = values[order]
+            run["row"] = order // BANDS + start
             file.write(run.tobytes())
 
 
@@ -135,41 +150,48 @@ def entry_files(space: Workspace, shards: int, past: Sequence[Path]) -> list[Pat
 
 def count_ranges(entries: Sequence[Path]) -> int:
     """The number of ranges of bands, a function of the number of documents alone."""
-    return 1 + BANDS * sum(len(mapped(path, ENTRY)) for path in entries) // RANGE_BANDS
+    documents = sum(len(mapped(path, ENTRY)) for path in entries)
+    return 1 + BANDS * documents // RANGE_BANDS
 
 
 def find_range(
     space: Workspace, number: int, ranges: int, shards: int, past: Sequence[Path], first: int
 ) -> None:
-    """Write the near duplicates in a range of bands, of documents of mega-batches from `first` on."""
+    """Write the near duplicates in a range of bands, among mega-batches from `first` on."""
     entries = entry_files(space, shards, past)
     bands = [space.file("bands", file, "bin") for file in range(len(entries))]
     values, files, rows = _shared(number, ranges, bands)
     starts = np.flatnonzero(changes(values))
-    found = [np.zeros(0, NEAR)]
+    near = [np.zeros(0, NEAR)]
     start = 0
     while start < len(values):  # a block of whole bands
         at = int(np.searchsorted(starts, start + _BLOCK))
         stop = int(starts[at]) if at < len(starts) else len(values)
         block = _read(entries, files[start:stop], rows[start:stop])
-        found.append(_compare(block, values[start:stop], first))
+        near.append(_compare(block, values[start:stop], first))
         start = stop
     with open_items(space.file("near", number, "bin")) as file:
-        file.write(_first_of_each(np.concatenate(found)).tobytes())
+        file.write(_first_of_batches(np.concatenate(near)).tobytes())
 
 
-def _shared(number: int, ranges: int, paths: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bands that several documents have, in a range: hashes, ascending, number of the file, row."""
-    pieces = []
+def _shared(
+    number: int, ranges: int, paths: Sequence[Path]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bands of a range that several documents have: hashes, ascending, number of the file, row."""
+    value_pieces = [np.zeros(0, np.uint64)]
+    file_pieces = [np.zeros(0, np.uint32)]
+    row_pieces = [np.zeros(0, np.uint32)]
     for file, path in enumerate(paths):
-        for found in slices(path, BAND, _RUN * BANDS, number, ranges):
-            values = found["band"].astype(np.uint64)
-            pieces.append((values, np.full(len(values), file, np.uint32), found["row"]))
-    values, files, rows = map(np.concatenate, zip(*pieces, strict=True))
+        for piece in slices(path, BAND, _RUN * BANDS, number, ranges):
+            value_pieces.append(piece["band"].astype(np.uint64))
+            file_pieces.append(np.full(len(piece), file, np.uint32))
+            row_pieces.append(piece["row"])
+    values = np.concatenate(value_pieces)
     order = np.argsort(values, kind="stable")
-    new = changes(values[order])
-    order = order[~(new & np.append(new[1:], True))]
-    return values[order], files[order], rows[order]
+    is_new = changes(values[order])
+    next_is_new = np.append(is_new[1:], True)
+    order = order[~(is_new & next_is_new)]
+    return values[order], np.concatenate(file_pieces)[order], np.concatenate(row_pieces)[order]
 
 
 def _read(paths: Sequence[Path], files: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -177,36 +199,53 @@ def _read(paths: Sequence[Path], files: np.ndarray, rows: np.ndarray) -> np.ndar
     entries = np.zeros(len(rows), ENTRY)
     order = np.argsort(files, kind="stable")
     for places in np.split(order, np.flatnonzero(changes(files[order]))[1:]):
-        entries[places] = mapped(paths[files[places[0]]], ENTRY)[rows[places]]
+        path = paths[files[places[0]]]
+        entries[places] = mapped(path, ENTRY)[rows[places]]
     return entries
 
 
 def _compare(entries: np.ndarray, bands: np.ndarray, first: int) -> np.ndarray:
-    """The near duplicates among documents that share a band; `bands` (entries,) ascend."""
+    """The near duplicates among documents that share a band.
+
+    Each document is compared with those before it in its band, but only with the first _FIRST of
+    each mega-batch. `bands`: (entries,) ascending. `first`: number of the first mega-batch whose
+    documents may be dropped.
+    """
     order = np.lexsort((entries["key"], entries["arrival"], bands))
-    bands, entries = bands[order], entries[order]
-    new_band = changes(bands)
-    new_batch = new_band | changes(entries["arrival"])
-    new = new_batch | changes(entries["key"])
-    bands, entries, new_band, new_batch = bands[new], entries[new], new_band[new], new_batch[new]
-    places = np.arange(len(bands))
-    leads = places - np.maximum.accumulate(np.where(new_batch, places, 0)) < _FIRST
-    lead = np.flatnonzero(leads)
-    before: np.ndarray = np.cumsum(leads) - leads
-    base: np.ndarray = before[np.maximum.accumulate(np.where(new_band, places, 0))]
-    found = []
-    for one, count in _slices(np.where(entries["arrival"] >= first, before - base, 0)):
-        ends = np.cumsum(count)
-        i = np.repeat(one, count)
-        j = lead[np.arange(len(i)) + np.repeat(base[one] - ends + count, count)]
+    bands = bands[order]
+    entries = entries[order]
+    is_new_band = changes(bands)
+    is_new_batch = is_new_band | changes(entries["arrival"])
+    is_new = is_new_batch | changes(entries["key"])
+    entries = entries[is_new]
+    is_new_band = is_new_band[is_new]
+    is_new_batch = is_new_batch[is_new]
+    places = np.arange(len(entries))
+    batch_starts = np.maximum.accumulate(np.where(is_new_batch, places, 0))
+    band_starts = np.maximum.accumulate(np.where(is_new_band, places, 0))
+    is_lead = places - batch_starts < _FIRST
+    leads = np.flatnonzero(is_lead)  # documents that later ones are compared with
+    leads_before: np.ndarray = np.cumsum(is_lead) - is_lead
+    first_lead: np.ndarray = leads_before[band_starts]  # of the band of each document
+    comparisons = np.where(entries["arrival"] >= first, leads_before - first_lead, 0)
+    pairs = [np.zeros(0, NEAR)]
+    for documents, counts in _slices(comparisons):
+        ends = np.cumsum(counts)
+        i = np.repeat(documents, counts)
+        lead_offset = np.repeat(first_lead[documents] - ends + counts, counts)
+        j = leads[np.arange(len(i)) + lead_offset]
         equal = (entries["hashes"][i] == entries["hashes"][j]).sum(1)
-        near = (equal >= _EQUAL) & (entries["key"][i] != entries["key"][j])
-        made = np.zeros(int(near.sum()), NEAR)
-        i, j, made["equal"] = i[near], j[near], equal[near]
-        made["key"], made["arrival"] = entries["key"][i], entries["arrival"][i]
-        made["other"], made["other_arrival"] = entries["key"][j], entries["arrival"][j]
-        found.append(_first_of_each(made))
-    return np.concatenate([np.zeros(0, NEAR), *found])
+        is_near = (equal >= _EQUAL) & (entries["key"][i] != entries["key"][j])
+        near = np.zeros(int(is_near.sum()), NEAR)
+        i = i[is_near]
+        j = j[is_near]
+        near["equal"] = equal[is_near]
+        near["key"] = entries["key"][i]
+        near["arrival"] = entries["arrival"][i]
+        near["other"] = entries["key"][j]
+        near["other_arrival"] = entries["arrival"][j]
+        pairs.append(_first_of_batches(near))
+    return np.concatenate(pairs)
 
 
 def _slices(counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -221,24 +260,30 @@ def _slices(counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         start = stop
 
 
-def _first_of_each(near: np.ndarray) -> np.ndarray:
-    """In the order of content keys, of each document the first similar one of each mega-batch."""
-    near = near[np.lexsort((near["other"], near["other_arrival"], near["arrival"], near["key"]))]
+def _first_of_batches(near: np.ndarray) -> np.ndarray:
+    """For each document the first similar one of each mega-batch, in the order of content keys."""
+    order = np.lexsort((near["other"], near["other_arrival"], near["arrival"], near["key"]))
+    near = near[order]
     return near[changes(near["key"]) | changes(near["arrival"]) | changes(near["other_arrival"])]
 
 
 def near_between(space: Workspace, files: int, number: int, ranges: int) -> np.ndarray:
-    """The near duplicates in a range of content keys, as `_first_of_each`; `files`: of near-NNNNN.bin."""
-    paths = [space.file("near", file, "bin") for file in range(files)]
-    found = (piece for path in paths for piece in slices(path, NEAR, None, number, ranges))
-    return _first_of_each(np.concatenate([np.zeros(0, NEAR), *found]))
+    """The near duplicates in range `number` of content keys, as `_first_of_batches`.
+
+    `files`: number of files near-NNNNN.bin.
+    """
+    pieces = [np.zeros(0, NEAR)]
+    for file in range(files):
+        pieces += slices(space.file("near", file, "bin"), NEAR, None, number, ranges)
+    return _first_of_batches(np.concatenate(pieces))
 
 
 def entries_between(space: Workspace, shards: int, number: int, ranges: int) -> np.ndarray:
-    """The entries in a range of content keys, in their order, each document once for a mega-batch."""
-    paths = entry_files(space, shards, ())
-    found = (piece for path in paths for piece in slices(path, ENTRY, _RUN, number, ranges))
-    entries = np.concatenate([np.zeros(0, ENTRY), *found])
+    """The entries in a range of content keys, in their order, each document once per mega-batch."""
+    pieces = [np.zeros(0, ENTRY)]
+    for path in entry_files(space, shards, ()):
+        pieces += slices(path, ENTRY, _RUN, number, ranges)
+    entries = np.concatenate(pieces)
     entries = entries[np.lexsort((entries["arrival"], entries["key"]))]
     return entries[changes(entries["key"]) | changes(entries["arrival"])]
 
@@ -250,28 +295,39 @@ def similar(space: Workspace, number: int) -> np.ndarray:
 
 
 def always_dropped(near: np.ndarray, first: int) -> np.ndarray:
-    """(near,) whether a document is dropped in any case: the other is of its own mega-batch or the stream."""
+    """(near,) whether a document is dropped whatever the splits take.
+
+    So it is if the other one is of its own mega-batch or of the stream.
+    """
     return (near["other_arrival"] == near["arrival"]) | (near["other_arrival"] < first)
 
 
 def is_dropped(near: np.ndarray, first: int, taken: np.ndarray) -> np.ndarray:
     """(near,) whether a document is dropped; not if the other is surplus of another mega-batch.
 
-    `taken`: (mega-batches,) content key of the last document that each takes, from mega-batch `first` on.
+    `taken`: (mega-batches,) content key of the last document that each takes, from mega-batch
+    `first` on.
     """
     batch = np.maximum(near["other_arrival"].astype(np.int64) - first, 0)
-    return always_dropped(near, first) | (near["other"].astype(taken.dtype) <= taken[batch])
+    is_taken = near["other"].astype(taken.dtype) <= taken[batch]
+    return always_dropped(near, first) | is_taken
 
 
 def matching(keys: np.ndarray, arrivals: np.ndarray, near: np.ndarray) -> np.ndarray:
-    """(records,) whether the document of each record is among `near`; `keys`: content keys, ascending."""
-    found = np.zeros(len(keys), bool)
-    size = keys.dtype.itemsize
-    ends = np.array(
-        [key.ljust(DOCUMENT_BYTES, b"\0").ljust(size, b"\xff") for key in near["key"].tolist()], keys.dtype
-    )
+    """(records,) whether the document of each record is among `near`.
+
+    `keys`: (records,) content keys, ascending. `arrivals`: (records,) numbers of the mega-batches.
+    """
+    matches = np.zeros(len(keys), bool)
+    width = keys.dtype.itemsize
+    last_keys = [
+        key.ljust(DOCUMENT_BYTES, b"\0").ljust(width, b"\xff") for key in near["key"].tolist()
+    ]
     starts = np.searchsorted(keys, near["key"].astype(keys.dtype))
-    counts = np.searchsorted(keys, ends, "right") - starts
-    places = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-    found[places[arrivals[places] == np.repeat(near["arrival"], counts)]] = True
-    return found
+    stops = np.searchsorted(keys, np.array(last_keys, keys.dtype), "right")
+    counts = stops - starts
+    offsets = np.repeat(starts - np.cumsum(counts) + counts, counts)
+    places = offsets + np.arange(counts.sum())  # the records of all documents, one after another
+    of_batch = arrivals[places] == np.repeat(near["arrival"], counts)
+    matches[places[of_batch]] = True
+    return matches

@@ -4,7 +4,6 @@ The content keys are cut into ranges of equal width, of about RANGE_DOCUMENTS do
 """
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,88 +12,114 @@ from alma.errors import UserError
 from alma.files import atomic_write
 from data_prep import scan
 from data_prep.near_duplicates import always_dropped, matching, near_between
-from data_prep.scan import RECORD, content_keys, document_starts, hash_order, repeats, words_of_documents
+from data_prep.scan import (
+    RECORD,
+    content_keys,
+    document_starts,
+    hash_order,
+    repeats,
+    words_of_documents,
+)
 from data_prep.work import Workspace, changes, mapped, open_items, slices
 
 RANGE_DOCUMENTS = 1 << 20  # documents of a range on average; sorting them takes about 200 MB
 
 
-def count_ranges(space: Workspace, files: tuple[int, int]) -> int:
-    """The number of ranges, a function of the number of documents alone; `files`: see `sort_range`.
+def scan_files(space: Workspace, count: int) -> list[Path]:
+    """All scan-NNNNN.bin."""
+    return [space.file("scan", number, "bin") for number in range(count)]
 
-    UserError: an empty corpus.
+
+def keys_files(space: Workspace, count: int) -> list[Path]:
+    """All keys-NNNNN.bin."""
+    return [space.file("keys", number, "bin") for number in range(count)]
+
+
+def count_ranges(space: Workspace, shards: int, past: int) -> int:
+    """The number of ranges, a function of the number of documents alone.
+
+    `past`: the number of .keys files of a stream that grows. UserError: an empty corpus.
     """
-    read, had = (sum(len(mapped(path, RECORD)) for path in paths) for paths in _paths(space, files))
-    if not read:
+    new_documents = sum(len(mapped(path, RECORD)) for path in scan_files(space, shards))
+    past_documents = sum(len(mapped(path, RECORD)) for path in keys_files(space, past))
+    if not new_documents:
         raise UserError("the corpus has no documents: every file is empty or blank")
-    return 1 + (read + had) // RANGE_DOCUMENTS
-
-
-def _paths(space: Workspace, files: tuple[int, int]) -> Iterator[list[Path]]:
-    """All scan-NNNNN.bin, then all keys-NNNNN.bin."""
-    for name, count in zip(("scan", "keys"), files, strict=True):
-        yield [space.file(name, number, "bin") for number in range(count)]
+    return 1 + (new_documents + past_documents) // RANGE_DOCUMENTS
 
 
 def sort_range(
     space: Workspace,
     number: int,
+    *,
     ranges: int,
-    files: tuple[int, int],
+    shards: int,
+    past: int,
     arrivals: np.ndarray,
     valid: int | None,
-    near: tuple[int, int] | None = None,
+    near: int | None,
+    first_batch: int,
 ) -> None:
-    """Write the files of a range. Memory: its records; of the copies of a text one for each run and source.
+    """Write the files of a range, see `data_prep`.
 
-    valid-NNNNN.bin: the documents kept of the validation source, in the order of their second hashes.
-    `files`: numbers of scan-NNNNN.bin and of keys-NNNNN.bin. `arrivals`: see `distinct`. `valid`: number of
-    the validation source. `near`: number of files near-NNNNN.bin, and of the first mega-batch. The sums are
-    `read`, (3, sources) documents, words and bytes of the range; `first`, of those kept, each for
-    the first mega-batch that has it; `longest`, words of one document; `whole`, of one with all its pieces.
+    Memory: its records; of the copies of a text one for each run and source.
+
+    `past`: see `count_ranges`. `arrivals`: see `distinct`. `valid`: number of the validation
+    source, whose documents go to valid-NNNNN.bin. `near`: number of files near-NNNNN.bin; None:
+    near duplicates are kept. `first_batch`: number of the first mega-batch.
+
+    The sums are `read`, (3, sources) documents, words and bytes of the range; `first`, the same of
+    those kept, each for the first mega-batch that has it; `longest`, words of the longest document;
+    `whole`, words of the longest with all its pieces.
     """
-    records, repeated = _gather(space, number, ranges, files, len(arrivals))
+    sources = len(arrivals)
+    records, repeated = _gather(space, number, ranges, shards, past, sources)
     records = records[hash_order(records)]
-    first, kept = distinct(records, arrivals)
+    first, stays = distinct(records, arrivals)
     undecided = np.zeros(len(records), bool)  # until earlier mega-batches are cut
-    if near:
-        found = near_between(space, near[0], number, ranges)
+    if near is not None:
+        similar = near_between(space, near, number, ranges)
         with open_items(space.file("similar", number, "bin")) as file:
-            file.write(found.tobytes())
-        keys, batches = content_keys(records), near[1] + arrivals[records["source"]]
-        kept &= ~matching(keys, batches, found[always_dropped(found, near[1])])
-        undecided = matching(keys, batches, found)
-    places = np.flatnonzero(kept)
-    alone = first[places] & np.append(first[places[1:]], True) & ~undecided[places]
-    for name, rows in (("range", records), ("again", records[places[~alone]])):
-        with open_items(space.file(name, number, "bin")) as file:
-            file.write(rows.data)
+            file.write(similar.tobytes())
+        keys = content_keys(records)
+        batches = first_batch + arrivals[records["source"]]
+        stays &= ~matching(keys, batches, similar[always_dropped(similar, first_batch)])
+        undecided = matching(keys, batches, similar)
+    places = np.flatnonzero(stays)
+    next_is_first = np.append(first[places[1:]], True)
+    is_decided = first[places] & next_is_first & ~undecided[places]
+    with open_items(space.file("range", number, "bin")) as file:
+        file.write(records.data)
+    with open_items(space.file("again", number, "bin")) as file:
+        file.write(records[places[~is_decided]].data)
     if valid is not None:
-        rows = records[kept & (records["source"] == valid)]
+        of_source = records[stays & (records["source"] == valid)]
         with open_items(space.file("valid", number, "bin")) as file:
-            file.write(rows[np.argsort(rows["second"], kind="stable")].data)
+            file.write(of_source[np.argsort(of_source["second"], kind="stable")].data)
     with atomic_write(space.file("sums", number, "npz"), "wb") as file:
         np.savez(
             file,
-            read=_by_source(records, records["words"] > 0, len(arrivals)) + repeated,
-            first=_by_source(records, kept & first & ~undecided, len(arrivals)),
+            read=_by_source(records, records["words"] > 0, sources) + repeated,
+            first=_by_source(records, stays & first & ~undecided, sources),
             longest=records["words"].max(initial=0),
-            whole=words_of_documents(records[kept & first]).max(initial=0),
+            whole=words_of_documents(records[stays & first]).max(initial=0),
         )
 
 
 def _gather(
-    space: Workspace, number: int, ranges: int, files: tuple[int, int], sources: int
+    space: Workspace, number: int, ranges: int, shards: int, past: int, sources: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The records of a range, and documents, words and bytes of those left out: `repeats` of their run."""
+    """The records of a range without the `repeats` of each run, and the sums of those repeats.
+
+    The sums are (3, sources) documents, words and bytes.
+    """
     repeated = np.zeros((3, sources), np.int64)
     pieces = []
-    for path in itertools.chain.from_iterable(_paths(space, files)):
+    for path in itertools.chain(scan_files(space, shards), keys_files(space, past)):
         for piece in slices(path, RECORD, scan.RUN_DOCUMENTS, number, ranges):
-            again = repeats(piece)
-            if again.any():
-                repeated += _by_source(piece, again & (piece["words"] > 0), sources)
-                piece = piece[~again]
+            is_repeat = repeats(piece)
+            if is_repeat.any():
+                repeated += _by_source(piece, is_repeat & (piece["words"] > 0), sources)
+                piece = piece[~is_repeat]
             pieces.append(piece.tobytes())
     return np.frombuffer(b"".join(pieces), RECORD), repeated
 
@@ -102,23 +127,27 @@ def _gather(
 def _by_source(records: np.ndarray, chosen: np.ndarray, sources: int) -> np.ndarray:
     """(3, sources) documents, words and bytes of the chosen records."""
     source = records["source"][chosen]
+    documents = np.bincount(source, minlength=sources)
     # Sums of doubles are exact below 2**53.
-    sums = [np.bincount(source, records[name][chosen], sources) for name in ("words", "bytes")]
-    return np.stack([np.bincount(source, minlength=sources), *sums]).astype(np.int64)
+    words = np.bincount(source, records["words"][chosen], sources)
+    size = np.bincount(source, records["bytes"][chosen], sources)
+    return np.stack([documents, words, size]).astype(np.int64)
 
 
 def distinct(records: np.ndarray, arrivals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which records are the first of equal documents, and which are kept, (records,) bool; in hash order.
+    """(records,) whether each record is the first of equal ones, and whether it stays; two arrays.
 
-    A document of which the stream has no piece is kept once for each mega-batch that has it. `arrivals`:
-    (sources,) numbers of the mega-batches; all 0 if the stream is not ordered.
+    A document stays once for each mega-batch that has it, unless the stream has a piece of it
+    already. `records`: in hash order. `arrivals`: (sources,) numbers of the mega-batches; all 0 if
+    the stream is not ordered.
     """
     arrival = arrivals[records["source"]]
     first = changes(records["high"]) | changes(records["low"])
-    kept = first | changes(arrival)
+    first_of_batch = first | changes(arrival)
     starts = document_starts(records)
-    had = np.logical_or.reduceat(records["words"] == 0, np.flatnonzero(starts))
-    return first, kept & ~had[np.cumsum(starts) - 1]
+    in_stream = np.logical_or.reduceat(records["words"] == 0, np.flatnonzero(starts))
+    document = np.cumsum(starts) - 1
+    return first, first_of_batch & ~in_stream[document]
 
 
 def sorted_records(space: Workspace, number: int) -> np.ndarray:

@@ -1,9 +1,12 @@
-"""Stage scan: a RECORD for every document, or for each of its pieces with --max-document-words; stage keys.
+"""Stage scan: a RECORD for each document, or each piece of one; stage keys: for each .keys entry.
 
-A document is identified by a hash of its content, keyed by the seed: the order of these keys is random, and
-independent of the names, splitting and order of the input files; equal documents are neighbours in it. The
-keys of its pieces share DOCUMENT_BYTES of that hash, and then count: they are neighbours in the order of the
-text, all in one range of keys. All later stages call a piece a document, except `document_starts`.
+A document is identified by a hash of its content, keyed by the seed. The order of these keys is
+random, and independent of the names, splitting and order of the input files; equal documents are
+neighbours in it.
+
+With --max-document-words the keys of the pieces of a document share the first DOCUMENT_BYTES of its
+hash, and end in the number of the piece. So pieces are neighbours in the order of the text, all in
+one range of keys. All later stages call a piece a document, except `document_starts`.
 """
 
 import hashlib
@@ -23,9 +26,10 @@ from data_prep.work import DOCUMENT_BYTES, Workspace, changes, open_items
 
 _NUMBERS = [(name, "<u4") for name in ("words", "bytes", "source", "shard", "place")]
 RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("second", ">u8"), *_NUMBERS])
-"""A document: content key (128 bits in two halves), second hash (order of the validation set), words,
-bytes of text, number of its source in `Workspace.sources`, number of its shard, its place in the shard."""
-_REST = struct.Struct("<IIIII")  # words to place of a RECORD
+"""A document: content key (128 bits in two halves), second hash (order of the validation set),
+words, bytes of text, number of its source in `Workspace.sources`, number of its shard, its place in
+the shard."""
+_NUMBERS_FORMAT = struct.Struct("<IIIII")  # words to place of a RECORD
 
 _PIECE_BITS = 8 * (KEY_BYTES - DOCUMENT_BYTES)
 RUN_DOCUMENTS = 1 << 18  # documents of a sorted run: 11 MB of records
@@ -33,39 +37,53 @@ RUN_DOCUMENTS = 1 << 18  # documents of a sorted run: 11 MB of records
 
 def content_key(text: bytes, seed: int) -> bytes:
     """The hashes of a RECORD, 24 bytes: content key (16) and second hash (8)."""
-    return hashlib.blake2b(text, digest_size=24, key=(seed % 2**64).to_bytes(8)).digest()
+    key = (seed % 2**64).to_bytes(8)
+    return hashlib.blake2b(text, digest_size=24, key=key).digest()
 
 
 def content_keys(records: np.ndarray) -> np.ndarray:
-    """(records,) content keys, the first 16 bytes; bytes compare as the big-endian numbers that they are."""
-    key = np.dtype({"names": ["key"], "formats": [f"S{KEY_BYTES}"], "itemsize": records.dtype.itemsize})
+    """(records,) content keys, the first 16 bytes of each record.
+
+    The bytes of big-endian numbers compare as the numbers do.
+    """
+    key = np.dtype(
+        {
+            "names": ["key"],
+            "formats": [f"S{KEY_BYTES}"],
+            "itemsize": records.dtype.itemsize,
+        }
+    )
     return np.ascontiguousarray(records).view(key)["key"]
 
 
 def document_starts(records: np.ndarray) -> np.ndarray:
     """(records,) whether each, in hash order, is of another document than the one before it.
 
-    Copies of a document count as one. Two of 10^9 documents without pieces share their first bytes, and would
-    be taken for one, with a probability of 10^-11.
+    Copies of a document count as one. Two of 10^9 documents without pieces share their first bytes,
+    and would be taken for one, with a probability of 10^-11.
     """
     return changes(records["high"]) | changes(records["low"] >> _PIECE_BITS)
 
 
 def words_of_documents(records: np.ndarray) -> np.ndarray:
-    """(documents,) words of each document with all its pieces; `records`: in hash order, without copies."""
-    return np.add.reduceat(records["words"], np.flatnonzero(document_starts(records)), dtype=np.int64)
+    """(documents,) words of each document with all its pieces.
+
+    `records`: in hash order, without copies.
+    """
+    starts = np.flatnonzero(document_starts(records))
+    return np.add.reduceat(records["words"], starts, dtype=np.int64)
 
 
 def keyed_texts(
     space: Workspace,
     shard: Shard,
     skipped: Callable[[Skipped], None] | None = None,
-    whole: Callable[[bytes, str, bytes], None] | None = None,
+    on_document: Callable[[bytes, str, bytes], None] | None = None,
 ) -> Iterator[tuple[bytes, str, bytes, int]]:
-    """Yield hashes (see `content_key`), source, text and words of each document of a shard or its pieces.
+    """Yield hashes (see `content_key`), source, text and words of each document, or piece of one.
 
-    `whole` is called with hashes, source and text of each document before its pieces. UserError: the input
-    has other periods than before.
+    `on_document` is called with hashes, source and text of each document before its pieces.
+    UserError: the input has other periods than before.
     """
     sources = set(space.sources)
     for source, text, words in space.reader.read(shard, skipped):
@@ -73,49 +91,57 @@ def keyed_texts(
             raise changed(shard)
         data = text.encode()
         hashes = content_key(data, space.seed)
-        if whole:
-            whole(hashes, source, data)
+        if on_document:
+            on_document(hashes, source, data)
         if not space.reader.max_document_words:
             yield hashes, source, data, words
             continue
-        for number, (piece, size) in enumerate(space.reader.split(text, words)):
+        for number, (piece, piece_words) in enumerate(space.reader.split(text, words)):
             key = hashes[:DOCUMENT_BYTES] + number.to_bytes(KEY_BYTES - DOCUMENT_BYTES)
-            yield key + hashes[KEY_BYTES:], source, piece.encode(), size
+            yield key + hashes[KEY_BYTES:], source, piece.encode(), piece_words
 
 
-def scan_shard(space: Workspace, number: int, shard: Shard, arrivals: np.ndarray | None = None) -> None:
+def scan_shard(
+    space: Workspace, number: int, shard: Shard, arrivals: np.ndarray | None = None
+) -> None:
     """Write the files of a shard. Memory: one run.
 
     `arrivals`: (sources,) numbers of the mega-batches, if near duplicates are dropped.
     """
-    ids = {name: index for index, name in enumerate(space.sources)}
+    source_numbers = {name: index for index, name in enumerate(space.sources)}
     skipped: list[Skipped] = []
     run = bytearray()
     entries = None
     with ExitStack() as files:
+        # Opened first, so closed last: scan-NNNNN.bin marks the shard as finished.
         file = files.enter_context(open_items(space.file("scan", number, "bin")))
-        if arrivals is not None:  # complete before scan-NNNNN.bin
+        if arrivals is not None:
             entries_file = files.enter_context(open_items(space.file("entries", number, "bin")))
-            entries = EntryWriter(entries_file, dict(zip(space.sources, arrivals.tolist(), strict=True)))
+            batches = dict(zip(space.sources, arrivals.tolist(), strict=True))
+            entries = EntryWriter(entries_file, batches)
         texts = keyed_texts(space, shard, skipped.append, entries.add if entries else None)
         for place, (hashes, source, data, words) in enumerate(texts):
-            run += hashes + _REST.pack(words, len(data), ids[source], number, place)
+            source_number = source_numbers[source]
+            run += hashes
+            run += _NUMBERS_FORMAT.pack(words, len(data), source_number, number, place)
             if len(run) == RUN_DOCUMENTS * RECORD.itemsize:
                 write_run(file, np.frombuffer(run, RECORD))
                 run = bytearray()
         write_run(file, np.frombuffer(run, RECORD))
         if entries:
             entries.finish()
-        if skipped:  # first, because scan-NNNNN.bin marks the shard as finished
+        if skipped:
             write_json_atomic(space.file("skipped", number, "json"), skipped)
 
 
 def scan_keys(space: Workspace, number: int, path: Path) -> None:
-    """Write the file of a .keys file. Memory: one run."""
+    """Write records of the keys in a .keys file, with 0 words. Memory: one run."""
     with open(path, "rb") as keys, open_items(space.file("keys", number, "bin")) as file:
         while data := keys.read(RUN_DOCUMENTS * KEY_BYTES):
             run = np.zeros(len(data) // KEY_BYTES, RECORD)
-            run["high"], run["low"] = np.frombuffer(data, ">u8").reshape(-1, 2).T
+            halves = np.frombuffer(data, ">u8").reshape(-1, 2)
+            run["high"] = halves[:, 0]
+            run["low"] = halves[:, 1]
             write_run(file, run)
 
 
@@ -125,14 +151,18 @@ def write_run(file: IO[bytes], records: np.ndarray) -> None:
 
 
 def hash_order(records: np.ndarray) -> np.ndarray:
-    """Indices of the documents in hash order; equal ones: those of the stream, then by source and place."""
-    high, low = (records[name].astype(np.uint64) for name in ("high", "low"))
+    """Indices that sort the documents by content key.
+
+    Equal documents: those of the stream (0 words) come first, then by source, shard and place.
+    """
+    high = records["high"].astype(np.uint64)
+    low = records["low"].astype(np.uint64)
     new = records["words"] > 0
     return np.lexsort((records["place"], records["shard"], records["source"], new, low, high))
 
 
 def repeats(records: np.ndarray) -> np.ndarray:
-    """(records,) whether each, in hash order, is the same text of the same source as the one before it.
+    """(records,) whether each has the text and the source of the one before it, in hash order.
 
     Left out of a run, because one range has all copies of a text, however many there are.
     """

@@ -1,4 +1,7 @@
-"""Stage tokenizer, and the encoders: text to the ids that SentencePiece and fairseq-preprocess give."""
+"""Stage tokenizer, and the encoders of text.
+
+They give the ids that SentencePiece and fairseq-preprocess give.
+"""
 
 import io
 import itertools
@@ -14,36 +17,38 @@ import sentencepiece
 
 from alma.errors import UserError
 from alma.files import atomic_write
-from alma.stream import DTYPES, dtype_code
-from data_prep.dictionary import EOS, SPECIALS, UNKNOWN
+from alma.stream import DTYPES, SPECIALS, dtype_code
+from data_prep.dictionary import EOS, UNKNOWN
 from data_prep.shuffle import bucket_texts
 from data_prep.work import Workspace
 
-TRAINING_BYTES = 200_000_000  # text of the first mega-batch that the tokenizer is trained on
+TRAINING_BYTES = 200_000_000  # text of the first mega-batch to train the tokenizer on, at most
 MODEL = "tokenizer.model"  # the model's name in a stream
-END = "\v"  # the end of a line in a list of words; text has none, because it is white space
+END = "\v"  # the end of a line in a list of words; normalised text has no such white space
 _THREADS = 4  # recorded in the .model, so fixed; 1, 2 and 4 give the same tokens
 _OWN_SPECIALS = 3  # SentencePiece's ids <unk> 0, <s> 1, </s> 2
 _SPACE = "\u2581"  # SentencePiece's mark for a space; it may also occur in text
 _CACHE_BYTES = 160 << 20  # of words and ids: 0.3 to 1.8 million words; 260 MB with the dict itself
 _CACHED_LENGTH = 64  # characters of the longest cached word
-_BLOCK = 1 << 15  # words per look-up; in larger blocks, new words recur and leave more holes to fill
-_ROW = 32  # words per sentence passed to SentencePiece, which is fastest around this length
+_BLOCK = 1 << 15
+"""Words per look-up; in larger blocks, new words recur and leave more holes to fill."""
+_ROW = 32  # words per sentence given to SentencePiece, which is fastest around this length
 
 
 def train_tokenizer(space: Workspace, buckets: list[int], shards: int, vocab_size: int) -> None:
     """Train on the documents of the buckets, in their order, and write tokenizer.model."""
-    texts = (text for bucket in buckets for _, text, _ in bucket_texts(space, bucket, shards))
+    documents = (bucket_texts(space, bucket, shards) for bucket in buckets)
+    texts = (text for _, text, _ in itertools.chain.from_iterable(documents))
     model = train(texts, vocab_size)
     with atomic_write(space.directory / MODEL, "wb") as file:
         file.write(model)
 
 
 def train(texts: Iterable[bytes], vocab_size: int) -> bytes:
-    """Train a BPE model of `vocab_size` tokens and 3 specials; returns the bytes of the .model file.
+    """Train a BPE model of `vocab_size` tokens and 3 specials.
 
-    Deterministic: the same bytes on any machine. UserError: the text has too few different words for
-    `vocab_size`, or too many different characters.
+    Returns the bytes of the .model file, which are the same on any machine. UserError: the text has
+    too few different words for `vocab_size`, or too many different characters.
     """
     model = io.BytesIO()
     try:
@@ -52,7 +57,8 @@ def train(texts: Iterable[bytes], vocab_size: int) -> bytes:
             model_writer=model,
             model_type="bpe",
             vocab_size=vocab_size + _OWN_SPECIALS,
-            character_coverage=0.9999,  # 0.9995 makes 1 in 2000 characters unknown; 1 spends tokens on noise
+            # .9995 makes 1 in 2000 characters unknown; 1 spends tokens on noise.
+            character_coverage=0.9999,
             normalization_rule_name="identity",
             max_sentence_length=1 << 30,
             num_threads=_THREADS,
@@ -61,61 +67,76 @@ def train(texts: Iterable[bytes], vocab_size: int) -> bytes:
     except RuntimeError as error:
         if "KeyboardInterrupt" in str(error):  # of `_lines`
             raise KeyboardInterrupt from None
-        message = f"SentencePiece could not train: {error}"
-        if most := re.search(r"value <= (\d+)", str(error)):
-            message = f"--vocab-size {vocab_size:,} is too large for the words of the first mega-batch; ask "
-            message += f"for more words, or for at most {int(most[1]) - _OWN_SPECIALS:,}"
-        elif least := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
-            message = f"--vocab-size {vocab_size:,} is too small for the characters of the first mega-batch; "
-            message += f"ask for more than {int(least[1]) - _OWN_SPECIALS:,}"
-        raise UserError(message) from error
+        raise UserError(_why_not_trained(str(error), vocab_size)) from error
     return model.getvalue()
 
 
+def _why_not_trained(error: str, vocab_size: int) -> str:
+    """SentencePiece's error of a training, in our words."""
+    too_large = re.search(r"value <= (\d+)", error)
+    if too_large:
+        most = int(too_large[1]) - _OWN_SPECIALS
+        problem = "is too large for the words of the first mega-batch"
+        remedy = f"ask for more words, or for at most {most:,}"
+        return f"--vocab-size {vocab_size:,} {problem}; {remedy}"
+    too_small = re.search(r"required_chars\. \d+ vs (\d+)", error)
+    if too_small:
+        least = int(too_small[1]) - _OWN_SPECIALS
+        problem = "is too small for the characters of the first mega-batch"
+        return f"--vocab-size {vocab_size:,} {problem}; ask for more than {least:,}"
+    return f"SentencePiece could not train: {error}"
+
+
 def _lines(texts: Iterable[bytes]) -> Iterator[str]:
-    left = TRAINING_BYTES
+    """Yield the lines of the first TRAINING_BYTES of the texts."""
+    missing = TRAINING_BYTES
     for text in texts:
-        yield from text[: max(left, 0)].decode(errors="ignore").split("\n")
-        left -= len(text)
-        if left <= 0:
+        yield from text[: max(missing, 0)].decode(errors="ignore").split("\n")
+        missing -= len(text)
+        if missing <= 0:
             return
 
 
 class Encoder(ABC):
     """Normalised text to fairseq ids, exactly as the tokenizer and fairseq-preprocess give them.
 
-    But a line without tokens, such as one of SentencePiece's mark for a space alone, is <unk>: eos alone ends
-    a document. The ids of words, or of lines where words depend on each other, are cached; the new ones of
-    many documents are encoded in one call. The constructor of a subclass takes the paths of `files`.
+    The exception is a line without tokens, such as one of SentencePiece's mark for a space alone:
+    it becomes <unk>, because a lone eos ends a document. The ids of words, or of lines where words
+    depend on each other, are cached; the new ones of many documents are encoded in one call. The
+    constructor of a subclass takes the paths of `files`.
     """
 
     files: ClassVar[tuple[str, ...]]  # names of the tokenizer's files in a stream
 
     def __init__(self, tokens: list[str], ids: Sequence[int]) -> None:
-        """`tokens`: those of dict.txt, in order; `ids`: the fairseq id of each id of the tokenizer."""
+        """`tokens`: of dict.txt, in order; `ids`: the fairseq id of each id of the tokenizer."""
         self.tokens = tokens
         self.dictionary_size = len(tokens) + SPECIALS
         self.dtype_code = dtype_code(self.dictionary_size)
         self.dtype = np.dtype(DTYPES[self.dtype_code])
         self._ids = np.array(ids, self.dtype)
-        # Stands for an unknown word. It is no id: a dictionary of that size would have a larger dtype.
+        # Stands for an unknown word. It is no id: a dictionary of that size would have a larger
+        # dtype.
         self._hole = 256**self.dtype.itemsize - 1
         self._cache = _WordCache(np.array(self._hole, self.dtype).tobytes())
         self._cache[END] = np.array(EOS, self.dtype).tobytes()
 
     def encode(self, documents: Iterable[str]) -> np.ndarray:
-        """(tokens,) the ids of all documents: each line with eos, and one more eos after each document."""
+        """(tokens,) the ids of all documents: each line with eos, and one more eos per document."""
         words: list[str] = []
-        items: list[int] = []  # of each document
+        eos_counts: list[int] = []  # of each document
         for text in documents:
             words += self._cut(text)
             words += (END, END)
-            items.append(text.count("\n") + 2)
-        blocks = (self._look_up(words[i : i + _BLOCK]) for i in range(0, len(words), _BLOCK))
-        ids = np.concatenate([np.zeros(0, self.dtype), *blocks])
+            eos_counts.append(text.count("\n") + 2)
+        blocks = [np.zeros(0, self.dtype)]
+        for start in range(0, len(words), _BLOCK):
+            blocks.append(self._look_up(words[start : start + _BLOCK]))
+        ids = np.concatenate(blocks)
         ends = np.flatnonzero(ids == EOS)
         empty = np.diff(ends, prepend=-1) == 1
-        empty[np.cumsum(items, dtype=int) - 1] = False
+        document_ends = np.cumsum(eos_counts, dtype=int) - 1
+        empty[document_ends] = False
         return np.insert(ids, ends[empty], UNKNOWN) if empty.any() else ids
 
     @abstractmethod
@@ -131,18 +152,21 @@ class Encoder(ABC):
         return [self._ids[self._tokenize(word)].tobytes() for word in words]
 
     def _look_up(self, words: list[str]) -> np.ndarray:
-        """The ids of words: joined from the cache with a hole for each new word, which is then filled."""
+        """The ids of words: from the cache, with a hole for each new word, which is then filled."""
         ids = np.frombuffer(b"".join(map(self._cache.__getitem__, words)), self.dtype)
         unknown = self._cache.unknown
         if not unknown:
             return ids
-        new = list(dict.fromkeys(unknown))
-        encoded = dict(zip(new, self._encode_words(new), strict=True))
-        data, width = ids.tobytes(), ids.itemsize
+        new_words = list(dict.fromkeys(unknown))
+        encoded = dict(zip(new_words, self._encode_words(new_words), strict=True))
+        data = ids.tobytes()
+        width = ids.itemsize
+        holes = np.flatnonzero(ids == self._hole).tolist()
         parts: list[bytes] = []
         start = 0
-        for hole, word in zip(np.flatnonzero(ids == self._hole).tolist(), unknown, strict=True):
-            parts += (data[start : hole * width], encoded[word])
+        for hole, word in zip(holes, unknown, strict=True):
+            parts.append(data[start : hole * width])
+            parts.append(encoded[word])
             start = (hole + 1) * width
         parts.append(data[start:])
         unknown.clear()
@@ -151,13 +175,13 @@ class Encoder(ABC):
 
 
 class _WordCache(dict[str, bytes]):
-    """Ids of words, up to _CACHE_BYTES. A missing word gives `hole` and is appended to `unknown`."""
+    """Ids of words, up to _CACHE_BYTES. A missing word gives `hole`, and is added to `unknown`."""
 
     def __init__(self, hole: bytes) -> None:
         super().__init__()
         self.unknown: list[str] = []
         self._hole = hole
-        self._left = _CACHE_BYTES
+        self._free = _CACHE_BYTES
 
     def __missing__(self, word: str) -> bytes:
         self.unknown.append(word)
@@ -165,10 +189,10 @@ class _WordCache(dict[str, bytes]):
 
     def keep(self, encoded: dict[str, bytes]) -> None:
         """Add the short words while there is room."""
-        if self._left > 0:
+        if self._free > 0:
             short = {word: ids for word, ids in encoded.items() if len(word) <= _CACHED_LENGTH}
             self.update(short)
-            self._left -= sum(map(sys.getsizeof, itertools.chain(short, short.values())))
+            self._free -= sum(map(sys.getsizeof, itertools.chain(short, short.values())))
 
 
 class SentencePiece(Encoder):
@@ -179,28 +203,36 @@ class SentencePiece(Encoder):
     def __init__(self, model: str | Path) -> None:
         """Load a .model. UserError: not a model, or its ids do not map to fairseq's."""
         try:
-            self._processor = processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+            processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
         except (OSError, RuntimeError) as error:
             raise UserError(f"{model}: not a SentencePiece model") from error
         if (processor.unk_id(), processor.bos_id(), processor.eos_id()) != (0, 1, 2):
-            raise UserError(f"{model}: needs <unk>, <s>, </s> as ids 0, 1, 2 (SentencePiece's default)")
+            needs = "needs <unk>, <s>, </s> as ids 0, 1, 2 (SentencePiece's default)"
+            raise UserError(f"{model}: {needs}")
+        model_ids = range(_OWN_SPECIALS, processor.get_piece_size())
         try:
-            tokens = [processor.id_to_piece(i) for i in range(_OWN_SPECIALS, processor.get_piece_size())]
+            tokens = [processor.id_to_piece(i) for i in model_ids]
         except UnicodeDecodeError as error:
             raise UserError(f"{model}: damaged: a token is not UTF-8; copy it again") from error
         for token in tokens:
             if token.split() != [token]:
-                raise UserError(f"{model}: the token {token!r} has white space, which dict.txt cannot hold")
+                problem = "has white space, which dict.txt cannot hold"
+                raise UserError(f"{model}: the token {token!r} {problem}")
         super().__init__(tokens, [UNKNOWN, 0, EOS, *range(SPECIALS, len(tokens) + SPECIALS)])
-        self._starts = np.array([False] * _OWN_SPECIALS + [token.startswith(_SPACE) for token in tokens])
-        scores = [processor.get_score(i) for i in range(_OWN_SPECIALS, len(self._starts))]
-        # Whether the ids of a sentence are those of its words, as for every model trained here. Of a unigram
-        # model the log-probabilities add up along the sentence, so rounding decides between equally probable
-        # ways to split a word. The scores of BPE are whole numbers: the order of the merges.
-        exact = all(score.is_integer() for score in scores)
-        alone = _SPACE in tokens and not any(_SPACE in token[1:] for token in tokens)
-        self._by_word = exact and alone and self._tokenize("a a") == 2 * self._tokenize("a")
-        self._in_rows = self._by_word and scores == [-i for i in range(len(tokens))]  # as BPE is trained
+        self._processor = processor
+        starts = [token.startswith(_SPACE) for token in tokens]
+        self._starts = np.concatenate([np.zeros(_OWN_SPECIALS, bool), np.array(starts, bool)])
+        scores = [processor.get_score(i) for i in model_ids]
+        # Whether the ids of a sentence are those of its words, as for every model trained here. Of
+        # a unigram model the log-probabilities add up along the sentence, so rounding decides
+        # between equally probable ways to split a word. The scores of BPE are whole numbers: the
+        # order of the merges.
+        is_exact = all(score.is_integer() for score in scores)
+        is_prefix = _SPACE in tokens and not any(_SPACE in token[1:] for token in tokens)
+        repeats = self._tokenize("a a") == 2 * self._tokenize("a")
+        self._by_word = is_exact and is_prefix and repeats
+        # Whether the scores are those that BPE gets when it is trained.
+        self._in_rows = self._by_word and scores == [-rank for rank in range(len(tokens))]
 
     def _cut(self, text: str) -> list[str]:
         if self._by_word and _SPACE not in text:
@@ -211,20 +243,29 @@ class SentencePiece(Encoder):
         return self._processor.encode(text)
 
     def _encode_words(self, words: list[str]) -> list[bytes]:
-        """As the base class, but many words in one call, twice as fast, where their ids can be separated."""
+        """The fairseq ids of each word.
+
+        Where the ids of words can be separated, many words are encoded in one call: twice as fast.
+        """
         text = " ".join(words)
         marked = _SPACE + text.replace(" ", _SPACE)
         if not self._in_rows or self._processor.normalize(text) != marked:
             return super()._encode_words(words)
-        if marked.count(_SPACE) > len(words):  # some are lines, or contain the mark: those one by one
-            odd = [word for word in words if _SPACE in word or " " in word]
-            ids = dict(zip(odd, super()._encode_words(odd), strict=True))
-            even = [word for word in words if word not in ids]
-            ids |= zip(even, self._encode_words(even) if even else (), strict=True)
-            return [ids[word] for word in words]
-        rows = [" ".join(words[i : i + _ROW]) for i in range(0, len(words), _ROW)]
-        found = self._processor.encode(rows, num_threads=1)
-        flat = np.fromiter(itertools.chain.from_iterable(found), np.int64)
-        data = self._ids[flat].tobytes()
-        starts = np.append(np.flatnonzero(self._starts[flat]), len(flat)) * self._ids.itemsize
-        return [data[a:b] for a, b in itertools.pairwise(starts.tolist())]
+        if marked.count(_SPACE) > len(words):  # some are lines, or contain the mark
+            return self._encode_apart(words)
+        rows = [" ".join(words[start : start + _ROW]) for start in range(0, len(words), _ROW)]
+        row_ids = self._processor.encode(rows, num_threads=1)
+        model_ids = np.fromiter(itertools.chain.from_iterable(row_ids), np.int64)
+        data = self._ids[model_ids].tobytes()
+        starts = np.append(np.flatnonzero(self._starts[model_ids]), len(model_ids))
+        borders = (starts * self._ids.itemsize).tolist()
+        return [data[start:end] for start, end in itertools.pairwise(borders)]
+
+    def _encode_apart(self, words: list[str]) -> list[bytes]:
+        """The fairseq ids of words; lines, and words that contain the mark, are encoded singly."""
+        lines = [word for word in words if _SPACE in word or " " in word]
+        ids = dict(zip(lines, super()._encode_words(lines), strict=True))
+        plain_words = [word for word in words if word not in ids]
+        if plain_words:
+            ids |= zip(plain_words, self._encode_words(plain_words), strict=True)
+        return [ids[word] for word in words]

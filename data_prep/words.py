@@ -1,19 +1,20 @@
-"""Hashes of words and of n-grams of words, of text and of its tokens; the share of new words of a mega-batch.
+"""Hashes of words and of n-grams of words, of text and of its tokens; new words of a mega-batch.
 
-A word's hash is a polynomial of its bytes, so that it can be put together from the hashes of its tokens. All
-hashes are uint64 and computed modulo 2**64; they depend on nothing but the spelling.
+The hash of a word is a polynomial of its bytes, so that it can be put together from the hashes of
+its tokens. All hashes are uint64, computed modulo 2**64; they depend on nothing but the spelling.
 """
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from alma.errors import UserError
-from alma.stream import Stream
+from alma.stream import SPECIALS, Stream
 from alma.workers import Workers
-from data_prep.dictionary import EOS, SPECIALS, UNKNOWN, read_tokens
+from data_prep.dictionary import EOS, UNKNOWN, read_tokens
 from data_prep.similarity import open_part, token_blocks
 from data_prep.work import run_all
 
@@ -34,7 +35,7 @@ def _powers(count: int) -> np.ndarray:
 
 
 def hash_texts(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """(words,) hashes of the words of one or more normalised texts; (words,) the text number of each."""
+    """(words,) hashes of the words of normalised texts, and (words,) the numbers of their texts."""
     data = np.frombuffer(b"\n".join(texts), np.uint8)
     gaps = np.flatnonzero((data == _SPACE) | (data == _NEWLINE))
     starts = np.concatenate([[0], gaps + 1])
@@ -47,7 +48,10 @@ def hash_texts(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def n_grams(words: np.ndarray, owners: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of the n-grams of consecutive `words` (words,) with one owner, and the owner of each."""
+    """Hashes of the n-grams of consecutive words with one owner, and the owner of each n-gram.
+
+    `words`: (words,) hashes. `owners`: (words,) such as the number of the text.
+    """
     count = max(len(words) - n + 1, 0)
     within = np.flatnonzero(owners[:count] == owners[n - 1 :])
     hashes = words[:count].copy()
@@ -59,7 +63,7 @@ def n_grams(words: np.ndarray, owners: np.ndarray, n: int) -> tuple[np.ndarray, 
 
 
 class Spelling(NamedTuple):
-    """How tokens make words, four arrays (V,); a word does not depend on the tokens it was cut into."""
+    """How tokens make words, four arrays (V,); how a word is cut into tokens does not matter."""
 
     begins: np.ndarray  # whether a word begins with the token, wherever it stands
     ends: np.ndarray  # whether the next token begins a word
@@ -68,41 +72,52 @@ class Spelling(NamedTuple):
 
 
 def new_shares(stream: Stream, workers: Workers) -> list[float]:
-    """Share of the words of each mega-batch that are in none before it."""
+    """Share of the words of each mega-batch that occur in no mega-batch before it."""
     spelling = read_spelling(stream)
     tasks = [(stream.path(part), spelling) for part in stream.megabatches]
     weights = [part.tokens for part in stream.megabatches]
-    known = np.zeros(0, np.uint64)
+    seen = np.zeros(0, np.uint64)
     shares = []
     for types, counts in run_all(workers, "words", count_words, tasks, weights, "token"):
-        shares.append(float(counts[~np.isin(types, known)].sum() / counts.sum()))
-        known = np.union1d(known, types)
+        is_new = ~np.isin(types, seen)
+        shares.append(float(counts[is_new].sum() / counts.sum()))
+        seen = np.union1d(seen, types)
     return shares
 
 
 def read_spelling(stream: Stream) -> Spelling:
     """The spelling of a stream's tokens. UserError: damaged files."""
-    tokens, space, line = read_tokens(stream.directory), "\u2581", "\n"  # of SentencePiece, without lines
-    if name := next((name for name in _IDS if name in stream.files), None):
-        space, line = "\u0120", "\u010a"  # as byte-level tokens are spelt
-        path = stream.directory / name
-        try:
-            ids = json.loads(path.read_text("utf-8"))
-            if name == "tokenizer.json":
-                ids = ids["model"]["vocab"] | {each["content"]: each["id"] for each in ids["added_tokens"]}
-            spelt = {str(i): token for token, i in ids.items()}
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: damaged ({error}); `--verify` lists all damage") from error
+    tokens = read_tokens(stream.directory)
+    space = "\u2581"  # SentencePiece's mark; it has no tokens with line breaks
+    line = "\n"
+    ids_file = next((name for name in _IDS if name in stream.files), None)
+    if ids_file:
+        space = "\u0120"  # as byte-level BPE spells a space, and a line break
+        line = "\u010a"
+        spelt = _spelt_tokens(stream.directory / ids_file)
         tokens = [spelt.get(token, "") for token in tokens]
-    pieces = [b""] * SPECIALS + [token.removeprefix(space).strip(line).encode() for token in tokens]
+    bytes_of_tokens = [token.removeprefix(space).strip(line).encode() for token in tokens]
+    pieces = [b""] * SPECIALS + bytes_of_tokens
     pieces[UNKNOWN] = b"\0"
-    eos = [number == EOS for number in range(SPECIALS)]  # a word of its own, without bytes
+    is_eos = [number == EOS for number in range(SPECIALS)]  # a word of its own, without bytes
     return Spelling(
-        np.array(eos + [token.startswith((space, line)) for token in tokens]),
-        np.array(eos + [token.endswith(line) for token in tokens]),
-        np.array([hash_bytes(piece) for piece in pieces]),
-        np.array([len(piece) for piece in pieces], np.int32),
+        begins=np.array(is_eos + [token.startswith((space, line)) for token in tokens]),
+        ends=np.array(is_eos + [token.endswith(line) for token in tokens]),
+        codes=np.array([hash_bytes(piece) for piece in pieces]),
+        sizes=np.array([len(piece) for piece in pieces], np.int32),
     )
+
+
+def _spelt_tokens(path: Path) -> dict[str, str]:
+    """The byte-level tokens in a file of _IDS, by their ids as text. UserError: it is damaged."""
+    try:
+        ids = json.loads(path.read_text("utf-8"))
+        if path.name == "tokenizer.json":
+            added = {token["content"]: token["id"] for token in ids["added_tokens"]}
+            ids = ids["model"]["vocab"] | added
+        return {str(i): token for token, i in ids.items()}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: damaged ({error}); `--verify` lists all damage") from error
 
 
 def count_words(path: str, spelling: Spelling) -> tuple[np.ndarray, np.ndarray]:
@@ -110,38 +125,54 @@ def count_words(path: str, spelling: Spelling) -> tuple[np.ndarray, np.ndarray]:
 
     Memory: about 200 MB, and 50 bytes a distinct word. UserError: the files do not fit each other.
     """
-    types, counts = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    types = np.zeros(0, np.uint64)
+    counts = np.zeros(0, np.int64)
     for words, _ in word_blocks(path, spelling):
-        types, where = np.unique(np.concatenate([types, words]), return_inverse=True)
-        added = np.concatenate([counts, np.ones(len(words), np.int64)])
-        counts = np.bincount(where, added, len(types)).astype(np.int64)
+        types, places = np.unique(np.concatenate([types, words]), return_inverse=True)
+        occurrences = np.concatenate([counts, np.ones(len(words), np.int64)])
+        counts = np.bincount(places, occurrences, len(types)).astype(np.int64)
     return types, counts
 
 
 def word_blocks(path: str, spelling: Spelling) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield blocks of (words,) hashes of the words of a part, and of the numbers of their documents.
+    """Yield blocks of (words,) hashes of the words of a part, and their documents' numbers.
 
     UserError: the files do not fit each other.
     """
     ids, ends = open_part(path)
-    held = ids[:0]  # the last word of a block, which may go on in the next
+    last_word = ids[:0]  # of the block before; it may go on in this one
     for start, block in token_blocks(ids):
-        start -= len(held)
-        block = np.concatenate([held, block])
-        first = spelling.begins[block]
-        first[0] = True
-        first[1:] |= spelling.ends[block[:-1]]
-        at = np.flatnonzero(first)
+        start -= len(last_word)
+        block = np.concatenate([last_word, block])
+        begins = spelling.begins[block]
+        begins[0] = True
+        begins[1:] |= spelling.ends[block[:-1]]
+        starts = np.flatnonzero(begins)
         if start + len(block) < len(ids):
-            held = block[at[-1] :]
-            block, at = block[: at[-1]], at[:-1]
-        if len(at):
-            number = np.searchsorted(ends, start, "right")
-            breaks = ends[number : np.searchsorted(ends, start + len(block), "left")] - start
-            documents = number + np.searchsorted(breaks, at, "right")
+            last_word = block[starts[-1] :]
+            block = block[: starts[-1]]
+            starts = starts[:-1]
+        if len(starts):
             sizes = spelling.sizes[block]
-            is_word = np.add.reduceat(sizes, at) > 0  # not eos or a line break
-            offsets = np.cumsum(sizes, dtype=np.int64) - sizes
-            offsets -= np.repeat(offsets[at], np.diff(at, append=len(sizes)))  # of a token in its word
-            codes = spelling.codes[block] * _powers(int(offsets.max()) + 1)[offsets]
-            yield np.add.reduceat(codes, at)[is_word], documents[is_word]
+            is_word = np.add.reduceat(sizes, starts) > 0  # not eos or a line break
+            documents = _documents_of(starts, ends, start, len(block))
+            yield _word_hashes(block, starts, spelling)[is_word], documents[is_word]
+
+
+def _documents_of(starts: np.ndarray, ends: np.ndarray, offset: int, size: int) -> np.ndarray:
+    """(words,) numbers of the documents of words that begin at `starts` in a block.
+
+    The block is tokens [offset, offset + size) of the part; `ends`: see `open_part`.
+    """
+    first = np.searchsorted(ends, offset, "right")
+    stop = np.searchsorted(ends, offset + size, "left")
+    return first + np.searchsorted(ends[first:stop] - offset, starts, "right")
+
+
+def _word_hashes(block: np.ndarray, starts: np.ndarray, spelling: Spelling) -> np.ndarray:
+    """(words,) hashes of the words of a block of tokens that begin at `starts`."""
+    sizes = spelling.sizes[block]
+    offsets = np.cumsum(sizes, dtype=np.int64) - sizes
+    offsets -= np.repeat(offsets[starts], np.diff(starts, append=len(sizes)))  # within its word
+    codes = spelling.codes[block] * _powers(int(offsets.max()) + 1)[offsets]
+    return np.add.reduceat(codes, starts)

@@ -1,4 +1,4 @@
-"""The work directory, and restartable stages: a task writes a file, and is finished once that file exists.
+"""The work directory, and restartable tasks: a task is finished once the file it writes exists.
 
 `run_all` is for tasks that return a value instead.
 """
@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +33,13 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Workspace:
-    """What every task of a stage needs: the work directory, and how documents are read and hashed."""
+    """The work directory, and how documents are read and hashed: used by every task of a stage."""
 
     directory: Path
     seed: int
     reader: Reader
     sources: tuple[str, ...]
-    """Names, sorted by `Wanted.rank`; a document found in several sources counts for the first."""
+    """Names, sorted by `Splits.rank`; a document that several sources have counts for the first."""
 
     @property
     def finished(self) -> Path:
@@ -48,18 +48,23 @@ class Workspace:
 
     def by_name(self, values: Iterable[int]) -> dict[str, int]:
         """Values of `sources` by their names, summed over the periods of a dated stream."""
-        found: Counter[str] = Counter()
+        totals: Counter[str] = Counter()
         for source, value in zip(self.sources, values, strict=True):
-            found[source.rpartition("/")[2]] += value
-        return dict(found)
+            totals[name_of(source)] += value
+        return dict(totals)
 
     def file(self, name: str, number: int, suffix: str) -> Path:
         """An intermediate file of a shard or bucket."""
         return self.directory / f"{name}-{number:05d}.{suffix}"
 
 
+def name_of(source: str) -> str:
+    """The name of a source without its period; those of a dated stream are PERIOD/NAME."""
+    return source.rpartition("/")[2]
+
+
 def damaged(path: Path) -> UserError:
-    """The error of a file of the work directory that is not as it was written."""
+    """The error for a file of the work directory that is not as it was written."""
     return UserError(f"{path}: damaged; remove {path.parent} and run again")
 
 
@@ -98,102 +103,102 @@ def mapped_array(path: Path) -> np.ndarray:
 
 @contextmanager
 def open_items(path: Path) -> Iterator[IO[bytes]]:
-    """Write items for `mapped`, atomically; their number of bytes follows them."""
+    """Write items for `mapped`, atomically; their size in bytes is appended."""
     with atomic_write(path, "wb") as file:
         yield file
         file.write(file.tell().to_bytes(_LENGTH, "little"))
 
 
 def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    """The items of a file, memory-mapped; np.memmap takes three times as long. UserError: it is damaged."""
+    """The items of a file, memory-mapped. UserError: it is damaged.
+
+    np.memmap takes three times as long to open a file.
+    """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size - _LENGTH
-        data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size > 0 else file.read()
+        if size > 0:
+            data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        else:
+            data = file.read()
     if size < 0 or size % dtype.itemsize or int.from_bytes(data[size:], "little") != size:
         raise damaged(path)
     return np.frombuffer(data, dtype, size // dtype.itemsize)
 
 
-def slices(path: Path, dtype: np.dtype, run: int | None, number: int, ranges: int) -> Iterator[np.ndarray]:
-    """What a file of items holds in range `number` of `ranges` of equal width: a slice of each sorted run.
+def slices(
+    path: Path, dtype: np.dtype, run: int | None, number: int, ranges: int
+) -> Iterator[np.ndarray]:
+    """Yield the items of a file that are in range `number` of `ranges`: a slice of each sorted run.
 
-    Items are sorted by their first 8 bytes, a big-endian number. `run`: items of a run; None: all.
+    Items are sorted by their first 8 bytes, a big-endian number. The ranges cut all such numbers
+    into equal intervals. `run`: items of a run; None: the file is one run.
     """
     items = mapped(path, dtype)
-    view = np.dtype({"names": ["key"], "formats": [">u8"], "itemsize": dtype.itemsize})
-    borders = [i * 2**64 // ranges for i in (number, number + 1)]
-    for start in range(0, len(items), run or max(1, len(items))):
-        piece = items[start : start + run] if run else items
-        keys = piece.view(view)["key"]
-        low, high = (bisect.bisect_left(keys, border, key=int) for border in borders)
-        yield piece[low:high]
+    first_bytes = np.dtype({"names": ["key"], "formats": [">u8"], "itemsize": dtype.itemsize})
+    low = number * 2**64 // ranges
+    high = (number + 1) * 2**64 // ranges
+    step = run or max(1, len(items))
+    for start in range(0, len(items), step):
+        piece = items[start : start + step]
+        keys = piece.view(first_bytes)["key"]
+        begin = bisect.bisect_left(keys, low, key=int)
+        end = bisect.bisect_left(keys, high, key=int)
+        yield piece[begin:end]
 
 
 class Task(NamedTuple):
-    """A part of a stage. It writes the file `done` last."""
+    """A part of a stage: a call of `function`, which writes the file `done` last."""
 
     done: Path
-    weight: int  # its size, in the unit of the stage's progress bar
-    arguments: tuple[Any, ...]
+    weight: int  # its share of the progress bar, in the unit of the stage
+    function: Callable[..., None]
+    arguments: Mapping[str, Any]
+
+    def work(self) -> None:
+        """Do the task."""
+        self.function(**self.arguments)
 
 
 class Work(AbstractContextManager["Work"]):
-    """Runs stages in worker processes; one worker is this process."""
+    """Runs the tasks of stages in worker processes; a single worker is this process."""
 
     def __init__(self, workers: int) -> None:
-        self.seconds: dict[str, float] = {}  # wall-clock, of each stage
+        self.seconds: dict[str, float] = {}  # wall-clock time of each stage
         self._workers = Workers(workers)
 
     def __exit__(self, *error: Any) -> None:
         self._workers.__exit__(*error)
 
-    def run(self, stage: str, function: Callable[..., None], tasks: Sequence[Task], unit: str) -> None:
-        """Call `function(*task.arguments)` for every unfinished task; the progress bar counts `unit`s.
+    def run(self, stage: str, tasks: Sequence[Task], unit: str) -> None:
+        """Do every unfinished task of a stage; the progress bar counts `unit`s.
 
         Raises the first error of a task. UserError: the system killed a worker.
         """
         start = time.monotonic()
-        todo = [task for task in tasks if not task.done.exists()]
+        unfinished = [task for task in tasks if not task.done.exists()]
         total = sum(task.weight for task in tasks)
-        finished = total - sum(task.weight for task in todo)
-        with tqdm(desc=stage, total=total, initial=finished, unit=unit, unit_scale=True, disable=None) as bar:
-            for weight in self._finished(stage, function, todo) if todo else ():
-                bar.update(weight)
+        finished = total - sum(task.weight for task in unfinished)
+        progress = tqdm(
+            desc=stage, total=total, initial=finished, unit=unit, unit_scale=True, disable=None
+        )
+        with progress:
+            if unfinished:
+                for weight in self._finished(stage, unfinished):
+                    progress.update(weight)
         self.seconds[stage] = time.monotonic() - start
 
-    def each(
-        self,
-        stage: str,
-        function: Callable[..., None],
-        space: Workspace,
-        done: str,
-        items: Sequence[tuple[Any, ...]],
-        unit: str,
-        *arguments: Any,
-    ) -> None:
-        """`run` of `function(space, number, *own, *arguments)` for each (weight, *own) of `items`.
-
-        `done`: NAME.SUFFIX of the file NAME-NNNNN.SUFFIX that each writes last.
-        """
-        name, suffix = done.split(".")
-        tasks = [
-            Task(space.file(name, number, suffix), weight, (space, number, *own, *arguments))
-            for number, (weight, *own) in enumerate(items)
-        ]
-        self.run(stage, function, tasks, unit)
-
-    def _finished(self, stage: str, function: Callable[..., None], todo: list[Task]) -> Iterator[int]:
-        """Run the tasks; yield the weight of each when it is done."""
-        for number, result in self._workers.run(function, [task.arguments for task in todo]):
+    def _finished(self, stage: str, tasks: list[Task]) -> Iterator[int]:
+        """Do the tasks; yield the weight of each when it is done."""
+        for number, result in self._workers.run(Task.work, [(task,) for task in tasks]):
             result()
-            yield todo[number].weight
+            yield tasks[number].weight
 
 
 def changes(values: np.ndarray) -> np.ndarray:
-    """(values,) whether each differs from the one before it; the first does."""
-    found = np.ones(len(values), bool)
-    found[1:] = values[1:] != values[:-1]
-    return found
+    """(values,) whether each value differs from the one before it; True for the first."""
+    differs = np.ones(len(values), bool)
+    differs[1:] = values[1:] != values[:-1]
+    return differs
 
 
 def run_all(
@@ -209,8 +214,9 @@ def run_all(
     Raises the first error of a task. UserError: the system killed a worker.
     """
     results: dict[int, Result] = {}
-    with tqdm(desc=title, total=sum(weights), unit=unit, unit_scale=True, disable=None) as bar:
+    total = sum(weights)
+    with tqdm(desc=title, total=total, unit=unit, unit_scale=True, disable=None) as progress:
         for number, result in workers.run(function, tasks):
             results[number] = result()
-            bar.update(weights[number])
+            progress.update(weights[number])
     return [results[number] for number in range(len(tasks))]

@@ -1,6 +1,7 @@
-"""Write scikit-learn's digits as if they came in weekly, DIR/2026-W01/CLASS/*.png ..., for 12 weeks.
+"""Write scikit-learn's digits as 12 weekly folders, DIR/2026-W01/CLASS/*.png and so on.
 
-Class 9 appears in week 5, and from week 8 on the pictures are negatives. `--weeks 1-12` chooses some of them.
+Class 9 appears in week 5, and from week 8 on the pictures are negatives. `--weeks 1-12` chooses
+some of them.
 """
 
 import argparse
@@ -11,7 +12,9 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-WEEKS, NEW_CLASS, NEGATIVES = 12, 5, 8
+WEEKS = 12
+NEW_CLASS = 5  # first week of class 9
+NEGATIVES = 8  # first week of negatives
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("folder", type=Path, metavar="DIR")
@@ -21,7 +24,9 @@ first, last = map(int, options.weeks.split("-"))
 
 digits = load_digits()
 order = np.random.RandomState(0).permutation(len(digits.target))
-early, late = (order[(digits.target[order] == 9) == nine] for nine in (False, True))
+is_late = digits.target[order] == 9
+early = order[~is_late]
+late = order[is_late]
 for week in range(first, last + 1):
     chosen = early[week - 1 :: WEEKS]
     if week >= NEW_CLASS:

@@ -7,6 +7,7 @@ import pickle
 import re
 import struct
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,7 +114,8 @@ def loaded(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
     fairseq converts old settings as it loads them, so the file's own are checked before, too.
     """
     if saved_config.applies() and os.path.exists(path):
-        memory_map(path)
+        mapped = zipfile.is_zipfile(path)  # else of torch < 1.6
+        checked(torch.load, path, map_location="cpu", mmap=mapped, weights_only=True)
     return checked(load, path, *args, **kwargs)
 
 

@@ -24,7 +24,7 @@ from transformers.utils import logging as transformers_logging
 from alma.errors import UserError
 from alma.files import filled
 from alma.options import flag_of
-from alma.stream import Stream
+from alma.stream import SPECIALS, Stream
 from fairseq_alma import modeling_alma
 from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
 from fairseq_alma.initial import ACTIVATIONS, BOS, EOS, PAD, UNK, model_rows, to_gpt2
@@ -172,7 +172,7 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
         tokens, merges = _gpt2_merges(directory)
     else:
         tokens, merges = _sentencepiece_merges(directory)
-    entries = len(tokens) + 4
+    entries = len(tokens) + SPECIALS
     if entries != config.vocab_size:
         problem = f"a dictionary of {entries:,} entries, the checkpoint of {config.vocab_size:,}"
         remedy = "give the stream that the model was trained on"
@@ -181,7 +181,7 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
     clash = special.keys() & set(tokens)
     if clash:
         raise UserError(f"{directory}: the token {clash.pop()} has the name of a special token")
-    vocabulary = special | {token: i + 4 for i, token in enumerate(tokens)}
+    vocabulary = special | {token: i + SPECIALS for i, token in enumerate(tokens)}
     tokenizer = _bpe_tokenizer(vocabulary, merges, is_gpt2)
     begin = "<s>" if config.bos_token_id == BOS else "\n"
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -1,7 +1,7 @@
 """Cancel the incomplete jobs of runs on a cluster, and no others: `alma cancel`."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from alma.errors import Parser, UserError, command
@@ -18,18 +18,19 @@ examples:
 
 
 def parser() -> Parser:
-    made = Parser(
+    cancel_parser = Parser(
         prog="alma cancel",
         usage="%(prog)s RUN... [--dry-run]",
-        description="Cancel the incomplete SLURM jobs of runs, and no other jobs: each must be yours and "
-        "submitted for the run. Trainings that other runs "
-        "share and wait for are left, unless these runs are given too. To resume a cancelled run, rerun the "
-        "command that launched it.",
+        description="Cancel the incomplete SLURM jobs of runs, and no other jobs: each must be "
+        "yours and submitted for the run. Trainings that other runs share and wait for are left, "
+        "unless these runs are given too. To resume a cancelled run, rerun the command that "
+        "launched it.",
         epilog=_EXAMPLES,
     )
-    made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
-    made.add_argument("--dry-run", action="store_true", help="print the jobs without cancelling them")
-    return made
+    add = cancel_parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help=RUNS)
+    add("--dry-run", action="store_true", help="print the jobs without cancelling them")
+    return cancel_parser
 
 
 @command
@@ -37,19 +38,13 @@ def main() -> None:
     options = parser().parse_args()
     runs = [run for run in find(options.runs) if on_cluster(run)]
     if not runs:
-        where = ", ".join(options.runs)
-        raise UserError(f"{where}: not launched on a cluster (no jobs.json): end a local run by Ctrl-C")
+        places = ", ".join(options.runs)
+        remedy = "end a local run by Ctrl-C"
+        raise UserError(f"{places}: not launched on a cluster (no jobs.json): {remedy}")
     jobs = _live(runs)
-    waits = {job_id: state.waits_for for job_id, state in ask().items() if state.live} if jobs else {}
-    affected = set(jobs)
-    while new := {job_id for job_id in waits if waits[job_id] & affected} - affected:
-        affected |= new
-    others = sorted(affected - jobs.keys())
-    needed = set(others)
-    while new := {need for job_id in needed & waits.keys() for need in waits[job_id]} - needed:
-        needed |= new
+    dependents, needed = _ties(jobs)
     ending = [job_id for job_id in jobs if job_id not in needed]
-    left = [job_id for job_id in [*jobs, *others] if job_id in needed]
+    left = [job_id for job_id in [*jobs, *dependents] if job_id in needed]
     if ending and not options.dry_run:
         scancel(ending)
     for job_id in ending:
@@ -58,14 +53,40 @@ def main() -> None:
     print(f"{done} {len(ending)} jobs" if ending else "nothing to cancel")
     for job_id, state in strangers(runs).items():
         name = terminal(f"{state.name} of {state.user}")
-        print(f"left: job id {job_id} ({name}): not submitted for these runs, whatever jobs.json says")
+        reason = "not submitted for these runs, whatever jobs.json says"
+        print(f"left: job id {job_id} ({name}): {reason}")
     if left:
-        print("left are these, because other runs wait for them; give these runs too to cancel all:")
-        with contextlib.suppress(UserError):  # a damaged jobs.json of another run
-            beside = {file.parent for run in runs for file in run.resolve().parent.glob("*/jobs.json")}
-            jobs = _live(sorted(beside)) | jobs
-        for job_id in left:
-            print(terminal(f"  {jobs.get(job_id, 'another job')} (job id {job_id})"))
+        _print_left(left, runs, jobs)
+
+
+def _ties(jobs: Mapping[str, str]) -> tuple[list[str], set[str]]:
+    """Ids of jobs of other runs that wait for `jobs`, and of all jobs that those need."""
+    waits: dict[str, frozenset[str]] = {}
+    if jobs:
+        waits = {job_id: state.waits_for for job_id, state in ask().items() if state.live}
+    affected = set(jobs)
+    while new := {job_id for job_id in waits if waits[job_id] & affected} - affected:
+        affected |= new
+    dependents = sorted(affected - jobs.keys())
+    needed = set(dependents)
+    while new := _needs_of(needed, waits) - needed:
+        needed |= new
+    return dependents, needed
+
+
+def _needs_of(job_ids: set[str], waits: Mapping[str, frozenset[str]]) -> set[str]:
+    return {need for job_id in job_ids & waits.keys() for need in waits[job_id]}
+
+
+def _print_left(left: Sequence[str], runs: Sequence[Path], jobs: Mapping[str, str]) -> None:
+    """Print the jobs that other runs wait for, with their names as far as they are found."""
+    print("left are these, because other runs wait for them; give these runs too to cancel all:")
+    names = dict(jobs)
+    with contextlib.suppress(UserError):  # a damaged jobs.json of another run
+        beside = {file.parent for run in runs for file in run.resolve().parent.glob("*/jobs.json")}
+        names = _live(sorted(beside)) | names
+    for job_id in left:
+        print(terminal(f"  {names.get(job_id, 'another job')} (job id {job_id})"))
 
 
 def _live(runs: Sequence[Path]) -> dict[str, str]:

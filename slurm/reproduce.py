@@ -1,7 +1,9 @@
-"""Run and draw the figures and tables of both versions of the paper, and of dated streams: `alma reproduce`.
+"""Run and draw the figures and tables of both versions of the paper, and of dated streams: `alma
+reproduce`.
 
-experiments/index.yaml says which experiments each is drawn from. This command starts the tools that run them
-and draw the result. Rerun it to resume after an interruption: the tools run only what is missing.
+experiments/index.yaml says which experiments each is drawn from. This command starts the tools that
+run them and draw the result. Rerun it to resume after an interruption: the tools run only what is
+missing.
 """
 
 import argparse
@@ -24,9 +26,16 @@ from slurm.engine import children
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SIZES = ("small", "medium", "saturated", "paper")
-DATA = {"small": "digits", "medium": "mnist"}  # of all image figures, by size; else each has its own
-TABLE2, TIME = TEXT = ("table2", "time")  # experiments of language models, and the folders of their runs
-MODELS = {"small": ("tiny",), "saturated": ("saturated_small", "saturated"), "paper": ("base", "large")}
+DATA = {"small": "digits", "medium": "mnist"}
+"""Data set of all image figures, by size; at other sizes each has its own."""
+TABLE2 = "table2"
+TIME = "time"
+TEXT = (TABLE2, TIME)  # experiments of language models, and folders of their runs
+MODELS = {
+    "small": ("tiny",),
+    "saturated": ("saturated_small", "saturated"),
+    "paper": ("base", "large"),
+}
 """The sizes of the rows of Table 2, by size."""
 _LOAD = "import sys; from alma.errors import command; from vision.data import load; "
 _LOAD += "command(lambda: load(sys.argv[1], sys.argv[2], sys.argv[3:] == ['download']))()"
@@ -48,7 +57,9 @@ class Command(NamedTuple):
     folder: Path | None = None
 
     def __str__(self) -> str:
-        return "$ " + shlex.join(["python" if word == sys.executable else word for word in self.words])
+        return "$ " + shlex.join(
+            ["python" if word == sys.executable else word for word in self.words]
+        )
 
 
 def tool(module: str, *words: object, folder: Path | None = None) -> Command:
@@ -60,55 +71,81 @@ def index() -> dict[str, dict[str, Any]]:
     return read_settings(EXPERIMENTS / "index.yaml")
 
 
-def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Iterator[Command]:
-    """The commands that run and draw a figure or table. UserError: it needs a stream, and there is none."""
+def commands(
+    name: str, record: Mapping[str, Any], options: argparse.Namespace
+) -> Iterator[Command]:
+    """The commands that run and draw a figure or table. UserError: its stream is missing."""
+    experiments = [key for key in record["experiments"] if key in TEXT]
+    if experiments:
+        yield from _commands_of_text(name, record, experiments[0], options)
+    else:
+        yield from _commands_of_images(name, record, options)
+
+
+def _commands_of_text(
+    name: str, record: Mapping[str, Any], experiment: str, options: argparse.Namespace
+) -> Iterator[Command]:
+    """Commands for rows of Table 2, or for runs on streams with dates."""
+    place = (options.out / options.size).resolve()
+    rows = record["experiments"][experiment].split()
+    is_table = experiment == TABLE2
+    models = MODELS[options.size] if is_table else ("small",)
+    stream = options.stream and options.stream.resolve()
+    if stream is None and is_table and options.size == "small":
+        stream = place / "stream"
+        yield Command(["sh", str(EXPERIMENTS / "streams/small.sh"), str(stream)])
+    if stream is None:
+        recipe = f"size {models[-1]} of {EXPERIMENTS / experiment}.yaml"
+        raise UserError(f"{name} needs the stream of {recipe}: make it, and give it with --stream")
+    for model in models:  # the launcher starts in `place`
+        words = [EXPERIMENTS / f"{experiment}.yaml", f"runs={','.join(rows)}", "--size", model]
+        words += ["--stream", stream]
+        if not is_table:
+            words += ["--seeds", "0-2"]
+        yield tool("slurm.launch", *words, "--jobs", options.jobs, folder=place)
+    shown = [place / "runs" / TIME]
+    if is_table:
+        shown = [place / "runs" / TABLE2 / f"{row}_{model}" for model in models for row in rows]
+        shown += ["--table", "lm"]
+    yield tool("alma.report", *shown, "--figures", "lm", "--out", place / name)
+
+
+def _commands_of_images(
+    name: str, record: Mapping[str, Any], options: argparse.Namespace
+) -> Iterator[Command]:
+    """Commands for sweeps of image runs."""
     place = options.out / options.size
-    if texts := record["experiments"].keys() & set(TEXT):  # rows of Table 2, or runs on streams with dates
-        (experiment,) = texts
-        place, rows = place.resolve(), record["experiments"][experiment].split()
-        is_table = experiment == TABLE2
-        models = MODELS[options.size] if is_table else ("small",)
-        stream = options.stream and options.stream.resolve()
-        if stream is None and is_table and options.size == "small":
-            stream = place / "stream"
-            yield Command(["sh", str(EXPERIMENTS / "streams/small.sh"), str(stream)])
-        if stream is None:
-            recipe = f"size {models[-1]} of {EXPERIMENTS / experiment}.yaml"
-            raise UserError(f"{name} needs the stream of {recipe}: make it, and give it with --stream")
-        for model in models:  # the launcher starts in `place`
-            words = [EXPERIMENTS / f"{experiment}.yaml", f"runs={','.join(rows)}", "--size", model]
-            words += ["--stream", stream, *([] if is_table else ["--seeds", "0-2"]), "--jobs", options.jobs]
-            yield tool("slurm.launch", *words, folder=place)
-        runs = [place / "runs" / TABLE2 / f"{row}_{model}" for model in models for row in rows]
-        shown = [*runs, "--table", "lm"] if is_table else [place / "runs" / TIME]
-        yield tool("alma.report", *shown, "--figures", "lm", "--out", place / name)
-        return
-    own = record.get("flags", {}).get(options.size, "")
+    flags_of_size = record.get("flags", {}).get(options.size, "")
+    suffix = re.sub("[- ]+", "-", flags_of_size[1:])
     root = ["--data-root", options.data_root] if options.data_root else []
+    size = ["--size", options.size] if options.size in DATA else []
     drawn_runs: list[str] = []
     for key, text in record["experiments"].items():
-        file, *flags = f"{text} {own}".split()
-        folder = _DATA_SET.sub(DATA.get(options.size, r"\g<0>"), key) + re.sub("[- ]+", "-", own[1:])
-        size = ["--size", options.size] if options.size in DATA else []
+        file, *flags = f"{text} {flags_of_size}".split()
+        folder = _DATA_SET.sub(DATA.get(options.size, r"\g<0>"), key) + suffix
         words = [EXPERIMENTS / file, *size, *flags, "--out", place / "runs" / folder]
-        found = children.ask(tool("vision.run", *words, "--list").words, file).splitlines()
+        runs = children.ask(tool("vision.run", *words, "--list").words, file).splitlines()
         yield tool("vision.run", *words, *root, "--jobs", options.jobs, "--part", "1/1")
         if key.endswith("-stages"):
-            yield tool("vision.tsne", *found, *root, "--out", place / name / "tsne.png")
+            yield tool("vision.tsne", *runs, *root, "--out", place / name / "tsne.png")
         else:
-            drawn_runs += found
-    yield tool("alma.report", *dict.fromkeys(drawn_runs), "--figures", "vision", "--out", place / name)
+            drawn_runs += runs
+    shown = [*dict.fromkeys(drawn_runs), "--figures", "vision"]
+    yield tool("alma.report", *shown, "--out", place / name)
 
 
 def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> str:
     """Run and draw a figure or table; return what was found, and where. Exits if a tool fails."""
-    out, began = options.out / options.size / name, time.monotonic()
-    for one in list(commands(name, record, options)):
-        print(f"\n{name} {one}", flush=True)
-        if code := run(one):
+    out = options.out / options.size / name
+    began = time.monotonic()
+    for step in list(commands(name, record, options)):
+        print(f"\n{name} {step}", flush=True)
+        if code := run(step):
             sys.exit(code)
     shows = re.compile(rf"(^|_)({'|'.join(record['drawn'])})(_[hB]\d+)*$")
-    files = [file for file in (*out.glob("*.png"), *out.glob("table*.md")) if shows.search(file.stem)]
+    files = [
+        file for file in (*out.glob("*.png"), *out.glob("table*.md")) if shows.search(file.stem)
+    ]
     finding = f"{name}: {record.get('beyond', 'paper')}: {record['finding']}"
     for key, where in (("small", "at this size"), ("real", "on real data")):
         if key in record and (key == "real" or options.size == "small"):
@@ -128,17 +165,22 @@ def run(one: Command) -> int:
 
 
 def chosen(options: argparse.Namespace, records: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The names to reproduce; all: those of the paper at this size. UserError: no such name or size."""
+    """The names to reproduce; all: those of the paper. UserError: no such name or size."""
     if not options.figures:
         raise UserError("give a figure or table, such as figure7, or all; --list shows them")
     paper = [name for name in records if "beyond" not in records[name]]
     every = [name for name in paper if options.size in _sizes(records[name])]
-    names = [name for given in options.figures for name in (every if given == "all" else [given])]
+    names: list[str] = []
+    for figure in options.figures:
+        names += every if figure == "all" else [figure]
     for name in names:
         if name not in records:
             raise UserError(f"{name}: no such figure that needs runs; --list shows them")
-        if options.size not in (sizes := _sizes(records[name])):
-            raise UserError(f"{name} has no --size {options.size}: give --size {' or '.join(sizes)}")
+        sizes = _sizes(records[name])
+        if options.size not in sizes:
+            raise UserError(
+                f"{name} has no --size {options.size}: give --size {' or '.join(sizes)}"
+            )
     return list(dict.fromkeys(names))
 
 
@@ -150,39 +192,47 @@ def _sizes(record: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def parser() -> Parser:
-    made = Parser(
+    reproduce_parser = Parser(
         prog="alma reproduce",
         usage="%(prog)s FIGURE... [options]",
-        description="Run and draw the figures and tables of both versions of the paper, and the benchmark of "
-        "streams with dates. Rerun the command to resume after an interruption.",
+        description="Run and draw the figures and tables of both versions of the paper, and the "
+        "benchmark of streams with dates. Rerun the command to resume after an interruption.",
         epilog=_EXAMPLES,
     )
-    add = made.add_argument
+    add = reproduce_parser.add_argument
     figures = "such as figure7, table2, draft-figure3; all: those of the paper; or time"
     add("figures", nargs="*", metavar="FIGURE", help=figures)
-    add("--list", action="store_true", help="print all figures and tables with data, runs and cost, and exit")
-    size = "small: for a CPU, without a download; medium: image figures on MNIST, B = 50; saturated: "
-    size += "language models with the paper's tokens a parameter, on a CPU; paper: the paper's settings "
+    add(
+        "--list",
+        action="store_true",
+        help="print all figures and tables with data, runs and cost, and exit",
+    )
+    size = "small: for a CPU, without a download; medium: image figures on MNIST, B = 50; "
+    size += "saturated: language models with the paper's tokens a parameter, on a CPU; "
+    size += "paper: the paper's settings "
     add("--size", choices=SIZES, default="small", help=f"{size}(default: small)")
     out = "folder for runs, figures and tables (default: reproduced)"
     add("--out", type=Path, default=Path("reproduced"), metavar="DIR", help=out)
     add("--data-root", type=Path, metavar="DIR", help=f"with --size medium or paper: {DATA_ROOT}")
     add("--download", action="store_true", help="download missing image data sets with torchvision")
-    stream = "stream of the language models; without it, an error names its recipe, or --size small makes one"
+    stream = "stream of the language models; without it, an error names its recipe, or --size "
+    stream += "small makes one"
     add("--stream", type=Path, metavar="STREAM", help=stream)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)
     add("--dry-run", action="store_true", help="print the commands, run nothing")
-    return made
+    return reproduce_parser
 
 
 @command
 @children.failures_in_one_line()
 def main() -> None:
-    options, records = parser().parse_args(), index()
+    options = parser().parse_args()
+    records = index()
     if options.list:
         lines = [["name", "runs: small", "paper", "cost: small", "paper", "data, what it shows"]]
-        for name, one in records.items():
-            lines.append([name, *map(str, one["runs"]), *one["cost"], f"{one['data']}: {one['shows']}"])
+        for name, record in records.items():
+            about = f"{record['data']}: {record['shows']}"
+            lines.append([name, *map(str, record["runs"]), *record["cost"], about])
         print(as_text(lines, left=(0, -1)))
         return
     if options.jobs < 1:
@@ -193,11 +243,15 @@ def main() -> None:
             print(f"\n{name}", *commands(name, records[name], options), sep="\n")
         return
     # before any run: read, with --download fetch, each image data set that the figures need
-    texts = [folder for name in names for folder in records[name]["experiments"] if folder not in TEXT]
+    texts = [
+        folder for name in names for folder in records[name]["experiments"] if folder not in TEXT
+    ]
     sets = {DATA.get(options.size) or _DATA_SET.search(text)[0] for text in texts}  # type: ignore[index]
     for data in sorted(sets - {"digits"}):
         words = [sys.executable, "-c", _LOAD, data, str(options.data_root or "data")]
-        if code := run(Command(words + ["download"] * options.download)):
+        if options.download:
+            words.append("download")
+        if code := run(Command(words)):
             sys.exit(code)
     summary: list[str] = []
     try:

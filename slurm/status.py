@@ -13,17 +13,22 @@ from alma.help_texts import RUNS
 from alma.records import Run
 from alma.tables import as_text
 from slurm.engine import queue
-from slurm.engine.queue import JobStatus
+from slurm.engine.queue import JobStatus, SubmittedJob
 from slurm.engine.terminal import say
 
 HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "log"]
-_ABOUT = "Show the state of runs: a line for each job on a cluster, and for each run on this machine."
+_ABOUT = (
+    "Show the state of runs: a line for each job on a cluster, and for each run on this machine."
+)
 _STATES = """\
-A job waits (for a job that it needs), is queued (for resources), requeued or running; then it is done, which
-its marker shows, failed, cancelled (by a user, or a job it needs failed), lost (SLURM no longer knows it) or
+A job waits (for a job that it needs), is queued (for resources), requeued or running; then it is \
+done, which
+its marker shows, failed, cancelled (by a user, or a job it needs failed), lost (SLURM no longer \
+knows it) or
 was never submitted. A run on this machine is running, done, failed or stopped (killed, or Ctrl-C).
 
-Exit code 0: every job is done or active (waiting to running); 1: one is not, or a run is left out because its
+Exit code 0: every job is done or active (waiting to running); 1: one is not, or a run is left out \
+because its
 files are damaged.
 
 examples:
@@ -37,36 +42,54 @@ def table(seen: Sequence[JobStatus]) -> str:
     """A line for each job or local run."""
     rows = [HEADER]
     for status in seen:
-        job, log, updates, perplexity = status.job, status.log, "", ""
-        if job.kind == "train" and job.own_log:
-            valid = ""
-            for line in filter(None, map(_LINE.match, _last_attempt(status, job.own_log).splitlines())):
-                with contextlib.suppress(ValueError, KeyError, TypeError):  # mixed lines of several processes
-                    stats = json.loads(line[2])
-                    if line[1] == "valid":
-                        valid = f"valid {float(stats['valid_ppl']):,.2f}"
-                    else:
-                        updates = f"{int(stats['num_updates'])}/{job.updates or '?'}"
-                        perplexity = f"train {float(stats['ppl']):,.2f}"
-            perplexity = valid or perplexity
-        elif job.kind == "run":
-            last = Run.read(job.run).rows[-1:]
-            perplexity = f"{last[0]['value']:,.2f}" if last and last[0]["metric"] == "perplexity" else ""
-        else:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # no result.json yet
-                perplexity = f"{json.loads(job.marker.read_bytes())['perplexity']:,.2f}"
+        job = status.job
+        log = status.log
         if status.state in ("running", "done"):
             log = log or job.own_log or job.log
         shown = min(str(log), os.path.relpath(log), key=len) if log else ""
         remark = ": ".join(filter(None, (shown, status.why)))
         cells = [str(job.run), job.name, status.state, job.job_id or "", status.node]
-        rows.append([*cells, updates, perplexity, remark])
+        rows.append([*cells, *_progress(status), remark])
     text = as_text(rows, left=(*range(HEADER.index("updates")), -1))
     return "\n".join(map(str.rstrip, text.splitlines()))
 
 
+def _progress(status: JobStatus) -> tuple[str, str]:
+    """Updates and perplexity of a job or local run; each empty if unknown."""
+    job = status.job
+    if job.kind == "train" and job.own_log:
+        return _progress_of_training(job, _last_attempt(status, job.own_log))
+    if job.kind == "run":
+        last_rows = Run.read(job.run).rows[-1:]
+        if last_rows and last_rows[0]["metric"] == "perplexity":
+            return "", f"{last_rows[0]['value']:,.2f}"
+        return "", ""
+    try:
+        return "", f"{json.loads(job.marker.read_bytes())['perplexity']:,.2f}"
+    except (OSError, ValueError, KeyError, TypeError):  # no result.json yet
+        return "", ""
+
+
+def _progress_of_training(job: SubmittedJob, text: str) -> tuple[str, str]:
+    """Updates, and perplexity of validation or else of training, from a log of fairseq-train."""
+    updates = ""
+    train = ""
+    valid = ""
+    for line in filter(None, map(_LINE.match, text.splitlines())):
+        # Lines of several processes may be mixed.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            stats = json.loads(line[2])
+            if line[1] == "valid":
+                valid = f"valid {float(stats['valid_ppl']):,.2f}"
+            else:
+                updates = f"{int(stats['num_updates'])}/{job.updates or '?'}"
+                train = f"train {float(stats['ppl']):,.2f}"
+    return updates, valid or train
+
+
 def _last_attempt(status: JobStatus, log: Path) -> str:
-    """What the last attempt of a training has written to its log; empty if it has written nothing yet."""
+    """What the last attempt of a training has written to its log; empty if it has written nothing
+    yet."""
     early = status.root or status.state in ("waiting", "queued", "requeued", "never submitted")
     if status.state == "running" and status.job.log:
         with contextlib.suppress(OSError):  # a new attempt first writes to the log of its SLURM job
@@ -75,9 +98,11 @@ def _last_attempt(status: JobStatus, log: Path) -> str:
 
 
 def parser() -> Parser:
-    made = Parser(prog="alma status", usage="%(prog)s RUN...", description=_ABOUT, epilog=_STATES)
-    made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
-    return made
+    status_parser = Parser(
+        prog="alma status", usage="%(prog)s RUN...", description=_ABOUT, epilog=_STATES
+    )
+    status_parser.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
+    return status_parser
 
 
 @command

@@ -86,6 +86,7 @@ def kill_when(stream, out, happened) -> None:
     launcher.wait()
 
 
+@pytest.mark.thorough
 def test_killing_the_chain_changes_no_result(stream, grown, tmp_path):
     """While a checkpoint is written, and after growth; slurm/test_interrupted.py has more."""
     out = tmp_path / "killed"

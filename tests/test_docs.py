@@ -102,7 +102,7 @@ def test_a_tool_accepts_its_commands(module):
 
 def test_data_accepts_its_commands(tmp_path, monkeypatch):
     from data_prep.__main__ import parser
-    from data_prep.settings import settings_of
+    from data_prep.options import settings_of
 
     monkeypatch.chdir(tmp_path)  # without the files
     for words in arguments_of("data_prep.__main__"):
@@ -160,6 +160,7 @@ def test_fairseq_accepts_its_commands(program):
         assert options.parse_args_and_arch(parser, words).task == "alma_lm"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name, text in PAGES.items() if "<!-- run -->" in text])
 def test_marked_blocks_run(name, tmp_path, child):
     """In forked children, which have imported torch; a training takes one epoch, a sweep one seed."""
@@ -323,6 +324,7 @@ def test_links_and_paths_of_a_page_exist(name):
         folders = [ROOT, *(each.parent for each in existing)]  # `plan.py` after `data_prep/formats.py`
 
 
+@pytest.mark.thorough
 def test_the_web_site_is_built_and_needs_no_network(tmp_path):
     pytest.importorskip("material", reason="mkdocs-material is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]

@@ -70,6 +70,7 @@ def test_the_notebook_has_its_outputs_without_paths_of_a_machine():
     assert not re.search(r"/(home|work|tmp|root|Users)/", text)
 
 
+@pytest.mark.thorough
 def test_the_notebook_runs(tmp_path):
     check(executed(tmp_path, FAKE), tmp_path)
 
@@ -88,6 +89,7 @@ def test_the_notebook_trains_a_language_model(tmp_path):
     assert values == sorted(values, reverse=True)
 
 
+@pytest.mark.thorough
 def test_wikipedia_from_the_downloaded_file_to_the_report(tmp_path, text):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     out = tmp_path / "wiki"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).parents[1]
 CODE = ("alma", "data_prep", "fairseq_alma", "slurm", "vision")
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", re.DOTALL | re.MULTILINE)

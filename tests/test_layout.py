@@ -26,6 +26,9 @@ ARROWS = {
 """What each wing may import of this repository; the modules of the longest name that fits are a wing."""
 FORBIDDEN = {"alma": {"torch", "fairseq", "matplotlib"}, "slurm": {"torch", "fairseq"}, "vision": {"fairseq"}}
 FILE_LINES, FUNCTION_LINES = 400, 80
+STALENESS = ("law", "matrix", "period", "plan", "retraining", "staleness")
+"""Modules of alma.report.advice that take losses from anywhere: they need no run records."""
+STALENESS_NEEDS = {"alma.dates", "alma.errors", "alma.escape", "alma.report.losses", "alma.tables"}
 
 
 def sources(*folders: str) -> list[Path]:
@@ -76,6 +79,24 @@ def test_arrows_point_one_way(wing):
         if name.partition(".")[0] in PACKAGES and not allowed(name, wing)
     ]
     assert not turned, f"{wing} may import {ARROWS[wing]}"
+
+
+def test_the_law_of_staleness_and_plans_need_losses_numpy_and_scipy_alone():
+    """Imports of imports and late ones count."""
+    wing = {f"alma.report.advice.{name}" for name in STALENESS}
+    modules = {module_of(path): path for path in sources("alma")}
+    reached, packages = set(), set()
+    left = list(wing)
+    while left:
+        module = left.pop()
+        reached.add(module)
+        for name in imports(modules[module]):
+            if name.partition(".")[0] in PACKAGES:
+                left += {name} - reached
+            else:
+                packages.add(name.partition(".")[0])
+    assert reached == wing | STALENESS_NEEDS
+    assert packages - sys.stdlib_module_names == {"numpy", "scipy"}
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)

@@ -43,6 +43,7 @@ def whole(forked, stream, finished, learner: str, wait: str = "1") -> list[dict]
     return run(forked, stream, finished / f"{learner}_w{wait}", *options)
 
 
+@pytest.mark.thorough
 def test_every_learner_trains_and_the_report_prints_both_tables(forked, stream, finished, tmp_path, capsys):
     from alma.report.__main__ import main
 
@@ -76,6 +77,7 @@ def test_every_learner_trains_and_the_report_prints_both_tables(forked, stream, 
     assert "4@2" in printed
 
 
+@pytest.mark.thorough
 def test_an_ensemble_of_one_is_sm(forked, stream, finished, tmp_path):
     sm = whole(forked, stream, finished, "sm")[:3]
     for learner in ("ens", "umix"):
@@ -86,7 +88,7 @@ def test_an_ensemble_of_one_is_sm(forked, stream, finished, tmp_path):
 SLOW = [pytest.param(learner, marks=pytest.mark.slow) for learner in ("umix", "gens")]
 
 
-@pytest.mark.parametrize("learner", ["ens", "gmoe", *SLOW])
+@pytest.mark.parametrize("learner", [pytest.param("ens", marks=pytest.mark.thorough), "gmoe", *SLOW])
 def test_killed_within_a_stage_it_goes_on_with_the_same_numbers(forked, stream, finished, tmp_path, learner):
     out, options = tmp_path / "killed", ("--learner", learner, "--waiting-time", "2", "--replay")
     for update in (3, 6):

@@ -63,6 +63,7 @@ def check(code: str, site: Path | None = None) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_wheel_holds_packages_hook_and_pth(kind: str, source: Path, tmp_path: Path) -> None:
     build = f"from setuptools import build_meta; build_meta.build_{kind}({str(tmp_path)!r})"

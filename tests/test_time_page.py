@@ -9,6 +9,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 SMALLER = {
     "--words 300k": "--words 2k",
@@ -44,6 +46,7 @@ def make_history(folder: Path) -> None:
     subprocess.run([*git, "fast-import", "--quiet"], input="".join(lines).encode(), check=True)
 
 
+@pytest.mark.thorough
 def test_from_commits_to_advice(tmp_path):
     page = (ROOT / "docs/time.md").read_text("utf-8").split("\n## ")[1]
     commands = "".join(re.findall(r"^```bash\n(.*?)^```", page, re.DOTALL | re.MULTILINE))

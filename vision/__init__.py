@@ -1,11 +1,15 @@
-"""Learners of images on a stream of mega-batches: `run(MegaBatchStream("digits"), "ens", "runs/ens")`."""
+"""Learners of images on a stream of mega-batches.
+
+For example, `run(MegaBatchStream("digits"), "ens", "runs/ens")`.
+"""
 
 import warnings
 from typing import TYPE_CHECKING, Any
 
 # The next import loads a module that `python -m vision.run` is about to run, which is intended.
 warnings.filterwarnings("ignore", "'vision.run' found in sys.modules", RuntimeWarning, "runpy")
-from vision.run import run  # noqa: E402  the function: loading its module first keeps the name `vision.run` for it
+# The module vision.run is loaded first, so that `vision.run` is then the function.
+from vision.run import run  # noqa: E402
 
 if TYPE_CHECKING:
     from vision.data import MegaBatchStream
@@ -15,7 +19,8 @@ __all__ = ["MegaBatchStream", "Stream", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """MegaBatchStream or Stream, imported at its first use: the command line starts without torch."""
+    """MegaBatchStream or Stream, imported at its first use: the command line starts without
+    torch."""
     if name not in ("MegaBatchStream", "Stream"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vision import own

@@ -16,10 +16,12 @@ _ANEW = "delete it, and the run starts again"
 
 @contextmanager
 def reading(path: str | Path, advice: str = _ANEW) -> Iterator[None]:
-    """Turn the errors of a damaged or foreign checkpoint, or one of another model, into a UserError."""
+    """Turn the errors of a damaged or foreign checkpoint, or one of another model, into a
+    UserError."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error that follows says more
+            # The error that follows says more.
+            warnings.filterwarnings("ignore", "Detected pickle protocol")
             yield
     except (MemoryError, torch.OutOfMemoryError):
         raise UserError(f"{path} needs more memory than there is, or is damaged") from None
@@ -31,8 +33,8 @@ def reading(path: str | Path, advice: str = _ANEW) -> Iterator[None]:
 def read_checkpoint(
     path: str | Path, device: torch.device | str = "cpu", advice: str = _ANEW
 ) -> dict[str, Any]:
-    """Tensors and plain values that `torch.save` wrote. UserError, with `advice`, for a damaged or foreign
-    file."""
+    """Tensors and plain values that `torch.save` wrote. UserError, with `advice`, for a damaged or
+    foreign file."""
     with reading(path, advice):
         if damaged := damage(path):
             raise ValueError(damaged)

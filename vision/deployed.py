@@ -9,27 +9,40 @@ from alma.records import Run
 from alma.stages import stages
 from vision.checkpoints import read_checkpoint, reading
 from vision.data import Dataset, prepared_like
-from vision.experiment import CHECKPOINT
 from vision.learners import LEARNERS, Learner
 from vision.models import Factory
+from vision.stage_trainer import CHECKPOINT
 
 
 def learner_of(
-    run: Run, data: Dataset, file: Path, device: torch.device | str = "cpu", backbone: Factory | None = None
+    run: Run,
+    data: Dataset,
+    file: Path,
+    device: torch.device | str = "cpu",
+    backbone: Factory | None = None,
 ) -> Learner:
-    """The learner whose state is in `file`, a stage or the checkpoint of a run on `data`; `backbone` is that
-    of the run. UserError: the file is missing or damaged, or the learner is unknown here."""
+    """The learner whose state is in `file`, a stage or the checkpoint of a run on `data`.
+
+    `backbone` is that of the run. UserError: the file is missing or damaged, or the learner is
+    unknown.
+    """
     config = run.config
-    if not (kind := LEARNERS.get(config["learner"])):
-        raise UserError(f"{run.directory}: learner {config['learner']}: {hint(config['learner'], LEARNERS)}")
+    name = config["learner"]
+    if name not in LEARNERS:
+        raise UserError(f"{run.directory}: learner {name}: {hint(name, LEARNERS)}")
+    kind = LEARNERS[name]
     if config.get("backbone") and not backbone:
         needed = "from Python, give it: vision.deployed.load(RUN, backbone=...)"
         raise UserError(f"{run.directory} has a backbone of its own, {config['arch']}: {needed}")
     state = read_checkpoint(file, device)
     with reading(file, "restore it"):
-        names = config.keys() & set(kind.settings_class.names()) - {"weights"}  # of weights it has a hash
+        names = config.keys() & set(kind.settings_class.names()) - {
+            "weights"
+        }  # of weights it has a hash
         settings = kind.settings_class(**{name: config[name] for name in names})
-        learner = kind(data.shape, data.classes, settings, config["seed"], torch.device(device), backbone)
+        learner = kind(
+            data.shape, data.classes, settings, config["seed"], torch.device(device), backbone
+        )
         learner.load(state.get("learner", state))
     return learner
 
@@ -40,13 +53,15 @@ def load(
     device: torch.device | str = "cpu",
     backbone: Factory | None = None,
 ) -> tuple[Learner, Dataset]:
-    """The learner of a run of images as it was after mega-batch `t` (None: the last one), and a data set
-    without images that prepares others as the run did. `run` was called with the same `backbone`.
+    """The learner of a run of images as it was after mega-batch `t` (None: the last one), and a
+    data set without images that prepares others as the run did. `run` was called with the same
+    `backbone`.
 
-    `learner.judged(learner.deployed, data.examples(images))` predicts. UserError: the run is none of images,
-    has not gone so far, or kept no model of that stage.
+    `learner.judged(learner.deployed, data.examples(images))` predicts. UserError: the run is none
+    of images, has not gone so far, or kept no model of that stage.
     """
-    run, place = Run.read(directory), Path(directory)
+    run = Run.read(directory)
+    place = Path(directory)
     if not {"dataset", "arch"} <= run.config.keys():
         raise UserError(f"{place} is no run of `alma images`")
     if "images" not in run.info:
@@ -59,11 +74,14 @@ def load(
     index = sum(end <= (t or ends[-1]) for end in ends) - 1
     file = place / (CHECKPOINT if index == len(schedule) - 1 else f"stage_{index:03d}.pt")
     if not file.is_file():
-        keep = "start it again, or with --save-stages into a new folder to keep the model of every stage"
-        raise UserError(f"{place} has no {file.name}: {keep}")
-    if file.name == CHECKPOINT and (done := read_checkpoint(file).get("done")) != len(schedule):
-        some = f"{done} of {len(schedule)} stages are complete: finish the run, or give --t"
-        raise UserError(f"{place}: {some} with a run of --save-stages")
+        again = "start it again, or with --save-stages into a new folder"
+        raise UserError(f"{place} has no {file.name}: {again} to keep the model of every stage")
+    if file.name == CHECKPOINT:
+        done = read_checkpoint(file).get("done")
+        if done != len(schedule):
+            progress = f"{done} of {len(schedule)} stages are complete"
+            remedy = "finish the run, or give --t with a run of --save-stages"
+            raise UserError(f"{place}: {progress}: {remedy}")
     with reading(place / "run.json", "restore it"):
         data = prepared_like(run.info["images"], run.config["dataset"])
     return learner_of(run, data, file, device, backbone), data

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,66 +21,150 @@ from vision.periods import listed
 from vision.sweep import SweepRun
 from vision.train import evaluate, fit
 
-PROCESS, VECTORS = 3e8, 6
-"""Bytes of a process without images and model; numbers for a parameter: values, gradients, best epoch,
-average, and two of the optimizer."""
+PROCESS = 3e8
+"""Bytes of a process without images and model."""
+VECTORS = 6
+"""Numbers per parameter: value, gradient, best epoch, average, and two of the optimizer."""
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The images of a run."""
+
+    shape: tuple[int, ...]  # channels, height, width
+    sizes: list[int]  # images of each mega-batch
+    tested: int  # test images
+    classes: int
+
+
+@dataclass(frozen=True)
+class _Seconds:
+    """Seconds per example."""
+
+    training: float
+    evaluation: float
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """Cost of one run."""
+
+    parameters: int
+    epochs: int
+    teraflops: float
+    minutes: float
+    memory: float  # bytes of the process
 
 
 def table(jobs: Sequence[SweepRun]) -> str:
-    """A line for each run and one for all: parameters at the start, epochs and training FLOPs of all stages,
-    minutes, and memory of a process. A batch of each model is timed."""
+    """A line for each run and one for all: parameters at the start, epochs and training FLOPs of
+    all stages, minutes, and memory of a process. A batch of each model is timed."""
     torch.set_num_threads(1 if len(jobs) > 1 else torch.get_num_threads())  # as `run_all` does
     lines = [["run", "learner", "parameters", "epochs", "TFLOPs", "minutes", "GB/process"]]
-    timed: dict[tuple, tuple[float, float]] = {}
-    total = [0, 0.0, 0.0]
+    timed: dict[tuple, _Seconds] = {}
+    estimates = []
     for job in jobs:
-        (shape, sizes, tested, classes), settings, options = _data(job), job.settings, job.options
-        device = device_of(options["device"])
-        learner = LEARNERS[options["learner"]](shape, classes, settings, options["seed"], device)
-        cost = learner.model.flops
-        key = options["learner"], cost, settings.batch_size, settings.optimizer, settings.amp, device
-        training, evaluation = timed[key] = timed.get(key) or _seconds(learner)
-        schedule = stages(job.megabatches, options["waiting_time"], options["replay"])
-        parts = [sizes[t - 1] for stage in schedule for t in stage.train_on]
-        checked = settings.epochs * sum(max(1, int(size * VALIDATION)) for size in parts)
-        seen = settings.epochs * sum(parts) - checked
-        epochs, flops = len(schedule) * settings.epochs, seen * (cost.forward + cost.backward) / 1e12
-        checked += tested * (len(schedule) + 1)
-        minutes = (seen * training + checked * evaluation) / 60
-        pixels = math.prod(shape)
-        floats = min(4 * pixels * max(sum(sizes[t - 1] for t in s.train_on) for s in schedule), NORMALISED)
-        memory = PROCESS + (sum(sizes) + tested) * pixels + floats + VECTORS * 4 * learner.parameters
-        about = ">" * isinstance(learner, GrowingLearner) or "<" * (settings.patience > 0)
-        numbers = [f"{learner.parameters:,}", f"{epochs:,}", f"{about}{flops:.3g}", f"{about}{minutes:.2g}"]
-        lines.append([str(job.out), options["learner"], *numbers, f"{memory / 1e9:.1f}"])
-        total = [a + b for a, b in zip(total, (epochs, flops, minutes), strict=True)]
-    lines.append([f"{len(jobs)} runs", "", "", f"{total[0]:,}", *(f"{value:.3g}" for value in total[1:]), ""])
+        estimate, is_growing = _estimate(job, timed)
+        estimates.append(estimate)
+        about = ""
+        if is_growing:
+            about = ">"
+        elif job.settings.patience > 0:
+            about = "<"
+        lines.append(
+            [
+                str(job.out),
+                job.options["learner"],
+                f"{estimate.parameters:,}",
+                f"{estimate.epochs:,}",
+                f"{about}{estimate.teraflops:.3g}",
+                f"{about}{estimate.minutes:.2g}",
+                f"{estimate.memory / 1e9:.1f}",
+            ]
+        )
+    epochs = sum(estimate.epochs for estimate in estimates)
+    teraflops = sum(estimate.teraflops for estimate in estimates)
+    minutes = sum(estimate.minutes for estimate in estimates)
+    total = [f"{epochs:,}", f"{teraflops:.3g}", f"{minutes:.3g}"]
+    lines.append([f"{len(jobs)} runs", "", "", *total, ""])
     return as_text(lines)
 
 
-def _data(job: SweepRun) -> tuple[tuple[int, ...], list[int], int, int]:
-    """Shape of the images, those of each mega-batch, test images, and classes; of a folder, as its files are
-    listed."""
-    name, side = job.dataset["name"], job.dataset["image_size"]
+def _estimate(job: SweepRun, timed: dict[tuple, _Seconds]) -> tuple[_Estimate, bool]:
+    """The cost of a run, and whether its model grows; `timed` caches the seconds of each model."""
+    data = _data(job)
+    settings = job.settings
+    options = job.options
+    device = device_of(options["device"])
+    kind = LEARNERS[options["learner"]]
+    learner = kind(data.shape, data.classes, settings, options["seed"], device)
+    flops = learner.model.flops
+    key = (
+        options["learner"],
+        flops,
+        settings.batch_size,
+        settings.optimizer,
+        settings.amp,
+        device,
+    )
+    if key not in timed:
+        timed[key] = _seconds(learner)
+    seconds = timed[key]
+
+    schedule = stages(job.megabatches, options["waiting_time"], options["replay"])
+    images_of_stages = []
+    validated = 0
+    for stage in schedule:
+        sizes = [data.sizes[t - 1] for t in stage.train_on]
+        images_of_stages.append(sum(sizes))
+        validated += settings.epochs * sum(max(1, int(size * VALIDATION)) for size in sizes)
+    trained = settings.epochs * sum(images_of_stages) - validated
+    evaluated = validated + data.tested * (len(schedule) + 1)
+
+    pixels = math.prod(data.shape)
+    stored = (sum(data.sizes) + data.tested) * pixels
+    normalised = min(4 * pixels * max(images_of_stages), NORMALISED)
+    estimate = _Estimate(
+        parameters=learner.parameters,
+        epochs=len(schedule) * settings.epochs,
+        teraflops=trained * (flops.forward + flops.backward) / 1e12,
+        minutes=(trained * seconds.training + evaluated * seconds.evaluation) / 60,
+        memory=PROCESS + stored + normalised + VECTORS * 4 * learner.parameters,
+    )
+    return estimate, isinstance(learner, GrowingLearner)
+
+
+def _data(job: SweepRun) -> _Data:
+    """The images of a run; those of a folder are listed."""
+    name = job.dataset["name"]
+    side = job.dataset["image_size"]
     if name != "folder":
-        channels, own, images, tested, classes = presets.SIZES[name]
-        sizes = [len(part) for part in np.array_split(range(images), job.megabatches)]
-        return (channels, side or own, side or own), sizes, tested, classes
+        channels, pixels, images, tested, classes = presets.SIZES[name]
+        shape = (channels, side or pixels, side or pixels)
+        return _Data(shape, _sizes(images, job.megabatches), tested, classes)
     if job.source:
         periods, _ = listed(job.source)
-        first, tested = periods[0].splits["train"][0]["path"], sum(len(p.splits["test"]) for p in periods)
-        sizes = [len(p.splits["train"]) + len(p.splits["valid"]) for p in periods]
-        classes = sum(len(p.new_classes) for p in periods)
+        first = periods[0].splits["train"][0]["path"]
+        sizes = [len(period.splits["train"]) + len(period.splits["valid"]) for period in periods]
+        tested = sum(len(period.splits["test"]) for period in periods)
+        classes = sum(len(period.new_classes) for period in periods)
     else:
         listing = folder.listed(Path(job.dataset["root"]))
-        first, tested, classes = listing.train[0][1], len(listing.test), len(listing.classes)
-        sizes = [len(part) for part in np.array_split(range(len(listing.train)), job.megabatches)]
+        first = listing.train[0][1]
+        sizes = _sizes(len(listing.train), job.megabatches)
+        tested = len(listing.test)
+        classes = len(listing.classes)
     height, width, channels = folder.read_image(first, None).shape
-    return (channels, side or height, side or width), sizes, tested, classes
+    return _Data((channels, side or height, side or width), sizes, tested, classes)
 
 
-def _seconds(learner: Learner) -> tuple[float, float]:
-    """Seconds of an example in training and in evaluation, of a batch after a small one."""
+def _sizes(images: int, megabatches: int) -> list[int]:
+    """Images of each mega-batch of an i.i.d. partition."""
+    return [len(part) for part in np.array_split(range(images), megabatches)]
+
+
+def _seconds(learner: Learner) -> _Seconds:
+    """Seconds per example, measured on a batch; a small batch before it warms up."""
     settings = replace(learner.settings, epochs=1, patience=0)
     for count in (2, settings.batch_size):
         labels = torch.arange(count, device=learner.device) % learner.classes
@@ -89,5 +173,5 @@ def _seconds(learner: Learner) -> tuple[float, float]:
         evaluate(learner.model, examples).cpu()
         evaluation = time.perf_counter() - began
         fit(learner.model, examples, examples, settings, learner.generators)
-        training = time.perf_counter() - began - 2 * evaluation  # it validates, too
-    return max(training, evaluation) / count, evaluation / count
+        training = time.perf_counter() - began - 2 * evaluation  # `fit` validates, too
+    return _Seconds(max(training, evaluation) / count, evaluation / count)

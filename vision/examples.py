@@ -1,4 +1,5 @@
-"""Examples of a stage: normalised images in memory, or bytes of a data set that each batch normalises."""
+"""Examples of a stage: normalised images in memory, or bytes of a data set that each batch
+normalises."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ from torch import Tensor
 
 
 class Examples(NamedTuple):
-    """Normalised images (n, channels, height, width), channels last in memory, and labels (n,). In
-    minibatches that differ between the M members of an ensemble, both have M as their first dimension."""
+    """Normalised images (n, channels, height, width), channels last in memory, and labels (n,).
+
+    In minibatches that differ between the M members of an ensemble, both have M as first dimension.
+    """
 
     images: Tensor
     labels: Tensor
@@ -29,10 +32,12 @@ class Examples(NamedTuple):
 
 
 class Pixels:
-    """Images (N, channels, height, width) as bytes in several tensors, in memory or mapped from files."""
+    """Images (N, channels, height, width) as bytes in several tensors, in memory or mapped from
+    files."""
 
     def __init__(self, parts: Sequence[Tensor]):
-        self.parts, self.shape = parts, (sum(map(len, parts)), *parts[0].shape[1:])
+        self.parts = parts
+        self.shape = (sum(map(len, parts)), *parts[0].shape[1:])
         self._ends = torch.tensor([len(part) for part in parts]).cumsum(0)
 
     def index_select(self, dimension: int, indices: Tensor) -> Tensor:
@@ -48,9 +53,10 @@ class Pixels:
 
 @dataclass(frozen=True)
 class StoredExamples:
-    """Examples whose images stay bytes in the memory of their data set; only a batch of them is normalised.
+    """Examples whose images stay bytes in the memory of their data set; each batch is normalised.
 
-    The numbers are those of `Examples`, in a quarter of the memory or, of images in files, in none.
+    Batches are those of `Examples`, in a quarter of the memory or, if images are mapped from files,
+    in none.
     """
 
     source: Tensor | Pixels  # bytes of all images of the data set, (N, channels, height, width)

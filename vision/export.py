@@ -20,8 +20,11 @@ _LOADER = Path(__file__).with_name("loader.py")
 
 
 def write_onnx(learner: "Learner", data: "Dataset", file: Path) -> None:
-    """Write the model as ONNX: "images", bytes (n, channels, height, width), to "probabilities" (n, C).
-    UserError: onnxruntime computes others than PyTorch."""
+    """Write the model as ONNX: "images", bytes (n, channels, height, width), to "probabilities" (n,
+    C).
+
+    UserError: PyTorch cannot export it, or the probabilities of onnxruntime differ.
+    """
     import onnxruntime
     import torch
 
@@ -35,49 +38,64 @@ def write_onnx(learner: "Learner", data: "Dataset", file: Path) -> None:
     deployed.model = learner.deployed.eval()
     images = torch.arange(6 * math.prod(data.shape)).mul(37).to(torch.uint8).view(6, *data.shape)
     batch = {"images": {0: torch.export.Dim("n")}}
-    names: Any = {"input_names": ["images"], "output_names": ["probabilities"], "dynamic_shapes": batch}
+    names: Any = {
+        "input_names": ["images"],
+        "output_names": ["probabilities"],
+        "dynamic_shapes": batch,
+        "dynamo": True,  # the default from torch 2.9 on
+    }
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            torch.onnx.export(deployed, (images[:3],), file, external_data=False, verbose=False, **names)
+            torch.onnx.export(
+                deployed, (images[:3],), file, external_data=False, verbose=False, **names
+            )
         except torch.onnx.errors.OnnxExporterError as error:
             reason = str(error).partition("\n")[0]
             raise UserError(f"--onnx: PyTorch cannot export this network ({reason})") from None
         expected = deployed(images).numpy()
-    (found,) = onnxruntime.InferenceSession(file).run(None, {"images": images.numpy()})
-    if (difference := float(abs(found - expected).max())) > ONNX_ERROR:
-        raise UserError(f"onnxruntime differs from PyTorch by {difference:.1e}: nothing was written")
+    session = onnxruntime.InferenceSession(file)
+    (probabilities,) = session.run(None, {"images": images.numpy()})
+    difference = float(abs(probabilities - expected).max())
+    if difference > ONNX_ERROR:
+        raise UserError(
+            f"onnxruntime differs from PyTorch by {difference:.1e}: nothing was written"
+        )
 
 
 @command
 def main() -> None:
     """Export to safetensors, and ONNX; `alma export`, which starts this, has the help."""
-    made = Parser(prog="alma export")
-    made.add_argument("model", type=Path)
-    made.add_argument("--t", type=int)
-    made.add_argument("--out", type=Path, required=True)
-    made.add_argument("--onnx", action="store_true")
-    options = made.parse_args()
-    for package in ("onnx", "onnxscript", "onnxruntime") if options.onnx else ():
-        require_package(package, "--onnx", "onnx")
+    command_line = Parser(prog="alma export")
+    command_line.add_argument("model", type=Path)
+    command_line.add_argument("--t", type=int)
+    command_line.add_argument("--out", type=Path, required=True)
+    command_line.add_argument("--onnx", action="store_true")
+    options = command_line.parse_args()
+    if options.onnx:
+        for package in ("onnx", "onnxscript", "onnxruntime"):
+            require_package(package, "--onnx", "onnx")
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     from vision.deployed import load
 
     learner, data = load(options.model, options.t)
-    settings, name = learner.settings, Run.read(options.model).config["learner"]
+    name = Run.read(options.model).config["learner"]
     if name not in ("sm", "ens", "umix"):
-        raise UserError(f"{name} cannot be exported: sm, ens and umix can; `alma predict` takes all")
-    model, average = learner.deployed, {"mean": "logits", "sum": "sum", None: "probabilities"}
-    layers = [key.removesuffix(".weight") for key in model.state_dict() if key.endswith(".weight")]
-    if settings.arch == "vgg":
-        for b in reversed(range(len(model.blocks))):
-            last = max(k for k, key in enumerate(layers) if key.startswith(f"blocks.{b}."))
-            layers.insert(last + 1, "pool")
-    # What loader.py reads.
-    config = {"learner": name, "arch": settings.arch, "members": model.members, "layers": layers}
-    config |= {"average": average[model.joint]} | data.preparation
+        raise UserError(
+            f"{name} cannot be exported: sm, ens and umix can; `alma predict` takes all"
+        )
+    model = learner.deployed
+    averages = {"mean": "logits", "sum": "sum", None: "probabilities"}
+    config = {  # read by loader.py
+        "learner": name,
+        "arch": learner.settings.arch,
+        "members": model.members,
+        "layers": _layers(model, learner.settings.arch),
+        "average": averages[model.joint],
+        **data.preparation,
+    }
     with filled(options.out, "config.json", (OSError, SafetensorError)) as place:
         weights = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
         save_file(weights, place / "model.safetensors")
@@ -87,8 +105,20 @@ def main() -> None:
         else:  # that of another model, from before
             (options.out / "model.onnx").unlink(missing_ok=True)
         write_json_atomic(place / "config.json", config)
-    onnx = ", model.onnx" * options.onnx
-    print(f"{options.out}: model.safetensors{onnx}, and loader.py, which loads it without ALMA")
+    files = "model.safetensors, model.onnx" if options.onnx else "model.safetensors"
+    print(f"{options.out}: {files}, and loader.py, which loads it without ALMA")
+
+
+def _layers(model: Any, arch: str) -> list[str]:
+    """Paths of the layers in order; "pool" ends each block of a VGG."""
+    layers = [key.removesuffix(".weight") for key in model.state_dict() if key.endswith(".weight")]
+    if arch != "vgg":
+        return layers
+    for block in reversed(range(len(model.blocks))):
+        prefix = f"blocks.{block}."
+        last = max(k for k, layer in enumerate(layers) if layer.startswith(prefix))
+        layers.insert(last + 1, "pool")
+    return layers
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""A folder of images, decoded into one array of bytes: root/train/CLASS/*.png and root/test/CLASS/*.png."""
+"""A folder of images, decoded into one array of bytes: root/train/CLASS/*.png and
+root/test/CLASS/*.png."""
 
 import contextlib
 import hashlib
@@ -23,12 +24,24 @@ from alma.schema import check_names
 KINDS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of images, in lower case."""
 _CHUNK = 64  # images of a task of a thread
-NO_IMAGE = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, struct.error, zlib.error)
+NO_IMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    LookupError,
+    TypeError,
+    EOFError,
+    struct.error,
+    zlib.error,
+)
 
 
 class Size(NamedTuple):
-    """Height and width to which images are scaled. With `shorter`, the shorter side is scaled to that first,
-    and the centre cut out, as by torchvision's Resize and CenterCrop."""
+    """Height and width to which images are scaled.
+
+    With `shorter`, the shorter side is scaled to that first, and the centre cut out, as by
+    torchvision's Resize and CenterCrop.
+    """
 
     height: int
     width: int
@@ -38,11 +51,12 @@ class Size(NamedTuple):
         """A Pillow image of this size."""
         from PIL import Image
 
-        target = self.width, self.height
+        target = (self.width, self.height)
         if self.shorter:
             target = tuple(self.shorter * side // min(image.size) for side in image.size)
         image = image.resize(target, Image.Resampling.BILINEAR)
-        left, top = (round((a - b) / 2) for a, b in zip(image.size, (self.width, self.height), strict=True))
+        left = round((image.width - self.width) / 2)
+        top = round((image.height - self.height) / 2)
         return image.crop((left, top, left + self.width, top + self.height))
 
 
@@ -52,7 +66,8 @@ def size_of(image_size: int | None, resize_size: int | None) -> Size | None:
 
 
 class Listing(NamedTuple):
-    """The images of train/ and test/, each with its class, and the number of other files by reason."""
+    """The images of train/ and test/, each with its class, and the number of other files by
+    reason."""
 
     classes: list[str]
     train: list[tuple[str, str]]
@@ -61,15 +76,21 @@ class Listing(NamedTuple):
 
     def __str__(self) -> str:
         counts = f"{len(self.train):,} for training and {len(self.test):,} for tests"
-        left_out = ", ".join(f"{number:,} {reason}" for reason, number in self.left_out.most_common())
-        return f"images: {counts}; classes: {len(self.classes)}; files left out: {left_out or 'none'}"
+        left_out = ", ".join(
+            f"{number:,} {reason}" for reason, number in self.left_out.most_common()
+        )
+        return (
+            f"images: {counts}; classes: {len(self.classes)}; files left out: {left_out or 'none'}"
+        )
 
 
 def listed(root: Path) -> Listing:
-    """The images below root/train/CLASS and root/test/CLASS, by class and path. What is hidden, such as
-    .ipynb_checkpoints and ._00.png, is neither a class nor an image.
+    """The images below root/train/CLASS and root/test/CLASS, by class and path.
 
-    UserError: a folder is missing, unreadable or without images, or classes of train/ and test/ differ.
+    Hidden folders and files, such as .ipynb_checkpoints and ._00.png, are left out.
+
+    UserError: a folder is missing, unreadable or without images, or classes of train/ and test/
+    differ.
     """
     classes: list[set[str]] = []
     needed = "--data-root needs train/CLASS/*.png and test/CLASS/*.png"
@@ -77,52 +98,72 @@ def listed(root: Path) -> Listing:
     for part, images in ((root / "train", listing.train), (root / "test", listing.test)):
         images += [(inside[0], path) for inside, path in below(part, 1, listing.left_out, needed)]
         images.sort(key=lambda image: image[0])
-        classes.append({name.name for name in part.iterdir() if name.is_dir() and name.name[0] != "."})
+        folders = [place for place in part.iterdir() if place.is_dir()]
+        classes.append({place.name for place in folders if place.name[0] != "."})
         empty = sorted(classes[-1] - {name for name, _ in images})
         if empty or not classes[-1]:
-            raise UserError(f"{part}/{', '.join(empty) or 'CLASS'}: no images, which every class needs")
+            raise UserError(
+                f"{part}/{', '.join(empty) or 'CLASS'}: no images, which every class needs"
+            )
     check_names(root, set.union(*classes))
-    if odd := sorted(classes[0] ^ classes[1]):
-        raise UserError(f"{root}: train/ and test/ differ in classes: {', '.join(odd)}")
+    in_one_part = sorted(classes[0] ^ classes[1])
+    if in_one_part:
+        raise UserError(f"{root}: train/ and test/ differ in classes: {', '.join(in_one_part)}")
     return listing._replace(classes=sorted(classes[0]))
 
 
 def below(
     root: Path, depth: int, left_out: Counter[str], needed: str
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The folders, at least `depth`, and the path of each image below `root`, in order; counts other files.
-    UserError, with what is `needed`: a folder is missing or unreadable."""
+    """The folders, at least `depth`, and the path of each image below `root`, in order.
+
+    Other files are counted in `left_out`, by reason. UserError, which says what is `needed`: a
+    folder is missing or unreadable.
+    """
     for folder, _, names in sorted(walk(root, needed)):
         inside = Path(folder).relative_to(root).parts
         for name in names:
             suffix = os.path.splitext(name)[1].lower()
             if any(word.startswith(".") for word in (*inside, name)):
                 left_out["hidden"] += 1
-            elif len(inside) < depth or suffix not in KINDS:
-                left_out["in no class" if len(inside) < depth else suffix or "without suffix"] += 1
+            elif len(inside) < depth:
+                left_out["in no class"] += 1
+            elif suffix not in KINDS:
+                left_out[suffix or "without suffix"] += 1
             else:
                 yield inside, os.path.join(folder, name)
 
 
-def read(root: Path, size: Size | None, cache: Path | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Images (n, 3, height, width) of train/ and test/, in memory or mapped from files in `cache`, and labels
-    (n,).
+def read(
+    root: Path, size: Size | None, cache: Path | None = None
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Images (n, 3, height, width) and labels (n,) of train/ and test/.
 
-    Images are scaled to `size` if given. UserError: as of `listed`, an image is unreadable,
-    images differ in size, or `cache` cannot be written. MemoryError: they need more memory than there is.
+    Images are scaled to `size` if given. They are in memory or, with `cache`, mapped from files
+    there.
+
+    UserError: as of `listed`, an image is unreadable, images differ in size, or `cache` cannot be
+    written. MemoryError: they need more memory than there is.
     """
-    listing, parts = listed(root), []
+    listing = listed(root)
+    parts = []
     for part, images in ((root / "train", listing.train), (root / "test", listing.test)):
         names, paths = zip(*images, strict=True)
-        parts.append((pixels_of(part, paths, size, cache), np.unique(names, return_inverse=True)[1]))
+        _, labels = np.unique(names, return_inverse=True)
+        parts.append((pixels_of(part, paths, size, cache), labels))
     if parts[0][0].shape[1:] != parts[1][0].shape[1:]:
         raise UserError(f"{root}: images of train/ and test/ differ in size: give --image-size")
     return parts
 
 
-def pixels_of(part: Path, paths: Sequence[str], size: Size | None, cache: Path | None) -> np.ndarray:
-    """The images of `_decoded`, in memory or mapped from a file in `cache`, which the first process
-    that needs it writes. The file has another name if one of `paths` has another name, size or time."""
+def pixels_of(
+    part: Path, paths: Sequence[str], size: Size | None, cache: Path | None
+) -> np.ndarray:
+    """The images of `_decoded`, in memory or mapped from a file in `cache`.
+
+    The first process that needs the file writes it. Its name depends on name, size and time of all
+    `paths`.
+    """
     if not cache:
         return _decoded(paths, size)
     digest = hashlib.sha256(f"upright {size}".encode())
@@ -132,7 +173,7 @@ def pixels_of(part: Path, paths: Sequence[str], size: Size | None, cache: Path |
     file = cache / f"{part.name}_{digest.hexdigest()[:16]}.npy"
     make_directory(cache)
     try:
-        with FileLock(cache / ".lock", mode=0o660):  # who may open it can hold it
+        with FileLock(cache / ".lock", mode=0o660):  # not for others: who opens it can hold it
             if not file.exists():
                 with atomic_write(file, "wb") as out:
                     _decoded(paths, size, out)
@@ -149,7 +190,7 @@ def _decoded(paths: Sequence[str], size: Size | None, out: IO[bytes] | None = No
     """Images (n, 3, height, width) of files, in memory, or mapped from the new .npy file `out`."""
     set_warnings()
     height, width = read_image(paths[0], size).shape[:2]
-    shape = len(paths), 3, height, width
+    shape = (len(paths), 3, height, width)
     if out:
         npy.write_array_header_2_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})
         out.flush()
@@ -164,8 +205,8 @@ def _decoded(paths: Sequence[str], size: Size | None, out: IO[bytes] | None = No
             image = read_image(path, size)
             if image.shape[:2] != (height, width):
                 sizes = sorted([(height, width), image.shape[:2]])
-                several = f"images of several sizes, such as {sizes[0]} and {sizes[1]}"
-                raise UserError(f"{Path(path).parents[1]} has {several}: give --image-size")
+                fault = f"images of several sizes, such as {sizes[0]} and {sizes[1]}"
+                raise UserError(f"{Path(path).parents[1]} has {fault}: give --image-size")
             pixels[i] = image.transpose(2, 0, 1)
 
     with ThreadPoolExecutor(4) as pool:  # chunks keep the threads' overhead low for small images
@@ -174,9 +215,12 @@ def _decoded(paths: Sequence[str], size: Size | None, out: IO[bytes] | None = No
 
 
 def empty(shape: tuple[int, ...]) -> np.ndarray:
-    """A new array of bytes. MemoryError: more than this machine has; Linux would grant it, and kill the
-    process much later."""
-    if np.prod(shape, dtype=float) > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+    """A new array of bytes.
+
+    MemoryError: more than this machine has; Linux would grant it, and kill the process much later.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if np.prod(shape, dtype=float) > memory:
         raise MemoryError
     return np.empty(shape, np.uint8)
 
@@ -192,7 +236,8 @@ def scaled(images: np.ndarray, size: Size) -> np.ndarray:
 
 
 def set_warnings() -> None:
-    """What Pillow only warns of: images of 90 megapixels and more are errors, damaged metadata is nothing."""
+    """Make Pillow's warning of images of 90 megapixels and more an error, and ignore damaged
+    metadata."""
     from PIL import Image
 
     warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -200,15 +245,18 @@ def set_warnings() -> None:
 
 
 def read_image(path: str, size: Size | None, mode: str = "RGB") -> np.ndarray:
-    """An image as bytes (height, width, 3), or in Pillow's `mode` "L" (height, width), upright as viewers
-    show it; of several frames, the first. UserError: it is unreadable."""
+    """An image as bytes (height, width, 3), or (height, width) in Pillow's `mode` "L".
+
+    It is upright, by its EXIF orientation; of several frames, the first. UserError: it is
+    unreadable.
+    """
     from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as image:
             if image.mode[0] in "IF":  # Pillow would clip the values at 255
-                what = f"more than 8 bits per channel (mode {image.mode})"
-                raise UserError(f"{path} has {what}: convert it first")
+                depth = f"more than 8 bits per channel (mode {image.mode})"
+                raise UserError(f"{path} has {depth}: convert it first")
             image.load()
             with contextlib.suppress(*NO_IMAGE):  # of damaged metadata
                 ImageOps.exif_transpose(image, in_place=True)

@@ -1,7 +1,7 @@
 """Mixtures of experts that grow: tree or flat gating, soft or hard gates (section 4.2, appendix A).
 
-Shapes: n examples, D inputs of a gating function, E experts. The experts of a layer are the members of one
-stack (`vision.models`), so they are computed together.
+Shapes: n examples, D inputs of a gating function, E experts. The experts of a layer are the members
+of one stack (`vision.models`), so they are computed together.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,15 +13,25 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from vision.models import Backbone, Conv, ConvBlock, Dense, Flops, combined, footprint_of, pooled, uniform
+from vision.models import (
+    Backbone,
+    Conv,
+    ConvBlock,
+    Dense,
+    Flops,
+    combined,
+    footprint_of,
+    pooled,
+    uniform,
+)
 
 POOLED = 4  # height and width to which images are averaged before gating, as in the authors' code
 
 
 class Gating(nn.Module):
-    """The gating function g(j | z) of E experts. A tree has E - 1 inner nodes with two branches each; the
-    gate value of a leaf is the product of the branch probabilities on its path (eq. 3). Flat gating is one
-    softmax over the experts."""
+    """The gating function g(j | z) of E experts. A tree has E - 1 inner nodes with two branches
+    each; the gate value of a leaf is the product of the branch probabilities on its path (eq. 3).
+    Flat gating is one softmax over the experts."""
 
     paths: Tensor  # (E, 2 (E - 1)): 1 for the branches on the path to each leaf; empty if flat
 
@@ -44,9 +54,11 @@ class Gating(nn.Module):
         return torch.mm(self.paths, branches).exp()
 
     def choose(self, z: Tensor) -> Tensor:
-        """Inputs (D, n) -> the expert (n,) reached by the more probable branch of each node. A split divides
-        the examples of its leaf and leaves all others in place. The argmax of the gate values would not: a
-        split lowers those of its leaf."""
+        """Inputs (D, n) -> the expert (n,) reached by the more probable branch of each node.
+
+        A split then divides the examples of its leaf and moves no others. With the argmax of the
+        gate values, it would: a split lowers those of its leaf.
+        """
         logits = torch.addmm(self.bias, self.weight, z)
         if not self.tree:
             return logits.argmax(0)
@@ -60,19 +72,20 @@ class Gating(nn.Module):
             uniform(values, self.weight.shape[1], generator)
 
     def split(self, expert: int, generator: torch.Generator) -> None:
-        """Add expert E. In a tree, the leaf becomes a node with a random gate; its children are `expert` and
-        the new one. Flat gating gets one more random row."""
-        more = 2 if self.tree else 1
+        """Add expert E. In a tree, the leaf becomes a node with a random gate; its children are
+        `expert` and the new one. Flat gating gets one more random row."""
+        new_rows = 2 if self.tree else 1
         device = self.weight.device
         for name in ("weight", "bias"):
             old = getattr(self, name).data
-            new = torch.empty(more, old.shape[1])
+            new = torch.empty(new_rows, old.shape[1])
             uniform(new, self.weight.shape[1], generator)
             setattr(self, name, nn.Parameter(torch.cat([old, new.to(device)])))
         if self.tree:
             self._split_path(expert)
 
     def _split_path(self, leaf: int) -> None:
+        """Add a node at `leaf`, whose second child is a new leaf."""
         grown = F.pad(self.paths, (0, 2, 0, 1))
         grown[-1] = grown[leaf]
         grown[leaf, -2] = grown[-1, -1] = 1
@@ -85,31 +98,25 @@ class Gating(nn.Module):
 
 
 class MixtureLayer(nn.Module):
-    """Experts h and their gating function g: the sum over j of g(j | z) h(z | j). Hard gates are one-hot in
-    the forward pass; in the backward pass the gradient goes to the gate probabilities (straight-through
-    estimator)."""
+    """Experts h and their gating function g: the sum over j of g(j | z) h(z | j). Hard gates are
+    one-hot in the forward pass; in the backward pass the gradient goes to the gate probabilities
+    (straight-through estimator)."""
 
     def __init__(self, experts: Dense | ConvBlock, router: Gating, hard: bool):
         super().__init__()
-        self.experts, self.router, self.hard = experts, router, hard
+        self.experts = experts
+        self.router = router
+        self.hard = hard
 
     def forward(self, z: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Layer inputs -> layer outputs and gate values (E, n). In training, `generator` samples hard gates;
-        in evaluation, only the chosen expert is computed."""
+        """Layer inputs -> layer outputs and gate values (E, n).
+
+        In training, `generator` samples hard gates; in evaluation, only the chosen expert is
+        computed.
+        """
         if self.hard and not self.training:
             chosen = self.router.choose(self.features(z))
-            examples = 1 if z.dim() == 2 else 0  # their dimension
-            order = chosen.argsort()
-            counts = torch.bincount(chosen, minlength=self.size).tolist()
-            parts = z.index_select(examples, order).split(counts, examples)
-            tensors, outputs = self.experts.state_dict(keep_vars=True), []
-            for expert in (number for number, count in enumerate(counts) if count):
-                own = {name: tensor[expert : expert + 1] for name, tensor in tensors.items()}
-                if isinstance(self.experts, Dense):
-                    outputs.append(functional_call(self.experts, own, parts[expert])[0].relu())
-                else:
-                    outputs.append(functional_call(self.experts, own, (parts[expert], True)))
-            z = torch.cat(outputs, examples).index_select(examples, order.argsort())
+            z = self.apply_chosen(z, chosen)
             return z, F.one_hot(chosen, self.size).T.to(z.dtype)
         gates = self.router(self.features(z))
         if self.hard:
@@ -118,8 +125,28 @@ class MixtureLayer(nn.Module):
             gates = F.one_hot(chosen, len(gates)).T + gates - gates.detach()
         return self.combine(z, gates), gates
 
+    def apply_chosen(self, z: Tensor, chosen: Tensor) -> Tensor:
+        """Outputs of the expert `chosen` (n,) for each example; each expert computes its examples
+        at once."""
+        dimension = 1 if z.dim() == 2 else 0  # of the examples
+        order = chosen.argsort()
+        counts = torch.bincount(chosen, minlength=self.size).tolist()
+        parts = z.index_select(dimension, order).split(counts, dimension)
+        tensors = self.experts.state_dict(keep_vars=True)
+        outputs = []
+        for expert, part in enumerate(parts):
+            if counts[expert] == 0:
+                continue
+            weights = {name: tensor[expert : expert + 1] for name, tensor in tensors.items()}
+            if isinstance(self.experts, Dense):
+                outputs.append(functional_call(self.experts, weights, part)[0].relu())
+            else:
+                outputs.append(functional_call(self.experts, weights, (part, True)))
+        return torch.cat(outputs, dimension).index_select(dimension, order.argsort())
+
     def features(self, z: Tensor) -> Tensor:
-        """Inputs of the gating function: (D, n) as they are, (n, c, H, W) averaged to 4 x 4 pixels."""
+        """Inputs of the gating function: (D, n) as they are, (n, c, H, W) averaged to 4 x 4
+        pixels."""
         return F.adaptive_avg_pool2d(z, POOLED).flatten(1).t() if z.dim() == 4 else z
 
     def combine(self, z: Tensor, gates: Tensor) -> Tensor:
@@ -138,10 +165,18 @@ class MixtureLayer(nn.Module):
     def split(self, expert: int, generator: torch.Generator) -> None:
         """Replace an expert by two exact copies with a random gate between them."""
         for module in self.experts.modules():
-            for name, old in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-                grown = torch.cat([old.data, old.data[expert : expert + 1]])
-                setattr(module, name, nn.Parameter(grown) if isinstance(old, nn.Parameter) else grown)
+            parameters = list(module.named_parameters(recurse=False))
+            buffers = list(module.named_buffers(recurse=False))
+            for name, old in parameters:
+                setattr(module, name, nn.Parameter(_repeated(old.data, expert)))
+            for name, buffer in buffers:
+                setattr(module, name, _repeated(buffer, expert))
         self.router.split(expert, generator)
+
+
+def _repeated(tensor: Tensor, expert: int) -> Tensor:
+    """The tensor with another copy of row `expert` at the end."""
+    return torch.cat([tensor, tensor[expert : expert + 1]])
 
 
 class Mixture(nn.Module):
@@ -159,7 +194,9 @@ class Mixture(nn.Module):
     ):
         super().__init__()
         self.layers: Sequence[MixtureLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
-        self.classifier, self.head, self.shape = classifier, head, tuple(shape)
+        self.classifier = classifier
+        self.head = head
+        self.shape = tuple(shape)
         self.generator: torch.Generator | None = None  # samples hard gates in training
 
     def draw_from(self, generators: Sequence[torch.Generator]) -> None:
@@ -186,17 +223,23 @@ class Mixture(nn.Module):
 
     def routed(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Images (n, ...) -> logits (1, C, n) and the gate values (E, n) of each mixture layer."""
-        z, gates = self.head(x, shared=True) if self.head else x.flatten(1).t(), []
+        z = self.head(x, shared=True) if self.head else x.flatten(1).t()
+        gates = []
         for layer in self.layers:
-            z, used = layer(z, self.generator)
-            gates.append(used)
-        return self.classifier(pooled(z, 1) if self.head else z), gates
+            z, layer_gates = layer(z, self.generator)
+            gates.append(layer_gates)
+        if self.head:
+            z = pooled(z, 1)
+        return self.classifier(z), gates
 
     @property
     def flops(self) -> Flops:
-        """FLOPs per example. The backward pass costs twice the forward pass, less the gradients of the images
-        and of the paths."""
-        head, size = self.head.flops(self.shape[1:]) if self.head else ([], ())
+        """FLOPs per example. The backward pass costs twice the forward pass, less the gradients of
+        the images and of the paths."""
+        head: list[float] = []
+        size: tuple[int, ...] = ()
+        if self.head:
+            head, size = self.head.flops(self.shape[1:])
         experts = []
         for layer in self.layers:
             if isinstance(layer.experts, Dense):
@@ -213,7 +256,8 @@ class Mixture(nn.Module):
 
     @property
     def footprint(self) -> int:
-        """Floats per example that evaluation holds at a time: images and activations of all experts."""
+        """Floats per example that evaluation holds at a time: images and activations of all
+        experts."""
         experts: list[Any] = [layer.experts for layer in self.layers]
         if self.head:
             return footprint_of([self.head, *experts], self.shape)
@@ -222,22 +266,32 @@ class Mixture(nn.Module):
 
 
 def mixture_mlp(widths: Sequence[int], experts: int, tree: bool, hard: bool) -> Mixture:
-    """The MLP with a mixture at each hidden layer (section 5); experts are linear layers with ReLU."""
+    """The MLP with a mixture at each hidden layer (section 5); experts are linear layers with
+    ReLU."""
     *sizes, last = pairwise(widths)
     layers = [MixtureLayer(Dense(experts, d, h), Gating(d, experts, tree), hard) for d, h in sizes]
     return Mixture(layers, Dense(1, *last))
 
 
 def mixture_vgg(
-    shape: Sequence[int], widths: Sequence[list[int]], classes: int, experts: int, tree: bool, hard: bool
+    shape: Sequence[int],
+    widths: Sequence[list[int]],
+    classes: int,
+    experts: int,
+    tree: bool,
+    hard: bool,
 ) -> Mixture:
-    """The reduced VGG19, `widths` as in `VGG`, with a mixture at each block but the first; experts are blocks
-    of convolutions."""
+    """The reduced VGG19, `widths` as in `VGG`, with a mixture at each block but the first.
+
+    Experts are blocks of convolutions.
+    """
     layers = []
     for (*_, inputs), block in pairwise(widths):
         gating = Gating(inputs * POOLED**2, experts, tree)
         layers.append(MixtureLayer(ConvBlock(experts, inputs, block), gating, hard))
-    return Mixture(layers, Dense(1, widths[-1][-1], classes), ConvBlock(1, shape[0], widths[0]), shape)
+    classifier = Dense(1, widths[-1][-1], classes)
+    head = ConvBlock(1, shape[0], widths[0])
+    return Mixture(layers, classifier, head, shape)
 
 
 class Committee(Backbone):
@@ -263,9 +317,15 @@ class Committee(Backbone):
 
     @property
     def flops(self) -> Flops:
-        return Flops(*map(sum, zip(*(network.flops for network in self.networks), strict=True)))
+        flops = [network.flops for network in self.networks]
+        return Flops(
+            forward=sum(cost.forward for cost in flops),
+            backward=sum(cost.backward for cost in flops),
+            inference=sum(cost.inference for cost in flops),
+        )
 
     @property
     def footprint(self) -> int:
-        """Floats per example that evaluation holds at a time; networks are computed one after the other."""
+        """Floats per example that evaluation holds at a time; networks are computed one after the
+        other."""
         return max(network.footprint for network in self.networks)

@@ -1,10 +1,11 @@
 """The paper's two backbones, each as a stack of M networks (members) that are computed together.
 
-Shapes: n examples, D inputs, H units, C classes, M members, V voters. A voter is an output with a loss of
-its own: each member of an ensemble (V = M), or the average of all members' logits (V = 1). Images are
-(n, channels, height, width), the same for all members, or (M, n, channels, height, width). Activations of
-the MLP have examples last, (H, n): the first layer of all members is then one product (M*H, D) @ (D, n) with
-M contiguous matrices as its result. Convolutions are grouped by member.
+Shapes: n examples, D inputs, H units, C classes, M members, V voters. A voter is an output with a
+loss of its own: each member of an ensemble (V = M), or the average of all members' logits (V = 1).
+Images are (n, channels, height, width), the same for all members, or (M, n, channels, height,
+width). Activations of the MLP have examples last, (H, n): the first layer of all members is then
+one product (M*H, D) @ (D, n) with M contiguous matrices as its result. Convolutions are grouped by
+member.
 """
 
 import math
@@ -19,8 +20,8 @@ from torch.nn import functional as F
 BLOCKS = (2, 2, 4, 4, 4)  # convolutions per block of VGG19 (Simonyan and Zisserman, 2015)
 BATCH_NORM_EPSILON = 1e-5
 Factory = Callable[[int, tuple[int, ...], int], nn.Module]
-"""Builds a network of images (n, channels, height, width) -> logits (n, C), given the channels, (height,
-width) and C. Initial weights come from torch's global generator."""
+"""Builds a network of images (n, channels, height, width) -> logits (n, C), given the channels,
+(height, width) and C. Initial weights come from torch's global generator."""
 threshold_backward = torch.ops.aten.threshold_backward.default  # the gradient of ReLU
 
 
@@ -56,7 +57,8 @@ class Dense(nn.Module):
 
 
 def dense(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
-    """Functional form of `Dense`: weight (M, out, in), bias (M, out, 1), x as in `Dense.forward`."""
+    """Functional form of `Dense`: weight (M, out, in), bias (M, out, 1), x as in
+    `Dense.forward`."""
     if x.dim() == 2:
         out = torch.addmm(bias.view(-1, 1), weight.view(-1, weight.shape[2]), x)
         return out.view(bias.shape[0], bias.shape[1], -1)
@@ -64,7 +66,8 @@ def dense(weight: Tensor, bias: Tensor, x: Tensor) -> Tensor:
 
 
 class Conv(nn.Module):
-    """M 3x3 convolutions side by side with batch normalisation and ReLU; weight (M, out, in, 3, 3)."""
+    """M 3x3 convolutions side by side with batch normalisation and ReLU; weight (M, out, in, 3,
+    3)."""
 
     mean: Tensor  # running, (M, out)
     variance: Tensor
@@ -79,12 +82,20 @@ class Conv(nn.Module):
         self.register_buffer("variance", torch.empty(members, outputs))
 
     def forward(self, x: Tensor, shared: bool = False) -> Tensor:
-        """Images (n, M * in, H, W), or `shared` by all members (n, in, H, W) -> (n, M * out, H, W)."""
+        """Images (n, M * in, H, W), or `shared` by all members (n, in, H, W) -> (n, M * out, H,
+        W)."""
         groups = 1 if shared else len(self.weight)
         x = F.conv2d(x, self.weight.flatten(0, 1), self.bias.flatten(), padding=1, groups=groups)
-        statistics = self.mean.view(-1), self.variance.view(-1), self.scale.flatten(), self.shift.flatten()
         values = x.numel() // x.shape[1]  # per channel; one value has no variance
-        x = F.batch_norm(x, *statistics, self.training and values > 1, eps=BATCH_NORM_EPSILON)
+        x = F.batch_norm(
+            x,
+            self.mean.view(-1),
+            self.variance.view(-1),
+            self.scale.flatten(),
+            self.shift.flatten(),
+            training=self.training and values > 1,
+            eps=BATCH_NORM_EPSILON,
+        )
         return x.relu_()
 
     def reset(self, member: int, generator: torch.Generator) -> None:
@@ -92,16 +103,20 @@ class Conv(nn.Module):
         fan_in = self.weight[member, 0].numel()
         uniform(self.weight.data[member], fan_in, generator)
         uniform(self.bias.data[member], fan_in, generator)
-        for ones, zeros in ((self.scale.data, self.shift.data), (self.variance, self.mean)):
-            ones[member], zeros[member] = 1, 0
+        self.scale.data[member] = 1
+        self.shift.data[member] = 0
+        self.mean[member] = 0
+        self.variance[member] = 1
 
 
 class Backbone(nn.Module):
-    """Base class of M networks. `joint`, "mean" or "sum", combines all members' logits into one voter."""
+    """Base class of M networks. `joint`, "mean" or "sum", combines all members' logits into one
+    voter."""
 
     def __init__(self, members: int, joint: str | None):
         super().__init__()
-        self.members, self.joint = members, joint
+        self.members = members
+        self.joint = joint
 
     @property
     def voters(self) -> int:
@@ -116,7 +131,8 @@ class Backbone(nn.Module):
 
 
 def combined(logits: Tensor, joint: str | None) -> Tensor:
-    """Logits of the members (M, C, n), each a voter, or their mean or sum as the only one (1, C, n)."""
+    """Logits of the members (M, C, n), each a voter, or their mean or sum as the only one (1, C,
+    n)."""
     if joint is None:
         return logits
     return logits.mean(0, True) if joint == "mean" else logits.sum(0, True)
@@ -132,26 +148,31 @@ class MLP(Backbone):
         self.layers: Sequence[Dense] = nn.ModuleList(layers)  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (n, ...) with D values each, or (M, n, channels, height, width) -> logits (V, C, n)."""
+        """Images (n, ...) with D values each, or (M, n, channels, height, width) -> logits (V, C,
+        n)."""
         layers = [(layer.weight, layer.bias) for layer in self.layers]
         return combined(_activations(layers, _rows(x).mT)[-1], self.joint)
 
     def train(self, mode: bool = True) -> "MLP":
-        """Set the mode without a walk over the layers, which have none."""
+        """Set the mode of this module alone: its layers do not depend on it, and a walk takes
+        time."""
         self.training = mode
         return self
 
     def gradient_writer(self) -> Callable[[Tensor, Tensor], None]:
-        """A function of images and labels, (n,) or (M, n), that writes each parameter's `grad`. The loss is
-        the sum of the voters' mean cross-entropies. Formulas replace autograd, whose overhead exceeds the
-        cost of products this small (log/)."""
+        """A function of images and labels, (n,) or (M, n), that writes each parameter's `grad`.
+
+        The loss is the sum of the voters' mean cross-entropies. Formulas replace autograd, whose
+        overhead exceeds the cost of products this small (log/).
+        """
         layers = [(layer.weight.data, layer.bias.data) for layer in self.layers]
         gradients: list[Any] = [(layer.weight.grad, layer.bias.grad) for layer in self.layers]
         classes = torch.arange(self.widths[-1], device=layers[0][0].device)[:, None]
         share = 1 / self.members if self.joint == "mean" else 1.0
 
         def write(x: Tensor, labels: Tensor) -> None:
-            x, n = _rows(x), labels.shape[-1]
+            x = _rows(x)
+            n = labels.shape[-1]
             z = _activations(layers, x.mT)
             right = (classes == labels.unsqueeze(-2)).float()
             d = combined(z.pop(), self.joint).softmax(1).sub_(right).mul_(share / n)
@@ -176,7 +197,8 @@ class MLP(Backbone):
 
     @property
     def footprint(self) -> int:
-        """Floats per example that evaluation holds at a time: images and activations of all members."""
+        """Floats per example that evaluation holds at a time: images and activations of all
+        members."""
         return 2 * self.widths[0] + self.members * sum(self.widths[1:])
 
 
@@ -186,16 +208,21 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _activations(layers: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> list[Tensor]:
-    """Inputs (D, n) or (M, D, n) -> [inputs, outputs of each hidden layer after ReLU, logits (M, C, n)]."""
+    """Inputs (D, n) or (M, D, n) -> [inputs, outputs of each hidden layer after ReLU, logits (M, C,
+    n)]."""
     values = [x]
-    for weight, bias in layers:
-        values.append(dense(weight, bias, values[-1] if len(values) == 1 else values[-1].relu_()))
+    for index, (weight, bias) in enumerate(layers):
+        inputs = values[-1] if index == 0 else values[-1].relu_()
+        values.append(dense(weight, bias, inputs))
     return values
 
 
 class VGG(Backbone):
-    """The reduced VGG19 of section 5; `widths` are the channels of each convolution by block. Each block ends
-    with 2x2 max-pooling unless the image is one pixel high or wide; the last feature map is averaged."""
+    """The reduced VGG19 of section 5; `widths` are the channels of each convolution by block.
+
+    Each block ends with 2x2 max-pooling unless the image is one pixel high or wide; the last
+    feature map is averaged.
+    """
 
     def __init__(
         self,
@@ -206,9 +233,12 @@ class VGG(Backbone):
         joint: str | None = None,
     ):
         super().__init__(members, joint)
-        self.shape, self.widths = tuple(shape), [list(block) for block in widths]
+        self.shape = tuple(shape)
+        self.widths = [list(block) for block in widths]
         inputs = [shape[0], *(block[-1] for block in widths)]
-        blocks = (ConvBlock(members, size, block) for size, block in zip(inputs, widths, strict=False))
+        blocks = (
+            ConvBlock(members, size, block) for size, block in zip(inputs, widths, strict=False)
+        )
         self.blocks: Sequence[ConvBlock] = nn.ModuleList(blocks)  # type: ignore[assignment]
         self.classifier = Dense(members, inputs[-1], classes)
 
@@ -224,7 +254,9 @@ class VGG(Backbone):
     @property
     def flops(self) -> Flops:
         """The backward pass costs twice the forward pass, less the gradient of the images."""
-        forward, first, size = self.classifier.flops, 0.0, self.shape[1:]
+        forward = self.classifier.flops
+        first = 0.0
+        size = self.shape[1:]
         for block in self.blocks:
             layers, size = block.flops(size)
             first = first or layers[0]
@@ -245,21 +277,26 @@ class ConvBlock(nn.Module):
         self.layers: Sequence[Conv] = nn.ModuleList(layers)  # type: ignore[assignment]
 
     def forward(self, x: Tensor, shared: bool = False) -> Tensor:
-        """(n, M * in, H, W), or `shared` by all members (n, in, H, W) -> (n, M * out, H / 2, W / 2)."""
+        """(n, M * in, H, W), or `shared` by all members (n, in, H, W) -> (n, M * out, H / 2, W /
+        2)."""
         for i, layer in enumerate(self.layers):
             x = layer(x, shared and i == 0)
         return F.max_pool2d(x, 2) if min(x.shape[2:]) > 1 else x
 
     def flops(self, size: Sequence[int]) -> tuple[list[float], tuple[int, ...]]:
-        """FLOPs of each convolution on an image of (height, width) `size`, and the size after the block."""
-        halved = tuple(s // 2 for s in size) if min(size) > 1 else tuple(size)
-        return [2.0 * layer.weight.numel() * math.prod(size) for layer in self.layers], halved
+        """FLOPs of each convolution on an image of (height, width) `size`, and the size after the
+        block."""
+        flops = [2.0 * layer.weight.numel() * math.prod(size) for layer in self.layers]
+        if min(size) > 1:
+            return flops, tuple(side // 2 for side in size)
+        return flops, tuple(size)
 
 
 def footprint_of(blocks: Iterable["ConvBlock"], shape: Sequence[int]) -> int:
-    """Floats per example that the largest layer of the blocks holds, for images of (channels, height, width)
-    `shape`: its inputs, and its outputs before and after batch normalisation."""
-    largest, size = 2 * math.prod(shape), tuple(shape[1:])  # images in two layouts
+    """Floats per example that the largest layer of the blocks holds, for images of (channels,
+    height, width) `shape`: its inputs, and its outputs before and after batch normalisation."""
+    largest = 2 * math.prod(shape)  # images in two layouts
+    size = tuple(shape[1:])
     for block in blocks:
         shapes = [layer.weight.shape for layer in block.layers]  # (M, out, in, 3, 3)
         channels = max(members * (before + 2 * after) for members, after, before, *_ in shapes)

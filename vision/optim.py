@@ -1,4 +1,5 @@
-"""Optimizers of one vector of parameters, the schedule of their learning rate, and the average of weights.
+"""Optimizers of one vector of parameters, the schedule of their learning rate, and the average of
+weights.
 
 All match torch.optim bit for bit (tests/vision/test_optim.py). On a small network, half of a
 torch.optim step is overhead, and torch.optim imports torch's compiler.
@@ -37,15 +38,19 @@ class Optimizer:
 class Adadelta(Optimizer):
     """Adadelta (Zeiler, 2012) with torch's defaults of rho and eps."""
 
-    RHO, EPS = 0.9, 1e-6
+    RHO = 0.9
+    EPS = 1e-6
 
     def __init__(self, values: Tensor, lr: float, weight_decay: float):
-        self.lr, self.weight_decay = lr, weight_decay
+        self.lr = lr
+        self.weight_decay = weight_decay
         self.state = {name: torch.zeros_like(values) for name in ("squares", "deltas")}
-        self._delta, self._root = torch.empty_like(values), torch.empty_like(values)
+        self._delta = torch.empty_like(values)
+        self._root = torch.empty_like(values)
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
-        squares, deltas = self.state["squares"], self.state["deltas"]
+        squares = self.state["squares"]
+        deltas = self.state["deltas"]
         if self.weight_decay:
             gradients.add_(values, alpha=self.weight_decay)
         squares.mul_(self.RHO).addcmul_(gradients, gradients, value=1 - self.RHO)
@@ -58,8 +63,13 @@ class Adadelta(Optimizer):
 class SGD(Optimizer):
     """SGD with momentum, Nesterov momentum and weight decay as in torch."""
 
-    def __init__(self, values: Tensor, lr: float, momentum: float, weight_decay: float, nesterov: bool):
-        self.lr, self.momentum, self.weight_decay, self.nesterov = lr, momentum, weight_decay, nesterov
+    def __init__(
+        self, values: Tensor, lr: float, momentum: float, weight_decay: float, nesterov: bool
+    ):
+        self.lr = lr
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.nesterov = nesterov
         self.state = {"velocity": torch.zeros_like(values)} if momentum else {}
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
@@ -67,18 +77,25 @@ class SGD(Optimizer):
             gradients.add_(values, alpha=self.weight_decay)
         if self.momentum:
             velocity = self.state["velocity"].mul_(self.momentum).add_(gradients)
-            gradients = gradients.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
+            if self.nesterov:
+                gradients.add_(velocity, alpha=self.momentum)
+            else:
+                gradients = velocity
         values.add_(gradients, alpha=-self.lr)
 
 
 class Adam(Optimizer):
-    """Adam (Kingma and Ba, 2015) with torch's defaults of betas and eps; `decoupled` weight decay is AdamW's
-    (Loshchilov and Hutter, 2019)."""
+    """Adam (Kingma and Ba, 2015) with torch's defaults of betas and eps; `decoupled` weight decay
+    is AdamW's (Loshchilov and Hutter, 2019)."""
 
-    BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+    BETA1 = 0.9
+    BETA2 = 0.999
+    EPS = 1e-8
 
     def __init__(self, values: Tensor, lr: float, weight_decay: float, decoupled: bool):
-        self.lr, self.weight_decay, self.decoupled = lr, weight_decay, decoupled
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.decoupled = decoupled
         self.state = {name: torch.zeros_like(values) for name in ("means", "squares")}
         self.state |= {"steps": torch.zeros((), dtype=torch.int64)}
 
@@ -91,46 +108,60 @@ class Adam(Optimizer):
             gradients.add_(values, alpha=self.weight_decay)
         means.lerp_(gradients, 1 - self.BETA1)
         squares.mul_(self.BETA2).addcmul_(gradients, gradients, value=1 - self.BETA2)
-        root = torch.sqrt(squares, out=gradients).div_((1 - self.BETA2**number) ** 0.5).add_(self.EPS)
-        values.addcdiv_(means, root, value=-self.lr / (1 - self.BETA1**number))
+        correction1 = 1 - self.BETA1**number
+        correction2 = 1 - self.BETA2**number
+        root = torch.sqrt(squares, out=gradients).div_(correction2**0.5).add_(self.EPS)
+        values.addcdiv_(means, root, value=-self.lr / correction1)
 
 
 def make(values: Tensor, settings: Settings) -> Optimizer:
-    """A new optimizer of `values`, as the settings choose it."""
+    """A new optimizer of `values`, by the settings."""
+    lr = settings.lr
+    weight_decay = settings.weight_decay
     if settings.optimizer == "adadelta":
-        return Adadelta(values, settings.lr, settings.weight_decay)
-    if settings.optimizer != "sgd":
-        return Adam(values, settings.lr, settings.weight_decay, settings.optimizer == "adamw")
-    return SGD(values, settings.lr, settings.momentum, settings.weight_decay, settings.nesterov)
+        return Adadelta(values, lr, weight_decay)
+    if settings.optimizer == "sgd":
+        return SGD(values, lr, settings.momentum, weight_decay, settings.nesterov)
+    return Adam(values, lr, weight_decay, decoupled=settings.optimizer == "adamw")
 
 
 def decay(scheduler: str, done: float) -> float:
-    """Factor of the learning rate after the share `done` of a stage's epochs: 1 at first, towards 0."""
-    return {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[scheduler]
+    """Factor of the learning rate after the share `done` of a stage's epochs: 1 at first, towards
+    0."""
+    factors = {
+        "constant": 1.0,
+        "linear": 1 - done,
+        "cosine": (1 + math.cos(math.pi * done)) / 2,
+    }
+    return factors[scheduler]
 
 
 class Average:
-    """A moving average of a model's weights (Polyak and Juditsky 1992): with a decay over stages, with
-    `poly:ETA` over epochs. `alma.averages` has the updates. Statistics of batch normalisation are averaged,
-    too."""
+    """A moving average of a model's weights (Polyak and Juditsky 1992).
+
+    Its `kind` is a decay, for an average over stages, or `poly:ETA`, over epochs; `alma.averages`
+    has the formulas. Statistics of batch normalisation are averaged, too.
+    """
 
     def __init__(self, model: Any, kind: float | str):
-        self.model, self.updates = copy.deepcopy(model), 0
+        self.model = copy.deepcopy(model)
+        self.updates = 0
         self.eta = averages.eta_of(kind)
         self.decay = 0.0 if isinstance(kind, str) else kind
         self.every_epoch = self.eta is not None
 
     def following(self, model: nn.Module) -> Callable[[], None]:
-        """A function that updates the average with the weights that `model`, of the same sizes, then has.
-        Both must keep their tensors."""
-        mine, new = (
-            [t.data for t in chain(m.parameters(), m.buffers()) if t.is_floating_point()]
-            for m in (self.model, model)
-        )
+        """A function that updates the average with the current weights of `model`.
+
+        `model` has the sizes of the average, and neither may replace its tensors meanwhile.
+        """
+        averaged = _floats(self.model)
+        current = _floats(model)
 
         def update() -> None:
             self.updates += 1
-            torch._foreach_lerp_(mine, new, averages.share(self.updates, self.decay, self.eta))
+            share = averages.share(self.updates, self.decay, self.eta)
+            torch._foreach_lerp_(averaged, current, share)
 
         return update
 
@@ -142,3 +173,9 @@ class Average:
         """Restore a `state` of a model of the same sizes."""
         self.model.load_state_dict(state["model"])
         self.updates = state["updates"]
+
+
+def _floats(model: nn.Module) -> list[Tensor]:
+    """The parameters and floating-point buffers of a model."""
+    tensors = chain(model.parameters(), model.buffers())
+    return [tensor.data for tensor in tensors if tensor.is_floating_point()]

@@ -1,5 +1,6 @@
 """Streams of your own images: from a torch Dataset, tensors or arrays."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 
 from alma.dates import interval
 from alma.errors import UserError
-from vision.data import MegaBatchStream, make_dataset
+from vision.data import Dataset, MegaBatchStream, make_dataset
 
 TEST = 0.2
 """Share of the images, or of those of each period, that are the test set if none is given."""
@@ -28,34 +29,56 @@ class OwnStream(MegaBatchStream):
         name: str = "mine",
         seed: int = 0,
     ) -> "OwnStream":
-        """The images of a torch Dataset of (image, label), or of a pair (images, labels) of tensors or
-        arrays, and so for `test`.
+        """A stream of the images of `dataset`, with the test set `test`.
 
-        An image is bytes (uint8), or floats from 0 to 1, which become bytes: (height, width), (channels,
-        height, width), (height, width, channels), or a Pillow image. `dates` has the period of each image,
-        such as 2024 or "2024-03": each period is a mega-batch, in order. Otherwise `megabatches` are an
-        i.i.d. partition. Without `test`, a random fifth of the images is the test set; of each period, whose
-        held-out part it is. UserError: other images or dates, or a period of fewer than 3 images.
+        Both are a torch Dataset of (image, label), or a pair (images, labels) of tensors or arrays.
+        An image is bytes (uint8), or floats from 0 to 1, which become bytes: (height, width),
+        (channels, height, width), (height, width, channels), or a Pillow image.
+
+        `dates` has the period of each image, such as 2024 or "2024-03": each period is a
+        mega-batch, in order. Otherwise the stream is an i.i.d. partition into `megabatches`.
+        Without `test`, a random fifth of the images is the test set, with `dates` a fifth of each
+        period, its held-out part.
+
+        UserError: other images or dates, or a period of fewer than 3 images.
         """
         images, labels = _arrays(dataset, name)
         if dates is not None and megabatches is not None:
             raise UserError("give megabatches, or dates: each period is a mega-batch")
-        random = np.random.RandomState(0)  # the same for all seeds, whose runs then are repeats
-        groups = [np.arange(len(labels))] if dates is None else _periods(dates, len(labels))
-        groups = [random.permutation(group) for group in groups]
-        tested = [group[: 0 if test is not None else int(len(group) * TEST) + 1] for group in groups]
-        trained = [group[len(part) :] for group, part in zip(groups, tested, strict=True)]
-        held, kept = np.concatenate(tested), np.concatenate(trained)
-        given = (images[held], labels[held]) if test is None else _arrays(test, f"the test set of {name}")
-        made = make_dataset(name, (images[kept], labels[kept]), given)
-        if isinstance(names := getattr(dataset, "classes", None), list | tuple | dict):  # as torchvision's
-            if len(names) < made.classes:
-                few = f"{len(names)} names in its `classes`, and labels up to {made.classes - 1}"
-                raise UserError(f"{name} has {few}: name every class")
-            made = replace(made, names=[str(name) for name in names], classes=len(names))
+        random = np.random.RandomState(0)  # not the seed: runs that differ in the seed are repeats
+        groups = [np.arange(len(labels))]
+        if dates is not None:
+            groups = _periods(dates, len(labels))
+        tested = []
+        trained = []
+        for group in groups:
+            order = random.permutation(group)
+            test_count = int(len(order) * TEST) + 1 if test is None else 0
+            tested.append(order[:test_count])
+            trained.append(order[test_count:])
+        if test is None:
+            held_out = np.concatenate(tested)
+            test_arrays = (images[held_out], labels[held_out])
+        else:
+            test_arrays = _arrays(test, f"the test set of {name}")
+        training = np.concatenate(trained)
+        stored = make_dataset(name, (images[training], labels[training]), test_arrays)
+        stored = _with_names(stored, getattr(dataset, "classes", None))
         if dates is None:
-            return cls(made, megabatches, seed)
-        return cls(made, None, seed, _places(trained), _places(tested) if test is None else ())
+            return cls(stored, megabatches, seed)
+        parts = _places(trained)
+        return cls(stored, None, seed, parts, _places(tested) if test is None else ())
+
+
+def _with_names(dataset: Dataset, names: Any) -> Dataset:
+    """The data set with the names of its classes, if they are a collection, as torchvision's
+    are."""
+    if not isinstance(names, list | tuple | dict):
+        return dataset
+    if len(names) < dataset.classes:
+        few = f"{len(names)} names in its `classes`, and labels up to {dataset.classes - 1}"
+        raise UserError(f"{dataset.name} has {few}: name every class")
+    return replace(dataset, names=[str(name) for name in names], classes=len(names))
 
 
 def _places(groups: list[np.ndarray]) -> list[np.ndarray]:
@@ -64,31 +87,53 @@ def _places(groups: list[np.ndarray]) -> list[np.ndarray]:
     return np.split(np.arange(ends[-1]), ends[:-1])
 
 
-def _arrays(data: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images (n, channels, height, width) as bytes, and labels (n,)."""
+def _pairs(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Each image with its label."""
+    if isinstance(data, tuple):
+        yield from zip(*data, strict=True)
+    else:
+        for i in range(len(data)):
+            yield data[i]
+
+
+def _arrays(data: Any, title: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images (n, channels, height, width) as bytes, and labels (n,); `title` names them in
+    errors."""
+    images = []
+    labels = []
     try:
-        pairs = zip(*data, strict=True) if isinstance(data, tuple) else (data[i] for i in range(len(data)))
-        items = [(_bytes_of(image, what), np.asarray(label)) for image, label in pairs]
-        images, labels = zip(*items, strict=True)
+        for image, label in _pairs(data):
+            images.append(_bytes_of(image, title))
+            labels.append(np.asarray(label))
+        if not images:
+            raise ValueError("not enough values to unpack (expected 2, got 0)")
         y = np.array(labels)
     except (TypeError, ValueError, LookupError) as error:
-        raise UserError(f"{what} ({error!r}): give images, each with a label") from None
-    if len(sizes := sorted({image.shape for image in images})) > 1:
-        raise UserError(f"{what} has images of several sizes, such as {sizes[0]} and {sizes[-1]}: scale them")
+        raise UserError(f"{title} ({error!r}): give images, each with a label") from None
+    sizes = sorted({image.shape for image in images})
+    if len(sizes) > 1:
+        few = f"such as {sizes[0]} and {sizes[-1]}"
+        raise UserError(f"{title} has images of several sizes, {few}: scale them")
     return np.stack(images), y
 
 
-def _bytes_of(image: Any, what: str) -> np.ndarray:
-    """An image (channels, height, width) as bytes. UserError: it is none."""
-    x = np.asarray(image.convert("RGB") if getattr(image, "mode", "") == "P" else image)  # P: a palette
+def _bytes_of(image: Any, title: str) -> np.ndarray:
+    """An image (channels, height, width) as bytes. UserError: it is no image."""
+    if getattr(image, "mode", "") == "P":  # a palette of Pillow
+        image = image.convert("RGB")
+    x = np.asarray(image)
     if x.dtype.kind == "f" and x.size and x.min() >= 0 and x.max() <= 1:
         x = (x * 255).round().astype(np.uint8)
     if x.dtype != np.uint8 or x.ndim not in (2, 3) or not x.size:
-        kind = f"{x.dtype} {x.shape}" + (f" from {x.min():.3g} to {x.max():.3g}" if x.size else "")
-        raise UserError(f"{what} has an image {kind}: give uint8, or floats from 0 to 1 (without Normalize)")
+        kind = f"{x.dtype} {x.shape}"
+        if x.size:
+            kind += f" from {x.min():.3g} to {x.max():.3g}"
+        needed = "uint8, or floats from 0 to 1 (without Normalize)"
+        raise UserError(f"{title} has an image {kind}: give {needed}")
     if x.ndim == 2:
         return x[None]
-    return x.transpose(2, 0, 1) if x.shape[0] > 4 >= x.shape[2] else x
+    channels_last = x.shape[0] > 4 >= x.shape[2]
+    return x.transpose(2, 0, 1) if channels_last else x
 
 
 def _periods(dates: Any, count: int) -> list[np.ndarray]:
@@ -97,8 +142,10 @@ def _periods(dates: Any, count: int) -> list[np.ndarray]:
         when = np.asarray(dates)
     except ValueError:  # ragged
         when = np.empty(0)
-    with suppress(ValueError, TypeError):  # of "Jan" or "2024-9"; "": None has no first moment
-        when = np.array([interval(x)[0] for x in when], "M8[s]") if when.dtype.kind == "U" else when  # type: ignore[index]
+    if when.dtype.kind == "U":
+        # ValueError of "Jan" or "2024-9"; TypeError of "", whose interval is None
+        with suppress(ValueError, TypeError):
+            when = np.array([interval(text)[0] for text in when], "M8[s]")  # type: ignore[index]
     if when.shape != (count,) or when.dtype.kind not in "iuM" or any(when != when):  # NaT
         needed = f"give the period of each of {count} images, such as 2024 or '2024-03'"
         raise UserError(f"dates are {when.dtype} {when.shape}: {needed}")

@@ -27,26 +27,38 @@ examples:
 
 
 def parser() -> Parser:
-    made = Parser(
+    """The command line of `alma predict`."""
+    command_line = Parser(
         prog="python -m vision.predict",
         usage="%(prog)s RUN IMAGES... --out FILE.csv [options]",
-        description="Predict the classes of images with the model of a run of `alma images`. Images are "
-        "prepared as those of the run. The file has a row for each: path, label, probability.",
+        description="Predict the classes of images with the model of a run of `alma images`. "
+        "Images are prepared as those of the run. The file has a row for each: path, label, "
+        "probability.",
         epilog=_EXAMPLES,
     )
-    add = made.add_argument
+    add = command_line.add_argument
     add("run", type=Path, metavar="RUN", help="directory of a run")
-    add("images", type=Path, nargs="+", metavar="IMAGES", help="files, or folders with files below them")
+    add(
+        "images",
+        type=Path,
+        nargs="+",
+        metavar="IMAGES",
+        help="files, or folders with files below them",
+    )
     text = "use the model after mega-batch N, of a run with --save-stages (default: the last one)"
     add("--t", type=int, metavar="N", help=text)
     add("--out", type=Path, required=True, metavar="FILE", help="CSV file to write")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
-    return made
+    return command_line
 
 
-def predictions(learner: "Learner", data: "Dataset", paths: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Path, label and probability of each image, read in batches; of an unreadable one, which stderr names,
-    label and probability are empty."""
+def predictions(
+    learner: "Learner", data: "Dataset", paths: Sequence[str]
+) -> Iterator[tuple[str, str, str]]:
+    """Path, label and probability of each image, read in batches.
+
+    An unreadable image is named on stderr; its label and probability are empty.
+    """
     import numpy as np
     import torch
 
@@ -54,7 +66,8 @@ def predictions(learner: "Learner", data: "Dataset", paths: Sequence[str]) -> It
     from vision.data import Images
 
     channels, height, width = data.shape
-    size, mode = folder.Size(height, width, data.resize_size), "L" if channels == 1 else "RGB"
+    size = folder.Size(height, width, data.resize_size)
+    mode = "L" if channels == 1 else "RGB"
     blank = np.zeros((height, width, channels), np.uint8)
 
     def read(path: str) -> "np.ndarray | None":
@@ -70,15 +83,18 @@ def predictions(learner: "Learner", data: "Dataset", paths: Sequence[str]) -> It
             batch = paths[start : start + _BATCH]
             pictures = list(pool.map(read, batch))
             pixels = np.stack([blank if picture is None else picture for picture in pictures])
-            images, every = torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.arange(len(batch))
-            examples = data.select(Images(images, every), every, learner.device)
+            images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+            indices = torch.arange(len(batch))  # also as labels, which nothing reads
+            examples = data.select(Images(images, indices), indices, learner.device)
             judged = learner.judged(learner.deployed, examples)
             chosen = judged[-1].long()
             likely = judged.gather(0, chosen[None])[0].exp()
             answers = zip(batch, pictures, chosen.tolist(), likely.tolist(), strict=True)
             for path, picture, number, probability in answers:
-                answer = ("", "") if picture is None else (data.names[number], f"{probability:.6f}")
-                yield path, *answer
+                if picture is None:
+                    yield path, "", ""
+                else:
+                    yield path, data.names[number], f"{probability:.6f}"
 
 
 @command
@@ -88,17 +104,24 @@ def main() -> None:
     from vision import folder
     from vision.deployed import load
 
-    paths, left_out = dict[str, None](), Counter[str]()  # each image once, in order
+    paths: dict[str, None] = {}  # each image once, in order
+    left_out: Counter[str] = Counter()
     for place in options.images:
-        inside = folder.below(place, 0, left_out, "give files or folders")
-        paths |= dict.fromkeys([str(place)] if place.is_file() else [path for _, path in inside])
+        if place.is_file():
+            paths[str(place)] = None
+            continue
+        for _, path in folder.below(place, 0, left_out, "give files or folders"):
+            paths[path] = None
     if not paths:
-        raise UserError(f"no images in {', '.join(map(str, options.images))}: give {', '.join(folder.KINDS)}")
+        places = ", ".join(map(str, options.images))
+        raise UserError(f"no images in {places}: give {', '.join(folder.KINDS)}")
     if options.out.is_dir() or options.out.suffix.lower() in folder.KINDS:
         raise UserError(f"--out {options.out} is a folder or an image: give a .csv file")
     learner, data = load(options.run, options.t, device_of(options.device))
     if data.shape[0] not in (1, 3):
-        raise UserError(f"{options.run} has images of {data.shape[0]} channels: predict from Python")
+        raise UserError(
+            f"{options.run} has images of {data.shape[0]} channels: predict from Python"
+        )
     make_directory(options.out.absolute().parent)
     unreadable = 0
     with atomic_write(options.out) as file:
@@ -110,8 +133,9 @@ def main() -> None:
             unreadable += answer == ["", ""]
         if unreadable == len(paths):
             raise UserError(f"none of {len(paths):,} images is readable")
-    others = ", ".join(f"{number:,} {suffix}" for suffix, number in left_out.most_common()) or "none"
-    print(f"{options.out}: images: {len(paths):,}; unreadable: {unreadable:,}; files left out: {others}")
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
+    counts = f"images: {len(paths):,}; unreadable: {unreadable:,}"
+    print(f"{options.out}: {counts}; files left out: {reasons or 'none'}")
 
 
 if __name__ == "__main__":

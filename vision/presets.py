@@ -1,11 +1,12 @@
 """Settings of a vision run: ranges and help of each, defaults of each data set, presets.
 
-Each field of `Settings`, and of the subclass that belongs to a learner, is a flag of `vision/run.py` of the
-same name. The presets are those of the paper, of its first draft, of the authors' released code, and
-`anytime`, at a tenth of the paper's compute or, with a VGG, three tenths; docs/results/average.md says how
-its settings were chosen.
+Each field of `Settings`, and of the subclass that belongs to a learner, is a flag of
+`vision/run.py` of the same name. The presets are those of the paper, of its first draft, of the
+authors' released code, and `anytime`, at a tenth of the paper's compute or, with a VGG, three
+tenths; docs/results/average.md says how its settings were chosen.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -25,20 +26,24 @@ OF_OPTIMIZER: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 0.001, "momentum": 0.0, "weight_decay": 0.01},
 }
 """Settings of an optimizer that is chosen in place of the data set's."""
-TORCHVISION, OWN = "torchvision:", "own:"
-"""What the --arch of a whole network begins with, torchvision's or that of `run(backbone=...)`."""
+TORCHVISION = "torchvision:"
+"""Prefix of --arch for a classifier of torchvision."""
+OWN = "own:"
+"""Prefix of --arch for the network of `run(backbone=...)`."""
 
 
 def _arch(value: str) -> str:
-    """A value of --arch. ValueError: it is none."""
-    known = ["mlp", "vgg", *[value] * value.startswith(OWN)]
+    """A value of --arch. ValueError: it is unknown."""
+    if value.startswith(OWN):
+        return value
+    choices = ["mlp", "vgg"]
     if value.startswith(TORCHVISION):
         from torchvision import models
 
-        known = [TORCHVISION + name for name in models.list_models(module=models)]
-    if value in known:
+        choices = [TORCHVISION + name for name in models.list_models(module=models)]
+    if value in choices:
         return value
-    near = closest(value, known) or f"{TORCHVISION}resnet18"
+    near = closest(value, choices) or f"{TORCHVISION}resnet18"
     raise ValueError(f"{value}: choose from mlp, vgg, or {TORCHVISION}NAME such as {near}")
 
 
@@ -62,27 +67,30 @@ class Settings:
     """Where the first draft differs for this learner; `of_preset` adds the general differences."""
 
     own_layers: ClassVar[bool] = False
-    """Whether the model needs layers of ALMA's own, which grow or have gates."""
+    """Whether the model needs ALMA's own layers, which grow or have gates."""
 
     arch: str = option(
         "mlp",
-        f"backbone: mlp, vgg, or a classifier of torchvision by its name, such as {TORCHVISION}resnet18",
+        "backbone: mlp, vgg, or a classifier of torchvision by its name, such as "
+        f"{TORCHVISION}resnet18",
         read=_arch,
         metavar="ARCH",
     )
-    hidden: int = option(64, "units of a hidden layer, or channels of a convolution", at_least=1, metavar="H")
+    hidden: int = option(
+        64, "units of a hidden layer, or channels of a convolution", at_least=1, metavar="H"
+    )
     weights: str | None = option(
         None,
-        f"with --arch {TORCHVISION}NAME: initial weights, a state_dict in a file; the layer of the classes "
-        "starts at random if their numbers differ",
+        f"with --arch {TORCHVISION}NAME: initial weights, a state_dict in a file; the layer of the "
+        "classes starts at random if their numbers differ",
         read=_file,
         metavar="FILE",
         record=NEVER,
     )
     statistics: str = option(
         "data",
-        "mean and deviation that normalise pixels: of the training images, or ImageNet's, the default with "
-        "--weights",
+        "mean and deviation that normalise pixels: of the training images, or ImageNet's, the "
+        "default with --weights",
         choices=("data", "imagenet"),
         record=CHANGED,
     )
@@ -112,11 +120,14 @@ class Settings:
         choices=("loss", "error", "last"),
     )
     patience: int = option(0, "end a stage after this many epochs without improvement (0: never)")
-    patience_delta: float = option(0.0, "smallest decrease of the validation metric that is an improvement")
+    patience_delta: float = option(
+        0.0, "smallest decrease of the validation metric that is an improvement"
+    )
     from_scratch: bool = option(False, "draw new weights before every stage (gens has --gens-init)")
     average: float | str = option(
         0.0,
-        "average of the weights that is tested: a decay, over stages (0: off), or poly:ETA, over epochs",
+        "average of the weights that is tested: a decay, over stages (0: off), or poly:ETA, over "
+        "epochs",
         read=averages.read,
         metavar="AVERAGE",
         record=CHANGED,
@@ -130,18 +141,21 @@ class Settings:
             raise UserError(f"--momentum {self.momentum}: below 1, or steps grow without end")
         if self.whole and self.own_layers:
             whose = "torchvision" if self.torchvision else "yours"
-            what = f"--arch {self.arch}: a model of {whose} neither grows nor has experts"
-            raise UserError(f"{what}; choose --arch mlp or vgg, or another learner")
+            reason = f"--arch {self.arch}: a model of {whose} neither grows nor has experts"
+            raise UserError(f"{reason}; choose --arch mlp or vgg, or another learner")
 
     @property
     def whole(self) -> bool:
-        """Whether the backbone is a whole network, and not of ALMA's own layers."""
+        """Whether the backbone is a network of torchvision or of the user, without ALMA's
+        layers."""
         return ":" in self.arch
 
     @property
     def torchvision(self) -> str:
         """The name of a classifier of torchvision; "" for other backbones."""
-        return self.arch.removeprefix(TORCHVISION) if self.arch.startswith(TORCHVISION) else ""
+        if not self.arch.startswith(TORCHVISION):
+            return ""
+        return self.arch.removeprefix(TORCHVISION)
 
     @classmethod
     def names(cls) -> list[str]:
@@ -151,21 +165,25 @@ class Settings:
     @classmethod
     def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
         """Why the setting `name` has no effect with the others in `chosen`; None if it has."""
-        library, value = chosen.get("arch", "").startswith(TORCHVISION), chosen[name]
+        value = chosen[name]
+        arch = chosen.get("arch", "")
+        optimizer = chosen.get("optimizer", "sgd")
         if name == "average" and value and chosen.get("from_scratch"):
-            return "--from-scratch draws new weights, and weights of unrelated models have no average"
+            return (
+                "--from-scratch draws new weights, and weights of unrelated models have no average"
+            )
         if name == "patience" and value and chosen.get("select") == "last":
             return "--select last does not ask which epoch is best"
-        if name == "momentum" and value and (optimizer := chosen.get("optimizer", "sgd")) != "sgd":
+        if name == "momentum" and value and optimizer != "sgd":
             return f"{optimizer.capitalize()} has none"
-        if name == "hidden" and ":" in chosen.get("arch", ""):
-            return f"{chosen['arch']} has sizes of its own"
-        if name == "weights" and value and not library:
+        if name == "hidden" and ":" in arch:
+            return f"{arch} has sizes of its own"
+        if name == "weights" and value and not arch.startswith(TORCHVISION):
             return f"it needs --arch {TORCHVISION}NAME"
         return None
 
     def config(self) -> dict[str, Any]:
-        """The settings that affect results, as run.json records them; of `weights`, a hash of the file."""
+        """The settings that affect results, for run.json; `weights` is a hash of the file."""
         written = recorded(self)
         if self.whole:
             del written["hidden"]
@@ -174,7 +192,14 @@ class Settings:
         return written
 
 
-VGG = {"arch": "vgg", "optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "augment": True}
+VGG = {
+    "arch": "vgg",
+    "optimizer": "sgd",
+    "lr": 0.01,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "augment": True,
+}
 """Settings of `folder`, and of data sets of your own."""
 OF_DATASET: dict[str, dict[str, Any]] = {"digits": {"hidden": 32}, "mnist": {}, "emnist": {}}
 OF_DATASET |= {"cifar10": VGG, "cifar100": VGG}
@@ -192,43 +217,48 @@ SIZES |= {f"cifar{classes}": (3, 32, 50_000, 10_000, classes) for classes in (10
 
 
 def default_preset(dataset: str) -> str:
-    """The preset of a data set if none is chosen: paper, or draft for those that only the draft has."""
+    """The default preset of a data set: paper, or draft for data sets that only the draft has."""
     return "draft" if dataset in ("emnist", "cifar100") else "paper"
 
 
 def of_preset(preset: str, dataset: str, kind: type[Settings], waiting_time: int) -> dict[str, Any]:
-    """Where a preset differs from the paper's settings.
+    """Where a preset differs from the paper's settings, for learners with settings of the class
+    `kind`.
 
-    The first draft (arXiv 2106.09563v1): sections 5 (Models: 4 to 32 units, growth every 5 mega-batches, soft
-    gates on CIFAR), 5.1 (w = 50 waits for the whole stream), 5.2 and E (two experts at the start), C.1.1
-    (hard gates on MNIST and EMNIST), C.1.2 (200 epochs on CIFAR). It leaves open how often ff grows; we take
-    the value of gmoe.
+    The first draft (arXiv 2106.09563v1): sections 5 (Models: 4 to 32 units, growth every 5
+    mega-batches, soft gates on CIFAR), 5.1 (w = 50 waits for the whole stream), 5.2 and E (two
+    experts at the start), C.1.1 (hard gates on MNIST and EMNIST), C.1.2 (200 epochs on CIFAR). It
+    leaves open how often ff grows; we take the value of gmoe.
     """
+    if preset == "paper":
+        return {}
     if preset == "authors":
         return dict(kind.authors)
+    is_vgg = OF_DATASET.get(dataset, VGG).get("arch") == "vgg"
     if preset == "anytime":
         if dataset == "digits":  # 10 epochs in each of 20 stages would be 200 updates in all
             return ANYTIME | {"epochs": 100}
-        return ANYTIME | ({"epochs": 30} if OF_DATASET.get(dataset, VGG).get("arch") == "vgg" else {})
-    if preset == "paper":
-        return {}
-    given: dict[str, Any] = {"hidden": 32, **kind.draft}
-    if OF_DATASET.get(dataset, VGG).get("arch") == "vgg":
-        given["epochs"] = 200
+        if is_vgg:
+            return ANYTIME | {"epochs": 30}
+        return dict(ANYTIME)
+    of_draft: dict[str, Any] = {"hidden": 32, **kind.draft}
+    if is_vgg:
+        of_draft["epochs"] = 200
     elif "gate" in kind.names():
-        given["gate"] = "hard"
+        of_draft["gate"] = "hard"
     if "grow_every" in kind.names():
-        given["grow_every"] = -(-5 // waiting_time)  # 5 mega-batches in stages, rounded up
-    return given
+        of_draft["grow_every"] = math.ceil(5 / waiting_time)  # 5 mega-batches, in stages
+    return of_draft
 
 
 def replay_share(preset: str | None, replay: bool) -> float:
-    """The share of replay under a preset, if none is given and without `replay` of everything."""
+    """The default share of replay under a preset; 0 with `replay` of all earlier mega-batches."""
     return 0.9 if preset == "anytime" and not replay else 0.0
 
 
 def megabatches(dataset: str, preset: str | None = None, scenario: str | None = None) -> int:
-    """Number of mega-batches B of a data set under a preset (None: its default preset), or of a scenario."""
+    """Number of mega-batches B of a data set under a preset (None: its default preset), or of a
+    scenario."""
     if scenario:
         return SCENARIO_MEGABATCHES
     drafted = (preset or default_preset(dataset)) == "draft"
@@ -236,13 +266,19 @@ def megabatches(dataset: str, preset: str | None = None, scenario: str | None = 
 
 
 def check_dataset(
-    name: str, image_size: int | None, resize_size: int | None, cache_images: str | None = None, **_: Any
+    name: str,
+    image_size: int | None,
+    resize_size: int | None,
+    cache_images: str | None = None,
+    **_: Any,
 ) -> None:
     """UserError: these arguments of `data.load` do not fit together."""
     if name not in DATASETS:
         raise UserError(f"--dataset {name}: choose from {', '.join(DATASETS)}")
     if cache_images is not None and name != "folder":
-        raise UserError(f"--cache-images needs --dataset folder: the images of {name} are read into memory")
+        raise UserError(
+            f"--cache-images needs --dataset folder: the images of {name} are read into memory"
+        )
     if image_size is not None and image_size < 1:
         raise UserError(f"--image-size {image_size}: at least 1")
     if resize_size is not None and resize_size < (image_size or resize_size + 1):
@@ -250,15 +286,22 @@ def check_dataset(
 
 
 def check_megabatches(number: int, images: int, classes: int = 0) -> None:
-    """UserError: the training images, or the `classes` that --scenario classes divides, are too few."""
-    most, some = (classes, "classes") if classes else (images // 2, "training images")
+    """UserError: the training images, or the `classes` that --scenario classes divides, are too
+    few."""
+    if classes:
+        most = classes
+        divided = f"{classes} classes"
+        reason = ""
+    else:
+        most = images // 2
+        divided = f"{images} training images"
+        reason = ", so that each has an image for training and one for validation"
     if not 1 <= number <= most:
         choice = f"choose 1 to {most}" if most else "give more"
-        why = ", so that each has an image for training and one for validation" * (not classes)
-        raise UserError(f"{number} mega-batches of {classes or images} {some}: {choice}{why}")
+        raise UserError(f"{number} mega-batches of {divided}: {choice}{reason}")
 
 
 def check_seed(seed: int) -> None:
-    """UserError: NumPy does not take the seed."""
+    """UserError: the seed is out of NumPy's range."""
     if not 0 <= seed < 2**32:
         raise UserError(f"--seed {seed}: from 0 to {2**32 - 1}")

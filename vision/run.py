@@ -8,15 +8,18 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-if __name__ == "__main__":  # import from the checkout instead of the script's folder, absent with -P
-    sys.path[: not sys.flags.safe_path] = [str(Path(__file__).resolve().parent.parent)]
+if __name__ == "__main__":  # import from the checkout instead of the script's folder
+    checkout = str(Path(__file__).resolve().parent.parent)
+    if sys.flags.safe_path:  # python -P leaves the script's folder out
+        sys.path.insert(0, checkout)
+    else:
+        sys.path[0] = checkout
 
 from alma.dates import UNITS
 from alma.errors import Parser, UserError, command, number_list
@@ -25,9 +28,9 @@ from alma.options import add_options, names_of, options_of
 from alma.protocol import StreamOptions
 from alma.tables import as_text
 from vision import presets
+from vision.dated_stream import write_stream
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
-from vision.periods import write_stream
 from vision.sweep import USUAL, SweepRun, check_data, jobs_of, read_sections
 
 _EXAMPLES = """
@@ -44,8 +47,8 @@ examples:
 def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     """Run the jobs in processes of one thread each; returns the errors of those that failed.
 
-    Each process takes the next GPU. A single job runs in this process: an MLP,
-    which gains nothing from more, in one thread unless OMP_NUM_THREADS is set. UserError: the system killed a
+    Each process takes the next GPU. A single job runs in this process; that of an MLP, which gains
+    nothing from more, in one thread unless OMP_NUM_THREADS is set. UserError: the system killed a
     process.
     """
     if not jobs:  # an empty part of a sweep
@@ -57,49 +60,77 @@ def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
             torch.set_num_threads(1)
         jobs[0].run()
         return []
-    from alma.workers import Workers
+    _download(jobs)
+    return _run_in_processes(jobs, processes)
 
-    if downloads := {tuple(job.dataset.items()) for job in jobs if job.dataset.get("download")}:
+
+def _download(jobs: Sequence[SweepRun]) -> None:
+    """Download each data set once, before several processes would."""
+    downloads = {tuple(job.dataset.items()) for job in jobs if job.dataset.get("download")}
+    if downloads:
         from vision.data import load
 
-        for dataset in downloads:  # once, not in each process
+        for dataset in downloads:
             load(**dict(dataset))
+
+
+def _run_in_processes(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
+    """Run several jobs, print the outcome of each; returns the errors of those that failed."""
+    from alma.workers import Workers
+
     failed: list[Exception] = []
     began = time.monotonic()
     count = multiprocessing.get_context("spawn").Value("i", 0)
     setup = partial(_prepare, count, jobs[0].options["device"])
     with (
-        tempfile.TemporaryDirectory(prefix="alma-images-") as cache,  # a folder is decoded once, for all
+        tempfile.TemporaryDirectory(
+            prefix="alma-images-"
+        ) as cache,  # decoded folders, for all jobs
         Workers(processes, setup, flag="--jobs") as workers,
     ):
-        cached = {"folder": {"cache_images": cache}}
-        tasks = [(replace(job, dataset=cached.get(job.dataset["name"], {}) | job.dataset),) for job in jobs]
+        tasks = []
+        for job in jobs:
+            if job.dataset["name"] == "folder":
+                job = replace(job, dataset={"cache_images": cache} | job.dataset)
+            tasks.append((job,))
         results = workers.run(SweepRun.run, tasks)
         for done, (number, result) in enumerate(results, start=1):
-            name, outcome = jobs[number].out.name, "done"
+            name = jobs[number].out.name
+            outcome = "done"
             try:
                 result()
             except Exception as error:
                 outcome = "failed"
-                if not isinstance(error, UserError):
-                    traceback.print_exception(error)
-                    error = RuntimeError(f"{name}: {type(error).__name__}: {error}")
-                failed.append(error)
-            left = (time.monotonic() - began) / done * (len(jobs) - done) / 60
-            print(f"{done}/{len(jobs)}  {name}: {outcome}  (about {left:.0f} min left)", flush=True)
+                failed.append(_reported(error, name))
+            seconds_per_job = (time.monotonic() - began) / done
+            minutes = seconds_per_job * (len(jobs) - done) / 60
+            print(
+                f"{done}/{len(jobs)}  {name}: {outcome}  (about {minutes:.0f} min left)",
+                flush=True,
+            )
     return failed
+
+
+def _reported(error: Exception, name: str) -> Exception:
+    """The error of the run `name`; an error of the program is printed, and named in one line."""
+    if isinstance(error, UserError):
+        return error
+    traceback.print_exception(error)
+    return RuntimeError(f"{name}: {type(error).__name__}: {error}")
 
 
 def _prepare(count: Any, device: str) -> None:
     """Set up a worker process; `count` is the number of those set up so far."""
     import torch
 
-    torch.set_num_threads(1)  # idle OpenMP threads spin: two runs on two cores would slow each other down
+    torch.set_num_threads(1)  # idle OpenMP threads spin, and would slow other runs down
     with count.get_lock():
         number = count.value
         count.value += 1
-    if device in ("auto", "cuda") and (gpus := torch.cuda.device_count()):
-        torch.cuda.set_device(number % gpus)
+    if device in ("auto", "cuda"):
+        gpus = torch.cuda.device_count()
+        if gpus:
+            torch.cuda.set_device(number % gpus)
 
 
 def summarise(places: Sequence[Path], out: Path) -> None:
@@ -116,21 +147,41 @@ def summarise(places: Sequence[Path], out: Path) -> None:
 
 def parser() -> Parser:
     """The command line: flags of the data, of the runs, and one for each setting of a learner."""
-    learners = [f"  {name:5} {(kind.__doc__ or '').splitlines()[0]}" for name, kind in LEARNERS.items()]
-    made = Parser(
+    learners = []
+    for name, kind in LEARNERS.items():
+        summary = (kind.__doc__ or "").splitlines()[0]
+        learners.append(f"  {name:5} {summary}")
+    command_line = Parser(
         prog="python vision/run.py",
         usage="%(prog)s [EXPERIMENT.yaml] [options]",
-        description="Train image learners on a stream of mega-batches, test them after each mega-batch, and "
-        "compare them. Comma lists make a sweep: each combination is a run in its own folder. Rerun the "
-        "command to resume interrupted runs; complete ones are skipped.",
+        description="Train image learners on a stream of mega-batches, test them after each "
+        "mega-batch, and compare them. Comma lists make a sweep: each combination is a run in its "
+        "own folder. Rerun the command to resume interrupted runs; complete ones are skipped.",
         epilog="\n".join(["learners:", *learners, _EXAMPLES]),
     )
-    text = "YAML file of options, without dashes; options of the command line override it"
-    made.add_argument("experiment", nargs="?", type=Path, metavar="EXPERIMENT", help=text)
-    made.add_argument("--size", metavar="SIZE", help=SIZE)
+    command_line.add_argument(
+        "experiment",
+        nargs="?",
+        type=Path,
+        metavar="EXPERIMENT",
+        help="YAML file of options, without dashes; options of the command line override it",
+    )
+    command_line.add_argument("--size", metavar="SIZE", help=SIZE)
+    _add_data(command_line)
+    _add_periods(command_line)
+    settings = all_settings()
+    _add_runs(command_line, settings.pop("hidden"))
+    _add_where(command_line)
+    _add_settings(command_line, settings)
+    return command_line
 
-    add = made.add_argument_group("data", "The data set, and how it is cut into mega-batches.").add_argument
-    add("--dataset", **names_of(presets.DATASETS), help="data set (default: digits; with --by, folder)")
+
+def _add_data(command_line: Parser) -> None:
+    """Add the flags of the data set and the stream."""
+    text = "The data set, and how it is cut into mega-batches."
+    add = command_line.add_argument_group("data", text).add_argument
+    text = "data set (default: digits; with --by, folder)"
+    add("--dataset", **names_of(presets.DATASETS), help=text)
     add("--data-root", default=USUAL["data_root"], metavar="DIR", help=DATA_ROOT)
     text = "download missing files with torchvision"
     add("--download", action=argparse.BooleanOptionalAction, default=False, help=text)
@@ -138,84 +189,121 @@ def parser() -> Parser:
     add("--image-size", type=number_list, metavar="S", help=text)
     text = "with --image-size: scale the shorter side to R pixels first, then cut out the centre"
     add("--resize-size", type=number_list, metavar="R", help=text)
-    text = "with --dataset folder: keep the decoded images in files in DIR, made once, instead of in memory"
+    text = (
+        "with --dataset folder: keep the decoded images in files in DIR, made once, instead of in "
+        "memory"
+    )
     add("--cache-images", metavar="DIR", help=text)
     usual = "MNIST 500, CIFAR-10 and folder 100, digits 20; EMNIST, CIFAR-100 and --preset draft 50"
     text = f"mega-batches of the stream (default: {usual})"
     add("--megabatches", type=number_list, metavar="B", help=text)
     text = (
-        "a stream that drifts: each mega-batch has classes of its own, its images rotated or its pixels "
-        f"permuted, and a test set of its own (default B: {presets.SCENARIO_MEGABATCHES})"
+        "a stream that drifts: each mega-batch has classes of its own, its images rotated or its "
+        "pixels permuted, and a test set of its own (default B: "
+        f"{presets.SCENARIO_MEGABATCHES})"
     )
     add("--scenario", **names_of(presets.SCENARIOS), help=text)
     text = "seed of the partition into mega-batches (default: --seed; of the authors' code: 432)"
     add("--stream-seed", type=number_list, metavar="S", help=text)
-    _add_periods(made)
-    group = made.add_argument_group("runs", "What is trained in each stage, and on which mega-batches.")
-    add, options = group.add_argument, options_of(StreamOptions)
-    known = names_of(LEARNERS) | {"metavar": "L,..."}
-    add("--learner", **known, default=["sm"], help="learners, listed below (default: sm)")
+
+
+def _add_periods(command_line: Parser) -> None:
+    """Add the flags of streams by date."""
+    text = "Images that arrive over time: a mega-batch for each period (docs/weekly-images.md)."
+    add = command_line.add_argument_group("streams by date", text).add_argument
+    text = (
+        "periods, from the dates of folders (DIR/2026-W03/CLASS/*.jpg), of --manifest or of EXIF; "
+        "folder: each folder is one, in the order of their names"
+    )
+    add("--by", choices=("folder", *UNITS), help=text)
+    text = (
+        "file .csv, .jsonl or .parquet: path, label, date, maybe split (train, valid, test) of "
+        "each image"
+    )
+    add("--manifest", metavar="FILE", help=text)
+    text = "column of the manifest whose equal values are in one split"
+    add("--group-by", metavar="COLUMN", help=text)
+    text = "errors count all images, or those of classes that the model has met (default: all)"
+    add("--classes", choices=("all", "known"), default="all", help=text)
+    text = "go on with runs, or a stream of --write, of fewer periods"
+    add("--append", action="store_true", help=text)
+    text = "write the stream for alma train STREAM --trainer, and train nothing"
+    add("--write", type=Path, metavar="STREAM", help=text)
+
+
+def _add_runs(command_line: Parser, hidden: Field) -> None:
+    """Add the flags of stages, learners and presets; `hidden` is the setting of the size."""
+    text = "What is trained in each stage, and on which mega-batches."
+    group = command_line.add_argument_group("runs", text)
+    add = group.add_argument
+    options = options_of(StreamOptions)
+    learners = names_of(LEARNERS) | {"metavar": "L,..."}
+    text = "learners, listed below (default: sm)"
+    add("--learner", **learners, default=["sm"], help=text)
     text = f"{options['waiting_time'].metadata['help']}; all: the whole stream (default: 1)"
     add("--waiting-time", type=_waits, default=[1], metavar="W,...", help=text)
     replay = [options[name] for name in options if name.startswith("replay")]
-    add_options(group, replay, StreamOptions, several=True, changes={"replay": {"default": [False]}})
-    settings = all_settings()
-    add_options(group, [settings.pop("hidden")], several=True)
-    text = f"{SEEDS}; seeds the weights, the data order and the partition into mega-batches (default: 0)"
+    changes = {"replay": {"default": [False]}}
+    add_options(group, replay, StreamOptions, several=True, changes=changes)
+    add_options(group, [hidden], several=True)
+    text = (
+        f"{SEEDS}; seeds the weights, the data order and the partition into mega-batches "
+        "(default: 0)"
+    )
     add("--seed", "--seeds", type=number_list, default=[0], metavar="LIST", help=text)
     text = (
-        "settings of the paper, its first draft or the authors' code, or anytime, for a tenth of the paper's "
-        "compute, three tenths for a VGG (default: paper; EMNIST, CIFAR-100: draft)"
+        "settings of the paper, its first draft or the authors' code, or anytime, for a tenth of "
+        "the paper's compute, three tenths for a VGG (default: paper; EMNIST, CIFAR-100: draft)"
     )
     add("--preset", **names_of(presets.PRESETS), help=text)
 
-    add = made.add_argument_group("where to run").add_argument
-    add("--device", default=USUAL["device"], help="auto, cpu, cuda, cuda:1, ... (default: auto)")
+
+def _add_where(command_line: Parser) -> None:
+    """Add the flags of devices, processes and output."""
+    add = command_line.add_argument_group("where to run").add_argument
+    text = "auto, cpu, cuda, cuda:1, ... (default: auto)"
+    add("--device", default=USUAL["device"], help=text)
     text = "run directory; of a sweep, the folder of its runs (default: runs/DATASET_LEARNER)"
     add("--out", type=Path, metavar="RUN", help=text)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)
-    cluster = "where to run; slurm: as jobs, with flags of their own: see alma images --cluster slurm --help"
-    add("--cluster", choices=("local", "slurm"), default="local", help=f"{cluster} (default: local)")
-    part = "train every N-th run from the K-th on, without tables and figures"
-    add("--part", type=_part, metavar="K/N", help=part)
+    text = (
+        "where to run; slurm: as jobs, with flags of their own: see alma images --cluster slurm "
+        "--help (default: local)"
+    )
+    add("--cluster", choices=("local", "slurm"), default="local", help=text)
+    text = "train every N-th run from the K-th on, without tables and figures"
+    add("--part", type=_part, metavar="K/N", help=text)
     text = "print the cost of each run: FLOPs, minutes, memory; run and write nothing"
     add("--dry-run", action="store_true", help=text)
-    add("--list", action="store_true", help="print the run directories, one per line, and exit")
+    text = "print the run directories, one per line, and exit"
+    add("--list", action="store_true", help=text)
     text = "seconds between two checkpoints (default: 30)"
     add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=text)
     text = "keep the model of every stage, for `alma predict --t` and `alma tsne`"
     add("--save-stages", action=argparse.BooleanOptionalAction, default=False, help=text)
 
+
+def _add_settings(command_line: Parser, settings: Mapping[str, Field]) -> None:
+    """Add a flag for each setting, whose help names its learners unless all have it."""
     text = "Settings of learners. Without a value, the preset decides by the data set."
-    group = made.add_argument_group("settings", text)
+    group = command_line.add_argument_group("settings", text)
     for name, setting in settings.items():
-        having = owners(name)
-        whose = f" ({', '.join(having)})" if len(having) < len(LEARNERS) else ""
-        changes = {name: {"help": setting.metadata["help"] + whose}}
-        add_options(group, [setting], several=True, changes=changes)
-    return made
-
-
-def _add_periods(made: Parser) -> None:
-    """Add the flags of streams by date."""
-    text = "Images that arrive over time: a mega-batch for each period (docs/weekly-images.md)."
-    add = made.add_argument_group("streams by date", text).add_argument
-    text = "periods, from the dates of folders (DIR/2026-W03/CLASS/*.jpg), of --manifest or of EXIF; folder: "
-    add("--by", choices=("folder", *UNITS), help=f"{text}each folder is one, in the order of their names")
-    text = "file .csv, .jsonl or .parquet: path, label, date, maybe split (train, valid, test) of each image"
-    add("--manifest", metavar="FILE", help=text)
-    add("--group-by", metavar="COLUMN", help="column of the manifest whose equal values are in one split")
-    text = "errors count all images, or those of classes that the model has met (default: all)"
-    add("--classes", choices=("all", "known"), default="all", help=text)
-    add("--append", action="store_true", help="go on with runs, or a stream of --write, of fewer periods")
-    text = "write the stream for alma train STREAM --trainer, and train nothing"
-    add("--write", type=Path, metavar="STREAM", help=text)
+        text = setting.metadata["help"]
+        learners = owners(name)
+        if len(learners) < len(LEARNERS):
+            text += f" ({', '.join(learners)})"
+        add_options(group, [setting], several=True, changes={name: {"help": text}})
 
 
 def _waits(text: str) -> list[int | str]:
     """Parse "1,10,all"; `all` stands for the number of mega-batches."""
-    parts = (["all"] if part == "all" else number_list(part) for part in text.split(","))
-    return list(dict.fromkeys(chain(*parts)))
+    waits: list[int | str] = []
+    for part in text.split(","):
+        if part == "all":
+            waits.append("all")
+        else:
+            waits += number_list(part)
+    return list(dict.fromkeys(waits))
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -226,13 +314,33 @@ def _part(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def _start_on_cluster() -> None:
+    """Replace this process by `slurm.vision` if the command has `--cluster slurm`.
+
+    That package starts this command, so this module does not import it.
+    """
+    cluster = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    cluster.add_argument("--cluster", nargs="?")
+    options, _ = cluster.parse_known_args()
+    if options.cluster == "slurm":
+        words = [sys.executable, "-P", "-m", "slurm.vision", *sys.argv[1:]]
+        os.execv(sys.executable, words)
+
+
+def _exit_with(failed: Sequence[Exception], count: int) -> NoReturn:
+    """End with the errors of those runs, of `count`, that failed."""
+    message = "; ".join(dict.fromkeys(map(str, failed)))
+    if count > 1:
+        message = f"{len(failed)} of {count} runs failed: {message}"
+    if all(isinstance(error, UserError) for error in failed):
+        raise UserError(message)
+    sys.exit("error: " + " ".join(message.split()))
+
+
 @command
 def main() -> None:
     """Entry point of `python vision/run.py`."""
-    where = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    where.add_argument("--cluster", nargs="?")
-    if where.parse_known_args()[0].cluster == "slurm":  # of another wing, which only starts this command
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "slurm.vision", *sys.argv[1:]])
+    _start_on_cluster()
     sections = read_sections(parser(), sys.argv[1:])
     options = sections[0]
     if options.jobs < 1:
@@ -246,7 +354,8 @@ def main() -> None:
         for job in jobs:
             print(job.out)
         return
-    print(*lines, sep="\n", end="\n" * bool(lines), flush=True)
+    for line in lines:
+        print(line, flush=True)
     if options.write and jobs[0].source:
         write_stream(jobs[0].source, options.write, options.append)
         return
@@ -257,14 +366,12 @@ def main() -> None:
         return
     failed = run_all(jobs, options.jobs)
     if len(failed) < len(jobs) and not options.part:  # other parts may still run
-        done = [job.out for job in jobs if job.out.exists()]
-        summarise(done if options.experiment else [options.out], options.out)
+        places = [options.out]
+        if options.experiment:
+            places = [job.out for job in jobs if job.out.exists()]
+        summarise(places, options.out)
     if failed:
-        several = f"{len(failed)} of {len(jobs)} runs failed: " if len(jobs) > 1 else ""
-        message = several + "; ".join(dict.fromkeys(map(str, failed)))
-        if all(isinstance(error, UserError) for error in failed):
-            raise UserError(message)
-        sys.exit("error: " + " ".join(message.split()))
+        _exit_with(failed, len(jobs))
 
 
 if __name__ == "__main__":

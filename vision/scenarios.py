@@ -1,9 +1,13 @@
-"""Streams that drift, with a test set for each mega-batch: images by date, and the scenarios of continual
-learning, class-incremental, rotated and permuted, for any data set of `vision.data`."""
+"""Streams that drift, with a test set for each mega-batch: images by date, and scenarios.
+
+The scenarios of continual learning are class-incremental, rotated and permuted, for any data set of
+`vision.data`.
+"""
 
 import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -14,86 +18,171 @@ from alma.errors import UserError
 from vision import folder, presets
 from vision.data import Dataset, Images, MegaBatchStream, make_dataset
 from vision.examples import Pixels
-from vision.periods import ImageSource, listed
+from vision.periods import ImagePeriod, ImageSource, listed
 
 
-def make_stream(dataset: Dataset, megabatches: int, seed: int, scenario: str | None) -> MegaBatchStream:
-    """A stream of `megabatches`: i.i.d. if `scenario` is None, else one of `presets.SCENARIOS`.
+def make_stream(
+    dataset: Dataset, megabatches: int, seed: int, scenario: str | None
+) -> MegaBatchStream:
+    """A stream of B `megabatches`: i.i.d. if `scenario` is None, else one of `presets.SCENARIOS`.
 
-    classes: each mega-batch has classes of its own, in the order of their numbers.
-    rotated: mega-batch t is an i.i.d. part of the images, rotated by 180 (t - 1) / B degrees.
-    permuted: mega-batch t has its own order of pixels, drawn with `seed`; the first keeps the images.
+    classes: each mega-batch has its own classes, in the order of their numbers. rotated: mega-batch
+    t is an i.i.d. part of the images, rotated by 180 (t - 1) / B degrees. permuted: mega-batch t
+    has its own order of pixels, drawn with `seed`; the first keeps the images.
 
     UserError: more mega-batches than classes, or than the images allow.
     """
     presets.check_seed(seed)
     if scenario is None:
         return MegaBatchStream(dataset, megabatches, seed)
-    random = np.random.RandomState(seed)
     if scenario == "classes":
-        presets.check_megabatches(megabatches, len(dataset.train.labels), dataset.classes)
-        groups = np.array_split(np.arange(dataset.classes), megabatches)
-        own, held_out = (
-            [np.flatnonzero(np.isin(images.labels.numpy(), group)) for group in groups]
-            for images in (dataset.train, dataset.test)
-        )
-        parts = [random.permutation(indices) for indices in own]
-        return MegaBatchStream(dataset, seed=seed, parts=parts, held_out=held_out, scenario=scenario)
+        return _by_classes(dataset, megabatches, seed)
+    if scenario == "rotated":
+        change = partial(_rotated, megabatches=megabatches)
+    else:
+        change = partial(_permuted, orders=_pixel_orders(dataset, megabatches, seed))
+    return _changed_stream(dataset, megabatches, seed, scenario, change)
 
+
+def _by_classes(dataset: Dataset, megabatches: int, seed: int) -> MegaBatchStream:
+    """A stream whose mega-batches and held-out parts have classes of their own."""
+    presets.check_megabatches(megabatches, len(dataset.train.labels), dataset.classes)
+    random = np.random.RandomState(seed)
+    parts = []
+    held_out = []
+    for classes in np.array_split(np.arange(dataset.classes), megabatches):
+        trained = np.flatnonzero(np.isin(dataset.train.labels.numpy(), classes))
+        parts.append(random.permutation(trained))
+        held_out.append(np.flatnonzero(np.isin(dataset.test.labels.numpy(), classes)))
+    return MegaBatchStream(dataset, seed=seed, parts=parts, held_out=held_out, scenario="classes")
+
+
+def _rotated(images: Tensor, k: int, megabatches: int) -> Tensor:
+    """Images of mega-batch k = 0, 1, ..., rotated by 180 k / B degrees."""
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.functional import rotate
+
+    if k == 0:
+        return images
+    return rotate(images, 180.0 * k / megabatches, InterpolationMode.BILINEAR)
+
+
+def _permuted(images: Tensor, k: int, orders: Sequence[np.ndarray]) -> Tensor:
+    """Images of mega-batch k = 0, 1, ..., with their pixels in the k-th order."""
+    return images.flatten(2)[..., torch.from_numpy(orders[k])].view_as(images)
+
+
+def _pixel_orders(dataset: Dataset, megabatches: int, seed: int) -> list[np.ndarray]:
+    """An order of the pixels for each mega-batch; the first is the images' own."""
+    random = np.random.RandomState(seed)
     pixels = int(np.prod(dataset.shape[1:]))
-    orders = [np.arange(pixels), *(random.permutation(pixels) for _ in range(megabatches - 1))]
+    orders = [random.permutation(pixels) for _ in range(megabatches - 1)]
+    return [np.arange(pixels), *orders]
 
-    def changed(images: Tensor, k: int) -> Tensor:
-        """The images of mega-batch k = 0, 1, ..."""
-        if scenario == "permuted":
-            return images.flatten(2)[..., torch.from_numpy(orders[k])].view_as(images)
-        from torchvision.transforms import InterpolationMode
-        from torchvision.transforms.functional import rotate
 
-        return rotate(images, 180.0 * k / megabatches, InterpolationMode.BILINEAR) if k else images
-
+def _changed_stream(
+    dataset: Dataset,
+    megabatches: int,
+    seed: int,
+    scenario: str,
+    change: Callable[[Tensor, int], Tensor],
+) -> MegaBatchStream:
+    """An i.i.d. partition with the images of each mega-batch k, and a copy of the test set, changed
+    by `change(images, k)`."""
     parts = MegaBatchStream(dataset, megabatches, seed).parts
     images = dataset.train.images.clone()
     for k, part in enumerate(parts):
-        images[part] = changed(images[part], k)
-    labels, count = dataset.test.labels, len(dataset.test.labels)
-    tests = torch.cat([changed(dataset.test.images, k) for k in range(megabatches)])
-    test = Images(tests, labels.repeat(megabatches))
+        images[part] = change(images[part], k)
+    count = len(dataset.test.labels)
+    tests = torch.cat([change(dataset.test.images, k) for k in range(megabatches)])
     held_out = [np.arange(k * count, (k + 1) * count) for k in range(megabatches)]
-    whole = replace(dataset, train=Images(images, dataset.train.labels), test=test)
-    whole.__dict__["fingerprint"] = dataset.fingerprint  # of the data set as it was: seeds are repeats
-    return MegaBatchStream(whole, seed=seed, parts=parts, held_out=held_out, scenario=scenario)
+    changed = replace(
+        dataset,
+        train=Images(images, dataset.train.labels),
+        test=Images(tests, dataset.test.labels.repeat(megabatches)),
+        # Of the data set before the change: runs that differ in the seed are repeats.
+        source_fingerprint=dataset.fingerprint,
+    )
+    return MegaBatchStream(changed, seed=seed, parts=parts, held_out=held_out, scenario=scenario)
 
 
 @lru_cache(maxsize=2)
-def read_periods(source: ImageSource, size: folder.Size | None, cache: str | None = None) -> MegaBatchStream:
-    """Images by date, see `vision.periods`, scaled to `size` if given, in memory, or mapped from a file of
-    each period in `cache`.
+def read_periods(
+    source: ImageSource, size: folder.Size | None, cache: str | None = None
+) -> MegaBatchStream:
+    """Images by date, see `vision.periods`, scaled to `size` if given.
 
-    Pixels are normalised by mean and deviation of the first period's training images. UserError: as of
-    `listed`, an image is unreadable, images differ in size, or `cache` cannot be written.
+    They are in memory or, with `cache`, mapped from a file of each period in that folder. Pixels
+    are normalised by mean and deviation of the first period's training images.
+
+    UserError: as of `listed`, an image is unreadable, images differ in size, or `cache` cannot be
+    written.
     """
     periods, _ = listed(source)
-    numbers = {name: k for k, name in enumerate(name for period in periods for name in period.new_classes)}
+    new_classes = [name for period in periods for name in period.new_classes]
+    numbers = {name: number for number, name in enumerate(new_classes)}
     train: list[Images] = []  # of each period
     test: list[Images] = []
     for period in periods:
-        images = [image for split in period.splits.values() for image in split]
-        paths, folder_of = [image["path"] for image in images], Path(cache) if cache else None
-        pixels = torch.from_numpy(folder.pixels_of(Path(source.root, period.name), paths, size, folder_of))
-        labels = torch.tensor([numbers[image["label"]] for image in images])
-        if train and pixels.shape[1:] != train[0].images.shape[1:]:
-            sizes = tuple(train[0].images.shape[2:]), tuple(pixels.shape[2:])
-            raise UserError(f"{period.name}: images of {sizes[1]}, others of {sizes[0]}: give --image-size")
-        cut = len(images) - len(period.splits["test"])
-        train.append(Images(pixels[:cut], labels[:cut]))
-        test.append(Images(pixels[cut:], labels[cut:]))
-    both = [Images(Pixels([x for x, _ in own]), torch.cat([y for _, y in own])) for own in (train, test)]
-    first = [each[: len(periods[0].splits["train"])] for each in train[0]]
-    dataset = replace(make_dataset("folder", first, first), train=both[0], test=both[1], classes=len(numbers))
-    dataset = replace(dataset, names=list(numbers), resize_size=size and size.shorter)
+        images = _period_images(source, period, numbers, size, cache)
+        if train:
+            _check_same_size(period.name, images.images, train[0].images)
+        cut = len(images.labels) - len(period.splits["test"])
+        train.append(Images(images.images[:cut], images.labels[:cut]))
+        test.append(Images(images.images[cut:], images.labels[cut:]))
+
+    count = len(periods[0].splits["train"])
+    first = Images(train[0].images[:count], train[0].labels[:count])
     digest = hashlib.sha256(f"{size} {periods[0].sha256}".encode())
-    dataset.__dict__["fingerprint"] = digest.hexdigest()[:16]  # later periods leave it as it is
-    ends = [np.cumsum([len(labels) for _, labels in own]) for own in (train, test)]
-    parts, held_out = (np.split(np.arange(end[-1]), end[:-1]) for end in ends)
-    return MegaBatchStream(dataset, None, 0, parts, held_out, f"by {source.by}", periods)
+    dataset = replace(
+        make_dataset("folder", first, first),
+        train=_joined(train),
+        test=_joined(test),
+        classes=len(numbers),
+        names=list(numbers),
+        resize_size=size and size.shorter,
+        source_fingerprint=digest.hexdigest()[:16],  # of the first period: appends do not change it
+    )
+    return MegaBatchStream(
+        dataset,
+        parts=_consecutive(train),
+        held_out=_consecutive(test),
+        scenario=f"by {source.by}",
+        periods=periods,
+    )
+
+
+def _period_images(
+    source: ImageSource,
+    period: ImagePeriod,
+    numbers: Mapping[str, int],
+    size: folder.Size | None,
+    cache: str | None,
+) -> Images:
+    """All images of a period, split by split, with the `numbers` of their classes as labels."""
+    images = [image for split in period.splits.values() for image in split]
+    paths = [image["path"] for image in images]
+    place = Path(source.root, period.name)
+    pixels = folder.pixels_of(place, paths, size, Path(cache) if cache else None)
+    labels = torch.tensor([numbers[image["label"]] for image in images])
+    return Images(torch.from_numpy(pixels), labels)
+
+
+def _check_same_size(name: str, images: Tensor, first_images: Tensor) -> None:
+    """UserError: the images of period `name` have another size than those of the first period."""
+    if images.shape[1:] != first_images.shape[1:]:
+        size = tuple(images.shape[2:])
+        first_size = tuple(first_images.shape[2:])
+        raise UserError(f"{name}: images of {size}, others of {first_size}: give --image-size")
+
+
+def _joined(parts: Sequence[Images]) -> Images:
+    """The images of all periods."""
+    pixels = Pixels([part.images for part in parts])
+    return Images(pixels, torch.cat([part.labels for part in parts]))
+
+
+def _consecutive(parts: Sequence[Images]) -> list[np.ndarray]:
+    """Indices of the images of each period among those of all periods."""
+    ends = np.cumsum([len(part.labels) for part in parts])
+    return np.split(np.arange(ends[-1]), ends[:-1])

@@ -1,5 +1,6 @@
-"""The training loop, the only one: all learners train here."""
+"""The training loop of all learners, minibatches, replay and evaluation."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,15 +22,19 @@ from vision.presets import Settings
 
 EVALUATION_BATCH = 2000  # examples, at most
 EVALUATION_BYTES = {"cpu": 20_000_000, "cuda": 1 << 30}
-"""Bytes of images and activations of an evaluation batch, at most, unless one example has more. A core is as
-fast with few images, and each process of a sweep has a batch."""
+"""Bytes of images and activations of an evaluation batch, at most, unless one example has more.
+Small batches are as fast on a CPU core, and every process of a sweep holds one."""
 PADDING = 4
 DIVERGED = "training diverged: the validation loss is not finite; use a lower --lr"
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Draws an epoch of as many examples as are new, a `share` of them from earlier mega-batches."""
+    """Draws an epoch with as many examples as are new, a `share` of them from earlier mega-batches.
+
+    Old examples replace new ones, so replay leaves the cost of an epoch as it is. (In a language
+    model, old blocks are added to the epoch.)
+    """
 
     earlier: tuple[int, ...]  # examples of each earlier mega-batch; the new ones follow them
     new: int
@@ -37,32 +42,45 @@ class Replay:
 
     @cached_property
     def old(self) -> int:
-        """Examples of an epoch from earlier mega-batches: the share, but of several at least one is new."""
-        return min(round(self.share * self.new), max(1, self.new - 1))
+        """Old examples of an epoch: the share, rounded; if there are several examples, one is
+        new."""
+        most = max(1, self.new - 1)
+        return min(round(self.share * self.new), most)
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """Indices of an epoch (new,) in random order. Earlier mega-batches have equal shares, up to one
-        example."""
+        """Indices of an epoch (new,) in random order.
+
+        Earlier mega-batches have equal shares, up to one example.
+        """
         sizes = torch.tensor(self.earlier)
-        fresh = sum(self.earlier) + torch.randperm(self.new, generator=generator)[: self.new - self.old]
-        turns = range(max(1, -(-self.old // len(sizes))))
-        chosen = torch.cat([torch.randperm(len(sizes), generator=generator) for _ in turns])[: self.old]
-        places = (torch.rand(self.old, generator=generator, dtype=torch.float64) * sizes[chosen]).long()
-        epoch = torch.cat([fresh, (sizes.cumsum(0) - sizes)[chosen] + places])
+        starts = sizes.cumsum(0) - sizes
+        order = torch.randperm(self.new, generator=generator)
+        fresh = sum(self.earlier) + order[: self.new - self.old]
+        # Each turn takes one example of each earlier mega-batch, in random order.
+        turns = max(1, math.ceil(self.old / len(sizes)))
+        sources = [torch.randperm(len(sizes), generator=generator) for _ in range(turns)]
+        chosen = torch.cat(sources)[: self.old]
+        fractions = torch.rand(self.old, generator=generator, dtype=torch.float64)
+        places = (fractions * sizes[chosen]).long()
+        epoch = torch.cat([fresh, starts[chosen] + places])
         return epoch[torch.randperm(len(epoch), generator=generator)]
 
     def sample(self, random: np.random.RandomState) -> np.ndarray:
-        """Indices (new,) with the same shares as an epoch, for validation. None is repeated, unless an
-        earlier mega-batch has fewer examples than it should give."""
+        """Indices (new,) with the same shares as an epoch, for validation.
+
+        An index is repeated only if an earlier mega-batch has fewer examples than its share.
+        """
         sources = len(self.earlier)
-        numbers = np.full(sources, self.old // sources)
-        numbers[random.permutation(sources)[: self.old % sources]] += 1
-        *starts, fresh = np.cumsum([0, *self.earlier])
-        chosen = [  # draws where none is taken, too: results of runs depend on it
-            start + np.resize(random.permutation(size), number)
-            for start, size, number in zip(starts, self.earlier, numbers, strict=True)
-        ]
-        return np.concatenate([*chosen, fresh + random.permutation(self.new)[: self.new - self.old]])
+        counts = np.full(sources, self.old // sources)
+        counts[random.permutation(sources)[: self.old % sources]] += 1
+        chosen = []
+        start = 0
+        for size, count in zip(self.earlier, counts, strict=True):
+            # Draws even where the count is 0: results of runs depend on it.
+            chosen.append(start + np.resize(random.permutation(size), count))
+            start += size
+        fresh = start + random.permutation(self.new)[: self.new - self.old]
+        return np.concatenate([*chosen, fresh])
 
 
 @dataclass(frozen=True)
@@ -78,7 +96,7 @@ ALL_EXAMPLES = Drawing()
 
 @dataclass
 class Progress:
-    """State of training within a stage, complete enough for `fit` to resume, on a CPU bit for bit."""
+    """State of training within a stage, from which `fit` resumes, on a CPU bit for bit."""
 
     spent: dict[str, float] = field(default_factory=dict)  # FLOPs before training, by purpose
     epoch: int = 0  # completed epochs
@@ -91,7 +109,8 @@ class Progress:
 
 
 Callback = Callable[[Callable[[], Progress]], None]
-"""Called after every epoch with a function that gives the progress, whose tensors the next epoch changes."""
+"""Called after every epoch with a function that returns the progress. The next epoch changes the
+tensors of the progress in place."""
 
 
 def fit(
@@ -107,11 +126,14 @@ def fit(
 ) -> dict[str, float]:
     """Train `model` on `train` and leave it at its best epoch on `valid` (section 5, appendix B.1).
 
-    The best epoch of each voter has the lowest validation loss or error, or is the last (`settings.select`);
-    its batch statistics are kept too. `generators`, `drawing`: see `minibatches`; `average` is updated every
-    epoch, `progress` resumes. Returns FLOPs by purpose. UserError: training diverged.
+    The best epoch of each voter has the lowest validation loss or error, or is the last
+    (`settings.select`); its batch statistics are kept, too. `generators` and `drawing` are those of
+    `minibatches`. Training continues from `progress`, and `average` is updated every epoch.
+
+    Returns FLOPs by purpose. UserError: training diverged.
     """
-    flat, at = Flat(model), progress or Progress()
+    flat = Flat(model)
+    at = progress or Progress()
     if isinstance(model, Mixture | Committee):
         model.draw_from(generators)
     optimizer = optim.make(flat.values, settings)
@@ -120,9 +142,10 @@ def fit(
     measure = error_of if settings.select == "error" else loss_of
     if at.best is None or at.now is None or at.kept is None:
         best = torch.full((model.voters,), torch.inf, device=flat.values.device)
-        kept = flat.values.clone(), flat.buffers.clone()
+        kept = (flat.values.clone(), flat.buffers.clone())
     else:
-        best, kept = at.best, at.kept
+        best = at.best
+        kept = at.kept
         flat.restore(at.now)
         optimizer.load(at.optimizer)
         for generator, state in zip(generators, at.generators, strict=True):
@@ -137,12 +160,16 @@ def fit(
         update_average()
         score = validate(model, valid, measure)
         better = (score < best - settings.patience_delta) | (settings.select == "last")
-        at.epoch, at.waited = at.epoch + 1, at.waited + 1
+        at.epoch += 1
+        at.waited += 1
         if better.any():
             flat.keep(kept, better)
-            best, at.waited = torch.where(better, score, best), 0
+            best = torch.where(better, score, best)
+            at.waited = 0
         if callback:
-            at.best, at.kept, at.now = best, kept, (flat.values, flat.buffers)
+            at.best = best
+            at.kept = kept
+            at.now = (flat.values, flat.buffers)
             at.optimizer = optimizer.state
             callback(lambda: replace(at, generators=[g.get_state() for g in generators]))
 
@@ -150,7 +177,9 @@ def fit(
     if not (best.isfinite().all() and flat.values.isfinite().all()):
         raise UserError(DIVERGED)
     model.zero_grad()
-    cost, seen = model.flops, at.epoch * (drawing.replay.new if drawing.replay else len(train.labels))
+    cost = model.flops
+    epoch_size = drawing.replay.new if drawing.replay else len(train.labels)
+    seen = at.epoch * epoch_size
     validation = at.epoch * len(valid.labels) * cost.inference
     return at.spent | {
         "forward": seen * cost.forward,
@@ -160,15 +189,19 @@ def fit(
 
 
 def gradient_writer(model: nn.Module, flat: Flat, amp: str) -> Callable[[Tensor, Tensor], None]:
-    """A function of images and labels that writes the gradient of the sum of the voters' losses to `flat`.
-    With `amp` "bf16", matrix products and convolutions compute in half precision."""
+    """A function of images and labels that writes the gradient of the voters' summed losses to
+    `flat`.
+
+    With `amp` "bf16", matrix products and convolutions compute in half precision.
+    """
     if isinstance(model, MLP) and amp == "off":
         return model.gradient_writer()
 
     def write(images: Tensor, labels: Tensor) -> None:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=amp == "bf16"):
             logits = model(images)
-        flat.write(torch.autograd.grad(loss_of(logits.float(), labels).sum(), flat.parameters))
+        loss = loss_of(logits.float(), labels).sum()
+        flat.write(torch.autograd.grad(loss, flat.parameters))
 
     return write
 
@@ -186,29 +219,40 @@ def error_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def validate(model: Any, examples: AnyExamples, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def validate(
+    model: Any, examples: AnyExamples, measure: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     """`measure` (`loss_of` or `error_of`) over all examples in evaluation mode, (V,)."""
     model.eval()
-    n, batches = len(examples.labels), evaluation_batches(model, examples)
-    parts = [measure(model(x), labels) * (len(labels) / n) for x, labels in batches]
+    count = len(examples.labels)
+    parts = []
+    for images, labels in evaluation_batches(model, examples):
+        share = len(labels) / count
+        parts.append(measure(model(images), labels) * share)
     return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
 
 @torch.no_grad()
-def evaluate(model: Any, examples: AnyExamples, of: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """The outputs of `model` in evaluation mode, or those of a function `of` it, for all examples, which are
-    the last dimension."""
+def evaluate(
+    model: Any, examples: AnyExamples, function: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Outputs of `model` for all examples, which are the last dimension, in evaluation mode.
+
+    `function`, which uses the model, replaces it as the function of a batch of images.
+    """
     model.eval()
+    function = function or model
     batches = evaluation_batches(model, examples)
-    return torch.cat([(of or model)(batch.images) for batch in batches], -1)
+    return torch.cat([function(batch.images) for batch in batches], -1)
 
 
 def evaluation_batches(model: Any, examples: AnyExamples) -> Iterator[Examples]:
-    """The examples in batches of at most EVALUATION_BATCH, whose images and activations in `model` have at
-    most EVALUATION_BYTES."""
+    """The examples in batches of at most EVALUATION_BATCH examples and EVALUATION_BYTES of images
+    and activations in `model`."""
     limit = EVALUATION_BYTES["cpu" if examples.labels.device.type == "cpu" else "cuda"]
     size = min(EVALUATION_BATCH, max(1, limit // (4 * model.footprint)))
-    size -= size % 16 if size > 16 else 0  # so that every batch starts at a multiple of 64 bytes
+    if size > 16:
+        size -= size % 16  # so that every batch starts at a multiple of 64 bytes
     for start in range(0, len(examples.labels), size):
         yield examples.part(start, start + size)
 
@@ -219,20 +263,24 @@ def minibatches(
     generators: Sequence[torch.Generator],
     drawing: Drawing = ALL_EXAMPLES,
 ) -> Iterator[Examples]:
-    """The minibatches of one epoch in random order; with M `generators`, in one order per member (M, n).
+    """The minibatches of one epoch in random order; with M `generators`, in one order per member
+    (M, n).
 
-    If one minibatch holds all examples, their order is kept, but not with replay. A last minibatch of one
-    example would have no batch statistics, so it joins the one before.
+    If one minibatch holds all examples, it keeps their order, except with replay. A last minibatch
+    of one example would have no batch statistics, so it joins the one before.
     """
     replay = drawing.replay
-    n, size = replay.new if replay else len(examples.labels), settings.batch_size
+    n = replay.new if replay else len(examples.labels)
+    size = settings.batch_size
     if n <= size and not settings.augment and not replay:
         yield examples.part(0, n)
         return
     if replay:
         orders = [replay.draw(generator) for generator in generators]
+    elif n <= size:
+        orders = [torch.arange(n) for _ in generators]
     else:
-        orders = [torch.arange(n) if n <= size else torch.randperm(n, generator=g) for g in generators]
+        orders = [torch.randperm(n, generator=generator) for generator in generators]
     chosen = torch.stack(orders)
     pieces = list(chosen.to(examples.labels.device).split(size, 1))
     if n > size and pieces[-1].shape[1] == 1:
@@ -240,22 +288,28 @@ def minibatches(
     for piece in pieces:
         images = examples.pixels(piece)
         if settings.augment:
-            pairs = zip(images, generators, strict=True)
-            images = torch.stack([augment(member, generator, drawing.black) for member, generator in pairs])
-        images, labels = images.permute(0, 1, 4, 2, 3), examples.labels[piece]
-        yield Examples(images, labels) if len(piece) > 1 else Examples(images[0], labels[0])
+            augmented = []
+            for member, generator in zip(images, generators, strict=True):
+                augmented.append(augment(member, generator, drawing.black))
+            images = torch.stack(augmented)
+        images = images.permute(0, 1, 4, 2, 3)
+        labels = examples.labels[piece]
+        if len(piece) > 1:
+            yield Examples(images, labels)
+        else:
+            yield Examples(images[0], labels[0])
 
 
 def augment(images: Tensor, generator: torch.Generator, black: Tensor | float) -> Tensor:
-    """Randomly crop images (n, height, width, channels), padded on each side with 4 `black` pixels
-    (channels,), and flip half of them (B.1.2)."""
+    """Randomly crop images (n, height, width, channels) after padding each side with 4 `black`
+    pixels (channels,), and flip half of them (B.1.2)."""
     n, height, width, channels = images.shape
     shift = torch.randint(0, 2 * PADDING + 1, (n, 2), generator=generator).to(images.device)
     flipped = (torch.rand(n, generator=generator) < 0.5).to(images.device)
     padded = images.new_empty(n, height + 2 * PADDING, width + 2 * PADDING, channels)
     padded[:] = black
     padded[:, PADDING:-PADDING, PADDING:-PADDING] = images
-    # Views of all crops, (n, row, column, height, width, channels): to pick one copies whole rows of pixels.
+    # Views of all crops, (n, row, column, height, width, channels); picking one copies whole rows.
     crops = padded.unfold(1, height, 1).unfold(2, width, 1).permute(0, 1, 2, 4, 5, 3)
     images = crops[torch.arange(n, device=images.device), shift[:, 0], shift[:, 1]]
     return torch.where(flipped.view(-1, 1, 1, 1), images.flip(2), images)

@@ -15,8 +15,8 @@ _BLOCK = 1 << 20
 
 
 def unpack(packed: Path, target: Path) -> None:
-    """Unpack `packed`, block by block. UserError: damaged, of another format, or with more bytes than its
-    header says or MOST_BYTES."""
+    """Unpack `packed`, block by block. UserError: damaged, of another format, or with more bytes
+    than its header says or MOST_BYTES."""
     try:
         with gzip.open(packed) as source, target.open("xb") as out:
             header = source.read(4)
@@ -25,7 +25,9 @@ def unpack(packed: Path, target: Path) -> None:
             sizes = source.read(4 * header[3])
             expected = _BYTES[header[2]] * math.prod(struct.unpack(f">{header[3]}I", sizes))
             if expected > MOST_BYTES:
-                raise gzip.BadGzipFile(f"{expected:,} bytes, more than any file of MNIST's kind has")
+                raise gzip.BadGzipFile(
+                    f"{expected:,} bytes, more than any file of MNIST's kind has"
+                )
             out.write(header + sizes)
             left = expected
             while left and (block := source.read(min(left, _BLOCK))):

@@ -1,20 +1,26 @@
 """Compare runs: a table, and on request a page, Markdown, CSV and figures: `alma report`."""
 
+import argparse
+import itertools
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from alma.errors import Parser, UserError, command
 from alma.files import make_directory
 from alma.help_texts import RUNS
+from alma.records import Run
 from alma.report import differences
 from alma.report.files import write_report
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
-from alma.report.lm.entries import find_entries
+from alma.report.lm.entries import Entry, find_entries
 from alma.report.page import write_page
-from alma.report.results import find_runs, group, left_out
+from alma.report.results import Result, find_runs, group, left_out
 from alma.report.scores import BITS, scored
 from alma.report.selection import CHOOSABLE, SELECTIONS, best_by_validation
+from alma.report.style import Picture
+from alma.report.tables import TitledTable
 from alma.report.vision import figures as vision_figures
 from alma.report.vision.select import is_image
 
@@ -34,93 +40,172 @@ examples:
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(
+    command_line = Parser(
         prog="python -m alma.report",
         usage="%(prog)s RUN... [options]",
-        description="Compare runs: print a table for each data set: cumulative error, parameters, FLOPs.",
+        description="Compare runs: print a table for each data set: cumulative error, parameters, "
+        "FLOPs.",
         epilog=_EXAMPLES,
     )
-    add = made.add_argument
+    add = command_line.add_argument
     add("runs", nargs="+", metavar="RUN", help=RUNS)
-    select = "keep the settings with the best validation score, for each learner, waiting time and replay; "
-    select += "valid: mean over t since the first stage; valid-first: after the first stage, as in the paper"
-    add("--select", choices=SELECTIONS, help=select)
-    hold = "with --select: settings to keep apart too, such as average,schedule,hidden (default: choose "
-    add("--hold", metavar="NAMES", help=hold + "among all of them)")
-    choose = f"with --select: settings to choose too, of {', '.join(CHOOSABLE)}"
-    add("--choose", metavar="NAMES", help=choose)
-    number = f"compare runs by {BITS} of the test text, which compares tokenizers too, or by a score of "
-    add("--metric", metavar="NAME", help=number + "`alma train --evaluate` (default: perplexity or error)")
-    baseline = "add a table of the differences from this configuration, paired by seed, with 90%% intervals; "
-    baseline += 'LABEL: the learner as in the table or, with w and replay, as in figures, such as "sm w=1"'
-    add("--baseline", metavar="LABEL", help=baseline)
-    out = "folder for report.md, report.csv and figures (default: none; report with --figures)"
-    add("--out", type=Path, metavar="DIR", help=out)
-    page = "write a page too: one self-contained file, such as report.html"
-    add("--html", type=Path, metavar="FILE", help=page)
-    figures = "draw the figures of the paper for image runs (vision) or language models (lm)"
-    add("--figures", choices=("vision", "lm"), help=figures)
-    table = "print Tables 1 and 2 of the paper for language models; with --out write them as Markdown, too"
-    add("--table", choices=("lm",), help=table)
-    return made
+    add(
+        "--select",
+        choices=SELECTIONS,
+        help="keep the settings with the best validation score, for each learner, waiting time and "
+        "replay; valid: mean over t since the first stage; valid-first: after the first stage, as "
+        "in the paper",
+    )
+    add(
+        "--hold",
+        metavar="NAMES",
+        help="with --select: settings to keep apart too, such as average,schedule,hidden (default: "
+        "choose among all of them)",
+    )
+    add(
+        "--choose",
+        metavar="NAMES",
+        help=f"with --select: settings to choose too, of {', '.join(CHOOSABLE)}",
+    )
+    add(
+        "--metric",
+        metavar="NAME",
+        help=f"compare runs by {BITS} of the test text, which compares tokenizers too, or by a "
+        "score of `alma train --evaluate` (default: perplexity or error)",
+    )
+    add(
+        "--baseline",
+        metavar="LABEL",
+        help="add a table of the differences from this configuration, paired by seed, with 90%% "
+        "intervals; LABEL: the learner as in the table or, with w and replay, as in figures, such "
+        'as "sm w=1"',
+    )
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for report.md, report.csv and figures (default: none; report with --figures)",
+    )
+    add(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a page too: one self-contained file, such as report.html",
+    )
+    add(
+        "--figures",
+        choices=("vision", "lm"),
+        help="draw the figures of the paper for image runs (vision) or language models (lm)",
+    )
+    add(
+        "--table",
+        choices=("lm",),
+        help="print Tables 1 and 2 of the paper for language models; with --out write them as "
+        "Markdown, too",
+    )
+    return command_line
+
+
+@dataclass
+class Report:
+    """What is printed and written."""
+
+    runs: list[Run]  # those that count, and those without rows
+    groups: list[list[Result]]  # of each general table
+    baselines: list[Result | None]  # of each group
+    left_out: list[str]  # lines about runs that were left out, or not chosen
+    entries: dict[str, list[Entry]]  # of the paper's table and figures for language models
+    tables: dict[str, TitledTable]  # of the paper, by file name without suffix
+    paper_remarks: list[str]  # on what these leave out
+
+    @property
+    def remarks(self) -> list[str]:
+        """Lines about runs that are left out, or without rows."""
+        empty = [f"no rows yet: {run.directory}" for run in self.runs if not run.rows]
+        return [*self.left_out, *empty]
+
+    def print(self) -> None:
+        """Print the tables, then the remarks."""
+        printed = list(self.tables.values())
+        for baseline, results in zip(self.baselines, self.groups, strict=True):
+            of_group = differences.tables(results, baseline)
+            if self.tables:
+                del of_group[0]  # Table 2 replaces the general one
+            printed += of_group
+        for table in printed:
+            print(table.as_text(), end="\n\n")
+        for remark in [*self.remarks, *self.paper_remarks]:
+            print(remark)
+
+    def write(self, out: Path, figures: str | None) -> None:
+        """Write the files, with the paper's `figures` or the general ones; print their paths."""
+        make_directory(out)
+        pictures: list[Picture] | None = None
+        missing: list[str] = []
+        if figures == "vision":
+            pictures, missing = vision_figures.write_paper_figures(self.runs, out)
+        elif figures == "lm":
+            pictures, missing = lm_figures.write_figures(self.entries, out)
+        written = write_report(
+            self.groups, self.runs, out, pictures, self.tables, self.left_out, self.baselines
+        )
+        print(*missing, *written, sep="\n")
+
+
+def read_report(options: argparse.Namespace, damaged: list[str]) -> Report:
+    """The report on the runs of a command line; `damaged` gets a line for each damaged run.
+
+    UserError: there are no runs to report on, or an option does not fit them.
+    """
+    runs = find_runs(options.runs, damaged)
+    if options.metric:
+        runs = scored(runs, options.metric)
+    places = ", ".join(options.runs)
+    if options.figures == "vision" and not any(map(is_image, runs)):
+        raise UserError(f"no image run in {places}, which --figures vision needs")
+    choices: list[str] = []
+    if options.select:
+        hold = options.hold.split(",") if options.hold else []
+        choose = options.choose.split(",") if options.choose else []
+        runs, choices = best_by_validation(runs, options.select, hold, choose)
+    groups = group(runs)
+    if not groups:
+        raise UserError(f"no rows yet in {places}: nothing has been evaluated so far")
+    grouped = list(itertools.chain(*groups))
+    counted = {id(run) for result in grouped for run in result.runs}
+    runs = [run for run in runs if id(run) in counted or not run.rows]
+    baselines = differences.find_baselines(groups, options.baseline)
+    entries: dict[str, list[Entry]] = {}
+    paper_remarks: list[str] = []
+    if options.table or options.figures == "lm":
+        entries, paper_remarks = find_entries(runs)
+    tables: dict[str, TitledTable] = {}
+    if options.table:
+        tables, missing = lm_tables.tables(entries)
+        paper_remarks += missing
+    lines = [*damaged, *choices, *left_out(grouped)]
+    return Report(runs, groups, baselines, lines, entries, tables, paper_remarks)
 
 
 @command
 def main() -> None:
     """Entry point of `python -m alma.report`."""
     options = parser().parse_args()
-    for_lm = "lm" in (options.table, options.figures)
     for flag in ("hold", "choose"):
         if getattr(options, flag) and not options.select:
             raise UserError(f"--{flag} needs --select valid or valid-first")
     damaged: list[str] = []
-    runs = find_runs(options.runs, damaged)
-    if options.metric:
-        runs = scored(runs, options.metric)
-    if options.figures == "vision" and not any(map(is_image, runs)):
-        raise UserError(f"no image run in {', '.join(options.runs)}, which --figures vision needs")
-    choices: list[str] = []
-    if options.select:
-        hold, choose = (names.split(",") if names else [] for names in (options.hold, options.choose))
-        runs, choices = best_by_validation(runs, options.select, hold, choose)
-    groups = group(runs)
-    if not groups:
-        raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")
-    grouped = [result for results in groups for result in results]
-    counted, not_counted = {id(run) for result in grouped for run in result.runs}, left_out(grouped)
-    runs = [run for run in runs if id(run) in counted or not run.rows]
-    baselines = differences.find_baselines(groups, options.baseline)
-    entries, lm_remarks = find_entries(runs) if for_lm else ({}, [])
-    tables, missing = lm_tables.tables(entries) if options.table else ({}, [])
-    printed = list(tables.values())
-    for baseline, results in zip(baselines, groups, strict=True):
-        printed += differences.tables(results, baseline)[bool(tables) :]  # Table 2 replaces the general one
-    for table in printed:
-        print(table.as_text(), end="\n\n")
-    remarks = [
-        *damaged,
-        *choices,
-        *not_counted,
-        *(f"no rows yet: {run.directory}" for run in runs if not run.rows),
-    ]
-    for remark in [*remarks, *lm_remarks, *missing]:
-        print(remark)
+    report = read_report(options, damaged)
+    report.print()
     if options.html:
-        write_page(runs, options.html, remarks, options.baseline)
+        write_page(report.runs, options.html, report.remarks, options.baseline)
         print(options.html)
-    out = options.out or (Path("report") if options.figures else None)
-    if out is None:
-        sys.exit(1 if damaged else 0)
-    make_directory(out)
-    pictures, missing = None, []
-    if options.figures == "vision":
-        pictures, missing = vision_figures.write_paper_figures(runs, out)
-    elif options.figures == "lm":
-        pictures, missing = lm_figures.write_figures(entries, out)
-    lines = [*damaged, *choices, *not_counted]
-    written = write_report(groups, runs, out, pictures, tables, lines, baselines)
-    print(*missing, *written, sep="\n")
-    sys.exit(1 if damaged else 0)
+    if options.out:
+        report.write(options.out, options.figures)
+    elif options.figures:
+        report.write(Path("report"), options.figures)
+    if damaged:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from alma.report import age
-from alma.report.age import Losses, MeanOverSeeds
 from alma.report.compare import configurations
+from alma.report.losses import Losses, MeanOverSeeds, age_effect, staleness, staleness_curve
 from alma.report.results import Result
 from alma.report.tables import TitledTable
 
 NOTE = """\
-Age: from the newest mega-batch that a model was trained on to that of the held-out part. Staleness: {loss} \
-that a mega-batch of age adds, against the model whose newest training data are of that part; it includes \
-what less training costs. Effect of age: the mean of the slopes to data to come and to the past, in which \
-the amount of training cancels; where the past is kept, as little as half the effect on data to come. \
-Regret: {loss} above the best model of these configurations on that part: newest (age 0), next (age 1), past \
-(ages below 0)."""
+Age: from the newest mega-batch that a model was trained on to that of the held-out part. \
+Staleness: {loss} that a mega-batch of age adds, against the model whose newest training data are of \
+that part; it includes what less training costs. Effect of age: the mean of the slopes to data to \
+come and to the past, in which the amount of training cancels; where the past is kept, as little as \
+half the effect on data to come. Regret: {loss} above the best model of these configurations on that \
+part: newest (age 0), next (age 1), past (ages below 0)."""
 
 AGES: dict[str, Callable[[float], bool]] = {
     "newest": lambda age: age == 0,
@@ -39,8 +39,11 @@ class Aged:
     @cached_property
     def columns(self) -> dict[str, list[float]]:
         """The numbers of the table by name, one value per seed."""
-        slopes = {"staleness": age.staleness(self.losses), "effect of age": age.age_effect(self.losses)}
-        regrets = {f"regret, {name}": age.regret(self.losses, self.best, fits) for name, fits in AGES.items()}
+        slopes = {"staleness": staleness(self.losses), "effect of age": age_effect(self.losses)}
+        regrets = {
+            f"regret, {name}": age.regret(self.losses, self.best, fits)
+            for name, fits in AGES.items()
+        }
         return slopes | regrets
 
     @cached_property
@@ -48,7 +51,7 @@ class Aged:
         """Extra loss and regret by age, one value per seed."""
         ages = self.losses.by_age
         regret = {at: age.regret(self.losses, self.best, partial(operator.eq, at)) for at in ages}
-        return {"extra loss": age.staleness_curve(self.losses), "regret": regret}
+        return {"extra loss": staleness_curve(self.losses), "regret": regret}
 
 
 def aged(results: Sequence[Result]) -> list[Aged]:
@@ -56,10 +59,13 @@ def aged(results: Sequence[Result]) -> list[Aged]:
 
     Regret is against the best of their models. [] of a stream of one mega-batch, which has no ages.
     """
-    several = [result for result in results if result.megabatches > 1]
-    known = [(r, losses) for r in several if (losses := age.losses_of(r)) and losses.by_age]
-    best = age.best_by_period(losses for _, losses in known)
-    return [Aged(result, losses, best) for result, losses in known]
+    with_losses = []
+    for result in results:
+        losses = age.losses_of(result) if result.megabatches > 1 else None
+        if losses and losses.by_age:
+            with_losses.append((result, losses))
+    best = age.best_by_period(losses for _, losses in with_losses)
+    return [Aged(result, losses, best) for result, losses in with_losses]
 
 
 def unit(result: Result) -> str:
@@ -72,15 +78,14 @@ def titled(rows: Sequence[Aged]) -> TitledTable:
     first = rows[0].result
     columns = configurations([row.result for row in rows])
     columns["n"] = [str(len(row.result.repeats)) for row in rows]
-    least = 3 if first.metric == "perplexity" else 2  # digits after the point; at least two of the mean
+    least = 3 if first.metric == "perplexity" else 2  # digits after the point
     for name in rows[0].columns:
         cells = []
         for row in rows:
-            known = age.over_seeds(row.columns[name])
-            small = math.isfinite(known.mean) and known.mean
-            digits = max(least, min(6, 1 - math.floor(math.log10(abs(known.mean))))) if small else least
-            cells.append(shown(known, digits))
-        columns |= {name: cells} if any(cells) else {}
+            over_seeds = age.over_seeds(row.columns[name])
+            cells.append(shown(over_seeds, _digits(over_seeds.mean, least)))
+        if any(cells):
+            columns[name] = cells
     loss = "loss (nats a token)" if first.metric == "perplexity" else "error (percentage points)"
     note = NOTE.format(loss=loss)
     if any(len(row.result.repeats) > 1 for row in rows):
@@ -89,10 +94,19 @@ def titled(rows: Sequence[Aged]) -> TitledTable:
     return TitledTable(f"Loss against age ({unit(first)}), {first.stream}", cells_by_row, note)
 
 
-def shown(known: MeanOverSeeds, digits: int, sign: str = "-") -> str:
-    """Mean and 90% interval, such as "0.051 [0.043, 0.060]"; "" without a finite mean. `sign` "+" shows
-    the sign of positive numbers, too."""
-    if not math.isfinite(known.mean):
+def _digits(mean: float, least: int) -> int:
+    """Digits after the point that show at least two of the mean, from `least` to 6."""
+    if mean == 0 or not math.isfinite(mean):
+        return least
+    return max(least, min(6, 1 - math.floor(math.log10(abs(mean)))))
+
+
+def shown(over_seeds: MeanOverSeeds, digits: int, sign: str = "-") -> str:
+    """Mean and 90% interval, such as "0.051 [0.043, 0.060]"; "" without a finite mean.
+
+    `sign` "+" shows the sign of positive numbers, too.
+    """
+    if not math.isfinite(over_seeds.mean):
         return ""
-    mean, low, high = (f"{number:{sign}.{digits}f}" for number in known)
-    return mean if math.isnan(known.low) else f"{mean} [{low}, {high}]"
+    mean, low, high = (f"{number:{sign}.{digits}f}" for number in over_seeds)
+    return mean if math.isnan(over_seeds.low) else f"{mean} [{low}, {high}]"

@@ -6,8 +6,19 @@ from functools import partial
 
 from alma import metrics
 from alma.report.labels import replay
-from alma.report.results import Measure, Result, Rows, column, compute, matrix, memory, trained, validation
+from alma.report.results import (
+    Measure,
+    Result,
+    Rows,
+    column,
+    compute,
+    matrix,
+    memory,
+    trained,
+    validation,
+)
 from alma.report.tables import Table, TitledTable
+from alma.tables import decimals, fixed
 
 NOTE = """\
 * no stage complete yet: the untrained model is evaluated, and counts in average and {total}.
@@ -19,8 +30,10 @@ The untrained {metric} varies between learners, by chance of the initial weights
 from the first trained stage on: compare it at equal w."""
 VALIDATED = """
 Validation is the mean {metric} on the learner's own validation data, over t since the first stage."""
-ONE_SOURCE = " In an i.i.d. stream of text these are documents of one source (data prep's --valid-source, by \
+ONE_SOURCE = (
+    " In an i.i.d. stream of text these are documents of one source (data prep's --valid-source, by \
 default the last), while the test set has all sources: compare validation with validation only."
+)
 
 TRANSFERRED = """
 In-distribution is the mean {metric} over t = 1..B on the held-out part of mega-batch t; backward and \
@@ -69,13 +82,18 @@ TOTALS: dict[str, Measure] = {
 
 def table(results: Sequence[Result]) -> Table:
     """The table of results of one metric, B and data; columns without any number are left out."""
-    total, last = results[0].display.total, results[0].megabatches
+    total = results[0].display.total
+    last = results[0].megabatches
     times: Sequence[int] = range(1, last + 1)
     if last > 8:  # the first, the quarters and the last
         times = sorted({1, *(round(last * quarter / 4) for quarter in (1, 2, 3)), last})
     rows = []
     for result in results:
-        experts = [row["extra"]["experts"] for row in result.repeats[0].values() if "experts" in row["extra"]]
+        experts = [
+            row["extra"]["experts"]
+            for row in result.repeats[0].values()
+            if "experts" in row["extra"]
+        ]
         parameters = result.over_seeds(lambda rows: rows[max(rows)]["parameters"])[0]
         cells = {
             "learner": method(result),
@@ -96,9 +114,12 @@ def table(results: Sequence[Result]) -> Table:
         for name, measure in TOTALS.items():
             cells[name.format(total=total)] = spread(measure, result, scaled=False)
         cells["Mem"] = abbreviated(result.over_seeds(memory)[0])
-        cells["Comp (TFLOPs)"] = number(result.over_seeds(compute)[0])
+        cells["Comp (TFLOPs)"] = fixed(result.over_seeds(compute)[0])
         rows.append(cells)
-    hidden = {name for name in ("experts", "validation", *TRANSFERS) if not any(row[name] for row in rows)}
+    hidden = set()
+    for name in ("experts", "validation", *TRANSFERS):
+        if not any(row[name] for row in rows):
+            hidden.add(name)
     if not _waiting(results):
         hidden.add(f"{total} trained")  # equal to the total
     shown = [name for name in rows[0] if name not in hidden]
@@ -108,15 +129,24 @@ def table(results: Sequence[Result]) -> Table:
 def titled(results: Sequence[Result]) -> TitledTable:
     """The table with its title and what its columns mean."""
     repeats = [rows for result in results for rows in result.repeats]
-    drifts, of_text = any(map(matrix, repeats)), results[0].metric == "perplexity"
-    note = NOTE + WAITED * _waiting(results)
+    drifts = any(map(matrix, repeats))
+    is_text = results[0].metric == "perplexity"
+    note = NOTE
+    if _waiting(results):
+        note += WAITED
     if any(map(validation, repeats)):
-        note += VALIDATED + ONE_SOURCE * (of_text and not drifts)
+        note += VALIDATED
+        if is_text and not drifts:
+            note += ONE_SOURCE
     if drifts:
-        note += TRANSFERRED + GEOMETRIC * of_text
+        note += TRANSFERRED
+        if is_text:
+            note += GEOMETRIC
     first = results[0]
     title = f"Test {first.display.name} after mega-batch t, {first.stream}"
-    return TitledTable(title, table(results), note.format(total=first.display.total, metric=first.metric))
+    return TitledTable(
+        title, table(results), note.format(total=first.display.total, metric=first.metric)
+    )
 
 
 def _waiting(results: Sequence[Result]) -> bool:
@@ -138,7 +168,10 @@ def method(result: Result) -> str:
     done, total = result.progress, result.megabatches
     if done == total:
         return result.method
-    return f"{result.method} ({'not finished, ' if result.unfinished else ''}t={done}/{total})"
+    remark = f"t={done}/{total}"
+    if result.unfinished:
+        remark = f"not finished, {remark}"
+    return f"{result.method} ({remark})"
 
 
 def spread(measure: Measure, result: Result, scaled: bool = True) -> str:
@@ -147,16 +180,10 @@ def spread(measure: Measure, result: Result, scaled: bool = True) -> str:
     if any(math.isnan(measure(rows)) for rows in result.repeats):
         return ""
     mean, deviation = result.over_seeds(lambda rows: factor * measure(rows))
-    return f"{number(mean)} ±{deviation:{_format(mean)}}" if len(result.repeats) > 1 else number(mean)
-
-
-def number(value: float) -> str:
-    """A number with the decimals of tables."""
-    return f"{value:{_format(value)}}"
-
-
-def _format(value: float) -> str:
-    return ",.0f" if abs(value) >= 1000 else ".2f" if abs(value) >= 0.1 or not value else ".2g"
+    text = fixed(mean)
+    if len(result.repeats) > 1:
+        text += f" ±{deviation:{decimals(mean)}}"
+    return text
 
 
 def abbreviated(value: float) -> str:

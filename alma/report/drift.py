@@ -12,16 +12,18 @@ from alma.report.figures import Curve, by_kind, draw_curve, looks
 from alma.report.results import Result, matrix, mean_and_deviation
 
 _MATRIX = (
-    "Test {metric} after each mega-batch (rows) on the held-out part of each mega-batch (columns), averaged "
-    "over seeds, in one colour scale. Frames mark the diagonal (in-distribution); the past is to its left "
-    "(backward transfer), the future to its right (forward transfer).{waiting}"
+    "Test {metric} after each mega-batch (rows) on the held-out part of each mega-batch "
+    "(columns), averaged over seeds, in one colour scale. Frames mark the diagonal "
+    "(in-distribution); the past is to its left (backward transfer), the future to its right "
+    "(forward transfer).{waiting}"
 )
 _WAITING = " Rows in which a learner waits for its first stage are empty."
 _STALENESS = (
-    "Loss against age, in {unit}: mean over seeds, with a band of ±1 standard deviation. The age of a cell "
-    "of the evaluation matrix is its mega-batch minus the newest one that the model was trained on. Left: "
-    "loss beyond that of the model whose newest training data are of that mega-batch. Models of a higher age "
-    "have trained less. Right: loss above the best model of these configurations on that mega-batch."
+    "Loss against age, in {unit}: mean over seeds, with a band of ±1 standard deviation. The age "
+    "of a cell of the evaluation matrix is its mega-batch minus the newest one that the model "
+    "was trained on. Left: loss beyond that of the model whose newest training data are of that "
+    "mega-batch. Models of a higher age have trained less. Right: loss above the best model of "
+    "these configurations on that mega-batch."
 )
 WRITTEN = 12  # most rows and columns of a heat map with its values in the cells
 
@@ -43,8 +45,8 @@ def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
 def mean_matrix(result: Result) -> list[list[float]]:
     """The evaluation matrix: rows t = 1, 2, ..., columns the held-out parts; mean over seeds, as displayed.
 
-    Rows of the untrained model are NaN where figures leave it out (see `results.DISPLAYS`). [] if a repeat
-    has no matrix.
+    Rows of the untrained model are NaN where figures leave it out (see `displays.DISPLAYS`). [] if a
+    repeat has no matrix.
     """
     matrices = [matrix(rows) for rows in result.repeats]
     if not all(matrices):
@@ -63,8 +65,8 @@ def mean_matrix(result: Result) -> list[list[float]]:
 def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
     """A figure with a heat map for each result and its matrix, in panels of one shape.
 
-    Row 1 is at the top; NaN leaves a cell empty. Up to WRITTEN rows and columns, values are written in the
-    cells. Panels with the same periods share those below the lowest panel of their column.
+    Row 1 is at the top; NaN leaves a cell empty. Up to WRITTEN rows and columns, values are written
+    in the cells. Panels with the same periods share those below the lowest panel of their column.
     """
     from matplotlib import colors, patches, ticker
 
@@ -86,21 +88,30 @@ def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
         axes.grid(visible=False)
         for axis, count in ((axes.xaxis, len(cells[0])), (axes.yaxis, len(cells))):
             every = ticker.MaxNLocator(6, integer=True, steps=[1, 2, 5, 10])
-            axis.set_major_locator(ticker.FixedLocator(range(1, count + 1)) if count <= WRITTEN else every)
+            axis.set_major_locator(
+                ticker.FixedLocator(range(1, count + 1)) if count <= WRITTEN else every
+            )
         frame: Any = {"fill": False, "edgecolor": "black", "clip_on": False, "zorder": 3}
         frame["linewidth"] = max(0.3, min(1.1, 12 / len(cells)))
         for i, row in enumerate(cells, start=1):
             axes.add_patch(patches.Rectangle((i - 0.5, i - 0.5), 1, 1, **frame))
             for j, value in enumerate(row if columns <= WRITTEN else (), start=1):
                 if math.isfinite(value):
-                    text = f"{value:,.0f}" if value >= 99.95 else f"{value:.{1 if value >= 0.95 else 2}f}"
+                    text = (
+                        f"{value:,.0f}"
+                        if value >= 99.95
+                        else f"{value:.{1 if value >= 0.95 else 2}f}"
+                    )
                     colour = "white" if scale(value) > 0.55 else "black"
                     axes.text(j, i, text, ha="center", va="center", fontsize=6, color=colour)
         axes.set_ylim(most + 0.5, 0.5)
         title = textwrap.fill(result.label, round(13 * inches[0]))
         axes.set_title(title, color=colour_of(result.learner), fontweight="bold")
     # The periods of the held-out parts of a dated stream.
-    names = [result.repeats[0][result.times[-1]]["extra"].get("matrix_periods", []) for result, _ in shown]
+    names = [
+        result.repeats[0][result.times[-1]]["extra"].get("matrix_periods", [])
+        for result, _ in shown
+    ]
     if any(names):
         lowest = {axes.get_subplotspec().colspan.start: axes for axes in panels}.values()
         shared = len(set(map(tuple, names))) == 1
@@ -111,7 +122,9 @@ def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
             axes.xaxis.set_major_formatter(lambda x, _, own=own: dict(enumerate(own, 1)).get(x, ""))
             axes.tick_params(axis="x", labelrotation=90, labelbottom=not shared or axes in lowest)
     style.name_axes(figure, panels, "held-out part of mega-batch", "after mega-batch t")
-    legend = figure.colorbar(image, ax=panels, label=f"test {display.name}", aspect=25, fraction=0.06)
+    legend = figure.colorbar(
+        image, ax=panels, label=f"test {display.name}", aspect=25, fraction=0.06
+    )
     legend.outline.set_visible(False)
     style.number_axis(legend.ax, "y", (low, high), 1 if logarithmic else math.inf)
     legend.ax.set_ylim(low, high)
@@ -128,10 +141,15 @@ def _staleness(aged: Sequence[Aged]) -> Any:
     for pair, (name, results) in zip(panels, members.items(), strict=True):
         for result, look in zip(results, looks(results), strict=True):
             look |= {"marker": "o", "markersize": 3, "markevery": None}
-            for axes, (title, by_age) in zip(pair, by_result[id(result)].curves.items(), strict=True):
+            for axes, (title, by_age) in zip(
+                pair, by_result[id(result)].curves.items(), strict=True
+            ):
                 axes.set_title(", ".join(filter(None, (name, title))), fontweight="bold")
                 spreads = list(map(mean_and_deviation, by_age.values()))
-                means, deviations = [mean for mean, _ in spreads], [deviation for _, deviation in spreads]
+                means, deviations = (
+                    [mean for mean, _ in spreads],
+                    [deviation for _, deviation in spreads],
+                )
                 draw_curve(axes, Curve(result, list(by_age), means, deviations), **look)
             legend.setdefault(name, []).append((result.label, look))
     ages = [at for row in aged for at in row.losses.by_age]

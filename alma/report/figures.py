@@ -26,7 +26,8 @@ class Curve(NamedTuple):
 def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
     """Write the figures of results of one table to `out`; returns the paths of the PNG files.
 
-    Over time they show the untrained error but not the untrained perplexity (see `results.DISPLAYS`).
+    Over time they show the untrained error but not the untrained perplexity (see
+    `displays.DISPLAYS`).
     """
     paths = []
     with style.drawing():
@@ -56,20 +57,21 @@ def over_time_figure(results: Sequence[Result]) -> Any:
 
 
 def over_time(result: Result) -> Curve:
-    """The metric at each t that figures show (see `results.DISPLAYS`)."""
+    """The metric at each t that figures show (see `displays.DISPLAYS`)."""
     times = [t for t in result.times if result.display.untrained or not result.waiting(t)]
     return curve(result, times, lambda rows, t: t, lambda rows, t: rows[t]["value"])
 
 
 def curve(result: Result, times: Sequence[int], x: MeasureAt, y: MeasureAt) -> Curve:
     """x and y at each of `times`, averaged over seeds; y is scaled for display."""
-    made, factor = Curve(result, [], [], []), result.display.factor
+    line = Curve(result, [], [], [])
+    factor = result.display.factor
     for t in times:
         mean, deviation = result.over_seeds(lambda rows: y(rows, t))  # noqa: B023
-        made.x.append(result.over_seeds(lambda rows: x(rows, t))[0])  # noqa: B023
-        made.y.append(factor * mean)
-        made.deviation.append(factor * deviation)
-    return made
+        line.x.append(result.over_seeds(lambda rows: x(rows, t))[0])  # noqa: B023
+        line.y.append(factor * mean)
+        line.deviation.append(factor * deviation)
+    return line
 
 
 def draw_curve(axes: Any, curve: Curve, steps: bool = False, **look: Any) -> Curve:
@@ -77,13 +79,23 @@ def draw_curve(axes: Any, curve: Curve, steps: bool = False, **look: Any) -> Cur
 
     `look` goes to Axes.plot. With `steps`, a value holds until the next point.
     """
-    end = {"marker": "o", "markersize": 3, "markevery": slice(-1, None), "clip_on": False, "zorder": 3}
+    end = {
+        "marker": "o",
+        "markersize": 3,
+        "markevery": slice(-1, None),
+        "clip_on": False,
+        "zorder": 3,
+    }
     axes.plot(curve.x, curve.y, drawstyle="steps-post" if steps else "default", **(end | look))
     if any(curve.deviation):
         low = [mean - deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
         high = [mean + deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
         # Faint, with edges: the colours of several bands must not mix to brown.
-        band = {"facecolor": (look["color"], 0.07), "edgecolor": (look["color"], 0.45), "linewidth": 0.4}
+        band = {
+            "facecolor": (look["color"], 0.07),
+            "edgecolor": (look["color"], 0.45),
+            "linewidth": 0.4,
+        }
         axes.fill_between(curve.x, low, high, step="post" if steps else None, **band)
     return curve
 
@@ -102,12 +114,18 @@ def draw_over_time(axes: Any, result: Result, **look: Any) -> Curve:
 
 
 def frame_over_time(
-    figure: Any, rows: Sequence[tuple[Sequence[Any], Sequence[Curve]]], label: str, area: bool = False
+    figure: Any,
+    rows: Sequence[tuple[Sequence[Any], Sequence[Curve]]],
+    label: str,
+    area: bool = False,
 ) -> None:
-    """Scale and label the axes of `draw_over_time`; `rows` are panels that share a y axis, with their curves.
+    """Scale and label the axes of `draw_over_time`.
 
-    The y axis has the untrained part too, which is most of the CER of a learner that waits. With `area` it is
-    linear from 0: the area below a line is its CER. Otherwise it is logarithmic if the values need it.
+    `rows` are panels that share a y axis, with their curves.
+
+    The y axis has the untrained part too, which is most of the CER of a learner that waits. With
+    `area` it is linear from 0: the area below a line is its CER. Otherwise it is logarithmic if the
+    values need it.
     """
     times = [0, *(t for _, curves in rows for curve in curves for t in curve.result.times)]
     all_panels = [axes for panels, _ in rows for axes in panels]
@@ -116,7 +134,8 @@ def frame_over_time(
         for axes in panels:
             number_axis(axes, "x", times)
             number_axis(axes, "y", values, log_from=math.inf if area else 3)
-            low, high = min(values), max(values)
+            low = min(values)
+            high = max(values)
             if axes.get_yscale() == "log":
                 margin = max(high / low, 1.1) ** 0.06
                 axes.set_ylim(low / margin, high * margin)
@@ -131,15 +150,18 @@ def frame_over_time(
 def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Look of the line of each result of a panel.
 
-    Of several learners, each has its colour, and its variants are ever lighter. The waiting times of a single
-    learner have a ramp of colours instead, or else its configurations if they are more than two.
+    Of several learners, each has its colour, and its variants are ever lighter. The waiting times
+    of a single learner have a ramp of colours instead, or else its configurations if they are more
+    than two.
     """
     keys = [result.waiting_time for result in results]
     if len(set(keys)) == 1 and len(results) > 2:
         keys = list(range(len(results)))
     ramp = style.wait_colours(keys if len({result.learner for result in results}) == 1 else [])
     own = [colour_of(result.learner) for result in results]
-    colours = [ramp[key] if len(ramp) > 1 else colour for key, colour in zip(keys, own, strict=True)]
+    colours = [
+        ramp[key] if len(ramp) > 1 else colour for key, colour in zip(keys, own, strict=True)
+    ]
     return [style.variant(colour, colours[:i].count(colour)) for i, colour in enumerate(colours)]
 
 

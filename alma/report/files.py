@@ -14,6 +14,7 @@ from alma.report.figures import write_figures
 from alma.report.results import Result, matrix
 from alma.report.style import Picture
 from alma.report.tables import TitledTable, as_markdown
+from alma.tables import Table
 
 
 def write_report(
@@ -27,10 +28,10 @@ def write_report(
 ) -> list[Path]:
     """Write report.md, report.csv and figures to the directory `out`.
 
-    Returns their paths. `groups` are lists of results for a general table each. `pictures` are the paper's
-    figures, in place of the general ones (None). `tables` are the paper's tables by file name without suffix,
-    `choices` lines about runs that are left out. `baselines` are those of the tables of
-    differences, one for each group or None.
+    Returns their paths. `groups` are lists of results for a general table each. `pictures` are the
+    paper's figures, in place of the general ones (None). `tables` are the paper's tables by file
+    name without suffix, `choices` lines about runs that are left out. `baselines` are those of the
+    tables of differences, one for each group or None.
     """
     written = [out / "report.md", out / "report.csv"]
     parts = ["# ALMA report", *map(markdown, choices)]
@@ -40,8 +41,10 @@ def write_report(
         with atomic_write(written[-1]) as file:
             file.write("\n\n".join(table.as_markdown("##")) + "\n")
     for results, baseline in zip(groups, baselines, strict=True):
-        for level, table in zip(("##", "###", "###"), differences.tables(results, baseline), strict=False):
-            parts += table.as_markdown(level)
+        general_table, *further_tables = differences.tables(results, baseline)
+        parts += general_table.as_markdown("##")
+        for table in further_tables:
+            parts += table.as_markdown("###")
         general = write_figures(results, out) if pictures is None else []
         parts += [f"![{path.stem}]({path.name})" for path in general]
         written += general
@@ -56,34 +59,49 @@ def write_report(
     for path, caption in pictures or []:
         parts += [f"![{path.stem}]({path.name})", caption]
         written.append(path)
-    origins = [(r.directory, r.config["seed"], r.info.get("created"), r.info.get("commit")) for r in runs]
-    different = {str(row): list(map(str, row)) for row in origins}  # a directory with an average is two runs
-    parts += ["## Runs", as_markdown([["run", "seed", "started", "commit"], *different.values()])]
+    parts += ["## Runs", as_markdown(_origins(runs))]
     write_csv(runs, out / "report.csv")
     with atomic_write(out / "report.md") as file:
         file.write("\n\n".join(parts) + "\n")
     return written
 
 
+def _origins(runs: Sequence[Run]) -> Table:
+    """Where the runs come from; a directory with an average is two runs, and has one row."""
+    rows = {}
+    for run in runs:
+        cells = (
+            str(run.directory),
+            str(run.config["seed"]),
+            str(run.info.get("created")),
+            str(run.info.get("commit")),
+        )
+        rows[cells] = list(cells)
+    return [["run", "seed", "started", "commit"], *rows.values()]
+
+
 def write_csv(runs: Sequence[Run], path: Path) -> None:
     """Write all rows in long format: a line per run and t, with all settings and all fields.
 
-    A run with an average has a second line per t, without `config.average`, for its raw weights. The means
-    over an evaluation matrix are on each line of the run. Texts that a spreadsheet would compute begin
-    with an apostrophe.
+    A run with an average has a second line per t, without `config.average`, for its raw weights.
+    The means over an evaluation matrix are on each line of the run. Texts that a spreadsheet would
+    compute begin with an apostrophe.
     """
     records: list[dict[str, Any]] = []
     for run in runs:
         rows = {row["t"]: row for row in run.rows}
-        same: dict[str, Any] = {"run": str(run.directory)}
-        same |= {f"config.{key}": value for key, value in flatten(run.config).items()}
-        same |= compare.transfer(rows)._asdict() if matrix(rows) else {}
+        of_run: dict[str, Any] = {"run": str(run.directory)}
+        of_run |= {f"config.{key}": value for key, value in flatten(run.config).items()}
+        if matrix(rows):
+            of_run |= compare.transfer(rows)._asdict()
         for measured in run.rows:
             extra = measured["extra"].copy()
-            for name in extra.keys() & {"matrix", "matrix_experts"}:  # a column for each held-out part
-                extra[name] = dict(enumerate(extra[name], 1))
+            for name in ("matrix", "matrix_experts"):
+                if name in extra:  # a column for each held-out part
+                    extra[name] = dict(enumerate(extra[name], 1))
             trained_on = " ".join(map(str, measured["trained_on"]))
-            records.append({**same, **flatten(measured | {"extra": extra}), "trained_on": trained_on})
+            of_row = flatten(measured | {"extra": extra})
+            records.append({**of_run, **of_row, "trained_on": trained_on})
     fields = dict.fromkeys(key for record in records for key in record)
     with atomic_write(path) as file:
         write = csv.writer(file, lineterminator="\n").writerow

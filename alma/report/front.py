@@ -14,20 +14,21 @@ from alma.report.style import LegendEntries, dot, mark, number_axis
 
 TFLOPS = "training compute (TFLOPs)"
 CAPTION = (
-    "A point per complete configuration: its average over the stream, mean over seeds with the standard "
-    "deviation, against training compute; lower left is better. The line joins those that no other equals or "
-    "beats in both; labels tell where their waiting time changes. Errors of the untrained model count while "
-    "a learner waits; language models are averaged from their first stage on, at one waiting time."
+    "A point per complete configuration: its average over the stream, mean over seeds with the "
+    "standard deviation, against training compute; lower left is better. The line joins those "
+    "that no other equals or beats in both; labels tell where their waiting time changes. Errors "
+    "of the untrained model count while a learner waits; language models are averaged from their "
+    "first stage on, at one waiting time."
 )
 
 
 class Point(NamedTuple):
-    """A result, its training compute (TFLOPs), and its mean metric with the deviation over seeds."""
+    """A result in the figure."""
 
     result: Result
-    x: float
-    y: float
-    deviation: float
+    x: float  # training compute (TFLOPs)
+    y: float  # mean metric
+    deviation: float  # of the metric over seeds
     note: str = ""  # written at the non-dominated points where it changes
     size: str = ""  # of the model; larger ones have larger markers
 
@@ -40,46 +41,66 @@ class Point(NamedTuple):
 def front(results: Sequence[Result]) -> Any:
     """The figure of the complete results of one table; None of fewer than two.
 
-    Of text, those with the smallest waiting time, so that all averages start at one stage: the untrained
-    perplexity would hide all differences. Raw weights are left out where the figure has their average, except
-    those of the paper's learners.
+    Of text, those with the smallest waiting time, so that all averages start at one stage: the
+    untrained perplexity would hide all differences. Raw weights are left out where the figure has
+    their average, except those of the paper's learners.
     """
-    first, text = results[0], not results[0].display.untrained
-    shown = [result for result in results if result.finished]
-    least = min((result.waiting_time for result in shown), default=0)
-    shown = [result for result in shown if not text or result.waiting_time == least]
-    keys = [canonical(result.config, "average", "seed") for result in shown]
-    averaged = {key for key, result in zip(keys, shown, strict=True) if "average" in result.config}
-    points = []
+    first = results[0]
+    is_text = not first.display.untrained
+    complete = [result for result in results if result.finished]
+    least = min((result.waiting_time for result in complete), default=0)
+    if is_text:
+        complete = [result for result in complete if result.waiting_time == least]
+    averaged = {_but_average(result) for result in complete if "average" in result.config}
 
     def measure(rows: Rows) -> float:
-        mean = average_trained(rows, max(rows)) if text else metrics.average(column(rows, "value"))
-        return first.display.factor * mean
+        if is_text:
+            return first.display.factor * average_trained(rows, max(rows))
+        return first.display.factor * metrics.average(column(rows, "value"))
 
-    for key, result in zip(keys, shown, strict=True):
-        if not result.variant or "average" in result.config or key not in averaged:
-            at = result.over_seeds(compute)[0], *result.over_seeds(measure)
-            points.append(Point(result, *at, f"w = {result.waiting_time}", model_size(result)))
+    points = []
+    for result in complete:
+        is_raw = "average" not in result.config and _but_average(result) in averaged
+        if result.variant and is_raw:
+            continue
+        spent = result.over_seeds(compute)[0]
+        mean, deviation = result.over_seeds(measure)
+        note = f"w = {result.waiting_time}"
+        points.append(Point(result, spent, mean, deviation, note, model_size(result)))
     if len(points) < 2:
         return None
-    waiting = f"since t = {least}" if text else "over the stream,\nuntrained while waiting included"
-    label = f"average {first.display.name} {waiting}"
+    label = f"average {first.display.name} "
+    if is_text:
+        label += f"since t = {least}"
+    else:
+        label += "over the stream,\nuntrained while waiting included"
     return draw_front(points, f"{first.stream}: {first.metric} against compute", label)
 
 
-def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
-    """The figure: a colour per learner; a line joins the points that no other equals or beats in both.
+def _but_average(result: Result) -> str:
+    """Text that is the same for configurations that differ only in their average."""
+    return canonical(result.config, "average", "seed")
 
-    If there are variants, each has a filled marker of its own; the paper's learners have hollow ones, and a
-    dotted line joins those that no other of them equals or beats.
+
+def _first_parameters(point: Point) -> int:
+    result = point.result
+    return result.repeats[0][result.times[0]]["parameters"]
+
+
+def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
+    """The figure: a colour per learner; a line joins the points that no other equals or beats.
+
+    If there are variants, each has a filled marker of its own; the paper's learners have hollow
+    ones, and a dotted line joins those that no other of them equals or beats.
     """
     figure, ((axes,),) = style.subplots(1, 1, (6.2, 3.6))
     kinds = sorted({point.kind for point in points})
     varied = any(variant for variant, _ in kinds)
     shapes = dict(zip(kinds, itertools.cycle("oD^svPX"), strict=False))
-    ascending = sorted(points, key=lambda each: each.result.repeats[0][each.result.times[0]]["parameters"])
+    ascending = sorted(points, key=_first_parameters)
     order = list(dict.fromkeys(point.size for point in ascending))
-    scale = {name: (3.5 if len(order) > 1 else 4.5) + 1.5 * min(rank, 4) for rank, name in enumerate(order)}
+    smallest = 3.5 if len(order) > 1 else 4.5
+    scale = {name: smallest + 1.5 * min(rank, 4) for rank, name in enumerate(order)}
     grey = {"color": "0.55", "linewidth": 1}
     ring = {"marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": "0.35"}
     lines: LegendEntries = [("no other is better in both", grey | ring)]
@@ -91,16 +112,23 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
     note = ""
     for point in best:
         area = (scale[point.size] + 4) ** 2
-        axes.scatter(point.x, point.y, area, facecolors="none", edgecolors="0.35", linewidths=0.8, zorder=3)
+        axes.scatter(
+            point.x, point.y, area, facecolors="none", edgecolors="0.35", linewidths=0.8, zorder=3
+        )
         if point.note != note:
             look = {"textcoords": "offset points", "va": "bottom", "fontsize": 7, "color": "0.35"}
             axes.annotate(point.note, (point.x, point.y), (7, 3), **look)
         note = point.note
     for point in points:
-        colour, (variant, replay) = colour_of(point.result.learner), point.kind
-        look = dot(colour, shapes[point.kind], hollow=not variant) if varied else dot(colour, hollow=replay)
+        colour = colour_of(point.result.learner)
+        variant, replay = point.kind
+        look = dot(colour, hollow=replay)
+        if varied:
+            look = dot(colour, shapes[point.kind], hollow=not variant)
         look |= {"markersize": scale[point.size], "zorder": 3 if point in best else 2}
-        axes.errorbar(point.x, point.y, point.deviation or None, ecolor=colour, elinewidth=0.7, **look)
+        axes.errorbar(
+            point.x, point.y, point.deviation or None, ecolor=colour, elinewidth=0.7, **look
+        )
     axes.margins(x=0.2, y=0.12)
     number_axis(axes, "x", [point.x for point in points], log_from=5)
     number_axis(axes, "y", [point.y for point in points], log_from=2.5)
@@ -113,16 +141,19 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
     if varied:
         groups["variant"] = []
         for variant, replay in kinds:
-            name = (variant or "the paper's learner") + ", replay" * replay
+            name = variant or "the paper's learner"
+            if replay:
+                name += ", replay"
             groups["variant"].append((name, mark(shapes[variant, replay], hollow=not variant)))
-    else:
-        lines += [("with replay", mark(hollow=True))] * any(replay for _, replay in kinds)
+    elif any(replay for _, replay in kinds):
+        lines.append(("with replay", mark(hollow=True)))
     style.add_legend(figure, groups | {"front": lines})
     return figure
 
 
 def _join(axes: Any, points: Sequence[Point], look: dict[str, Any]) -> list[Point]:
     """Draw a line through the non-dominated points, and return these, by ascending compute."""
-    best = [points[i] for i in non_dominated([(point.x, point.y) for point in points])]
+    places = non_dominated([(point.x, point.y) for point in points])
+    best = [points[i] for i in places]
     axes.plot([p.x for p in best], [p.y for p in best], drawstyle="steps-post", zorder=1, **look)
     return best

@@ -1,4 +1,4 @@
-"""Short labels: the settings that distinguish the configurations of a report, such as `lr=2e-3 fp16`."""
+"""Short labels: the settings that distinguish configurations, such as `lr=2e-3 fp16`."""
 
 import itertools
 import json
@@ -14,7 +14,9 @@ VARIANT = frozenset({"schedule", "average", "replay_share", "replay_from"})
 """Settings that are part of a learner's name in reports, see `variants`; absent if off."""
 ALWAYS_SHOWN = VARIANT | {"learner", "name", "waiting_time", "replay", "seed", "megabatches"}
 """Settings that every table and legend shows."""
-_OPTIONAL = {name for name, option in options_of(TextOptions).items() if option.metadata["record"] == CHANGED}
+_OPTIONAL = {
+    name for name, option in options_of(TextOptions).items() if option.metadata["record"] == CHANGED
+}
 """Settings that run.json lacks if they have their defaults."""
 _CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data", "init_sha256")
 """Shown only if no other setting distinguishes two configurations."""
@@ -22,11 +24,14 @@ _OF_VARIANT = ("select", "--lr-scheduler", "--total-num-update")
 """Settings that a schedule or a preset usually sets together with the variant."""
 
 
-def distinguishing(configs: Sequence[Mapping[str, Any]], shown: Collection[str] = ALWAYS_SHOWN) -> list[str]:
+def distinguishing(
+    configs: Sequence[Mapping[str, Any]], shown: Collection[str] = ALWAYS_SHOWN
+) -> list[str]:
     """The settings that a label needs to distinguish flat configs, beside those `shown` elsewhere.
 
-    A setting of only some learners is needed if it differs among them, or if another run of one of them
-    lacks it; one of _OF_VARIANT, if it differs within a variant; a checksum, if nothing else differs.
+    A setting of only some learners is needed if it differs among them, or if another run of one of
+    them lacks it; one of _OF_VARIANT, if it differs within a variant; a checksum, if nothing else
+    differs.
     """
 
     def kinds(names: Iterable[str]) -> int:
@@ -38,7 +43,9 @@ def distinguishing(configs: Sequence[Mapping[str, Any]], shown: Collection[str] 
             return True
         having = [{name: config[name]} for config in configs if name in config]
         lacking = {config.get("learner") for config in configs if name not in config}
-        return bool(differing(having)) or any(c.get("learner") in lacking for c in configs if name in c)
+        return bool(differing(having)) or any(
+            c.get("learner") in lacking for c in configs if name in c
+        )
 
     follows = {name for name in _OF_VARIANT if kinds([*VARIANT, name]) == kinds([*VARIANT])}
     # `flatten` leaves the key fairseq_flags in a run without flags.
@@ -54,47 +61,66 @@ def distinguishing(configs: Sequence[Mapping[str, Any]], shown: Collection[str] 
 def describe(
     config: Mapping[str, Any], names: Iterable[str], text: Callable[[Any], str] | None = None
 ) -> str:
-    """The named settings of a flat config: `experts=2 lr=2e-3 fp16`. `text` writes a value (`as_setting`)."""
+    """The named settings of a flat config, such as `experts=2 lr=2e-3 fp16`.
+
+    `text` writes a value (default: `as_setting`).
+    """
     text = text or as_setting
-    given = [(name.removeprefix("--"), config[name]) for name in names if name in config]
-    return " ".join(name if value is True else f"{name}={text(value)}".rstrip("=") for name, value in given)
+    parts = []
+    for name in names:
+        if name not in config:
+            continue
+        shown_name = name.removeprefix("--")
+        value = config[name]
+        if value is True:
+            parts.append(shown_name)
+        else:
+            parts.append(f"{shown_name}={text(value)}".rstrip("="))
+    return " ".join(parts)
 
 
 def variants(configs: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -> list[str]:
-    """Schedule, average of weights and replay by share of each config: "", "continuous, average last:8".
+    """Schedule, average and replay share of each config: "", "continuous, average last:8".
 
-    A decay follows the word "average" only if averages differ among configs with the same settings `within`.
+    A decay follows the word "average" only if averages differ among configs with the same settings
+    `within`.
     """
     groups = [json.dumps([config.get(name) for name in within]) for config in configs]
     averages: dict[str, set[Any]] = {}
     for group, config in zip(groups, configs, strict=True):
         averages.setdefault(group, set()).update({config["average"]} if "average" in config else ())
-    found = []
+    texts = []
     for group, config in zip(groups, configs, strict=True):
-        parts = [as_setting(config["schedule"])] if "schedule" in config else []
+        parts = []
+        if "schedule" in config:
+            parts.append(as_setting(config["schedule"]))
         if "average" in config:
-            decay = isinstance(config["average"], str) or len(averages[group]) > 1
-            parts.append("average" + f" {as_setting(config['average'])}" * decay)
-        parts += [f"replay {replay(config)}"] if config.get("replay_share") else []
-        found.append(", ".join(parts))
-    return found
+            average = config["average"]
+            is_needed = isinstance(average, str) or len(averages[group]) > 1
+            parts.append(f"average {as_setting(average)}" if is_needed else "average")
+        if config.get("replay_share"):
+            parts.append(f"replay {replay(config)}")
+        texts.append(", ".join(parts))
+    return texts
 
 
 def replay(config: Mapping[str, Any]) -> str:
-    """The replay of a config: "no", "yes", or its share of the training data, such as "0.5 recent"."""
+    """The replay of a config: "no", "yes", or its share of the data, such as "0.5 recent"."""
     if not config.get("replay_share"):
         return "yes" if config["replay"] else "no"
-    return as_setting(config["replay_share"]) + " recent" * (config.get("replay_from") == "recent")
+    share = as_setting(config["replay_share"])
+    return f"{share} recent" if config.get("replay_from") == "recent" else share
 
 
 def as_setting(value: Any) -> str:
-    """A setting as text: [2, 4] as 2,4; [2, 2] as 2; a long list as 2*50,4*49; 8 digits of a checksum."""
+    """A setting as text: 2,4 for [2, 4], 2 for [2, 2]; 2*50,4*49; 8 digits of a checksum."""
     if isinstance(value, list):
-        texts = [as_setting(each) for each in value]
+        texts = [as_setting(member) for member in value]
         if len(set(texts)) == 1:
             return texts[0]
-        counted = [(text, len(list(same))) for text, same in itertools.groupby(texts)]
-        return ",".join(f"{text}*{count}" for text, count in counted) if len(texts) > 8 else ",".join(texts)
+        if len(texts) > 8:
+            texts = [f"{text}*{len(list(run))}" for text, run in itertools.groupby(texts)]
+        return ",".join(texts)
     if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{32,}", value):
         return value[:8]
     return str(value)

@@ -1,6 +1,5 @@
 """Results: runs that differ only in their seed, read from run directories and labelled."""
 
-import itertools
 import math
 import os
 import re
@@ -18,28 +17,11 @@ from alma.files import walk
 from alma.learners import LEARNERS
 from alma.records import Run
 from alma.report import labels
-from alma.report.raw import Raw, raw_runs
-from alma.stages import stages
+from alma.report.displays import Display, display_of
+from alma.report.raw import raw_runs
+from alma.report.repeats import Repeat, Rows, end_of, one_per_seed, progress
 
-Rows = dict[int, dict[str, Any]]  # the rows of one run by t
-Repeats = list[tuple[Run, Rows]]
 Measure = Callable[[Rows], float]  # a number of one run
-
-
-class Display(NamedTuple):
-    """How reports show a metric."""
-
-    name: str
-    factor: int  # multiplies shown values
-    total: str  # name of the sum over t = 1..B
-    untrained: bool  # whether figures include the untrained model
-
-
-DISPLAYS = {
-    "error": Display("error (%)", 100, "CER", untrained=True),
-    # The untrained perplexity is about the vocabulary size, and would flatten all other values.
-    "perplexity": Display("perplexity", 1, "cumulative PPL", untrained=False),
-}
 
 
 @dataclass(frozen=True)
@@ -50,8 +32,10 @@ class Result:
     repeats: tuple[Rows, ...]  # restricted to the t that all of them have
     data: str = ""  # name of its data, such as "mnist"; other data of one name have a checksum too
     stem: str = ""  # begins the names of files about the results of its data, metric and B
-    settings: str = ""  # what distinguishes it from the others, except learner, variant, w and replay
-    variant: str = ""  # schedule, average of weights and share of replay, such as "continuous, average"
+    settings: str = ""
+    """What distinguishes it from the others, except learner, variant, w and replay."""
+    variant: str = ""
+    """Schedule, average of weights and share of replay, such as "continuous, average"."""
     end: int = 0  # the t of the last requested stage
     runs: tuple[Run, ...] = ()  # one per repeat
     left_out: tuple[str, ...] = ()  # a line for each run of the configuration that does not count
@@ -75,15 +59,17 @@ class Result:
 
     @property
     def method(self) -> str:
-        """The run's `name` if any, the learner, its variant, and the settings that distinguish it."""
+        """The run's `name` if any, learner, variant, and the settings that distinguish it."""
         name = self.config.get("name")
-        kind = ", ".join(filter(None, (f"{name} ({self.learner})" if name else self.learner, self.variant)))
+        learner = f"{name} ({self.learner})" if name else self.learner
+        kind = ", ".join(filter(None, (learner, self.variant)))
         return " ".join(filter(None, (kind, self.settings)))
 
     @property
     def label(self) -> str:
         """The method, w and replay, for a legend."""
-        return f"{self.method} w={self.waiting_time}" + " replay" * self.config["replay"]
+        label = f"{self.method} w={self.waiting_time}"
+        return f"{label} replay" if self.config["replay"] else label
 
     @property
     def stream(self) -> str:
@@ -97,9 +83,8 @@ class Result:
 
     @property
     def display(self) -> Display:
-        """Of a score, as of a perplexity, the untrained model's is not in figures."""
-        name = self.metric
-        return DISPLAYS.get(name) or Display(name, 1, f"cumulative {name}", untrained=False)
+        """How reports show the metric."""
+        return display_of(self.metric)
 
     @property
     def times(self) -> list[int]:
@@ -118,7 +103,7 @@ class Result:
 
     @property
     def finished(self) -> bool:
-        """Whether every repeat has evaluated all B mega-batches, so that averages and sums are comparable."""
+        """Whether every repeat has rows up to t = B: averages and sums are then comparable."""
         return self.progress == self.megabatches
 
     def waiting(self, t: int) -> bool:
@@ -138,41 +123,40 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     return mean, statistics.stdev(values) if math.isfinite(mean) else math.nan
 
 
-def progress(rows: Rows) -> int:
-    """The last t up to which there are all rows."""
-    return next(t for t in itertools.count(min(rows)) if t + 1 not in rows)
-
-
 def trained(rows: Rows) -> list[int]:
     """The t since the first stage."""
     return [t for t, row in rows.items() if t >= 1 and row["stage"] is not None]
 
 
 def average_trained(rows: Rows, until: int) -> float:
-    """The mean of the metric from the first stage to `until`: comparable at equal waiting time only."""
+    """Mean of the metric from the first stage to `until`: comparable at equal waiting time only."""
     return metrics.average({t: rows[t]["value"] for t in trained(rows) if t <= until})
 
 
 def validation(rows: Rows) -> dict[int, float]:
-    """The metric on the learner's validation data by t since the first stage; {} if rows lack it."""
+    """The metric on the learner's validation data by t since stage 0; {} if rows lack it."""
     extras = {t: rows[t]["extra"].get("valid") or {} for t in trained(rows)}
     scores: dict[int, Any] = {t: valid.get(rows[t]["metric"]) for t, valid in extras.items()}
     return {} if None in scores.values() else scores
 
 
 def matrix(rows: Rows) -> dict[int, list[float]]:
-    """The metric on the held-out part of each mega-batch, by t >= 1; {} unless all t from 1 on have it.
+    """The metric on the held-out part of each mega-batch, by t >= 1; {} unless all these t have it.
 
     NaN on periods before the --cutoff of the model that the run started from.
     """
-    found = {t: row["extra"].get("matrix") for t, row in rows.items() if t >= 1}
-    seen = {t: rows[t]["extra"].get("matrix_seen", 0) for t in found}
-    whole = 1 in found and all(found.values())
-    return {t: [math.nan] * seen[t] + found[t][seen[t] :] for t in found} if whole else {}
+    extras = {t: row["extra"] for t, row in rows.items() if t >= 1}
+    if 1 not in extras or not all(extra.get("matrix") for extra in extras.values()):
+        return {}
+    values_by_t = {}
+    for t, extra in extras.items():
+        before_cutoff = extra.get("matrix_seen", 0)
+        values_by_t[t] = [math.nan] * before_cutoff + extra["matrix"][before_cutoff:]
+    return values_by_t
 
 
 def column(rows: Rows, field: str, until: float = math.inf) -> dict[int, Any]:
-    """A field of the rows with t <= `until`, as the mapping t -> value that `alma.metrics` expects."""
+    """A field of the rows with t <= `until`, as the mapping t -> value of `alma.metrics`."""
     return {t: row[field] for t, row in rows.items() if t <= until}
 
 
@@ -186,25 +170,32 @@ def memory(rows: Rows) -> int:
     return metrics.cumulative_memory(column(rows, "parameters"))
 
 
-def find_runs(places: Iterable[str | os.PathLike[str]], problems: list[str] | None = None) -> list[Run]:
-    """The runs in the directories at and below `places`, each once; then the raw weights of averaged ones.
+def find_runs(
+    places: Iterable[str | os.PathLike[str]], problems: list[str] | None = None
+) -> list[Run]:
+    """The runs at and below the folders `places`, each once; then raw weights of averaged ones.
 
-    Links to folders are followed. See `alma.report.raw`. UserError: a place has no run, or a folder or a
-    run is unreadable. With `problems`, damaged runs beside others are left out, with a line about each.
+    Links to folders are followed. See `alma.report.raw`. UserError: a place has no run, or a folder
+    or a run is unreadable. With `problems`, damaged runs beside others are left out, with a line
+    about each.
     """
     damaged: list[UserError] = []
     runs: dict[str, Run] = {}
     for place in map(Path, places):
         if not place.is_dir():
-            raise UserError(f"{place} is not a folder: give run directories, or folders that contain some")
-        found = [folder for folder, _, files in walk(place) if "run.json" in files]
-        for folder in found:
-            if (real := os.path.realpath(folder)) not in runs:
-                try:
-                    runs[real] = _read(folder)
-                except UserError as error:
-                    damaged.append(error)
-        if not found:
+            raise UserError(
+                f"{place} is not a folder: give run directories, or folders that contain some"
+            )
+        folders = [folder for folder, _, files in walk(place) if "run.json" in files]
+        for folder in folders:
+            real = os.path.realpath(folder)
+            if real in runs:
+                continue
+            try:
+                runs[real] = _read(folder)
+            except UserError as error:
+                damaged.append(error)
+        if not folders:
             raise UserError(f"no runs in {place}: no folder in it has a run.json")
     if damaged and (problems is None or not runs):
         raise damaged[0]
@@ -220,70 +211,89 @@ def _read(folder: str) -> Run:
     return run
 
 
-def one_per_seed(repeats: Repeats, until: float) -> tuple[Repeats, list[str]]:
-    """The runs of one configuration that count, with their rows, seeds ascending; a line for each other one.
+class Kind(NamedTuple):
+    """What results of one table have in common."""
 
-    Of a seed the run with the most rows counts, and of equal ones the first: the others are copies of it, or
-    have other numbers, as of another machine. Beside finished runs, others count from `until` on.
-    """
-    counted: dict[int, tuple[Run, Rows]] = {}
-    left_out = []
-    for run, rows in sorted(repeats, key=lambda pair: -len(pair[1])):
-        first, known = counted.setdefault(run.config["seed"], (run, rows))
-        if first is run or isinstance(run, Raw):  # raw weights: those of each average of one training
-            continue
-        same = all(row["value"] == known[t]["value"] for t, row in rows.items() if t in known)
-        why = "a copy of" if same else "the same settings and seed but other numbers than"
-        left_out.append(f"left out: {run.directory}, {why} {first.directory}, which counts")
-    last = {seed: progress(rows) for seed, (_, rows) in counted.items()}
-    complete = max((last[seed] for seed, (run, _) in counted.items() if last[seed] >= end_of(run)), default=0)
-    for run, _ in [counted.pop(seed) for seed, t in last.items() if t < min(complete, until)]:
-        where = f"at t={last[run.config['seed']]} of {run.config['megabatches']}"
-        left_out.append(f"left out: {run.directory}, {where}, beside finished seeds")
-    return [counted[seed] for seed in sorted(counted)], left_out
-
-
-def end_of(run: Run) -> int:
-    """The t of its last requested stage."""
-    schedule = stages(run.config["megabatches"], run.config["waiting_time"])
-    return schedule[: run.info.get("stages")][-1].last
+    metric: str
+    megabatches: int
+    data: str  # name
+    checksum: str  # of the data
 
 
 def group(runs: Sequence[Run], until: float = math.inf) -> list[list[Result]]:
-    """Results of the runs, seeds ascending, in one list per metric, B and data: what can be compared.
+    """Results that can be compared: a list per metric, B and data; seeds ascending.
 
-    All reports take their seeds from here, so that a run counts once (`one_per_seed`, which has `until`).
-    UserError: repeats share no t.
+    All reports take their seeds from here, so that a run counts once (`one_per_seed`, which has
+    `until`). UserError: repeats share no t.
     """
-    repeats: dict[str, Repeats] = {}
+    repeats: dict[str, list[Repeat]] = {}
     for run in runs:
-        if rows := {row["t"]: row for row in run.rows}:
-            repeats.setdefault(canonical(flatten(run.config), "seed"), []).append((run, rows))
+        rows = {row["t"]: row for row in run.rows}
+        if rows:
+            configuration = canonical(flatten(run.config), "seed")
+            repeats.setdefault(configuration, []).append(Repeat(run, rows))
     tables: dict[tuple[Any, ...], list[Result]] = {}
     for members in repeats.values():
-        counted, left_out = one_per_seed(members, until)
-        same = tuple(run for run, _ in counted)
-        common = sorted(set.intersection(*(set(rows) for _, rows in counted)))
-        if not common:
-            places = ", ".join(str(run.directory) for run in same)
-            raise UserError(f"{places} repeat one configuration but share no t: report them one by one")
-        cut = tuple({t: rows[t] for t in common} for _, rows in counted)
-        config, last = same[0].config, cut[0][common[-1]]["extra"]
-        if seen := ", ".join(last.get("matrix_periods", [])[: last.get("matrix_seen", 0)]):
-            left_out.append(f"left out of averages: {same[0].directory}, {seen}: before its model's cutoff")
-        result = Result(config, cut, end=min(map(end_of, same)), runs=same, left_out=tuple(left_out))
-        name, checksum = data_of(config)
-        data = result.config.get("dataset"), result.config.get("scenario"), checksum or name
-        tables.setdefault((result.metric, result.megabatches, *data), []).append(result)
-    keys = [(table[0].metric, table[0].megabatches, *data_of(table[0].config)) for table in tables.values()]
-    named = {}  # with names that distinguish each table from the others
-    for table, (metric, megabatches, name, checksum) in zip(tables.values(), keys, strict=True):
-        alone = [key[:2] for key in keys].count((metric, megabatches)) == 1
-        if checksum and [key[:3] for key in keys].count((metric, megabatches, name)) > 1:
-            name = f"{name} ({checksum[:8]})".strip()
-        stem = "_".join(filter(None, [metric, "" if alone else slug(name), f"B{megabatches}"]))
-        named[name, metric, megabatches] = [replace(result, data=name, stem=stem) for result in table]
-    return [labelled(named[key]) for key in sorted(named)]
+        result = _result_of(members, until)
+        tables.setdefault(_table_of(result), []).append(result)
+    return [labelled(table) for table in _named(list(tables.values()))]
+
+
+def _result_of(repeats: Sequence[Repeat], until: float) -> Result:
+    """The result of the runs of one configuration. UserError: they share no t."""
+    counted, left_out = one_per_seed(repeats, until)
+    runs = tuple(repeat.run for repeat in counted)
+    common = sorted(set.intersection(*(set(repeat.rows) for repeat in counted)))
+    if not common:
+        places = ", ".join(str(run.directory) for run in runs)
+        raise UserError(f"{places} repeat one configuration but share no t: report them one by one")
+    shared_rows = []
+    for repeat in counted:
+        shared_rows.append({t: repeat.rows[t] for t in common})
+    extra = shared_rows[0][common[-1]]["extra"]
+    periods_seen = extra.get("matrix_periods", [])[: extra.get("matrix_seen", 0)]
+    if periods_seen:
+        names = ", ".join(periods_seen)
+        left_out.append(
+            f"left out of averages: {runs[0].directory}, {names}: before its model's cutoff"
+        )
+    return Result(
+        runs[0].config,
+        tuple(shared_rows),
+        end=min(map(end_of, runs)),
+        runs=runs,
+        left_out=tuple(left_out),
+    )
+
+
+def _table_of(result: Result) -> tuple[Any, ...]:
+    """What results must share to be in one table: data of one checksum may have several names."""
+    config = result.config
+    name, checksum = data_of(config)
+    data = (config.get("dataset"), config.get("scenario"), checksum or name)
+    return (result.metric, result.megabatches, *data)
+
+
+def _named(tables: Sequence[Sequence[Result]]) -> list[list[Result]]:
+    """The tables in the order of their names, which distinguish each from the others."""
+    kinds = []
+    for table in tables:
+        first = table[0]
+        kinds.append(Kind(first.metric, first.megabatches, *data_of(first.config)))
+    of_metric = Counter(kind[:2] for kind in kinds)
+    of_name = Counter(kind[:3] for kind in kinds)
+    named = {}
+    for table, kind in zip(tables, kinds, strict=True):
+        name = kind.data
+        if kind.checksum and of_name[kind[:3]] > 1:
+            name = f"{name} ({kind.checksum[:8]})".strip()
+        parts = [kind.metric, slug(name), f"B{kind.megabatches}"]
+        if of_metric[kind[:2]] == 1:  # the file's name needs no data
+            del parts[1]
+        stem = "_".join(filter(None, parts))
+        key = (name, kind.metric, kind.megabatches)
+        named[key] = [replace(result, data=name, stem=stem) for result in table]
+    return [named[key] for key in sorted(named)]
 
 
 class Section(NamedTuple):
@@ -299,11 +309,16 @@ def left_out(results: Iterable[Result]) -> list[str]:
 
 
 def find_sections(runs: Sequence[Run], until: float = math.inf) -> list[Section]:
-    """A section per data set, metric and B of `group`. UserError: no run has rows, or repeats share no t."""
+    """A section per data set, metric and B of `group`.
+
+    UserError: no run has rows, or repeats share no t.
+    """
     sections = []
     for results in group(runs, until):
         first = results[0]
-        title = f"{first.data}: " * bool(first.data) + f"test {first.display.name}, B = {first.megabatches}"
+        title = f"test {first.display.name}, B = {first.megabatches}"
+        if first.data:
+            title = f"{first.data}: {title}"
         sections.append(Section(title, sorted(results, key=lambda result: result.rank)))
     if not sections:
         raise UserError("no rows yet in these runs: nothing has been evaluated so far")
@@ -311,7 +326,10 @@ def find_sections(runs: Sequence[Run], until: float = math.inf) -> list[Section]
 
 
 def data_of(config: dict[str, Any]) -> tuple[str, str]:
-    """Name and checksum of the data: an image data set with its scenario, or a stream; "" if unknown."""
+    """Name and checksum of the data, "" if unknown.
+
+    The name is that of an image data set and its scenario, or of a stream.
+    """
     name = config.get("dataset") or config.get("stream") or ""
     checksum = config.get("data") or config.get("stream_sha256") or ""
     return f"{name} {config.get('scenario', '')}".strip(), str(checksum)
@@ -323,37 +341,49 @@ def slug(name: str) -> str:
 
 
 def labelled(results: Sequence[Result]) -> list[Result]:
-    """The results, sorted, with their `variant`, and the `settings` that distinguish each from the others."""
+    """The results, sorted, with their `variant` and the `settings` that distinguish each."""
     configs = [flatten(result.config) for result in results]
-    names, variants = labels.distinguishing(configs), labels.variants(configs)
-    found = []
+    names = labels.distinguishing(configs)
+    variants = labels.variants(configs)
+    described = []
     for result, config, variant in zip(results, configs, variants, strict=True):
-        found.append(replace(result, settings=labels.describe(config, names), variant=variant))
-    same = Counter(result.label for result in found)
+        settings = labels.describe(config, names)
+        described.append(replace(result, settings=settings, variant=variant))
+    uses = Counter(result.label for result in described)
     for i, config in enumerate(configs):  # lists such as [2] and [2, 2] have the same short text
-        if same[found[i].label] > 1:
-            found[i] = replace(found[i], settings=labels.describe(config, names, str))
-    return sorted(found, key=lambda result: (result.learner, result.waiting_time, result.variant))
+        if uses[described[i].label] > 1:
+            in_full = labels.describe(config, names, str)
+            described[i] = replace(described[i], settings=in_full)
+    return sorted(
+        described, key=lambda result: (result.learner, result.waiting_time, result.variant)
+    )
 
 
 def non_dominated(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Positions of the points (x, y) that no other equals or beats in both, by ascending x; without NaN."""
-    found: list[int] = []
+    """Positions of the points (x, y) that no other equals or beats in both, by ascending x.
+
+    Points with NaN do not count.
+    """
+    positions: list[int] = []
     least = math.inf
     for i in sorted(range(len(points)), key=points.__getitem__):
         if points[i][1] < least:
-            found.append(i)
+            positions.append(i)
             least = points[i][1]
-    return found
+    return positions
 
 
 def rounded(value: Any) -> Any:
-    """For JSON: numbers with few digits, None for NaN and infinity, which JSON lacks; a NamedTuple as an
-    object."""
+    """A value for JSON: numbers with few digits, a NamedTuple as an object.
+
+    NaN and infinity, which JSON lacks, become None.
+    """
     if isinstance(value, dict):
-        return {name: rounded(each) for name, each in value.items()}
+        return {name: rounded(member) for name, member in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return rounded(value._asdict())
     if isinstance(value, tuple | list):
-        return rounded(value._asdict()) if hasattr(value, "_asdict") else [rounded(each) for each in value]
+        return [rounded(member) for member in value]
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):

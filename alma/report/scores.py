@@ -1,4 +1,4 @@
-"""Runs shown by another number than their metric: bits per byte, or a score of `alma train --evaluate`."""
+"""Runs shown by bits per byte, or by a score of `alma train --evaluate`, not their metric."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,16 @@ class Scored(Run):
     def rows(self) -> list[dict[str, Any]]:
         """As `Run.rows`, without what is about the run's own metric."""
         rows = []
-        for row, numbers in ((row, numbers_of(row)) for row in super().rows):
-            if self.name in numbers:
-                extra = {key: row["extra"][key] for key in ("experts", "members") if key in row["extra"]}
-                rows.append(row | {"metric": self.name, "value": numbers[self.name], "extra": extra})
+        for row in super().rows:
+            numbers = numbers_of(row)
+            if self.name not in numbers:
+                continue
+            extra = {}
+            for key in ("experts", "members"):
+                if key in row["extra"]:
+                    extra[key] = row["extra"][key]
+            value = numbers[self.name]
+            rows.append(row | {"metric": self.name, "value": value, "extra": extra})
         return rows
 
 
@@ -36,23 +42,30 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
 def scored(runs: Sequence[Run], name: str) -> list[Run]:
     """The runs that have the number `name`, shown by it. UserError: none has.
 
-    With bits per byte, streams of the same test text are one data set, so that tokenizers can be compared: of
-    several streams, a run without a name has that of its stream.
+    With bits per byte, streams of the same test text are one data set, so that tokenizers can be
+    compared: of several streams, a run without a name has that of its stream.
     """
-    found: list[Run] = []
-    known: set[str] = set()
-    several = len({run.config.get("stream_sha256") for run in runs}) > 1
+    with_number: list[Run] = []
+    names: set[str] = set()
+    several_streams = len({run.config.get("stream_sha256") for run in runs}) > 1
     for run in runs:
-        known |= {number for row in run.rows for number in numbers_of(row)}
-        with_it = [row for row in run.rows if name in numbers_of(row)]
-        if with_it:
+        for row in run.rows:
+            names |= numbers_of(row).keys()
+        rows = [row for row in run.rows if name in numbers_of(row)]
+        if rows:
             config = run.config
             if name == BITS:
-                words, size = (with_it[0]["extra"].get(key) for key in ("words", "bytes"))
-                named = {"name": config["stream"]} if several and "stream" in config else {}
-                text = f"{words:,} words, {size:,} bytes" if words and size else "text"
-                config = {**named, **config, "stream": text, "stream_sha256": text}
-            found.append(Scored(run.directory, run.info | {"config": config}, name=name))
-    if not found:
-        raise UserError(f"--metric {name}: no run has it; {hint(name, sorted(known))}")
-    return found
+                config = _by_test_text(config, rows[0]["extra"], several_streams)
+            with_number.append(Scored(run.directory, run.info | {"config": config}, name=name))
+    if not with_number:
+        raise UserError(f"--metric {name}: no run has it; {hint(name, sorted(names))}")
+    return with_number
+
+
+def _by_test_text(config: dict[str, Any], extra: Mapping[str, Any], named: bool) -> dict[str, Any]:
+    """The config with the test text in place of the stream, whose name it gets if `named`."""
+    words = extra.get("words")
+    size = extra.get("bytes")
+    text = f"{words:,} words, {size:,} bytes" if words and size else "text"
+    name = {"name": config["stream"]} if named and "stream" in config else {}
+    return {**name, **config, "stream": text, "stream_sha256": text}

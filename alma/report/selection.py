@@ -15,7 +15,16 @@ from alma.report.results import Result, group, labelled, trained, validation
 CHOOSABLE = ("replay_share", "replay_from", "from_scratch", "update_multiplier")
 """Settings that are chosen on request."""
 _FIXED = (
-    *("learner", "waiting_time", "replay", "dataset", "data", "scenario", "partition", "stream_sha256"),
+    *(
+        "learner",
+        "waiting_time",
+        "replay",
+        "dataset",
+        "data",
+        "scenario",
+        "partition",
+        "stream_sha256",
+    ),
     *("megabatch_sha256", "context_window"),
 )
 """Settings that are never chosen: learner, waiting, data, evaluation."""
@@ -29,18 +38,22 @@ def best_by_validation(
     """Keep the best configuration for each learner, waiting time, replay, B and data, and value of `hold`.
     Settings in `choose`, of CHOOSABLE, are chosen too.
 
-    Returns the runs that are kept, and a line per choice, which names every configuration that is left out.
-    Scores are means over seeds and over the t since the first stage that all candidates share; with
-    "valid-first" only the first of these t counts, as in the paper. UserError: a candidate has no validation
-    score, candidates share no t, or no run has a setting of `hold`.
+    Returns the runs that are kept, and a line per choice, which names every configuration that is
+    left out. Scores are means over seeds and over the t since the first stage that all candidates
+    share; with "valid-first" only the first of these t counts, as in the paper. UserError: a
+    candidate has no validation score, candidates share no t, or no run has a setting of `hold`.
     """
     tables = group(runs)
     chosen = [name.replace("-", "_") for name in choose]
     for name in chosen:
         if name not in CHOOSABLE:
-            raise UserError(f"--choose {name}: {hint(name, CHOOSABLE)}; other settings are chosen without it")
+            raise UserError(
+                f"--choose {name}: {hint(name, CHOOSABLE)}; other settings are chosen without it"
+            )
     fixed = [*_FIXED, *(name for name in CHOOSABLE if name not in chosen)]
-    known = dict.fromkeys(name for table in tables for result in table for name in flatten(result.config))
+    known = dict.fromkeys(
+        name for table in tables for result in table for name in flatten(result.config)
+    )
     by_flag = {name.removeprefix("--").replace("_", "-"): name for name in known}  # lr: --lr
     for name in hold:
         if name.replace("_", "-") not in by_flag:
@@ -55,7 +68,9 @@ def best_by_validation(
         plain = []  # a result of each experiment with its fixed settings alone, which name it
         for first, *_ in experiments.values():
             config = flatten(first.config)
-            plain.append(replace(first, config={name: config[name] for name in fixed if name in config}))
+            plain.append(
+                replace(first, config={name: config[name] for name in fixed if name in config})
+            )
         names = {_experiment(result, fixed): result.label for result in labelled(plain)}
         for experiment, candidates in experiments.items():
             ranked = _ranked(candidates, select)
@@ -74,8 +89,12 @@ def _ranked(candidates: Sequence[Result], select: str) -> list[tuple[Result, flo
     ready = [result for result in candidates if trained(result.repeats[0])]
     for result in ready:
         if not all(map(validation, result.repeats)):
-            raise UserError(f"--select {select}: {result.label} has no validation score: leave it out")
-    shared = set.intersection(*(set(trained(result.repeats[0])) for result in ready)) if ready else set()
+            raise UserError(
+                f"--select {select}: {result.label} has no validation score: leave it out"
+            )
+    shared = (
+        set.intersection(*(set(trained(result.repeats[0])) for result in ready)) if ready else set()
+    )
     if ready and not shared:
         names = "; ".join(result.label for result in ready)
         what = f"no t since the first stage is common to {names}"
@@ -84,7 +103,9 @@ def _ranked(candidates: Sequence[Result], select: str) -> list[tuple[Result, flo
     ranked = []
     for result in ready:
         scores = map(validation, result.repeats)
-        mean = statistics.fmean(statistics.fmean(map(of_run.__getitem__, scored)) for of_run in scores)
+        mean = statistics.fmean(
+            statistics.fmean(map(of_run.__getitem__, scored)) for of_run in scores
+        )
         ranked.append((result, result.display.factor * mean))
     ranked.sort(key=lambda pair: (math.isnan(pair[1]), pair[1]))
     return ranked + [(result, math.inf) for result in candidates if not trained(result.repeats[0])]

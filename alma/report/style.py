@@ -30,7 +30,11 @@ SETTINGS: Any = {
     "svg.hashsalt": "alma",
     "pdf.fonttype": 42,
 }
-METADATA: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+METADATA: dict[str, dict[str, None]] = {
+    "png": {},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
 """Metadata that would change the bytes of a figure from run to run, by format."""
 
 LegendEntries = list[tuple[str, dict[str, Any]]]  # labels, each with the properties of its Line2D
@@ -56,20 +60,26 @@ def save(figure: Any, path: Path, formats: Iterable[str] = ("png", "svg", "pdf")
     figure.set_layout_engine("none")  # keep the layout: each file would compute it again
     for suffix in formats:
         drawn = io.BytesIO()  # matplotlib hides the error of a full disk behind one of its own
-        figure.savefig(drawn, format=suffix, dpi=200, bbox_inches="tight", metadata=METADATA[suffix])
-        with atomic_write(path if suffix == "png" else path.with_suffix(f".{suffix}"), "wb") as file:
+        figure.savefig(
+            drawn, format=suffix, dpi=200, bbox_inches="tight", metadata=METADATA[suffix]
+        )
+        with atomic_write(
+            path if suffix == "png" else path.with_suffix(f".{suffix}"), "wb"
+        ) as file:
             file.write(drawn.getbuffer())
 
 
 def wait_colours(waits: Iterable[int]) -> dict[int, str]:
-    """A colour of WAIT_RAMP for each waiting time, spread over the ramp; distinct for up to seven."""
-    known = sorted(set(waits))
-    steps = max(1, len(known) - 1)
-    return {wait: WAIT_RAMP[round(i * (len(WAIT_RAMP) - 1) / steps)] for i, wait in enumerate(known)}
+    """A colour of WAIT_RAMP for each waiting time, spread over it; distinct for up to seven."""
+    ascending = sorted(set(waits))
+    steps = max(1, len(ascending) - 1)
+    return {
+        wait: WAIT_RAMP[round(i * (len(WAIT_RAMP) - 1) / steps)] for i, wait in enumerate(ascending)
+    }
 
 
 def variant(colour: str, rank: int) -> dict[str, Any]:
-    """Look of the line of a learner's variant 0, 1, ...: its colour, ever lighter, and a line style."""
+    """Look of the line of a learner's variant 0, 1, ...: ever lighter, and a line style each."""
     share = 0.15 * min(rank, 4)
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     lighter = "#" + "".join(f"{round(part + share * (255 - part)):02X}" for part in parts)
@@ -78,8 +88,16 @@ def variant(colour: str, rank: int) -> dict[str, Any]:
 
 def dot(colour: str, marker: str = "o", hollow: bool = False) -> dict[str, Any]:
     """Look of a point, white inside if `hollow`."""
-    edge = {"markeredgecolor": colour if hollow else "white", "markeredgewidth": 0.9 if hollow else 0.4}
-    return {"marker": marker, "markersize": 4.5, "markerfacecolor": "white" if hollow else colour, **edge}
+    edge = {
+        "markeredgecolor": colour if hollow else "white",
+        "markeredgewidth": 0.9 if hollow else 0.4,
+    }
+    return {
+        "marker": marker,
+        "markersize": 4.5,
+        "markerfacecolor": "white" if hollow else colour,
+        **edge,
+    }
 
 
 def mark(marker: str = "o", hollow: bool = False) -> dict[str, Any]:
@@ -87,10 +105,12 @@ def mark(marker: str = "o", hollow: bool = False) -> dict[str, Any]:
     return {"linestyle": "", **dot(GREY, marker, hollow)}
 
 
-def subplots(rows: int, columns: int, inches: tuple[float, float], **options: Any) -> tuple[Any, Any]:
-    """A figure of (width, height) `inches`, and its axes as an array (rows, columns), with grid lines.
+def subplots(
+    rows: int, columns: int, inches: tuple[float, float], **options: Any
+) -> tuple[Any, Any]:
+    """A figure of (width, height) `inches` and its axes, an array (rows, columns), with grid lines.
 
-    `options` go to matplotlib's Figure.subplots. Without pyplot, which would keep the figure in memory.
+    `options` go to matplotlib's Figure.subplots. pyplot is not used: it keeps figures in memory.
     """
     from matplotlib.figure import Figure
 
@@ -109,7 +129,9 @@ def named_panels(
     rows = -(-len(names) // 3)
     columns = -(-len(names) // rows)
     width, height = inches
-    figure, panels = subplots(rows, columns, (1.8 + width * columns, 0.5 + height * rows), **options)
+    figure, panels = subplots(
+        rows, columns, (1.8 + width * columns, 0.5 + height * rows), **options
+    )
     for axes in list(panels.flat)[len(names) :]:
         axes.remove()
     by_name = dict(zip(names, panels.flat, strict=False))
@@ -132,29 +154,61 @@ def name_axes(figure: Any, panels: Sequence[Any], x: str, y: str) -> None:
 def number_axis(axes: Any, name: str, values: Sequence[float], log_from: float = 10) -> None:
     """Set scale and ticks of axis "x" or "y" for `values`, with numbers such as 2,000 or 1M.
 
-    The scale is logarithmic if all values are positive and span more than a factor of `log_from`. An x axis
-    has fewer ticks, since its labels stand side by side.
+    The scale is logarithmic if all values are positive and span more than a factor of `log_from`.
+    An x axis has fewer ticks, since its labels stand side by side.
     """
     from matplotlib import ticker
 
     axis = getattr(axes, f"{name}axis")
-    low, high = min(values, default=0), max(values, default=0)
+    low = min(values, default=0)
+    high = max(values, default=0)
     if low > 0 and high > log_from * low:
         axes.set(**{f"{name}scale": "log"})
-        for subs in ((1, 1.5, *range(2, 10)), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
-            powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            ticks = [sub * 10.0**power for power in powers for sub in subs]
-            letters = [len(f"{tick:,.6g}") + 1 for tick in ticks if low <= tick <= high]
-            if sum(letters) <= 26 if name == "x" else len(letters) <= 9:
-                break
-        axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=7 if name == "x" else 15))
-        if name == "x" and sum(letters) > 26:  # every second power of ten, from the largest
-            axis.set_major_locator(ticker.FixedLocator([tick for tick in ticks if tick <= high][::-2]))
+        if name == "x":
+            axis.set_major_locator(_log_locator_of_x(low, high))
+        else:
+            axis.set_major_locator(_log_locator_of_y(low, high))
         axis.set_minor_formatter(ticker.NullFormatter())
     elif all(value == int(value) for value in values):
         axis.set_major_locator(ticker.MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
     digits = ticker.EngFormatter(sep="") if high >= 1e5 else ticker.StrMethodFormatter("{x:,.6g}")
     axis.set_major_formatter(digits)
+
+
+_LETTERS_OF_X = 26  # of all tick labels, which stand side by side
+_TICKS_OF_Y = 9
+_LOG_STEPS = ((1, 1.5, *range(2, 10)), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,))
+"""Multiples of powers of ten that have ticks, from many to few."""
+
+
+def _log_ticks(low: float, high: float, steps: Sequence[float]) -> list[float]:
+    """Ticks from the power of ten below `low` to beyond the one above `high`."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [step * 10.0**power for power in powers for step in steps]
+
+
+def _log_locator_of_x(low: float, high: float) -> Any:
+    """The most ticks whose labels fit side by side; if none fit, every second power of ten."""
+    from matplotlib import ticker
+
+    for steps in _LOG_STEPS:
+        ticks = _log_ticks(low, high, steps)
+        labels = [f"{tick:,.6g} " for tick in ticks if low <= tick <= high]
+        if sum(map(len, labels)) <= _LETTERS_OF_X:
+            return ticker.LogLocator(subs=steps, numticks=7)
+    from_the_largest = [tick for tick in ticks if tick <= high][::-2]
+    return ticker.FixedLocator(from_the_largest)
+
+
+def _log_locator_of_y(low: float, high: float) -> Any:
+    """The most ticks up to _TICKS_OF_Y; else powers of ten."""
+    from matplotlib import ticker
+
+    for steps in _LOG_STEPS:
+        ticks = [tick for tick in _log_ticks(low, high, steps) if low <= tick <= high]
+        if len(ticks) <= _TICKS_OF_Y:
+            break
+    return ticker.LogLocator(subs=steps, numticks=15)
 
 
 def add_legend(figure: Any, groups: Mapping[str, LegendEntries]) -> None:
@@ -167,8 +221,15 @@ def add_legend(figure: Any, groups: Mapping[str, LegendEntries]) -> None:
         if heading:
             headings.append(len(handles))
             handles.append(Line2D([], [], linestyle="", label=heading))
-        handles += [Line2D([], [], **look, label=textwrap.fill(label, 24)) for label, look in entries]
-    narrow: Any = {"handlelength": 1.4, "handletextpad": 0.5, "borderaxespad": 0.1, "borderpad": 0.1}
+        handles += [
+            Line2D([], [], **look, label=textwrap.fill(label, 24)) for label, look in entries
+        ]
+    narrow: Any = {
+        "handlelength": 1.4,
+        "handletextpad": 0.5,
+        "borderaxespad": 0.1,
+        "borderpad": 0.1,
+    }
     legend = figure.legend(
         handles=handles, loc="outside right upper", frameon=False, fontsize="small", **narrow
     )

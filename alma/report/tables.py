@@ -1,4 +1,4 @@
-"""Tables and numbers as text and Markdown."""
+"""Tables as text and Markdown."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,23 +17,28 @@ class TitledTable(NamedTuple):
 
     def as_text(self) -> str:
         """Title, lines, table and note for the terminal."""
-        table = [as_text(self.cells)] if self.cells else []
-        return "\n".join([self.title, *self.above, *table, *([self.note] if self.note else [])])
+        parts = [self.title, *self.above]
+        if self.cells:
+            parts.append(as_text(self.cells))
+        if self.note:
+            parts.append(self.note)
+        return "\n".join(parts)
 
     def as_markdown(self, level: str) -> list[str]:
-        """The same as parts of a Markdown document; `level` are the marks of the heading, such as "##"."""
-        table = [as_markdown(self.cells)] if self.cells else []
-        below = filter(None, self.note.split("\n"))
-        return [f"{level} {markdown(self.title)}", *map(markdown, self.above), *table, *map(markdown, below)]
-
-
-def number(value: float) -> str:
-    """Three digits, of thousands all."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        """The same as parts of a Markdown document, with a heading of this level, such as "##"."""
+        parts = [f"{level} {markdown(self.title)}", *map(markdown, self.above)]
+        if self.cells:
+            parts.append(as_markdown(self.cells))
+        lines = filter(None, self.note.split("\n"))
+        return [*parts, *map(markdown, lines)]
 
 
 def as_markdown(table: Table) -> str:
     """The table in Markdown."""
+    rows = []
+    for cells in table:
+        escaped = [markdown(cell).replace("|", "\\|") for cell in cells]
+        rows.append(f"| {' | '.join(escaped)} |")
     rule = [":--", *("--:" for _ in table[0][1:])]
-    header, *body = ([markdown(cell).replace("|", "\\|") for cell in row] for row in table)
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *body))
+    rows.insert(1, f"| {' | '.join(rule)} |")
+    return "\n".join(rows)

@@ -4,8 +4,9 @@
     python -m benchmarks gpu all --wheels .wheels --out FOLDER    # there: every step within its limit
     python -m benchmarks gpu again --wheels .wheels --out FOLDER  # there: cases that failed, alone
 
-FOLDER/gpu.json has all rows and FOLDER/gpu.log what processes print, both written after each case. Without a
-GPU, or with --dry-run, all sizes are tiny. docs/install.md has the steps and their limits.
+FOLDER/gpu.json has all rows and FOLDER/gpu.log what processes print, both written after each case.
+Without a GPU, or with --dry-run, all sizes are tiny. docs/install.md has the steps and their
+limits.
 """
 
 import json
@@ -35,7 +36,9 @@ class Limit(NamedTuple):
 
 
 STEPS = {
-    "setup": Limit(30, "gpu.packages.setup", "installation from carried wheels, beside the machine's torch"),
+    "setup": Limit(
+        30, "gpu.packages.setup", "installation from carried wheels, beside the machine's torch"
+    ),
     "tests": Limit(100, "gpu.tests.tests", "pytest -m gpu"),
     "switch": Limit(
         60,
@@ -49,9 +52,13 @@ STEPS = {
     ),
     "profile": Limit(50, "gpu.language.profile", "where the time of ten updates goes"),
     "images": Limit(30, "vision_stage.cases", "a stage of image learners against plain PyTorch"),
-    "resume": Limit(90, "gpu.language.resume", "training after a signal against training without one"),
+    "resume": Limit(
+        90, "gpu.language.resume", "training after a signal against training without one"
+    ),
     "stream": Limit(
-        30, "gpu.language.stream", "stages of a stream by alma train; has what the others leave of their time"
+        30,
+        "gpu.language.stream",
+        "stages of a stream by alma train; has what the others leave of their time",
     ),
 }
 WHOLE = sum(limit.seconds for limit in STEPS.values())
@@ -71,12 +78,32 @@ def parser() -> Parser:
     """The command line."""
     made = Parser(prog="python -m benchmarks gpu", description=__doc__)
     add = made.add_argument
-    add("command", choices=("wheels", "all", "again", "step"), help="see above; step: one, in this process")
-    add("steps", nargs="*", metavar="STEP", help=f"steps of again (default: all): {', '.join(STEPS)}")
+    add(
+        "command",
+        choices=("wheels", "all", "again", "step"),
+        help="see above; step: one, in this process",
+    )
+    add(
+        "steps",
+        nargs="*",
+        metavar="STEP",
+        help=f"steps of again (default: all): {', '.join(STEPS)}",
+    )
     add("--out", type=Path, metavar="FOLDER", help="folder of gpu.json and gpu.log")
     add("--seconds", type=int, default=570, help="time limit of the whole command (default: 570)")
-    add("--wheels", type=Path, metavar="FOLDER", help="wheels writes it, all and again install from it")
-    add("--environment", type=Path, default=Path("/tmp/alma-gpu"), metavar="FOLDER", help="made by setup")
+    add(
+        "--wheels",
+        type=Path,
+        metavar="FOLDER",
+        help="wheels writes it, all and again install from it",
+    )
+    add(
+        "--environment",
+        type=Path,
+        default=Path("/tmp/alma-gpu"),
+        metavar="FOLDER",
+        help="made by setup",
+    )
     add("--cases", type=json.loads, help="cases of step: a list of labels in JSON (default: all)")
     add("--dry-run", action="store_true", help="tiny sizes (default where there is no GPU)")
     return made
@@ -101,15 +128,22 @@ def main(words: list[str]) -> None:
 
 
 def drive(args: Any) -> bool:
-    """Run steps, each a process that is killed at its limit, and print a summary; returns whether every case
-    has a result. `again` keeps the rows of an earlier gpu.json and runs what is left of its cases."""
+    """Run steps, each a process that is killed at its limit, and print a summary; returns whether
+    every case has a result. `again` keeps the rows of an earlier gpu.json and runs what is left of
+    its cases."""
     began, path, log = time.monotonic(), args.out / "gpu.json", args.out / "gpu.log"
     again = args.command == "again"
     steps: dict[str, Any] = json.loads(path.read_text())["steps"] if again and path.exists() else {}
-    known = {"command": shlex.join([sys.executable, *sys.argv]), "tiny": args.tiny, "commit": commit()}
+    known = {
+        "command": shlex.join([sys.executable, *sys.argv]),
+        "tiny": args.tiny,
+        "commit": commit(),
+    }
     known |= {"machine": machine(), "versions": versions(), "steps": steps}
     left = [name for name in args.steps or STEPS if not steps or open_cases(steps.get(name))]
-    chosen = ["setup"] * bool(args.wheels and "setup" not in left) + left  # a new machine has no environment
+    chosen = ["setup"] * bool(
+        args.wheels and "setup" not in left
+    ) + left  # a new machine has no environment
     for place, name in enumerate(chosen):
         remaining = args.seconds - (time.monotonic() - began)
         share = STEPS[name].seconds * args.seconds / WHOLE
@@ -123,13 +157,18 @@ def drive(args: Any) -> bool:
             kept = [row for row in earlier if all(row["case"] != other["case"] for other in rows)]
             step |= {"rows": kept + rows, "ended": ended, "seconds": time.monotonic() - started}
             write_json_atomic(path, known)
-    known |= {"seconds": time.monotonic() - began, "look first": (first := look_first(steps, args.tiny))}
+    known |= {
+        "seconds": time.monotonic() - began,
+        "look first": (first := look_first(steps, args.tiny)),
+    }
     write_json_atomic(path, known)
     for name, step in steps.items():
         rows = [row["case"] | {k: v for k, v in row.items() if k != "case"} for row in step["rows"]]
         header = list(dict.fromkeys(column for row in rows for column in row))
         table = [header, *([shown(row.get(column, "")) for column in header] for row in rows)]
-        print(f"\n{name}: {step['title']}; {step['ended']}, {step['seconds']:.0f} of {step['limit']:.0f} s")
+        print(
+            f"\n{name}: {step['title']}; {step['ended']}, {step['seconds']:.0f} of {step['limit']:.0f} s"
+        )
         print(as_text(table) if rows else "no case")
     print("\nLook first at:\n" + ("\n".join(first) or "nothing: every case has a result"))
     return not any(open_cases(step) for step in steps.values())
@@ -141,7 +180,9 @@ def command(name: str, cases: list[Row], args: Any) -> list[str]:
     python = str(made) if args.wheels and made.exists() and name != "setup" else sys.executable
     words = [python, "-m", "benchmarks", "gpu", "step", name]
     words += [
-        f"--{key}={getattr(args, key)}" for key in ("out", "environment", "wheels") if getattr(args, key)
+        f"--{key}={getattr(args, key)}"
+        for key in ("out", "environment", "wheels")
+        if getattr(args, key)
     ]
     return words + ["--dry-run"] * args.tiny + ([f"--cases={json.dumps(cases)}"] if cases else [])
 
@@ -152,9 +193,12 @@ def open_cases(step: dict[str, Any] | None) -> bool:
 
 
 def look_first(steps: dict[str, Any], tiny: bool) -> list[str]:
-    """Steps that did not end, cases that failed, and, but for tiny sizes, figures out of their range."""
+    """Steps that did not end, cases that failed, and, but for tiny sizes, figures out of their
+    range."""
     rows = [(name, row) for name, step in steps.items() for row in step["rows"]]
-    lines = [f"{name}: {step['ended']}" for name, step in steps.items() if step["ended"] != "complete"]
+    lines = [
+        f"{name}: {step['ended']}" for name, step in steps.items() if step["ended"] != "complete"
+    ]
     lines += [f"{name} {row['case']}: {row['error'][:200]}" for name, row in rows if "error" in row]
     return lines + [
         f"{name} {row['case']}: {why}: {column} {shown(row[column])}"

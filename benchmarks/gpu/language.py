@@ -1,20 +1,25 @@
-"""Steps `train`, `profile`, `resume` and `stream`: whole processes of fairseq-train and `alma train`.
+"""Steps `train`, `profile`, `resume` and `stream`: whole processes of fairseq-train and `alma
+train`.
 
-train: a Switch model and fairseq's transformer_lm of equal active size, on random tokens. MFU is the model's
-FLOPs, without attention scores as in the paper, over those of a large matrix product in the same dtype. Peak
-memory is torch's, in an update; the estimate is that of `alma train --dry-run`, without CUDA's context.
+train: a Switch model and fairseq's transformer_lm of equal active size, on random tokens. MFU is
+the model's FLOPs, without attention scores as in the paper, over those of a large matrix product in
+the same dtype. Peak memory is torch's, in an update; the estimate is that of `alma train
+--dry-run`, without CUDA's context.
 
-profile: shares of the wall-clock time of PROFILED updates. `outside updates` is data loading, logging and the
-rest of fairseq's loop; `host waits` are calls that wait for the GPU; `GPU idle` is the time without a kernel
-or copy. The profiler itself takes time on the host, so idle and waits are upper bounds.
+profile: shares of the wall-clock time of PROFILED updates. `outside updates` is data loading,
+logging and the rest of fairseq's loop; `host waits` are calls that wait for the GPU; `GPU idle` is
+the time without a kernel or copy. The profiler itself takes time on the host, so idle and waits are
+upper bounds.
 
-resume: SIGTERM ends fairseq-train at once: it resumes from the last checkpoint and repeats the updates since
-then. After SIGUSR1 it saves first (exit code 75) and repeats none. On a GPU sums have no fixed order, so
-losses are equal within TOLERANCE. `worst loss` and `weights` are relative differences.
+resume: SIGTERM ends fairseq-train at once: it resumes from the last checkpoint and repeats the
+updates since then. After SIGUSR1 it saves first (exit code 75) and repeats none. On a GPU sums have
+no fixed order, so losses are equal within TOLERANCE. `worst loss` and `weights` are relative
+differences.
 
 stream: rows of `alma train`, base size, on documentation of Python, as many as time allows.
 
-torch and fairseq are imported where a step itself needs them: most of it happens in its child processes.
+torch and fairseq are imported where a step itself needs them: most of it happens in its child
+processes.
 """
 
 import itertools
@@ -49,7 +54,11 @@ DENSE = (
 """fairseq's Transformer with as many active parameters."""
 COMPILED = "--compile"
 CHUNKED = f"{COMPILED} --criterion chunked_cross_entropy"
-SETTINGS = [("base", 8, "--bf16"), ("base", 8, f"--bf16 {COMPILED}"), ("base", 8, f"--bf16 {CHUNKED}")]
+SETTINGS = [
+    ("base", 8, "--bf16"),
+    ("base", 8, f"--bf16 {COMPILED}"),
+    ("base", 8, f"--bf16 {CHUNKED}"),
+]
 SETTINGS += [("large", 12, "--bf16"), ("base", 8, "--fp16"), ("base", 8, "")]
 SETTINGS += [("base", 8, "--fp16 --batch-size 8 --update-freq 3")]
 """Size, experts and flags, the most important first."""
@@ -58,7 +67,8 @@ INTERVAL, INTERVALS, WARM_UP = 5, 8, 2
 
 
 class RandomTokens(NamedTuple):
-    """A stream of random tokens for all steps, and models of the paper's sizes on it: tiny ones on a CPU."""
+    """A stream of random tokens for all steps, and models of the paper's sizes on it: tiny ones on
+    a CPU."""
 
     folder: Path
     tiny: bool
@@ -82,12 +92,19 @@ class RandomTokens(NamedTuple):
         """Layers, width and heads."""
         return Arch(layers=2, dim=32, heads=2) if self.tiny else ARCHS[f"switch_gmoe_{size}"]
 
-    def words(self, size: str, experts: int, flags: str, updates: int, interval: int = 1) -> list[str]:
-        """What follows `fairseq-train`: it ends after `updates`, each with a third of the paper's tokens, and
-        logs each `interval`-th. With 0 experts: transformer_lm, without the plug-in's own flags."""
+    def words(
+        self, size: str, experts: int, flags: str, updates: int, interval: int = 1
+    ) -> list[str]:
+        """What follows `fairseq-train`: it ends after `updates`, each with a third of the paper's
+        tokens, and logs each `interval`-th. With 0 experts: transformer_lm, without the plug-in's
+        own flags."""
         flags = flags if experts else flags.replace(CHUNKED, "").replace(COMPILED, "").strip()
         layers, dim, heads = self.arch(size)
-        model = f"--task alma_lm --arch switch_gmoe_{size} --moe-expert-count {experts}" if experts else DENSE
+        model = (
+            f"--task alma_lm --arch switch_gmoe_{size} --moe-expert-count {experts}"
+            if experts
+            else DENSE
+        )
         model += f" --decoder-layers {layers} --decoder-embed-dim {dim} --decoder-attention-heads {heads}"
         model += f" --decoder-ffn-embed-dim {4 * dim}"
         words = [str(self.folder), *model.split(), *OPTIMIZER.split()]
@@ -99,7 +116,8 @@ class RandomTokens(NamedTuple):
 def updates_of(
     words: Sequence[str], number: int = 0, after: str = "", code: int = 0
 ) -> list[dict[str, float]]:
-    """Run fairseq-train; returns what it logged of its updates. UserError: its exit code is not `code`.
+    """Run fairseq-train; returns what it logged of its updates. UserError: its exit code is not
+    `code`.
 
     `number`, `after`: see `process.child`.
     """
@@ -107,7 +125,9 @@ def updates_of(
     lines = text.splitlines()
     if ended != code:
         raise UserError(f"exit code {ended}: {' '.join(line[-150:] for line in lines[-2:])}")
-    updates = [json.loads(line.split("train_inner | ")[1]) for line in lines if "train_inner | " in line]
+    updates = [
+        json.loads(line.split("train_inner | ")[1]) for line in lines if "train_inner | " in line
+    ]
     return [{name: float(value) for name, value in update.items()} for update in updates]
 
 
@@ -131,7 +151,9 @@ def trained(data: RandomTokens, size: str, experts: int, flags: str) -> Row:
     row: Row = {"tokens/s": [update["wps"] for update in switch], "transformer_lm, tokens/s": peer}
     speed, (layers, dim, _) = median(row["tokens/s"]), data.arch(size)
     flops = Shape(layers, dim, 4 * dim, data.vocabulary, data.length, experts, 2).training_flops(1)
-    dtype = {"--bf16": torch.bfloat16, "--fp16": torch.float16}.get(flags.partition(" ")[0], torch.float32)
+    dtype = {"--bf16": torch.bfloat16, "--fp16": torch.float16}.get(
+        flags.partition(" ")[0], torch.float32
+    )
     row |= {"speed / transformer_lm": speed / peer, "TFLOP/s": speed * flops / 1e12}
     row["MFU"] = speed * flops / product(dtype, 64 if data.tiny else 8192)
     row["estimate GB"] = estimated(words, data.vocabulary - 4) / 1e9
@@ -154,12 +176,15 @@ def product(dtype: Any, size: int) -> float:
 
     a, b = (torch.randn(size, size, device=device(), dtype=dtype) for _ in range(2))
     finished(lambda: a @ b, 3)
-    return median(10 * 2 * size**3 / seconds(partial(finished, lambda: a @ b, 10)) for _ in range(5))
+    return median(
+        10 * 2 * size**3 / seconds(partial(finished, lambda: a @ b, 10)) for _ in range(5)
+    )
 
 
 SKIPPED, PROFILED = 10, 10
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
-"""CUDA's calls that return when the GPU is done; cudaMemcpyAsync, which may not wait, is not one."""
+"""CUDA's calls that return when the GPU is done; cudaMemcpyAsync, which may not wait, is not
+one."""
 KERNELS = 4
 
 
@@ -184,10 +209,13 @@ def profiled(words: list[str], out: Path) -> Row:
 
 
 def shares(events: Iterable[Any], wall: float, inside: float) -> Row:
-    """The row of `wall` seconds, of which `inside` were in updates, from torch.profiler's events."""
+    """The row of `wall` seconds, of which `inside` were in updates, from torch.profiler's
+    events."""
     events = list(events)
     gpu = [event for event in events if str(event.device_type).endswith("CUDA")]
-    on_gpu = [event for event in gpu if not event.is_user_annotation]  # those are names of blocks of kernels
+    on_gpu = [
+        event for event in gpu if not event.is_user_annotation
+    ]  # those are names of blocks of kernels
     waits = [event for event in events if event.name in WAITS]
     kernels: Counter[str] = Counter()
     for event in on_gpu:
@@ -197,7 +225,10 @@ def shares(events: Iterable[Any], wall: float, inside: float) -> Row:
     for start, end in sorted((event.time_range.start, event.time_range.end) for event in on_gpu):
         busy += max(0.0, end - max(start, until))
         until = max(until, end)
-    top = [f"{name} {microseconds / 1e6 / wall:.0%}" for name, microseconds in kernels.most_common(KERNELS)]
+    top = [
+        f"{name} {microseconds / 1e6 / wall:.0%}"
+        for name, microseconds in kernels.most_common(KERNELS)
+    ]
     return {
         "update, ms": 1000 * wall / PROFILED,
         "outside updates": 1 - inside / wall,
@@ -216,7 +247,13 @@ def profile_training() -> None:
     from torch import profiler as torch_profiler
 
     out, *words = sys.argv[1:]
-    original, profiler, called, inside, started = Trainer.train_step, torch_profiler.profile(), 0, 0.0, 0.0
+    original, profiler, called, inside, started = (
+        Trainer.train_step,
+        torch_profiler.profile(),
+        0,
+        0.0,
+        0.0,
+    )
 
     def train_step(self: Trainer, samples: Any, *arguments: Any) -> Any:
         nonlocal called, inside, started
@@ -248,7 +285,9 @@ CODES = {"SIGTERM": -signal.SIGTERM, "SIGUSR1": 75}
 
 def resume(args: Any) -> Cases:
     """SIGTERM in bf16 first."""
-    for flags, name in [("", "SIGTERM")] if args.tiny else [("--bf16", "SIGTERM"), ("--fp16", "SIGUSR1")]:
+    for flags, name in (
+        [("", "SIGTERM")] if args.tiny else [("--bf16", "SIGTERM"), ("--fp16", "SIGUSR1")]
+    ):
         few = "" if args.tiny else "--batch-size 8"
         data = RandomTokens.of(args)
         words = data.words("base", 8, f"{flags} {few} --save-interval-updates {SAVED}", UPDATES)
@@ -268,7 +307,9 @@ def resumed(words: list[str], name: str, folder: Path) -> Row:
     stopped, through = ([*words, "--save-dir", save] for save in saves)
     with ThreadPoolExecutor(1) as pool:
         whole = pool.submit(updates_of, through)
-        before = updates_of(stopped, getattr(signal, name), f'"num_updates": "{STOP_AT}"', CODES[name])
+        before = updates_of(
+            stopped, getattr(signal, name), f'"num_updates": "{STOP_AT}"', CODES[name]
+        )
         after = updates_of(stopped)
         expected = [update["loss"] for update in whole.result()]
     losses = {int(update["num_updates"]): update["loss"] for update in (*before, *after)}
@@ -277,7 +318,10 @@ def resumed(words: list[str], name: str, folder: Path) -> Row:
     worst = max(abs(losses[i + 1] / loss - 1) for i, loss in enumerate(expected))
     if worst > TOLERANCE:
         raise UserError(f"a loss differs by {worst:.1%} from that of a training without a signal")
-    states = [torch.load(f"{save}/checkpoint_last.pt", "cpu", weights_only=True)["model"] for save in saves]
+    states = [
+        torch.load(f"{save}/checkpoint_last.pt", "cpu", weights_only=True)["model"]
+        for save in saves
+    ]
     ours, theirs = (torch.cat([x.flatten().float() for x in state.values()]) for state in states)
     weights = ((ours - theirs).norm() / theirs.norm()).item()
     done = int(before[-1]["num_updates"])

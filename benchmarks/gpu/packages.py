@@ -1,8 +1,10 @@
-"""Packages for a GPU machine without a network: a folder of wheels, and the step `setup`, which installs it.
+"""Packages for a GPU machine without a network: a folder of wheels, and the step `setup`, which
+installs it.
 
-The machine has Linux on x86-64, Python 3.12, torch and the usual packages of machine learning; the folder has
-what ALMA needs besides. fairscale and antlr4 come as sources without extensions and are built here. `setup`
-runs with the machine's Python before anything is installed, so this file imports no package.
+The machine has Linux on x86-64, Python 3.12, torch and the usual packages of machine learning; the
+folder has what ALMA needs besides. fairscale and antlr4 come as sources without extensions and are
+built here. `setup` runs with the machine's Python before anything is installed, so this file
+imports no package.
 """
 
 import re
@@ -19,7 +21,11 @@ from alma.files import make_directory
 from benchmarks.gpu.process import ROOT, Cases, Row
 
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
-TARGET = ["--python-version=3.12", "--implementation=cp", *(f"--platform={name}" for name in PLATFORMS)]
+TARGET = [
+    "--python-version=3.12",
+    "--implementation=cp",
+    *(f"--platform={name}" for name in PLATFORMS),
+]
 CARRIED = 64 << 20
 """Bytes that may be carried to the machine: the wheels and the working tree."""
 SOURCES = ("fairscale", "antlr4-python3-runtime")
@@ -40,7 +46,8 @@ print("torch", torch.__version__, "CUDA", torch.version.cuda, *gpus, torch.__fil
 
 
 def carry(folder: Path | None) -> None:
-    """Build, download, and print what there is to carry. UserError: no folder, or it is too large."""
+    """Build, download, and print what there is to carry. UserError: no folder, or it is too
+    large."""
     if not folder:
         raise UserError("wheels needs --wheels FOLDER, where they go")
     make_directory(folder)
@@ -53,18 +60,30 @@ def carry(folder: Path | None) -> None:
     for words in (build, download + [pin for pin in pinned if pin not in sources]):
         if subprocess.run([sys.executable, "-m", "pip", *words, "--quiet"]).returncode:
             raise UserError(f"pip {words[0]} failed; is there a network?")
-    listed = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = [
+        "git",
+        "-C",
+        str(ROOT),
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "-z",
+    ]
     names = subprocess.run(listed, capture_output=True, text=True, check=True).stdout.split("\0")
     tree = sum(path.stat().st_size for path in map(ROOT.joinpath, names) if path.is_file())
     size = sum(path.stat().st_size for path in folder.glob("*.whl"))
-    sizes = f"{size / 1e6:.0f} MB of wheels and {tree / 1e6:.0f} MB of files, of {CARRIED / 1e6:.0f} MB"
+    sizes = (
+        f"{size / 1e6:.0f} MB of wheels and {tree / 1e6:.0f} MB of files, of {CARRIED / 1e6:.0f} MB"
+    )
     if size + tree > CARRIED:
         raise UserError(f"{sizes} that can be carried")
     print(f"{folder}: {sizes} that can be carried")
 
 
 def pins(text: str) -> list[str]:
-    """`name==version` of each package in MISSING, from requirements.txt. UserError: one has no pin."""
+    """`name==version` of each package in MISSING, from requirements.txt. UserError: one has no
+    pin."""
     found = (re.match(r"([\w.-]+)==([\w.]+)", line) for line in text.splitlines())
     pinned = {match[1]: match[2] for match in found if match}
     if absent := [name for name in MISSING if name not in pinned]:
@@ -77,12 +96,16 @@ def setup(args: Any) -> Cases:
     python = str(args.environment / "bin/python") if args.wheels else sys.executable
     if args.wheels:
         yield {"what": "environment"}, partial(make, args.environment)
-        yield {"what": "wheels"}, partial(install, args.environment, sorted(args.wheels.glob("*.whl")))
+        yield (
+            {"what": "wheels"},
+            partial(install, args.environment, sorted(args.wheels.glob("*.whl"))),
+        )
     yield {"what": "import"}, lambda: {"printed": do([python, "-W", "ignore", "-c", LOOK])}
 
 
 def make(environment: Path) -> Row:
-    """An environment without pip: the machine may lack ensurepip, and its own pip can install elsewhere."""
+    """An environment without pip: the machine may lack ensurepip, and its own pip can install
+    elsewhere."""
     shutil.rmtree(environment, ignore_errors=True)
     do([sys.executable, "-m", "venv", "--without-pip", str(environment)])
     machine = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
@@ -96,7 +119,16 @@ def make(environment: Path) -> Row:
 def install(environment: Path, wheels: list[Path]) -> Row:
     """All wheels at once; if one is damaged, all others. UserError names it."""
     (inside,) = environment.glob("lib/python*/site-packages")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        "--no-compile",
+    ]
     pip += ["--no-cache-dir", "--upgrade", "--target", str(inside)]
     damaged: dict[str, str] = {}
     try:
@@ -116,5 +148,7 @@ def do(words: list[str]) -> str:
     """The last line that a command printed. UserError: it failed."""
     ended = subprocess.run(words, capture_output=True, text=True)
     if ended.returncode:
-        raise UserError(f"exit code {ended.returncode}: {(ended.stderr or ended.stdout).strip()[-250:]}")
+        raise UserError(
+            f"exit code {ended.returncode}: {(ended.stderr or ended.stdout).strip()[-250:]}"
+        )
     return (ended.stdout.splitlines() or [""])[-1]

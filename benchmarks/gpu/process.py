@@ -1,7 +1,7 @@
 """A step as a process: it prints its cases and rows, which the process that started it reads.
 
-Lines `CASE {…}` name what will be measured, `ROW {"case": {…}, …}` has the figures of one; all else is for
-the log. A process that hangs, crashes or prints garbage loses only the cases without a row.
+Lines `CASE {…}` name what will be measured, `ROW {"case": {…}, …}` has the figures of one; all else
+is for the log. A process that hangs, crashes or prints garbage loses only the cases without a row.
 """
 
 import contextlib
@@ -30,7 +30,8 @@ Cases = Iterable[tuple[Row, Callable[[], Row]]]
 
 
 def work_on(name: str, args: Any) -> None:
-    """Measure the cases of the function `name`, in this process: those in `args.cases`, if there are some."""
+    """Measure the cases of the function `name`, in this process: those in `args.cases`, if there
+    are some."""
     module, _, function = name.rpartition(".")
     listed = getattr(importlib.import_module(f"benchmarks.{module}"), function)(args)
     cases = [(labels, work) for labels, work in listed if not args.cases or labels in args.cases]
@@ -57,8 +58,8 @@ def tell(labels: Row, figures: Row) -> None:
 
 
 def follow(words: Sequence[str], limit: float, log: Path) -> Iterator[tuple[list[Row], str]]:
-    """Run a step for at most `limit` seconds. After each row and at the end it yields all rows, those of
-    cases without a result with the error NO_RESULT, and how the step ended."""
+    """Run a step for at most `limit` seconds. After each row and at the end it yields all rows,
+    those of cases without a result with the error NO_RESULT, and how the step ended."""
     deadline, text, rows = time.monotonic() + limit, b"", list[Row]()
     yield rows, "running"
     with open(log, "ab") as output, started(words, PIPE) as process:
@@ -76,7 +77,10 @@ def follow(words: Sequence[str], limit: float, log: Path) -> Iterator[tuple[list
                 if row := parse(line):
                     rows = [other for other in rows if other["case"] != row["case"]] + [row]
                     if "error" not in row or row["error"] != NO_RESULT:
-                        print("  ".join(f"{name} {shown(value)}" for name, value in row.items()), flush=True)
+                        print(
+                            "  ".join(f"{name} {shown(value)}" for name, value in row.items()),
+                            flush=True,
+                        )
                     yield rows, "running"
             if not read:
                 break
@@ -101,7 +105,9 @@ def parse(line: bytes) -> Row | None:
 def shown(value: Any) -> str:
     """A figure as text: four digits; of several their median and quartiles."""
     if isinstance(value, list):
-        several = statistics.quantiles(value, n=4, method="inclusive") if len(value) > 1 else [*value] * 3
+        several = (
+            statistics.quantiles(value, n=4, method="inclusive") if len(value) > 1 else [*value] * 3
+        )
         first, middle, third = map(shown, several)
         return f"{middle} [{first}-{third}]"
     if isinstance(value, float):
@@ -111,10 +117,13 @@ def shown(value: Any) -> str:
 
 @contextlib.contextmanager
 def started(words: Sequence[str], output: Any) -> Iterator[Popen]:
-    """Run a command of this checkout in a process group of its own; the end of the block kills the group."""
+    """Run a command of this checkout in a process group of its own; the end of the block kills the
+    group."""
     root = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": root, "PYTHONSAFEPATH": "1"}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile torch and fairseq anew
+    environment.pop(
+        "PYTHONDONTWRITEBYTECODE", None
+    )  # each process would compile torch and fairseq anew
     process = Popen(
         words,
         stdin=DEVNULL,
@@ -133,8 +142,8 @@ def started(words: Sequence[str], output: Any) -> Iterator[Popen]:
 
 
 def child(words: Sequence[str], number: int = 0, after: str = "") -> tuple[int, str]:
-    """Run `python -m` with `words` to its end; returns its exit code and what it printed, and prints that.
-    Sends the signal `number`, if it is not 0, when the text `after` is printed."""
+    """Run `python -m` with `words` to its end; returns its exit code and what it printed, and
+    prints that. Sends the signal `number`, if it is not 0, when the text `after` is printed."""
     text = ""
     with started([sys.executable, "-m", *words], PIPE) as process:
         assert process.stdout

@@ -1,4 +1,5 @@
-"""Step `tests`: `pytest -m gpu` on several processes, a case for each test; without a GPU, only collected."""
+"""Step `tests`: `pytest -m gpu` on several processes, a case for each test; without a GPU, only
+collected."""
 
 import os
 from typing import Any
@@ -48,4 +49,7 @@ def tests(args: Any) -> Cases:
     pytest.main([*words, *(["--collect-only"] if args.tiny else [f"-n{PROCESSES}"])], [outcomes])
     if args.tiny or not outcomes.collected:
         figures = {"collected": len(outcomes.collected)}
-        yield {"test": "all"}, lambda: figures if outcomes.collected else {"error": "no test was collected"}
+        yield (
+            {"test": "all"},
+            lambda: figures if outcomes.collected else {"error": "no test was collected"},
+        )

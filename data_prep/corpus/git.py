@@ -1,7 +1,7 @@
 """Commit messages of a git repository, dated.
 
-The date is the author's: the message is of that day. A rebase, a cherry-pick or a conversion from another
-system gives many commits one committer date, which would put years of text into one period.
+The date is the author's: the message is of that day. A rebase, a cherry-pick or a conversion from
+another system gives many commits one committer date, which would put years of text into one period.
 """
 
 import contextlib
@@ -19,19 +19,31 @@ from alma.provenance import git_environment
 from data_prep.compressed import Document
 
 _FIELDS = ("%aI", "%at", "%(trailers)", "%B")
-_LOG = ("-c", "log.showSignature=false", "log", "-z", "--no-merges", "--encoding=UTF-8", "--no-color")
-_SIGNATURE = re.compile(r"^[ \t]*[a-z]+(?:-[a-z]+)*-by:.*@.*(?:\n|\Z)", re.IGNORECASE | re.MULTILINE)
+_LOG = (
+    "-c",
+    "log.showSignature=false",
+    "log",
+    "-z",
+    "--no-merges",
+    "--encoding=UTF-8",
+    "--no-color",
+)
+_SIGNATURE = re.compile(
+    r"^[ \t]*[a-z]+(?:-[a-z]+)*-by:.*@.*(?:\n|\Z)", re.IGNORECASE | re.MULTILINE
+)
 """Lines such as Signed-off-by that are not in the last paragraph, where git finds trailers."""
 
 
 def documents(source: str, left_out: Counter[str]) -> Generator[Document, None, None]:
-    """The messages of the commits before HEAD, merges left out, newest first; memory: that of one message.
+    """Yield the messages of the commits before HEAD, without merges, newest first.
 
-    Trailers, as `git interpret-trailers` finds them, and lines `...-by: NAME <ADDRESS>` are removed. What is
-    not UTF-8 is replaced by U+FFFD. UserError: no git, no repository, or no commit.
+    Trailers, as `git interpret-trailers` finds them, and lines `...-by: NAME <ADDRESS>` are
+    removed. Bytes that are not UTF-8 are replaced by U+FFFD. Memory: one message. UserError: no
+    git, no repository, or no commit.
     """
     if not Path(source).is_dir():
-        raise UserError(f"{source}: no such folder; give a repository on this machine, or `git clone` it")
+        remedy = "give a repository on this machine, or `git clone` it"
+        raise UserError(f"{source}: no such folder; {remedy}")
     if not shutil.which("git"):
         raise UserError("git is not installed, or not in PATH")
     fields = _git(source, *_LOG, f"--format={'%x00'.join(_FIELDS)}", "HEAD", "--")
@@ -41,32 +53,39 @@ def documents(source: str, left_out: Counter[str]) -> Generator[Document, None, 
         if not text:
             left_out["empty messages"] += 1
             continue
-        moment = date.decode(errors="replace")
-        try:
-            moment = datetime.fromisoformat(moment).isoformat()
-        except ValueError:  # a time zone that does not exist, as in commits of broken programs
-            with contextlib.suppress(ValueError, OverflowError, OSError):
-                moment = datetime.fromtimestamp(int(seconds), UTC).isoformat()
-        yield Document(text, moment)
+        yield Document(text, _iso_date(date, seconds))
+
+
+def _iso_date(date: bytes, seconds: bytes) -> str:
+    """The date of a commit in ISO 8601; unchanged if it cannot be read. `seconds`: since 1970."""
+    text = date.decode(errors="replace")
+    try:
+        return datetime.fromisoformat(text).isoformat()
+    except ValueError:  # a time zone that does not exist, as in commits of broken programs
+        with contextlib.suppress(ValueError, OverflowError, OSError):
+            return datetime.fromtimestamp(int(seconds), UTC).isoformat()
+    return text
 
 
 def _git(folder: str, *words: str) -> Generator[bytes, None, None]:
-    """What a command of git in a folder prints, cut at each NUL. UserError: it fails."""
-    offline = git_environment() | {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}  # partial clones
+    """The output of a git command in a folder, cut at each NUL. UserError: it fails."""
+    # Nothing is fetched for partial clones.
+    offline = git_environment() | {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(  # closed early, git ends by SIGPIPE
             ["git", *words], cwd=folder, env=offline, stdout=subprocess.PIPE, stderr=errors
         ) as process:
             assert process.stdout
-            rest = b""
+            last = b""
             while block := process.stdout.read(1 << 20):
-                *whole, rest = (rest + block).split(b"\0")
-                yield from whole
-            if rest:
-                yield rest
+                *fields, last = (last + block).split(b"\0")
+                yield from fields
+            if last:
+                yield last
         if process.returncode:
             errors.seek(0)
-            said = errors.read().decode(errors="replace")
-            if "bad revision 'HEAD'" in said:
+            message = errors.read().decode(errors="replace")
+            if "bad revision 'HEAD'" in message:
                 raise UserError(f"{folder}: a repository without commits")
-            raise UserError(f"{folder}: git failed ({said.partition('fatal: ')[2] or said})")
+            reason = message.partition("fatal: ")[2] or message
+            raise UserError(f"{folder}: git failed ({reason})")

@@ -1,8 +1,8 @@
 """English text from installed documentation, without dates.
 
-Three parts: help topics of `pydoc`, docstrings of the standard library, docstrings of installed packages.
-A document is a topic or a module, a line is a paragraph. Modules are parsed, never imported. The same
-installation always gives the same bytes.
+Three parts: help topics of `pydoc`, docstrings of the standard library, docstrings of installed
+packages. A document is a topic or a module, a line is a paragraph. Modules are parsed, never
+imported. The same installation always gives the same bytes.
 """
 
 import ast
@@ -49,17 +49,17 @@ def prose(text: str) -> list[str]:
 
 def docstrings(path: Path) -> list[str]:
     """The paragraphs of all docstrings of a module in source order; none if it cannot be parsed."""
-    found: list[str] = []
+    paragraphs: list[str] = []
 
-    def visit(node: ast.AST) -> None:  # much faster than ast.walk, which also visits every expression
+    def visit(node: ast.AST) -> None:  # much faster than ast.walk, which visits every expression
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            found.extend(prose(ast.get_docstring(node, clean=False) or ""))
+            paragraphs.extend(prose(ast.get_docstring(node, clean=False) or ""))
         for statement in getattr(node, "body", ()):
             visit(statement)
 
     with warnings.catch_warnings(action="ignore"), contextlib.suppress(SyntaxError, ValueError):
         visit(ast.parse(path.read_bytes()))
-    return found
+    return paragraphs
 
 
 def modules(folder: Path) -> Iterator[Path]:
@@ -72,14 +72,16 @@ def modules(folder: Path) -> Iterator[Path]:
 
 
 def documents(source: str, left_out: Counter[str]) -> Generator[Document, None, None]:
-    """The documents of a part, one of PARTS, or of all (""), without dates and without repeated paragraphs.
+    """Yield the documents of a part, one of PARTS, or of all (""), without dates.
 
-    Those that have fewer than LEAST_WORDS words left are none. UserError: no such part.
+    Paragraphs that an earlier document has are removed; documents with fewer than LEAST_WORDS words
+    are left out. UserError: no such part.
     """
     if source and source not in PARTS:
         raise UserError(f"pydoc {source}: {hint(source, PARTS)}")
     seen: set[str] = set()
-    for document in itertools.chain.from_iterable(map(_part, (source,) if source else PARTS)):
+    parts = (source,) if source else PARTS
+    for document in itertools.chain.from_iterable(map(_part, parts)):
         fresh = [paragraph for paragraph in dict.fromkeys(document) if paragraph not in seen]
         seen.update(fresh)
         if sum(paragraph.count(" ") + 1 for paragraph in fresh) >= LEAST_WORDS:

@@ -5,10 +5,10 @@
     alma report run --metric cloze_error
 
 A line of the task is {"text": ..., "choices": [...], "answer": the place of the right one}. Several
-checkpoints are an ensemble, whose log-probabilities are averaged. Needs transformers, as `alma export` does.
-A harness is called in the same way: export, run `lm_eval --model hf --model_args
-pretrained=FOLDER,trust_remote_code=True --tasks TASK --include_path FOLDER_OF_TASKS --output_path OUT`, and
-print its numbers as the last line.
+checkpoints are an ensemble, whose log-probabilities are averaged. Needs transformers, as `alma
+export` does. A harness is called in the same way: export, run `lm_eval --model hf --model_args
+pretrained=FOLDER,trust_remote_code=True --tasks TASK --include_path FOLDER_OF_TASKS --output_path
+OUT`, and print its numbers as the last line.
 """
 
 import json
@@ -36,9 +36,11 @@ def scores_of(checkpoint: str, stream: str, tasks: list[dict]) -> list[list[floa
             stream,
         ]
         subprocess.run(words, check=True, stdout=sys.stderr)
-        model = AutoModelForCausalLM.from_pretrained(f"{folder}/model", trust_remote_code=True).eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            f"{folder}/model", trust_remote_code=True
+        ).eval()
         tokenizer = AutoTokenizer.from_pretrained(f"{folder}/model", trust_remote_code=True)
-    found = []
+    scores_of_tasks = []
     for task in tasks:
         start = len(tokenizer(task["text"])["input_ids"])
         scores = []
@@ -47,8 +49,8 @@ def scores_of(checkpoint: str, stream: str, tasks: list[dict]) -> list[list[floa
             with torch.no_grad():
                 logs = model(ids).logits[0, :-1].log_softmax(-1)
             scores.append(float(logs.gather(1, ids[0, 1:, None])[start - 1 :].sum()))
-        found.append(scores)
-    return found
+        scores_of_tasks.append(scores)
+    return scores_of_tasks
 
 
 def main() -> None:
@@ -58,7 +60,7 @@ def main() -> None:
     of_models = [scores_of(checkpoint, stream, tasks) for checkpoint in checkpoints]
     wrong = 0
     for task, *scores in zip(tasks, *of_models, strict=True):
-        sums = [sum(each) for each in zip(*scores, strict=True)]
+        sums = list(map(sum, zip(*scores, strict=True)))
         wrong += sums.index(max(sums)) != task["answer"]
     print(json.dumps({"cloze_error": wrong / len(tasks), "cloze_tasks": len(tasks)}))
 

@@ -1,5 +1,5 @@
-"""A detector of torchvision on a stream of `alma images --manifest FILE --by week --write STREAM`, for
-`alma train STREAM --learner sm --trainer 'python examples/trainers/detection.py'`.
+"""A detector of torchvision on a stream of `alma images --manifest FILE --by week --write STREAM`,
+for `alma train STREAM --learner sm --trainer 'python examples/trainers/detection.py'`.
 
 The manifest has `boxes`, a list of [x1, y1, x2, y2] in pixels, of the class `label`.
 """
@@ -86,14 +86,20 @@ def train(task: StageTask) -> None:
         last = update + 1 == end or stopped()
         if last or (update + 1) % EVERY == 0:
             task.progress(update + 1, loss.item())
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "updates": update + 1}
+            state = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "updates": update + 1,
+            }
             torch.save(state | {"seconds": before + time.monotonic() - began}, f"{path}.part")
             os.replace(f"{path}.part", path)
         if stopped() and update + 1 < end:
             sys.exit(75)
     sizes = sum(p.numel() for p in model.parameters())
     seconds = before + time.monotonic() - began
-    task.finish(parameters=sizes, checkpoint="model.pt", updates=end, tokens=end * BATCH, seconds=seconds)
+    task.finish(
+        parameters=sizes, checkpoint="model.pt", updates=end, tokens=end * BATCH, seconds=seconds
+    )
 
 
 @torch.no_grad()
@@ -104,7 +110,10 @@ def evaluate(task: StageTask) -> None:
     losses = {}
     for part in task.evaluate:
         batch = examples(task, (part,))
-        losses[part.name] = sum(loss_of(model, [one]).item() for one in batch) / len(batch), len(batch)
+        losses[part.name] = (
+            sum(loss_of(model, [one]).item() for one in batch) / len(batch),
+            len(batch),
+        )
     task.finish(losses, parameters=sum(p.numel() for p in model.parameters()))
 
 

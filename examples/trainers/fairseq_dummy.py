@@ -25,7 +25,16 @@ def run(module: str, *words: object) -> None:
 def measure(task: StageTask, paths: str, flags: list[str]) -> dict[str, Any]:
     """What ALMA's own evaluation measures."""
     file = Path(task.out, "measured.json")
-    words = [task.stream, "--task", "alma_lm", "--valid", "--stage", str(task.stage or 0), "--out", file]
+    words = [
+        task.stream,
+        "--task",
+        "alma_lm",
+        "--valid",
+        "--stage",
+        str(task.stage or 0),
+        "--out",
+        file,
+    ]
     words += ["--waiting-time", str(task.waiting_time), "--seed", str(task.seeds[0])]
     if paths:
         pairs = zip(flags, [*flags[1:], ""], strict=True)
@@ -43,7 +52,11 @@ def main() -> None:
         words += ["--waiting-time", str(task.waiting_time), "--save-dir", task.out]
         words += ["--finetune-from-model", task.checkpoint] if task.checkpoint else []
         run("fairseq_cli.train", task.stream, *words, *flags)
-        best = "checkpoint_best.pt" if Path(task.out, "checkpoint_best.pt").exists() else "checkpoint_last.pt"
+        best = (
+            "checkpoint_best.pt"
+            if Path(task.out, "checkpoint_best.pt").exists()
+            else "checkpoint_last.pt"
+        )
         measured = measure(task, str(Path(task.out, best)), flags)
         costs = {name: measured["training"][0][name] for name in COSTS}
         task.finish(parameters=measured["parameters"], checkpoint=best, **costs)

@@ -1,7 +1,8 @@
-"""A trainer of Hugging Face: alma train STREAM --trainer 'python examples/trainers/hugging_face.py [MODEL]'.
+"""A trainer of Hugging Face: alma train STREAM --trainer 'python examples/trainers/hugging_face.py
+[MODEL]'.
 
-transformers.Trainer trains the causal language model in the folder MODEL, whose ids must be those of the
-stream, else a small Llama. It needs the packages transformers and accelerate.
+transformers.Trainer trains the causal language model in the folder MODEL, whose ids must be those
+of the stream, else a small Llama. It needs the packages transformers and accelerate.
 """
 
 import sys
@@ -16,7 +17,11 @@ from torch.nn import functional
 
 from alma.trainer import StageTask, TextPart, stop_requests
 
-LENGTH, BATCH, EVERY = 64, 16, 20  # tokens of a block, blocks of an update, updates between checkpoints
+LENGTH, BATCH, EVERY = (
+    64,
+    16,
+    20,
+)  # tokens of a block, blocks of an update, updates between checkpoints
 
 
 def build(task: StageTask, seed: int, folder: str | None = None) -> transformers.PreTrainedModel:
@@ -26,13 +31,18 @@ def build(task: StageTask, seed: int, folder: str | None = None) -> transformers
     small: Any = {"hidden_size": 32, "intermediate_size": 64}
     small |= {"num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.LlamaConfig(
-        vocab_size=task.dictionary, max_position_embeddings=LENGTH, bos_token_id=0, eos_token_id=2, **small
+        vocab_size=task.dictionary,
+        max_position_embeddings=LENGTH,
+        bos_token_id=0,
+        eos_token_id=2,
+        **small,
     )
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
 def blocks(parts: tuple[TextPart, ...]) -> list[torch.Tensor]:
-    """Blocks of LENGTH tokens that begin with the last one of the block before; the first begins with eos."""
+    """Blocks of LENGTH tokens that begin with the last one of the block before; the first begins
+    with eos."""
     ids = np.concatenate([[2], *(part.read_tokens() for part in parts)]).astype(np.int64)
     return [torch.from_numpy(ids[at : at + LENGTH]) for at in range(0, len(ids) - 1, LENGTH - 1)]
 
@@ -60,12 +70,19 @@ class Reports(transformers.TrainerCallback):
 def train(task: StageTask) -> None:
     end, reports = task.budget.get("updates", 100), Reports(task)
     rng = np.random.default_rng([*task.seeds, task.t])
-    new, old = ([one for one in blocks(parts) if len(one) == LENGTH] for parts in (task.train, task.earlier))
+    new, old = (
+        [one for one in blocks(parts) if len(one) == LENGTH] for parts in (task.train, task.earlier)
+    )
     drawn = []  # the same at each start
     for _ in range(end * BATCH):
         source = old if rng.random() < task.replay_share else new
         drawn.append(source[rng.integers(len(source))])
-    options: Any = {"save_steps": EVERY, "save_total_limit": 2, "logging_steps": EVERY, "report_to": "none"}
+    options: Any = {
+        "save_steps": EVERY,
+        "save_total_limit": 2,
+        "logging_steps": EVERY,
+        "report_to": "none",
+    }
     options |= {"per_device_train_batch_size": BATCH, "learning_rate": 3e-3, "disable_tqdm": True}
     model = build(task, task.seeds[0], task.checkpoint)
     trainer = transformers.Trainer(
@@ -88,12 +105,16 @@ def train(task: StageTask) -> None:
 
 @torch.no_grad()
 def evaluate(task: StageTask) -> None:
-    models = [build(task, 0, path) for path in task.members] or [build(task, seed) for seed in task.seeds]
+    models = [build(task, 0, path) for path in task.members] or [
+        build(task, seed) for seed in task.seeds
+    ]
     models, losses = [model.eval() for model in models], {}
     for part in task.evaluate:
         nats = 0.0
         for block in blocks((part,)):
-            mean = torch.stack([model(block[None, :-1]).logits.softmax(-1) for model in models]).mean(0)
+            mean = torch.stack(
+                [model(block[None, :-1]).logits.softmax(-1) for model in models]
+            ).mean(0)
             nats += functional.nll_loss(mean[0].log(), block[1:], reduction="sum").item()
         losses[part.name] = nats / part.tokens, part.tokens
     task.finish(losses, parameters=sum(model.num_parameters() for model in models))

@@ -1,4 +1,5 @@
-"""A trainer of plain PyTorch for `alma train STREAM --trainer 'python examples/trainers/plain_torch.py'`."""
+"""A trainer of plain PyTorch for `alma train STREAM --trainer 'python
+examples/trainers/plain_torch.py'`."""
 
 import os
 import sys
@@ -11,7 +12,12 @@ from torch import nn
 
 from alma.trainer import StageTask, TextPart, stop_requests
 
-LENGTH, BATCH, WIDTH, EVERY = 64, 16, 32, 20  # tokens of a block; blocks of an update; updates between saves
+LENGTH, BATCH, WIDTH, EVERY = (
+    64,
+    16,
+    32,
+    20,
+)  # tokens of a block; blocks of an update; updates between saves
 
 
 class TinyLM(nn.Module):
@@ -20,19 +26,26 @@ class TinyLM(nn.Module):
     def __init__(self, dictionary: int):
         super().__init__()
         self.words, self.places = nn.Embedding(dictionary, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, 2, 4 * WIDTH, 0.0, batch_first=True, norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, nn.LayerNorm(WIDTH), enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 2, 4 * WIDTH, 0.0, batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(
+            layer, 2, nn.LayerNorm(WIDTH), enable_nested_tensor=False
+        )
         nn.init.normal_(self.words.weight, std=WIDTH**-0.5)
         self.mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
 
     def forward(self, ids):
         length = ids.shape[1]
         vectors = self.words(ids) + self.places.weight[:length]
-        return self.layers(vectors, self.mask[:length, :length], is_causal=True) @ self.words.weight.T
+        return (
+            self.layers(vectors, self.mask[:length, :length], is_causal=True) @ self.words.weight.T
+        )
 
 
 def blocks(parts: tuple[TextPart, ...]) -> list[torch.Tensor]:
-    """The parts as blocks of LENGTH tokens and the one before; the first token of all follows an eos."""
+    """The parts as blocks of LENGTH tokens and the one before; the first token of all follows an
+    eos."""
     ids = np.concatenate([[2], *(part.read_tokens() for part in parts)]).astype(np.int64)
     return [torch.from_numpy(ids[at : at + LENGTH + 1]) for at in range(0, len(ids) - 1, LENGTH)]
 
@@ -59,15 +72,23 @@ def train(task: StageTask) -> None:
     for update in range(first, end := task.budget.get("updates", 100)):
         rng = np.random.default_rng([task.seeds[0], task.t, update])  # the same after a restart
         from_old = rng.random(BATCH) < task.replay_share
-        batch = torch.stack([(old if o else new)[rng.integers(len(old if o else new))] for o in from_old])
-        loss = nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        batch = torch.stack(
+            [(old if o else new)[rng.integers(len(old if o else new))] for o in from_old]
+        )
+        loss = nn.functional.cross_entropy(
+            model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         last = update + 1 == end or stopped()
         if last or (update + 1) % EVERY == 0:
             task.progress(update + 1, loss.item())
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "updates": update + 1}
+            state = {
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "updates": update + 1,
+            }
             torch.save(state | {"seconds": before + time.monotonic() - began}, f"{path}.part")
             os.replace(f"{path}.part", path)
         if stopped() and update + 1 < end:
@@ -83,12 +104,16 @@ def train(task: StageTask) -> None:
 
 @torch.no_grad()
 def evaluate(task: StageTask) -> None:
-    models = [build(task, 0, path) for path in task.members] or [build(task, seed) for seed in task.seeds]
+    models = [build(task, 0, path) for path in task.members] or [
+        build(task, seed) for seed in task.seeds
+    ]
     losses = {}
     for part in task.evaluate:
         nats = 0.0
         for block in blocks((part,)):
-            mean = torch.stack([model.eval()(block[None, :-1]).softmax(-1) for model in models]).mean(0)
+            mean = torch.stack(
+                [model.eval()(block[None, :-1]).softmax(-1) for model in models]
+            ).mean(0)
             nats += nn.functional.nll_loss(mean[0].log(), block[1:], reduction="sum").item()
         losses[part.name] = nats / part.tokens, part.tokens
     task.finish(losses, parameters=sum(p.numel() for model in models for p in model.parameters()))

@@ -1,1 +1,2 @@
-"""Jobs on SLURM: submission, dependencies, queue, child processes. Independent of what a job does."""
+"""Jobs on SLURM: submission, dependencies, queue, child processes. Independent of what a job
+does."""

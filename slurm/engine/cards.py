@@ -12,7 +12,8 @@ REMEDY = "install another torch by `make TORCH=2.7.1` (docs/install.md)"
 
 
 def misfit(machine: Machine) -> str | None:
-    """Why the torch installed here cannot use the GPUs of `machine`; None if it can, or nothing is known."""
+    """Why the torch installed here cannot use the GPUs of `machine`; None if it can, or nothing is
+    known."""
     lowest = machine.capability
     cuda = cuda_of_torch()
     if lowest is None or cuda is None or cuda < 13 or lowest >= _FIRST_OF_CUDA_13:
@@ -25,7 +26,8 @@ def misfit(machine: Machine) -> str | None:
 
 
 def cuda_of_torch() -> float | None:
-    """The CUDA version that the installed torch is built for; None: no torch, or a build without CUDA."""
+    """The CUDA version that the installed torch is built for; None: no torch, or a build without
+    CUDA."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return None

@@ -1,4 +1,4 @@
-"""Child processes: output goes to a log, none outlives the launcher, a failure is one clear line."""
+"""Child processes: output in a log, none outlives the launcher, a failure is one clear line."""
 
 import contextlib
 import os
@@ -20,12 +20,13 @@ from slurm.engine.forks import Fork, ForkServer, dies_with_parent
 Environment = Mapping[str, str] | None  # variables that a child has besides those of this process
 Watch = Callable[[str], None] | None  # gets each line of a child's output
 OWN_MODULES = {"PYTHONSAFEPATH": "1"}
-"""Environment of every child. Else `python -m` would first look for modules in the current folder, where a
-user may have a slurm.py."""
+"""Environment of every child. Else `python -m` would first look for modules in the current folder,
+where a user may have a slurm.py."""
 GRACE_SECONDS = 10  # between SIGTERM and SIGKILL
 _running: set[int] = set()  # process ids of the children that `run` waits for
 _forks: ForkServer | None = None
-_USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")  # printed by alma.errors, or by argparse after its program
+_USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")
+"""Printed by alma.errors, or by argparse after the name of its program."""
 _EXCEPTION = re.compile(r"([\w.]+(?:Error|Exception|Interrupt)\b.*)")
 
 
@@ -49,7 +50,7 @@ def failures_in_one_line() -> Iterator[None]:
 
 @contextlib.contextmanager
 def preloaded(modules: Sequence[str]) -> Iterator[None]:
-    """Start children of the form `python -m …` as forks of a process that has imported `modules`."""
+    """Start children `python -m …` as forks of a process that has imported `modules`."""
     global _forks
     _forks = ForkServer(modules)
     try:
@@ -60,31 +61,37 @@ def preloaded(modules: Sequence[str]) -> Iterator[None]:
 
 
 def run(
-    command: Sequence[str], log: Path, what: str, watch: Watch = None, environment: Environment = None
+    command: Sequence[str],
+    log: Path,
+    name: str,
+    watch: Watch = None,
+    environment: Environment = None,
 ) -> None:
     """Run `command` to its end; append its output to `log` and pass each line to `watch`.
 
-    `environment` extends this process's environment. An exception, such as KeyboardInterrupt, first ends the
-    child and its workers.
+    `environment` extends this process's environment. An exception, such as KeyboardInterrupt, first
+    ends the child and its workers.
 
-    Raises UserError for exit code 2 with an `error: ...` line, Saved after a stop by `save`, and StageFailed,
-    which names `what`, for every other failure.
+    Raises UserError for exit code 2 with an `error: ...` line, Saved after a stop by `save`, and
+    StageFailed, which has `name`, for every other failure.
     """
     problem: re.Match[str] | None = None
-    # A log rather than a pipe: it stays complete if the launcher dies, and a worker that keeps a pipe open
-    # cannot block the launcher.
+    # A log rather than a pipe: it stays complete if the launcher dies, and a worker that keeps a
+    # pipe open cannot block the launcher.
     with appending(log) as output, log.open("rb") as appended, open(os.devnull) as nothing:
         output.write(f"\n$ {shlex.join(command)}\n".encode())
         output.flush()
         appended.seek(0, os.SEEK_END)
         process = _start(command, (nothing, output, output), environment or {})
         _running.add(process.pid)
-        rest, ended = b"", False
+        rest = b""  # of an incomplete line
+        ended = False
         try:
             while not ended:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=0.1)
-                ended = process.returncode is not None  # before the last read, which then misses nothing
+                # Before the last read, which then misses nothing.
+                ended = process.returncode is not None
                 *lines, rest = (rest + appended.read()).split(b"\n")
                 for line in filter(None, [*lines, rest] if ended else lines):
                     text = line.decode(errors="replace")
@@ -95,9 +102,9 @@ def run(
             _running.discard(process.pid)
             _stop(process)
     if process.returncode in (os.EX_TEMPFAIL, -signal.SIGUSR1, -signal.SIGUSR2):
-        raise Saved(f"{what}: stopped by a signal; rerun the command to resume; log: {log}")
+        raise Saved(f"{name}: stopped by a signal; rerun the command to resume; log: {log}")
     if process.returncode:
-        error = failure(what, process.returncode, problem, f"log: {log}")
+        error = failure(name, process.returncode, problem, f"log: {log}")
         if process.returncode < 0:  # a killed process logs nothing itself
             with appending(log) as output:
                 output.write(f"error: {error}\n".encode())
@@ -105,24 +112,25 @@ def run(
 
 
 def appending(log: Path) -> IO[bytes]:
-    """Open a log to append to it. UserError: it is a link, as `alma.files.open_for_writing` finds."""
+    """Open a log to append to it. UserError: as `alma.files.open_for_writing`, such as a link."""
     return open(open_for_writing(log, os.O_APPEND), "ab")
 
 
-def ask(command: Sequence[str], what: str, text: str | None = None) -> str:
+def ask(command: Sequence[str], name: str, text: str | None = None) -> str:
     """Return the output of a short `command` with `text` as its input. Raises as `run` does."""
     with contextlib.ExitStack() as stack:
-        given, output, errors = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
-        given.write(text or "")
-        given.seek(0)
-        process = _start(command, (given, output, errors), {})
+        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3)]
+        stdin, output, errors = files
+        stdin.write(text or "")
+        stdin.seek(0)
+        process = _start(command, (stdin, output, errors), {})
         stack.callback(_stop, process)
         process.wait()
         output.seek(0)
         errors.seek(0)
         if process.returncode:
             where = f"command: {shlex.join(command)}"
-            raise failure(what, process.returncode, last_problem(errors.read()), where)
+            raise failure(name, process.returncode, last_problem(errors.read()), where)
         return output.read()
 
 
@@ -130,7 +138,7 @@ def _start(
     command: Sequence[str], files: tuple[IO, IO, IO], environment: Mapping[str, str]
 ) -> subprocess.Popen | Fork:
     """Start a child with its stdin, stdout and stderr."""
-    given, output, errors = files
+    stdin, output, errors = files
     everything = {**os.environ, **OWN_MODULES, **environment}
     if _forks and tuple(command[:2]) == (sys.executable, "-m"):
         try:
@@ -140,7 +148,7 @@ def _start(
             raise StageFailed(f"{killed}; rerun the command to resume") from error
     return subprocess.Popen(
         command,
-        stdin=given,
+        stdin=stdin,
         stdout=output,
         stderr=errors,
         process_group=0,  # Ctrl-C is for the launcher
@@ -150,7 +158,10 @@ def _start(
 
 
 def save(seconds: float = 0) -> None:
-    """Signal running trainings, also from a signal handler, to save and exit; wait up to `seconds`."""
+    """Signal running trainings to save and exit; wait up to `seconds`.
+
+    Safe to call from a signal handler.
+    """
     pids = list(_running)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -175,18 +186,24 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}").exists()
 
 
-def failure(what: str, code: int, problem: re.Match[str] | None, where: str) -> Exception:
-    """The exception for a child that ended with `code`; `problem` is from `last_problem` of its output."""
+def failure(name: str, code: int, problem: re.Match[str] | None, where: str) -> Exception:
+    """The exception for a child that ended with `code`.
+
+    problem: `last_problem` of its output. where: its log or its command.
+    """
     if code == 2 and problem and problem.re is _USER_ERROR:
         return UserError(problem[1])
     how = f"exit code {code}" if code > 0 else f"signal {-code} ({signal.strsignal(-code)})"
-    return StageFailed(": ".join(filter(None, (what, how, problem and problem[1]))) + f"; {where}")
+    return StageFailed(": ".join(filter(None, (name, how, problem and problem[1]))) + f"; {where}")
 
 
 def last_problem(output: str) -> re.Match[str] | None:
-    """Match of the last line that reports an error, its message in group 1; None if there is none."""
-    lines = reversed(output.splitlines())
-    return next(filter(None, (_USER_ERROR.match(line) or _EXCEPTION.match(line) for line in lines)), None)
+    """Match of the last line that reports an error, its message in group 1; None: none does."""
+    for line in reversed(output.splitlines()):
+        problem = _USER_ERROR.match(line) or _EXCEPTION.match(line)
+        if problem:
+            return problem
+    return None
 
 
 def _stop(process: subprocess.Popen | Fork) -> None:

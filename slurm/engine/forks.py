@@ -1,14 +1,15 @@
 """Commands `python -P -m MODULE …` as forks of one process that has imported their libraries.
 
-An import of torch and fairseq takes seconds, a fork milliseconds. Every command is still a process of its
-own, with its arguments, environment, output, signals and exit code. (The forkserver of multiprocessing does
-not end when its client is killed while a fork runs.)
+An import of torch and fairseq takes seconds, a fork milliseconds. Every command is still a process
+of its own, with its arguments, environment, output, signals and exit code. (The forkserver of
+multiprocessing does not end when its client is killed while a fork runs.)
 
     launcher ── server ── waiter ── command
                         ╰ waiter ── command
 
-The server imports the libraries and forks a waiter for each request. The waiter forks the command, sends the
-launcher its process id, waits for it and sends the exit code. Each dies with the one before it.
+The server imports the libraries and forks a waiter for each request. The waiter forks the command,
+sends the launcher its process id, waits for it and sends the exit code. Each dies with the one
+before it.
 """
 
 import contextlib
@@ -31,13 +32,14 @@ PR_SET_PDEATHSIG = 1  # <sys/prctl.h>: the signal that a process gets when its p
 
 
 def dies_with_parent() -> Callable[[], None]:
-    """A function that a child of this process calls first: the kernel then kills it when this process ends.
+    """A function that a child calls first, so that the kernel kills it when this process ends.
 
-    If the launcher is killed (SIGKILL, out of memory), its lock is released and another launcher may start
-    the same stage. An orphaned training would then write the same checkpoints.
+    If the launcher is killed (SIGKILL, out of memory), its lock is released and another launcher
+    may start the same stage. An orphaned training would then write the same checkpoints.
     """
     # prctl is looked up before the fork: few calls are safe between fork and exec.
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
 
     def first() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -62,7 +64,9 @@ class ForkServer:
                 preexec_fn=dies_with_parent(),
             )
 
-    def start(self, words: Sequence[str], files: Sequence[int], environment: Mapping[str, str]) -> "Fork":
+    def start(
+        self, words: Sequence[str], files: Sequence[int], environment: Mapping[str, str]
+    ) -> "Fork":
         """Run `python -P -m` with `words`; `files` are its stdin, stdout and stderr.
 
         ConnectionError: the server was killed.
@@ -70,7 +74,10 @@ class ForkServer:
         reader, writer = os.pipe()
         try:
             with tempfile.TemporaryFile("w+") as file:  # a message would hold 208 kB
-                json.dump({"words": words, "environment": dict(environment), "directory": os.getcwd()}, file)
+                json.dump(
+                    {"words": words, "environment": dict(environment), "directory": os.getcwd()},
+                    file,
+                )
                 file.seek(0)
                 socket.send_fds(self._socket, [b"\n"], [*files, writer, file.fileno()])
         finally:
@@ -102,11 +109,12 @@ class Fork:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the exit code. subprocess.TimeoutExpired: it still runs after `timeout` seconds."""
+        """Wait for the exit code. subprocess.TimeoutExpired: still none after `timeout` seconds."""
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self.returncode = int(self._status.readline() or -signal.SIGKILL)  # "": the waiter was killed
+            line = self._status.readline()  # "": the waiter was killed
+            self.returncode = int(line or -signal.SIGKILL)
             self._status.close()
         return self.returncode
 
@@ -137,7 +145,7 @@ def _wait_for_command(files: list[int]) -> None:
     """The waiter. Its fork, the command, returns from here at its end."""
     *standard, status, request = files
     with open(request) as content:
-        given = json.load(content)
+        command = json.load(content)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     dies_first = dies_with_parent()
     if pid := os.fork():
@@ -152,11 +160,11 @@ def _wait_for_command(files: list[int]) -> None:
         os.dup2(file, number)
         os.close(file)
     os.close(status)
-    os.chdir(given["directory"])
+    os.chdir(command["directory"])
     os.environ.clear()
-    os.environ.update(given["environment"])
+    os.environ.update(command["environment"])
     logging.root.handlers.clear()  # of the imports; the command sets its own
-    sys.argv = given["words"]
+    sys.argv = command["words"]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 

@@ -1,4 +1,5 @@
-"""What one SLURM job does: restartable work, which SLURM may kill, requeue and run again at any time."""
+"""What one SLURM job does: restartable work, which SLURM may kill, requeue and run again at any
+time."""
 
 import contextlib
 import ctypes
@@ -48,7 +49,8 @@ class Job(ABC):
         """Do what is missing. Raises UserError or StageFailed if that is impossible."""
 
     def __call__(self) -> None:
-        """Do what is missing; on failure print `error: ...` and exit with code 1. Called by submitit."""
+        """Do what is missing; on failure print `error: ...` and exit with code 1. Called by
+        submitit."""
         ending = []
         by_submitit = signal.getsignal(signal.SIGUSR2)
         slurmstepd = os.getppid()
@@ -62,8 +64,8 @@ class Job(ABC):
                 children.save(0)
 
         def orphaned(number: int, frame) -> None:
-            # The kernel killed slurmstepd when memory ran out. SLURM does not notice: srun would wait, and
-            # this process run, until the job's time is over.
+            # The kernel killed slurmstepd when memory ran out. SLURM does not notice: srun would
+            # wait, and this process run, until the job's time is over.
             if os.getppid() == slurmstepd:
                 return
             children.save(SAVING_SECONDS)
@@ -77,7 +79,9 @@ class Job(ABC):
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, end)
         signal.signal(signal.SIGUSR1, orphaned)
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)  # sent by the kernel when slurmstepd ends
+        ctypes.CDLL(None).prctl(
+            PR_SET_PDEATHSIG, signal.SIGUSR1
+        )  # sent by the kernel when slurmstepd ends
         try:
             self.work()
         except (UserError, children.StageFailed) as error:
@@ -89,7 +93,8 @@ class Job(ABC):
             sys.exit(1)
 
     def checkpoint(self):
-        """Save before a requeue; submitit calls it on preemption by signal and when time runs out."""
+        """Save before a requeue; submitit calls it on preemption by signal and when time runs
+        out."""
         from submitit.helpers import DelayedSubmission
 
         children.save(SAVING_SECONDS)

@@ -30,10 +30,12 @@ class Machine:
         return cls(gpus, memory, capability=_capability() if gpus else None)
 
     def slot(self, jobs: int, on_cpu: bool) -> "Machine":
-        """The equal share of each of `jobs` concurrent trainings. Raises UserError if GPUs are too few."""
+        """The equal share of each of `jobs` concurrent trainings. UserError: too few GPUs."""
         if 0 < (gpus := len(self.gpus)) < jobs and not on_cpu:
             need = f"GPUs on this machine: {gpus}, and each training needs at least one of its own"
-            raise UserError(f"--jobs {jobs}: {need}: give --jobs {gpus} or fewer, or --cpu after the `--`")
+            raise UserError(
+                f"--jobs {jobs}: {need}: give --jobs {gpus} or fewer, or --cpu after the `--`"
+            )
         memory = None if self.memory is None else self.memory // jobs
         return Machine(self.gpus[: gpus // jobs], memory, capability=self.capability)
 
@@ -54,7 +56,7 @@ def _gpus() -> tuple[int, ...]:
 
 
 def _capability() -> float | None:
-    """Compute capability of the oldest GPU of this machine, such as 7.0 of a V100; None: unknown."""
+    """Compute capability of the oldest GPU, such as 7.0 of a V100; None: unknown."""
     numbers = [float(line) for line in _query("compute_cap") if re.fullmatch(r"\d+\.\d+", line)]
     return min(numbers, default=None)
 
@@ -70,7 +72,7 @@ def _query(field: str) -> list[str]:
 
 
 def _visible() -> list[str] | None:
-    """Indices or UUIDs in CUDA_VISIBLE_DEVICES up to the first invalid one, as CUDA reads it; None: unset."""
+    """Devices in CUDA_VISIBLE_DEVICES up to the first invalid one, as CUDA does; None: unset."""
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return None

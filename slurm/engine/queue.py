@@ -19,18 +19,24 @@ from slurm.engine.squeue import JobState, NoAnswer, ask
 from slurm.engine.terminal import say
 
 JOBS = "jobs.json"
-LOGS = "slurm_jobs"  # folder, in one that has the runs, with a folder of scripts and logs for each launch
+LOGS = (
+    "slurm_jobs"  # folder beside the runs: scripts and logs of each launch, in a folder of its own
+)
 PREFIX = "alma-"  # of the names of jobs
 MOVING = ("waiting", "queued", "requeued", "running")
 BAD = ("failed", "cancelled", "lost", "never submitted", "stopped")
 """States that a job does not leave by itself, the most telling first."""
 _CHILD_LOGS = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
-_BY_SLURM = re.compile(r"^(?:srun|slurmstepd\S*|\S*slurm_script): (?:error: |fatal: )?(.+)", re.MULTILINE)
-"""Lines that report the failure of a task, but its cause only if none of its processes says more."""
-_CONSEQUENCE = re.compile(r"Exited with|Terminat|Killed|\*\*\*|Job step aborted")  # of a failure elsewhere
+_BY_SLURM = re.compile(
+    r"^(?:srun|slurmstepd\S*|\S*slurm_script): (?:error: |fatal: )?(.+)", re.MULTILINE
+)
+"""Errors of SLURM about a task; those of its own processes tell more."""
+_CONSEQUENCE = re.compile(r"Exited with|Terminat|Killed|\*\*\*|Job step aborted")
+"""Errors that follow from a failure elsewhere."""
 _PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
 _Text = Annotated[str, msgspec.Meta(pattern=_PRINTABLE)]
-_JobId = Annotated[str, msgspec.Meta(pattern=r"\A\d+(_\d+)?\Z")]  # would else be an option of scancel
+_JobId = Annotated[str, msgspec.Meta(pattern=r"\A\d+(_\d+)?\Z")]
+"""Another text might be an option of scancel."""
 
 
 class SubmittedJob(msgspec.Struct, kw_only=True, eq=False):
@@ -79,13 +85,18 @@ class JobStatus:
 
 
 def find(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Run directories at or below `places`, also along links, without duplicates. Raises UserError if a place
-    has none."""
+    """Run directories at or below `places`, also along links, without duplicates.
+
+    UserError: a place has none.
+    """
     runs: dict[Path, Path] = {}
     for place in map(Path, places):
         if not place.is_dir():
             raise UserError(f"{place} is not a folder: give run directories, or folders of runs")
-        below = [Path(folder) for folder, _, files in walk(place) if {JOBS, "run.json"} & set(files)]
+        below = []
+        for folder, _, files in walk(place):
+            if {JOBS, "run.json"} & set(files):
+                below.append(Path(folder))
         if not below:
             raise UserError(f"no runs in {place}: no folder in it has a jobs.json or a run.json")
         # The jobs of a sweep stand for its runs, which are folders below it.
@@ -96,7 +107,7 @@ def find(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def is_there(marker: Path) -> bool:
-    """Whether a marker exists. It is listed, not tested: NFS caches for up to a minute that it does not."""
+    """Whether a marker is listed in its folder; NFS caches for a minute that a file is missing."""
     try:
         return marker.name in os.listdir(marker.parent)
     except OSError:
@@ -118,27 +129,32 @@ def read_jobs(run: Path) -> list[SubmittedJob]:
 
     file = run / JOBS
     try:
-        content = msgspec.json.decode(read_file(file), type=dict[str, list[SubmittedJob]], dec_hook=path_in)
+        content = msgspec.json.decode(
+            read_file(file), type=dict[str, list[SubmittedJob]], dec_hook=path_in
+        )
         jobs = content["jobs"]
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{run} was not launched on a cluster: it has no jobs.json") from None
     except (msgspec.DecodeError, KeyError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise UserError(f"{file} is damaged ({problem}): rerun the launch command to rewrite it") from None
+        raise UserError(
+            f"{file} is damaged ({problem}): rerun the launch command to rewrite it"
+        ) from None
     for job in jobs:
         job.run = run
     return jobs
 
 
 def live_jobs(runs: Sequence[Path]) -> list[SubmittedJob]:
-    """Incomplete jobs of `runs` that SLURM has queued or running. Raises UserError and NoAnswer as `ask`
-    does."""
+    """Incomplete jobs of `runs` that SLURM has queued or running. Raises as `ask` does."""
     return _live(runs)[0]
 
 
 def strangers(runs: Sequence[Path]) -> dict[str, JobState]:
-    """Jobs in the queue, by id, that jobs.json of a run names and that are not of the run: the file comes
-    from elsewhere, or SLURM has given an id again."""
+    """Jobs in the queue, by id, that jobs.json of a run names but that are not of the run.
+
+    The file comes from elsewhere, or SLURM has given an id again.
+    """
     return _live(runs)[1]
 
 
@@ -146,7 +162,7 @@ def _live(runs: Sequence[Path]) -> tuple[list[SubmittedJob], dict[str, JobState]
     jobs = [job for run in runs for job in read_jobs(run) if job.job_id and not job.done]
     states = ask([str(job.job_id) for job in jobs])
     of_runs: list[SubmittedJob] = []
-    others: dict[str, JobState] = {}
+    strange: dict[str, JobState] = {}
     for job in jobs:
         state = states.get(str(job.job_id))
         if state is None or not state.live:
@@ -154,8 +170,8 @@ def _live(runs: Sequence[Path]) -> tuple[list[SubmittedJob], dict[str, JobState]
         if _is_of_run(state, job.run):
             of_runs.append(job)
         else:
-            others[str(job.job_id)] = state
-    return of_runs, others
+            strange[str(job.job_id)] = state
+    return of_runs, strange
 
 
 def _is_of_run(state: JobState, run: Path) -> bool:
@@ -169,7 +185,7 @@ def _is_of_run(state: JobState, run: Path) -> bool:
 
 
 def look(runs: Sequence[Path]) -> list[JobStatus]:
-    """Status of all jobs, in the order of jobs.json. Raises UserError and NoAnswer as `ask` does."""
+    """Status of all jobs, in the order of jobs.json. Raises as `ask` does."""
     jobs = [job for run in runs for job in read_jobs(run)]
     states = ask([job.job_id for job in jobs if job.job_id and not job.done])
     seen: dict[Path, JobStatus] = {}
@@ -183,7 +199,8 @@ def look(runs: Sequence[Path]) -> list[JobStatus]:
 def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterator[list[JobStatus]]:
     """Yield `look(runs)` every `seconds` until all are done or none is moving.
 
-    Retries while SLURM does not answer; without `patient`, a first look without an answer raises NoAnswer.
+    Retries while SLURM does not answer; without `patient`, a first look without an answer raises
+    NoAnswer.
     """
     still = silent = False
     while True:
@@ -196,28 +213,36 @@ def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterat
                 say(f"warning: {error}; asking again")
             silent = True
         else:
-            patient, silent = True, False
+            patient = True
+            silent = False
             yield seen
             # Two still looks: between a node's failure and its requeue, SLURM calls a job failed.
-            before, still = still, not any(status.state in MOVING for status in seen)
-            if all(status.state == "done" for status in seen) or (before and still):
+            was_still = still
+            still = not any(status.state in MOVING for status in seen)
+            if all(status.state == "done" for status in seen) or (was_still and still):
                 return
         time.sleep(seconds)
 
 
 def wait(runs: Sequence[Path], seconds: float = 5.0) -> list[JobStatus]:
-    """Wait until all jobs are done or none is moving, printing changes; return those in a state of BAD."""
+    """Wait until all jobs are done or none is moving; print changes and return the BAD ones."""
     before: dict[Path, JobStatus] = {}
     seen: list[JobStatus] = []
     for seen in watch(runs, seconds):
         if not before:
             say(f"jobs: {count(seen)}")
         for status in seen:
-            last = before.get(status.job.marker)
-            if status.held if last is None else (status.state, status.held) != (last.state, last.held):
+            if _is_news(status, before.get(status.job.marker)):
                 say(str(status))
             before[status.job.marker] = status
     return [status for status in seen if status.state in BAD]
+
+
+def _is_news(status: JobStatus, last: JobStatus | None) -> bool:
+    """Whether a job's state has changed since the `last` look; at the first, whether it is held."""
+    if last is None:
+        return status.held
+    return (status.state, status.held) != (last.state, last.held)
 
 
 def count(seen: Iterable[JobStatus]) -> str:
@@ -238,7 +263,7 @@ def tail(log: Path) -> str:
 
 
 def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]) -> JobStatus:
-    """Status from the marker, SLURM's `state` (None: unknown to SLURM) and the status of the needed jobs."""
+    """Status from the marker, SLURM's `state` (None: unknown to it) and that of needed jobs."""
     if job.done:
         return JobStatus(job, "done", state.node if state else "")
     if job.job_id is None:
@@ -250,28 +275,43 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
         if state.word not in ("FAILED", "COMPLETED"):
             return JobStatus(job, "failed", state.node, f"SLURM says {state.word}", job.log)
         why, log = _last_error(job)
-        return JobStatus(job, "failed", state.node, why or f"its job ended without {job.marker.name}", log)
+        why = why or f"its job ended without {job.marker.name}"
+        return JobStatus(job, "failed", state.node, why, log)
     if roots := [need.root or need for need in needs if need.state in BAD]:
-        root = min(roots, key=lambda status: BAD.index(status.state))  # a failure before a cancellation
+        root = min(roots, key=_order_of_blame)
         return JobStatus(job, "cancelled", why=f"needs {root.job.name} ({root.state})", root=root)
     if state is None:
         why, log = _last_error(job)
-        return JobStatus(job, "lost", "", "; ".join(filter(None, ("no longer known to SLURM", why))), log)
+        reasons = ("no longer known to SLURM", why)
+        return JobStatus(job, "lost", "", "; ".join(filter(None, reasons)), log)
     if not state.live:
         return JobStatus(job, "cancelled", state.node)
-    if ahead := next((need.job.name for need in needs if need.state != "done"), None):
-        return JobStatus(job, "waiting", why=f"needs {ahead}")
+    return _queued(job, state, needs)
+
+
+def _order_of_blame(status: JobStatus) -> int:
+    """A failure comes before a cancellation."""
+    return BAD.index(status.state)
+
+
+def _queued(job: SubmittedJob, state: JobState, needs: Sequence[JobStatus]) -> JobStatus:
+    """Status of a job that has not started."""
+    for need in needs:
+        if need.state != "done":
+            return JobStatus(job, "waiting", why=f"needs {need.job.name}")
+    why = state.reason
     held = "held" in state.reason.lower()  # such as JobHeldUser, or: launch failed requeued held
-    why = f"{state.reason}: release it with: scontrol release {job.job_id}" if held else state.reason
+    if held:
+        why += f": release it with: scontrol release {job.job_id}"
     return JobStatus(job, "requeued" if state.restarts else "queued", why=why, held=held)
 
 
 def _last_error(job: SubmittedJob) -> tuple[str, Path | None]:
     """The last error in a job's logs, and its log."""
-    # Those of its processes first: `own_log` also has errors of earlier attempts. SLURM ends the first
-    # process when another one fails, which alone says why.
-    others = sorted(job.log.parent.glob(f"{job.job_id}_*_log.out")) if job.log else []
-    for log in filter(None, (job.log, *others, job.own_log)):
+    # Those of its processes first: `own_log` also has errors of earlier attempts. SLURM ends the
+    # first process when another one fails, which alone says why.
+    process_logs = sorted(job.log.parent.glob(f"{job.job_id}_*_log.out")) if job.log else []
+    for log in filter(None, (job.log, *process_logs, job.own_log)):
         lines = [line for line in tail(log).splitlines() if not _BY_SLURM.match(line)]
         if problem := last_problem("\n".join(lines)):
             return problem[1], log

@@ -31,29 +31,42 @@ class Resources:
     partition: str | None = option(None, "partition to submit to", metavar="NAME")
     nodes: int = option(1, "nodes; their GPUs train together", at_least=1)
     gpus_per_node: int = option(8, "GPUs per node; 0: none")
-    tasks_per_node: int = option(1, "processes per node; 1: fairseq starts one for each GPU", at_least=1)
+    tasks_per_node: int = option(
+        1, "processes per node; 1: fairseq starts one for each GPU", at_least=1
+    )
     cpus_per_task: int | None = option(None, "CPU cores per task; 0: the cluster's default")
     mem_gb: int | None = option(None, "memory per node in GB; 0: the cluster's default")
     timeout_min: int = option(
-        1440, "time limit in minutes; jobs save 2 minutes before, are requeued and resume", at_least=5
+        1440,
+        "time limit in minutes; jobs save 2 minutes before, are requeued and resume",
+        at_least=5,
     )
     sbatch: Sequence[str] | None = option(
-        None, "another option of sbatch, such as account=nlp or exclusive; may repeat", metavar="KEY[=VALUE]"
+        None,
+        "another option of sbatch, such as account=nlp or exclusive; may repeat",
+        metavar="KEY[=VALUE]",
     )
-    mem_gb_alone: int | None = None  # memory in GB of a job of one process; None: its share of `mem_gb`
+    mem_gb_alone: int | None = None
+    """Memory in GB of a job of one process; None: its share of `mem_gb`."""
 
     def __post_init__(self):
         check_ranges(self)
         for key, value in self.passed.items():
             words = f"--sbatch {key}" if value is True else f"--sbatch {key}={value}"
             if not re.fullmatch(r"[a-z][a-z-]+", key) or "\n" in str(value):
-                raise UserError(f"{words}: give the long name of an option of sbatch, such as account=NAME")
+                raise UserError(
+                    f"{words}: give the long name of an option of sbatch, such as account=NAME"
+                )
             if _SET_HERE.fullmatch(key):
-                raise UserError(f"{words}: alma sets it, by a flag such as --timeout-min or for each job")
+                raise UserError(
+                    f"{words}: alma sets it, by a flag such as --timeout-min or for each job"
+                )
             if key == "signal" and not str(value).startswith("USR2@"):
                 raise UserError(f"{words}: jobs save on USR2: give the seconds as signal=USR2@300")
         if self.gpus_per_node and self.tasks_per_node not in (1, self.gpus_per_node):
-            both = f"--tasks-per-node {self.tasks_per_node}, but --gpus-per-node {self.gpus_per_node}"
+            both = (
+                f"--tasks-per-node {self.tasks_per_node}, but --gpus-per-node {self.gpus_per_node}"
+            )
             raise UserError(f"{both}: give as many tasks as GPUs, or one, or --gpus-per-node 0")
 
     @property
@@ -65,14 +78,24 @@ class Resources:
     def parameters(self, name: str, dependency: str | None = None) -> dict[str, Any]:
         """Arguments of submitit's SlurmExecutor.update_parameters for a job called `name`.
 
-        Unless told so, srun does not take over --cpus-per-task (since SLURM 22.05), nor end a job whose
+        By default srun does not take over --cpus-per-task (since SLURM 22.05), nor end a job whose
         process has died.
         """
-        passed = {"signal": "USR2@120", **self.passed, "requeue": True, "kill-on-invalid-dep": "yes"}
-        gpus, gres = self.gpus_per_node or None, passed.pop("gres", None)
+        passed = {
+            "signal": "USR2@120",
+            **self.passed,
+            "requeue": True,
+            "kill-on-invalid-dep": "yes",
+        }
+        gpus = self.gpus_per_node or None
+        gres = passed.pop("gres", None)
         if gpus and gres:
-            gpus, gres = None, f"{gres}:{gpus}"
+            gres = f"{gres}:{gpus}"
+            gpus = None
         cores = self.cpus_per_task or None
+        srun_args = ["--kill-on-bad-exit=1"]
+        if cores:
+            srun_args.append(f"--cpus-per-task={cores}")
         return {
             "job_name": name,
             "dependency": dependency,
@@ -84,16 +107,22 @@ class Resources:
             "cpus_per_task": cores,
             "mem": f"{self.mem_gb}GB" if self.mem_gb else None,
             "time": self.timeout_min,
-            "srun_args": ["--kill-on-bad-exit=1"] + [f"--cpus-per-task={cores}"] * bool(cores),
+            "srun_args": srun_args,
             "wckey": None,  # else submitit's, which a cluster may not know
             "stderr_to_stdout": True,
             "additional_parameters": passed,
         }
 
     def script(
-        self, command: str, folder: Path, name: str, dependency: str | None = None, count: int | None = None
+        self,
+        command: str,
+        folder: Path,
+        name: str,
+        dependency: str | None = None,
+        count: int | None = None,
     ) -> str:
-        """The input of sbatch as submitit makes it; `count`: of an array, whose logs go to `folder`."""
+        """The input of sbatch as submitit makes it; `count`: of an array, whose logs go to
+        `folder`."""
         from submitit.slurm.slurm import _make_sbatch_string
 
         options = self.parameters(name, dependency)
@@ -112,7 +141,11 @@ class Resources:
 
     def alone(self) -> "Resources":
         """For a job of one process on at most one GPU, such as an evaluation."""
-        few: dict[str, Any] = {"nodes": 1, "tasks_per_node": 1, "gpus_per_node": min(1, self.gpus_per_node)}
+        few: dict[str, Any] = {
+            "nodes": 1,
+            "tasks_per_node": 1,
+            "gpus_per_node": min(1, self.gpus_per_node),
+        }
         gpus = max(1, self.gpus_per_node)  # shares of one GPU's process
         if self.mem_gb:
             few["mem_gb"] = self.mem_gb_alone or max(1, self.mem_gb // gpus)
@@ -131,33 +164,47 @@ def add_cluster(group: argparse._ArgumentGroup, *places: str) -> None:
     group.add_argument("--cluster", choices=places, default=places[0], help=text)
 
 
-def add_flags(parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: str = "training") -> None:
+def add_flags(
+    parser: argparse.ArgumentParser, usual: Resources = _PAPER, job: str = "training"
+) -> None:
     """Add the flags of `Resources`, spelt as in sbatch and submitit, with the defaults `usual`."""
-    about = f"Resources of each {what}, for --cluster slurm. Flags without a default use the cluster's; for "
-    about += "GPUs `alma train` works out the cores and the memory."
+    about = f"Resources of each {job}, for --cluster slurm. Flags without a default use the "
+    about += "cluster's; for GPUs `alma train` works out the cores and the memory."
     group = parser.add_argument_group("SLURM", about)
     repeated = {"sbatch": {"action": "append", "type": str}}
     add_options(group, options_of(Resources).values(), usual, changes=repeated)
 
 
 def check_cluster(
-    options: argparse.Namespace, slurm: Sequence[str] = ("dry_run", "wait"), local: Sequence[str] = ()
+    options: argparse.Namespace,
+    slurm: Sequence[str] = ("dry_run", "wait"),
+    local: Sequence[str] = (),
 ) -> None:
-    """Raise UserError for options that contradict --cluster, or if `--cluster slurm` finds no SLURM.
+    """Raise UserError for options that contradict --cluster, or if `--cluster slurm` finds no
+    SLURM.
 
-    slurm, local: further options for SLURM only and for this machine only; the fields of `Resources` are for
-    SLURM only. An option that is None or False was not given.
+    slurm, local: further options for SLURM only and for this machine only; the fields of
+    `Resources` are for SLURM only. An option that is None or False was not given.
     """
     on_slurm = options.cluster == "slurm"
     names = local if on_slurm else (*options_of(Resources), *slurm)
     values = {name: getattr(options, name, None) for name in names}
-    if wrong := [flag_of(name) for name, value in values.items() if value is not None and value is not False]:
-        where = "not with --cluster slurm, only on this machine" if on_slurm else "only with --cluster slurm"
+    if wrong := [
+        flag_of(name) for name, value in values.items() if value is not None and value is not False
+    ]:
+        where = (
+            "not with --cluster slurm, only on this machine"
+            if on_slurm
+            else "only with --cluster slurm"
+        )
         raise UserError(f"{', '.join(wrong)}: {where}")
     if on_slurm and not getattr(options, "dry_run", False) and not shutil.which("sbatch"):
         raise UserError("no SLURM here (no sbatch): run this on a machine of the cluster")
     if on_slurm and (ignored := sorted(name for name in os.environ if name.startswith("SBATCH_"))):
-        print(f"ignored: {', '.join(ignored)}: give --partition or --sbatch KEY=VALUE", file=sys.stderr)
+        print(
+            f"ignored: {', '.join(ignored)}: give --partition or --sbatch KEY=VALUE",
+            file=sys.stderr,
+        )
 
 
 def read(options: argparse.Namespace, usual: Resources = _PAPER) -> Resources:

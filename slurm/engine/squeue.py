@@ -17,7 +17,8 @@ _OF_ANOTHER_JOB = re.compile(
     r"_?(SLURMD?|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SCANCEL|SCONTROL|SUBMITIT)_(?!CONF|JWT)"
     r"|(MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|[A-Z]+_VISIBLE_DEVICES)$"
 )
-"""Names of variables that clean_environment hides. SLURM_CONF and SLURM_JWT say how to reach SLURM."""
+"""Names of variables that clean_environment hides. SLURM_CONF and SLURM_JWT say how to reach
+SLURM."""
 
 
 class NoAnswer(UserError):
@@ -46,8 +47,10 @@ class JobState:
 
 @contextlib.contextmanager
 def clean_environment() -> Iterator[None]:
-    """Hide variables that SLURM's programs would prefer to their input, or a job inherit from this one."""
-    hidden = {name: os.environ.pop(name) for name in list(os.environ) if _OF_ANOTHER_JOB.match(name)}
+    """Hide variables that would override SLURM's input, or that a job would inherit from here."""
+    hidden = {
+        name: os.environ.pop(name) for name in list(os.environ) if _OF_ANOTHER_JOB.match(name)
+    }
     try:
         yield
     finally:
@@ -55,14 +58,22 @@ def clean_environment() -> Iterator[None]:
 
 
 def ask(ids: Collection[str] | None = None) -> dict[str, JobState]:
-    """States of jobs by id (None: all of this user's), but those that slurmctld forgot after their end.
+    """States of jobs by id (None: all of this user's), but those that slurmctld forgot after their
+    end.
 
     Raises UserError without SLURM on this machine, NoAnswer if it does not answer.
     """
     if ids is not None and not ids:
         return {}
-    known: dict[str, JobState] = {}
-    fields: tuple[str, ...] = ("JobArrayID", "State", "NodeList", "RestartCnt", "Reason", "Dependency")
+    states: dict[str, JobState] = {}
+    fields: tuple[str, ...] = (
+        "JobArrayID",
+        "State",
+        "NodeList",
+        "RestartCnt",
+        "Reason",
+        "Dependency",
+    )
     fields += ("UserName", "Name", "Command")
     form = ",".join(f"{field}:|" for field in fields)  # a suffix and no width, which would truncate
     # The ids of jobs and of whole arrays, which SLURM answers much faster than single elements.
@@ -78,12 +89,14 @@ def ask(ids: Collection[str] | None = None) -> dict[str, JobState]:
             job_id, word, node, restarts, reason, needs, *about = cells
             user, name, script = (*about, "", "", "")[:3]
             # An element of an array that follows another one, 7_*, waits for that of its own index.
-            waits_for = re.findall(r":(\d+(?:_\d+)?)", needs.replace("_*", "_" + job_id.partition("_")[2]))
+            waits_for = re.findall(
+                r":(\d+(?:_\d+)?)", needs.replace("_*", "_" + job_id.partition("_")[2])
+            )
             if ids is None or job_id in ids:
                 reason = "" if reason == "None" else reason
                 state = JobState(word, node, int(restarts), reason, frozenset(waits_for))
-                known[job_id] = replace(state, user=user, name=name, script=script)
-    return known
+                states[job_id] = replace(state, user=user, name=name, script=script)
+    return states
 
 
 def scancel(ids: Sequence[str]) -> None:
@@ -95,9 +108,11 @@ def scancel(ids: Sequence[str]) -> None:
 
 
 def largest_node(partition: str | None, constraint: str = "") -> tuple[int, int] | None:
-    """Largest number of cores and largest memory in MiB of the partition's nodes; None: sinfo fails.
+    """Largest number of cores and largest memory in MiB of the partition's nodes; None: sinfo
+    fails.
 
-    partition: None for all partitions. constraint: that of sbatch, without regard to its parentheses.
+    partition: None for all partitions. constraint: that of sbatch, without regard to its
+    parentheses.
     """
     chosen = ["--partition", partition] if partition else []
     try:
@@ -105,9 +120,17 @@ def largest_node(partition: str | None, constraint: str = "") -> tuple[int, int]
     except UserError:
         return None
     nodes = re.findall(r"^(\d+) (\d+) (\S+)$", answer.stdout, re.MULTILINE)
-    wanted = [set(part.split("&")) for part in re.sub(r"[][()]|\*\d+", "", constraint).split("|") if part]
-    fit = [node for node in nodes if any(names <= set(node[2].split(",")) for names in wanted)] or nodes
-    return (max(int(node[0]) for node in fit), max(int(node[1]) for node in fit)) if fit else None
+    alternatives = re.sub(r"[][()]|\*\d+", "", constraint).split("|")
+    features = [set(names.split("&")) for names in alternatives if names]
+
+    def fits(node: tuple[str, str, str]) -> bool:
+        node_features = set(node[2].split(","))
+        return any(names <= node_features for names in features)
+
+    candidates = list(filter(fits, nodes)) or nodes
+    if not candidates:
+        return None
+    return max(int(node[0]) for node in candidates), max(int(node[1]) for node in candidates)
 
 
 def largest_array() -> int:
@@ -120,14 +143,24 @@ def largest_array() -> int:
     return max(1, min(map(int, limits), default=1001))
 
 
-def call(program: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program of SLURM with the input `text`. UserError: it is missing; NoAnswer: after a timeout."""
-    command, limit = [program, *arguments], _ANSWER_SECONDS
+def call(
+    program: str, *arguments: str, text: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of SLURM with the input `text`.
+
+    UserError: it is missing. NoAnswer: after a timeout.
+    """
+    command = [program, *arguments]
+    limit = _ANSWER_SECONDS
     with clean_environment():
         env = {**os.environ, "SLURM_BITSTR_LEN": "0"}
     try:
-        return subprocess.run(command, input=text, env=env, capture_output=True, text=True, timeout=limit)
+        return subprocess.run(
+            command, input=text, env=env, capture_output=True, text=True, timeout=limit
+        )
     except FileNotFoundError:
-        raise UserError(f"no SLURM here (no {program}): run this on a machine of the cluster") from None
+        raise UserError(
+            f"no SLURM here (no {program}): run this on a machine of the cluster"
+        ) from None
     except subprocess.TimeoutExpired:
         raise NoAnswer(f"{program}: no answer for {_ANSWER_SECONDS} s") from None

@@ -15,13 +15,20 @@ from alma.stages import check_share
 from alma.stream import Stream, is_stream
 from slurm.engine import children
 from slurm.engine.terminal import say
-from slurm.lm.plan import CUT_FLAGS, ENCODER, Request
+from slurm.lm.plan import Request
+from slurm.lm.run_options import CUT_FLAGS, ENCODER
 
-_POSITIVE: tuple[str, ...] = ("--tokens-per-sample", "--required-batch-size-multiple", "--update-freq")
-_POSITIVE += ("--distributed-world-size", "--batch-size", "--max-tokens")
+_POSITIVE = (
+    "--tokens-per-sample",
+    "--required-batch-size-multiple",
+    "--update-freq",
+    "--distributed-world-size",
+    "--batch-size",
+    "--max-tokens",
+)
 _MOST_SEED = 2**31
 _OF_FAIRSEQ = ("schedule", "average", "update_multiplier", "context_window", "init")
-"""Options that a trainer of the user's lacks."""
+"""Options that need fairseq's training, not the user's own trainer."""
 
 
 def check(request: Request) -> None:
@@ -32,57 +39,104 @@ def check(request: Request) -> None:
 
 
 def _problems(request: Request) -> Iterator[str]:
+    """All problems of a request, in the order in which they are reported."""
     yield from _of_trainer(request)
-    specs, own, settings = text_learners(), request.learner_spec, request.settings
-    for name in dict.fromkeys(name for spec in specs.values() for name in spec.options):
-        if name not in own.options and getattr(request, name) is not None:
-            learners = " or ".join(learner for learner, spec in specs.items() if name in spec.options)
-            yield f"{flag_of(name)} needs --learner {learners}, not {request.learner}: leave it out"
-    parts = Stream.load(request.stream).held_out if is_stream(request.stream) else ()
-    if request.cutoff and not ((request.init or request.trainer) and parts and parts[0].period):
-        yield f"--cutoff {request.cutoff} needs --init MODEL, and a stream with periods: `alma data --by`"
+    yield from _of_learner(request)
+    yield from _of_numbers(request)
+    if request.one_schedule:
+        yield from _of_one_schedule(request)
+    if request.update_multiplier > 1 and not request.updates:
+        yield "--update-multiplier multiplies --max-update: give --max-update after the `--`"
+    if request.average:
+        yield from _of_average(request)
+        yield from _of_kept(request, request.updates)
+
+
+def _of_learner(request: Request) -> Iterator[str]:
+    """Options that the learner lacks, or that contradict how it trains."""
+    learner = request.learner_spec
+    learners_of_option: dict[str, list[str]] = {}
+    for learner_name, spec in text_learners().items():
+        for option_name in spec.options:
+            learners_of_option.setdefault(option_name, []).append(learner_name)
+    for option_name, learner_names in learners_of_option.items():
+        if option_name not in learner.options and getattr(request, option_name) is not None:
+            needed = f"{flag_of(option_name)} needs --learner {' or '.join(learner_names)}"
+            yield f"{needed}, not {request.learner}: leave it out"
+    has_periods = _has_periods(request.stream)
+    starts_trained = request.init or request.trainer
+    if request.cutoff and not (starts_trained and has_periods):
+        needed = "needs --init MODEL, and a stream with periods: `alma data --by`"
+        yield f"--cutoff {request.cutoff} {needed}"
     if request.init == "":
         yield "--init '': give the path of a checkpoint, or of a folder with a GPT-2"
-    if request.init and own.joint:
-        yield f"--init: {request.learner} trains its models as one, which would stay equal; give ens"
-    if request.from_scratch and own.fresh:
+    if request.init and learner.joint:
+        one_model = "trains its models as one, which would stay equal"
+        yield f"--init: {request.learner} {one_model}; give ens"
+    if request.from_scratch and learner.fresh:
         yield f"--from-scratch: {request.learner} trains new models in every stage; leave it out"
-    if own.switch and not (arch := settings["--arch"]).startswith("switch_"):
+    arch = request.settings["--arch"]
+    if learner.switch and not arch.startswith("switch_"):
         yield f"--arch {arch}: {request.learner} needs experts: give --arch switch_gmoe"
+
+
+def _has_periods(stream: str) -> bool:
+    """Whether the held-out sets of a stream are of periods. UserError: the stream is damaged."""
+    if not is_stream(stream):
+        return False
+    held_out = Stream.load(stream).held_out
+    return bool(held_out and held_out[0].period)
+
+
+def _of_numbers(request: Request) -> Iterator[str]:
+    """Numbers out of range."""
     for flag in _POSITIVE:
-        values = settings[flag] if isinstance(settings[flag], list) else [settings[flag]]
-        yield from (f"{flag} {value}: at least 1" for value in values if value is not None and value < 1)
+        values = request.settings[flag]
+        if not isinstance(values, list):
+            values = [values]
+        for value in values:
+            if value is not None and value < 1:
+                yield f"{flag} {value}: at least 1"
     if not 0 <= request.seed < _MOST_SEED:
-        yield f"--seed {request.seed}: below {_MOST_SEED:,}; members add to it, and NumPy takes 32 bits"
+        reason = "members add to it, and NumPy takes 32 bits"
+        yield f"--seed {request.seed}: below {_MOST_SEED:,}; {reason}"
+
+
+def _of_one_schedule(request: Request) -> Iterator[str]:
+    """Settings that contradict one schedule over all stages."""
     schedule = f"--schedule {request.schedule}"
-    count, updates = averages.last_of(request.average), request.updates
-    if request.one_schedule:
-        for flag in ("--lr-scheduler", "--total-num-update"):
-            if flag in request.flags:
-                experiment = "in an experiment by lr-scheduler= total-num-update="
-                yield f"{flag}: {schedule} sets the rate over all stages; leave it out, {experiment}"
-        if request.renews:
-            cause = "--from-scratch" if request.from_scratch else request.learner
-            yield f"{schedule}: {cause} trains new models in every stage; leave it out"
-        if request.grow_optimizer == "reset":
-            yield f"--grow-optimizer reset: {schedule} keeps the optimizer state; leave it out"
-    if request.update_multiplier > 1 and not updates:
-        yield "--update-multiplier multiplies --max-update: give --max-update after the `--`"
-    if not request.average:
-        return
-    for name in ("--keep-interval-updates",) if count else ("--store-ema", "--ema-decay", "--ema-poly"):
-        if name in request.flags:
-            yield f"{name}: --average {request.average} sets it; leave it out"
-    yield from _of_kept(request, updates)
+    for flag in ("--lr-scheduler", "--total-num-update"):
+        if flag in request.flags:
+            experiment = "in an experiment by lr-scheduler= total-num-update="
+            yield f"{flag}: {schedule} sets the rate over all stages; leave it out, {experiment}"
+    if request.renews:
+        cause = "--from-scratch" if request.from_scratch else request.learner
+        yield f"{schedule}: {cause} trains new models in every stage; leave it out"
+    if request.grow_optimizer == "reset":
+        yield f"--grow-optimizer reset: {schedule} keeps the optimizer state; leave it out"
+
+
+def _of_average(request: Request) -> Iterator[str]:
+    """Flags that --average sets itself."""
+    flags: tuple[str, ...] = ("--store-ema", "--ema-decay", "--ema-poly")
+    if averages.last_of(request.average):
+        flags = ("--keep-interval-updates",)
+    for flag in flags:
+        if flag in request.flags:
+            yield f"{flag}: --average {request.average} sets it; leave it out"
 
 
 def check_kept(request: Request, updates: int) -> None:
-    """UserError: a stage of so many updates (0: unknown) saves too few checkpoints for --average last:K."""
+    """Check that a stage of `updates` (0: unknown) saves K checkpoints for --average last:K.
+
+    UserError: it saves fewer.
+    """
     for problem in _of_kept(request, updates):
         raise UserError(problem)
 
 
 def _of_kept(request: Request, updates: int) -> Iterator[str]:
+    """Whether stages of `updates` (0: unknown) save too few checkpoints for --average last:K."""
     count = averages.last_of(request.average)
     if not count:
         return
@@ -97,24 +151,33 @@ def _of_trainer(request: Request) -> Iterator[str]:
     """Problems of --trainer and --budget."""
     if not request.trainer:
         if request.budget:
-            yield f"--budget {request.budget} needs --trainer; fairseq's training has `-- --max-update N`"
+            remedy = "fairseq's training has `-- --max-update N`"
+            yield f"--budget {request.budget} needs --trainer; {remedy}"
         return
     learner = request.learner_spec
     if learner.joint or learner.switch or learner.growth:
-        yield f"--learner {request.learner} needs models of fairseq: give sm, ens or gens with --trainer"
-    for flag in (*(flag_of(name) for name in _OF_FAIRSEQ if name in changed(request)), *request.flags):
-        yield f"{flag} is for the training of fairseq: leave it out, a trainer takes its flags in COMMAND"
+        remedy = "give sm, ens or gens with --trainer"
+        yield f"--learner {request.learner} needs models of fairseq: {remedy}"
+    changed_options = changed(request)
+    flags_of_options = [flag_of(name) for name in _OF_FAIRSEQ if name in changed_options]
+    for flag in (*flags_of_options, *request.flags):
+        remedy = "leave it out, a trainer takes its flags in COMMAND"
+        yield f"{flag} is for the training of fairseq: {remedy}"
     try:
         words = shlex.split(request.trainer)
     except ValueError as error:
         yield f"--trainer {request.trainer}: {error}"
         return
     if not words or not shutil.which(words[0]):
-        yield f"--trainer {request.trainer}: no such program; give a command such as 'python my_trainer.py'"
+        remedy = "give a command such as 'python my_trainer.py'"
+        yield f"--trainer {request.trainer}: no such program; {remedy}"
 
 
 def megabatch_sizes(request: Request) -> list[int]:
-    """Tokens of each mega-batch: from stream.json, or as flags cut a fairseq-preprocess directory."""
+    """Tokens of each mega-batch, from stream.json or from cutting a fairseq-preprocess directory.
+
+    UserError: the stream is damaged, of images, or no flag says how to cut the directory.
+    """
     if request.trainer or is_stream(request.stream):
         stream = Stream.load(request.stream)
         if not (request.trainer or stream.files):
@@ -130,11 +193,12 @@ def megabatch_sizes(request: Request) -> list[int]:
 def reshard_command(request: Request) -> list[str]:
     """Command that counts the mega-batches into which flags cut a fairseq-preprocess directory."""
     sized = request.settings["--megabatch-words"] or request.settings["--megabatch-tokens"]
-    beside = Path(request.stream.split(":")[0], "encoder.json")
-    if not (sized or ENCODER in request.flags or beside.is_file()):
-        what = "no finished stream here; make one with `alma data`, or cut a fairseq-preprocess directory"
+    encoder = Path(request.stream.split(":")[0], "encoder.json")
+    if not (sized or ENCODER in request.flags or encoder.is_file()):
+        problem = "no finished stream here; make one with `alma data`"
+        problem += ", or cut a fairseq-preprocess directory"
         remedy = "after the `--`, give --megabatch-words N or --megabatch-tokens N"
         gpt2 = f"with GPT-2's ids, as for RoBERTa, {ENCODER} FILE is enough"
-        raise UserError(f"{request.stream}: {what}: {remedy}; {gpt2}")
+        raise UserError(f"{request.stream}: {problem}: {remedy}; {gpt2}")
     command = [sys.executable, "-m", "fairseq_alma.reshard", request.stream]
     return [*command, *request.chosen(CUT_FLAGS), *request.flags.get(ENCODER, ())]

@@ -18,8 +18,11 @@ from slurm.lm.record import collect, open_run, run_config
 from slurm.lm.stage import in_submission_order, jobs_of
 
 
-def launch_on_slurm(plans: Sequence[Plan], wanted: Resources, wait: bool) -> None:
-    """Submit all jobs that are neither complete nor queued; with `wait` raise StageFailed if one fails."""
+def launch_on_slurm(plans: Sequence[Plan], job_resources: Resources, wait: bool) -> None:
+    """Submit all jobs that are neither complete nor queued.
+
+    With `wait`, wait for their end; raise StageFailed if one fails.
+    """
     folder = submission.log_folder(common_folder(plans))
     jobs = [job for plan in plans for job in jobs_of(plan)]
     outs = [plan.out for plan in plans]
@@ -33,7 +36,7 @@ def launch_on_slurm(plans: Sequence[Plan], wanted: Resources, wait: bool) -> Non
             if plan.out in taken and not Run.check(plan.out, *run_config(plan)):
                 raise _in_the_queue(plan, busy, "wait for them")
             open_run(plan)
-        submission.launch(in_submission_order(jobs), wanted, folder, busy)
+        submission.launch(in_submission_order(jobs), job_resources, folder, busy)
     problems = submission.follow(outs, wait)
     if not wait:
         return
@@ -49,24 +52,27 @@ def common_folder(plans: Sequence[Plan]) -> Path:
     return Path(os.path.commonpath([plan.out.resolve() for plan in plans]))
 
 
-def show_jobs(plans: Sequence[Plan], wanted: Resources, verbose: bool) -> None:
+def show_jobs(plans: Sequence[Plan], job_resources: Resources, verbose: bool) -> None:
     """Print which jobs would be submitted; `verbose`: with the input of sbatch."""
     folder = submission.log_folder(common_folder(plans))
     jobs = in_submission_order([job for plan in plans for job in jobs_of(plan)])
-    texts, totals = submission.dry_run(jobs, wanted, folder)
-    print(*(text if verbose else text.partition("\n")[0] for text in texts), totals, sep="\n")
+    texts, totals = submission.dry_run(jobs, job_resources, folder)
+    if not verbose:
+        texts = [text.partition("\n")[0] for text in texts]
+    print(*texts, totals, sep="\n")
 
 
 def check_queue(plan: Plan) -> None:
     """Raise UserError if SLURM has jobs of the run, which would train the same stages."""
     if not queue.on_cluster(plan.out) or not shutil.which("squeue"):
         return
-    if busy := queue.live_jobs([plan.out]):
+    busy = queue.live_jobs([plan.out])
+    if busy:
         raise _in_the_queue(plan, busy, "give --cluster slurm")
 
 
 def _in_the_queue(plan: Plan, busy: Sequence[SubmittedJob], instead: str) -> UserError:
     ids = ", ".join(dict.fromkeys(str(job.job_id) for job in busy if job.run == plan.out))
-    what = f"jobs of this run are in SLURM's queue (job ids {ids})"
+    problem = f"jobs of this run are in SLURM's queue (job ids {ids})"
     cancel = f"cancel them with: alma cancel {shlex.quote(str(plan.out))}"
-    return UserError(f"{plan.out}: {what}: {instead}, or {cancel}")
+    return UserError(f"{plan.out}: {problem}: {instead}, or {cancel}")

@@ -21,8 +21,8 @@ def length_of(
 ) -> Length:
     """Length of the training of a stage for --max-epoch epochs; unknown without sizes or a batch.
 
-    settings: value of each flag of fairseq-train; sizes: tokens of each mega-batch; `replay` and `share`: the
-    launcher's --replay and --replay-share.
+    settings: value of each flag of fairseq-train; sizes: tokens of each mega-batch; `replay` and
+    `share`: the launcher's --replay and --replay-share.
     """
     if not sizes:
         return Length(None)

@@ -1,8 +1,8 @@
 """Cost of a run before launch: parameters, updates, tokens, FLOPs, memory.
 
-Computed from the settings of a plan, without torch and fairseq. None, shown as "?", is unknown: the size of
-an --arch other than the plug-in's and transformer_lm, or a training without --max-update and
---max-epoch, or with --max-epoch of a stream that does not exist yet.
+Computed from the settings of a plan, without torch and fairseq. None, shown as "?", is unknown: the
+size of an --arch other than the plug-in's and transformer_lm, or a training without --max-update
+and --max-epoch, or with --max-epoch of a stream that does not exist yet.
 """
 
 import math
@@ -13,15 +13,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from alma.flops import Shape
-from alma.stream import Stream, is_stream
+from alma.stream import SPECIALS, Stream, is_stream
 from slurm.engine.machine import Machine
-from slurm.lm.plan import FlagValues, Plan, tokens_of_batch
+from slurm.lm.plan import Plan
+from slurm.lm.run_options import FlagValues, tokens_of_batch
 
-SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
-PROCESS = 1.0e9  # bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context
+PROCESS = 1.0e9
+"""Bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context."""
 HOST_PROCESS = 4.0e9
-"""Bytes of host memory of a process on a GPU without a model: torch, CUDA and the buffers of NCCL. A guess on
-the safe side, not measured."""
+"""Bytes of host memory of a process on a GPU without a model: torch, CUDA and the buffers of NCCL.
+A guess on the safe side, not measured."""
 _MOMENTS = {"adafactor": 0, "sgd": 0, "adagrad": 1, "nag": 1}
 """Numbers of the optimizer for a parameter, in fp32; others have 2, as Adam."""
 _EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
@@ -35,7 +36,8 @@ class Cost:
     settings: FlagValues
     vocabulary: int | None  # tokens in dict.txt
     machine: Machine
-    shared: bool = False  # whether another run of the launch trains it, and this one takes over its files
+    shared: bool = False
+    """Whether another run of the launch trains it, and this one takes over its files."""
     epoch_tokens: int | None = None  # of --max-epoch; None: follows from the updates
 
     @property
@@ -57,11 +59,15 @@ class Cost:
         """Of the model; None for an unknown --arch."""
         settings = self.settings
         switch = settings["--arch"].startswith("switch_")
-        if self.vocabulary is None or not (switch or settings["--arch"].startswith("transformer_lm")):
+        if self.vocabulary is None or not (
+            switch or settings["--arch"].startswith("transformer_lm")
+        ):
             return None
         if settings.get("--moe-freq", 1) < 1:  # refused by fairseq-train
             return None
-        args = SimpleNamespace(**{name[2:].replace("-", "_"): value for name, value in settings.items()})
+        args = SimpleNamespace(
+            **{name[2:].replace("-", "_"): value for name, value in settings.items()}
+        )
         return Shape.of(args, self.vocabulary + SPECIALS)
 
     @property
@@ -74,7 +80,8 @@ class Cost:
 
     @property
     def tokens(self) -> int | None:
-        """Of all epochs; else of the updates, with every batch full (the last of an epoch may be smaller)."""
+        """Of all epochs; else of the updates, with every batch full (the last of an epoch may be
+        smaller)."""
         if self.epoch_tokens is not None:
             return self.epoch_tokens
         passes = self.settings["--update-freq"][0]  # of a process per update, in the first epoch
@@ -84,7 +91,11 @@ class Cost:
     @property
     def flops(self) -> int | None:
         """Of forward and backward passes, without attention scores, as in the records."""
-        return None if self.shape is None or self.tokens is None else self.shape.training_flops(self.tokens)
+        return (
+            None
+            if self.shape is None or self.tokens is None
+            else self.shape.training_flops(self.tokens)
+        )
 
     @property
     def _has_master(self) -> bool:
@@ -114,20 +125,21 @@ class Cost:
             return 0
         if not self.settings["--offload-activations"]:
             return 0
-        width = 2 if self.half else 4
-        return self.shape.members * self.shape.layers * batch * self.shape.dim * width
+        return self.shape.members * self.shape.layers * batch * self.shape.dim * self._width
 
     @property
     def saved(self) -> int:
-        """Bytes of a checkpoint: fp32 weights, twice with FP16Optimizer, moments, average; 0 if unknown."""
-        weight = 4 * (1 + self._has_master) + self._moments + self._average
-        return weight * (self.parameters or 0)
+        """Bytes of a checkpoint: fp32 weights, twice with FP16Optimizer, moments, average; 0 if
+        unknown."""
+        weights = 8 if self._has_master else 4
+        return (weights + self._moments + self._average) * (self.parameters or 0)
 
     def host_memory(self, processes: int) -> int | None:
         """Bytes of the memory of a node with so many of its processes; None if unknown.
 
-        On GPUs each builds its model in fp32 on the CPU, then all map the same checkpoint, and the first
-        copies its state to the CPU to save it; with --zero-sharding each copies the state of its share.
+        On GPUs each builds its model in fp32 on the CPU, then all map the same checkpoint, and the
+        first copies its state to the CPU to save it; with --zero-sharding each copies the state of
+        its share.
         """
         if not self.on_gpu:
             return self.memory and processes * self.memory
@@ -139,53 +151,124 @@ class Cost:
 
     @cached_property
     def memory(self) -> int | None:
-        """Bytes of one process, None if unknown; benchmarks/training_memory.py compares it with a count.
+        """Bytes of one process; None if unknown. benchmarks/training_memory.py measures it.
 
-        PROCESS, weights, optimizer, and the larger of two peaks (on a CPU, where malloc keeps freed memory,
-        their sum): the loss, when all activations are saved and no gradient exists; and the backward pass of
-        the first layer, with its activations and all gradients. DistributedDataParallel has a copy of the
-        gradients at all times. With --moe-expert-parallel each process holds some of the experts, with
-        --zero-sharding the moments of one share (ZeRO, Rajbhandari et al., 2020, stage 1).
+        The sum of PROCESS, weights, optimizer, and the larger of two peaks: at the loss, when all
+        activations are saved and no gradient exists; and in the backward pass of the first layer,
+        with its activations and all gradients. On a CPU malloc keeps freed memory, so the peaks add
+        up. DistributedDataParallel has a copy of the gradients at all times. With
+        --moe-expert-parallel each process holds some of the experts, with --zero-sharding the
+        moments of one share (ZeRO, Rajbhandari et al., 2020, stage 1).
 
-        Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section
-        4.1, count for a token of a layer 8 widths and 2 hidden widths, and dropout masks of 2 widths. fairseq
-        adds a copy of the attention's output, and its GELU saves its input in fp32. Their 5 a s^2 b bytes of
-        attention scores are saved only with --attention-dropout on a CPU: else
-        scaled_dot_product_attention recomputes them.
+        Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022),
+        section 4.1, count for a token of a layer 8 widths and 2 hidden widths, and dropout masks of
+        2 widths. fairseq adds a copy of the attention's output, and its GELU saves its input in
+        fp32. Their 5 a s^2 b bytes of attention scores are saved only with --attention-dropout on a
+        CPU: else scaled_dot_product_attention recomputes them.
         """
-        shape, settings, batch = self.shape, self.settings, tokens_of_batch(self.settings)
+        shape = self.shape
+        batch = tokens_of_batch(self.settings)
         if shape is None or batch is None:
             return None
-        width, mask = (2 if self.half else 4), (1 if self.on_gpu else 4)  # a mask is a float on a CPU
-        fused = settings.get("--fp16") or settings.get("--memory-efficient-fp16")  # log_softmax writes fp32
-        here = averaged = shape.parameters
-        if settings.get("--moe-expert-parallel") and self.processes > 1:
-            experts = shape.members * shape.experts * shape.per_expert
-            averaged -= experts
-            here = averaged + experts // self.processes
-        fixed = here * (width + 8 * self._has_master + self._moments + self._average)
+        token = self._token_bytes(shape)
+        logits = self._logit_bytes(shape, batch)
+        at_loss = batch * shape.members * (token.layers + token.ends) + logits
+        gradients = self._local_parameters(shape) * self._width
+        at_first_layer = gradients + batch * (token.layer + token.ends)
+        peak = max(at_loss, at_first_layer) if self.on_gpu else at_loss + at_first_layer
+        return int(PROCESS) + self._fixed_bytes(shape) + peak
+
+    @property
+    def _width(self) -> int:
+        """Bytes of a weight, gradient or activation."""
+        return 2 if self.half else 4
+
+    def _expert_parameters(self, shape: Shape) -> int:
+        """Parameters of the experts that --moe-expert-parallel divides among processes; else 0."""
+        if not self.settings.get("--moe-expert-parallel") or self.processes == 1:
+            return 0
+        return shape.members * shape.experts * shape.per_expert
+
+    def _local_parameters(self, shape: Shape) -> int:
+        """Parameters that one process holds."""
+        divided = self._expert_parameters(shape)
+        return shape.parameters - divided + divided // self.processes
+
+    def _fixed_bytes(self, shape: Shape) -> int:
+        """Bytes of weights, optimizer, and DDP's copy of the gradients in one process."""
+        local = self._local_parameters(shape)
+        parameter = self._width + self._moments + self._average
+        if self._has_master:
+            parameter += 8
+        fixed = local * parameter
         if self._sharded:
-            fixed -= self._moments * (here - largest_share(shape.parameter_sizes, self.processes))
+            share = largest_share(shape.parameter_sizes, self.processes)
+            fixed -= self._moments * (local - share)
         if self.processes > 1:
-            fixed += averaged * width
-        dim, hidden, heads = shape.dim, shape.hidden, settings["--decoder-attention-heads"]
-        layer = (9 * dim + hidden) * width + 4 * hidden + 2 * dim * mask + 4 * heads
+            fixed += (shape.parameters - self._expert_parameters(shape)) * self._width
+        return fixed
+
+    def _token_bytes(self, shape: Shape) -> "_TokenBytes":
+        """Bytes of saved activations for a token; see `memory` for the counts."""
+        settings = self.settings
+        width = self._width
+        mask = 1 if self.on_gpu else 4  # of dropout, which is a float on a CPU
+        heads = settings["--decoder-attention-heads"]
+        layer = (9 * shape.dim + shape.hidden) * width + 4 * shape.hidden
+        layer += 2 * shape.dim * mask + 4 * heads
         if not self.on_gpu and settings["--attention-dropout"]:
             layer += heads * settings["--tokens-per-sample"] * (2 * width + mask)
         # Tokens by expert, and outputs before the gate in fp32.
-        layers = shape.layers * layer + shape.switch_layers * (dim * (width + 4) + 8 * shape.experts)
-        if settings["--checkpoint-activations"]:
-            layers = 0 if self._offloaded else shape.layers * dim * width
-        ends = dim * (4 * width + mask)  # embedding, its dropout mask, the last norm
-        # Logits, log-probabilities and gradients of all tokens, and with several members their sum; or of a
-        # chunk, with gradients of the output weights.
-        logits = batch * ((10 if fused else 12) + 4 * (shape.members > 1))
-        if chunk := settings.get("--loss-chunk-tokens"):
-            token, weight = (4, 4) if width == 4 else (8 if fused else 10, 6)
-            logits = min(batch, chunk) * token + shape.members * dim * weight
-        at_loss = batch * shape.members * (layers + ends) + shape.vocabulary * logits
-        peaks = (at_loss, here * width + batch * (layer + ends))
-        return int(PROCESS) + fixed + (max(peaks) if self.on_gpu else sum(peaks))
+        switch = shape.dim * (width + 4) + 8 * shape.experts
+        layers = shape.layers * layer + shape.switch_layers * switch
+        if self._offloaded and settings["--checkpoint-activations"]:
+            layers = 0
+        elif settings["--checkpoint-activations"]:
+            layers = shape.layers * shape.dim * width
+        ends = shape.dim * (4 * width + mask)  # embedding, its dropout mask, the last norm
+        return _TokenBytes(layer, layers, ends)
+
+    def _logit_bytes(self, shape: Shape, batch: int) -> int:
+        """Bytes at the loss: logits, log-probabilities and gradients of `batch` tokens.
+
+        With --loss-chunk-tokens those of a chunk, and the gradients of the output weights.
+        """
+        fused = self.settings.get("--fp16") or self.settings.get("--memory-efficient-fp16")
+        logit = _LOGIT[self._width, bool(fused)]
+        chunk = self.settings.get("--loss-chunk-tokens")
+        if chunk:
+            weights = shape.members * shape.dim * logit.weight
+            return shape.vocabulary * (min(batch, chunk) * logit.chunked + weights)
+        whole = logit.whole
+        if shape.members > 1:  # their sum
+            whole += 4
+        return shape.vocabulary * batch * whole
+
+
+@dataclass(frozen=True)
+class _TokenBytes:
+    """Bytes of the activations that training saves for one token."""
+
+    layer: int  # one layer, with all its activations
+    layers: int  # all layers, or what --checkpoint-activations keeps of them
+    ends: int  # before the first layer and after the last
+
+
+@dataclass(frozen=True)
+class _LogitBytes:
+    """Bytes of the loss for a token and an entry of the dictionary."""
+
+    whole: int  # the loss of a whole batch
+    chunked: int  # the loss of a chunk
+    weight: int  # of an output weight and its gradient, with chunks
+
+
+_LOGIT = {
+    (4, False): _LogitBytes(whole=12, chunked=4, weight=4),
+    (2, False): _LogitBytes(whole=12, chunked=10, weight=6),
+    (2, True): _LogitBytes(whole=10, chunked=8, weight=6),
+}
+"""By bytes of an activation, and whether log_softmax writes fp32 itself, as with fp16."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +292,7 @@ class Estimate:
 
     @property
     def experts(self) -> str:
-        """In the first and the last stage, and members, such as 4->12 or 4@2; - for a dense model."""
+        """Experts of the first and last stage @ members, such as 4->12 or 4@2; - if dense."""
         ends = (self.costs[0], self.deployed[-1])
         counts = dict.fromkeys(str(cost.settings["--moe-expert-count"] or "-") for cost in ends)
         members = max(len(self.deployed), self.deployed[0].settings["--members"])
@@ -222,26 +305,36 @@ def estimate(plan: Plan, vocabulary: int | None, machine: Machine) -> Estimate:
     for spec in plan.stages:
         for training in spec.trainings:
             settings = {**spec.settings, "--max-update": training.updates or 0}
-            marker, shared = spec.directory / "result.json", training.source is not None
             costs[training.directory] = Cost(
-                marker, settings, vocabulary, machine, shared, epoch_tokens=training.tokens
+                result=spec.directory / "result.json",
+                settings=settings,
+                vocabulary=vocabulary,
+                machine=machine,
+                shared=training.source is not None,
+                epoch_tokens=training.tokens,
             )
     deployed = tuple(costs[directory] for directory in plan.stages[-1].models)
     return Estimate(plan.out, plan.config["learner"], tuple(costs.values()), deployed)
 
 
 def vocabulary_size(data: str) -> int | None:
-    """Tokens in dict.txt of a stream, or of the first fairseq-preprocess directory; None without dict.txt."""
+    """Tokens in dict.txt of a stream or of the first fairseq-preprocess directory.
+
+    None without dict.txt, where fairseq-train fails.
+    """
     if is_stream(data):
         return Stream.load(data).vocab_size
     file = Path(data.split(":")[0], "dict.txt")
-    return len(file.read_bytes().splitlines()) if file.exists() else None  # without it fairseq-train fails
+    if not file.exists():
+        return None
+    return len(file.read_bytes().splitlines())
 
 
 def largest_share(sizes: Iterable[int], processes: int) -> int:
     """Elements of the largest share of --zero-sharding os, of parameters with `sizes` elements.
 
-    fairscale gives each parameter, whole and in the model's order, to the process that has least so far.
+    fairscale gives each parameter, whole and in the model's order, to the process that has least so
+    far.
     """
     shares = [0] * processes
     for size in sizes:
@@ -251,5 +344,5 @@ def largest_share(sizes: Iterable[int], processes: int) -> int:
 
 def total(numbers: Iterable[int | None]) -> int | None:
     """None if one of them is unknown."""
-    known = list(numbers)
-    return None if None in known else sum(number or 0 for number in known)
+    summands = list(numbers)
+    return None if None in summands else sum(number or 0 for number in summands)

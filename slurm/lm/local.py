@@ -1,9 +1,10 @@
-"""Runs on this machine: stage after stage, or several jobs at a time; and the state of such a run."""
+"""Runs on this machine: stage after stage, or several jobs at a time; and the state of such a
+run."""
 
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -32,56 +33,87 @@ LINE_SECONDS = 60  # between lines about one training
 def launch_here(plans: Sequence[Plan], jobs: int) -> None:
     """Run all plans on this machine, `jobs` jobs at a time, each with an equal share of the GPUs.
 
-    A failure ends everything if jobs are done one after the other. Of several at a time it stops its
-    dependents only, and the first error is raised once all others are done.
+    A failure ends everything if jobs are done one after the other. Of several at a time it stops
+    its dependents only, and the first error is raised once all others are done.
     """
+    errors: list[Exception] = []
     with ExitStack() as stack:
         for plan in plans:
             make_directory(plan.out)
             stack.enter_context(locked(plan.out))
             check_queue(plan)
         runs = {plan.out: open_run(plan) for plan in plans}
-        todo = [job for plan in plans for job in jobs_of(plan)]  # each after those that it needs
-        progress = stack.enter_context(TrainingProgress(todo))
-        appending = threading.Lock()
-        free: SimpleQueue[Environment] = SimpleQueue()
+        all_jobs = [job for plan in plans for job in jobs_of(plan)]  # each after those it needs
+        progress = stack.enter_context(TrainingProgress(all_jobs))
+        worker = _Worker(runs, progress, jobs)
+        if jobs == 1:  # in this thread, in which Ctrl-C ends the child
+            for job in all_jobs:
+                worker.do(job)
+        else:
+            errors = _do_concurrently(all_jobs, jobs, worker.do)
+    for run in runs.values():
+        print(f"\n{run.directory}\n{summary(run)}")
+    if errors:
+        raise errors[0]
+
+
+class _Worker:
+    """Does jobs of several runs, also in several threads, and appends their rows."""
+
+    def __init__(self, runs: Mapping[Path, Run], progress: "TrainingProgress", jobs: int) -> None:
+        self._runs = runs
+        self._progress = progress
+        self._appending = threading.Lock()
+        self._free_devices: SimpleQueue[Environment] = SimpleQueue()
         for names in devices(jobs) if jobs > 1 else [None]:
-            free.put({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
+            self._free_devices.put({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
 
-        def do(job: RunJob) -> None:
-            began, complete = time.monotonic(), job.done
-            if isinstance(job, TrainJob):  # the checkpoints of an evaluated stage may have been deleted
-                complete = complete or (job.spec.directory / RESULT).exists()
-            if not complete:
-                say(f"{job}: started")
-                environment = free.get()
-                try:
-                    job.do(environment, progress.watch(job))
-                finally:
-                    free.put(environment)
-            with appending:  # also after a complete job: a kill may have come before its rows
-                collect(job.plan, runs[job.run])
-            how = "was complete" if complete else f"done in {time.monotonic() - began:.0f} s"
-            if isinstance(job, TrainJob):
-                source = job.training.source
-                if job.training.updates:
-                    progress.count(job, job.training.updates, skipped=complete or source is not None)
-                how += f", shared with {source}" if source else ""
-            else:
-                how += f", perplexity {read_measured(job.marker)['perplexity']:,.2f}"
-            say(f"{job}: {how}{'' if complete or not progress.bar.disable else progress.left}")
+    def do(self, job: RunJob) -> None:
+        """Do what is missing of a job, append the rows that follow from it, and say so."""
+        began = time.monotonic()
+        complete = job.done
+        if isinstance(job, TrainJob):  # the checkpoints of an evaluated stage may have been deleted
+            complete = complete or (job.spec.directory / RESULT).exists()
+        if not complete:
+            say(f"{job}: started")
+            environment = self._free_devices.get()
+            try:
+                job.do(environment, self._progress.watch(job))
+            finally:
+                self._free_devices.put(environment)
+        with self._appending:  # also after a complete job: a kill may have come before its rows
+            collect(job.plan, self._runs[job.run])
+        outcome = "was complete" if complete else f"done in {time.monotonic() - began:.0f} s"
+        outcome += self._details(job, complete)
+        if not complete and self._progress.bar.disable:
+            outcome += self._progress.left
+        say(f"{job}: {outcome}")
 
-        while jobs == 1 and todo:  # in this thread, in which Ctrl-C ends the child
-            do(todo.pop(0))
-        waiting = {job.marker: job for job in todo}
-        needs = {job.marker: set(job.needs) for job in todo}
-        errors: list[Exception] = []
-        started: dict[Future, Path] = {}
-        pool = stack.enter_context(ThreadPoolExecutor(jobs))
+    def _details(self, job: RunJob, complete: bool) -> str:
+        """Perplexity of an evaluation, or source of a shared training, whose updates now count."""
+        if not isinstance(job, TrainJob):
+            return f", perplexity {read_measured(job.marker)['perplexity']:,.2f}"
+        source = job.training.source
+        if job.training.updates:
+            skipped = complete or source is not None
+            self._progress.count(job, job.training.updates, skipped=skipped)
+        return f", shared with {source}" if source else ""
+
+
+def _do_concurrently(
+    jobs: Sequence[RunJob], limit: int, do: Callable[[RunJob], None]
+) -> list[Exception]:
+    """Do `jobs`, `limit` at a time, each after those that it needs; return the errors."""
+    waiting = {job.marker: job for job in jobs}
+    needs = {job.marker: set(job.needs) for job in jobs}
+    errors: list[Exception] = []
+    started: dict[Future, Path] = {}
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(limit))
         stack.callback(children.end_all)  # on Ctrl-C, before the pool waits for its threads
         while waiting or started:
             ready = [marker for marker in waiting if not needs[marker]]
-            for marker in ready[: jobs - len(started)]:
+            for marker in ready[: limit - len(started)]:
                 started[pool.submit(do, waiting.pop(marker))] = marker
             if not started:
                 break  # only dependents of failed jobs are left
@@ -95,14 +127,11 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
                     continue
                 for markers in needs.values():
                     markers.discard(marker)
-    for run in runs.values():
-        print(f"\n{run.directory}\n{summary(run)}")
-    if errors:
-        raise errors[0]
+    return errors
 
 
 class TrainingProgress(AbstractContextManager):
-    """Updates of all trainings: a bar on a terminal, else a line about each training once in LINE_SECONDS."""
+    """Updates of all trainings: a bar on a terminal, else a line for each in LINE_SECONDS."""
 
     def __init__(self, jobs: Sequence[RunJob]) -> None:
         sizes = [job.training.updates for job in jobs if isinstance(job, TrainJob)]
@@ -110,15 +139,17 @@ class TrainingProgress(AbstractContextManager):
         self.updates: dict[Path, int] = {}  # of each training
         self.skipped = 0  # updates of an earlier launch, which took no time in this one
         self.began = time.monotonic()
-        # smoothing=0: the average speed, with start-ups and evaluations, predicts the end of all trainings;
-        # disable=None: off without a terminal
-        self.bar = tqdm(total=self.total, unit="update", dynamic_ncols=True, smoothing=0, disable=None)
+        # smoothing=0: the average speed, with start-ups and evaluations, predicts the end of all
+        # trainings; disable=None: off without a terminal
+        self.bar = tqdm(
+            total=self.total, unit="update", dynamic_ncols=True, smoothing=0, disable=None
+        )
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
     def count(self, job: TrainJob, updates: int, skipped: bool = False) -> None:
-        """A training has so many updates; `skipped`: it had them before this launch."""
+        """Note the updates of a training so far; `skipped`: it had them before this launch."""
         added = updates - self.updates.get(job.marker, 0)
         self.updates[job.marker] = updates
         if skipped:
@@ -127,25 +158,34 @@ class TrainingProgress(AbstractContextManager):
         self.bar.update(sum(self.updates.values()) - self.bar.n)
 
     def watch(self, job: RunJob) -> Watch:
-        """Takes the lines of fairseq's log of a training."""
+        """A function that reads the lines of a training's log; None for another job."""
         if not isinstance(job, TrainJob):
             return None
-        spoke, first = time.monotonic(), (job.directory / "checkpoint_last.pt").exists()
+        last_line = time.monotonic()
+        resumed = (job.directory / "checkpoint_last.pt").exists()
 
         def read(line: str) -> None:
-            nonlocal spoke, first
+            nonlocal last_line, resumed
             try:
                 stats = json.loads(line.partition(" | train_inner | ")[2])
                 updates = int(stats["num_updates"]) - job.training.earlier
-            except (ValueError, KeyError, TypeError):  # another line, or mixed lines of several processes
+            except (
+                ValueError,
+                KeyError,
+                TypeError,
+            ):  # another line, or mixed lines of several processes
                 return
-            self.count(job, updates, skipped=first)
-            first = False
-            shown = ", ".join(f"{name} {stats[name]}" for name in ("loss", "ppl", "wps") if name in stats)
+            self.count(job, updates, skipped=resumed)
+            resumed = False
+            shown = ", ".join(
+                f"{name} {stats[name]}" for name in ("loss", "ppl", "wps") if name in stats
+            )
             self.bar.set_postfix_str(shown, refresh=False)
-            if self.bar.disable and time.monotonic() - spoke > LINE_SECONDS:
-                spoke = time.monotonic()
-                say(f"{job}: {updates} of {job.training.updates or '?'} updates, {shown}{self.left}")
+            if self.bar.disable and time.monotonic() - last_line > LINE_SECONDS:
+                last_line = time.monotonic()
+                say(
+                    f"{job}: {updates} of {job.training.updates or '?'} updates, {shown}{self.left}"
+                )
 
         return read
 
@@ -155,14 +195,16 @@ class TrainingProgress(AbstractContextManager):
         complete = sum(self.updates.values())
         if not self.total or complete in (self.skipped, self.total):
             return ""
-        each = (time.monotonic() - self.began) / (complete - self.skipped)
-        return f"; about {tqdm.format_interval(each * (self.total - complete))} left"
+        seconds_per_update = (time.monotonic() - self.began) / (complete - self.skipped)
+        seconds_left = seconds_per_update * (self.total - complete)
+        return f"; about {tqdm.format_interval(seconds_left)} left"
 
 
 def state_of(directory: Path) -> JobStatus:
     """State of a local run, as slurm.status documents it. Raises UserError as `Run.read` does."""
     run = Run.read(directory)
-    rows, end = run.rows, run.config["megabatches"]
+    rows = run.rows
+    end = run.config["megabatches"]
     t = rows[-1]["t"] if rows else 0
     name = f"mega-batch {t} of {end}"
     job = SubmittedJob(run=directory, name=name, kind="run", marker=run.results)
@@ -174,7 +216,9 @@ def state_of(directory: Path) -> JobStatus:
     schedule = stages(end, run.config["waiting_time"], run.config["replay"])
     count = min(run.info.get("stages") or len(schedule), len(schedule))
     if rows and t >= schedule[count - 1].last:
-        return JobStatus(job, "done", why="" if t == end else f"{count} of {len(schedule)} stages requested")
+        return JobStatus(
+            job, "done", why="" if t == end else f"{count} of {len(schedule)} stages requested"
+        )
     for log in logs:
         if log.with_name(_MARKERS[log.name]).exists():
             continue

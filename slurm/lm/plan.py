@@ -1,78 +1,43 @@
 """Plan of a run: a request and the number of mega-batches give one `StageSpec` for each stage.
 
-Pure functions: nothing is run, read or written. The plan is plain data, the same for every place to run it.
+Pure functions: nothing is run, read or written. The plan is plain data, the same for every place to
+run it.
 """
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from alma import averages
-from alma.batches import tokens_of
 from alma.epochs import warmup_of
 from alma.errors import UserError
 from alma.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
-from alma.options import NEVER, changed, check_ranges, flag_of, flag_words, option, options_of, recorded
-from alma.protocol import TextOptions
+from alma.options import changed, check_ranges, flag_of, flag_words, options_of, recorded
 from alma.stages import Stage, stages
-from alma.trainer import STAGE
 from slurm.lm.epochs import Length, length_of
+from slurm.lm.planned import StageSpec, Training, by_trainer
+from slurm.lm.run_options import ENCODER, EVALUATION_FLAGS, Flags, FlagValues, Placement, RunOptions
 
-Flags = Mapping[str, Sequence[str]]  # the words of each flag of fairseq-train by its name, one of them
-FlagValues = Mapping[str, Any]  # the value of every flag of fairseq-train by its first name
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
-CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
-ENCODER = "--gpt2-encoder-json"  # its default is a URL, which nothing here reads
-FOREIGN = {"train": "model", "evaluate": "evaluation", "untrained": "untrained"}
-"""Folders in which a trainer of the user's does its jobs, by kind, in those of their markers."""
 _EVALUATE = (sys.executable, "-m", "fairseq_alma.evaluate")
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
-_EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
-_EVALUATION_FLAGS += ("--max-tokens", "--batch-size", "--required-batch-size-multiple", "--tokens-per-sample")
-_EVALUATION_FLAGS += ("--sample-break-mode", *CUT_FLAGS)
-
-
-def tokens_of_batch(settings: FlagValues) -> int | None:
-    """Tokens of one forward pass in one process, in full sequences; None without a limit of a batch."""
-    limits = ("--batch-size", "--max-tokens", "--tokens-per-sample", "--required-batch-size-multiple")
-    return tokens_of(1, *(settings[name] for name in limits))
-
-
-@dataclass(frozen=True)
-class Placement:
-    """What each training of a run gets of its machine."""
-
-    processes: int
-    gpus: int  # of all processes; 0: a CPU
-    tokens: int | None  # of an update, in full batches; None: unknown
-    by_machine: bool  # whether the number of GPUs, and no flag, determines `tokens`
+_OF_GROWTH = ("grow_router", "grow_optimizer")  # passed only to a stage that grows
+_OF_REPLAY = ("replay_share", "replay_from")  # passed to all stages but the first
+_LOG_EVERY = 100  # updates at most between lines of the log, which `slurm.lm.local` reads
+_LINES_OF_A_STAGE = 20
+_UNKNOWN_UPDATES = 2000  # of a stage without a limit, to choose the interval of its log
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request(TextOptions):
-    """What a command line, or an experiment, requests of the launcher: the options of a run."""
+class Request(RunOptions):
+    """A run as requested: its options, and the flags of fairseq-train with their values."""
 
-    stream: str = option(None, "stream that the experiments train on", metavar="STREAM", record=NEVER)
-    out: Path = option(
-        None, "run directory (default of an experiment: runs/FOLDER/NAME)", metavar="RUN", record=NEVER
-    )
-    stages: int | None = option(
-        None, "train N stages, then stop; a larger N goes on (default: all)", at_least=1, record=NEVER
-    )
-    evaluate: str | None = option(
-        None,
-        "also score each stage with your own program: its last arguments are the paths of the deployed "
-        "checkpoints, its last line of output is a JSON object of numbers (docs/concepts.md); "
-        "'timeout 1h ...' ends one that hangs",
-        metavar="COMMAND",
-        record=NEVER,
-    )
     flags: Flags = field(default_factory=dict)  # of fairseq-train
-    settings: FlagValues = field(default_factory=dict)  # its values for `flags`; required by `make_plan`
+    settings: FlagValues = field(default_factory=dict)  # values of all its flags, for `make_plan`
     placement: Placement | None = None  # from `place`; None: not decided
     sizes: Sequence[int] = ()  # tokens of each mega-batch, for --max-epoch; (): unknown
 
@@ -85,15 +50,18 @@ class Request(TextOptions):
 
     @property
     def updates(self) -> int:
-        """Of a stage; 0: no limit, or that of --max-epoch (see `lengths`)."""
+        """Updates of a stage; 0: no limit, or that of --max-epoch (see `lengths`)."""
         return self.settings["--max-update"] * self.update_multiplier
 
     def lengths(self, schedule: Sequence[Stage]) -> list[Length]:
         """Lengths of the trainings of each stage."""
         if self.updates or not self.settings.get("--max-epoch"):
             return [Length(self.updates or None)] * len(schedule)
-        share = self.replay_share
-        return [length_of(self.settings, self.sizes, stage, self.replay, share) for stage in schedule]
+        lengths = []
+        for stage in schedule:
+            length = length_of(self.settings, self.sizes, stage, self.replay, self.replay_share)
+            lengths.append(length)
+        return lengths
 
     @property
     def one_schedule(self) -> bool:
@@ -108,8 +76,9 @@ class Request(TextOptions):
     @property
     def average_words(self) -> list[str]:
         """Flags of fairseq-train that keep what --average needs."""
-        if kept := averages.last_of(self.average):
-            return ["--keep-interval-updates", str(kept)]
+        checkpoints = averages.last_of(self.average)
+        if checkpoints:
+            return ["--keep-interval-updates", str(checkpoints)]
         if not self.average:
             return []
         kind = "--ema-decay" if averages.eta_of(self.average) is None else "--ema-poly"
@@ -117,51 +86,18 @@ class Request(TextOptions):
 
     @property
     def command(self) -> str:
-        """The shell line that requests this run alone: options that are not the default, and all flags."""
-        given = changed(self)
-        words = ["alma", "train", given.pop("stream")]
-        words += [word for name, value in given.items() for word in flag_words(flag_of(name), value)]
-        return shlex.join([*words, *(["--", *chain(*self.flags.values())] if self.flags else [])])
+        """The shell line that requests this run alone: changed options and all flags."""
+        options = changed(self)
+        words = ["alma", "train", options.pop("stream")]
+        for name, value in options.items():
+            words += flag_words(flag_of(name), value)
+        if self.flags:
+            words += ["--", *chain(*self.flags.values())]
+        return shlex.join(words)
 
     def chosen(self, names: Sequence[str]) -> list[str]:
         """The words of flags of fairseq-train, by their values in `settings`."""
         return [word for name in names for word in flag_words(name, self.settings.get(name))]
-
-
-@dataclass(frozen=True)
-class Training:
-    """One fairseq-train: a stage of a model, or of one member of an ensemble."""
-
-    directory: Path
-    arguments: tuple[str, ...]
-    """Of fairseq-train but --finetune-from-model: the best checkpoint is unknown until `previous` ends."""
-    previous: Path | None  # directory of the training whose model it continues; None: a new model
-    updates: int | None  # of this training; None: no limit
-    earlier: int = 0  # updates before it that fairseq-train counts too (one schedule)
-    tokens: int | None = None  # of its epochs; None: follows from the updates
-    source: Path | None = None
-    """Directory of the same training in another run, whose checkpoints it takes over; None: it trains."""
-    seed: int = 0
-    member: int = 0
-    trainer: str | None = None  # the user's command; `arguments` then only tell trainings apart
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        if self.trainer:
-            return by_trainer(self.trainer, self.directory, "train")
-        return (sys.executable, "-m", "fairseq_cli.train", *self.arguments)
-
-
-@dataclass(frozen=True)
-class StageSpec:
-    """One stage: its trainings, then the evaluation."""
-
-    stage: Stage
-    directory: Path
-    trainings: tuple[Training, ...]
-    models: tuple[Path, ...]  # directories of the trainings whose models are evaluated together
-    evaluate: tuple[str, ...]  # without --path: the best checkpoints are unknown until the trainings end
-    settings: FlagValues  # of its trainings: the request's, with the stage's own experts, members and updates
 
 
 @dataclass(frozen=True)
@@ -179,134 +115,258 @@ class Plan:
         return self.request.out
 
 
-def by_trainer(trainer: str, directory: Path, kind: str) -> tuple[str, ...]:
-    """The command of a job that the user's own trainer does."""
-    return (*shlex.split(trainer), str((directory / FOREIGN[kind]).resolve() / STAGE))
-
-
 def make_plan(request: Request, megabatches: int) -> Plan:
-    """Plan a run, whose settings `check` has accepted, on B = `megabatches`. Raises UserError for growths."""
-    learner = LEARNERS[request.learner]
+    """Plan a run on B = `megabatches`; `slurm.lm.checks.check` has accepted its settings.
+
+    UserError: --grow-experts does not fit the number of stages or of experts.
+    """
     replay_from = request.replay_from if request.replay_share else None
     schedule = stages(megabatches, request.waiting_time, request.replay, replay_from)
-    whole = request  # with a value for each option of its learner
+    complete = _with_defaults_of_learner(request, len(schedule))
+    user_flags = {name: words for name, words in request.flags.items() if name not in _SET_HERE}
+    config = _config(complete, megabatches, user_flags)
+    flags = {**user_flags, **_placement_flags(request)}
+    lengths = complete.lengths(schedule)
+    specs = [_stage(complete, stage, flags, lengths) for stage in schedule[: request.stages]]
+    first_trainings = specs[0].trainings
+    seeds = [request.seed + SEED_STEP * member for member in range(len(first_trainings))]
+    untrained = _untrained(request, seeds, first_trainings[0].arguments)
+    seed_of_member: dict[str, int] = {}
+    if len(seeds) > 1:
+        seed_of_member = {f"member_{member}": seed for member, seed in enumerate(seeds)}
+    return Plan(request, config, seed_of_member, untrained, tuple(specs))
+
+
+def _with_defaults_of_learner(request: Request, stage_count: int) -> Request:
+    """The request with a value for each option of its learner. UserError: impossible growth."""
+    learner = request.learner_spec
     if learner.members is not None:
-        whole = replace(whole, members=request.members or learner.members)
-    if learner.growth:
-        growth, steps = request.grow_experts or [DEFAULT_GROWTH], len(schedule) - 1
-        text = f"--grow-experts {','.join(map(str, growth))}"
-        if len(growth) not in (1, steps):
-            given = f"{len(growth)} growths given"
-            raise UserError(f"{text}: {given}, but {steps + 1} stages grow {steps} times")
-        growth = growth * steps if len(growth) == 1 else growth
-        now = request.settings.get("--moe-expert-count") or 0
-        for step, more in enumerate(growth, start=1):
-            if more > now:
-                raise UserError(f"{text}: growth {step} adds {more} to {now} experts: at most double them")
-            now += more
-        kept = "copy" if request.schedule != "stage" else "reset"
-        router = request.grow_router or ("tree" if request.init else "preserve")
-        optimizer = request.grow_optimizer or kept
-        whole = replace(whole, grow_experts=growth, grow_router=router, grow_optimizer=optimizer)
-    config = {"learner": request.learner, "megabatches": megabatches, **recorded(whole)}
-    flags = {name: words for name, words in request.flags.items() if name not in _SET_HERE}
+        request = replace(request, members=request.members or learner.members)
+    if not learner.growth:
+        return request
+    router = "tree" if request.init else "preserve"
+    optimizer = "copy" if request.one_schedule else "reset"
+    return replace(
+        request,
+        grow_experts=_growth_of_steps(request, stage_count),
+        grow_router=request.grow_router or router,
+        grow_optimizer=request.grow_optimizer or optimizer,
+    )
+
+
+def _growth_of_steps(request: Request, stage_count: int) -> list[int]:
+    """Experts that are added before each stage but the first. UserError: impossible growth."""
+    growth = request.grow_experts or [DEFAULT_GROWTH]
+    steps = stage_count - 1
+    text = f"--grow-experts {','.join(map(str, growth))}"
+    if len(growth) not in (1, steps):
+        counts = f"{len(growth)} growths given, but {stage_count} stages grow {steps} times"
+        raise UserError(f"{text}: {counts}")
+    if len(growth) == 1:
+        growth = growth * steps
+    experts = request.settings.get("--moe-expert-count") or 0
+    for step, added in enumerate(growth, start=1):
+        if added > experts:
+            problem = f"growth {step} adds {added} to {experts} experts: at most double them"
+            raise UserError(f"{text}: {problem}")
+        experts += added
+    return growth
+
+
+def _config(request: Request, megabatches: int, user_flags: Flags) -> dict[str, Any]:
+    """The configuration that run.json records."""
+    config = {"learner": request.learner, "megabatches": megabatches, **recorded(request)}
     if not request.trainer:
         config["arch"] = request.settings["--arch"]
         config["moe_expert_count"] = request.settings.get("--moe-expert-count")
-        config["fairseq_flags"] = list(chain(*flags.values()))
+        config["fairseq_flags"] = list(chain(*user_flags.values()))
     if request.init:
         config["init"] = Path(request.init).resolve().name
         config["init_sha256"] = request.settings["--init-sha256"]
-    if request.placement:  # its values in place of the user's
-        if request.placement.by_machine:
-            config["tokens_per_update"] = request.placement.tokens
-        for name in ("--distributed-world-size", "--update-freq"):
-            flags[name] = flag_words(name, request.settings[name])
-        # fairseq-train compares it with the tokens that it trains on.
-        flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
-    board = _tensorboard(request, 0)  # of the untrained model
-    lengths = whole.lengths(schedule)
-    specs = tuple(_stage(whole, stage, flags, lengths) for stage in schedule[: request.stages])
-    first = specs[0].trainings
-    seeds = [request.seed + SEED_STEP * member for member in range(len(first))]
-    untrained = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
-    untrained += flag_words("--context-window", request.context_window or None)
-    untrained += ["--out", str(request.out / "untrained.json"), *first[0].arguments]
-    untrained += board
+    if request.placement and request.placement.by_machine:
+        config["tokens_per_update"] = request.placement.tokens
+    return config
+
+
+def _placement_flags(request: Request) -> Flags:
+    """Flags that replace the user's, so that an update keeps its batch on this machine."""
+    if not request.placement:
+        return {}
+    flags = {}
+    for name in ("--distributed-world-size", "--update-freq"):
+        flags[name] = flag_words(name, request.settings[name])
+    # fairseq-train compares it with the tokens that it trains on.
+    flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
+    return flags
+
+
+def _untrained(request: Request, seeds: Sequence[int], arguments: Sequence[str]) -> tuple[str, ...]:
+    """Command line that evaluates the untrained model; `arguments`: of the first training."""
     if request.trainer:
-        untrained = list(by_trainer(request.trainer, request.out, "untrained"))
-    members = {f"member_{k}": seed for k, seed in enumerate(seeds)} if len(seeds) > 1 else {}
-    return Plan(request, config, members, tuple(untrained), specs)
+        return by_trainer(request.trainer, request.out, "untrained")
+    words = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
+    if request.context_window:
+        words += ["--context-window", str(request.context_window)]
+    words += ["--out", str(request.out / "untrained.json"), *arguments]
+    return (*words, *_tensorboard(request, 0))
 
 
 def _stage(request: Request, stage: Stage, flags: Flags, lengths: Sequence[Length]) -> StageSpec:
-    """A stage of a request with a value for each option; `flags`: the user's, for each stage alike;
-    `lengths`: of the trainings of each stage."""
-    index, learner, settings = stage.index, LEARNERS[request.learner], request.settings
-    count, joint, separate = request.members or 1, learner.joint, learner.separate
-    renews, one_schedule = request.renews, request.one_schedule
-    updates = lengths[index].updates
-    average = request.average_words
-    out = request.out / f"stage_{index:02d}"
+    """Plan one stage.
 
-    experts: Any = settings.get("--moe-expert-count")
-    grown: list[str] = []
-    growth = request.grow_experts if learner.growth and index else None
-    if growth:
-        experts += sum(growth[:index])
-        if not request.from_scratch:
-            grown = ["--grow-experts", str(growth[index - 1]), "--grow-router", str(request.grow_router)]
-            grown += ["--grow-optimizer", str(request.grow_optimizer)]
-    sizes = ["--arch", settings["--arch"], *flag_words("--moe-expert-count", experts)]
-    sizes += flag_words("--members", count if joint else None)  # of one fairseq-train
-    here = [request.stream, "--task", "alma_lm", *sizes]
-    here += [*flag_words("--trainer", request.trainer), *flag_words("--budget", request.budget)]
-    shared = []
+    request: with a value for each option of its learner. flags: of fairseq-train, the same for all
+    stages. lengths: of the trainings of each stage of the run.
+    """
+    learner = request.learner_spec
+    index = stage.index
+    directory = _folder(request, index)
+    members = request.members or 1
+    experts = _expert_count(request, index)
+    trainings = _trainings(request, index, experts, flags, lengths)
+
+    first_deployed = 0
+    if learner.deployed is not None:
+        first_deployed = max(0, index + 1 - learner.deployed)
+    models = [
+        _folder(request, deployed_stage, training.member)
+        for deployed_stage in range(first_deployed, index + 1)
+        for training in trainings
+    ]
+    values = {
+        "--moe-expert-count": experts,
+        "--members": members if learner.joint else 1,
+        "--max-update": lengths[index].updates or 0,
+    }
+    return StageSpec(
+        stage=stage,
+        directory=directory,
+        trainings=tuple(trainings),
+        models=tuple(models),
+        evaluate=_evaluation(request, index, directory / "result.json"),
+        settings={**request.settings, **values},
+    )
+
+
+def _trainings(
+    request: Request, index: int, experts: int | None, flags: Flags, lengths: Sequence[Length]
+) -> list[Training]:
+    """The trainings of a stage: one, or one for each member that is trained by itself."""
+    learner = request.learner_spec
+    members = request.members or 1
+    model_words = _model_words(request, index, experts)
+    stage_words = _stage_words(request, index, flags, lengths[index].updates)
+    flag_lists = _flags_of_stage(request, index, flags, lengths).values()
+    earlier_updates = 0
+    if request.one_schedule:
+        earlier_updates = sum(length.updates or 0 for length in lengths[:index])
+
+    trainings = []
+    for member in range(members if learner.separate else 1):
+        seed = request.seed + SEED_STEP * member
+        if learner.fresh:  # each stage adds its models to the ensemble
+            seed += SEED_STEP * index * members
+        directory = _folder(request, index, member)
+        words = [*model_words, "--stage", str(index), "--seed", str(seed)]
+        words += ["--save-dir", str(directory), *stage_words]
+        words += [*_tensorboard(request, index, member), *chain(*flag_lists)]
+        previous = None
+        if index and not request.renews:
+            previous = _folder(request, index - 1, member)
+        training = Training(
+            directory=directory,
+            arguments=tuple(words),
+            previous=previous,
+            updates=lengths[index].updates,
+            earlier=earlier_updates,
+            tokens=lengths[index].tokens,
+            seed=seed,
+            member=member,
+            trainer=request.trainer,
+        )
+        trainings.append(training)
+    return trainings
+
+
+def _folder(request: Request, index: int, member: int | None = None) -> Path:
+    """The folder of a stage, or of one `member` in it if members are trained one by one."""
+    folder = request.out / f"stage_{index:02d}"
+    if member is None or not request.learner_spec.separate:
+        return folder
+    return folder / f"member_{member}"
+
+
+def _growth_before(request: Request, index: int) -> list[int]:
+    """Experts added by each growth up to this stage; [] for a learner that does not grow."""
+    if not request.learner_spec.growth or not request.grow_experts:
+        return []
+    return request.grow_experts[:index]
+
+
+def _expert_count(request: Request, index: int) -> int | None:
+    """Experts in a stage; None: the model has none."""
+    experts: int | None = request.settings.get("--moe-expert-count")
+    growth = _growth_before(request, index)
+    return (experts or 0) + sum(growth) if growth else experts
+
+
+def _model_words(request: Request, index: int, experts: int | None) -> list[str]:
+    """Words of fairseq-train about the data and the model of a stage."""
+    words = [request.stream, "--task", "alma_lm", "--arch", request.settings["--arch"]]
+    if experts is not None:
+        words += ["--moe-expert-count", str(experts)]
+    if request.learner_spec.joint:  # all members in one fairseq-train
+        words += ["--members", str(request.members or 1)]
+    if request.trainer is not None:
+        words += ["--trainer", request.trainer]
+    if request.budget is not None:
+        words += ["--budget", request.budget]
+    growth = _growth_before(request, index)
+    if growth and not request.from_scratch:
+        words += ["--grow-experts", str(growth[-1])]
+        words += ["--grow-router", str(request.grow_router)]
+        words += ["--grow-optimizer", str(request.grow_optimizer)]
+    return words
+
+
+def _stage_words(request: Request, index: int, flags: Flags, updates: int | None) -> list[str]:
+    """Words of fairseq-train that the launcher adds to a stage: changed options, average, log."""
+    average_words = request.average_words
+    words: list[str] = []
     for name, value in changed(request).items():
-        replays = name.startswith("replay_")  # stage 0 has nothing to replay
-        if options_of(request)[name].metadata["passed"] and name[:5] != "grow_" and (index or not replays):
-            shared += flag_words(flag_of(name), value)
-    shared += average + flag_words("--init-sha256", settings.get("--init-sha256") or None)
-    # A line for every 5% of a stage or more often, for `slurm.lm.local.progress`.
-    interval = min(100, max(1, (updates or 2000) // 20))
+        is_passed = options_of(request)[name].metadata["passed"] and name not in _OF_GROWTH
+        if is_passed and (index > 0 or name not in _OF_REPLAY):  # stage 0 has nothing to replay
+            words += flag_words(flag_of(name), value)
+    words += average_words
+    if request.settings.get("--init-sha256"):
+        words += ["--init-sha256", request.settings["--init-sha256"]]
+    interval = (updates or _UNKNOWN_UPDATES) // _LINES_OF_A_STAGE
+    interval = min(_LOG_EVERY, max(1, interval))
     for name, text in {"--log-format": "json", "--log-interval": str(interval)}.items():
-        shared += [] if name in flags else [name, text]
-    own = dict(flags)
-    counted = index + 1 if one_schedule else 1
-    if request.update_multiplier * counted > 1 and request.updates:
-        own["--max-update"] = flag_words("--max-update", request.updates * counted)
-    if one_schedule and "--warmup-updates" not in own:  # else it would grow with the updates of all stages
-        warmup = settings["--warmup-updates"]
+        if name not in flags:
+            words += [name, text]
+    return words
+
+
+def _flags_of_stage(request: Request, index: int, flags: Flags, lengths: Sequence[Length]) -> Flags:
+    """The user's flags with the updates, warm-up and decay of a stage.
+
+    With one schedule over all stages fairseq-train counts the updates of the stages before too.
+    """
+    changed_flags = dict(flags)
+    counted_stages = index + 1 if request.one_schedule else 1
+    if request.updates and request.update_multiplier * counted_stages > 1:
+        updates = request.updates * counted_stages
+        changed_flags["--max-update"] = flag_words("--max-update", updates)
+    # Without the flag, the warm-up would grow with the updates of all stages.
+    if request.one_schedule and "--warmup-updates" not in flags:
+        warmup = request.settings["--warmup-updates"]
         if not request.updates and lengths[0].updates:
             warmup = warmup_of(lengths[0].updates)
-        own["--warmup-updates"] = flag_words("--warmup-updates", warmup)
-    if request.update_multiplier > 1 and "--total-num-update" in own:
-        total = int(settings["--total-num-update"]) * request.update_multiplier
-        own["--total-num-update"] = flag_words("--total-num-update", total)
-
-    def folder(of_stage: int, member: int) -> Path:
-        path = request.out / f"stage_{of_stage:02d}"
-        return path / f"member_{member}" if separate else path
-
-    members = range(count if separate else 1)
-    trainings = []
-    for member in members:
-        seed = request.seed + SEED_STEP * (member + (index * count if learner.fresh else 0))
-        directory = folder(index, member)
-        words = [*here, *grown, "--stage", str(index), "--seed", str(seed), "--save-dir", str(directory)]
-        words += [*shared, *_tensorboard(request, index, member)]
-        words += chain(*own.values())
-        previous = None if not index or renews else folder(index - 1, member)
-        earlier = 0
-        if one_schedule:
-            earlier = sum(length.updates or 0 for length in lengths[:index])
-        made = Training(directory, tuple(words), previous, updates, earlier, lengths[index].tokens)
-        trainings.append(replace(made, seed=seed, member=member, trainer=request.trainer))
-    oldest = 0 if learner.deployed is None else max(0, index + 1 - learner.deployed)
-    models = [folder(k, member) for k in range(oldest, index + 1) for member in members]
-    evaluate = _evaluation(request, index, out / "result.json")
-    values = {"--moe-expert-count": experts, "--members": count if joint else 1, "--max-update": updates or 0}
-    return StageSpec(stage, out, tuple(trainings), tuple(models), evaluate, {**settings, **values})
+        changed_flags["--warmup-updates"] = flag_words("--warmup-updates", warmup)
+    if request.update_multiplier > 1 and "--total-num-update" in flags:
+        total = int(request.settings["--total-num-update"]) * request.update_multiplier
+        changed_flags["--total-num-update"] = flag_words("--total-num-update", total)
+    return changed_flags
 
 
 def _evaluation(request: Request, index: int, result: Path) -> tuple[str, ...]:
@@ -314,20 +374,26 @@ def _evaluation(request: Request, index: int, result: Path) -> tuple[str, ...]:
     if request.trainer:
         return by_trainer(request.trainer, result.parent, "evaluate")
     words = [*_EVALUATE, request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
-    words += ["--stage", str(index), "--waiting-time", str(request.waiting_time), "--out", str(result)]
-    words += flag_words("--context-window", request.context_window or None)
-    if request.average:
-        words += ["--weights", str(request.average) if averages.last_of(request.average) else "average"]
-    words += [*request.chosen(_EVALUATION_FLAGS), *request.flags.get(ENCODER, ())]
+    words += ["--stage", str(index), "--waiting-time", str(request.waiting_time)]
+    words += ["--out", str(result)]
+    if request.context_window:
+        words += ["--context-window", str(request.context_window)]
+    if averages.last_of(request.average):
+        words += ["--weights", str(request.average)]
+    elif request.average:
+        words += ["--weights", "average"]
+    words += [*request.chosen(EVALUATION_FLAGS), *request.flags.get(ENCODER, ())]
     return (*words, *_tensorboard(request, index))
 
 
 def _tensorboard(request: Request, index: int, member: int | None = None) -> list[str]:
-    """TensorBoard folder of a model, the same in all its stages; without `member`, of evaluations."""
+    """Words for the TensorBoard folder of a model over all its stages, or of evaluations (None)."""
     folder = request.settings.get("--tensorboard-logdir")
     if not folder:
         return []
-    stage = [f"stage_{index:02d}"] if request.renews else []
-    separate = member is not None and request.learner_spec.separate
-    path = Path(folder, request.out.name, *stage, *([f"member_{member}"] if separate else []))
+    path = Path(folder, request.out.name)
+    if request.renews:
+        path /= f"stage_{index:02d}"
+    if member is not None and request.learner_spec.separate:
+        path /= f"member_{member}"
     return flag_words("--tensorboard-logdir", path)

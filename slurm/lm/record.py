@@ -1,4 +1,5 @@
-"""The run directory of a plan: its config, its rows from what each stage measured, and their table."""
+"""The run directory of a plan: its config, its rows from what each stage measured, and their
+table."""
 
 import contextlib
 import hashlib
@@ -16,12 +17,17 @@ from alma.schema import AMOUNT, NATURAL, NUMBER, parse_json, require
 from alma.stages import Stage, check_growth
 from alma.stream import FileInfo, Stream, is_stream
 from alma.tables import as_text
-from slurm.lm.plan import Plan, StageSpec
+from slurm.lm.plan import Plan
+from slurm.lm.planned import StageSpec
 
-UNTRAINED, RESULT = "untrained.json", "result.json"
-"""Measurements of the untrained model, in the run's directory, and of a stage, in the stage's."""
+UNTRAINED = "untrained.json"  # measurements of the untrained model, in the run's directory
+RESULT = "result.json"  # measurements after a stage, in the stage's directory
 SCORES = "scores.json"  # what --evaluate printed, in the stage's directory
-TRAINED = "trained.json"  # marker in the directory of a training
+TRAINED = "trained.json"
+"""Marker in the directory of a training, which `alma.markers` reads: the checkpoint that it chose.
+
+The trained.json that a user's own trainer writes (`alma.trainer`) lies in a folder below it.
+"""
 
 
 class _Costs(TypedDict):  # of a training
@@ -32,7 +38,11 @@ class _Costs(TypedDict):  # of a training
     validation_flops: AMOUNT
 
 
-_KINDS: dict[str, Any] = {"perplexity": AMOUNT, "parameters": NATURAL, "eval_flops_per_example": AMOUNT}
+_KINDS: dict[str, Any] = {
+    "perplexity": AMOUNT,
+    "parameters": NATURAL,
+    "eval_flops_per_example": AMOUNT,
+}
 _KINDS |= {"expert_count": NATURAL | None, "training": list[_Costs]}
 
 
@@ -40,20 +50,26 @@ def identity(stream: str) -> dict[str, Any]:
     """Identity of the data for run.json; a moved stream stays the same, by its checksums."""
     if not is_stream(stream):
         return {"data": ":".join(str(Path(shard).resolve()) for shard in stream.split(":"))}
-    made = Stream.load(stream)
-    shared = made.files | made.valid.files | made.test.files
-    name, parts = Path(stream).resolve().name, [_digest(part.files) for part in made.megabatches]
-    return {"stream": name, "stream_sha256": _digest(shared), "megabatch_sha256": parts}
+    loaded = Stream.load(stream)
+    shared = loaded.files | loaded.valid.files | loaded.test.files
+    return {
+        "stream": Path(stream).resolve().name,
+        "stream_sha256": _digest(shared),
+        "megabatch_sha256": [_digest(part.files) for part in loaded.megabatches],
+    }
 
 
 def _digest(files: Mapping[str, FileInfo]) -> str:
-    return hashlib.sha256("".join(files[name].sha256 for name in sorted(files)).encode()).hexdigest()
+    return hashlib.sha256(
+        "".join(files[name].sha256 for name in sorted(files)).encode()
+    ).hexdigest()
 
 
 def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The run's config, and those of its keys that may grow with the stream.
 
-    Raises UserError if the last stage of the existing run was cut short by the end of a shorter stream.
+    Raises UserError if the last stage of the existing run was cut short by the end of a shorter
+    stream.
     """
     waiting_time = plan.config["waiting_time"]
     config = plan.config | identity(plan.request.stream)
@@ -62,18 +78,28 @@ def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
         trained = (plan.out / f"stage_{(before - 1) // waiting_time:02d}").exists()
         if before < plan.config["megabatches"] and waiting_time <= before and trained:
             check_growth(plan.out, before, plan.config["megabatches"], waiting_time)
-    growing = ("megabatches", "megabatch_sha256", "grow_experts") if is_stream(plan.request.stream) else ()
+    growing = (
+        ("megabatches", "megabatch_sha256", "grow_experts")
+        if is_stream(plan.request.stream)
+        else ()
+    )
     return config, growing
 
 
 def open_run(plan: Plan) -> Run:
-    """Create or resume the run directory. Raises UserError if it was trained with other settings."""
+    """Create or resume the run directory. Raises UserError if it was trained with other
+    settings."""
     config, growing = run_config(plan)
     run = Run.open(plan.out, config, plan.seeds, growing, untrained=[UNTRAINED])
     # Stages as requested, which may be fewer than the stream has.
     run.note(stages=len(plan.stages), command=plan.request.command)
-    if place := plan.request.placement:
-        run.note(processes=place.processes, gpus=place.gpus, tokens_per_update=place.tokens)
+    placement = plan.request.placement
+    if placement:
+        run.note(
+            processes=placement.processes,
+            gpus=placement.gpus,
+            tokens_per_update=placement.tokens,
+        )
     return run
 
 
@@ -90,13 +116,20 @@ def _measured(plan: Plan, spec: StageSpec | None) -> Measured:
     """The fields of a row after a stage, or of the untrained model."""
     if spec is None:
         return measured_fields(read_measured(plan.out / UNTRAINED, 0), [], plan.request.cutoff)
-    trained = [training.directory for training in spec.trainings]
-    new = [directory in trained for directory in spec.models]
-    fields = measured_fields(read_measured(spec.directory / RESULT, len(new)), new, plan.request.cutoff)
-    markers = [read_marker(directory / TRAINED) for directory in trained if (directory / TRAINED).exists()]
-    if sources := [marker["shared_with"] for marker in markers if "shared_with" in marker]:
+    directories = [training.directory for training in spec.trainings]
+    is_new = [directory in directories for directory in spec.models]
+    measured = read_measured(spec.directory / RESULT, len(is_new))
+    fields = measured_fields(measured, is_new, plan.request.cutoff)
+    sources = []
+    for directory in directories:
+        if (directory / TRAINED).exists():
+            marker = read_marker(directory / TRAINED)
+            if "shared_with" in marker:
+                sources.append(marker["shared_with"])
+    if sources:
         fields["extra"]["shared_with"] = sources
-    if (scores := spec.directory / SCORES).exists():
+    scores = spec.directory / SCORES
+    if scores.exists():
         fields["extra"]["scores"] = read_scores(scores.read_bytes(), scores)
     return fields
 
@@ -109,58 +142,82 @@ def waiting_fields(row: Mapping[str, Any]) -> Measured:
 
 
 def read_measured(path: Path, trainings: int | None = None) -> dict[str, Any]:
-    """Read untrained.json or result.json. UserError: damaged, or not of as many `trainings`, if given."""
+    """Read untrained.json or result.json.
+
+    UserError: damaged, or not with the costs of as many trainings as `trainings` (None: any).
+    """
     record = read_record(path, _KINDS, _KINDS)
     count = len(record["training"])
     if trainings is not None and count != trainings:
-        what = f"of {count} trainings, not {trainings}"
-        raise UserError(f"{path}: damaged ({what}): delete it and rerun the command")
+        problem = f"of {count} trainings, not {trainings}"
+        raise UserError(f"{path}: damaged ({problem}): delete it and rerun the command")
     return record
 
 
 def read_scores(text: bytes, where: Path) -> dict[str, float]:
-    """The numbers that --evaluate printed in a line, or that `where` has. UserError: they are none."""
+    """Read the scores of --evaluate: a JSON object of numbers, as its last line or in a file.
+
+    where: the log or the file, for the UserError if the text is no such object.
+    """
     with contextlib.suppress(ValueError):
         scores = parse_json(text)
         if isinstance(scores, dict) and scores:
             require(scores, dict.fromkeys(scores, NUMBER))
             return scores
-    what = 'its last line is no JSON object of numbers such as {"cloze_error": 0.25}'
-    raise UserError(f"{where}: {what}: repair the program of --evaluate, and rerun the command")
+    problem = 'its last line is no JSON object of numbers such as {"cloze_error": 0.25}'
+    raise UserError(f"{where}: {problem}: repair the program of --evaluate, and rerun the command")
 
 
-def measured_fields(measured: Mapping[str, Any], new: Sequence[bool], cutoff: str | None = None) -> Measured:
-    """The fields of a row; `new`: for each deployed model, whether this stage trained it."""
-    trainings = [each for each, counts in zip(measured["training"], new, strict=True) if counts]
+def measured_fields(
+    measured: Mapping[str, Any], is_new: Sequence[bool], cutoff: str | None = None
+) -> Measured:
+    """The fields of a row.
+
+    measured: content of untrained.json or result.json. is_new: for each deployed model, whether
+    this stage trained it; only then its training counts. cutoff: date of --cutoff.
+    """
+    costs = [cost for cost, counts in zip(measured["training"], is_new, strict=True) if counts]
     extra = {key: value for key, value in measured.items() if key not in (*_KINDS, "experts")}
     if cutoff:
-        extra["matrix_seen"] = sum(begins(each)[: len(cutoff)] <= cutoff for each in extra["matrix_periods"])
+        starts = [begins(period)[: len(cutoff)] for period in extra["matrix_periods"]]
+        extra["matrix_seen"] = sum(start <= cutoff for start in starts)
     if measured["expert_count"]:
         extra |= {"experts": measured["expert_count"], "expert_layers": measured["experts"]}
-    if trainings:
-        extra["validation"] = sum(each["validation_flops"] for each in trainings)
-        extra["training"] = [
-            {key: each[key] for key in each if key not in MACHINE_FIELDS} for each in trainings
-        ]
+    if costs:
+        extra["validation"] = sum(cost["validation_flops"] for cost in costs)
+        extra["training"] = list(map(_without_machine_fields, costs))
     return {
         "metric": "perplexity",
         "value": measured["perplexity"],
         "parameters": measured["parameters"],
-        "train_flops": sum(each["flops"] + each["growth_flops"] for each in trainings),
+        "train_flops": sum(cost["flops"] + cost["growth_flops"] for cost in costs),
         "eval_flops_per_example": measured["eval_flops_per_example"],
-        "seconds": sum(each["seconds"] for each in trainings),
-        "peak_memory_bytes": max((each["peak_memory_bytes"] for each in trainings), default=0),
+        "seconds": sum(cost["seconds"] for cost in costs),
+        "peak_memory_bytes": max((cost["peak_memory_bytes"] for cost in costs), default=0),
         "extra": extra,
     }
+
+
+def _without_machine_fields(cost: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in cost.items() if key not in MACHINE_FIELDS}
 
 
 def summary(run: Run) -> str:
     """The rows as a table."""
     lines = [["t", "stage", "experts", "parameters", "perplexity", "TFLOPs", "seconds"]]
     for row in run.rows:
-        extra, members = row["extra"], row["extra"].get("members", 1)
-        experts = str(extra.get("experts", "-")) + (f"@{members}" if members > 1 else "")
-        cells = [row["t"], "-" if row["stage"] is None else row["stage"], experts, f"{row['parameters']:,}"]
-        cells += [f"{row['value']:,.2f}", f"{row['train_flops'] / 1e12:,.2f}", f"{row['seconds']:,.0f}"]
-        lines.append(list(map(str, cells)))
+        experts = str(row["extra"].get("experts", "-"))
+        members = row["extra"].get("members", 1)
+        if members > 1:
+            experts += f"@{members}"
+        cells = [
+            str(row["t"]),
+            "-" if row["stage"] is None else str(row["stage"]),
+            experts,
+            f"{row['parameters']:,}",
+            f"{row['value']:,.2f}",
+            f"{row['train_flops'] / 1e12:,.2f}",
+            f"{row['seconds']:,.0f}",
+        ]
+        lines.append(cells)
     return as_text(lines)

@@ -6,9 +6,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from alma.errors import UserError, closest
 from alma.experiments import check_nesting, read_experiment, read_overrides
@@ -18,7 +19,8 @@ from slurm.engine import children
 from slurm.engine.resources import Resources
 from slurm.engine.terminal import say
 from slurm.lm.options import parse, parser
-from slurm.lm.plan import Flags, FlagValues, Request
+from slurm.lm.plan import Request
+from slurm.lm.run_options import Flags, FlagValues
 
 USER_DIR = "--user-dir"  # a folder of Python that fairseq imports
 _EVERY_STAGE = "leave it out, the launcher sets it for every stage"
@@ -35,51 +37,91 @@ _OF_THE_MACHINE |= set(map(flag_of, options_of(Resources)))
 
 
 def read_requests(words: Sequence[str], options: argparse.Namespace | None = None) -> list[Request]:
-    """Read a command line: options up to the first `--` (`options`: parsed), then flags of fairseq-train."""
+    """Read a command line: options up to the first `--`, then flags of fairseq-train.
+
+    options: the parsed options, if they are parsed already. UserError: options or experiments that
+    contradict each other.
+    """
     options = options or parse(words)
-    flags = read_flags(list(itertools.dropwhile(lambda word: word != "--", words))[1:])
+    after_options = list(itertools.dropwhile(lambda word: word != "--", words))
+    flags = read_flags(after_options[1:])
     options.what, overrides = read_overrides(options.what)
     experiments = [Path(word) for word in options.what if word.endswith(".yaml")]
     if not experiments:
         if overrides:
             key = next(iter(overrides))
-            what = "key=value overrides experiments (.yaml), and none is given"
-            raise UserError(f"{key}=: {what}: use --{key}, or a flag of fairseq-train after `--`")
+            problem = "key=value overrides experiments (.yaml), and none is given"
+            remedy = f"use --{key}, or a flag of fairseq-train after `--`"
+            raise UserError(f"{key}=: {problem}: {remedy}")
         return _requests(options, flags)
     if len(experiments) < len(options.what):
-        raise UserError("give a stream, or experiments (.yaml) with their stream as --stream, not both")
-    named = {*flags, *(word.partition("=")[0] for word in words)}
-    known = [name.replace("_", "-") for name in vars(options)]
+        remedy = "give a stream, or experiments (.yaml) with their stream as --stream, not both"
+        raise UserError(remedy)
     requests: dict[Path, Request] = {}
     for file in experiments:
-        for swept, folder, run_words, run_flags in read_experiment(file, options.size, overrides):
-            names, own_flags = ({word.partition("=")[0] for word in own} for own in (run_words, run_flags))
-            if machine := sorted(_OF_THE_MACHINE & names):
-                say_where = f"{machine[0]} says where to run: give {machine[0]} on the command line"
-                raise UserError(f"{file}: {say_where}")
-            for key in swept:
-                if f"--{key}" in named:
-                    raise UserError(f"{file}: {key} is a list: give {key}=VALUE in place of --{key}")
-            for key in overrides:
-                if f"--{key}" in names and key not in known:
-                    near = closest(key, [*known, *(name[2:] for name in own_flags)])
-                    hint = f"did you mean {near}?" if near else "give other flags of fairseq-train after `--`"
-                    raise UserError(f"{key}=: neither an option nor a flag that the experiment sets; {hint}")
-            try:
-                merged = parse([*run_words, *words])
-                merged.what = [merged.stream]
-                found = _requests(merged, {**read_flags(run_flags), **flags}, folder)
-            except UserError as error:
-                raise UserError(f"{file}: {error}") from None
-            for request in found:
-                if requests.setdefault(request.out, request) != request:
-                    what = f"another experiment goes to {request.out} too"
-                    raise UserError(f"{file}: {what}: give one at a time")
+        for request in _of_experiment(file, words, options, flags, overrides):
+            if requests.setdefault(request.out, request) != request:
+                problem = f"another experiment goes to {request.out} too"
+                raise UserError(f"{file}: {problem}: give one at a time")
     return list(requests.values())
 
 
+def _of_experiment(
+    file: Path,
+    words: Sequence[str],
+    options: argparse.Namespace,
+    flags: Flags,
+    overrides: Mapping[str, Any],
+) -> Iterator[Request]:
+    """The requests of an experiment; `words`, `options` and `flags` are of the command line."""
+    names_on_line = {*flags, *_flag_names(words)}
+    option_names = [name.replace("_", "-") for name in vars(options)]
+    for swept, folder, run_words, run_flags in read_experiment(file, options.size, overrides):
+        names = _flag_names(run_words)
+        machine_flags = sorted(_OF_THE_MACHINE & names)
+        if machine_flags:
+            flag = machine_flags[0]
+            remedy = f"give {flag} on the command line"
+            raise UserError(f"{file}: {flag} says where to run: {remedy}")
+        for key in swept:
+            if f"--{key}" in names_on_line:
+                remedy = f"give {key}=VALUE in place of --{key}"
+                raise UserError(f"{file}: {key} is a list: {remedy}")
+        for key in overrides:
+            if f"--{key}" in names and key not in option_names:
+                raise _unknown_key(key, [*option_names, *_keys(run_flags)])
+        try:
+            merged = parse([*run_words, *words])
+            merged.what = [merged.stream]
+            requests = _requests(merged, {**read_flags(run_flags), **flags}, folder)
+        except UserError as error:
+            raise UserError(f"{file}: {error}") from None
+        yield from requests
+
+
+def _flag_names(words: Iterable[str]) -> set[str]:
+    """The words of a command line without `=VALUE`."""
+    return {word.partition("=")[0] for word in words}
+
+
+def _keys(flags: Iterable[str]) -> list[str]:
+    """The flags of a command line as keys of an experiment."""
+    return [name[2:] for name in _flag_names(flags)]
+
+
+def _unknown_key(key: str, candidates: Sequence[str]) -> UserError:
+    """The error for `key=VALUE` that overrides nothing; it suggests the closest of `candidates`."""
+    hint = "give other flags of fairseq-train after `--`"
+    closest_key = closest(key, candidates)
+    if closest_key:
+        hint = f"did you mean {closest_key}?"
+    return UserError(f"{key}=: neither an option nor a flag that the experiment sets; {hint}")
+
+
 def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> list[Request]:
-    """One request, or with --seeds one for each seed; `folder`: of a combination of a sweep, in --out.
+    """One request, or with --seeds one for each seed.
+
+    folder: of a combination of a sweep, below --out; "" without a sweep.
 
     Raises UserError for a missing option, one that only experiments have, or a run in a run.
     """
@@ -88,10 +130,11 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
     (stream,) = options.what
     if stream != options.stream and (options.stream, options.size) != (None, None):
         raise UserError(f"--size and --stream are for experiments (.yaml), and {stream} is none")
-    for name in ("learner", "out", *(["stream"] if stream is None else [])):
+    for name in ["learner", "out", "stream"] if stream is None else ["learner", "out"]:
         if getattr(options, name) is None:
             if stream and not os.path.exists(stream.partition(":")[0]):
-                raise UserError(f"{stream}: no such stream; an experiment is a file, such as {stream}.yaml")
+                remedy = f"an experiment is a file, such as {stream}.yaml"
+                raise UserError(f"{stream}: no such stream; {remedy}")
             raise UserError(f"give --{name}; see `{parser().prog} --help`")
     if options.seeds and options.seed is not None:
         raise UserError(f"--seed {options.seed} beside --seeds: give one of them")
@@ -103,15 +146,20 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
         raise UserError(f"--out {options.out}: give the folder of a run, such as runs/sm")
     chosen = of_preset(options.preset, given(Request, options))
     request = Request(**{**chosen, "stream": stream, "flags": flags, "out": out})
-    seeds = options.seeds or []
-    requests = [replace(request, seed=seed, out=out.with_name(f"{out.name}_s{seed}")) for seed in seeds]
-    for one in requests or [request]:
-        check_nesting(options.out if folder else one.out, sweep=bool(folder))
-    return requests or [request]
+    requests = [request]
+    if options.seeds:
+        requests = []
+        for seed in options.seeds:
+            folder_of_seed = out.with_name(f"{out.name}_s{seed}")
+            requests.append(replace(request, seed=seed, out=folder_of_seed))
+    for request in requests:
+        check_nesting(options.out if folder else request.out, sweep=bool(folder))
+    return requests
 
 
 def read_flags(words: Sequence[str]) -> Flags:
-    """Group words by flag. Raises UserError for a word before any flag, or a flag of the launcher."""
+    """Group words by flag. Raises UserError for a word before any flag, or a flag of the
+    launcher."""
     flags: dict[str, list[str]] = {}
     for word in words:
         if re.match(r"--?[A-Za-z]", word):
@@ -123,14 +171,17 @@ def read_flags(words: Sequence[str]) -> Flags:
         elif flags:
             flags[name].append(word)
         else:
-            raise UserError(f"{word!r}: after `--` come flags of fairseq-train, such as --max-update 400")
+            raise UserError(
+                f"{word!r}: after `--` come flags of fairseq-train, such as --max-update 400"
+            )
     return flags
 
 
 def resolve(lines: Sequence[Sequence[str]]) -> list[FlagValues]:
     """The flag values of each command line of fairseq-train; a command line starts with its data.
 
-    Imports fairseq once, in another process. Raises UserError if fairseq-train would refuse a command line.
+    Imports fairseq once, in another process. Raises UserError if fairseq-train would refuse a
+    command line.
     """
     say("checking the flags of fairseq-train")
     distinct = list(dict.fromkeys(map(tuple, lines)))
@@ -146,37 +197,48 @@ def resolved(requests: Sequence[Request], without_code: bool = False) -> list[Re
     `without_code`: import no --user-dir, as in a dry run. Then what only that registers is refused.
     """
     by_fairseq = [request for request in requests if not request.trainer]
-    lines = []
-    for request in by_fairseq:
-        of_options = (*("--schedule", request.schedule), *request.average_words)  # which set other defaults
-        if request.init:  # the model's architecture is the default
-            arch = ("--arch", "switch_gmoe") * request.learner_spec.switch
-            of_options = (*of_options, *arch, *flag_words("--init", request.init))
-        given = dict(request.flags)
-        if without_code:
-            given.pop(USER_DIR, None)
-        flags = itertools.chain(*given.values())
-        lines.append([request.stream, "--task", "alma_lm", *of_options, *flags])
+    lines = [_line_of_fairseq(request, without_code) for request in by_fairseq]
     try:
-        known = iter(resolve(lines) if lines else [])
+        answers = iter(resolve(lines) if lines else [])
     except UserError as error:
         if not without_code or not any(USER_DIR in request.flags for request in by_fairseq):
             raise
-        why = f"a dry run imports no {USER_DIR}, which may register this: leave out --dry-run"
-        raise UserError(f"{error}; {why}") from None
-    found = []
+        reason = f"a dry run imports no {USER_DIR}, which may register this: leave out --dry-run"
+        raise UserError(f"{error}; {reason}") from None
+    requests_with_settings = []
     for request in requests:
-        settings = next(known) if not request.trainer else _without_flags(request)
-        if "--distributed-world-size" not in request.flags:  # the default is this machine's number of GPUs
+        settings = _without_flags(request) if request.trainer else next(answers)
+        # Its default is the number of GPUs of this machine, which `place` decides about.
+        if "--distributed-world-size" not in request.flags:
             settings = {**settings, "--distributed-world-size": None}
-        found.append(replace(request, settings=settings))
-    return found
+        requests_with_settings.append(replace(request, settings=settings))
+    return requests_with_settings
+
+
+def _line_of_fairseq(request: Request, without_code: bool) -> list[str]:
+    """The command line of fairseq-train whose values `resolve` asks for."""
+    words = [request.stream, "--task", "alma_lm"]
+    # These options of the launcher change defaults of fairseq-train.
+    words += ["--schedule", request.schedule, *request.average_words]
+    if request.init:
+        if request.learner_spec.switch:
+            words += ["--arch", "switch_gmoe"]
+        words += flag_words("--init", request.init)  # whose architecture is the default
+    for name, flag in request.flags.items():
+        if not (without_code and name == USER_DIR):
+            words += flag
+    return words
 
 
 def _without_flags(request: Request) -> FlagValues:
-    """The settings of a training that has no flags of fairseq-train: only the number of updates is known."""
+    """The settings of the user's own trainer: only the number of updates may be known."""
     kind, _, amount = (request.budget or "").partition("=")
-    names = ("--cpu", "--fp16", "--batch-size", "--max-tokens")
-    ones = dict.fromkeys(("--tokens-per-sample", "--required-batch-size-multiple", "--num-workers"), 1)
-    updates = int(amount) if kind == "updates" else 0
-    return dict.fromkeys(names) | ones | {"--arch": "", "--max-update": updates, "--update-freq": [1]}
+    unset = ("--cpu", "--fp16", "--batch-size", "--max-tokens")
+    ones = ("--tokens-per-sample", "--required-batch-size-multiple", "--num-workers")
+    return {
+        **dict.fromkeys(unset),
+        **dict.fromkeys(ones, 1),
+        "--arch": "",
+        "--max-update": int(amount) if kind == "updates" else 0,
+        "--update-freq": [1],
+    }

@@ -1,56 +1,75 @@
 """Trainings that runs of one launch have in common: one run trains, the others take over its files.
 
-Two trainings are the same if their commands agree in all but the folder, and so do those whose models they
-continue: sm is the first member of ens, and gmoe's first stage is sm's.
+Two trainings are the same if their commands agree in all but the folder, and so do those whose
+models they continue: sm is the first member of ens, and gmoe's first stage is sm's.
 """
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from alma.errors import UserError
 from alma.files import make_directory, write_json_atomic
 from alma.markers import read_marker
-from slurm.lm.plan import FOREIGN, Plan
+from slurm.lm.plan import Plan
+from slurm.lm.planned import FOREIGN
 from slurm.lm.record import TRAINED
 
-_BEGUN = ("checkpoint_last.pt", FOREIGN["train"])  # of a training that has begun, one of these exists
+_BEGUN = (
+    "checkpoint_last.pt",
+    FOREIGN["train"],
+)  # of a training that has begun, one of these exists
 
 
 def share(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans, in which each training that equals another one has that one's directory as `source`.
+    """The plans with a `source` for each training that equals another one: its directory.
 
-    The source is a complete training if there is one, else the first. A training with a checkpoint of its own
-    has no source and goes on by itself.
+    The source is a complete training if there is one, else the first. A training with a checkpoint
+    of its own has no source and goes on by itself.
     """
-    numbers: dict[Path, int] = {}  # of the group of a training
+    sources: dict[Path, Path] = {}
+    for directories in _equal_trainings(plans):
+        complete = [directory for directory in directories if (directory / TRAINED).exists()]
+        source = [*complete, *directories][0]
+        for directory in directories:
+            if directory != source and not _is_begun(directory):
+                sources[directory] = source
+    return [_with_sources(plan, sources) for plan in plans]
+
+
+def _equal_trainings(plans: Sequence[Plan]) -> list[list[Path]]:
+    """Directories of trainings in groups of equal ones."""
     groups: dict[tuple[object, ...], list[Path]] = {}
-    for training in (one for plan in plans for spec in plan.stages for one in spec.trainings):
+    group_numbers: dict[Path, int] = {}
+    trainings = [training for plan in plans for spec in plan.stages for training in spec.trainings]
+    for training in trainings:
         words = list(training.arguments)
         at = words.index("--save-dir")
-        before = training.previous and numbers[training.previous]
-        group = groups.setdefault((*words[:at], *words[at + 2 :], before), [])
+        previous = training.previous and group_numbers[training.previous]
+        group = groups.setdefault((*words[:at], *words[at + 2 :], previous), [])
         group.append(training.directory)
-        numbers[training.directory] = numbers.get(group[0], len(groups))
-    sources: dict[Path, Path] = {}
-    for group in groups.values():
-        first = next((path for path in group if (path / TRAINED).exists()), group[0])
-        begun = {path for path in group for name in _BEGUN if (path / name).exists()}
-        sources |= {path: first for path in group if path != first and path not in begun}
-    shared = []
-    for plan in plans:
-        stages = []
-        for spec in plan.stages:
-            trainings = [replace(one, source=sources.get(one.directory)) for one in spec.trainings]
-            stages.append(replace(spec, trainings=tuple(trainings)))
-        shared.append(replace(plan, stages=tuple(stages)))
-    return shared
+        group_numbers[training.directory] = group_numbers.get(group[0], len(groups))
+    return list(groups.values())
+
+
+def _is_begun(directory: Path) -> bool:
+    return any((directory / name).exists() for name in _BEGUN)
+
+
+def _with_sources(plan: Plan, sources: Mapping[Path, Path]) -> Plan:
+    stages = []
+    for spec in plan.stages:
+        trainings = [
+            replace(training, source=sources.get(training.directory)) for training in spec.trainings
+        ]
+        stages.append(replace(spec, trainings=tuple(trainings)))
+    return replace(plan, stages=tuple(stages))
 
 
 def take_over(source: Path, directory: Path) -> None:
-    """Link the checkpoints of the complete training in `source` into `directory`, then write its marker.
+    """Link the checkpoints of a complete training into `directory`, then write its marker.
 
     Copies where links are impossible. UserError: the training in `source` is not complete.
     """

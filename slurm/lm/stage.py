@@ -1,7 +1,7 @@
 """The jobs of a run: evaluate the untrained model, train each model of a stage, evaluate the stage.
 
-untrained.json, trained.json and result.json are written whole and last. Before that, a restarted training
-resumes from its last checkpoint.
+untrained.json, trained.json and result.json are written whole and last. Before that, a restarted
+training resumes from its last checkpoint.
 """
 
 import os
@@ -23,11 +23,14 @@ from slurm.engine import children
 from slurm.engine.children import Environment, Watch
 from slurm.engine.jobs import Job
 from slurm.lm import trainer
-from slurm.lm.plan import Plan, StageSpec, Training
+from slurm.lm.plan import Plan
+from slurm.lm.planned import StageSpec, Training
 from slurm.lm.record import RESULT, SCORES, TRAINED, UNTRAINED, collect, read_scores
 from slurm.lm.sharing import take_over
 
-RENDEZVOUS = ".rendezvous.json"  # file in the folder of a training by which its processes find each other
+RENDEZVOUS = (
+    ".rendezvous.json"  # file in the folder of a training by which its processes find each other
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +45,14 @@ class RunJob(Job):
         return self.plan.stages[self.index]
 
     def model_of(self, directory: Path) -> Path:
-        """The checkpoint that the training in `directory` chose at its end. UserError: it is missing."""
+        """The checkpoint that the training in `directory` chose at its end. UserError: it is
+        missing."""
         marker = directory / TRAINED
         model = directory / read_marker(marker)["checkpoint"] if marker.exists() else marker
         if not model.exists():
-            remedy = f"restore it, or delete {directory} and rerun the command to train that stage again"
+            remedy = (
+                f"restore it, or delete {directory} and rerun the command to train that stage again"
+            )
             raise UserError(f"{model}: missing, and a later job needs this training: {remedy}")
         return model
 
@@ -72,9 +78,11 @@ class TrainJob(RunJob):
         arguments: Sequence[str] | None = None,
         log: str = "train.log",
     ) -> None:
-        """Train to the end, or take over the same training of another run; `arguments` extend the command.
+        """Train to the end, or take over the same training of another run.
 
-        Each process of a distributed training has its own `log`; that of train.log writes the marker.
+        arguments: of one process of a distributed training; None: of a training that one process
+        does, or starts. log: name of the log; each process of a distributed training has its own,
+        and that of train.log writes the marker.
         """
         if self.done:
             return
@@ -83,11 +91,7 @@ class TrainJob(RunJob):
             return
         make_directory(self.directory)
         if self.training.trainer:
-            start = self.training.previous and self.model_of(self.training.previous)
-            task = trainer.training_of(self.plan, self.spec, self.training, start)
-            words, output, what = self.training.command, self.directory / log, f"training of {self.name}"
-            answer = trainer.answer(task, words, output, what, watch, environment)
-            write_json_atomic(self.marker, trainer.marker(task, answer))
+            self._train_by_trainer(self.directory / log, environment, watch)
             return
         if arguments is None:
             arguments = self._joined(1, 0, secrets.token_hex(8), "localhost")
@@ -96,9 +100,25 @@ class TrainJob(RunJob):
             command += ["--finetune-from-model", str(self.model_of(self.training.previous))]
         children.run(command, self.directory / log, f"training of {self.name}", watch, environment)
         if log == "train.log":
-            # The best by validation; a schedule over all stages goes on from the last.
-            best = (self.directory / "checkpoint_best.pt").exists() and not self.plan.request.one_schedule
-            write_json_atomic(self.marker, {"checkpoint": f"checkpoint_{'best' if best else 'last'}.pt"})
+            write_json_atomic(self.marker, {"checkpoint": self._chosen_checkpoint()})
+
+    def _train_by_trainer(self, log: Path, environment: Environment, watch: Watch) -> None:
+        """Train by the user's own program."""
+        checkpoint = None
+        if self.training.previous:
+            checkpoint = self.model_of(self.training.previous)
+        task = trainer.training_of(self.plan, self.spec, self.training, checkpoint)
+        answer = trainer.answer(
+            task, self.training.command, log, f"training of {self.name}", watch, environment
+        )
+        write_json_atomic(self.marker, trainer.marker(task, answer))
+
+    def _chosen_checkpoint(self) -> str:
+        """The best checkpoint by validation; a schedule over all stages goes on from the last."""
+        best = "checkpoint_best.pt"
+        if self.plan.request.one_schedule or not (self.directory / best).exists():
+            return "checkpoint_last.pt"
+        return best
 
     def work(self) -> None:
         from submitit import JobEnvironment
@@ -111,23 +131,29 @@ class TrainJob(RunJob):
             self.do(arguments=arguments, log=f"train.rank{job.global_rank}.log")
             return
         make_directory(self.directory)
-        with patiently_locked(self.directory):  # a job that SLURM declared dead may still be running
+        # A job that SLURM declared dead may still be running.
+        with patiently_locked(self.directory):
             self.do(arguments=arguments)
 
     def _joined(self, tasks: int, task: int, attempt: str, host: str | None) -> list[str]:
-        """Flags with which the processes of all `tasks` find each other; see fairseq_alma.rendezvous.
+        """Flags by which the processes of a training find each other (fairseq_alma.rendezvous).
 
-        `attempt` tells this start from earlier ones; `host` is that of the first process, None: its node.
+        tasks: of the SLURM job, of which this is number `task`. attempt: a name of this start,
+        which no earlier start had. host: of the first process; None: its node.
         """
-        if not (placement := self.plan.request.placement):
+        placement = self.plan.request.placement
+        if not placement:
             return []
-        here = placement.processes // tasks
-        arguments = flag_words("--expect-gpus", here if placement.gpus else None)
+        processes = placement.processes // tasks  # of this task
+        arguments = flag_words("--expect-gpus", processes if placement.gpus else None)
         if placement.processes > 1:
-            words = f"attempt={attempt}" + (f"&host={host}" if host else "")
-            meeting = f"alma://{quote(str((self.directory / RENDEZVOUS).resolve()))}?{words}"
-            arguments += ["--distributed-init-method", meeting, "--distributed-rank", str(task * here)]
-            if here == 1:  # fairseq starts no processes
+            file = quote(str((self.directory / RENDEZVOUS).resolve()))
+            meeting = f"alma://{file}?attempt={attempt}"
+            if host:
+                meeting += f"&host={host}"
+            arguments += ["--distributed-init-method", meeting]
+            arguments += ["--distributed-rank", str(task * processes)]
+            if processes == 1:  # fairseq starts no processes
                 arguments.append("--distributed-no-spawn")
         return arguments
 
@@ -141,34 +167,59 @@ class EvaluateJob(RunJob):
     def do(self, environment: Environment = None, watch: Watch = None) -> None:
         if self.done:
             return
-        models: list[Path] = []
-        command, log, what = self.plan.untrained, "untrained.log", "evaluation of the untrained model"
-        if self.kind == "evaluate":
-            command, log, what = self.spec.evaluate, "eval.log", self.name
-            models = [self.model_of(model) for model in self.spec.models]
-            if self.plan.request.evaluate and not (self.directory / SCORES).exists():
-                # Before result.json, so that a failure of the user's program leaves no row.
-                scores, lines = self.directory / "scores.log", [""]
-                words = [*shlex.split(self.plan.request.evaluate), *map(str, models)]
-                children.run(words, scores, f"--evaluate of {what}", lines.append, environment)
-                write_json_atomic(self.directory / SCORES, read_scores(lines[-1].encode(), scores))
-        if self.plan.request.trainer:
-            task = trainer.evaluation_of(self.plan, self.spec if models else None, models)
-            answer = trainer.answer(task, command, self.directory / log, what, watch, environment)
-            markers = [read_marker(model / TRAINED) for model in self.spec.models] if models else []
-            costs = [marker["training"] for marker in markers]
-            write_json_atomic(self.marker, trainer.measured(self.plan, task, answer, costs))
+        if self.kind == "untrained":
+            log = self.directory / "untrained.log"
+            name = "evaluation of the untrained model"
+            self._evaluate(self.plan.untrained, [], log, name, environment, watch)
             return
+        models = [self.model_of(directory) for directory in self.spec.models]
+        # Before result.json, so that a failure of the user's program leaves no row.
+        if self.plan.request.evaluate and not (self.directory / SCORES).exists():
+            self._score(models, environment)
+        log = self.directory / "eval.log"
+        self._evaluate(self.spec.evaluate, models, log, self.name, environment, watch)
+
+    def _score(self, models: Sequence[Path], environment: Environment) -> None:
+        """Run the program of --evaluate and keep the numbers of its last line."""
+        log = self.directory / "scores.log"
+        lines = [""]
+        words = [*shlex.split(self.plan.request.evaluate or ""), *map(str, models)]
+        children.run(words, log, f"--evaluate of {self.name}", lines.append, environment)
+        write_json_atomic(self.directory / SCORES, read_scores(lines[-1].encode(), log))
+
+    def _evaluate(
+        self,
+        command: Sequence[str],
+        models: Sequence[Path],
+        log: Path,
+        name: str,
+        environment: Environment,
+        watch: Watch,
+    ) -> None:
+        """Evaluate `models` (none: the untrained model) by fairseq, or by the user's trainer."""
+        if not self.plan.request.trainer:
+            paths = ["--path", ":".join(map(str, models))] if models else []
+            children.run([*command, *paths], log, name, watch, environment)
+            return
+        task = trainer.evaluation_of(self.plan, self.spec if models else None, models)
+        answer = trainer.answer(task, command, log, name, watch, environment)
+        costs = []
         if models:
-            command = (*command, "--path", ":".join(map(str, models)))
-        children.run(command, self.directory / log, what, watch, environment)
+            costs = [read_marker(model / TRAINED)["training"] for model in self.spec.models]
+        write_json_atomic(self.marker, trainer.measured(self.plan, task, answer, costs))
 
 
 def jobs_of(plan: Plan) -> list[RunJob]:
     """All jobs of a run in a possible order of execution."""
     out = plan.out
-    untrained: dict[str, Any] = {"name": "untrained", "kind": "untrained", "array": "alma-untrained"}
-    jobs: list[RunJob] = [EvaluateJob(plan=plan, run=out, directory=out, marker=out / UNTRAINED, **untrained)]
+    untrained: dict[str, Any] = {
+        "name": "untrained",
+        "kind": "untrained",
+        "array": "alma-untrained",
+    }
+    jobs: list[RunJob] = [
+        EvaluateJob(plan=plan, run=out, directory=out, marker=out / UNTRAINED, **untrained)
+    ]
     for index, spec in enumerate(plan.stages):
         shared: dict[str, Any] = {"plan": plan, "run": out, "index": index}
         count = len(spec.trainings)

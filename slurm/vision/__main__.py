@@ -1,4 +1,5 @@
-"""Submit a sweep of image runs as one SLURM array, several in each job: `alma images --cluster slurm`."""
+"""Submit a sweep of image runs as one SLURM array, several in each job: `alma images --cluster
+slurm`."""
 
 import shlex
 import signal
@@ -21,24 +22,25 @@ examples:
 
 
 def parser() -> Parser:
-    """The flags that `alma images` has with --cluster slurm only; all others are those of vision/run.py."""
-    made = Parser(
+    """Flags of `alma images` with --cluster slurm only; the others are those of vision/run.py."""
+    cluster_parser = Parser(
         prog="alma images --cluster slurm",
         usage="alma images [EXPERIMENT.yaml] [flags of alma images] --cluster slurm [options]",
-        description="Train image learners as one SLURM array, several runs in each job. Rerun the command to "
-        "submit what is neither complete nor queued. `alma images --help` describes the other flags.",
+        description="Train image learners as one SLURM array, several runs in each job. Rerun the "
+        "command to submit what is neither complete nor queued. `alma images --help` describes the "
+        "other flags.",
         epilog=_EXAMPLES,
         allow_abbrev=False,
     )
-    group = made.add_argument_group("where to run")
+    group = cluster_parser.add_argument_group("where to run")
     group.add_argument("--cluster", choices=("slurm",), default="slurm", help="as SLURM jobs")
     runs = "runs of each job, at most; --cpus-per-task of them run at a time (default: 20)"
     group.add_argument("--runs-per-job", type=count, default=20, metavar="N", help=runs)
     dry = "print the input of sbatch; submit and write nothing"
     group.add_argument("--dry-run", action="store_true", help=dry)
     group.add_argument("--wait", action="store_true", help=resources.WAIT)
-    resources.add_flags(made, USUAL, "job of the array")
-    return made
+    resources.add_flags(cluster_parser, USUAL, "job of the array")
+    return cluster_parser
 
 
 @command
@@ -52,23 +54,26 @@ def main() -> None:
             raise UserError(f"{flag}: on this machine only: leave out --cluster slurm")
         if flag.partition("=")[0] in _SET_HERE:
             raise UserError(f"{flag}: not with --cluster slurm; --cpus-per-task runs go at a time")
-    wanted = resources.read(options, USUAL)
-    if wanted.nodes > 1 or wanted.tasks_per_node > 1:
+    job_resources = resources.read(options, USUAL)
+    if job_resources.nodes > 1 or job_resources.tasks_per_node > 1:
         raise UserError("--nodes and --tasks-per-node: a part of a sweep is one task")
-    sweep = parts(flags, options.runs_per_job, wanted.cpus_per_task or 1)
+    sweep = parts(flags, options.runs_per_job, job_resources.cpus_per_task or 1)
     out = sweep[0].run
     folder = submission.log_folder(out)
     if options.dry_run:
-        texts, totals = submission.dry_run(sweep, wanted, folder)
+        texts, totals = submission.dry_run(sweep, job_resources, folder)
         print(*texts, totals, sep="\n")
         return
     make_directory(folder.parent)
     with patiently_locked(folder.parent):  # else two launches could both find an empty queue
         busy = submission.in_queue([out])
-        if foreign := [job for job in busy if job.marker not in {part.marker for part in sweep}]:
-            what = f"{foreign[0].name} (job id {foreign[0].job_id}) of another launch is in the queue"
-            raise UserError(f"{out}: {what}: wait, or cancel it with: alma cancel {shlex.quote(str(out))}")
-        submission.launch(sweep, wanted, folder, busy)
+        markers = {part.marker for part in sweep}
+        foreign = [job for job in busy if job.marker not in markers]
+        if foreign:
+            problem = f"{foreign[0].name} (job id {foreign[0].job_id}) of another launch"
+            remedy = f"wait, or cancel it with: alma cancel {shlex.quote(str(out))}"
+            raise UserError(f"{out}: {problem} is in the queue: {remedy}")
+        submission.launch(sweep, job_resources, folder, busy)
     if problems := submission.follow([out], options.wait):
         raise children.StageFailed("; ".join(map(str, problems)))
     if options.wait:

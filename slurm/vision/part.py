@@ -35,8 +35,10 @@ class PartJob(Job):
         # A job that SLURM declared dead may still be running.
         with patiently_locked(self.marker.parent, f".{self.marker.stem}.lock"):
             try:
-                # The signal of `children.save` only ends it: its checkpoints are at most half a minute old.
-                log, environment = self.marker.with_suffix(".log"), {"OMP_NUM_THREADS": str(self.cpus)}
+                # The signal of `children.save` only ends it: its checkpoints are at most half a
+                # minute old.
+                log = self.marker.with_suffix(".log")
+                environment = {"OMP_NUM_THREADS": str(self.cpus)}
                 children.run([*_IMAGES, *words], log, self.name, environment=environment)
             except children.StageFailed:
                 time.sleep(2)  # a signal to the whole job may have reached the child first

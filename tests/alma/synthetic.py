@@ -13,8 +13,8 @@ from alma.records import Run, check_row
 from alma.report import compare, style
 from alma.report.__main__ import main as report_main
 from alma.report.advice.__main__ import main as advise_main
-from alma.report.age import Losses
 from alma.report.lm.entries import find_entries
+from alma.report.losses import Losses
 from alma.report.results import find_runs, group
 from alma.report.vision import select
 from alma.stages import stages

@@ -45,7 +45,7 @@ def test_the_better_learner_is_chosen_within_the_budget(tmp_path):
     assert (comparison.question, comparison.advice) == ("one model or several?", "several models")
     assert 0 < comparison.low < comparison.difference < comparison.high
     # each run trains with 1 TFLOP per mega-batch; what is spent does not count
-    assert [round(each.compute, 6) for each in free.found] == [B - 20, B - 20]
+    assert [round(each.compute, 6) for each in free.candidates] == [B - 20, B - 20]
     assert advice_on(tmp_path, 20, B - 21).choice is None
     text = call_advise(tmp_path, "--from", 20, "--budget", "19TFLOPs").stdout
     assert "No configuration stays within the budget: the least is 20 TFLOPs to come" in text
@@ -62,7 +62,7 @@ def test_a_run_with_fewer_rows_says_so(tmp_path):
     two_learners(tmp_path, seeds=1, noise=0)
     image_run(tmp_path / "ens0", law(0.5, 0.4, 0.02), rows=11, learner="ens", members=5)
     found = advice_on(tmp_path)
-    assert {each.label: each.now for each in found.found} == {"sm w=1": 40, "ens w=1": 10}
+    assert {each.label: each.now for each in found.candidates} == {"sm w=1": 40, "ens w=1": 10}
     assert {row[0]: row[2] for row in front_table(found)}["ens w=1"].endswith(" (t=10)")
     record = call_advise(tmp_path, "--out", tmp_path).record
     assert {each["label"]: each["from"] for each in record["configurations"]} == {"sm w=1": 40, "ens w=1": 10}
@@ -156,7 +156,7 @@ def test_what_a_run_records_says_whether_it_is_several_or_grows(tmp_path):
     lm_run(tmp_path / "mine", values, "mine", millions=[64, 70, 80, 90, 100, 110])
     advice = advice_on(tmp_path, 5)
     assert [each.question for each in advice.comparisons] == ["one model or several?"]
-    sides = {each.label: each.sides for each in advice.found}
+    sides = {each.label: each.sides for each in advice.candidates}
     assert sides["recent w=1"]["one model or several?"] == "several models"
     assert sides["mine w=1"]["grow the model?"] == "grow"
     assert sides["sm w=1"]["grow the model?"] == "keep the size"

@@ -2,14 +2,20 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from alma.report.advice import matrix
-from alma.report.advice.cadence import NO_EVIDENCE, Period, Retraining, TrainingCost
-from alma.report.advice.staleness import SEASON, Laws, known_at
-from alma.report.age import Losses
+from alma.report.advice import retraining_words as words
+from alma.report.advice.law import Break, Season
+from alma.report.advice.period import Period, ordinal
+from alma.report.advice.questions import NO_EVIDENCE
+from alma.report.advice.retraining import Retraining, TrainingCost
+from alma.report.advice.retraining_table import record, titled
+from alma.report.advice.staleness import Laws, known_at
+from alma.report.losses import Losses
 from benchmarks import cadence_calibration as calibration
 from benchmarks.backtest import label_of
 
@@ -187,7 +193,7 @@ def test_a_season_of_the_calendar_is_told_from_drift(drift):
         return 2 + drift * abs(p - u) + 0.2 * math.sin(math.pi * (p - u) / 12) ** 2
 
     found = Retraining(noisy(loss, 0.005, count=14), "nats a token", Period("month"), every=(1, 6, 12))
-    assert "The stream has a season: a model half a year old is 22% [" in " ".join(found.lines)
+    assert "The stream has a season: a model half a year old is 22% [" in " ".join(words.lines(found))
     extra = {k: sum(loss(0, a, 0) - 2 for a in range(1, k + 1)) / k for k in found.cadences}
     for k, rarer in (1, 6), (6, 12):
         gain = found.gain(k, rarer)
@@ -195,16 +201,26 @@ def test_a_season_of_the_calendar_is_told_from_drift(drift):
     unnamed = Retraining(noisy(loss, 0.005, count=14), "nats a token")  # mega-batches have no calendar
     young = Retraining(noisy(loss, 0.005, count=9), "nats a token", Period("month"))
     few = Retraining(noisy(loss, 0.005, count=24, models=(1, 6, 13)), "nats a token", Period("month"))
-    assert [each.laws.event for each in (found, unnamed, young, few)] == [SEASON, None, None, None]
+    assert [each.laws.event for each in (found, unnamed, young, few)] == [Season(12), None, None, None]
+
+
+@pytest.mark.parametrize("start", [1, -5])
+def test_a_break_is_told_whatever_the_number_of_its_period(start):
+    """The first period after it is the sixth one: 6 or, of labels from -5 on, 0."""
+    made = noisy(lambda u, p, _: 2 + 0.3 * ((u < 6) != (p < 6)), 0.0005, count=10)
+    axis = tuple(range(start, start + 10))
+    found = Retraining(replace(made, until=axis, periods=axis), "nats a token")
+    assert found.laws.event == Break(start + 5)
+    assert words.lines(found)[2].startswith("The stream broke 4 periods before the last period;")
 
 
 def test_without_losses_on_the_past_there_is_no_answer():
     made = noisy(lambda u, p, _: 3 - 0.1 * math.log(u) if p >= u else math.nan)
     found = Retraining(made, "nats a token", price=0.1)
-    assert found.answer.startswith("No answer: without losses on the periods before")
-    assert (found.advice, found.lines) == (NO_EVIDENCE, [f"{found.answer}."])
-    assert found.parts[0].cells[0] == ["training", "as last time", "cost of trainings to come"]
-    assert json.loads(json.dumps(found.record()))["plan"] is None
+    assert words.answer(found).startswith("No answer: without losses on the periods before")
+    assert (words.advice_of(found), words.lines(found)) == (NO_EVIDENCE, [f"{words.answer(found)}."])
+    assert titled(found).cells[0] == ["training", "as last time", "cost of trainings to come"]
+    assert json.loads(json.dumps(record(found)))["plan"] is None
 
 
 def test_without_models_on_their_own_periods_there_is_no_answer():
@@ -213,18 +229,19 @@ def test_without_models_on_their_own_periods_there_is_no_answer():
     def loss(u, p, _, past=0):
         return 3 - 0.05 * u if p > u or u - p == past else math.nan
 
-    assert "No answer" in Retraining(noisy(lambda *cell: loss(*cell, 2), count=12), "nats a token").answer
+    two_later = noisy(lambda *cell: loss(*cell, 2), count=12)
+    assert "No answer" in words.answer(Retraining(two_later, "nats a token"))
     one = noisy(lambda u, p, _: 3 - 0.05 * u if p >= u or (u, p) == (3, 2) else math.nan, count=12)
-    assert Retraining(one, "nats a token").advice == NO_EVIDENCE
+    assert words.advice_of(Retraining(one, "nats a token")) == NO_EVIDENCE
 
 
 def test_what_training_gains_shrinks_and_is_not_drift():
     found = Retraining(noisy(lambda u, p, _: 3 - 0.5 * math.log(u), seed=1), "nats a token")
-    assert found.advice == NO_EVIDENCE
-    assert found._last_time(1) == pytest.approx(0.5 * math.log(8 / 7), abs=0.01)
-    assert found.extra(1).mean < 0.7 * found._last_time(1)
+    assert words.advice_of(found) == NO_EVIDENCE
+    assert found.last_time(1) == pytest.approx(0.5 * math.log(8 / 7), abs=0.01)
+    assert found.extra(1).mean < 0.7 * found.last_time(1)
     even = noisy(lambda u, p, _: 3 - 0.1 * u, count=24)  # no law of training: that of age takes it
-    assert Retraining(even, "nats a token").advice == NO_EVIDENCE
+    assert words.advice_of(Retraining(even, "nats a token")) == NO_EVIDENCE
 
 
 def test_without_drift_slopes_lie_on_both_sides_of_zero():
@@ -254,20 +271,31 @@ def test_a_model_that_is_newer_than_all_tests_has_no_age():
 def test_the_cadence_is_the_same_beside_any_others(every):
     """0.004 nats a month: 3 months lose 0.4% to 1 month, 6 months 1%."""
     made = noisy(lambda u, p, _: 0.0045 * abs(p - u), 0.0005, count=14)
-    assert Retraining(made, "nats a token", Period("month"), every=every).advice == "every quarter"
+    found = Retraining(made, "nats a token", Period("month"), every=every)
+    assert words.advice_of(found) == "every quarter"
 
 
 def test_costs_are_of_trainings_to_come():
     made = noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005)
     found = Retraining(made, "nats a token", Period("month"), TrainingCost(2.0, 3.0), (1, 3))
-    assert found.parts[0].cells[2][-1] == "4 trainings a year, 8 TFLOPs, 12 GPU-hours"
-    assert found.answer.startswith("Every month, 12 trainings a year, 24 TFLOPs, 36 GPU-hours: 11% [")
+    assert titled(found).cells[2][-1] == "4 trainings a year, 8 TFLOPs, 12 GPU-hours"
+    assert words.answer(found).startswith("Every month, 12 trainings a year, 24 TFLOPs, 36 GPU-hours: 11% [")
     pays = 3 / 2 * found.gain(1, 3).mean  # the price at which 12 and 4 trainings in 12 months cost as much
-    assert float(found.parts[0].cells[1][4]) == pytest.approx(pays, rel=0.01)
-    found.money = 10
-    assert float(found.parts[0].cells[1][4]) == pytest.approx(10 * pays, rel=0.01)
+    assert float(titled(found).cells[1][4]) == pytest.approx(pays, rel=0.01)
+    in_money = replace(found, money=10)
+    assert float(titled(in_money).cells[1][4]) == pytest.approx(10 * pays, rel=0.01)
     assert [Period("month").every(k) for k in (1, 3, 12)] == ["every month", "every quarter", "once a year"]
-    assert Period("mega-batch").every(3) == "every 3rd mega-batch"
+
+
+def test_cadences_have_english_ordinals():
+    suffixes = {"st": (1, 21, 101), "nd": (2, 22, 102), "rd": (3, 23, 103), "th": (4, 11, 12, 13, 20, 111)}
+    for suffix, numbers in suffixes.items():
+        assert [ordinal(k) for k in numbers] == [f"{k}{suffix}" for k in numbers]
+    assert [Period("mega-batch").every(k) for k in (1, 3, 21)] == [
+        "every mega-batch",
+        "every 3rd mega-batch",
+        "every 21st mega-batch",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -300,7 +328,7 @@ def test_periods_are_named_and_counted_by_their_labels():
     uneven = (["2025-12", "2026-02"], ["2020..2021", "2022"], [])
     assert {Period.of(labels) for labels in uneven} == {Period("mega-batch")}
     made = Retraining(noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005), "nats a token", week, every=(1, 4))
-    assert [row[-1] for row in made.parts[0].cells[1:]] == ["52 trainings a year", "13 trainings a year"]
+    assert [row[-1] for row in titled(made).cells[1:]] == ["52 trainings a year", "13 trainings a year"]
 
 
 def test_a_jump_of_the_served_loss_is_a_reason_to_retrain():

@@ -128,7 +128,7 @@ def test_advice_of_an_earlier_time_has_the_seeds_that_had_come_so_far(tmp_path):
     image_run(tmp_path / "late", law(0.5, 0.4, 0.02, count=8), seed=2, learner="ens", members=5, rows=5)
     for now, known in ((3, [0, 1, 2]), (4, [0, 1, 2]), (5, [0, 1])):
         found = advise(one_section(find_runs([tmp_path]), now), now)
-        assert {each.label: each.seeds for each in found.found}["ens w=1"] == known
+        assert {each.label: each.seeds for each in found.candidates}["ens w=1"] == known
         done = run_here(advise_main, [tmp_path, "--from", now])
         assert ("beside finished seeds" in done.stdout) == (now > 4)
 

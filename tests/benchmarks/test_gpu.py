@@ -83,6 +83,7 @@ def test_dispatchers_are_measured_beside_the_dense_layer(step):
     assert single["MOELayer top-1, MB"] < single["MOELayer Top2Gate, MB"]
 
 
+@pytest.mark.thorough
 def test_training_is_measured_beside_transformer_lm(step):
     (row,) = step("train")
     assert len(row["tokens/s"]) == 2
@@ -116,6 +117,7 @@ def test_fairseq_train_accepts_all_flags_of_full_size(benchmark, tmp_path):
     assert resolve([str(tmp_path), "--task", "alma_lm", *language.BASE.split()])["arch"] == "switch_gmoe_base"
 
 
+@pytest.mark.thorough
 def test_a_training_is_profiled(step):
     (row,) = step("profile")
     assert row["update, ms"] > 0
@@ -149,6 +151,7 @@ def test_shares_of_the_time(benchmark):
     assert row["longest kernels"] == "gemm 50%; copy 20%"
 
 
+@pytest.mark.thorough
 def test_image_learners_are_measured_beside_plain_pytorch(step):
     mnist, large = step("images")
     assert [row["case"]["network"] for row in (mnist, large)] == ["mlp", "mobilenet_v3_small"]
@@ -157,6 +160,7 @@ def test_image_learners_are_measured_beside_plain_pytorch(step):
         assert min(ratios) > 0
 
 
+@pytest.mark.thorough
 def test_a_killed_training_resumes_with_the_same_numbers(step):
     (row,) = step("resume")
     assert row["updates before"] - row["repeated"] in (16, 32, 48)
@@ -180,6 +184,7 @@ def test_a_resumed_training_with_other_numbers_is_an_error(
         language.resumed([], "SIGTERM", tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_stream_has_a_row_for_each_stage(step):
     stream, untrained, first = step("stream")
     assert stream["words"] > 1000

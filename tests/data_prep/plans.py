@@ -1,18 +1,22 @@
 """Records written by hand, and the plan that the stages make of them."""
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_prep import pipeline, ranges, scan
-from data_prep.cut import Wanted
+from data_prep import ranges, scan
+from data_prep.build import Build
+from data_prep.cut import Splits
 from data_prep.documents import Reader
 from data_prep.plan import CorpusPlan
 from data_prep.pools import LEFT_OUT
 from data_prep.scan import RECORD, content_keys
+from data_prep.settings import StreamSettings
 from data_prep.shuffle import planned_documents
+from data_prep.stages import CutSplits, PlanBuckets, ReadPastKeys, SortRecords
 from data_prep.work import Work, Workspace, open_items
 
 
@@ -28,7 +32,7 @@ def make_records(documents) -> np.ndarray:
 
 def plan_of(
     records: np.ndarray,
-    wanted: Wanted,
+    splits: Splits,
     sources: tuple[str, ...],
     known: np.ndarray | None = None,
     shards: int = 2,
@@ -51,15 +55,24 @@ def plan_of(
             keys = [directory / "odd.keys", directory / "even.keys"]
             for number, path in enumerate(keys):
                 content_keys(known[number::2]).tofile(path)
-        work = Work(1)
-        count = pipeline.sort_documents(space, wanted, work, shards, keys)
-        plan = pipeline.plan_buckets(space, wanted, work, count)
+        build = build_to_plan(space, splits, shards, keys)
         found = []
         for shard, piece in enumerate(pieces):
-            documents = list(planned_documents(space, shard, plan, wanted, count))
+            documents = list(planned_documents(space, shard, build.plan, splits, build.ranges))
             assert [key for key, _ in documents] == [row.tobytes()[:16] for row in piece]
             found += [bucket for _, bucket in documents]
-        return np.array(found), plan
+        return np.array(found), build.plan
+
+
+def build_to_plan(space: Workspace, splits: Splits, shards: int, keys: Sequence[Path] = ()) -> Build:
+    """Run the stages from keys to plan after the scan of `shards` shards; `keys`: .keys files."""
+    settings = StreamSettings([], splits, space.seed, space.reader, 1, {})
+    build = Build(settings=settings, space=space, shards=[()] * shards, past_keys=keys)
+    work = Work(1)
+    for stage in (ReadPastKeys(), SortRecords(), CutSplits(), PlanBuckets()):
+        if stage.is_needed(build):
+            stage.run(build, work)
+    return build
 
 
 def write_scans(
@@ -76,9 +89,9 @@ def write_scans(
     return space, pieces
 
 
-def split_of(records: np.ndarray, wanted: Wanted, sources: tuple[str, ...], **options) -> np.ndarray:
+def split_of(records: np.ndarray, splits: Splits, sources: tuple[str, ...], **options) -> np.ndarray:
     """(records,) the split of each record, or LEFT_OUT; see `plan_of`."""
-    bucket, plan = plan_of(records, wanted, sources, **options)
+    bucket, plan = plan_of(records, splits, sources, **options)
     return np.where(bucket == LEFT_OUT, LEFT_OUT, plan.bucket_split[bucket])
 
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from alma.dates import Dates, label, number_of
 from alma.errors import UserError
 from alma.stream import Stream
-from data_prep import documents, order, plan
+from data_prep import dated as periods
+from data_prep import documents, plan
+from data_prep.dated import Dated, merged
 from data_prep.documents import Reader
-from data_prep.order import Dated, merged
 from data_prep.scan import RECORD, scan_shard
 from data_prep.work import Workspace, mapped
 
@@ -227,16 +228,16 @@ def test_duplicates_do_not_make_a_period_large(news, dated, prepare, tmp_path, n
 
 
 def test_too_many_periods_are_counted_after_the_merge(monkeypatch):
-    monkeypatch.setattr(order, "MOST", 3)
+    monkeypatch.setattr(periods, "MOST", 3)
     words = {f"{year}/a": 4 for year in range(2020, 2024)}
     for small in (False, True):
-        wanted = Dated(0, 1, 2, 2, None, merge_small=small)
+        splits = Dated(0, 1, 2, 2, None, merge_small=small)
         if small:
-            assert len(wanted.with_periods("year", words, False).order) == 4
-            assert wanted.with_periods("year", words, True).periods == ["2020..2021", "2022..2023"]
-        wanted = Dated(0, 1, 1, 1, None, merge_small=small)
+            assert len(splits.with_periods("year", words, False).order) == 4
+            assert splits.with_periods("year", words, True).periods == ["2020..2021", "2022..2023"]
+        splits = Dated(0, 1, 1, 1, None, merge_small=small)
         with pytest.raises(UserError, match="4 periods, of which a stream has at most 3; choose longer ones"):
-            wanted.with_periods("year", words, small)
+            splits.with_periods("year", words, small)
 
 
 def test_the_rule_of_merging():

@@ -13,7 +13,7 @@ import pytest
 from alma.files import LOCK, locked
 from alma.stream import Stream
 from data_prep import __main__ as cli
-from data_prep import install, pipeline
+from data_prep import install, pipeline, stages
 
 from .conftest import make_documents, run
 from .test_pipeline import digests
@@ -87,7 +87,7 @@ def test_what_other_settings_have_left_is_removed(corpus, tmp_path, monkeypatch,
     """Killed while a work directory is removed: no run resumes in its remains."""
     line = [corpus, "--mega-batches", 2, *SIZES.split(), "--out", tmp_path / "out"]
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline.cut, "cut_corpus", lambda *_: sys.exit(3))
+        patch.setattr(stages.cut, "cut_corpus", lambda **_: sys.exit(3))
         with pytest.raises(SystemExit, match="3"):
             alma_data(*line, "--seed", 4)
     with monkeypatch.context() as patch, contextlib.suppress(_KilledError):
@@ -132,10 +132,10 @@ PAUSED = """
 import sys
 from data_prep import __main__, cut, install
 corpus = cut.cut_corpus
-def pause(*arguments):
+def pause(**arguments):
     print("locked", flush=True)
     sys.stdin.readline()
-    corpus(*arguments)
+    corpus(**arguments)
 cut.cut_corpus = pause
 __main__.main()
 """

@@ -17,34 +17,34 @@ SOURCES = ("b", "a", "d", "c")
 ORDER = [["b"], ["a", "d"], ["c"]]
 
 
-def wanted_of(words: int = 0, eval_words: int = 40, valid_words: int = 30, order=ORDER, first: int = 0):
+def splits_of(words: int = 0, eval_words: int = 40, valid_words: int = 30, order=ORDER, first: int = 0):
     return Ordered(len(order), words, eval_words, valid_words, None, first, order)
 
 
 @st.composite
 def corpora(draw):
-    """(records, wanted); equal documents are in one or in several sources."""
+    """(records, splits); equal documents are in one or in several sources."""
     rng = draw(st.randoms(use_true_random=False))
     words = [rng.randint(1, 20) for _ in range(draw(st.integers(60, 120)))]
     documents = [(key, count, rng.randrange(4)) for key, count in enumerate(words)]
     again = [rng.randrange(len(words)) for _ in range(draw(st.integers(0, 40)))]
     documents += [(key, words[key], rng.randrange(4)) for key in again]
     rng.shuffle(documents)
-    wanted = wanted_of(draw(st.sampled_from([0, 60])), draw(st.integers(10, 40)), draw(st.integers(10, 40)))
-    return make_records(documents), wanted
+    splits = splits_of(draw(st.sampled_from([0, 60])), draw(st.integers(10, 40)), draw(st.integers(10, 40)))
+    return make_records(documents), splits
 
 
-def parts_of(records: np.ndarray, wanted: Ordered, known: np.ndarray | None = None) -> dict[str, list[int]]:
+def parts_of(records: np.ndarray, splits: Ordered, known: np.ndarray | None = None) -> dict[str, list[int]]:
     """The keys of each part, in the order of its file. Rejects corpora that are too small."""
-    sources = tuple(sorted((name for names in wanted.order for name in names), key=wanted.rank))
+    sources = tuple(sorted((name for names in splits.order for name in names), key=splits.rank))
     try:
-        split = split_of(records, wanted, sources, known=known, range_documents=50)
+        split = split_of(records, splits, sources, known=known, range_documents=50)
     except UserError:
         reject()
     order = in_hash_order(records)
     return {
         name: [int(records["low"][i]) for number in numbers for i in order[split[order] == number]]
-        for name, numbers in wanted.parts.items()
+        for name, numbers in splits.parts.items()
     }
 
 
@@ -52,25 +52,25 @@ def parts_of(records: np.ndarray, wanted: Ordered, known: np.ndarray | None = No
 @settings(max_examples=12, deadline=None)
 def test_ranges_and_runs_do_not_matter(corpus, data):
     """The plan of many small ranges is that of one, with documents of a stream and without."""
-    records, wanted = corpus
+    records, splits = corpus
     old = records[data.draw(st.sampled_from([0, 1, 2])) :: 5].copy() if data.draw(st.booleans()) else None
     sizes = {
         "range_documents": data.draw(st.integers(8, 60)),
         "run_documents": data.draw(st.integers(3, 200)),
         "shards": data.draw(st.integers(1, 4)),
     }
-    same_plan(records, wanted, SOURCES, data.draw(st.integers(10, 200)), old, **sizes)
+    same_plan(records, splits, SOURCES, data.draw(st.integers(10, 200)), old, **sizes)
 
 
 @given(corpora())
 @settings(max_examples=12, deadline=None)
 def test_the_past_is_that_of_a_stream_without_the_future(corpus):
-    records, wanted = corpus
-    whole = parts_of(records, wanted)
+    records, splits = corpus
+    whole = parts_of(records, splits)
     for count in (1, 2):
         order = ORDER[:count]
         sources = sum(map(len, order))
-        past = wanted_of(wanted.words, wanted.eval_words, wanted.valid_words, order)
+        past = splits_of(splits.words, splits.eval_words, splits.valid_words, order)
         for name, keys in parts_of(records[records["source"] < sources], past).items():
             if name not in ("test", "valid"):
                 assert whole[name] == keys, name
@@ -79,13 +79,13 @@ def test_the_past_is_that_of_a_stream_without_the_future(corpus):
 @given(corpora())
 @settings(max_examples=12, deadline=None)
 def test_an_addition_is_that_of_a_stream_of_everything(corpus):
-    records, wanted = corpus
-    whole = parts_of(records, wanted)
+    records, splits = corpus
+    whole = parts_of(records, splits)
     before = {key for name, keys in whole.items() if name.endswith(("00", "01")) for key in keys}
     old = records[np.isin(records["low"], list(before))]
     added = records[records["source"] == 3].copy()
     added["source"] = 0
-    last = wanted_of(wanted.words, wanted.eval_words, wanted.valid_words, [["c"]], first=2)
+    last = splits_of(splits.words, splits.eval_words, splits.valid_words, [["c"]], first=2)
     found = parts_of(added, last, old)
     assert found.keys() == {"megabatch_02", "test_02", "valid_02"}
     for name, keys in found.items():
@@ -95,8 +95,8 @@ def test_an_addition_is_that_of_a_stream_of_everything(corpus):
 @given(corpora())
 @settings(max_examples=12, deadline=None)
 def test_a_document_belongs_to_the_first_megabatch_that_has_it(corpus):
-    records, wanted = corpus
-    found = parts_of(records, wanted)
+    records, splits = corpus
+    found = parts_of(records, splits)
     test, valid = found.pop("test"), found.pop("valid")
     everything = [key for keys in found.values() for key in keys]
     assert len(set(everything)) == len(everything)
@@ -106,10 +106,10 @@ def test_a_document_belongs_to_the_first_megabatch_that_has_it(corpus):
         earliest[key] = min(t, earliest.get(key, t))
     for name, keys in found.items():
         own = int(name[-2:])
-        if not wanted.words:  # taken whole, so each document is where it came first
+        if not splits.words:  # taken whole, so each document is where it came first
             assert {earliest[key] for key in keys} == {own}
         assert all(earliest[key] <= own for key in keys)
-    if not wanted.words:
+    if not splits.words:
         assert set(everything) == set(earliest)
     for mixed, name in ((test, "test"), (valid, "valid")):
         at = 0
@@ -126,10 +126,10 @@ def test_a_document_belongs_to_the_first_megabatch_that_has_it(corpus):
 @settings(max_examples=12, deadline=None)
 def test_the_mixed_parts_are_nearest_to_their_share(corpus):
     """Counted from the documents that the held-out part has, not from the words that were asked for."""
-    records, wanted = corpus
-    found = parts_of(records, wanted)
+    records, splits = corpus
+    found = parts_of(records, splits)
     words = dict(zip(records["low"].tolist(), records["words"].tolist(), strict=True))
-    for mixed, size in (("test", wanted.eval_words), ("valid", wanted.valid_words)):
+    for mixed, size in (("test", splits.eval_words), ("valid", splits.valid_words)):
         for t in range(3):
             keys = found[f"{mixed}_{t:02d}"]
             count = nearest(np.array([words[key] for key in keys]), size // 3)
@@ -139,7 +139,7 @@ def test_the_mixed_parts_are_nearest_to_their_share(corpus):
 def test_all_megabatches_that_are_too_small_are_named():
     documents = [(key, 10, key % 2) for key in range(30)] + [(0, 10, 3), (30, 10, 3)]
     with pytest.raises(UserError) as error:
-        plan_of(make_records(documents), wanted_of(words=200, eval_words=30, valid_words=20), SOURCES)
+        plan_of(make_records(documents), splits_of(words=200, eval_words=30, valid_words=20), SOURCES)
     assert str(error.value) == (
         "3 of 3 mega-batches have fewer than the 250 words of their parts (30 test + 20 validation + 200 "
         "training) after dropping duplicates: megabatch_00 (b) has 150, megabatch_01 (a, d) has 150, "

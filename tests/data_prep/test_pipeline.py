@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from alma.files import LOCK
 from alma.stream import Stream
-from data_prep import documents, encode, near_duplicates, pipeline, plan, ranges, scan, shuffle
+from data_prep import documents, encode, near_duplicates, plan, ranges, scan, shuffle, stages
 
 from .conftest import FEW, make_documents
 
@@ -228,14 +228,14 @@ def test_lost_documents_are_noticed(corpus, prepare, tmp_path, monkeypatch, caps
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(corpus, prepare, tmp_path, monkeypatch, capsys):
-    cut = pipeline.cut.cut_corpus
+    cut = stages.cut.cut_corpus
 
-    def meddle(*arguments):
+    def meddle(**arguments):
         path = corpus / "web.txt"
         path.write_text(path.read_text("utf-8").replace("ba", "be", 1), "utf-8")
-        cut(*arguments)
+        cut(**arguments)
 
-    monkeypatch.setattr(pipeline.cut, "cut_corpus", meddle)
+    monkeypatch.setattr(stages.cut, "cut_corpus", meddle)
     with pytest.raises(SystemExit):
         prepare(corpus, out=tmp_path / "out")
     assert "web.txt: changed since it was scanned" in capsys.readouterr().err

@@ -79,6 +79,7 @@ REFUSED = [
     (f"body.jsonl {SIZES}", "body.jsonl: no field `text` that holds a string .--text-key"),
     *((f"cut.txt{end} {SIZES}", rf"cut.txt{end}: damaged or truncated") for end in ARCHIVES),
     (f"empty.txt {SIZES}", "no documents"),
+    (f"empty.txt {SIZES} --near-duplicates drop", "no documents"),
     (f"absent.txt {SIZES}", "absent.txt: no such file"),
     (f"none {SIZES}", "an empty directory"),
     (f"folder {SIZES}", "a.pdf: unknown kind of file"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream
-from data_prep.cut import Wanted
+from data_prep.cut import Splits
 from data_prep.order import Ordered
 from data_prep.pools import LEFT_OUT
 from data_prep.scan import RECORD
@@ -84,9 +84,9 @@ def test_a_document_is_in_one_part_and_parts_have_their_size(corpus, prepare, in
     out = prepare(*files_of(corpus), *ordered, out=tmp_path / "out", max_document_words=LIMIT, **flags)
     stream = assert_whole(out)
     for part in stream.parts:
-        wanted = {"m": flags["words"], "t": flags["eval_words"], "v": flags["valid_words"]}[part.name[0]]
+        target = {"m": flags["words"], "t": flags["eval_words"], "v": flags["valid_words"]}[part.name[0]]
         pieces = 3 if stream.ordered and part in (stream.test, stream.valid) else 1
-        assert abs(part.words - wanted) <= LIMIT * pieces, part.name
+        assert abs(part.words - target) <= LIMIT * pieces, part.name
     assert inspected(out, "--verify")[0] == 0
     shown = inspected(out)[1]
     column = shown.splitlines()[0].split().index("documents") + 1  # the names of the parts have no header
@@ -156,17 +156,17 @@ def test_pieces_stay_together(kind, corpus, valid):
     total = int(records["words"][records["source"] == 0].sum())
     size = max(1, int(share * total - 2 * valid) // 3)
     if kind == "iid":
-        wanted = Wanted(2, size, size, valid, "a")
+        splits = Splits(2, size, size, valid, "a")
     else:
-        wanted = Ordered(1, size, size, valid, None, 0, [["a", "b"]])
+        splits = Ordered(1, size, size, valid, None, 0, [["a", "b"]])
     try:
-        split = split_of(records, wanted, ("a", "b"), range_documents=40)
+        split = split_of(records, splits, ("a", "b"), range_documents=40)
     except UserError:
         return
     owner: dict[int, str] = {}
     for high, number in zip(records["high"].tolist(), split.tolist(), strict=True):
         if number != LEFT_OUT:
-            assert owner.setdefault(high, wanted.names[number]) == wanted.names[number]
+            assert owner.setdefault(high, splits.names[number]) == splits.names[number]
     taken = [
         row[:2] for row, number in zip(records.tolist(), split.tolist(), strict=True) if number != LEFT_OUT
     ]
@@ -177,8 +177,8 @@ def test_a_cut_leaves_out_the_rest_of_a_document_or_is_at_the_nearest():
     """Eight documents of 10 pieces of 1 word: splits of 24 words leave out 6 words of a document."""
     records = records_of([[1] * 10] * 8, [0] * 8)
     order = in_hash_order(records)
-    found = split_of(records, Wanted(2, 24, 12, 0, None), ("a",))[order].tolist()
+    found = split_of(records, Splits(2, 24, 12, 0, None), ("a",))[order].tolist()
     assert found == [0] * 24 + [-1] * 6 + [1] * 24 + [-1] * 6 + [2] * 12 + [-1] * 8
     # 72 + 6 of 80 words: the first rest may be left out, the second may not
-    found = split_of(records, Wanted(2, 24, 24, 0, None), ("a",))[order].tolist()
+    found = split_of(records, Splits(2, 24, 24, 0, None), ("a",))[order].tolist()
     assert found == [0] * 24 + [-1] * 6 + [1] * 20 + [2] * 28 + [-1] * 2

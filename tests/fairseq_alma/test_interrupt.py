@@ -86,7 +86,7 @@ def stop_at(start, stream, tiny, at_update):
 
 @pytest.mark.parametrize(
     "precision",
-    ["fp16", *(pytest.param(each, marks=pytest.mark.slow) for each in HALF_PRECISIONS if each != "fp16")],
+    ["fp16", *(pytest.param(each, marks=pytest.mark.thorough) for each in HALF_PRECISIONS if each != "fp16")],
 )
 def test_half_precisions_resume_bit_for_bit_while_the_loss_scale_grows(train, stop_at, tmp_path, precision):
     """The scale doubles every 3 updates; the interruption falls between two of them."""
@@ -159,8 +159,8 @@ def test_at_the_end_of_an_epoch_it_resumes_with_the_next(train, stop_at, tmp_pat
     [
         (1, ()),
         (0, ("--moe-expert-parallel",)),
-        pytest.param(0, (), marks=pytest.mark.slow),
-        pytest.param(1, ("--moe-expert-parallel",), marks=pytest.mark.slow),
+        pytest.param(0, (), marks=pytest.mark.thorough),
+        pytest.param(1, ("--moe-expert-parallel",), marks=pytest.mark.thorough),
     ],
 )
 def test_two_processes_stop_after_the_same_update_when_one_gets_the_signal(

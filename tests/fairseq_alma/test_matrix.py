@@ -30,15 +30,15 @@ FAST = ("lstm_lm",)
 
 
 def thinned(names) -> list:
-    """All but FAST are slow."""
-    return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
+    """All but FAST are thorough."""
+    return [pytest.param(name, marks=() if name in FAST else pytest.mark.thorough) for name in names]
 
 
 def schedules() -> list:
-    """Every schedule and average; all but one are slow."""
+    """Every schedule and average; all but one are thorough."""
     fast = ("continuous", "poly:4")
     pairs = itertools.product(SCHEDULES, AVERAGES)
-    return [pytest.param(*each, marks=() if each == fast else pytest.mark.slow) for each in pairs]
+    return [pytest.param(*each, marks=() if each == fast else pytest.mark.thorough) for each in pairs]
 
 
 @pytest.fixture

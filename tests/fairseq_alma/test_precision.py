@@ -42,7 +42,7 @@ def build(kind, params, **common):
     cfg = config(**common)
     trainer = SimpleNamespace(cfg=cfg, device=torch.device("cpu"))
     trainer.optimizer = kind.build_optimizer(cfg, params)
-    precision.replace_optimizer(trainer)
+    precision.replace_optimizer(trainer, trainer.optimizer.optimizer)
     return trainer.optimizer, trainer
 
 

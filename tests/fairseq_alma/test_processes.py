@@ -62,7 +62,7 @@ def batch_size(build, remainder: int) -> int:
     return next(size for size in range(20, 3, -1) if math.ceil(blocks / size) % 4 == remainder)
 
 
-@pytest.mark.parametrize("backend", ["legacy_ddp", pytest.param("pytorch_ddp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["legacy_ddp", pytest.param("pytorch_ddp", marks=pytest.mark.thorough)])
 def test_the_last_update_of_an_epoch_is_that_of_one_process(train, state, build, backend):
     """The second process ends with the chunk [batch, nothing]."""
     size = batch_size(build, 3)

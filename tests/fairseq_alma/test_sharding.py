@@ -30,7 +30,7 @@ def interrupted_on_two(start_two, train_on_two, stream, tiny, user_dir, tmp_path
         environment = {"DIES_AT": "8", "DIES_BY": str(int(number))}
         words = (stream, *tiny, "--save-dir", save, *flags, *user_dir(DIES))
         codes = [child.wait().code for child in start_two(*words, environment=environment)]
-        assert codes == [-number, -number]
+        assert set(codes) <= {-number, 128 + number}
         assert load(save / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 6
         return losses(train_on_two(save, *flags)[0])
 
@@ -110,7 +110,7 @@ def test_each_process_holds_its_share_once(train_on_two, user_dir, tmp_path, mon
     assert [(count["copies"], count["of"]) for count in counts] == [(0, "FusedAdam")] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "flags",
     [

@@ -121,8 +121,8 @@ def test_losing_experts_split_and_every_copy_receives_tokens(
     [
         ("pytorch_ddp", ()),
         ("legacy_ddp", ("--moe-expert-parallel",)),
-        pytest.param("legacy_ddp", (), marks=pytest.mark.slow),
-        pytest.param("pytorch_ddp", ("--moe-expert-parallel",), marks=pytest.mark.slow),
+        pytest.param("legacy_ddp", (), marks=pytest.mark.thorough),
+        pytest.param("pytorch_ddp", ("--moe-expert-parallel",), marks=pytest.mark.thorough),
     ],
 )
 def test_two_gloo_processes_equal_gradient_accumulation_in_one(
@@ -151,7 +151,7 @@ _QUICK = [("--fp16", "chunked_cross_entropy"), ("--bf16", "cross_entropy")]
 @pytest.mark.parametrize(
     ("half", "criterion"),
     [
-        pytest.param(half, criterion, marks=() if (half, criterion) in _QUICK else pytest.mark.slow)
+        pytest.param(half, criterion, marks=() if (half, criterion) in _QUICK else pytest.mark.thorough)
         for half in ("--fp16", "--memory-efficient-fp16", "--bf16", "--memory-efficient-bf16")
         for criterion in ("cross_entropy", "chunked_cross_entropy")
     ],
@@ -167,7 +167,9 @@ def test_half_precisions_learn_like_fp32(train, tmp_path, half, criterion):
     assert torch.equal(weight, weight.to(torch.bfloat16 if "bf16" in half else torch.float16).float())
 
 
-@pytest.mark.parametrize("parallel", [("--moe-expert-parallel",), pytest.param((), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "parallel", [("--moe-expert-parallel",), pytest.param((), marks=pytest.mark.thorough)]
+)
 def test_two_processes_grow_and_resume_like_one(train, train_on_two, stage0, tmp_path, parallel):
     flags = ["--stage", "1", "--moe-expert-count", "6", "--grow-experts", "2"]
     flags += ["--finetune-from-model", stage0, "--dropout", "0"]

@@ -89,9 +89,9 @@ def test_a_refused_submission_leaves_no_jobs(slurm, tmp_path, monkeypatch):
 
     monkeypatch.setattr("slurm.engine.submission.to_slurm", lambda folder, remedy: send)
     monkeypatch.setattr("slurm.engine.submission.largest_array", lambda: 1)
-    tasks = [Task(tmp_path / f"{number}.npz", 1, ()) for number in range(2)]
+    tasks = [Task(tmp_path / f"{number}.npz", 1, print, {}) for number in range(2)]
     with pytest.raises(UserError, match="sbatch refused alma-scan"):
-        ClusterWork(2, Resources(gpus_per_node=0)).run("scan", print, tasks, "file")
+        ClusterWork(2, Resources(gpus_per_node=0)).run("scan", tasks, "file")
     assert slurm.calls("scancel") == [["7"]]
 
 

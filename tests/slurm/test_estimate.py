@@ -11,7 +11,8 @@ from slurm.lm.announce import check_fit as check
 from slurm.lm.announce import table
 from slurm.lm.estimate import Estimate, estimate, largest_share, total, vocabulary_size
 from slurm.lm.placement import place
-from slurm.lm.plan import make_plan, tokens_of_batch
+from slurm.lm.plan import make_plan
+from slurm.lm.run_options import tokens_of_batch
 
 TABLE2 = str(Path(__file__).parents[2] / "experiments/table2.yaml")
 CPU = Machine((), 10**12)

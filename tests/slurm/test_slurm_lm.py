@@ -54,6 +54,7 @@ def losses(out) -> list[tuple[str, str]]:
     return [(record["num_updates"], record["loss"]) for record in records]
 
 
+@pytest.mark.thorough
 def test_two_nodes_and_a_requeue_give_the_rows_and_losses_of_one_machine(cluster, launch, stream, tmp_path):
     """Two gloo processes, on two nodes or both on this machine; only the signal saves a checkpoint.
 

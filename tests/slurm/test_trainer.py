@@ -258,6 +258,7 @@ def example(train, server, monkeypatch) -> Callable:
     return lambda name, *words: train(*words, trainer=f"-m examples.trainers.{name}")
 
 
+@pytest.mark.thorough
 def test_plain_torch_learns(train):
     words = ("--learner", "sm", "--replay-share", ".5", "--waiting-time", "2", "--budget", "updates=20")
     train(*words, "--out", "run", trainer=f"{EXAMPLES}/plain_torch.py")
@@ -265,6 +266,7 @@ def test_plain_torch_learns(train):
     assert third < second < 0.9 * first
 
 
+@pytest.mark.thorough
 def test_hugging_face_learns(example):
     pytest.importorskip("accelerate")
     words = ("--learner", "sm", "--waiting-time", "3", "--budget", "updates=20", "--out", "run")
@@ -291,6 +293,7 @@ def test_hugging_face_goes_on_from_a_checkpoint(train, stream, number):
     assert rows("killed") == rows("whole")
 
 
+@pytest.mark.thorough
 def test_fairseq_as_a_trainer_has_the_rows_of_sm(example, stream, monkeypatch):
     example(f"fairseq_dummy {FLAGS}", "--learner", "sm", "--stages", "1", "--out", "own")
     words = (stream, "--learner", "sm", "--stages", "1", "--out", "built-in", "--", *FLAGS.split())

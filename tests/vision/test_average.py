@@ -7,9 +7,9 @@ import torch
 
 from tests.vision.conftest import CPU
 from vision import MegaBatchStream, run
-from vision.data import StageData
 from vision.experiment import stages
 from vision.learners import LEARNERS, resolve
+from vision.stage_data import StageData
 
 VGG = {"arch": "vgg", "hidden": 4, "optimizer": "sgd", "lr": 0.02, "momentum": 0.9}
 STREAM, SCHEDULE = MegaBatchStream("digits", 20), stages(20, 4)

@@ -18,8 +18,8 @@ from alma.records import Run
 from tests.vision.conftest import equal, numbers
 from vision import MegaBatchStream, run
 from vision.data import Images
-from vision.experiment import CHECKPOINT, _Trainer
 from vision.learners import LEARNERS
+from vision.stage_trainer import CHECKPOINT, StageTrainer
 
 STREAM = MegaBatchStream("digits", 7)
 QUICK = {"epochs": 3, "hidden": 4, "batch_size": 32}
@@ -69,10 +69,10 @@ def test_seconds_of_a_stage_are_summed_over_interruptions(tmp_path, monkeypatch)
         if progress:
             raise Stop
 
-    save = _Trainer.save
+    save = StageTrainer.save
     with monkeypatch.context() as patch:
-        patch.setattr(_Trainer, "_due", lambda trainer: time.sleep(0.3) or True)
-        patch.setattr(_Trainer, "save", save_and_stop)
+        patch.setattr(StageTrainer, "_due", lambda trainer: time.sleep(0.3) or True)
+        patch.setattr(StageTrainer, "save", save_and_stop)
         for _ in range(2):
             with pytest.raises(Stop):
                 play(tmp_path / "run", waiting_time=7, epochs=4)
@@ -124,7 +124,7 @@ def test_a_run_without_checkpoint_restarts_and_keeps_its_rows_one_newer_than_the
 
 
 LAST = {
-    "checkpoint": (_Trainer, "_write", lambda trainer, name, state: state["done"] == 7),
+    "checkpoint": (StageTrainer, "_write", lambda trainer, name, state: state["done"] == 7),
     "row": (Run, "append", lambda run, row: row["t"] == 7),
 }
 

@@ -9,8 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from alma.stages import stages
 from tests.vision.conftest import CPU
-from vision.data import MegaBatchStream, StageData
+from vision.data import MegaBatchStream
 from vision.learners import LEARNERS, resolve
+from vision.stage_data import StageData
 from vision.train import loss_of
 
 STREAM = MegaBatchStream("digits", 12)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from alma.stages import stages
 from tests.vision.conftest import CPU, jobs
 from vision import MegaBatchStream, run
-from vision.data import Dataset, Images, StageData
+from vision.data import Dataset, Images
+from vision.stage_data import StageData
 from vision.train import Replay
 
 STREAM = MegaBatchStream("digits", 20)

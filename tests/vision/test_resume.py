@@ -11,10 +11,11 @@ from torch.utils._pytree import tree_leaves
 
 from tests.vision.conftest import equal, numbers
 from vision import MegaBatchStream, experiment, run
-from vision.data import StageData, make_dataset
-from vision.experiment import CHECKPOINT, _Trainer
+from vision.data import make_dataset
 from vision.flat import Flat
 from vision.learners import LEARNERS, resolve
+from vision.stage_data import StageData
+from vision.stage_trainer import CHECKPOINT, StageTrainer
 
 BACKBONES = {"mlp": {"arch": "mlp", "hidden": 5}, "vgg": {"arch": "vgg", "hidden": 2}}
 LIBRARY = {"torchvision": {"arch": "torchvision:mobilenet_v3_small"}}  # with dropout
@@ -138,7 +139,7 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
     options |= {"gate": gate} if gate else {}
     play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
     killer = Kills(kills, 3 * epochs, f"{kind} {backbone} {optimizer} {gate}")
-    save = _Trainer.save
+    save = StageTrainer.save
 
     def save_and_maybe_die(trainer, progress=None, **last):
         save(trainer, progress, **last)
@@ -147,8 +148,8 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
     lives = 0
     whole = run(out=tmp_path / "whole", **play)
     with monkeypatch.context() as patch:
-        patch.setattr(_Trainer, "_due", lambda trainer: killer.due(trainer))
-        patch.setattr(_Trainer, "save", save_and_maybe_die)
+        patch.setattr(StageTrainer, "_due", lambda trainer: killer.due(trainer))
+        patch.setattr(StageTrainer, "save", save_and_maybe_die)
         part = None
         while part is None:
             killer.next_life()

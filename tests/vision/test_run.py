@@ -11,6 +11,7 @@ import torch
 
 from alma.records import Run
 from tests.vision.conftest import ROOT, command, error_of, jobs, numbers, python
+from vision.estimate import _Seconds
 from vision.learners import LEARNERS
 from vision.presets import PRESETS
 from vision.run import run_all
@@ -172,7 +173,7 @@ def test_a_dry_run_prints_the_cost_of_each_run_and_writes_nothing(tmp_path, monk
     command(monkeypatch, "--learner", "ff,sm", "--patience", "3", "--dry-run")
     marks = [line.split()[4][0] for line in capsys.readouterr().out.splitlines() if line.startswith("runs")]
     assert marks == [">", "<"]
-    monkeypatch.setattr("vision.estimate._seconds", lambda learner: (0.0, 0.6))
+    monkeypatch.setattr("vision.estimate._seconds", lambda learner: _Seconds(0.0, 0.6))
     command(monkeypatch, "--megabatches", "2", "--epochs", "1", "--dry-run")  # validates 142, tests 3 * 360
     assert capsys.readouterr().out.split()[-1] == "12.2"
 

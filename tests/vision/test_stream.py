@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from alma.stages import stages
 from tests.vision.conftest import CPU
-from vision.data import Dataset, Images, MegaBatchStream, StageData
+from vision.data import Dataset, Images, MegaBatchStream
+from vision.stage_data import StageData
 
 
 def numbered(n: int, name: str = "digits") -> Dataset:

@@ -12,9 +12,9 @@ from PIL import Image
 
 from tests.vision.conftest import equal, numbers, picture
 from vision import folder, run
-from vision.experiment import _Trainer
 from vision.periods import ImageSource, listed
 from vision.scenarios import read_periods
+from vision.stage_trainer import StageTrainer
 
 WEEKS = {1: "ab", 2: "ab", 3: "abc", 4: "bc", 5: "abcd", 6: "abcd"}
 FAST = {"arch": "mlp", "hidden": 4, "epochs": 3, "batch_size": 8, "augment": False, "optimizer": "adadelta"}
@@ -238,7 +238,7 @@ def test_an_append_equals_a_stream_made_at_once_whatever_is_killed(shop, tmp_pat
             if next(epochs) == 1:
                 raise KeyboardInterrupt
 
-        patch.setattr(_Trainer, "epoch_done", killed)
+        patch.setattr(StageTrainer, "epoch_done", killed)
         with pytest.raises(KeyboardInterrupt):
             run(grown, name, tmp_path / "run", append=True, **chosen)
     again = run(grown, name, tmp_path / "run", **chosen)
@@ -279,7 +279,7 @@ def test_a_short_last_stage_that_was_killed_does_not_go_on_with_other_data(
                 trainer.save(progress())
                 raise KeyboardInterrupt
 
-        patch.setattr(_Trainer, "epoch_done", killed)
+        patch.setattr(StageTrainer, "epoch_done", killed)
         with pytest.raises(KeyboardInterrupt):
             play(shop, tmp_path / "run", waiting_time=3)
     arrive(shop, 5)

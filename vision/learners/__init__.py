@@ -27,11 +27,12 @@ LEARNERS: dict[str, type[Learner]] = {
 
 
 def all_settings() -> dict[str, Field]:
-    """The settings of all learners by name, each as the first learner that has it defines it."""
-    known: dict[str, Field] = {}
+    """The settings of all learners by name; of several definitions, that of the first learner."""
+    settings: dict[str, Field] = {}
     for kind in LEARNERS.values():
-        known |= {field.name: field for field in fields(kind.settings_class) if field.name not in known}
-    return known
+        for field in fields(kind.settings_class):
+            settings.setdefault(field.name, field)
+    return settings
 
 
 def owners(setting: str) -> list[str]:
@@ -41,14 +42,16 @@ def owners(setting: str) -> list[str]:
 
 def refusal(learner: str, name: str, chosen: Mapping[str, Any]) -> str | None:
     """Why `learner` does not take the setting `name`, one of those `chosen`; None if it does."""
-    having = owners(name)
-    if not having:
+    learners = owners(name)
+    if not learners:
         return f"{name} is not a setting: choose from {', '.join(all_settings())}"
-    if learner not in having:
-        reason: str | None = f"it is a setting of {', '.join(having)}"
+    if learner not in learners:
+        reason: str | None = f"it is a setting of {', '.join(learners)}"
     else:
         reason = LEARNERS[learner].settings_class.conflict(name, chosen)
-    return reason and f"{flag_of(name)} does not apply to {learner}: {reason}"
+    if not reason:
+        return None
+    return f"{flag_of(name)} does not apply to {learner}: {reason}"
 
 
 def resolve(
@@ -58,37 +61,43 @@ def resolve(
     chosen: Mapping[str, Any] | None = None,
     waiting_time: int = 1,
 ) -> Settings:
-    """The settings of a run: the learner's defaults, overridden in turn by those of the data set, the preset,
-    a chosen optimizer, and `chosen`.
+    """The settings of a run: the learner's defaults, overridden in turn by those of the data set,
+    the preset, a chosen optimizer, and `chosen`.
 
-    `preset` None: `presets.default_preset`. UserError: an unknown name, a value out of range, a
-    chosen setting that the learner does not take.
+    `preset` None is `presets.default_preset`. UserError: an unknown name, a value out of range, or
+    a chosen setting that the learner does not take.
     """
     preset = preset or presets.default_preset(dataset)
-    for name, known in ((learner, LEARNERS), (preset, presets.PRESETS)):
-        if name not in known:
-            raise UserError(f"{name!r}: choose from {', '.join(known)}")
     chosen = chosen or {}
+    if learner not in LEARNERS:
+        raise UserError(f"{learner!r}: choose from {', '.join(LEARNERS)}")
+    if preset not in presets.PRESETS:
+        raise UserError(f"{preset!r}: choose from {', '.join(presets.PRESETS)}")
     for name in chosen:
-        if problem := refusal(learner, name, chosen):
-            raise UserError(problem)
+        _check(learner, name, chosen)
     kind = LEARNERS[learner].settings_class
     of_preset = presets.of_preset(preset, dataset, kind, waiting_time)
-    if preset == "anytime":  # without what conflicts with a chosen setting
+    if preset == "anytime":  # settings that conflict with chosen ones are left out
         for name, value in list(of_preset.items()):
             together = {**chosen, name: value}
             if any(kind.conflict(other, together) for other in together):
                 del of_preset[name]
-    given = presets.OF_DATASET.get(dataset, presets.VGG) | of_preset
-    usual = given.get("optimizer", "adadelta")
-    optimizer = chosen.get("optimizer", usual)
-    if optimizer != usual:
-        given |= presets.OF_OPTIMIZER.get(optimizer, {})
-    if problem := refusal(learner, "momentum", {"momentum": 0.0, **chosen, "optimizer": optimizer}):
-        raise UserError(problem)
+    settings = presets.OF_DATASET.get(dataset, presets.VGG) | of_preset
+    default_optimizer = settings.get("optimizer", "adadelta")
+    optimizer = chosen.get("optimizer", default_optimizer)
+    if optimizer != default_optimizer:
+        settings |= presets.OF_OPTIMIZER.get(optimizer, {})
+    _check(learner, "momentum", {"momentum": 0.0, **chosen, "optimizer": optimizer})
     if chosen.get("weights"):
-        given["statistics"] = "imagenet"
-    given |= chosen
+        settings["statistics"] = "imagenet"
+    settings |= chosen
     if optimizer != "sgd" and "nesterov" not in chosen:
-        given["nesterov"] = False  # the authors' preset has it for their CIFAR runs, which use SGD
-    return kind(**given)
+        settings["nesterov"] = False  # the authors' preset has it for their CIFAR runs, with SGD
+    return kind(**settings)
+
+
+def _check(learner: str, name: str, chosen: Mapping[str, Any]) -> None:
+    """UserError: `learner` does not take the setting `name`."""
+    problem = refusal(learner, name, chosen)
+    if problem:
+        raise UserError(problem)

@@ -1,7 +1,8 @@
-"""The base class of all learners: a model that every stage trains further, after growth if it grows.
+"""The base class of all learners: a model that every stage trains further, after growth if it
+grows.
 
-torch is imported inside the methods that use it: the command line reads the settings of all learners, and
-starts without torch.
+torch is imported inside the methods that use it: the command line reads the settings of all
+learners, and starts without torch.
 """
 
 import copy
@@ -19,20 +20,21 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from vision.data import StageData
     from vision.examples import AnyExamples
     from vision.mixture import Mixture
     from vision.models import Factory
     from vision.optim import Average
+    from vision.stage_data import StageData
     from vision.train import Callback, Progress
 
 
 class Learner:
-    """Base class of learners of images (channels, height, width) of `classes` classes, as many as are known.
+    """Base class of learners of images of `shape` (channels, height, width).
 
-    `seed` determines initial weights, order of minibatches and augmentation; global generators are not used.
-    A subclass implements `build`, unless it has one network, and sets `settings_class` if it has settings of
-    its own. The first line of its docstring is its entry in `vision/run.py --help`.
+    `classes` is the number of classes so far. `seed` determines initial weights, order of
+    minibatches and augmentation; global generators are not used. A subclass implements `build`,
+    unless it has one network, and sets `settings_class` if it has settings of its own. The first
+    line of its docstring is its entry in `vision/run.py --help`.
     """
 
     settings_class: type[Settings] = Settings
@@ -48,9 +50,13 @@ class Learner:
         factory: "Factory | None" = None,
     ):
         self.factory = factory  # of the backbone, in place of `settings.arch`
-        self.shape, self.classes, self.settings = tuple(shape), classes, settings
-        self.seed, self.device = seed, device
-        self.generators = [self.generator_for("order", *([m] if m else [])) for m in range(self.orders)]
+        self.shape = tuple(shape)
+        self.classes = classes
+        self.settings = settings
+        self.seed = seed
+        self.device = device
+        self.generators = [self.generator_for("order")]
+        self.generators += [self.generator_for("order", m) for m in range(1, self.orders)]
         self.valid: dict[str, float] | None = None
         self.model = self.build({}).to(device)
         self.reset(0)
@@ -62,26 +68,28 @@ class Learner:
         return 1
 
     def build(self, structure: dict[str, Any]) -> Any:
-        """A new model, here one network. `structure`: sizes that a grown learner has saved; {} at first."""
+        """A new model, here one network. `structure` is a saved `structure` of a learner that
+        grows; {} gives the initial sizes."""
         return self.backbone()
 
     def reset(self, stage: int, purpose: str = "init") -> None:
-        """Draw new weights for all members; they depend on the seed, on `stage` and on the `purpose`."""
+        """Draw new weights for all members, by the seed, the `stage` and the `purpose`."""
         for member in range(self.model.members):
             self.model.reset(self.generator_for(purpose, member, stage), member)
 
     def widen(self, classes: int, stage: int) -> None:
-        """Give the model outputs for `classes` classes, with new weights for those that are new; all other
-        weights stay."""
-        owners: list[Any] = [self, *([self.average] if self.average else [])]
-        structure, self.classes, models = self.structure, classes, [owner.model for owner in owners]
+        """Extend the model to `classes` classes; only the outputs of new classes get new
+        weights."""
+        structure = self.structure
+        old_model = self.model
+        self.classes = classes
         self.model = self.build(structure).to(self.device)
         self.reset(stage, "classes")
-        for owner, old in zip(owners, models, strict=True):
-            owner.model = copy.deepcopy(self.model)
-            weights = owner.model.state_dict()
-            for name, values in old.state_dict().items():
-                weights[name][tuple(map(slice, values.shape))] = values
+        new_weights = copy.deepcopy(self.model)
+        _copy_into(self.model, old_model)
+        if self.average:
+            _copy_into(new_weights, self.average.model)
+            self.average.model = new_weights
 
     def new_average(self) -> "Average | None":
         """With `settings.average`, an empty average of models of the current shape."""
@@ -91,7 +99,7 @@ class Learner:
 
     @property
     def deployed(self) -> Any:
-        """The model that answers: the average if there is one."""
+        """The model that predicts: the average if there is one."""
         return self.average.model if self.average else self.model
 
     @property
@@ -106,16 +114,29 @@ class Learner:
         resumed: "Progress | None" = None,
         callback: "Callback | None" = None,
     ) -> dict[str, float]:
-        """Train on stage `index` and set `valid` to mean loss and error on its validation examples. `resumed`
-        is the progress that an interrupted call passed to `callback`. Returns FLOPs by purpose."""
+        """Train on stage `index`, and set `valid` to mean loss and error on its validation
+        examples.
+
+        `resumed` is the progress that an interrupted call passed to `callback`. Returns FLOPs by
+        purpose.
+        """
         from vision.train import Drawing, Progress, fit
 
         progress = resumed or Progress(spent=self.prepare(index, data))
-        train, valid = data.train(index), data.valid(index)
-        drawing = Drawing(data.black, data.replay(index))
+        train = data.train(index)
+        valid = data.valid(index)
         every_epoch = self.average if self.average and self.average.every_epoch else None
-        options = self.settings, self.generators, drawing, progress, callback, every_epoch
-        flops = fit(self.model, train, valid, *options)
+        flops = fit(
+            self.model,
+            train,
+            valid,
+            self.settings,
+            self.generators,
+            drawing=Drawing(data.black, data.replay(index)),
+            progress=progress,
+            callback=callback,
+            average=every_epoch,
+        )
         if self.average and not every_epoch:
             self.average.following(self.model)()
         self.finish()
@@ -133,19 +154,22 @@ class Learner:
         """Called after the training of a stage."""
 
     def predict(self, examples: "AnyExamples", cache: dict[str, Any]) -> tuple["Tensor", float]:
-        """Predicted classes (n,) and FLOPs; `cache` keeps results for later calls with the same examples."""
+        """Predicted classes (n,) and FLOPs; `cache` keeps results for later calls on the same
+        examples."""
         flops = len(examples.labels) * self.eval_flops_per_example
         return self.classify(self.deployed, examples), flops
 
     def classify(self, model: Any, examples: "AnyExamples") -> "Tensor":
-        """Classes (n,) that `model` predicts: the current model, or its average."""
+        """Classes (n,) predicted by `model`, the current model or its average."""
         from vision.train import evaluate
 
         return evaluate(model, examples, lambda images: self.scores(model(images)).argmax(0))
 
     def assess(self, model: Any, examples: "AnyExamples") -> dict[str, float]:
-        """Mean cross-entropy (nats) and error of `model`, the present one or its average. UserError if the
-        loss is not finite."""
+        """Mean cross-entropy (nats) and error of `model`, the current model or its average.
+
+        UserError: the loss is not finite.
+        """
         from torch.nn import functional as F
 
         from vision.train import DIVERGED
@@ -157,7 +181,8 @@ class Learner:
         return {"loss": loss, "error": float((judged[-1] != examples.labels).double().mean())}
 
     def judged(self, model: Any, examples: "AnyExamples") -> "Tensor":
-        """The logarithms of the C classes' probabilities, then the predicted classes, (C + 1, n)."""
+        """Logarithms of the probabilities of the C classes, then the predicted classes, (C + 1,
+        n)."""
         import torch
 
         from vision.train import evaluate
@@ -173,11 +198,12 @@ class Learner:
         return model(images)
 
     def scores(self, logits: "Tensor") -> "Tensor":
-        """Voters' logits (V, C, n) -> mean of their probabilities (C, n); of one voter, its logits."""
+        """Logits (V, C, n) of the voters -> mean of their probabilities (C, n); of one voter, its
+        logits."""
         return logits.softmax(1).mean(0) if len(logits) > 1 else logits[0]
 
     def log_probabilities(self, logits: "Tensor") -> "Tensor":
-        """Voters' logits (V, C, n) -> logarithm of the mean of their probabilities (C, n)."""
+        """Logits (V, C, n) of the voters -> logarithm of the mean of their probabilities (C, n)."""
         return logits.log_softmax(1).logsumexp(0) - math.log(len(logits))
 
     @property
@@ -192,20 +218,25 @@ class Learner:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Further JSON values for the `extra` field of a row: members, or the sizes of a model that grows."""
+        """JSON values for the `extra` field of a row: members, or the sizes of a model that
+        grows."""
         members = getattr(self.settings, "members", None)
-        return self.structure | ({"members": members} if members else {})
+        if members:
+            return self.structure | {"members": members}
+        return self.structure
 
     def state(self) -> dict[str, Any]:
         """Everything that training changes, as tensors and plain values."""
-        return {
+        state = {
             "structure": self.structure,
             "classes": self.classes,
             "model": self.model.state_dict(),
             "generators": [generator.get_state() for generator in self.generators],
             "valid": self.valid,
-            **({"average": self.average.state()} if self.average else {}),
         }
+        if self.average:
+            state["average"] = self.average.state()
+        return state
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore a `state` of a learner with the same settings."""
@@ -227,32 +258,62 @@ class Learner:
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
         return torch.Generator().manual_seed(number)
 
-    def backbone(self, members: int = 1, joint: str | None = None, widths: Any = None) -> Any:
-        """A stack of `members` networks of the chosen architecture, of other `widths` if given."""
+    def backbone(
+        self,
+        members: int = 1,
+        joint: str | None = None,
+        widths: Any = None,
+        classes: int | None = None,
+    ) -> Any:
+        """A stack of `members` networks of the chosen architecture.
+
+        `widths` replaces those of the settings, `classes` the current number of classes.
+        """
         from vision.models import MLP, VGG, mlp_widths, vgg_widths
 
-        if self.settings.whole:
+        settings = self.settings
+        if classes is None:
+            classes = self.classes
+        if settings.whole:
             from vision.classifiers import Classifier
             from vision.mixture import Committee
 
-            given = self.shape, self.classes, self.settings, self.factory
-            return Committee([Classifier(*given) for _ in range(members)], joint)
-        if self.settings.arch == "vgg":
-            widths = widths or vgg_widths(self.settings.hidden)
-            return VGG(self.shape, widths, self.classes, members, joint)
-        *widths, _ = widths or mlp_widths(self.shape, self.settings.hidden, self.classes)
-        return MLP([*widths, self.classes], members, joint)
+            networks = [
+                Classifier(self.shape, classes, settings, self.factory) for _ in range(members)
+            ]
+            return Committee(networks, joint)
+        if settings.arch == "vgg":
+            widths = widths or vgg_widths(settings.hidden)
+            return VGG(self.shape, widths, classes, members, joint)
+        widths = widths or mlp_widths(self.shape, settings.hidden, classes)
+        return MLP([*widths[:-1], classes], members, joint)
 
-    def mixture(self, experts: int) -> "Mixture":
-        """A mixture of `experts` experts per layer; its learner has `MixtureSettings`."""
+    def mixture(self, experts: int, classes: int | None = None) -> "Mixture":
+        """A mixture of `experts` experts per layer; its learner has `MixtureSettings`.
+
+        `classes` replaces the current number of classes.
+        """
         from vision.mixture import mixture_mlp, mixture_vgg
         from vision.models import mlp_widths, vgg_widths
 
-        chosen: Any = self.settings
-        options = experts, chosen.router == "tree", chosen.gate == "hard"
-        if chosen.arch == "vgg":
-            return mixture_vgg(self.shape, vgg_widths(chosen.hidden), self.classes, *options)
-        return mixture_mlp(mlp_widths(self.shape, chosen.hidden, self.classes), *options)
+        settings: Any = self.settings
+        if classes is None:
+            classes = self.classes
+        tree = settings.router == "tree"
+        hard = settings.gate == "hard"
+        if settings.arch == "vgg":
+            blocks = vgg_widths(settings.hidden)
+            return mixture_vgg(self.shape, blocks, classes, experts, tree, hard)
+        widths = mlp_widths(self.shape, settings.hidden, classes)
+        return mixture_mlp(widths, experts, tree, hard)
+
+
+def _copy_into(model: Any, old_model: Any) -> None:
+    """Copy the tensors of `old_model` into the first rows and columns of those of `model`."""
+    weights = model.state_dict()
+    for name, values in old_model.state_dict().items():
+        rows_and_columns = tuple(slice(size) for size in values.shape)
+        weights[name][rows_and_columns] = values
 
 
 @dataclass(frozen=True)
@@ -269,13 +330,16 @@ class GrowingLearner(Learner):
     settings: GrowthSettings
 
     def grow(self, index: int, data: "StageData") -> dict[str, float]:
-        """Grow the model before stage `index`. Returns FLOPs by purpose: "growth" selects what grows,
-        "validation" only measures its effect."""
+        """Grow the model before stage `index`.
+
+        Returns FLOPs by purpose: "growth" to select candidates, "validation" to measure their
+        effect.
+        """
         raise NotImplementedError
 
     def prepare(self, index: int, data: "StageData") -> dict[str, float]:
-        """Grow, then draw new weights if from_scratch."""
-        due = index and index % self.settings.grow_every == 0
+        """Grow if it is due, then draw new weights with `from_scratch`."""
+        due = index > 0 and index % self.settings.grow_every == 0
         flops = self.grow(index, data) if due else {}
         return flops | super().prepare(index, data)
 
@@ -286,5 +350,9 @@ class MixtureSettings(Settings):
 
     own_layers = True
     gate: str = option("soft", "weight all experts, or sample one", choices=("soft", "hard"))
-    router: str = option("tree", "binary tree of gates, or one flat softmax", choices=("tree", "flat"))
-    experts: int = option(1, "initial experts per layer; gens: per layer of each member", at_least=1)
+    router: str = option(
+        "tree", "binary tree of gates, or one flat softmax", choices=("tree", "flat")
+    )
+    experts: int = option(
+        1, "initial experts per layer; gens: per layer of each member", at_least=1
+    )

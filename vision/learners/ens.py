@@ -1,5 +1,8 @@
-"""Ensembles of a fixed number of networks (section 4.1). Ens averages the probabilities of independently
-trained networks; UMix, a uniform mixture, averages the logits of jointly trained ones."""
+"""Ensembles of a fixed number of networks (section 4.1).
+
+Ens averages the probabilities of independently trained networks; UMix, a uniform mixture, averages
+the logits of jointly trained ones.
+"""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,15 +24,17 @@ class MemberSettings(Settings):
 @dataclass(frozen=True)
 class EnsSettings(MemberSettings):
     member_order: str = option(
-        "own", "order of minibatches and augmentation: one per member, or shared", choices=("own", "shared")
+        "own",
+        "order of minibatches and augmentation: one per member, or shared",
+        choices=("own", "shared"),
     )
 
 
 class Ens(Learner):
     """An ensemble of networks, trained independently on the same data.
 
-    Members are computed together. Each has initial weights and by default an order of minibatches of its
-    own, and keeps its own best epoch. Member 0 starts as `sm` does.
+    Members are computed together. Each has its own initial weights and best epoch and, by default,
+    its own order of minibatches. Member 0 starts as `sm` does.
     """
 
     settings_class = EnsSettings
@@ -48,7 +53,9 @@ class Ens(Learner):
 class UMixSettings(MemberSettings):
     authors = MemberSettings.authors | {"umix_average": "sum"}
 
-    umix_average: str = option("mean", "how the members' logits are combined", choices=("mean", "sum"))
+    umix_average: str = option(
+        "mean", "how the members' logits are combined", choices=("mean", "sum")
+    )
 
 
 class UMix(Learner):

@@ -10,22 +10,25 @@ from vision.learners.base import GrowingLearner, GrowthSettings
 from vision.presets import Settings
 
 if TYPE_CHECKING:
-    from vision.data import StageData
     from vision.firefly import Choice, Overgrown
+    from vision.stage_data import StageData
 
 
 @dataclass(frozen=True)
 class FireflySettings(GrowthSettings):
     authors = Settings.authors | {"nesterov": True, "ff_rate": 0.6, "ff_depth": False}
 
-    ff_rate: float = option(0.25, "parameters per growth, as a share of the initial number", above=0)
+    ff_rate: float = option(
+        0.25, "parameters per growth, as a share of the initial number", above=0
+    )
     ff_depth: bool = option(True, "also grow new layers")
 
 
 class Firefly(GrowingLearner):
-    """A network that gains neurons and layers, about `ff_rate` of its initial parameters at each growth.
+    """A network that gains neurons and layers, `ff_rate` of its initial parameters at each growth.
 
-    The number is constant: "linear (rather than exponential) growth" (appendix B.1.2).
+    That number, which a growth meets approximately, is constant: "linear (rather than exponential)
+    growth" (appendix B.1.2).
     """
 
     settings_class = FireflySettings
@@ -45,40 +48,52 @@ class Firefly(GrowingLearner):
         return {"widths": list(self.model.widths)}
 
     def grow(self, index: int, data: "StageData") -> dict[str, float]:
-        """Over-grow, tune and score the candidates on the new stage's training data, and keep the best. Each
-        hidden layer gets enough candidate neurons to spend the whole budget there."""
+        """Over-grow, tune and score candidates on the training data of the new stage, and keep the
+        best.
+
+        Each hidden layer gets enough candidate neurons to spend the whole budget there.
+        """
         import torch
 
         from vision.firefly import MEASURED, Overgrown
         from vision.train import Drawing, evaluate, loss_of, minibatches
 
-        train, valid = data.train(index), data.valid(index)
+        train = data.train(index)
+        valid = data.valid(index)
         generator = self.generator_for("growth", index)
         new = math.ceil(self.settings.ff_rate * self.settings.hidden)
         network = Overgrown(self.model, new, self.settings.ff_depth, generator)
         replay = data.replay(index)
-        some = replay.draw(generator)[:MEASURED] if replay else torch.arange(min(MEASURED, len(train.labels)))
-        flops = network.measure(train.pixels(some.to(self.device)).permute(0, 3, 1, 2))
-        epoch = partial(minibatches, train, self.settings, [generator], Drawing(data.black, replay))
+        if replay:
+            measured = replay.draw(generator)[:MEASURED]
+        else:
+            measured = torch.arange(min(MEASURED, len(train.labels)))
+        images = train.pixels(measured.to(self.device)).permute(0, 3, 1, 2)
+        drawing = Drawing(data.black, replay)
+        epoch = partial(minibatches, train, self.settings, [generator], drawing)
+        flops = network.measure(images)
         flops += network.tune(epoch())
-        scores, more = network.scores(epoch())
+        scores, flops_of_scores = network.scores(epoch())
+        flops += flops_of_scores
         choices = network.select(scores, self.budget)
-        before, old = self.model, self.parameters
+        before = self.model
+        parameters_before = self.parameters
         self.model = self._grown(network, choices, self.model)
         if self.average:
             self.average.model = self._grown(network, choices, self.average.model)
-        logits = [evaluate(model, valid) for model in (before, self.model)]
-        self.growth = {  # its effect on the validation examples, and what was added
-            "function_error": float((logits[1] - logits[0]).abs().max()),
-            "loss_before": float(loss_of(logits[0], valid.labels)),
-            "loss_after": float(loss_of(logits[1], valid.labels)),
+        logits_before = evaluate(before, valid)
+        logits_after = evaluate(self.model, valid)
+        self.growth = {  # the effect on validation examples, and the selected candidates
+            "function_error": float((logits_after - logits_before).abs().max()),
+            "loss_before": float(loss_of(logits_before, valid.labels)),
+            "loss_after": float(loss_of(logits_after, valid.labels)),
             "split": sum(len(choice.split) for choice in choices),
             "new": sum(len(choice.new) for choice in choices),
             "layers": sum(choice.layer for choice in choices),
-            "added_parameters": self.parameters - old,
+            "added_parameters": self.parameters - parameters_before,
         }
-        compared = len(valid.labels) * (before.flops.inference + self.model.flops.inference)
-        return {"growth": flops + more, "validation": compared}
+        flops_per_example = before.flops.inference + self.model.flops.inference
+        return {"growth": flops, "validation": len(valid.labels) * flops_per_example}
 
     def _grown(self, network: "Overgrown", choices: "list[Choice]", source: Any) -> Any:
         """The network `source`, or its average, with the selected candidates."""
@@ -89,7 +104,9 @@ class Firefly(GrowingLearner):
     @property
     def details(self) -> dict[str, Any]:
         """Current widths, and the effect of the last growth on validation data."""
-        return self.structure | ({"growth": self.growth} if self.growth else {})
+        if not self.growth:
+            return self.structure
+        return self.structure | {"growth": self.growth}
 
     def state(self) -> dict[str, Any]:
         return super().state() | {"growth": self.growth}

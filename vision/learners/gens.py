@@ -11,20 +11,23 @@ from vision.presets import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vision.data import StageData
     from vision.examples import AnyExamples
+    from vision.stage_data import StageData
 
 
 @dataclass(frozen=True)
 class GEnsSettings(MixtureSettings):
-    """Settings of gens, whose members are mixtures if `experts` > 1 and plain networks otherwise."""
+    """Settings of gens, whose members are mixtures if `experts` > 1 and plain networks
+    otherwise."""
 
     authors = Settings.authors | {"gens_init": "copy", "gens_average": "logits"}
 
     gens_init: str = option(
         "new", "initial weights of a member: new, or the last one's", choices=("new", "copy")
     )
-    gens_average: str = option("probs", "what is averaged over members", choices=("probs", "logits"))
+    gens_average: str = option(
+        "probs", "what is averaged over members", choices=("probs", "logits")
+    )
 
     @property
     def own_layers(self) -> bool:  # type: ignore[override]
@@ -32,10 +35,11 @@ class GEnsSettings(MixtureSettings):
         return self.experts > 1
 
     def config(self) -> dict[str, Any]:
-        """Without the settings of gates if members are plain networks."""
+        """As of the base class, without the settings of gates if members are plain networks."""
         written = super().config()
-        for name in ("gate", "router", "experts") if self.experts == 1 else ():
-            del written[name]
+        if self.experts == 1:
+            for name in ("gate", "router", "experts"):
+                del written[name]
         return written
 
     @classmethod
@@ -61,11 +65,15 @@ class GEns(Learner):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.members: list[Any] = []
-        self._classes: list[int] = []  # known to each member, which gives others the probability 0
+        self._classes: list[int] = []  # of each member, which gives later classes the probability 0
 
     def build(self, structure: dict[str, Any]) -> Any:
+        """A new member, for structure["classes"] classes if given."""
+        classes = structure.get("classes", self.classes)
         experts = self.settings.experts
-        return self.mixture(experts) if experts > 1 else self.backbone()
+        if experts > 1:
+            return self.mixture(experts, classes)
+        return self.backbone(classes=classes)
 
     def prepare(self, index: int, data: "StageData") -> dict[str, float]:
         """Initialise the new member, with new weights or those of the last member."""
@@ -78,9 +86,8 @@ class GEns(Learner):
         self._add(self.model.state_dict(), self.classes)
 
     def _add(self, state: "dict[str, Tensor]", classes: int) -> None:
-        self.classes, now = classes, self.classes
-        member = self.build({}).to(self.device)
-        self.classes = now
+        """Add a member that has learned `classes` classes, with the weights `state`."""
+        member = self.build({"classes": classes}).to(self.device)
         member.load_state_dict(state)
         self.members.append(member.eval())
         self._classes.append(classes)
@@ -89,22 +96,26 @@ class GEns(Learner):
         """Logits (V, C, n) of all members; before the first stage, of `model`."""
         import torch
 
-        return torch.cat([self._whole(member(images), -torch.inf) for member in self.members or [model]])
+        members = self.members or [model]
+        return torch.cat([self._whole(member(images), -torch.inf) for member in members])
 
     def _whole(self, scores: "Tensor", value: float) -> "Tensor":
-        """Scores (..., C', n) of a member that knows C' classes with the `value` for the others."""
+        """Scores (..., C', n) of a member with C' classes, padded to (..., C, n) by `value`."""
         from torch.nn import functional as F
 
-        return F.pad(scores, (0, 0, 0, self.classes - scores.shape[-2]), value=value)
+        later_classes = self.classes - scores.shape[-2]
+        return F.pad(scores, (0, 0, 0, later_classes), value=value)
 
     def log_probabilities(self, logits: "Tensor") -> "Tensor":
-        """From the mean of the members' probabilities, or with `gens_average` "logits" of their logits."""
+        """From the mean of the members' probabilities, or with `gens_average` "logits" of their
+        logits."""
         if self.settings.gens_average == "logits":
             logits = logits.mean(0, True)
         return super().log_probabilities(logits)
 
     def predict(self, examples: "AnyExamples", cache: dict[str, Any]) -> tuple["Tensor", float]:
-        """As the base class. `cache` keeps the sum over members, so each member is evaluated once."""
+        """As the base class; `cache` keeps the sum over members, so each member is evaluated
+        once."""
         from vision.train import evaluate
 
         if not self.members:
@@ -114,13 +125,17 @@ class GEns(Learner):
             logits = evaluate(member, examples)
             scores = logits.softmax(1) if self.settings.gens_average == "probs" else logits
             scores = self._whole(scores.sum(0), 0.0)
-            cache["sum"] = self._whole(cache["sum"], 0.0) + scores if "sum" in cache else scores
+            if "sum" in cache:
+                scores = self._whole(cache["sum"], 0.0) + scores
+            cache["sum"] = scores
         cache["members"] = len(self.members)
-        return cache["sum"].argmax(0), len(examples.labels) * sum(each.flops.inference for each in new)
+        flops = len(examples.labels) * sum(member.flops.inference for member in new)
+        return cache["sum"].argmax(0), flops
 
     @property
     def parameters(self) -> int:
-        return sum(p.numel() for member in self.members or [self.model] for p in member.parameters())
+        members = self.members or [self.model]
+        return sum(p.numel() for member in members for p in member.parameters())
 
     @property
     def eval_flops_per_example(self) -> float:
@@ -136,6 +151,7 @@ class GEns(Learner):
 
     def load(self, state: dict[str, Any]) -> None:
         super().load(state)
-        self.members, self._classes = [], []
+        self.members = []
+        self._classes = []
         for member, classes in zip(state["members"], state["classes_of_members"], strict=True):
             self._add(member, classes)

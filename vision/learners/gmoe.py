@@ -1,5 +1,7 @@
-"""gMoE: a mixture of experts that splits the losing expert of each layer between stages (section 4.2,
-appendix A); MoE: the same mixture with a fixed number of experts."""
+"""gMoE: a mixture of experts that splits the losing expert of each layer between stages.
+
+See section 4.2 and appendix A. MoE is the same mixture with a fixed number of experts.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,9 +13,9 @@ from vision.presets import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vision.data import StageData
     from vision.examples import AnyExamples
     from vision.mixture import Mixture
+    from vision.stage_data import StageData
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,18 @@ class MoE(Learner):
 
 @dataclass(frozen=True)
 class GMoESettings(GrowthSettings, MixtureSettings):
-    authors = Settings.authors | {"nesterov": True, "experts": 2, "grow_by": "usage", "grow_on": "new"}
+    authors = Settings.authors | {
+        "nesterov": True,
+        "experts": 2,
+        "grow_by": "usage",
+        "grow_on": "new",
+    }
     draft: ClassVar = {"experts": 2}
 
     grow_by: str = option(
-        "loss", "split the expert with the largest validation loss, or usage", choices=("loss", "usage")
+        "loss",
+        "split the expert with the largest validation loss, or usage",
+        choices=("loss", "usage"),
     )
     grow_on: str = option(
         "finished", "stage whose validation data selects the expert", choices=("finished", "new")
@@ -57,20 +66,27 @@ class GMoE(GrowingLearner, MoE):
     settings: GMoESettings
 
     def grow(self, index: int, data: "StageData") -> dict[str, float]:
-        """Split the losing expert of each layer. With a tree the function of the network stays the same; a
-        flat router gets a random row, which changes it."""
-        examples = data.valid(index - 1 if self.settings.grow_on == "finished" else index)
+        """Split the losing expert of each layer.
+
+        With a tree, the function of the network stays the same; a flat router gets a random row,
+        which changes it.
+        """
+        stage = index - 1 if self.settings.grow_on == "finished" else index
+        examples = data.valid(stage)
         flops = len(examples.labels) * self.model.flops.inference
         losing = [int(scores.argmax()) for scores in self.split_scores(examples)]
-        for model in (self.model, self.average.model) if self.average else (self.model,):
+        models = [self.model]
+        if self.average:
+            models.append(self.average.model)
+        for model in models:
             generator = self.generator_for("growth", index)  # the same new gates for both
             for layer, expert in zip(model.layers, losing, strict=True):
                 layer.split(expert, generator)
         return {"growth": flops}
 
     def split_scores(self, examples: "AnyExamples") -> "list[Tensor]":
-        """Scores (E,) of each layer's experts: the sum over examples of gate value times loss, or with
-        `grow_by` "usage" of the gate value."""
+        """Scores (E,) of each layer's experts: the sum over examples of gate value times loss or,
+        with `grow_by` "usage", of the gate value."""
         import torch
         from torch.nn import functional as F
 

@@ -1,4 +1,4 @@
-"""Advice from the records of runs: wait or train, grow or not, one model or several: `alma advise`."""
+"""`alma advise`: advice from the records of runs on what to do with the mega-batches to come."""
 
 import argparse
 import itertools
@@ -12,7 +12,8 @@ from alma.files import atomic_write, make_directory, write_json_atomic
 from alma.help_texts import RUNS
 from alma.report.results import find_runs
 
-_MOST, _RAREST = 20, 1000  # cadences, and periods of one
+_MOST_CADENCES = 20
+_RAREST = 1000  # periods between trainings
 _FLOPS = re.compile("flops?$", re.IGNORECASE)
 _EXAMPLES = """\
 Exit code 1: a run was left out, because its run.json or results.jsonl is damaged.
@@ -27,47 +28,58 @@ examples:
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(
+    command_line = Parser(
         prog="python -m alma.report.advice",
         usage="%(prog)s [RUN...] [options]",
-        description="Advice for the mega-batches to come, from runs on one stream: the learner with the "
-        "lowest expected error, and what each decision is worth, with 90% intervals. On a stream that "
-        "drifts, also how often to retrain.",
+        description="Advice for the mega-batches to come, from runs on one stream: the learner "
+        "with the lowest expected error, and what each decision is worth, with 90% intervals. "
+        "On a stream that drifts, also how often to retrain.",
         epilog=_EXAMPLES,
     )
-    add = made.add_argument
+    add = command_line.add_argument
     add("runs", nargs="*", metavar="RUN", help=RUNS)
-    matrix = "in place of runs, losses from elsewhere: a CSV file with the columns trained_until, tested_on, "
-    matrix += "loss and, if there are several, model, domain and seed; repeatable"
+    matrix = "in place of runs, losses from elsewhere: a CSV file with the columns trained_until, "
+    matrix += "tested_on, loss and, if there are several, model, domain and seed; repeatable"
     add("--matrix", type=Path, action="append", metavar="FILE", help=matrix)
-    groups = "with --matrix: MODEL/DOMAIN, or patterns, such as 1b/news,'3b/*' (default: all, in turn)"
+    groups = "with --matrix: MODEL/DOMAIN, or patterns, such as 1b/news,'3b/*' "
+    groups += "(default: all, in turn)"
     add("--groups", type=lambda text: text.split(","), metavar="LIST", help=groups)
     budget = "most training compute of a run to come, such as 50TFLOPs (default: no limit)"
-    add("--budget", type=lambda text: count(_FLOPS.sub("", text)) / 1e12, metavar="FLOPS", help=budget)
-    every = "how often to retrain: cadences in periods, such as 1,3,12 (default: as far as the data reach)"
+    add("--budget", type=_budget, metavar="FLOPS", help=budget)
+    every = "how often to retrain: cadences in periods, such as 1,3,12 "
+    every += "(default: as far as the data reach)"
     add("--every", type=_cadences, default=(), metavar="LIST", help=every)
-    worth = "a gain below this is a tie: a loss, or percent of perplexity or points of error (default: 1%%)"
+    worth = "a gain below this is a tie: a loss, or percent of perplexity or points of error "
+    worth += "(default: 1%%)"
     add("--worth", type=_worth, default="1%", metavar="LOSS|PERCENT", help=worth)
-    price = "of a training, in units of loss summed over periods, or both in money: TRAINING/LOSS such as "
-    price += "400/1000, LOSS for a unit in one period; 1%% of perplexity is 0.01 of the unit nats. "
+    price = "of a training, in units of loss summed over periods, or both in money: TRAINING/LOSS "
+    price += "such as 400/1000, LOSS for a unit in one period; "
+    price += "1%% of perplexity is 0.01 of the unit nats. "
     price += "Gives one plan: when to retrain first, and how often then (default: no plan)"
     add("--price", type=_price, default=(math.nan, 0.0), metavar="PRICE", help=price)
     now = "give the advice of mega-batch T: rows after it are not read (default: the last one)"
     add("--from", type=int, dest="now", metavar="T", help=now)
-    brief = "one screen for readers who know no nats, with a picture: to FILE.html or FILE.md, or printed"
+    brief = "one screen for readers who know no nats, with a picture: "
+    brief += "to FILE.html or FILE.md, or printed"
     add("--brief", nargs="?", type=Path, const=Path(), metavar="FILE", help=brief)
     out = "folder for advice.md and advice.json (default: none)"
     add("--out", type=Path, metavar="DIR", help=out)
-    return made
+    return command_line
+
+
+def _budget(text: str) -> float:
+    """TFLOPs from a number of FLOPs with a prefix, such as 50TFLOPs."""
+    return count(_FLOPS.sub("", text)) / 1e12
 
 
 def _cadences(text: str) -> list[int]:
     """Two or more whole numbers from 1 to _RAREST."""
-    found = number_list(text)
-    if not 2 <= len(found) <= _MOST or not 0 < min(found) <= max(found) <= _RAREST:
-        form = f"from 2 to {_MOST} whole numbers from 1 to {_RAREST}, such as 1,3,12"
+    cadences = number_list(text)
+    is_list = 2 <= len(cadences) <= _MOST_CADENCES
+    if not is_list or not 0 < min(cadences) <= max(cadences) <= _RAREST:
+        form = f"from 2 to {_MOST_CADENCES} whole numbers from 1 to {_RAREST}, such as 1,3,12"
         raise argparse.ArgumentTypeError(f"{text!r}: {form}")
-    return found
+    return cadences
 
 
 def _worth(text: str) -> tuple[float, bool]:
@@ -82,50 +94,60 @@ def _worth(text: str) -> tuple[float, bool]:
 
 
 def _price(text: str) -> tuple[float, float]:
-    """A number, or the ratio of two, and the second of them (0: there is one only)."""
+    """The price of a training in units of loss, and the money that a unit costs (0: unknown)."""
     try:
-        over, slash, under = text.partition("/")
-        value = float(over) / float(under or 1)
-        money = float(under) if slash else 0.0
+        training, slash, unit = text.partition("/")
+        value = float(training) / float(unit or 1)
+        money = float(unit) if slash else 0.0
     except (ValueError, ZeroDivisionError):
         value = money = math.nan
     if not (0 <= value <= 1e12 and 0 <= money <= 1e12):
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers from 0 to 1e12, such as 0.3 or 400/1000")
+        form = "numbers from 0 to 1e12, such as 0.3 or 400/1000"
+        raise argparse.ArgumentTypeError(f"{text!r}: {form}")
     return value, money
+
+
+def _check(options: argparse.Namespace) -> None:
+    """UserError: options do not fit together."""
+    brief = options.brief
+    if brief and brief.name and brief.suffix not in (".md", ".html"):
+        raise UserError(f"--brief {brief}: give a .md or .html file, or --brief after the runs")
+    if bool(options.runs) == bool(options.matrix):
+        both = ", not both" if options.runs else ""
+        raise UserError(f"give run directories, or --matrix FILE with losses from elsewhere{both}")
+    out = options.out
+    if out and out.exists() and not out.is_dir():
+        raise UserError(f"{out} is not a folder and cannot become one: choose another --out")
+    if options.groups and not options.matrix:
+        raise UserError("--groups chooses among the losses of --matrix")
+    if options.matrix and (options.now is not None or options.budget is not None):
+        raise UserError("--from and --budget need runs: leave them out with --matrix")
 
 
 @command
 def main() -> None:
     """Entry point of `alma advise`."""
     options = parser().parse_args()
-    if options.brief and options.brief.name and options.brief.suffix not in (".md", ".html"):
-        raise UserError(f"--brief {options.brief}: give a .md or .html file, or --brief after the runs")
-    if bool(options.runs) == bool(options.matrix):
-        both = ", not both" if options.runs else ""
-        raise UserError(f"give run directories, or --matrix FILE with losses from elsewhere{both}")
-    if options.out and options.out.exists() and not options.out.is_dir():
-        raise UserError(f"{options.out} is not a folder and cannot become one: choose another --out")
-    if options.groups and not options.matrix:
-        raise UserError("--groups chooses among the losses of --matrix")
-    if options.matrix and (options.now is not None or options.budget is not None):
-        raise UserError("--from and --budget need runs: leave them out with --matrix")
+    _check(options)
     # these load NumPy and SciPy, so the options come first
     from alma.report.advice.advice import FEW, Advice, advise
     from alma.report.advice.brief import write_brief
     from alma.report.advice.candidates import one_section
-    from alma.report.advice.matrix import MatrixReport, read_groups
+    from alma.report.advice.matrix import read_groups
+    from alma.report.advice.retraining_table import MatrixReport
     from alma.report.tables import TitledTable
 
     report: Advice | MatrixReport
     price, money = options.price
     damaged: list[str] = []
-    asked = {"every": options.every, "worth": options.worth, "price": price, "money": money}
+    terms = {"every": options.every, "worth": options.worth, "price": price, "money": money}
     if options.matrix:
-        report = MatrixReport(read_groups(options.matrix, options.groups or ()), **asked)
+        report = MatrixReport(read_groups(options.matrix, options.groups or ()), **terms)
     else:
         section = one_section(find_runs(options.runs, damaged), options.now)
-        report = advise(section, options.now, options.budget, **asked)
-        if (options.every or not math.isnan(price)) and report.choice and not report.retraining:
+        report = advise(section, options.now, options.budget, **terms)
+        asks_how_often = options.every or not math.isnan(price)
+        if asks_how_often and report.choice and not report.retraining:
             raise UserError(f"--every and --price are for a stream that drifts. {FEW}")
     if options.brief:
         print(write_brief(report, options.brief if options.brief.name else None))

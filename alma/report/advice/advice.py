@@ -1,5 +1,6 @@
-"""The advice of one mega-batch: the choice, what each decision is worth, the front, how often to retrain."""
+"""The advice of one mega-batch: the choice, what each decision is worth, how often to retrain."""
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -8,26 +9,33 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.report.advice.backtest import naive_rule_won
-from alma.report.advice.cadence import Period, Retraining, TrainingCost
 from alma.report.advice.candidates import Candidate, choose, find_candidates, within
 from alma.report.advice.comparison import Comparison, Field, compare
+from alma.report.advice.period import Period
 from alma.report.advice.questions import QUESTIONS
+from alma.report.advice.retraining import Retraining, TrainingCost
+from alma.report.advice.retraining_table import record, titled
 from alma.report.advice.staleness import known_at
-from alma.report.age import MeanOverSeeds, losses_of
+from alma.report.age import losses_of
 from alma.report.age_table import unit
+from alma.report.losses import MeanOverSeeds
 from alma.report.results import Display, Section, left_out, matrix, non_dominated, rounded
-from alma.report.tables import Table, TitledTable, number
+from alma.report.tables import TitledTable
+from alma.tables import Table, number
 
 _MOST_LABELS = 2  # of a remark
-_SHORT_WAIT, _SHORT_RUN = 10, 20  # w and t of the run that tells: `python -m benchmarks waiting_rule`
+_SHORT_WAIT = 10  # w and t of the run that tells: `python -m benchmarks waiting_rule`
+_SHORT_RUN = 20
 NOTE = (
-    "Difference: the other configuration less the choice; positive values are worse. Intervals are so "
-    "wide that equal configurations show any evidence in a tenth of reports. The two answer the other "
-    "questions alike; further settings may differ. Seeds: so many a side would settle it, if the difference "
-    "stays."
+    "Difference: the other configuration less the choice; positive values are worse. Intervals are "
+    "so wide that equal configurations show any evidence in a tenth of reports. The two answer the "
+    "other questions alike; further settings may differ. Seeds: so many a side would settle it, if "
+    "the difference stays."
 )
-FRONT = "Configurations that no other one beats in both the expected measure and training compute to come."
-_DRIFTS = 'Forecasts assume an i.i.d. stream. If only new data count, go by "regret, next" of alma report.'
+FRONT = """\
+Configurations that no other one beats in both the expected measure and training compute to come."""
+_DRIFTS = """\
+Forecasts assume an i.i.d. stream. If only new data count, go by "regret, next" of alma report."""
 FEW = "How often to retrain takes three models, each tested on the mega-batches after it."
 
 
@@ -35,174 +43,309 @@ class Advice(NamedTuple):
     """Forecasts of a stream's candidates, and the decisions based on them."""
 
     title: str
-    budget: float | None  # TFLOPs of training to come
-    found: list[Candidate]
-    choice: Candidate | None  # None: nothing stays within the budget
+    budget: float | None
+    """TFLOPs of training to come."""
+    candidates: list[Candidate]
+    choice: Candidate | None
+    """None: nothing stays within the budget."""
     comparisons: list[Comparison]
-    remarks: list[str]  # what weakens the advice
-    retraining: Retraining | None  # how often to train the choice; None: no evaluation matrix, or a small one
+    remarks: list[str]
+    """What weakens the advice."""
+    retraining: Retraining | None
+    """How often to train the choice; None: no evaluation matrix, or too small a one."""
 
     @property
     def display(self) -> Display:
-        return self.found[0].result.display
+        """How the metric is named and scaled."""
+        return self.candidates[0].result.display
 
     @property
     def measured(self) -> str:
         """What is forecast, such as "mean error (%) over t=21..100"."""
-        first, last = self.found[0].start + 1, self.found[0].until
-        return f"mean {self.display.name} " + (f"over t={first}..{last}" if first < last else f"at t={last}")
+        first = self.candidates[0].start + 1
+        last = self.candidates[0].until
+        times = f"over t={first}..{last}" if first < last else f"at t={last}"
+        return f"mean {self.display.name} {times}"
 
-    def difference(self, each: Comparison) -> MeanOverSeeds:
-        """A difference and its interval: in percentage points, or in percent of the choice's perplexity."""
-        scale = 100 / each.choice.expected if self.display.factor == 1 else self.display.factor
-        return MeanOverSeeds(*(scale * value for value in (each.difference, each.low, each.high)))
+    def difference(self, comparison: Comparison) -> MeanOverSeeds:
+        """A difference with interval: percentage points, or percent of the choice's perplexity."""
+        factor = self.display.factor
+        scale = 100 / comparison.choice.expected if factor == 1 else factor
+        values = (comparison.difference, comparison.low, comparison.high)
+        return MeanOverSeeds(*(scale * value for value in values))
 
     @property
     def parts(self) -> list[TitledTable]:
         """The document."""
-        first, limit = self.found[0], self.budget
-        read = f"Rows up to t={first.start} of {len(self.found)} configurations; forecast to t={first.until}"
-        read += "." if limit is None else f" within {limit:.3g} TFLOPs of training to come."
-        above = [read] if self.choice else [read, self.summary]
-        found = [TitledTable(f"Advice: {self.title}", [], above=above)]
+        tables = [TitledTable(f"Advice: {self.title}", [], above=self._scope())]
         if self.choice:
-            lines = [self.summary] + [f"Command: {self.choice.command}"] * bool(self.choice.command)
-            decisions = decision_table(self) if self.comparisons else []
-            below = [NOTE] * bool(self.comparisons)
-            answered = {each.question for each in self.comparisons}
-            if rest := " ".join(question for question in QUESTIONS if question not in answered):
-                below += [f"No run within the budget differs from the choice in this question alone: {rest}"]
-            found.append(TitledTable(f"Choice by {self.measured}", decisions, "\n".join(below), lines))
-        found += self.retraining.parts if self.retraining else []
-        return [*found, TitledTable("Front", front_table(self), "\n".join(self.remarks), [FRONT])]
+            tables.append(self._decisions(self.choice))
+        if self.retraining:
+            tables.append(titled(self.retraining))
+        tables.append(TitledTable("Front", front_table(self), "\n".join(self.remarks), [FRONT]))
+        return tables
+
+    def _scope(self) -> list[str]:
+        """What was read and is forecast; that there is no choice."""
+        first = self.candidates[0]
+        text = f"Rows up to t={first.start} of {len(self.candidates)} configurations; "
+        text += f"forecast to t={first.until}"
+        if self.budget is not None:
+            text += f" within {self.budget:.3g} TFLOPs of training to come"
+        return [f"{text}."] if self.choice else [f"{text}.", self.summary]
+
+    def _decisions(self, choice: Candidate) -> TitledTable:
+        """The choice and the answers to the questions."""
+        above = [self.summary]
+        if choice.command:
+            above.append(f"Command: {choice.command}")
+        below = [NOTE] if self.comparisons else []
+        answered = {comparison.question for comparison in self.comparisons}
+        unanswered = " ".join(question for question in QUESTIONS if question not in answered)
+        if unanswered:
+            differs = "No run within the budget differs from the choice in this question alone"
+            below.append(f"{differs}: {unanswered}")
+        cells = decision_table(self) if self.comparisons else []
+        return TitledTable(f"Choice by {self.measured}", cells, "\n".join(below), above)
 
     @property
     def summary(self) -> str:
         """The choice in a sentence, or that there is none."""
         if not self.choice:
-            least = min(each.compute for each in self.found)
-            return f"No configuration stays within the budget: the least is {least:.3g} TFLOPs to come."
+            least = min(candidate.compute for candidate in self.candidates)
+            limit = f"the least is {least:.3g} TFLOPs to come"
+            return f"No configuration stays within the budget: {limit}."
         value = self.choice.forecast.text(self.display.factor)
         return f"Use {self.choice.label}: lowest expected {self.measured}, {value}."
 
     def record(self) -> dict[str, Any]:
         """For JSON. Values of the metric are unscaled: errors are fractions."""
-        decisions = [
-            each._asdict()
-            | {"advice": each.advice, "evidence": each.evidence}
-            | {"choice": each.choice.label, "other": each.other.label}
-            for each in self.comparisons
-        ]
-        configurations = [
-            {"label": each.label, "command": each.command, "seeds": len(each.seeds), "from": each.now}
-            | {"expected": each.forecast, "compute": each.compute, "hours": each.hours, "law": each.fit.law}
-            for each in self.found
-        ]
-        found = {
-            "from": self.found[0].start,
-            "until": self.found[0].until,
+        values = {
+            "from": self.candidates[0].start,
+            "until": self.candidates[0].until,
             "measure": self.measured,
             "budget": self.budget,
             "choice": self.choice.label if self.choice else None,
-            "decisions": decisions,
-            "configurations": configurations,
-            "retraining": self.retraining.record() if self.retraining else None,
+            "decisions": [_record_of_decision(comparison) for comparison in self.comparisons],
+            "configurations": [_record_of_candidate(candidate) for candidate in self.candidates],
+            "retraining": record(self.retraining) if self.retraining else None,
             "remarks": self.remarks,
         }
-        return dict(rounded(found))
+        return dict(rounded(values))
 
 
-def advise(section: Section, now: int | None = None, budget: float | None = None, **asked: Any) -> Advice:
-    """The advice of mega-batch `now` (None: the last one), from rows up to there, within a `budget` of
-    training compute to come (TFLOPs). `asked`: `every`, `worth` and `price` of `Retraining`.
+def _record_of_decision(comparison: Comparison) -> dict[str, Any]:
+    return comparison._asdict() | {
+        "advice": comparison.advice,
+        "evidence": comparison.evidence,
+        "choice": comparison.choice.label,
+        "other": comparison.other.label,
+    }
+
+
+def _record_of_candidate(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "label": candidate.label,
+        "command": candidate.command,
+        "seeds": len(candidate.seeds),
+        "from": candidate.now,
+        "expected": candidate.forecast,
+        "compute": candidate.compute,
+        "hours": candidate.hours,
+        "law": candidate.fit.law,
+    }
+
+
+def advise(
+    section: Section,
+    now: int | None = None,
+    budget: float | None = None,
+    **options: Any,
+) -> Advice:
+    """The advice of mega-batch `now`, from the rows up to there.
+
+    now        None: the last one
+    budget     of training compute to come, in TFLOPs; None: no limit
+    options    fields of `Retraining`: `every`, `worth`, `price`, `money`
 
     UserError: no stage is complete by then, or the stream has no such mega-batch.
     """
-    found = find_candidates(section, now)
-    allowed = within(found, budget)
+    candidates = find_candidates(section, now)
+    allowed = within(candidates, budget)
     choice = choose(allowed) if allowed else None
-    comparisons = compare(Field(found), choice, allowed) if choice else []
-    often = _retraining(choice, asked) if choice else None
-    if choice and often:
-        same = {"from_scratch": None, "seed": None}  # a twin differs in `--from-scratch` alone
-        config = choice.result.config | same
-        twins = [each for each in found if each is not choice and each.result.config | same == config]
-        if twins and (other := _retraining(twins[0], asked)):
-            other.price *= (other.cost.flops or 1) / (often.cost.flops or 1)
-            often.other = other
-    remarks = left_out(section.results)  # what weakens the advice
-    ready = {each.label for each in found}
+    comparisons = compare(Field(candidates), choice, allowed) if choice else []
+    retraining = _retraining_beside_twin(choice, candidates, options) if choice else None
+    remarks = [
+        *left_out(section.results),
+        *_without_stage(section, candidates),
+        *naive_rule_won(section, candidates[0].start),
+        *_single_seeds(comparisons),
+        *_drift(section, has_choice=choice is not None, has_retraining=retraining is not None),
+        *_few_stages(candidates),
+        *_short_run(section, candidates, choice),
+    ]
+    return Advice(section.title, budget, candidates, choice, comparisons, remarks, retraining)
+
+
+def _without_stage(section: Section, candidates: Sequence[Candidate]) -> list[str]:
+    """A remark on configurations that are no candidates."""
+    ready = {candidate.label for candidate in candidates}
     waiting = [result.label for result in section.results if result.label not in ready]
-    remarks += [f"No complete stage yet, left out: {_some(waiting)}."] if waiting else []
-    remarks += naive_rule_won(section, found[0].start)
-    single = [each for each in comparisons if min(len(each.choice.seeds), len(each.other.seeds)) < 2]
-    if single:
-        many = max(each.seeds or 3 for each in single)
-        remarks.append(
-            f"One seed says nothing about how far runs differ, so there is no evidence: run {many} "
-            f"seeds of {_some([each.other.label for each in single])} and of the choice."
-        )
-    if any(matrix(rows) for result in section.results for rows in result.repeats):
-        remarks.append(f"{_DRIFTS} {FEW}" if choice and not often else _DRIFTS)
-    few = [each.label for each in found if len(each.ends) < 3]
-    remarks += [f"Fewer than 3 stages, so that the law is mostly assumed: {_some(few)}."] if few else []
-    until, end = _SHORT_RUN, section.results[0].megabatches
-    if choice and until < end and all(each.result.waiting_time == 1 for each in found):
-        spent = fmean(choice.result.repeats[0][t]["train_flops"] for t in range(1, choice.now + 1))
-        remarks.append(
-            "Runs at w = 1 cannot tell whether to wait. The cheapest run that would: "
-            f"w = {_SHORT_WAIT} up to {until}, about {until / end:.0%} of the stream's compute "
-            f"({spent * until / 1e12:.2g} TFLOPs)."
-        )
-    return Advice(section.title, budget, found, choice, comparisons, remarks, often)
+    return [f"No complete stage yet, left out: {_first_of(waiting)}."] if waiting else []
 
 
-def _retraining(choice: Candidate, asked: dict[str, Any]) -> Retraining | None:
-    """How often to retrain the choice, from the held-out parts up to the last t that was read."""
-    losses, last = losses_of(choice.result), choice.ends[-1]
+def _single_seeds(comparisons: Sequence[Comparison]) -> list[str]:
+    """A remark on comparisons with a side of one seed."""
+    single = []
+    for comparison in comparisons:
+        if min(len(comparison.choice.seeds), len(comparison.other.seeds)) < 2:
+            single.append(comparison)
+    if not single:
+        return []
+    seeds = max(comparison.seeds or 3 for comparison in single)
+    labels = _first_of([comparison.other.label for comparison in single])
+    return [
+        "One seed says nothing about how far runs differ, so there is no evidence: "
+        f"run {seeds} seeds of {labels} and of the choice."
+    ]
+
+
+def _drift(section: Section, has_choice: bool, has_retraining: bool) -> list[str]:
+    """A remark on forecasts of a stream that has an evaluation matrix, so that it may drift."""
+    repeats = [rows for result in section.results for rows in result.repeats]
+    if not any(matrix(rows) for rows in repeats):
+        return []
+    return [f"{_DRIFTS} {FEW}" if has_choice and not has_retraining else _DRIFTS]
+
+
+def _few_stages(candidates: Sequence[Candidate]) -> list[str]:
+    """A remark on candidates with few stages."""
+    few = [candidate.label for candidate in candidates if len(candidate.ends) < 3]
+    if not few:
+        return []
+    return [f"Fewer than 3 stages, so that the law is mostly assumed: {_first_of(few)}."]
+
+
+def _short_run(
+    section: Section,
+    candidates: Sequence[Candidate],
+    choice: Candidate | None,
+) -> list[str]:
+    """A remark on the cheapest run that would tell whether to wait, if no candidate waits."""
+    end = section.results[0].megabatches
+    all_at_once = all(candidate.result.waiting_time == 1 for candidate in candidates)
+    if not choice or end <= _SHORT_RUN or not all_at_once:
+        return []
+    rows = choice.result.repeats[0]
+    flops = fmean(rows[t]["train_flops"] for t in range(1, choice.now + 1))  # of a mega-batch
+    return [
+        "Runs at w = 1 cannot tell whether to wait. The cheapest run that would: "
+        f"w = {_SHORT_WAIT} up to {_SHORT_RUN}, "
+        f"about {_SHORT_RUN / end:.0%} of the stream's compute "
+        f"({flops * _SHORT_RUN / 1e12:.2g} TFLOPs)."
+    ]
+
+
+def _first_of(labels: Sequence[str]) -> str:
+    """The first labels, and how many more there are."""
+    text = "; ".join(labels[:_MOST_LABELS])
+    hidden = len(labels) - _MOST_LABELS
+    return f"{text} and {hidden} more" if hidden > 0 else text
+
+
+def _retraining_beside_twin(
+    choice: Candidate, candidates: Sequence[Candidate], options: dict[str, Any]
+) -> Retraining | None:
+    """How often to retrain the choice, beside its twin: the same but for `--from-scratch`."""
+    twin = _twin_of(choice, candidates)
+    if twin:
+        price_ratio = (_cost_of(twin).flops or 1) / (_cost_of(choice).flops or 1)
+        price = options.get("price", math.nan) * price_ratio
+        options = options | {"twin": _retraining_of(twin, options | {"price": price})}
+    return _retraining_of(choice, options)
+
+
+def _twin_of(choice: Candidate, candidates: Sequence[Candidate]) -> Candidate | None:
+    """The first candidate that differs from the choice in `--from-scratch` alone."""
+    ignored = {"from_scratch": None, "seed": None}
+    settings = choice.result.config | ignored
+    for candidate in candidates:
+        if candidate is not choice and candidate.result.config | ignored == settings:
+            return candidate
+    return None
+
+
+def _cost_of(candidate: Candidate) -> TrainingCost:
+    """What its last training cost, mean over seeds."""
+    last = candidate.ends[-1]
+    rows = [repeat[last] for repeat in candidate.result.repeats]
+    info = candidate.result.runs[0].info
+    devices = info.get("gpus") or info.get("processes") or 1
+    return TrainingCost(
+        flops=fmean(row["train_flops"] for row in rows) / 1e12,
+        hours=fmean(row["seconds"] for row in rows) / 3600 * devices,
+        machine="GPU-hours" if info.get("gpus") else "core-hours",
+    )
+
+
+def _retraining_of(candidate: Candidate, options: dict[str, Any]) -> Retraining | None:
+    """How often to retrain a candidate, from the held-out parts up to the last t that was read."""
+    result = candidate.result
+    losses = losses_of(result)
     if not losses:
         return None
-    rows, info = [repeat[last] for repeat in choice.result.repeats], choice.result.runs[0].info
-    hours = fmean(row["seconds"] for row in rows) / 3600 * (info.get("gpus") or info.get("processes") or 1)
-    machine = "GPU-hours" if info.get("gpus") else "core-hours"
-    cost = TrainingCost(fmean(row["train_flops"] for row in rows) / 1e12, hours, machine)
-    period = Period.of(rows[0]["extra"].get("matrix_periods", []))
-    rest = choice.result.megabatches - choice.now
+    row = result.repeats[0][candidate.ends[-1]]
     try:
-        return Retraining(known_at(losses, choice.now), unit(choice.result), period, cost, rest=rest, **asked)
+        return Retraining(
+            losses=known_at(losses, candidate.now),
+            unit=unit(result),
+            period=Period.of(row["extra"].get("matrix_periods", [])),
+            cost=_cost_of(candidate),
+            periods_to_come=result.megabatches - candidate.now,
+            **options,
+        )
     except UserError:  # too few models
         return None
 
 
-def _some(labels: Sequence[str]) -> str:
-    """The first labels, and how many there are more."""
-    more = len(labels) - _MOST_LABELS
-    return "; ".join(labels[:_MOST_LABELS]) + f" and {more} more" * (more > 0)
-
-
 def decision_table(advice: Advice) -> Table:
     """A row for each answered question."""
-    what = "percentage points" if advice.display.factor > 1 else "% of perplexity"
-    header = ["question", "advice", "compared with", f"difference ({what}), 90%", "its Comp to come"]
-    table = [[*header, "seeds"]]
-    for each in advice.comparisons:
-        mean, low, high = advice.difference(each)
-        shown = f"{mean:+.3g} " + (f"[{low:+.3g}, {high:+.3g}]" if np.isfinite(high) else "[?]")
-        cost = f"{each.other.compute / each.choice.compute:.3g}x" if each.choice.compute else "?"
-        seeds = str(each.seeds or ("" if each.evidence else "?"))
-        table.append([each.question, each.advice, each.other.label, shown, cost, seeds])
+    unit_of_difference = "percentage points" if advice.display.factor > 1 else "% of perplexity"
+    header = ["question", "advice", "compared with", f"difference ({unit_of_difference}), 90%"]
+    table = [[*header, "its Comp to come", "seeds"]]
+    for comparison in advice.comparisons:
+        mean, low, high = advice.difference(comparison)
+        interval = f"[{low:+.3g}, {high:+.3g}]" if np.isfinite(high) else "[?]"
+        cost = "?"
+        if comparison.choice.compute:
+            cost = f"{comparison.other.compute / comparison.choice.compute:.3g}x"
+        row = [comparison.question, comparison.advice, comparison.other.label]
+        table.append([*row, f"{mean:+.3g} {interval}", cost, _seeds_to_settle(comparison)])
     return table
+
+
+def _seeds_to_settle(comparison: Comparison) -> str:
+    """The number of seeds a side; "" if there is evidence already, "?" if no number is known."""
+    if comparison.seeds:
+        return str(comparison.seeds)
+    return "" if comparison.evidence else "?"
 
 
 def front_table(advice: Advice) -> Table:
     """The candidates on the front, by ascending compute."""
-    display, start = advice.display, advice.found[0].start
+    display = advice.display
+    start = advice.candidates[0].start
     header = ["configuration", "seeds", f"{display.name} at t={start}", f"{advice.measured}, 90%"]
     table = [[*header, "law", "TFLOPs to come", "hours to come"]]
-    points = [(float(f"{each.compute:.3g}"), each.expected) for each in advice.found]
-    for each in (advice.found[i] for i in non_dominated(points)):
-        present = number(display.factor * each.values[each.now]) + f" (t={each.now})" * (each.now < start)
-        measure = each.forecast.text(display.factor)
-        costs = [f"{each.compute:,.3g}", f"{each.hours:,.2g}"]
-        table.append([each.label, str(len(each.seeds)), present, measure, each.fit.law, *costs])
+    points = []
+    for candidate in advice.candidates:
+        points.append((float(f"{candidate.compute:.3g}"), candidate.expected))
+    for i in non_dominated(points):
+        candidate = advice.candidates[i]
+        present = number(display.factor * candidate.values[candidate.now])
+        if candidate.now < start:
+            present += f" (t={candidate.now})"
+        row = [candidate.label, str(len(candidate.seeds)), present]
+        row += [candidate.forecast.text(display.factor), candidate.fit.law]
+        table.append([*row, f"{candidate.compute:,.3g}", f"{candidate.hours:,.2g}"])
     return table

@@ -1,4 +1,4 @@
-"""`alma advise --brief`: one screen for readers who train no models, Markdown or HTML, and a picture."""
+"""`alma advise --brief`: one screen for readers who train no models, and a picture."""
 
 import base64
 import io
@@ -15,135 +15,212 @@ from alma.escape import markdown
 from alma.files import atomic_write, make_directory
 from alma.report import style
 from alma.report.advice.advice import Advice
-from alma.report.advice.cadence import Retraining
+from alma.report.advice.candidates import Candidate
 from alma.report.advice.comparison import Comparison
 from alma.report.advice.forecast import interval
-from alma.report.advice.matrix import MatrixReport
-from alma.report.advice.staleness import Law
-from alma.report.tables import number
+from alma.report.advice.law import Law
+from alma.report.advice.retraining import Retraining
+from alma.report.advice.retraining_table import MatrixReport
+from alma.report.advice.retraining_words import lines as retraining_lines
+from alma.tables import number
 
-_SURE = "Two numbers after a value are its 90% interval: nine of ten such intervals hold the true value."
+_SURE = """\
+Two numbers after a value are its 90% interval: nine of ten such intervals hold the true value."""
+_PERPLEXITY = """\
+The number of equally likely tokens that a model in effect chooses from; lower is better."""
 _PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title><style>body{{font:16px/1.5 sans-serif;max-width:44em;margin:2em auto;padding:0 1em}}
+<title>{title}</title><style>body{{font:16px/1.5 sans-serif;max-width:44em;margin:2em auto;\
+padding:0 1em}}
 img{{max-width:100%}}</style><h1>{title}</h1>
 """
+_LARGEST_DRAWN = 9.0  # nats
 
 
-def _retraining(report: Advice | MatrixReport) -> list[Retraining]:
+def _retrainings(report: Advice | MatrixReport) -> list[Retraining]:
     """What the report says about how often to retrain."""
-    found = report.found if isinstance(report, MatrixReport) else [report.retraining]
-    return [each for each in found if each]
+    if isinstance(report, MatrixReport):
+        return report.groups
+    return [report.retraining] if report.retraining else []
 
 
 def lines(report: Advice | MatrixReport) -> dict[str, str]:
     """Sentences by heading: what to do, what it gains and costs, how sure, what would change it."""
-    often = {}
-    for each in _retraining(report):
-        said = each.lines[: 3 if each.laws.event else 2]
-        often[f"How often to retrain {each.losses.label}"] = " ".join(said)
+    how_often = {}
+    for retraining in _retrainings(report):
+        count = 3 if retraining.laws.event else 2
+        text = " ".join(retraining_lines(retraining)[:count])
+        how_often[f"How often to retrain {retraining.losses.label}"] = text
     if isinstance(report, MatrixReport):
-        return often | {"How sure": _SURE}
-    if not (choice := report.choice):
+        return how_often | {"How sure": _SURE}
+    if not report.choice:
         return {"Recommendation": report.summary}
-    known = [each for each in report.comparisons if each.evidence]
-    settled = [_settle(each) for each in report.comparisons if not each.evidence]
+    return _lines_of_choice(report, report.choice, how_often)
+
+
+def _lines_of_choice(
+    report: Advice,
+    choice: Candidate,
+    how_often: dict[str, str],
+) -> dict[str, str]:
+    """The sentences of a report with a choice."""
+    gains = []
+    changes = []
+    for comparison in report.comparisons:
+        if comparison.evidence:
+            gains.append(_gain(report, comparison))
+        else:
+            changes.append(_would_settle(comparison))
+    changes += report.remarks
     name = choice.result.config.get("name", choice.result.learner)
-    sides = ", ".join(choice.sides[each.question] for each in report.comparisons)
+    sides = ", ".join(choice.sides[comparison.question] for comparison in report.comparisons)
+    title = f"{name}: {sides}" if sides else name
     value = choice.forecast.text(report.display.factor)
     expected = f"{report.measured}: {value}".replace("t=", "mega-batch ")
     costs = f"{number(choice.compute)} TFLOPs, {number(choice.hours)} hours of training"
+    evident = f"{len(gains)} of {len(report.comparisons)} answers have evidence"
     return {
-        "Recommendation": f"Use {name}{': ' * bool(sides)}{sides}. Expected {expected}.",
-        **often,
-        "What it gains": " ".join(_gain(report, each) for each in known) or "No difference is certain yet.",
+        "Recommendation": f"Use {title}. Expected {expected}.",
+        **how_often,
+        "What it gains": " ".join(gains) or "No difference is certain yet.",
         "What it costs": f"{costs} until mega-batch {choice.until}.",
-        "How sure": f"{len(known)} of {len(report.comparisons)} answers have evidence. {_SURE}",
-        "What would change it": " ".join([*settled, *report.remarks]) or "Nothing that was measured.",
+        "How sure": f"{evident}. {_SURE}",
+        "What would change it": " ".join(changes) or "Nothing that was measured.",
     }
 
 
-def _gain(report: Advice, each: Comparison) -> str:
+def _gain(report: Advice, comparison: Comparison) -> str:
+    """What the better side gains over the worse one."""
+    better = comparison.choice
+    worse = comparison.other
+    if comparison.difference < 0:
+        better, worse = worse, better
     kind = " points of error" if report.display.factor > 1 else "% of perplexity"
-    better, worse = (each.choice, each.other) if each.difference >= 0 else (each.other, each.choice)
-    mean, *ends = (abs(value) for value in report.difference(each))
-    sides = f"{better.sides[each.question]} instead of {worse.sides[each.question]}"
-    least, most = map(number, sorted(ends))
+    mean, *ends = (abs(value) for value in report.difference(comparison))
+    question = comparison.question
+    sides = f"{better.sides[question]} instead of {worse.sides[question]}"
+    least, most = (number(end) for end in sorted(ends))
     return f"{sides.capitalize()}: {number(mean)}{kind} less ({least} to {most})."
 
 
-def _settle(each: Comparison) -> str:
-    sides = " against ".join(one.sides[each.question] for one in (each.choice, each.other))
-    seeds = f"{each.seeds} seeds a side would tell" if each.seeds else "Too close to call"
-    share = each.other.compute / each.choice.compute if each.choice.compute else 1.0
+def _would_settle(comparison: Comparison) -> str:
+    """How many seeds would give evidence, and whether the other side is cheaper."""
+    question = comparison.question
+    candidates = (comparison.choice, comparison.other)
+    sides = " against ".join(candidate.sides[question] for candidate in candidates)
+    seeds = "Too close to call"
+    if comparison.seeds:
+        seeds = f"{comparison.seeds} seeds a side would tell"
+    share = 1.0
+    if comparison.choice.compute:
+        share = comparison.other.compute / comparison.choice.compute
     cheaper = f", which takes {share:.2g} of the compute" if share < 0.9 else ""
-    return f"{each.question.capitalize()} {seeds}, {sides}{cheaper}."
+    return f"{question.capitalize()} {seeds}, {sides}{cheaper}."
 
 
 def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
-    """Write the brief to `path`, .md with a picture beside it or .html with it inside; returns its text."""
-    found = lines(report)
-    if "perplexity" in " ".join(found.values()):
-        meaning = "The number of equally likely tokens that a model in effect chooses from; lower is better."
-        found["Perplexity"] = meaning
+    """Write the brief to `path`, unless it is None, and return its text.
+
+    A .md file has a picture beside it, a .html file inside.
+    """
+    sections = lines(report)
+    if "perplexity" in " ".join(sections.values()):
+        sections["Perplexity"] = _PERPLEXITY
     title = f"Advice: {report.title}" if isinstance(report, Advice) else "How often to retrain"
-    text = "\n\n".join([f"# {title}", *(f"**{heading}.** {body}" for heading, body in found.items())]) + "\n"
+    paragraphs = [f"**{heading}.** {body}" for heading, body in sections.items()]
+    text = "\n\n".join([f"# {title}", *paragraphs]) + "\n"
     if path is None:
         return text
     make_directory(path.parent)
     picture = _picture(report)
     if path.suffix == ".html":
-        body = "".join(f"<p><b>{escape(each)}.</b> {escape(line)}</p>\n" for each, line in found.items())
-        source = f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
-        page = f'{_PAGE.format(title=escape(title))}{body}<img alt="{escape(title)}" src="{source}">\n'
+        page = _html(title, sections, picture)
     else:
         with atomic_write(path.with_suffix(".svg"), "wb") as image:
             image.write(picture)
-        parts = (f"**{heading}.** {markdown(body)}" for heading, body in found.items())
-        page = "\n\n".join([f"# {markdown(title)}", *parts])
-        page += f"\n\n![{markdown(title)}]({quote(path.with_suffix('.svg').name)})\n"
+        page = _markdown(title, sections, path.with_suffix(".svg").name)
     with atomic_write(path) as file:
         file.write(page)
     return text
 
 
+def _markdown(title: str, sections: dict[str, str], picture: str) -> str:
+    """The page, which shows the file of a picture; nothing from records is markup."""
+    parts = [f"# {markdown(title)}"]
+    for heading, body in sections.items():
+        parts.append(f"**{heading}.** {markdown(body)}")
+    parts.append(f"![{markdown(title)}]({quote(picture)})\n")
+    return "\n\n".join(parts)
+
+
+def _html(title: str, sections: dict[str, str], picture: bytes) -> str:
+    """The page with the picture inside."""
+    parts = [_PAGE.format(title=escape(title))]
+    for heading, body in sections.items():
+        parts.append(f"<p><b>{escape(heading)}.</b> {escape(body)}</p>\n")
+    source = f"data:image/svg+xml;base64,{base64.b64encode(picture).decode()}"
+    parts.append(f'<img alt="{escape(title)}" src="{source}">\n')
+    return "".join(parts)
+
+
 def _picture(report: Advice | MatrixReport) -> bytes:
-    """Loss by age of what to retrain, by its law, or else the metric of the choice and its rivals, as SVG."""
+    """SVG of loss by age, by the laws; without any, of the metric of the choice and its rivals."""
     with style.drawing():
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6, 3.2), layout="constrained")
         axes = figure.add_subplot()
-        if often := _retraining(report):
-            _draw_ages(axes, often)
+        retrainings = _retrainings(report)
+        if retrainings:
+            _draw_ages(axes, retrainings)
         elif isinstance(report, Advice):
             _draw_forecasts(axes, report)
         axes.legend(fontsize=9)
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format="svg", bbox_inches="tight", metadata=style.METADATA["svg"])
-        return drawn.getvalue()
+        image = io.BytesIO()
+        metadata = style.METADATA["svg"]
+        figure.savefig(image, format="svg", bbox_inches="tight", metadata=metadata)
+        return image.getvalue()
 
 
-def _draw_ages(axes: Any, often: Sequence[Retraining]) -> None:
-    text = often[0].unit.startswith("nats")
-    for each in often:
-        ages, size = np.linspace(0, each.cadences[-1], 25), each.period.size
-        laws = [each.laws.estimate(partial(Law.extra, ages=age * size, ahead=size)) for age in ages]
-        mean, low, high = 100 * np.expm1(np.minimum(np.transpose(laws), 9.0)) if text else np.transpose(laws)
-        (line,) = axes.plot(ages, mean, label=each.losses.label)
+def _draw_ages(axes: Any, retrainings: Sequence[Retraining]) -> None:
+    """Extra loss by age with its interval: in percent of perplexity, or points of error."""
+    first = retrainings[0]
+    is_text = first.unit.startswith("nats")
+    for retraining in retrainings:
+        size = retraining.period.size
+        ages = np.linspace(0, retraining.cadences[-1], 25)
+        estimates = []
+        for age in ages:
+            extra = partial(Law.extra, ages=age * size, ahead=size)
+            estimates.append(retraining.laws.estimate(extra))
+        curves = np.transpose(estimates)
+        if is_text:
+            curves = 100 * np.expm1(np.minimum(curves, _LARGEST_DRAWN))
+        mean, low, high = curves
+        (line,) = axes.plot(ages, mean, label=retraining.losses.label)
         axes.fill_between(ages, low, high, alpha=0.15, color=line.get_color())
-    axes.set_xlabel(f"age of the model ({often[0].period.plural})")
-    axes.set_ylabel("worse than a new model (%), 90%" if text else "points of error worse")
+    axes.set_xlabel(f"age of the model ({first.period.plural})")
+    axes.set_ylabel("worse than a new model (%), 90%" if is_text else "points of error worse")
 
 
 def _draw_forecasts(axes: Any, report: Advice) -> None:
+    """The metric so far and its forecast with an interval, of the choice and its rivals."""
     factor = report.display.factor
-    rivals = [report.choice, *(each.other for each in report.comparisons)]
-    for candidate in {each.label: each for each in rivals if each}.values():
-        known = {t: factor * value for t, value in candidate.values.items() if t >= candidate.ends[0]}
-        (line,) = axes.plot(list(known), list(known.values()), label=candidate.label)
+    shown = {}
+    if report.choice:
+        shown[report.choice.label] = report.choice
+    for comparison in report.comparisons:
+        shown[comparison.other.label] = comparison.other
+    for candidate in shown.values():
+        times = [t for t in candidate.values if t >= candidate.ends[0]]
+        values = [factor * candidate.values[t] for t in times]
+        (line,) = axes.plot(times, values, label=candidate.label)
+        color = line.get_color()
         draws, _ = candidate.draws
         low, high = factor * interval(draws)
-        ahead = {"color": line.get_color(), "drawstyle": "steps-post"}
-        axes.plot(candidate.to_come, factor * np.median(draws, 0), linestyle="--", **ahead)
-        axes.fill_between(candidate.to_come, low, high, step="post", alpha=0.15, color=line.get_color())
-    axes.set(xlabel="mega-batch (dashed: forecast, 90%)", ylabel=report.display.name, ylim=(0, None))
+        median = factor * np.median(draws, 0)
+        to_come = candidate.to_come
+        axes.plot(to_come, median, linestyle="--", color=color, drawstyle="steps-post")
+        axes.fill_between(to_come, low, high, step="post", alpha=0.15, color=color)
+    axes.set_xlabel("mega-batch (dashed: forecast, 90%)")
+    axes.set_ylabel(report.display.name)
+    axes.set_ylim(0, None)

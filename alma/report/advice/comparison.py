@@ -1,15 +1,17 @@
-"""The choice against the field: differences with intervals that hold for a whole report, over new seeds.
+"""The choice against its rivals: intervals of differences over new seeds, valid for a whole report.
 
-z_is is the log of the measure that run s of configuration i is expected to have, by a law through its own
-curve; it is normal with a variance v_i of its own. Few seeds say little about one v_i, so all are drawn
-together: v_i ~ d s^2 / chi^2_d, in which the field's d (how alike they are) and s have a grid of values
-(Lonnstedt and Speed, 2002; Smyth, 2004). Two configurations with the same seeds share a part of their runs'
-deviations: a correlation that all pairs of one question have in common, on a grid, too.
+z_is is the log of the measure that run s of configuration i is expected to have, by a law through
+its own curve; it is normal with a variance v_i of its own. Few seeds say little about one v_i, so
+the variances have a common prior, v_i ~ d s^2 / chi^2_d: the field's scale s, and d, which is large
+if the variances hardly differ, have a grid of values (Lonnstedt and Speed, 2002; Smyth, 2004). Two
+configurations with the same seeds share a part of their runs' deviations: a correlation that all
+pairs of one question have in common, on a grid, too.
 
-The choice is the least of many, and each report makes several comparisons. So the report is drawn again as it
-would be if all configurations were equal: the choice, its best rival in each question, and how far the most
-distant of these is in multiples of the half-width of its own 90% interval. A high quantile of that, the
-`widening`, multiplies all half-widths. For one pair it is 1; Hsu (1984) treats the comparison with the best.
+The choice is the best of many, and a report makes several comparisons. So reports are simulated in
+which all configurations are equal: the choice, its best rival in each question, and the largest of
+their differences in multiples of the half-width of its own 90% interval. A high quantile of that,
+the `widening`, multiplies all half-widths. For one pair it is 1; Hsu (1984) treats the comparison
+with the best.
 """
 
 import math
@@ -21,15 +23,16 @@ import numpy as np
 from scipy.special import gammaln
 
 from alma.report.advice.candidates import DRAWS, Candidate
+from alma.report.advice.law import Array
 from alma.report.advice.questions import NO_EVIDENCE, QUESTIONS, differ_in
-from alma.report.advice.staleness import Array
 
 _DEGREES = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 64.0])  # d
 _SCALES = np.geomspace(1e-4, 1.0, 41)  # s
 _CORRELATIONS = 1 - np.array([1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4, 1e-5])
 _UNCORRELATED = 30.0  # how much likelier 0 is a priori than each other one
 _LEAST = 1e-10  # of a variance: records round values
-_REPORTS = 0.94  # quantile of made-up reports: variances of unequal spreads are known from few seeds
+_REPORTS = 0.94  # quantile of simulated reports; above .9, since few seeds tell unequal variances
+_MOST_SEEDS = 20
 
 
 class Comparison(NamedTuple):
@@ -38,10 +41,13 @@ class Comparison(NamedTuple):
     question: str
     choice: Candidate
     other: Candidate
-    difference: float  # expected measure of the other less that of the choice
-    low: float  # of the 90% interval, simultaneous over the report; -inf: unknown
+    difference: float
+    """Expected measure of the other less that of the choice."""
+    low: float
+    """Of the 90% interval, simultaneous over the report; -inf: unknown."""
     high: float
-    seeds: int | None  # a side that would settle it if the difference stays; None: no number up to 20 would
+    seeds: int | None
+    """A side, that would settle it if the difference stays; None: no number up to 20 would."""
 
     @property
     def evidence(self) -> bool:
@@ -56,117 +62,164 @@ class Comparison(NamedTuple):
 
 
 class Field:
-    """The candidates of one section, and draws of how far each measure may lie from its estimate."""
+    """The candidates of one section, and draws of how far each measure is from its estimate."""
 
-    def __init__(self, found: Sequence[Candidate]):
-        self.found = list(found)
-        self._logs = [np.log(each.of_runs) for each in found]
-        self._counts = np.array([len(each) for each in self._logs])
-        squares = np.array([((each - each.mean()) ** 2).sum() for each in self._logs])
+    def __init__(self, candidates: Sequence[Candidate]):
+        self.candidates = list(candidates)
+        self._logs = [np.log(candidate.of_runs) for candidate in candidates]
+        self._counts = np.array([len(logs) for logs in self._logs])
+        squares = np.array([((logs - logs.mean()) ** 2).sum() for logs in self._logs])
         self._variances = _draw_variances(squares, self._counts - 1, np.random.default_rng(0))
-        ranks = np.random.default_rng(1).permutation(DRAWS)  # learners on one stream level off together
-        self._laws = np.column_stack([each.departures for each in found])[ranks]
-        self._laws -= self._laws.mean(0)
+        # one order for all candidates: learners on one stream level off together
+        order = np.random.default_rng(1).permutation(DRAWS)
+        departures = np.column_stack([candidate.departures for candidate in candidates])[order]
+        self._departures = departures - departures.mean(0)
 
     @cached_property
     def partners(self) -> list[dict[str, list[int]]]:
-        """For each candidate and question the candidates that differ from it in this one alone."""
-        sides = [each.sides for each in self.found]
-        every = range(len(sides))
-        return [
-            {q: some for q in QUESTIONS if (some := [j for j in every if differ_in(q, sides[i], sides[j])])}
-            for i in every
-        ]
+        """For each candidate: by question the candidates that differ from it in this one alone."""
+        partners = []
+        for candidate in self.candidates:
+            partners_by_question = {}
+            for question in QUESTIONS:
+                indices = self._differing_in(question, candidate)
+                if indices:
+                    partners_by_question[question] = indices
+            partners.append(partners_by_question)
+        return partners
+
+    def _differing_in(self, question: str, candidate: Candidate) -> list[int]:
+        """The candidates that differ from this one in the question alone."""
+        indices = []
+        for j, rival in enumerate(self.candidates):
+            if differ_in(question, candidate.sides, rival.sides):
+                indices.append(j)
+        return indices
 
     @cached_property
     def widening(self) -> float:
-        """By how much intervals are wider than those of one pair that is chosen beforehand."""
+        """Ratio of the widths of a report's intervals and that of a pair chosen beforehand."""
         normal = np.random.default_rng(2).standard_normal(self._variances.shape)
-        runs = np.sqrt(self._variances / self._counts) * normal
-        errors = self._laws + runs
-        chosen, largest = errors.argmin(1), np.zeros(DRAWS)
-        for i in np.unique(chosen):
-            at = chosen == i
+        of_runs = np.sqrt(self._variances / self._counts) * normal
+        errors = self._departures + of_runs  # (reports, candidates)
+        choices = errors.argmin(1)
+        largest = np.zeros(DRAWS)
+        for i in np.unique(choices):
+            reports = choices == i
             for rivals in self.partners[i].values():
-                j = np.array(rivals)[errors[np.ix_(at, rivals)].argmin(1)]
-                halves = {k: _half(errors[:, k] - errors[:, i]) for k in set(j.tolist())}
-                distance = errors[at, j] - errors[at, i]
-                largest[at] = np.maximum(largest[at], distance / np.array([halves[k] for k in j.tolist()]))
+                best = np.array(rivals)[errors[np.ix_(reports, rivals)].argmin(1)]
+                differences = errors[reports, best] - errors[reports, i]
+                halves = np.zeros(len(self.candidates))
+                for j in set(best.tolist()):
+                    halves[j] = _half(errors[:, j] - errors[:, i])
+                largest[reports] = np.maximum(largest[reports], differences / halves[best])
         return max(1.0, float(np.quantile(largest, _REPORTS)))
 
     def half_width(self, question: str, i: int, j: int, seeds: int | None = None) -> float:
-        """Half of the 90% interval of the log ratio of two measures, for a pair that is chosen beforehand;
-        as it would be with so many `seeds` a side."""
+        """Half of the 90% interval of the log ratio of two measures, for a pair chosen beforehand.
+
+        `seeds`: as it would be with so many a side; None: with those that there are.
+        """
         counts = self._counts[[i, j]] if seeds is None else np.array([seeds, seeds])
         variance = (self._variances[:, [i, j]] / counts).sum(1)
-        if self.found[i].seeds == self.found[j].seeds:
+        if self._have_equal_seeds(i, j):
             variance = variance * (1 - self._correlation(question))
-        runs = np.sqrt(variance) * np.random.default_rng(3).standard_normal(DRAWS)
-        return _half(self._laws[:, j] - self._laws[:, i] + runs)
+        of_runs = np.sqrt(variance) * np.random.default_rng(3).standard_normal(DRAWS)
+        return _half(self._departures[:, j] - self._departures[:, i] + of_runs)
+
+    def _have_equal_seeds(self, i: int, j: int) -> bool:
+        return self.candidates[i].seeds == self.candidates[j].seeds
 
     def _correlation(self, question: str) -> Array:
-        """Draws of the correlation of runs with one seed, from the pairs that differ in this question."""
+        """Draws of the correlation of runs with one seed, (DRAWS,).
+
+        From all pairs with the same seeds that differ in this question.
+        """
         weight = np.zeros(len(_CORRELATIONS))
         weight[0] = math.log(_UNCORRELATED)
         ratio = (1 - _CORRELATIONS) / (1 + _CORRELATIONS)
         for i, partners in enumerate(self.partners):
             for j in partners.get(question, []):
                 freedom = self._counts[i] - 1
-                if j > i and freedom and self.found[i].seeds == self.found[j].seeds:
-                    one, other = self._logs[i], self._logs[j]
-                    apart, together = np.var(one - other) + _LEAST, np.var(one + other) + _LEAST
-                    x = apart / together / ratio  # has an F distribution
-                    share = 2 / (1 + len(partners[question]))  # pairs of one block are not independent
+                if j > i and freedom and self._have_equal_seeds(i, j):
+                    of_difference = np.var(self._logs[i] - self._logs[j]) + _LEAST
+                    of_sum = np.var(self._logs[i] + self._logs[j]) + _LEAST
+                    x = of_difference / of_sum / ratio  # has an F distribution
+                    share = 2 / (1 + len(partners[question]))  # pairs of one block are dependent
                     weight += share * freedom * (0.5 * np.log(x) - np.log1p(x))
         probability = np.exp(weight - weight.max())
-        return np.random.default_rng(4).choice(_CORRELATIONS, DRAWS, p=probability / probability.sum())
+        probability /= probability.sum()
+        return np.random.default_rng(4).choice(_CORRELATIONS, DRAWS, p=probability)
 
     def interval(self, question: str, i: int, j: int, widening: float = 1.0) -> tuple[float, float]:
-        """The 90% interval of the measure of j less that of i; without evidence if a side has one seed."""
+        """The 90% interval of the measure of j less that of i; infinite if a side has one seed."""
         if min(self._counts[[i, j]]) < 2:
             return -math.inf, math.inf
-        one, other = self.found[i].expected, self.found[j].expected
+        of_i = self.candidates[i].expected
+        of_j = self.candidates[j].expected
         half = widening * self.half_width(question, i, j)
-        return other * math.exp(-half) - one, other * math.exp(half) - one
+        return of_j * math.exp(-half) - of_i, of_j * math.exp(half) - of_i
 
     def seeds_to_settle(self, question: str, i: int, j: int) -> int | None:
-        """The fewest seeds a side with which a difference as large as this would be evidence; None: no number
-        up to 20, or no configuration has two seeds, so that nothing says how far runs differ."""
-        apart = abs(math.log(self.found[j].expected / self.found[i].expected))
+        """The fewest seeds a side with which a difference as large as this would be evidence.
+
+        None: no number up to 20 would do, or no configuration has two seeds, so that nothing tells
+        how far runs differ.
+        """
+        difference = abs(math.log(self.candidates[j].expected / self.candidates[i].expected))
         if max(self._counts) < 2:
             return None
-        enough = (n for n in range(2, 21) if self.widening * self.half_width(question, i, j, n) < apart)
-        return next(enough, None)
+        for seeds in range(2, _MOST_SEEDS + 1):
+            if self.widening * self.half_width(question, i, j, seeds) < difference:
+                return seeds
+        return None
 
 
 def _half(draws: Array) -> float:
+    """Half the width of the 90% interval around 0 of draws, (n,)."""
     return float(np.quantile(abs(draws), 0.9))
 
 
 def _draw_variances(squares: Array, freedom: Array, random: np.random.Generator) -> Array:
-    """Draws of each configuration's variance (DRAWS, configurations), from its sum of squares (...,)."""
-    d, scale = (each.ravel() for each in np.meshgrid(_DEGREES, _SCALES**2, indexing="ij"))
+    """Draws of each configuration's variance, (DRAWS, configurations).
+
+    `squares` and `freedom`: sum of squares and degrees of freedom of each, (configurations,).
+    """
+    # a cell of the grid is a row
+    d, scale = (axis.ravel() for axis in np.meshgrid(_DEGREES, _SCALES**2, indexing="ij"))
     squares = squares + _LEAST * freedom
-    total, both = d[:, None] * scale[:, None] + squares, d[:, None] + freedom
-    weight = 0.5 * d[:, None] * np.log(d * scale)[:, None] - 0.5 * both * np.log(total)
-    weight = (weight + gammaln(both / 2) - gammaln(d / 2)[:, None]).sum(1)
+    total_squares = d[:, None] * scale[:, None] + squares
+    total_freedom = d[:, None] + freedom
+    weight = 0.5 * d[:, None] * np.log(d * scale)[:, None]
+    weight = weight - 0.5 * total_freedom * np.log(total_squares)
+    weight = (weight + gammaln(total_freedom / 2) - gammaln(d / 2)[:, None]).sum(1)
     probability = np.exp(weight - weight.max())
     cell = random.choice(len(d), DRAWS, p=probability / probability.sum())
-    return np.asarray(total[cell] / random.chisquare(both[cell]))
+    return np.asarray(total_squares[cell] / random.chisquare(total_freedom[cell]))
 
 
 def compare(field: Field, choice: Candidate, allowed: Sequence[Candidate]) -> list[Comparison]:
-    """A comparison for each question that some allowed candidate decides otherwise, all else equal: with the
-    best of these."""
-    at = {each.label: k for k, each in enumerate(field.found)}
-    i, inside = at[choice.label], {at[each.label] for each in allowed}
+    """The choice against the best allowed candidate that answers one question otherwise.
+
+    A comparison for each question with such a candidate; all else is equal.
+    """
+    index_by_label = {candidate.label: i for i, candidate in enumerate(field.candidates)}
+    i = index_by_label[choice.label]
+    allowed_indices = {index_by_label[candidate.label] for candidate in allowed}
     comparisons = []
     for question, partners in field.partners[i].items():
-        if rivals := inside & set(partners):
-            j = min(rivals, key=lambda j: field.found[j].expected)
-            other = field.found[j]
-            low, high = field.interval(question, i, j, field.widening)
-            settled = field.seeds_to_settle(question, i, j) if low <= 0 <= high else None
-            difference = other.expected - choice.expected
-            comparisons.append(Comparison(question, choice, other, difference, low, high, settled))
+        rivals = allowed_indices & set(partners)
+        if rivals:
+            j = min(rivals, key=lambda rival: field.candidates[rival].expected)
+            comparisons.append(_comparison(field, question, i, j))
     return comparisons
+
+
+def _comparison(field: Field, question: str, i: int, j: int) -> Comparison:
+    """The choice i against j."""
+    low, high = field.interval(question, i, j, field.widening)
+    seeds = field.seeds_to_settle(question, i, j) if low <= 0 <= high else None
+    choice = field.candidates[i]
+    rival = field.candidates[j]
+    difference = rival.expected - choice.expected
+    return Comparison(question, choice, rival, difference, low, high, seeds)

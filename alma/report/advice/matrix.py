@@ -1,25 +1,26 @@
-"""Losses measured by other software, from a CSV file: models trained until some time, tested on others."""
+"""Losses measured by other software, from CSV files: models of some times, tested on others."""
 
 import csv
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from alma.dates import number_in
 from alma.errors import UserError, hint
-from alma.report.advice.cadence import Period, Retraining, TrainingCost
-from alma.report.age import Losses
-from alma.report.tables import TitledTable
-from alma.schema import is_number
+from alma.report.advice.period import Period
+from alma.report.losses import Losses
 
 _TIMES = ("trained_until", "tested_on")
-_FORM = ": a number, or a date such as 2013, 2013-Q2, 2013-05, 2013-W05, 2013-05-31"
-_DAYS = {"week": 7.0, "month": 365.25 / 12, "quarter": 365.25 / 4, "year": 365.25}
 _NEEDED = (*_TIMES, "loss")
+_LARGEST = 1e100  # as in alma/schema.py, which needs a further package
+_NUMBER_FORM = ": give a number up to 1e100"
+_TIME_FORM = ": a number, or a date such as 2013, 2013-Q2, 2013-05, 2013-W05, 2013-05-31"
+_DAYS = {"week": 7.0, "month": 365.25 / 12, "quarter": 365.25 / 4, "year": 365.25}
 
 
 class LossGroup(NamedTuple):
@@ -27,33 +28,12 @@ class LossGroup(NamedTuple):
 
     losses: Losses
     period: Period
-    gpu_hours: float | None  # of the newest training that has them; None: the file has none
+    gpu_hours: float | None
+    """Of the newest training that has them; None: the file has none."""
 
 
-class MatrixReport:
-    """How often to retrain each of several groups; `asked`: options of `Retraining`.
-
-    UserError: a group is too small.
-    """
-
-    def __init__(self, groups: Sequence[LossGroup], **asked: Any):
-        self.found: list[Retraining] = []
-        for each in groups:
-            cost = TrainingCost(hours=each.gpu_hours)
-            self.found.append(Retraining(each.losses, "nats", each.period, cost, **asked))
-
-    @property
-    def parts(self) -> list[TitledTable]:
-        """The document; only the last part has the note."""
-        *parts, last = (part for each in self.found for part in each.parts)
-        return [*(part._replace(note="") for part in parts), last]
-
-    def record(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"groups": [each.record() for each in self.found]}
-
-
-class _Loss(NamedTuple):
+@dataclass(frozen=True)
+class _Line:
     """A line of a file."""
 
     place: str  # file and line, for errors
@@ -64,22 +44,50 @@ class _Loss(NamedTuple):
     loss: float
     gpu_hours: float | None
 
+    @property
+    def model(self) -> tuple[str, float]:
+        """Seed and time of training."""
+        return self.seed, self.until
 
-def read_groups(paths: Sequence[Path], wanted: Sequence[str] = ()) -> list[LossGroup]:
-    """The losses of each model and domain of the files, in their order; of names that fit a pattern of
-    `wanted`, if there are any.
+    @property
+    def cell(self) -> tuple[str, float, float]:
+        """Seed, times of training and test: its place in the matrix of its group."""
+        return self.seed, self.until, self.tested
 
-    UserError: a file cannot be read, lacks a column, has a bad or a repeated value; labels of time are of
-    several kinds; a pattern fits no name; a group has fewer than two models or periods.
+
+def read_groups(paths: Sequence[Path], patterns: Sequence[str] = ()) -> list[LossGroup]:
+    """The losses of each model and domain of the files, in the order of the files.
+
+    `patterns`: only groups whose names fit one of them, if there are any.
+
+    UserError: a file cannot be read, lacks a column, or has a bad or repeated value; labels of time
+    are of several kinds; a pattern fits no name; a group has fewer than two models or periods.
     """
     kinds: dict[str, str] = {}
-    lines = [_loss(place, row, kinds) for path in paths for place, row in _rows(path)]
-    groups = list(dict.fromkeys(line.group for line in lines))
-    for pattern in wanted:
-        if not any(fnmatchcase(group, pattern) for group in groups):
-            raise UserError(f"--groups {pattern}: no such group in the file; {hint(pattern, groups)}")
-    chosen = [g for g in groups if not wanted or any(fnmatchcase(g, pattern) for pattern in wanted)]
-    return [_group([line for line in lines if line.group == group], *kinds) for group in chosen]
+    lines = []
+    for path in paths:
+        for place, row in _rows(path):
+            lines.append(_line(place, row, kinds))
+    lines_by_group: dict[str, list[_Line]] = {}
+    for line in lines:
+        lines_by_group.setdefault(line.group, []).append(line)
+    kind = next(iter(kinds))
+    chosen = _matching(list(lines_by_group), patterns)
+    return [_group(lines_by_group[name], kind) for name in chosen]
+
+
+def _matching(groups: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """The groups that fit a pattern; all without patterns. UserError: a pattern fits none."""
+    if not patterns:
+        return list(groups)
+    matching = set()
+    for pattern in patterns:
+        names = {name for name in groups if fnmatchcase(name, pattern)}
+        if not names:
+            close = hint(pattern, groups)
+            raise UserError(f"--groups {pattern}: no such group in the file; {close}")
+        matching |= names
+    return [name for name in groups if name in matching]
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
@@ -89,16 +97,17 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise UserError(f"cannot read {path}: {reason}") from error
-    missing = [name for name in _NEEDED if name not in (table.fieldnames or [])]
-    if missing:
+    missing_columns = [name for name in _NEEDED if name not in (table.fieldnames or [])]
+    if missing_columns:
         form = f"name the columns {', '.join(_NEEDED)} in line 1, with commas"
-        raise UserError(f"{path}: no column {', '.join(missing)}: {form}")
+        raise UserError(f"{path}: no column {', '.join(missing_columns)}: {form}")
     row = None
     try:
         for row in table:
+            place = f"{path}, line {table.line_num}"
             if None in row or None in row.values():
-                raise UserError(f"{path}, line {table.line_num}: as many values as line 1 has names")
-            yield f"{path}, line {table.line_num}", row
+                raise UserError(f"{place}: as many values as line 1 has names")
+            yield place, row
     except csv.Error as error:
         place = f"{path}, line {table.line_num + 1}"
         raise UserError(f"{place}: not CSV ({error}): is a quote left open?") from None
@@ -106,84 +115,132 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         raise UserError(f"{path}: no losses below the names of the columns")
 
 
-def _loss(place: str, row: dict[str, str], kinds: dict[str, str]) -> _Loss:
-    """A line; `kinds` gets the kind of its labels of time, with the first place."""
+def _line(place: str, row: dict[str, str], kinds: dict[str, str]) -> _Line:
+    """A line; the kind of its labels of time is added to `kinds`, with the first place of each."""
     until, tested = (_time(row[name], f"{place}, {name}", kinds) for name in _TIMES)
-    group = "/".join(row[name].strip() for name in ("model", "domain") if row.get(name))
-    hours = _number(row["gpu_hours"], f"{place}, gpu_hours") if row.get("gpu_hours") else None
-    if hours is not None and hours < 0:
-        raise UserError(f"{place}, gpu_hours: {hours:g}: give a number from 0 on")
-    loss, named = _number(row["loss"], f"{place}, loss"), group or Path(place.rpartition(", line ")[0]).stem
-    return _Loss(place, named, row.get("seed", "").strip(), until, tested, loss, hours)
+    names = [row[column].strip() for column in ("model", "domain") if row.get(column)]
+    hours = None
+    if row.get("gpu_hours"):
+        hours = _number(row["gpu_hours"], f"{place}, gpu_hours")
+        if hours < 0:
+            raise UserError(f"{place}, gpu_hours: {hours:g}: give a number from 0 on")
+    loss = _number(row["loss"], f"{place}, loss")
+    return _Line(
+        place=place,
+        group="/".join(names) or Path(place.rpartition(", line ")[0]).stem,
+        seed=row.get("seed", "").strip(),
+        until=until,
+        tested=tested,
+        loss=loss,
+        gpu_hours=hours,
+    )
 
 
-def _time(text: str, place: str, kinds: dict[str, str]) -> float:
-    """A label of time as the number of its quarter, month, week or day, or the number that it is."""
+def _time(label: str, place: str, kinds: dict[str, str]) -> float:
+    """A label of time as a number: that of its quarter, month, week or day, or its own."""
+    label = label.strip()
     try:
-        kind = Period.of([text := text.strip()]).noun
+        kind = Period.of([label]).noun
     except ValueError as error:
-        raise UserError(f"{place}: no such date: {text}") from error
+        raise UserError(f"{place}: no such date: {label}") from error
     if kind in ("mega-batch", "year"):
-        kind, value = "", _number(text, place, _FORM)
+        kind = ""
+        value = _number(label, place, _TIME_FORM)
     else:
-        value = float(number_in(kind, text))
-    first = kinds.setdefault(kind, place)
-    if len(kinds) > 1:
-        other = next(each for each in kinds.values() if each != first)
-        raise UserError(f"{place}: {text} is another kind of time than in {other}: use one kind")
+        value = float(number_in(kind, label))
+    first_place = kinds.setdefault(kind, place)
+    for other_place in kinds.values():
+        if other_place != first_place:
+            clash = f"{label} is another kind of time than in {other_place}"
+            raise UserError(f"{place}: {clash}: use one kind")
     return value
 
 
-def _number(text: str, place: str, form: str = ": give a number up to 1e100") -> float:
+def _number(text: str, place: str, form: str = _NUMBER_FORM) -> float:
+    """A finite number. UserError: it is none; `form` says what is expected."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value) or not is_number(value):
+    if not abs(value) <= _LARGEST:  # NaN, too
         raise UserError(f"{place}: {text.strip() or 'empty'}{form}")
     return value
 
 
-def _check_extremes(lines: Sequence[_Loss]) -> None:
-    """UserError: one loss is so far from all others of its period and its model that it may be a slip."""
-    others: dict[Any, list[float]] = {}
-    for line in lines:
-        for key in (line.tested, (line.seed, line.until)):
-            others.setdefault(key, []).append(line.loss)
-    typical = {key: median(values) for key, values in others.items()}
-    apart = [min(abs(x.loss - typical[x.tested]), abs(x.loss - typical[x.seed, x.until])) for x in lines]
-    worst = max(range(len(lines)), key=apart.__getitem__)
-    if apart[worst] > max(1.0, 10 * sorted(apart)[-len(apart) // 20 - 1]):
-        place, loss = lines[worst].place, lines[worst].loss
-        far = "is far from the others of its period and model"
-        raise UserError(f"{place}, loss: {loss:g} {far}: correct it, or leave it out")
-
-
-def _group(lines: Sequence[_Loss], kind: str) -> LossGroup:
-    """The matrix of each seed of one group."""
-    label, cells = lines[0].group, dict[tuple[str, float, float], _Loss]()
-    for line in lines:
-        first = cells.setdefault((line.seed, line.until, line.tested), line)
-        if first is not line:
-            again = f"{line.place}: {label}: the same model, period and seed as {first.place}"
-            raise UserError(f"{again}: leave out one, or number the seeds in a column `seed`")
-    until, tested = sorted({line.until for line in lines}), sorted({line.tested for line in lines})
-    for count, what in zip((len(until), len(tested)), _TIMES, strict=True):
-        if count < 2:
-            raise UserError(f"{label}: a single value of {what}: staleness needs two or more")
-    seeds = tuple(
-        tuple(tuple(cells[s, u, p].loss if (s, u, p) in cells else math.nan for p in tested) for u in until)
-        for s in dict.fromkeys(line.seed for line in lines)
-    )
+def _group(lines: Sequence[_Line], kind: str) -> LossGroup:
+    """The matrix of each seed of one group; `kind`: of its labels of time, "" for numbers."""
+    label = lines[0].group
+    line_by_cell = _lines_by_cell(lines)
+    until = sorted({line.until for line in lines})
+    tested = sorted({line.tested for line in lines})
+    for values, name in ((until, "trained_until"), (tested, "tested_on")):
+        if len(values) < 2:
+            raise UserError(f"{label}: a single value of {name}: staleness needs two or more")
     _check_extremes(lines)
-    gaps, paid = [b - a for a, b in itertools.pairwise(tested)], [x for x in lines if x.gpu_hours]
+    seeds = []
+    for seed in dict.fromkeys(line.seed for line in lines):
+        rows = []
+        for u in until:
+            cells = [line_by_cell.get((seed, u, p)) for p in tested]
+            rows.append(tuple(line.loss if line else math.nan for line in cells))
+        seeds.append(tuple(rows))
+    losses = Losses(label, tuple(until), tuple(tested), tuple(seeds))
+    return LossGroup(losses, _period(until, tested, kind), _newest_hours(lines))
+
+
+def _lines_by_cell(lines: Sequence[_Line]) -> dict[tuple[str, float, float], _Line]:
+    """The line of each cell. UserError: a cell is repeated."""
+    line_by_cell: dict[tuple[str, float, float], _Line] = {}
+    for line in lines:
+        first = line_by_cell.setdefault(line.cell, line)
+        if first is not line:
+            raise UserError(
+                f"{line.place}: {line.group}: the same model, period and seed as {first.place}: "
+                "leave out one, or number the seeds in a column `seed`"
+            )
+    return line_by_cell
+
+
+def _check_extremes(lines: Sequence[_Line]) -> None:
+    """UserError: a loss, maybe by a slip, is far from all others of its period and its model."""
+    losses_of_period: dict[float, list[float]] = {}
+    losses_of_model: dict[tuple[str, float], list[float]] = {}
+    for line in lines:
+        losses_of_period.setdefault(line.tested, []).append(line.loss)
+        losses_of_model.setdefault(line.model, []).append(line.loss)
+    usual_of_period = {tested: median(losses) for tested, losses in losses_of_period.items()}
+    usual_of_model = {model: median(losses) for model, losses in losses_of_model.items()}
+    distances = []
+    for line in lines:
+        from_period = abs(line.loss - usual_of_period[line.tested])
+        from_model = abs(line.loss - usual_of_model[line.model])
+        distances.append(min(from_period, from_model))
+    largest = max(distances)
+    usual = sorted(distances)[-len(distances) // 20 - 1]  # a twentieth are above it
+    if largest > max(1.0, 10 * usual):
+        line = lines[distances.index(largest)]
+        far = "is far from the others of its period and model"
+        raise UserError(f"{line.place}, loss: {line.loss:g} {far}: correct it, or leave it out")
+
+
+def _period(until: Sequence[float], tested: Sequence[float], kind: str) -> Period:
+    """The time between two tests, by their median distance."""
+    gaps = [later - earlier for earlier, later in itertools.pairwise(tested)]
     step = median(gaps)
-    if kind == "day":  # weeks and months may be named by a day
-        alike = [Period(noun, days) for noun, days in _DAYS.items() if 0.9 < step / days < 1.1]
-        period = [*alike, Period(kind) if min(gaps) < 2 else Period(size=step)][0]
-    elif kind or all(1900 <= time <= 2100 and time.is_integer() for time in (*until, *tested)):
-        period = Period(kind or "year")
-    else:
-        period = Period(size=step)
-    newest = max(paid, key=lambda line: line.until, default=lines[0])
-    return LossGroup(Losses(label, tuple(until), tuple(tested), seeds), period, newest.gpu_hours)
+    if kind == "day":
+        for noun, days in _DAYS.items():  # weeks and longer periods may be named by a day
+            if 0.9 < step / days < 1.1:
+                return Period(noun, days)
+        return Period(kind) if min(gaps) < 2 else Period(size=step)
+    if kind:
+        return Period(kind)
+    are_years = all(1900 <= time <= 2100 and time.is_integer() for time in (*until, *tested))
+    return Period("year") if are_years else Period(size=step)
+
+
+def _newest_hours(lines: Sequence[_Line]) -> float | None:
+    """GPU-hours of the newest training that has them."""
+    paid = [line for line in lines if line.gpu_hours]
+    if not paid:
+        return None
+    return max(paid, key=lambda line: line.until).gpu_hours

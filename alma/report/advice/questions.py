@@ -1,45 +1,78 @@
-"""The questions that advice answers, and the side of each that a configuration stands for."""
+"""The questions that advice answers, and the side of each that a configuration takes."""
+
+from collections.abc import Callable
 
 from alma.report.labels import replay
 from alma.report.lm.entries import model_size
 from alma.report.results import Result
 
+NO_EVIDENCE = "no evidence either way"
+LEARNER = "learner"  # beside the questions in `Candidate.sides`
+_OF_THE_LEARNER = ("grow the model?", "one model or several?")
+_GROWN = 1.01  # ratio of sizes from which a model counts as grown
+
 
 def _members(result: Result) -> list[int]:
-    """Models that are deployed together, by t."""
-    rows = result.repeats[0].values()
-    return [row["extra"].get("members") or result.config.get("members") or 1 for row in rows]
+    """The number of models that are deployed together, at each t."""
+    members = []
+    for row in result.repeats[0].values():
+        members.append(row["extra"].get("members") or result.config.get("members") or 1)
+    return members
 
 
 def _grows(result: Result) -> bool:
-    """Whether the size of a model grows over the stream; an ensemble that gains members does not count."""
-    sizes = zip(result.repeats[0].values(), _members(result), strict=True)
-    trained = [row["parameters"] / members for row, members in sizes if row["stage"] is not None]
-    return bool(trained) and max(trained) > 1.01 * trained[0]
+    """Whether a model grows over the stream; an ensemble that only gains members does not."""
+    sizes = []
+    for row, members in zip(result.repeats[0].values(), _members(result), strict=True):
+        if row["stage"] is not None:
+            sizes.append(row["parameters"] / members)
+    return bool(sizes) and max(sizes) > _GROWN * sizes[0]
 
 
-QUESTIONS = {
-    "train now or wait?": lambda result: (
-        f"wait for {result.waiting_time} mega-batches" if result.waiting_time > 1 else "train now"
-    ),
-    "grow the model?": lambda result: "grow" if _grows(result) else "keep the size",
-    "one model or several?": lambda result: "several models" if max(_members(result)) > 1 else "one model",
-    "average the weights?": lambda result: (
-        "averaged weights" if "average" in result.config else "raw weights"
-    ),
-    "replay?": lambda result: f"replay {replay(result.config)}".replace("replay no", "no replay"),
-    "last weights or anew?": lambda result: "anew" if result.config.get("from_scratch") else "last weights",
+def _waiting(result: Result) -> str:
+    wait = result.waiting_time
+    return f"wait for {wait} mega-batches" if wait > 1 else "train now"
+
+
+def _growth(result: Result) -> str:
+    return "grow" if _grows(result) else "keep the size"
+
+
+def _several(result: Result) -> str:
+    return "several models" if max(_members(result)) > 1 else "one model"
+
+
+def _average(result: Result) -> str:
+    return "averaged weights" if "average" in result.config else "raw weights"
+
+
+def _first_weights(result: Result) -> str:
+    return "anew" if result.config.get("from_scratch") else "last weights"
+
+
+def _replay(result: Result) -> str:
+    return f"replay {replay(result.config)}".replace("replay no", "no replay")
+
+
+QUESTIONS: dict[str, Callable[[Result], str]] = {
+    "train now or wait?": _waiting,
+    "grow the model?": _growth,
+    "one model or several?": _several,
+    "average the weights?": _average,
+    "replay?": _replay,
+    "last weights or anew?": _first_weights,
     "one schedule?": lambda result: f"schedule: {result.config.get('schedule', 'each stage')}",
     "which size?": lambda result: f"size {model_size(result)}",
 }
-"""Decisions, and the side of each that a result stands for."""
-NO_EVIDENCE = "no evidence either way"
-_OF_THE_LEARNER = ("grow the model?", "one model or several?")
-LEARNER = "learner"  # beside the questions in `Candidate.sides`
+"""Decisions, and the side of each that a result takes."""
 
 
-def differ_in(question: str, one: dict[str, str], other: dict[str, str]) -> bool:
-    """Whether two configurations answer this question differently and no other one; the learner is the same,
-    unless the question is about it."""
-    differences = {each for each, side in one.items() if side != other[each]}
-    return differences - ({LEARNER} if question in _OF_THE_LEARNER else set()) == {question}
+def differ_in(question: str, sides: dict[str, str], rival_sides: dict[str, str]) -> bool:
+    """Whether two configurations answer this question differently and all others alike.
+
+    They have the same learner, too, unless the question is about it. `sides`: of `Candidate`.
+    """
+    differences = {name for name, side in sides.items() if side != rival_sides[name]}
+    if question in _OF_THE_LEARNER:
+        differences.discard(LEARNER)
+    return differences == {question}

@@ -1,19 +1,9 @@
-"""The law of staleness: the loss that age adds, with what less training costs taken out.
+"""Fits the law of staleness (`alma.report.advice.law`) to an evaluation matrix, with intervals.
 
-The loss of the model that was trained until period u on the held-out part of a period p is
-
-    R(u, p) = d(p) + b a^c + g h(n(u)) + s w(u, p),    a = p - u > 0    (f |a|^c in place of b a^c for a < 0)
-
-    d   the difficulty of the period: free, so only models on one period are compared
-    b   what age adds; f: what the model forgets of the past, 0 or more
-    g   what training gains, 0 or more: n(u) amounts of it until u, h(n) = (n^-k - 1) / k, or -log n for k = 0
-    c   of _EXPONENTS, and k of _LEARNING: the pair with the least squares
-    s   0, unless w explains enough of what is left (_BREAK, _SEASON). w is a step between all models before
-        and periods after a break, or a season, sin^2(pi a / year): best at the time of year of training
-
-Only losses on the past tell b from g. Intervals are of a jackknife over periods, by Student's t; how other
-exponents differ counts by their likelihood, for which a model is one observation. No law of a few exponents
-is true: to it is added, at each age, the mean residual there, and in between on a line.
+Of exponents c of age and k of training the pair with the least squares counts; an event is part of
+the law only if it explains enough of the residuals. Only losses on the past tell what age adds from
+what less training costs. Intervals are of a jackknife over periods, by Student's t; the laws of
+other exponents add their differences, weighed by likelihood, for which a model is one observation.
 """
 
 import math
@@ -26,159 +16,245 @@ import numpy as np
 from scipy.optimize import nnls
 
 from alma.errors import UserError
-from alma.report.age import Losses, MeanOverSeeds, age_effect, t_interval
+from alma.report.advice.law import Array, Break, Event, Law, Season, left_to_gain
+from alma.report.losses import Losses, MeanOverSeeds, age_effect, t_interval
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
-_EXPONENTS = (0.25, 0.5, 1.0)
-_LEARNING = (0.0, 0.5, 1.0)
-SEASON = math.inf  # in place of the period of a break
-_BREAK, _SEASON = 0.5, 0.85  # most that a break, or a season, leaves of the residuals
-_TELL_SEASON = 6  # models: three of TiC-LM seem to have one
+_EXPONENTS = (0.25, 0.5, 1.0)  # c
+_LEARNING = (0.0, 0.5, 1.0)  # k
+_MOST_LEFT = {Break: 0.5, Season: 0.85}  # share of the residuals that an event may leave
+_LEAST_MODELS = 6  # for a season: three of TiC-LM seem to have one
+_LEAST_YEAR = 0.75  # share of a year that the oldest model must reach for a season
 
 
 def known_at(losses: Losses, last: float) -> Losses:
-    """What was known at period `last`: no later model, no later held-out part."""
-    columns, rows = (sum(at <= last for at in axis) for axis in (losses.periods, losses.until))
-    seeds = tuple(tuple(row[:columns] for row in seed[:rows]) for seed in losses.seeds)
-    return Losses(losses.label, losses.until[:rows], losses.periods[:columns], seeds)
+    """The part of the losses that existed at period `last`: no later model or held-out part."""
+    rows = sum(until <= last for until in losses.until)
+    columns = sum(period <= last for period in losses.periods)
+    seeds = []
+    for seed in losses.seeds:
+        seeds.append(tuple(row[:columns] for row in seed[:rows]))
+    return Losses(losses.label, losses.until[:rows], losses.periods[:columns], tuple(seeds))
 
 
-class Law(NamedTuple):
-    """A fitted law; `amount` is n of the last period, `step` the distance of two models."""
+class Axes(NamedTuple):
+    """The axes of an evaluation matrix."""
 
-    b: float
-    c: float
-    f: float
-    g: float
-    k: float
-    amount: float
-    step: float
-    bend: tuple[list[float], list[float]]  # ages, and what the mean residual there adds
-    s: float = 0.0
-    year: float = math.inf
+    until: Array  # (models,)
+    periods: Array  # (periods,)
 
-    def aged(self, ages: Any) -> Array:
-        """Loss that age adds, at ages >= 0, to a model that no break separates from the period."""
-        season = self.s * np.sin(np.pi * ages / self.year) ** 2
-        return np.asarray(self.b * ages**self.c + season + np.interp(ages, *self.bend))
+    @property
+    def ages(self) -> Array:
+        """(models, periods)."""
+        return self.periods - self.until[:, None]
 
-    def extra(self, ages: Any, ahead: Any = 0.0) -> Array:
-        """Loss above a new model at ages >= 0 on periods that lie `ahead` of the last one."""
-        amount, ages = self.amount + np.asarray(ahead) / self.step, np.asarray(ages, dtype=float)
-        before = np.minimum(np.maximum(amount - ages / self.step, 1.0), amount)
-        return self.aged(ages) + self.g * (_left(before, self.k) - _left(amount, self.k))
+    @property
+    def step(self) -> float:
+        """The median distance of two models."""
+        return float(np.median(np.diff(self.until)))
+
+    @property
+    def amounts(self) -> Array:
+        """The amount of training of each model, (models,), in steps; 1 for the first."""
+        return 1 + (self.until - self.until[0]) / self.step
+
+    @property
+    def last_amount(self) -> float:
+        """The amount of training of a model that is trained until the last period."""
+        return 1 + float(self.periods[-1] - self.until[0]) / self.step
 
 
-def _left(amount: Any, k: float) -> Array:
-    """h(n): what a learner has left to gain."""
-    return np.asarray((amount**-k - 1) / k if k else -np.log(amount))
+class FittedLaw(NamedTuple):
+    """A law and how well it fits."""
+
+    residual: float  # norm of the residuals
+    law: Law
+
+
+def fit_laws(
+    axes: Axes,
+    values: Array,
+    used: Any,
+    event: Event | None = None,
+    exponents: Sequence[float] = _EXPONENTS,
+    learning: Sequence[float] = _LEARNING,
+) -> list[FittedLaw]:
+    """The laws of least squares for each exponent c and k, the best first.
+
+    values     losses (models, periods)
+    used       cells to fit, bool (models, periods); others may be NaN
+    event      what the law has beside age
+    """
+    counts = np.maximum(used.sum(0), 1)
+
+    def centred(x: Array) -> Array:
+        """The used cells, (cells,), without the mean of their period: the difficulty is free."""
+        x = np.where(used, x, 0.0)
+        return np.asarray((x - x.sum(0) / counts)[used])
+
+    target = centred(values)
+    of_event = [centred(shape) for shape in event_shapes(axes, event)]
+    gains = {}
+    for k in learning:
+        gain = left_to_gain(axes.amounts, k)[:, None] * np.ones(len(axes.periods))
+        gains[k] = centred(gain)
+    ages = axes.ages
+    amount = axes.last_amount
+    step = axes.step
+    fits = []
+    for c in exponents:
+        aged = centred(np.maximum(ages, 0.0) ** c)
+        forgotten = centred(np.maximum(-ages, 0.0) ** c)
+        for k, gain in gains.items():
+            # b may be below 0, or the interval of no drift would end there: two columns share it
+            design = np.column_stack([aged, -aged, forgotten, gain, *of_event])
+            solution, residual = nnls(design, target)
+            rise, fall, f, g, *size = map(float, solution)
+            bend = _bend(ages, used, target - design @ solution)
+            law = Law(rise - fall, c, f, g, k, amount, step, bend)
+            if isinstance(event, Season):
+                law = law._replace(s=size[0], year=event.year)
+            fits.append(FittedLaw(float(residual), law))
+    return sorted(fits, key=lambda fit: fit.residual)
+
+
+def event_shapes(axes: Axes, event: Event | None) -> list[Array]:
+    """What an event of size 1 adds to cells, (models, periods): of later periods, of the past."""
+    if event is None:
+        return []
+    if isinstance(event, Season):
+        wave = np.sin(np.pi * axes.ages / event.year) ** 2
+        return [wave * (axes.ages > 0), wave * (axes.ages <= 0)]
+    trained_before = (axes.until < event.first)[:, None]
+    tested_before = axes.periods < event.first
+    crossings = [trained_before & ~tested_before, ~trained_before & tested_before]
+    return [crossing.astype(float) for crossing in crossings]
+
+
+def _bend(ages: Array, used: Any, residuals: Array) -> tuple[list[float], list[float]]:
+    """Ages from 0 on, and how far the mean residual at each is above that at age 0.
+
+    Each mean is shrunk towards 0: the more, the less the means differ beyond what the scatter of
+    their cells explains (empirical Bayes).
+    """
+    cell_ages = ages[used]
+    later = cell_ages >= 0
+    ages_with_0 = np.append(0.0, cell_ages[later])  # the law is exact at age 0: a residual of 0
+    at, index, counts = np.unique(ages_with_0, return_inverse=True, return_counts=True)
+    means = np.bincount(index, np.append(0.0, residuals[later])) / counts
+    freedom = max(1, len(residuals) - used.any(0).sum() - 3)
+    noise = residuals @ residuals / freedom / counts
+    spread = max(0.0, float(np.average(means**2 - noise, weights=counts)))
+    means *= spread / np.maximum(spread + noise, 1e-30)
+    return at.tolist(), (means - means[0]).tolist()
+
+
+def find_event(axes: Axes, values: Array, used: Any, plain: FittedLaw, year: float) -> Event | None:
+    """The event that explains most of what the `plain` law leaves; None: none explains enough."""
+    inner = (axes.periods > axes.until[1]) & (axes.periods <= axes.until[-1])
+    events: list[Event] = [Break(period) for period in axes.periods[inner].tolist()]
+    oldest = axes.ages[used].max()
+    if len(axes.until) >= _LEAST_MODELS and oldest >= _LEAST_YEAR * year:
+        events.append(Season(year))
+    if not events:
+        return None
+    exponents = (plain.law.c,)
+    learning = (plain.law.k,)
+    residuals = []
+    for event in events:
+        residuals.append(fit_laws(axes, values, used, event, exponents, learning)[0].residual)
+    residual = min(residuals)
+    event = events[residuals.index(residual)]
+    return event if residual < _MOST_LEFT[type(event)] * plain.residual else None
 
 
 class Laws:
-    """The law of a matrix, and those without each period, of each seed, and of other exponents.
-
-    `event` is what has evidence beside age: the first period after a break, SEASON, or None. A season takes
-    ages of a `year`, in units of the periods (inf: unknown). UserError: fewer than three models share
-    periods, or none is tested after its training.
-    """
+    """The law of a matrix, and those without each period, of each seed, and of other exponents."""
 
     def __init__(self, losses: Losses, year: float = math.inf):
-        self.losses, self.year = losses, year
-        self.until, self.periods = np.array(losses.until), np.array(losses.periods)
+        """Fit the laws. A season is looked for if a `year` is given, on the axis of the losses.
+
+        UserError: fewer than three models share periods, or none is tested after its training.
+        """
+        self.losses = losses
+        self.axes = Axes(np.array(losses.until), np.array(losses.periods))
+        self.until = self.axes.until
+        self.ages = self.axes.ages
         self.values = np.mean(losses.seeds, axis=0)  # (models, periods), NaN where a seed has none
-        self.ages = self.periods - self.until[:, None]
-        known = np.isfinite(self.values)
-        compared = known & (known.sum(0) > 1)
+        measured = np.isfinite(self.values)
+        compared = measured & (measured.sum(0) > 1)
         if compared.any(1).sum() < 3 or not (compared & (self.ages > 0)).any():
             raise UserError(
                 f"{losses.label}: fewer than 3 models share periods that are after their training"
             )
-        inner = self.periods[(self.periods > self.until[1]) & (self.periods <= self.until[-1])].tolist()
-        rest, law = self._fit(self.values, known, None)[0]
-        wave = len(self.until) >= _TELL_SEASON and self.ages[known].max() >= 0.75 * year
-        events = [*inner, SEASON] if wave else inner
-        found = [(self._fit(self.values, known, event, (law.c,), (law.k,))[0][0], event) for event in events]
-        left, event = min(found, default=(rest, None))
-        self.event: float | None = event if left < (_SEASON if event == SEASON else _BREAK) * rest else None
-        (rest, self.whole), *others = self._fit(self.values, known, self.event)
-        self.scatter = rest / math.sqrt(max(1, known.sum() - known.any(0).sum() - 3))  # of one cell
-        shares = [(rest / max(each, 1e-9)) ** (len(self.until) - 1) for each, _ in others]
-        total = 1 + sum(shares)
-        self.others = [(share / total, law) for share, (_, law) in zip(shares, others, strict=True)]
-        self._kept = [(self.until != u)[:, None] & (self.periods != u) for u in self.until]
-        self.without = [self._fit(self.values, known & kept, self.event)[0][1] for kept in self._kept]
-        self.of_seeds = [self._fit(np.array(seed), known, self.event)[0][1] for seed in losses.seeds]
+        plain = fit_laws(self.axes, self.values, measured)[0]
+        self.event = find_event(self.axes, self.values, measured, plain, year)
+        best, *alternatives = fit_laws(self.axes, self.values, measured, self.event)
+        self.whole = best.law
+        freedom = measured.sum() - measured.any(0).sum() - 3
+        self.scatter = best.residual / math.sqrt(max(1, freedom))  # deviation of one cell
+        self.alternatives = self._weighed(best, alternatives)
+        self._cells_without = []  # for each model: the cells without it and its period
+        for u in self.until:
+            apart = (self.until != u)[:, None] & (self.axes.periods != u)
+            self._cells_without.append(apart)
+        self.without = [self._law(self.values, measured & cells) for cells in self._cells_without]
+        self.of_seeds = [self._law(np.array(seed), measured) for seed in losses.seeds]
 
-    def _fit(
-        self, values: Array, known: Any, event: float | None, cs: Any = _EXPONENTS, ks: Any = _LEARNING
+    def _law(self, values: Array, used: Any) -> Law:
+        return fit_laws(self.axes, values, used, self.event)[0].law
+
+    def _weighed(
+        self,
+        best: FittedLaw,
+        alternatives: Sequence[FittedLaw],
     ) -> list[tuple[float, Law]]:
-        """Least squares over the `known` cells, difficulty taken out by period, for each c and k: the norm of
-        the residuals and the law, the best first."""
-        count, step = np.maximum(known.sum(0), 1), float(np.median(np.diff(self.until)))
-        amounts = 1 + (self.until - self.until[0]) / step
-
-        def centred(x: Any) -> Array:
-            x = np.where(known, x, 0.0)
-            return np.asarray((x - x.sum(0) / count)[known])
-
-        old, past, size = self.ages > 0, self.ages <= 0, np.sin(np.pi * self.ages / self.year) ** 2
-        if event != SEASON and event is not None:
-            old, past, size = (self.until < event)[:, None], self.periods < event, np.ones(known.shape)
-        columns = [centred(size * side) for side in (old & ~past, ~old & past) if event is not None]
-        fits, wanted = [], centred(values)
-        amount, wide = 1 + float(self.periods[-1] - self.until[0]) / step, np.ones(len(self.periods))
-        gains = {k: centred(_left(amounts, k)[:, None] * wide) for k in ks}
-        for c in cs:
-            aged, forgotten = (centred(np.maximum(side, 0.0) ** c) for side in (self.ages, -self.ages))
-            for k, gain in gains.items():
-                free = [aged, -aged]  # b may be below 0, or the interval of no drift would end there
-                design = np.column_stack([*free, forgotten, gain, *columns])
-                found, rest = nnls(design, wanted)
-                b, less, f, g, s = map(float, [*found, 0.0][:5])
-                bend = self._bend(known, wanted - design @ found)
-                season = (s, self.year) if event == SEASON else ()
-                fits.append((float(rest), Law(b - less, c, f, g, k, amount, step, bend, *season)))
-        return sorted(fits, key=lambda fit: fit[0])
-
-    def _bend(self, known: Any, residuals: Array) -> tuple[list[float], list[float]]:
-        """Ages from 0 on, and by how much the mean residual there is above that at age 0; each shrunk to 0 by
-        how much means differ more than their cells' scatter explains (empirical Bayes)."""
-        ages = self.ages[known]
-        at, index, count = np.unique(np.append(0.0, ages[ages >= 0]), return_inverse=True, return_counts=True)
-        means = np.bincount(index, np.append(0.0, residuals[ages >= 0])) / count
-        noise = residuals @ residuals / max(1, len(residuals) - known.any(0).sum() - 3) / count
-        spread = max(0.0, float(np.average(means**2 - noise, weights=count)))
-        means *= spread / np.maximum(spread + noise, 1e-30)
-        return at.tolist(), (means - means[0]).tolist()
+        """The laws beside the best one with their likelihood as a share of that of all laws."""
+        power = len(self.until) - 1
+        ratios = [(best.residual / max(fit.residual, 1e-9)) ** power for fit in alternatives]
+        total = 1 + sum(ratios)
+        return [(ratio / total, fit.law) for ratio, fit in zip(ratios, alternatives, strict=True)]
 
     def estimate(self, of: Callable[[Law], Any], cell: bool = False) -> MeanOverSeeds:
-        """A number of the law with its 90% interval; no interval (NaN) of fewer than three models. `cell`:
-        the interval of the difference of two losses, each with the scatter of a cell."""
+        """What `of` computes from a law, with its 90% interval; that is NaN of fewer than 3 models.
+
+        `cell`: of the difference of two losses, so that the scatter of two cells counts as well.
+        """
         value = float(of(self.whole))
-        without, seeds = ([float(of(law)) for law in laws] for laws in (self.without, self.of_seeds))
-        variance = sum(share * (float(of(law)) - value) ** 2 for share, law in self.others)
-        return _jackknife(value, without, seeds, variance + 2 * self.scatter**2 * cell)
+        without = [float(of(law)) for law in self.without]
+        seeds = [float(of(law)) for law in self.of_seeds]
+        variance = sum(share * (float(of(law)) - value) ** 2 for share, law in self.alternatives)
+        if cell:
+            variance += 2 * self.scatter**2
+        return _jackknife(value, without, seeds, variance)
 
     def effect_of_age(self) -> MeanOverSeeds:
-        """`age_effect`, in which the amount of training cancels whatever its law, with its 90% interval; NaN
-        without losses on the past."""
-        values, without = age_effect(self.losses), []
-        for kept in (kept for u, kept in zip(self.until, self._kept, strict=True) if u in self.periods):
-            seeds = np.where(kept, self.losses.seeds, np.nan).tolist()
-            without.append(statistics.fmean(age_effect(replace(self.losses, seeds=seeds))))
+        """`age_effect` with its 90% interval; NaN without losses on the past.
+
+        The amount of training cancels in it, whatever its law.
+        """
+        values = age_effect(self.losses)
+        without = []
+        for u, cells in zip(self.until, self._cells_without, strict=True):
+            if u in self.axes.periods:
+                seeds = np.where(cells, self.losses.seeds, np.nan).tolist()
+                effects = age_effect(replace(self.losses, seeds=seeds))
+                without.append(statistics.fmean(effects))
         return _jackknife(statistics.fmean(values), without, values)
 
 
 def _jackknife(
     value: float, without: Sequence[float], seeds: Sequence[float], variance: float = 0.0
 ) -> MeanOverSeeds:
-    """A value with its 90% interval, by the jackknife (Tukey, 1958); NaN with fewer than 3 periods.
+    """A value with its 90% interval by the jackknife (Tukey, 1958); NaN with fewer than 3 periods.
 
-    `without`: the values without each of the periods; `seeds`: those of each seed; `variance`: a further one.
+    without    the value without each period
+    seeds      the value of each seed
+    variance   from further sources
     """
     count = len(without)
     if count < 3 or not np.isfinite([value, *without]).all():
         return MeanOverSeeds(value, math.nan, math.nan)
     variance += (count - 1) * float(np.var(without))
-    variance += statistics.variance(seeds) / len(seeds) if seeds[1:] else 0.0
+    if len(seeds) > 1:
+        variance += statistics.variance(seeds) / len(seeds)
     return t_interval(value, math.sqrt(variance), count - 1)

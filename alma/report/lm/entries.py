@@ -1,4 +1,4 @@
-"""Language-model results under the names of the paper's tables: SM_w3 (3x steps), 4@2 experts, base."""
+"""Results of language models by the names of the paper's tables: SM_w3 (3x steps), 4@2 experts."""
 
 import itertools
 from collections.abc import Collection, Iterable, Sequence
@@ -13,12 +13,16 @@ from alma.report.lm.reference import Reference
 from alma.report.results import Result, group
 
 TOLERANCE = 0.03
-"""Relative difference up to which a size counts as the paper's. The paper prints 65, 91 and 116M for its base
-model with 4, 8 and 12 experts; the architecture that it describes has 63.8, 89.0 and 114.2M, about 1.6M fewer
-shared parameters. For its large model, the paper's 210, 323 and 436M match."""
+"""Relative difference up to which a size counts as the paper's.
+
+The paper prints 65, 91 and 116M for its base model with 4, 8 and 12 experts; the architecture that
+it describes has 63.8, 89.0 and 114.2M, about 1.6M fewer shared parameters. For its large model, the
+paper's 210, 323 and 436M match.
+"""
 SHOWN = ALWAYS_SHOWN - {"name"} | {"update_multiplier", "from_scratch"}
 """Settings that the title of a table or the name of a setting includes."""
-_DIMENSIONS = ("--decoder-", "--moe-freq")  # flags of fairseq-train that change the size of an --arch
+_DIMENSIONS = ("--decoder-", "--moe-freq")
+"""Flags of fairseq-train that change the size of an --arch, or how these begin."""
 
 
 class Entry(NamedTuple):
@@ -40,7 +44,7 @@ class Entry(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether the protocol is the paper's: no replay, and each stage fine-tunes the previous model."""
+        """Whether the protocol is the paper's: no replay, each stage fine-tunes the last model."""
         return not self.result.config["replay"] and not self.result.config.get("from_scratch")
 
     def members(self, t: int) -> int | None:
@@ -52,12 +56,13 @@ class Entry(NamedTuple):
 
     def experts(self, t: int) -> int | None:
         """Experts per Switch layer (of each member) at t; None for a dense model."""
-        known = self.result.repeats[0][t]["extra"]
-        return known.get("experts", self.result.config.get("moe_expert_count"))
+        extra = self.result.repeats[0][t]["extra"]
+        return extra.get("experts", self.result.config.get("moe_expert_count"))
 
     def structure(self, t: int) -> str:
         """Experts at t in the paper's notation: 4, or 4@2 for two members with 4 experts each."""
-        experts, members = self.experts(t), self.members(t)
+        experts = self.experts(t)
+        members = self.members(t)
         return ("dense" if experts is None else str(experts)) + (f"@{members}" if members else "")
 
     def parameters(self, t: int) -> float:
@@ -65,9 +70,11 @@ class Entry(NamedTuple):
         return self.result.over_seeds(lambda rows: rows[t]["parameters"])[0]
 
     def match(self, t: int, paper: Iterable[Reference]) -> Reference | None:
-        """The paper's row for this setting and structure at t, with the same size up to TOLERANCE."""
+        """The paper's row for this setting and structure at t, of the same size (TOLERANCE)."""
         key = self.result.learner, self.result.waiting_time, self.multiplier, self.structure(t)
-        for line in paper if self.plain and not self.result.variant else ():
+        if not self.plain or self.result.variant:
+            return None
+        for line in paper:
             close = abs(self.parameters(t) - line.parameters) <= TOLERANCE * line.parameters
             if close and line[:4] == key:
                 return line
@@ -80,25 +87,34 @@ def find_entries(runs: Sequence[Run]) -> tuple[dict[str, list[Entry]], list[str]
     Results are grouped by data and B; the key is a suffix for file names, "" of a single group.
     UserError: no run has perplexity.
     """
-    groups = [[r for r in results if r.metric == "perplexity" and r.times[-1]] for results in group(runs)]
+    groups = []
+    for results in group(runs):
+        groups.append([r for r in results if r.metric == "perplexity" and r.times[-1]])
     if not any(groups):
-        raise UserError("no perplexity after a first mega-batch in these runs: only language models have it")
-    remarks = [
-        f"not a perplexity run, left out: {run.directory}"
-        for run in runs
-        if any(row["metric"] != "perplexity" for row in run.rows)
-    ]
-    found = {results[0].stem.removeprefix("perplexity"): _named(results) for results in groups if results}
-    for entry in itertools.chain(*found.values()):
+        raise UserError(
+            "no perplexity after a first mega-batch in these runs: only language models have it"
+        )
+    remarks = []
+    for run in runs:
+        if any(row["metric"] != "perplexity" for row in run.rows):
+            remarks.append(f"not a perplexity run, left out: {run.directory}")
+    entries = {}
+    for results in groups:
+        if results:
+            entries[results[0].stem.removeprefix("perplexity")] = _named(results)
+    for entry in itertools.chain(*entries.values()):
         if entry.result.unfinished:
             done = f"t={entry.result.progress}/{entry.result.end}"
             remarks.append(f"not finished ({done}): {entry.setting} of {entry.size}")
-    remarks = list(dict.fromkeys(remarks))  # a run with an average has the remarks of its raw weights
-    return ({"": next(iter(found.values()))} if len(found) == 1 else found), remarks
+    # A run with an average has the remarks of its raw weights.
+    remarks = list(dict.fromkeys(remarks))
+    if len(entries) == 1:
+        return {"": next(iter(entries.values()))}, remarks
+    return entries, remarks
 
 
 def _named(results: Sequence[Result]) -> list[Entry]:
-    """Entries in the order of the paper's Table 2; equal names are extended by the settings that differ."""
+    """Entries in the order of the paper's Table 2; settings that differ follow equal names."""
     configs = [flatten(result.config) for result in results]
     dimensions = {name for config in configs for name in config if name.startswith(_DIMENSIONS)}
     different = dimensions.intersection(differing(configs))
@@ -108,13 +124,15 @@ def _named(results: Sequence[Result]) -> list[Entry]:
         entry = Entry(result, size_of(result, shared), "")
         key = entry.size, setting(entry), entry.structure(result.times[0])
         same.setdefault(key, []).append(entry)
-    found = []
+    named = []
     for (_, name, _), entries in same.items():
         configs = [flatten(entry.result.config) for entry in entries]
         names = distinguishing(configs, SHOWN)
         for entry, config in zip(entries, configs, strict=True):
-            found.append(entry._replace(setting=f"{name} {describe(config, names)}".strip()))
-    return sorted(found, key=lambda entry: (entry.result.rank, entry.result.waiting_time, entry.setting))
+            named.append(entry._replace(setting=f"{name} {describe(config, names)}".strip()))
+    return sorted(
+        named, key=lambda entry: (entry.result.rank, entry.result.waiting_time, entry.setting)
+    )
 
 
 def size_of(result: Result, without: Collection[str] = ()) -> str:
@@ -136,14 +154,20 @@ def model_size(result: Result) -> str:
 
 def setting(entry: Entry) -> str:
     """Learner and protocol as in the paper's tables, such as SM_w3 (3x steps), and the variant."""
-    config, waiting = entry.result.config, entry.result.waiting_time
-    name = f"{label_of(entry.result.learner)}_w{waiting}"
-    name += f" ({entry.multiplier}x steps)" * (entry.multiplier != 1)
-    name += " (replay)" * config["replay"] + " (from scratch)" * bool(config.get("from_scratch"))
+    config = entry.result.config
+    name = f"{label_of(entry.result.learner)}_w{entry.result.waiting_time}"
+    if entry.multiplier != 1:
+        name += f" ({entry.multiplier}x steps)"
+    if config["replay"]:
+        name += " (replay)"
+    if config.get("from_scratch"):
+        name += " (from scratch)"
     return ", ".join(filter(None, (name, entry.result.variant)))
 
 
 def sizes(entries: Sequence[Entry]) -> list[str]:
     """The sizes in ascending order of parameters."""
-    ascending = sorted(entries, key=lambda each: (each.parameters(each.result.times[0]), each.size))
+    ascending = sorted(
+        entries, key=lambda entry: (entry.parameters(entry.result.times[0]), entry.size)
+    )
     return list(dict.fromkeys(entry.size for entry in ascending))

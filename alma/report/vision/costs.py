@@ -43,7 +43,9 @@ def against_costs(results: Sequence[Result]) -> dict[str, Any]:
     left.set(xlabel=TFLOPS, ylabel=CER, title=f"{results[0].stream}: compute")
     right.set(xlabel="parameters summed over the stream, Mem", title="memory")
     marks = [(f"w = {w}", mark(markers[w])) for w in distinct(wait, shown)]
-    style.add_legend(figure, {"learner": select.method_entries(shown, results), "waiting time": marks})
+    style.add_legend(
+        figure, {"learner": select.method_entries(shown, results), "waiting time": marks}
+    )
     return {"": figure}
 
 
@@ -70,9 +72,13 @@ def replay_at_all_waits(results: Sequence[Result]) -> dict[str, Any]:
     select.colour_titles(panels, plain, results)
     style.name_axes(figure, list(panels.values()), TFLOPS, CER)
     if len(panels) == 1:
-        _label_cer_axes(list(panels.values()), [r.over_seeds(cer)[0] for pair in pairs for r in pair], plain)
+        _label_cer_axes(
+            list(panels.values()), [r.over_seeds(cer)[0] for pair in pairs for r in pair], plain
+        )
     title = f"{results[0].stream}: effect of replay"
-    style.add_legend(figure, {title: [], "waiting time": select.wait_entries(plain, results)} | marks)
+    style.add_legend(
+        figure, {title: [], "waiting time": select.wait_entries(plain, results)} | marks
+    )
     return {"": figure}
 
 
@@ -95,15 +101,22 @@ def _draw_pairs(pairs: Sequence[tuple[Any, str, Pair]]) -> dict[str, LegendEntri
         number_axis(axes, "x", [r.over_seeds(compute)[0] for r in results], log_from=5)
         number_axis(axes, "y", [r.over_seeds(cer)[0] for r in results], log_from=2.5)
     sizes = [(str(hidden), mark(markers[hidden])) for hidden in distinct(size, plain)]
-    return {select.units(plain[0]): sizes, "replay": [("without", mark(hollow=True)), ("with", mark())]}
+    return {
+        select.units(plain[0]): sizes,
+        "replay": [("without", mark(hollow=True)), ("with", mark())],
+    }
 
 
-def _label_cer_axes(panels: Sequence[Any], values: Sequence[float], shown: Sequence[Result]) -> None:
+def _label_cer_axes(
+    panels: Sequence[Any], values: Sequence[float], shown: Sequence[Result]
+) -> None:
     """Number the CER axes, and add an axis with the mean error (CER / B) to the right of the last panel."""
     share = 100 / shown[0].megabatches
     for axes in panels:
         number_axis(axes, "y", values, log_from=2.5)
-    right = panels[-1].secondary_yaxis("right", functions=(lambda y: y * share, lambda y: y / share))
+    right = panels[-1].secondary_yaxis(
+        "right", functions=(lambda y: y * share, lambda y: y / share)
+    )
     number_axis(right, "y", [value * share for value in values], log_from=2.5)
     right.set_ylabel("mean error, CER / B (%)")
 
@@ -121,20 +134,37 @@ def radars(results: Sequence[Result]) -> dict[str, Any]:
             continue
         measured, colours = select.spokes(members), style.wait_colours(map(wait, results))
         angles = [2 * math.pi * i / len(measured) for i in range(len(measured))]
-        figure, panels = style.named_panels(methods(members), (2.3, 2.3), subplot_kw={"projection": "polar"})
+        figure, panels = style.named_panels(
+            methods(members), (2.3, 2.3), subplot_kw={"projection": "polar"}
+        )
         figure.get_layout_engine().set(wspace=0.14)
         for i, result in enumerate(members):
             radii = [spoke.radii[i] for spoke in measured.values()]
-            wider = [other.method for other in members[i:]].count(result.method)  # where lines coincide
-            look = {"color": colours[wait(result)], "marker": ".", "linewidth": 1.2 * wider, "clip_on": False}
+            wider = [other.method for other in members[i:]].count(
+                result.method
+            )  # where lines coincide
+            look = {
+                "color": colours[wait(result)],
+                "marker": ".",
+                "linewidth": 1.2 * wider,
+                "clip_on": False,
+            }
             panels[result.method].plot([*angles, 0], [*radii, radii[0]], **look)
         for axes in panels.values():
             axes.set_theta_zero_location("N")
-            axes.set(rlim=(0, 1), rticks=(0.25, 0.5, 0.75, 1), yticklabels=[], xticks=angles, xticklabels=[])
+            axes.set(
+                rlim=(0, 1),
+                rticks=(0.25, 0.5, 0.75, 1),
+                yticklabels=[],
+                xticks=angles,
+                xticklabels=[],
+            )
             axes.spines["polar"].set_visible(False)
             axes.set_title(textwrap.fill(axes.get_title(), 26), pad=16)
             for name, angle, rotation in zip(measured, angles, (0, 90, 0, -90), strict=True):
-                axes.text(angle, 1.13, name, ha="center", va="center", rotation=rotation, fontsize=7)
+                axes.text(
+                    angle, 1.13, name, ha="center", va="center", rotation=rotation, fontsize=7
+                )
         select.colour_titles(panels, members, results)
         ranges: LegendEntries = []
         for name, spoke in measured.items():
@@ -143,7 +173,9 @@ def radars(results: Sequence[Result]) -> dict[str, Any]:
             ranges.append((text, {"linestyle": ""}))
         heading = f"{results[0].stream}, {select.size_label(members[0])}"
         waits = select.wait_entries(members, results)
-        style.add_legend(figure, {heading: [], "waiting time": waits, "axes (smaller is better)": ranges})
+        style.add_legend(
+            figure, {heading: [], "waiting time": waits, "axes (smaller is better)": ranges}
+        )
         figures[f"_h{hidden}"] = figure
     if not figures:
         raise Missing("no two configurations of one size without --replay")

@@ -21,7 +21,9 @@ def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
     """Figure 1 right: error over time of one learner and size; a colour per waiting time."""
     shown, colours = select.most_waits(results), style.wait_colours(map(wait, results))
     title = f"{results[0].stream}: {shown[0].method}, {select.size_label(shown[0])}"
-    return _panel(title, [(f"w = {wait(r)}", r, {"color": colours[wait(r)]}) for r in shown], area=True)
+    return _panel(
+        title, [(f"w = {wait(r)}", r, {"color": colours[wait(r)]}) for r in shown], area=True
+    )
 
 
 def update_rates(results: Sequence[Result]) -> dict[str, Any]:
@@ -41,7 +43,9 @@ def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
         lines.append((name, result, look))
     tree = lines[0][1]
     replay = ", replay" if tree.config["replay"] else ""
-    return _panel(f"{results[0].stream}, {select.size_label(tree)}, w = {wait(tree)}{replay}", lines)
+    return _panel(
+        f"{results[0].stream}, {select.size_label(tree)}, w = {wait(tree)}{replay}", lines
+    )
 
 
 def _panel(
@@ -84,28 +88,38 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
 def two_learners(results: Sequence[Result]) -> dict[str, Any]:
     """Figure 3: error over time of sm and ens in one panel, smallest models (left) and largest (right).
 
-    A colour per waiting time, a line style per learner. Bars above show where waiting wins, and which waiting
-    time: where the lowest error is not that of the shortest one.
+    A colour per waiting time, a line style per learner. Bars above show where waiting wins, and
+    which waiting time: where the lowest error is not that of the shortest one.
     """
     shown = [result for result in select.extreme_sizes(results) if result.learner in _OVERLAID]
     if {result.learner for result in shown} != _OVERLAID.keys():
         raise Missing("no runs of both sm and ens")
     sizes, colours = distinct(size, shown), style.wait_colours(map(wait, results))
-    figure, (row,) = style.subplots(1, len(sizes), (1.8 + 2.7 * len(sizes), 2.8), sharex=True, sharey=True)
+    figure, (row,) = style.subplots(
+        1, len(sizes), (1.8 + 2.7 * len(sizes), 2.8), sharex=True, sharey=True
+    )
     curves = []
     for hidden, axes in zip(sizes, row, strict=True):
         axes.set_title(select.size_label(next(r for r in shown if size(r) == hidden)), pad=20)
         heights = (1.09, 1.04)  # the panel ends at 1
         for (learner, line), height in zip(_OVERLAID.items(), heights, strict=True):
             members = [r for r in shown if (r.learner, size(r)) == (learner, hidden)]
-            curves += [draw_over_time(axes, r, color=colours[wait(r)], linestyle=line) for r in members]
-            look: Any = {"transform": axes.get_xaxis_transform(), "solid_capstyle": "butt", "linewidth": 3}
+            curves += [
+                draw_over_time(axes, r, color=colours[wait(r)], linestyle=line) for r in members
+            ]
+            look: Any = {
+                "transform": axes.get_xaxis_transform(),
+                "solid_capstyle": "butt",
+                "linewidth": 3,
+            }
             for t, best in select.waiting_wins(members).items() if members else ():
                 axes.plot([t, t + 1], [height, height], color=colours[best], clip_on=False, **look)
             place = {"transform": axes.transAxes, "va": "center", "ha": "right"}
             axes.text(-0.01, height, learner if members else "", fontsize=6, color=GREY, **place)
     frame_over_time(figure, [(list(row), curves)], _ERROR)
-    lines: LegendEntries = [(name, {"color": GREY, "linestyle": line}) for name, line in _OVERLAID.items()]
+    lines: LegendEntries = [
+        (name, {"color": GREY, "linestyle": line}) for name, line in _OVERLAID.items()
+    ]
     bars: LegendEntries = [("where waiting longer has the lowest error", {"linestyle": ""})]
     groups = {"learner": lines, "waiting time": select.wait_entries(shown, results), "bars": bars}
     style.add_legend(figure, {results[0].stream: [], **groups})
@@ -129,12 +143,17 @@ def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
         whole = [r for r in of_panel if wait(r) == r.megabatches and not r.config["replay"]]
         plain = [pair[0] for pair in shown if pair[0] not in whole] + whole
         for line, members in (("-", plain), ("--", [pair[1] for pair in shown])):
-            curves += [draw_over_time(axes, r, color=colours[wait(r)], linestyle=line) for r in members]
+            curves += [
+                draw_over_time(axes, r, color=colours[wait(r)], linestyle=line) for r in members
+            ]
         axes.set_title(f"{name}, {select.size_label(plain[0])}")
     drawn = [curve.result for curve in curves]
     select.colour_titles(panels, drawn, results)
     frame_over_time(figure, [(list(panels.values()), curves)], _ERROR)
-    lines: LegendEntries = [("without", {"color": GREY}), ("with", {"color": GREY, "linestyle": "--"})]
+    lines: LegendEntries = [
+        ("without", {"color": GREY}),
+        ("with", {"color": GREY, "linestyle": "--"}),
+    ]
     waits = select.wait_entries(drawn, results)
     style.add_legend(figure, {results[0].stream: [], "waiting time": waits, "replay": lines})
     return {"": figure}

@@ -1,7 +1,8 @@
 """Selections of image runs for the paper's figures: by data set, method, size and waiting time; their looks.
 
-A method is a learner with its settings, except size (`hidden`), waiting time, replay and seed. The decay of
-an average of weights belongs to the waiting time: it makes another method only if it differs at one of them.
+A method is a learner with its settings, except size (`hidden`), waiting time, replay and seed. The
+decay of an average of weights belongs to the waiting time: it makes another method only if it
+differs at one of them.
 """
 
 import json
@@ -36,7 +37,9 @@ class Missing(Exception):
 
 def is_image(run: Run) -> bool:
     """Whether this is an image run: with a data set, a backbone and errors."""
-    return {"dataset", "arch"} <= run.config.keys() and all(row["metric"] == "error" for row in run.rows)
+    return {"dataset", "arch"} <= run.config.keys() and all(
+        row["metric"] == "error" for row in run.rows
+    )
 
 
 def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
@@ -47,10 +50,14 @@ def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
         if not is_image(run):
             remarks.append(f"not an image run, left out of the figures: {run.directory}")
         elif t < end:
-            remarks.append(f"not finished (t={max(t, 0)}/{end}), left out of the figures: {run.directory}")
+            remarks.append(
+                f"not finished (t={max(t, 0)}/{end}), left out of the figures: {run.directory}"
+            )
         else:
             done.append(run)
-    return done, list(dict.fromkeys(remarks))  # a run with an average has the remarks of its raw weights
+    return done, list(
+        dict.fromkeys(remarks)
+    )  # a run with an average has the remarks of its raw weights
 
 
 def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
@@ -60,20 +67,31 @@ def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
     """
     found = {}
     for results in group(runs):
-        configs = [{k: v for k, v in flatten(r.config).items() if k not in _NOT_METHOD} for r in results]
+        configs = [
+            {k: v for k, v in flatten(r.config).items() if k not in _NOT_METHOD} for r in results
+        ]
         usual: dict[str, dict[str, Any]] = {}
         for learner in {result.learner for result in results}:
-            members = [pair for pair in zip(results, configs, strict=True) if pair[0].learner == learner]
-            growth = [(result.waiting_time, result.config.get("grow_every", 0)) for result, _ in members]
+            members = [
+                pair for pair in zip(results, configs, strict=True) if pair[0].learner == learner
+            ]
+            growth = [
+                (result.waiting_time, result.config.get("grow_every", 0)) for result, _ in members
+            ]
             longest = max(waited * every for waited, every in growth)
             # Whether all grow after the same k mega-batches, in stages of any length (rounded up).
-            if any(all(every == -(-k // waited) for waited, every in growth) for k in range(1, longest + 1)):
+            if any(
+                all(every == -(-k // waited) for waited, every in growth)
+                for k in range(1, longest + 1)
+            ):
                 for _, config in members:
                     config.pop("grow_every", None)
             count = Counter(json.dumps(config) for _, config in members)
             usual[learner] = json.loads(count.most_common(1)[0][0])
         named = []
-        names_of = variants([result.config for result in results], within=("learner", "waiting_time"))
+        names_of = variants(
+            [result.config for result in results], within=("learner", "waiting_time")
+        )
         for result, config, variant in zip(results, configs, names_of, strict=True):
             names = differing([usual[result.learner], config])
             text = " ".join(f"{name}={as_setting(config.get(name, 'none'))}" for name in names)
@@ -116,7 +134,9 @@ def replay_pairs(results: Sequence[Result]) -> list[Pair]:
     pairs = _pairs(results, "replay", False, True)
     if not pairs:
         some = any(result.config["replay"] for result in results)
-        raise Missing("no two runs that differ only in --replay" if some else "no run with --replay")
+        raise Missing(
+            "no two runs that differ only in --replay" if some else "no run with --replay"
+        )
     return pairs
 
 
@@ -139,7 +159,9 @@ def most_waits(results: Sequence[Result]) -> list[Result]:
     kinds: dict[tuple[str, int], list[Result]] = {}
     for result in without_replay(results):
         kinds.setdefault((result.method, size(result)), []).append(result)
-    chosen = max(kinds.values(), key=lambda members: (len(members), -members[0].rank, size(members[0])))
+    chosen = max(
+        kinds.values(), key=lambda members: (len(members), -members[0].rank, size(members[0]))
+    )
     if len(chosen) < 2:
         raise Missing("no learner with two waiting times of one size")
     return chosen
@@ -170,9 +192,9 @@ def waiting_wins(members: Sequence[Result]) -> dict[int, int]:
 def update_rates(results: Sequence[Result]) -> dict[str, Result]:
     """The four curves of the first draft's Figure 1, by label, from its caption and section 1.
 
-    Of the smallest size: sm that trains on each mega-batch, then sm and gmoe at an intermediate waiting time,
-    the one nearest to 5 (section 5.1). Of the largest: sm that waits for the whole stream. Missing: one of
-    them is missing.
+    Of the smallest size: sm that trains on each mega-batch, then sm and gmoe at an intermediate
+    waiting time, the one nearest to 5 (section 5.1). Of the largest: sm that waits for the whole
+    stream. Missing: one of them is missing.
     """
     usual = [r for r in without_replay(results) if not r.settings]
     found = {(r.learner, size(r), wait(r)): r for r in usual}
@@ -224,7 +246,8 @@ SPOKES: dict[str, Measure] = {
 def spokes(results: Sequence[Result]) -> dict[str, Spoke]:
     """The axes of a radar plot by name.
 
-    Radii are fractions of the largest value; logarithmic from 0.1 if the values span more than a decade.
+    Radii are fractions of the largest value; logarithmic from 0.1 if the values span more than a
+    decade.
     """
     found = {}
     for name, measure in SPOKES.items():
@@ -241,10 +264,10 @@ def spokes(results: Sequence[Result]) -> dict[str, Spoke]:
 def ablation(results: Sequence[Result]) -> dict[str, Result]:
     """The first draft's Figure 5 left (section 5.2): gmoe with tree gates and with flat gates.
 
-    The two agree in all other settings; of several pairs, the one with the most seeds, then the largest size
-    and the smallest waiting time. If there are such runs, also moe, and an ensemble of mixtures, each trained
-    on one stage's data (gens with several experts): each the run that shares most settings with
-    the tree, never chosen by its error. Missing: there is no pair.
+    The two agree in all other settings; of several pairs, the one with the most seeds, then the
+    largest size and the smallest waiting time. If there are such runs, also moe, and an ensemble of
+    mixtures, each trained on one stage's data (gens with several experts): each the run that shares
+    most settings with the tree, never chosen by its error. Missing: there is no pair.
     """
     pairs = _pairs([r for r in results if r.learner == "gmoe"], "router", "tree", "flat")
     if not pairs:
@@ -254,9 +277,13 @@ def ablation(results: Sequence[Result]) -> dict[str, Result]:
     for name, learner in (("moe", "moe"), ("ensemble of moe", "gens")):
         mixtures = [r for r in results if r.learner == learner and r.config.get("experts", 1) > 1]
         controlled = [tree.config.get(key) for key in _CONTROLLED]
-        candidates = [r for r in mixtures if [r.config.get(key) for key in _CONTROLLED] == controlled]
+        candidates = [
+            r for r in mixtures if [r.config.get(key) for key in _CONTROLLED] == controlled
+        ]
         if candidates:
-            nearest = max(candidates, key=lambda r: sum(v == tree.config.get(k) for k, v in r.config.items()))
+            nearest = max(
+                candidates, key=lambda r: sum(v == tree.config.get(k) for k, v in r.config.items())
+            )
             shown[f"{name}, {nearest.config['experts']} experts"] = nearest
     return shown
 
@@ -288,7 +315,9 @@ def wait_entries(shown: Sequence[Result], results: Sequence[Result]) -> LegendEn
     return [(f"w = {w}", {"color": colours[w], "linewidth": 2}) for w in distinct(wait, shown)]
 
 
-def colour_titles(panels: dict[str, Any], shown: Sequence[Result], results: Sequence[Result]) -> None:
+def colour_titles(
+    panels: dict[str, Any], shown: Sequence[Result], results: Sequence[Result]
+) -> None:
     """Colour the title of each method's panel as its learner."""
     for result in shown:
         colour = look(result, results)["color"]

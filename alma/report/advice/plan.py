@@ -1,0 +1,234 @@
+"""When to retrain at a price: the plan of least expected total cost over the periods to come."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import ndtr, stdtrit
+
+from alma.report.advice.law import Array, Law
+from alma.report.advice.staleness import Laws
+from alma.report.losses import MeanOverSeeds
+
+_MOST_STARTS = 40  # values of the first training, and of the cadence, among which plans choose
+_SURPRISE = 4.0  # standard errors above the usual loss from which a deployed model counts as stale
+_USUAL_LOSSES = 4  # fewer do not tell how much losses vary
+
+
+class RetrainingPlan(NamedTuple):
+    """The plan of least expected total cost at a price."""
+
+    first: int | None
+    """Periods from now to the next training; None: none."""
+    every: int
+    """Cadence from then on, in periods."""
+    trainings: int
+    total: float
+    """Expected cost, in units of loss summed over the periods to come."""
+    savings: dict[str, MeanOverSeeds]
+    """By the name of another plan: loss and price that it costs more."""
+    flips: tuple[float, float]
+    """The prices between which the plan of least cost has as many trainings."""
+
+
+class Outlook:
+    """What models will lose over the periods to come, by the laws of what was measured."""
+
+    def __init__(self, laws: Laws, size: float, horizon: int):
+        """`size`: of a period, on the axis of the losses; `horizon`: how many are to come."""
+        self.laws = laws
+        self.size = size
+        self.horizon = horizon
+
+    def totals(self, ages: Any, law: Law) -> Array:
+        """Extra loss of plans, (plans,), summed over the periods to come.
+
+        `ages`: int (plans, periods to come), the periods since the serving model was trained; 0:
+        the present model serves.
+        """
+        span = self.size * np.arange(1, self.horizon + 1)
+        present_age = max(0.0, self.laws.losses.periods[-1] - self.laws.losses.until[-1])
+        present = law.extra(span + present_age, span) + self.excess
+        retrained = law.extra(span[:, None], span)  # (age, period to come)
+        by_age = np.vstack([present, retrained])
+        return np.asarray(by_age[ages, np.arange(self.horizon)].sum(1))
+
+    @cached_property
+    def hopeful(self) -> Law:
+        """The law with a b that is no less than 0, since a likely drift favours retraining.
+
+        That is the mean of max(b, 0), with b normal around its estimate, times the probability of a
+        b above 0.
+        """
+        law = self.laws.whole
+        age = self.size * max(1, self.horizon // 2)
+        mean, _, high = self.laws.estimate(lambda law: law.b * age**law.c)
+        error = max((high - mean) / float(stdtrit(len(self.laws.until) - 1, 0.95)), 1e-12)
+        above_0 = ndtr(mean / error)
+        bell = math.exp(-((mean / error) ** 2) / 2)
+        hoped = mean * above_0 + error * bell / math.sqrt(2 * math.pi)
+        return law._replace(b=float(hoped * above_0) / age**law.c)
+
+    @cached_property
+    def excess(self) -> float:
+        """How far the present model's last losses are above those of earlier models in service.
+
+        What age adds is taken out. 0 unless they are _SURPRISE standard errors above: ordinary
+        variation is no reason to retrain.
+        """
+        before, since = self._served()
+        if not len(since) or len(before) < _USUAL_LOSSES:
+            return 0.0
+        rises = []
+        for start in range(len(since)):
+            rise = float(since[start:].mean() - before.mean())
+            rises.append((rise, math.sqrt(len(since) - start)))
+        rise, root = max(rises, key=lambda candidate: candidate[0] * candidate[1])
+        return rise if rise * root > _SURPRISE * before.std(ddof=1) else 0.0
+
+    def _served(self) -> tuple[Array, Array]:
+        """Losses, without what age adds, of earlier models in service, and of the present one."""
+        until = self.laws.until
+        periods = np.array(self.laws.losses.periods)
+        before: list[float] = []
+        since: list[float] = []
+        for j in np.flatnonzero(periods > until[0]):
+            i = int((until < periods[j]).sum()) - 1  # the newest model before the period
+            loss = self.laws.values[i, j] - float(self.laws.whole.extra(periods[j] - until[i]))
+            if not np.isfinite(loss):
+                continue
+            if i == len(until) - 1:
+                since.append(loss)
+            else:
+                before.append(loss)
+        return np.array(before), np.array(since)
+
+
+@dataclass(frozen=True)
+class Plans:
+    """Plans to choose from: a first training, then one every so many periods."""
+
+    rhythms: list[tuple[int, int]]
+    """Periods to the first training, and between trainings."""
+    ages: Any
+    """int (plans, periods to come), see `Outlook.totals`."""
+    trainings: Any
+    """int (plans,)"""
+
+
+@dataclass(frozen=True)
+class PricedPlans:
+    """Plans with their cost at a price of a training."""
+
+    plans: Plans
+    price: float
+    losses: Array
+    """Extra loss (plans,) over the periods to come."""
+
+    @cached_property
+    def totals(self) -> Array:
+        """Loss and price of all trainings, (plans,)."""
+        return self.losses + self.price * self.plans.trainings
+
+
+def best_plan(outlook: Outlook, price: float, noun: str = "period") -> RetrainingPlan:
+    """The plan of least expected total cost at a price of a training.
+
+    `price` is in units of loss summed over periods, `noun` names a period.
+    """
+    plans = enumerate_plans(outlook.horizon)
+    priced = PricedPlans(plans, price, outlook.totals(plans.ages, outlook.hopeful))
+    best = cheapest(priced)
+    trainings = int(plans.trainings[best])
+    first, every = plans.rhythms[best]
+    return RetrainingPlan(
+        first if trainings else None,
+        every,
+        trainings,
+        float(priced.totals[best]),
+        savings_of(outlook, priced, best, noun),
+        price_limits(priced, trainings),
+    )
+
+
+def enumerate_plans(horizon: int) -> Plans:
+    """Plans for `horizon` periods to come, the first of them without any training."""
+    never = (horizon, 1)
+    periods = np.unique(np.round(np.geomspace(1, horizon, _MOST_STARTS)).astype(int)).tolist()
+    rhythms = [never]
+    for period in periods:
+        rhythms += [(period - 1, every) for every in periods]
+    first = np.array([rhythm[0] for rhythm in rhythms])[:, None]
+    every = np.array([rhythm[1] for rhythm in rhythms])[:, None]
+    span = np.arange(1, horizon + 1)
+    ages = np.where(span > first, (span - first - 1) % every + 1, 0)
+    return Plans(rhythms, ages, (ages == 1).sum(1))
+
+
+def cheapest(priced: PricedPlans) -> int:
+    """The index of the plan of least total cost and, of equal ones, the fewest trainings."""
+    totals = priced.totals.round(9).tolist()
+    trainings = priced.plans.trainings.tolist()
+    return min(range(len(totals)), key=lambda i: (totals[i], trainings[i]))
+
+
+def savings_of(
+    outlook: Outlook,
+    priced: PricedPlans,
+    best: int,
+    noun: str,
+) -> dict[str, MeanOverSeeds]:
+    """What retraining every period, and never, cost more than the best plan, with 90% intervals.
+
+    The mean is that by which the plan was chosen; the width is by the laws as they were fitted.
+    """
+    losses = outlook.laws.losses
+    trained_now = int(losses.until[-1] >= losses.periods[-1])
+    alternatives = {
+        f"retraining every {noun}": priced.plans.rhythms.index((trained_now, 1)),
+        "never": 0,
+    }
+    savings = {}
+    for name, index in alternatives.items():
+        if index != best:
+            estimate = outlook.laws.estimate(saving_by_law(outlook, priced, index, best))
+            shift = float(priced.totals[index] - priced.totals[best]) - estimate.mean
+            savings[name] = MeanOverSeeds(*(end + shift for end in estimate))
+    return savings
+
+
+def saving_by_law(
+    outlook: Outlook,
+    priced: PricedPlans,
+    index: int,
+    best: int,
+) -> Callable[[Law], float]:
+    """What the plan of this index costs more than the best one, as a function of the law."""
+    plans = priced.plans
+    further_trainings = plans.trainings[index] - plans.trainings[best]
+
+    def saving(law: Law) -> float:
+        losses = outlook.totals(plans.ages[[index, best]], law)
+        return float(losses[0] - losses[1] + priced.price * further_trainings)
+
+    return saving
+
+
+def price_limits(priced: PricedPlans, trainings: int) -> tuple[float, float]:
+    """The prices between which a plan of so many trainings has the least total cost."""
+    counts = priced.plans.trainings
+    least = {n: priced.losses[counts == n].min() for n in np.unique(counts).tolist()}
+    lowest = 0.0
+    highest = math.inf
+    for count, loss in least.items():
+        if count == trainings:
+            continue
+        price = float((loss - least[trainings]) / (trainings - count))
+        if count > trainings:
+            lowest = max(lowest, price)
+        else:
+            highest = min(highest, price)
+    return lowest, highest

@@ -1,0 +1,189 @@
+"""How often to retrain, in sentences: the answer, what it gains and costs, and how sure it is."""
+
+import math
+from functools import partial
+
+import numpy as np
+
+from alma.report.advice.law import Law, Season
+from alma.report.advice.questions import NO_EVIDENCE
+from alma.report.advice.retraining import Retraining
+from alma.report.losses import MeanOverSeeds
+from alma.tables import number
+
+_UNKNOWN = """\
+No answer: without losses on the periods before a model's training, drift and lack of training \
+cannot be told apart. Test each model on its own period and earlier ones, too"""
+_LARGEST_SHOWN = 9.0  # nats; perplexity is some 8,000 times as large then
+
+
+def advice_of(retraining: Retraining) -> str:
+    """The cadence to use, or that there is no evidence."""
+    every, is_open = retraining.choice
+    if retraining.unknown or (is_open and every == retraining.cadences[-1]):
+        return NO_EVIDENCE
+    return retraining.period.every(every)
+
+
+def answer(retraining: Retraining) -> str:
+    """The advice in a sentence without its period."""
+    if retraining.unknown:
+        return _UNKNOWN
+    if not math.isnan(retraining.price):
+        return _answer_at_price(retraining)
+    every, is_open = retraining.choice
+    most_frequent = retraining.cadences[0]
+    rarest = retraining.cadences[-1]
+    name = retraining.period.every(every)
+    costs = costs_to_come(retraining, every)
+    if every != rarest:
+        gain = points(retraining, retraining.gain(every, rarest))
+        text = f"{name.capitalize()}, {costs}: {gain} better than {retraining.period.every(rarest)}"
+        return f"{text}; whether more often is worth it is open" if is_open else text
+    gain_of_most = retraining.gain(most_frequent, rarest)
+    if is_open:
+        cheaper = f"until more models are tested, {name} is cheaper, {costs}"
+        text = f"{NO_EVIDENCE.capitalize()}: {cheaper}"
+        if gain_of_most.low > 0 and not retraining.drifts:
+            return f"{text}. More training gains, whether age matters or not"
+        return text
+    most = percent(retraining, max(0.0, gain_of_most.high))
+    least = percent(retraining, retraining.least_gain)
+    limit = f"more often gains {most} at most, and {least} would be worth it"
+    return f"{name.capitalize()} is enough, {costs}: {limit}"
+
+
+def _answer_at_price(retraining: Retraining) -> str:
+    """The plan in a sentence, what it saves, and the prices at which it is the best one."""
+    plan = retraining.plan
+    horizon = retraining.period.span(retraining.horizon)
+    text = f"{_when(retraining)} ({plan.trainings} in {horizon})"
+    factor = retraining.money or 1.0
+    savings = [f"{saving.text(factor)} against {name}" for name, saving in plan.savings.items()]
+    if savings:
+        unit = f"{retraining.unit} summed over periods"
+        if retraining.money:
+            unit = "the money of --price"
+        text += f": it saves {' and '.join(savings)}, in {unit}"
+    low, high = (factor * price for price in plan.flips)
+    ends = f"from {number(low)} to {number(high)}" if high < math.inf else f"above {number(low)}"
+    return f"{text}. So for prices {ends}{_beside_twin(retraining)}"
+
+
+def _when(retraining: Retraining) -> str:
+    """When the plan retrains, such as "Retrain now, then every quarter"."""
+    plan = retraining.plan
+    if plan.first is None:
+        return "Do not retrain"
+    text = f"Retrain in {retraining.period.span(plan.first)}" if plan.first else "Retrain now"
+    if plan.trainings > 1:
+        text += f", then {retraining.period.every(plan.every)}"
+    else:
+        text += ", then not again"
+    excess = retraining.outlook.excess
+    if excess > 0:
+        text += f", since the last losses are {number(excess)} above the usual"
+    return text
+
+
+def _beside_twin(retraining: Retraining) -> str:
+    """What the twin costs more, and which to take; "" without a comparable twin."""
+    twin = retraining.twin
+    if not twin or twin.laws.values.shape != retraining.laws.values.shape or twin.unknown:
+        return ""
+    gaps = (twin.laws.values - retraining.laws.values)[retraining.laws.ages == 0]
+    gap = float(gaps[np.isfinite(gaps)].mean())  # of new models
+    excess = twin.plan.total + retraining.horizon * gap - retraining.plan.total
+    verdict = "keep to this one" if excess > 0 else "take that one"
+    cost = number((retraining.money or 1.0) * excess)
+    return f". {twin.losses.label} costs {cost} more in all: {verdict}"
+
+
+def costs_to_come(retraining: Retraining, every: int) -> str:
+    """What trainings to come cost, such as "12 trainings a year, 3 GPU-hours"."""
+    period = retraining.period
+    if period.dated:
+        count = period.calendar.year / every
+        span = "a year"
+    else:
+        count = retraining.horizon / every
+        span = f"in {period.span(retraining.horizon)}"
+    noun = "training" if count == 1 else "trainings"
+    parts = [f"{count:.3g} {noun} {span}"]
+    cost = retraining.cost
+    for amount, unit in ((cost.flops, "TFLOPs"), (cost.hours, cost.machine)):
+        if amount:
+            parts.append(f"{number(count * amount)} {unit}")
+    return ", ".join(parts)
+
+
+def percent(retraining: Retraining, loss: float) -> str:
+    """A loss for readers who know no nats: percent of perplexity, or points of error."""
+    if not retraining.unit.startswith("nats"):
+        return f"{number(loss)} points"
+    value = 100 * math.expm1(min(loss, _LARGEST_SHOWN))
+    if abs(value) < 99.5:
+        return f"{value:.2g}%"
+    return f"over {value:,.0f}%" if loss > _LARGEST_SHOWN else f"{value:,.0f}%"
+
+
+def points(retraining: Retraining, loss: MeanOverSeeds) -> str:
+    """The same with the interval, such as "4.1% [3%, 5.2%]"."""
+    mean, low, high = (percent(retraining, value) for value in loss)
+    if not loss.low <= loss.high:
+        return f"{mean} [?]"
+    return f"{mean} [{low.removesuffix(' points')}, {high.removesuffix(' points')}]"
+
+
+def lines(retraining: Retraining) -> list[str]:
+    """The answer, the loss of old models, an event if there is one, and what this rests on."""
+    if retraining.unknown:
+        return [f"{answer(retraining)}."]
+    event = [_event(retraining)] if retraining.laws.event else []
+    return [f"{answer(retraining)}.", _loss_of_old_models(retraining), *event, _basis(retraining)]
+
+
+def _loss_of_old_models(retraining: Retraining) -> str:
+    """How much worse models of some ages are than a new one."""
+    size = retraining.period.size
+    shown = [k for k in retraining.cadences if k == 3]
+    parts = []
+    for age in dict.fromkeys([retraining.cadences[0], *shown, retraining.cadences[-1]]):
+        extra = retraining.laws.estimate(partial(Law.extra, ages=age * size, ahead=size))
+        old = f"{retraining.period.span(age)} old"
+        parts.append(f"{old} is {points(retraining, extra)} worse")
+    text = f"A model {', one '.join(parts)} than a new one."
+    return f"{text} Percent: of perplexity." if retraining.unit.startswith("nats") else text
+
+
+def _event(retraining: Retraining) -> str:
+    """The season or break of the stream."""
+    laws = retraining.laws
+    if isinstance(laws.event, Season):
+        wave = points(retraining, laws.estimate(lambda law: law.s))
+        return (
+            f"The stream has a season: a model half a year old is {wave} worse for that alone, "
+            "one a year old not at all."
+        )
+    assert laws.event
+    since = (retraining.losses.periods[-1] - laws.event.first) / retraining.period.size
+    when = retraining.period.span(since)
+    return f"The stream broke {when} before the last period; no other break is expected."
+
+
+def _basis(retraining: Retraining) -> str:
+    """How fast loss rises with age, whether the stream drifts, and which ages were measured."""
+    period = retraining.period
+    slope = retraining.slope
+    drift = "no evidence that the stream drifts"
+    if retraining.drifts:
+        drift = "the stream drifts"
+        if slope.low <= 0:
+            drift += ", though not along this line"
+    ages = [age / period.size for age in retraining.losses.by_age if age > 0]
+    return (
+        f"Loss rises by {slope.text()} {retraining.unit} a {period.noun} of age on average, "
+        f"amount of training taken out: {drift}. Ages from {period.span(min(ages))} to "
+        f"{period.span(max(ages))} were measured; "
+        f"others follow the law age^{retraining.laws.whole.c:g}."
+    )

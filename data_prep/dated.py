@@ -1,0 +1,166 @@
+"""Stage dates, and the splits of a dated stream, an ordered one whose mega-batches are periods.
+
+The stage runs before the scan and finds the periods. The sources are then named NUMBER/SOURCE, with
+the number of the period, so that later stages are those of any ordered stream.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
+
+from alma.dates import Dates, LeftOut, label
+from alma.errors import UserError
+from alma.files import write_json_atomic
+from data_prep.compressed import Document, Skipped
+from data_prep.documents import Shard, count_words, normalise
+from data_prep.order import Ordered
+from data_prep.work import Workspace, read_json
+
+MOST = 1000  # mega-batches of a stream; each has three parts, and a row in tables
+_UNUSABLE = {
+    LeftOut.UNDATED: "without a date",
+    LeftOut.UNREADABLE: "with an unreadable date",
+    LeftOut.IMPRECISE: "whose date is not within one period",
+}
+
+
+@dataclass(frozen=True)
+class Dated(Ordered):
+    """Sizes of each period in words. `order` and `periods` are empty until the dates are read."""
+
+    merge_small: bool = False
+    """Merge a period that is too small with the next one, and the last with the one before."""
+    periods: list[str] = field(default_factory=list)
+    """The period of each mega-batch; merged ones as FIRST..LAST."""
+    remedy: ClassVar[str] = (
+        "merge periods with --merge-small, choose longer ones or ask for fewer words"
+    )
+
+    def record(self) -> dict[str, Any]:
+        """The fields that are known before any text is read."""
+        record = super().record()
+        for name in ("mega_batches", "valid_source", "order", "periods"):
+            del record[name]
+        return record
+
+    def sources(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The sources of all periods; before the dates are read those of the files."""
+        if not self.order:
+            return tuple(sorted(set(names)))
+        return super().sources(name for batch in self.order for name in batch)
+
+    def period(self, part: str) -> str:
+        """The period of a part; that of mixed parts is empty."""
+        number = part.rpartition("_")[2]
+        return self.periods[int(number) - self.first] if number.isdecimal() else ""
+
+    def with_periods(self, by: str, words: Mapping[str, int], merge: bool) -> "Dated":
+        """These splits with a mega-batch for each period, or for several with `merge`.
+
+        `words`: of the sources. UserError: too many mega-batches.
+        """
+        sources: dict[int, list[str]] = {}
+        for source in sorted(words):
+            number = int(source.partition("/")[0])
+            sources.setdefault(number, []).append(source)
+        if merge:
+            sizes = {}
+            for number in sorted(sources):
+                sizes[number] = sum(words[source] for source in sources[number])
+            groups = merged(sizes, self.needed)
+        else:
+            groups = [[number] for number in sorted(sources)]
+        if len(groups) > MOST and merge == self.merge_small:
+            most = f"--by {by}: {len(groups):,} periods, of which a stream has at most {MOST:,}"
+            raise UserError(f"{most}; choose longer ones, or fewer by --from and --until")
+        order = []
+        periods = []
+        for group in groups:
+            order.append([source for number in group for source in sources[number]])
+            name = label(by, group[0])
+            if len(group) > 1:
+                name += f"..{label(by, group[-1])}"
+            periods.append(name)
+        return replace(self, mega_batches=len(groups), order=order, periods=periods)
+
+
+def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> None:
+    """Write dates-NNNNN.json: the words of each source and period, and what has no period.
+
+    Memory: a number for each period. Without `words` the texts are not counted, and words are 0.
+    """
+    totals: Counter[str] = Counter()
+    left_out: dict[LeftOut, list[Any]] = {}  # number of documents, and the first of them
+
+    def leave(why: LeftOut, path: str, document: Document) -> None:
+        if why not in left_out:
+            date = "no date" if document.date is None else repr(document.date)[:60]
+            left_out[why] = [0, str(Skipped(path, document.offset, date))]
+        left_out[why][0] += 1
+
+    for source, raw in space.reader.raw(shard, None, leave):
+        text = normalise(raw) if words else ""
+        totals[source] += count_words(text) if text else 0
+    record = {"words": totals, "left_out": left_out}
+    write_json_atomic(space.file("dates", number, "json"), record)
+
+
+class PeriodCounts(NamedTuple):
+    """What the stage dates has found in all shards."""
+
+    words: Mapping[str, int]  # by source, PERIOD/NAME
+    left_out: dict[str, int]  # documents without a period, by LeftOut
+
+
+def read_dates(space: Workspace, dates: Dates, shards: int) -> PeriodCounts:
+    """Add up dates-NNNNN.json of all shards.
+
+    UserError: documents without a usable date, or no document in a period.
+    """
+    words: Counter[str] = Counter()
+    left_out: Counter[str] = Counter()
+    first_examples: dict[str, str] = {}
+    for number in range(shards):
+        record = read_json(space.file("dates", number, "json"))
+        words.update(record["words"])
+        for why, (count, example) in record["left_out"].items():
+            left_out[why] += count
+            first_examples.setdefault(why, example)
+    if dates.undated == "error":
+        unusable = [
+            f"{left_out[why]:,} documents {meaning} (first: {first_examples[why]})"
+            for why, meaning in _UNUSABLE.items()
+            if left_out[why]
+        ]
+        if unusable:
+            remedy = "give --date-format (seconds, %Y%m%d, ...), fix them, name another field, or "
+            remedy += "--undated skip"
+            flags = f"--by {dates.by}, --date-key {dates.key}"
+            raise UserError(f"{flags}: {'; '.join(unusable)}; {remedy}")
+    if not words:
+        listed = ", ".join(f"{count:,} {why}" for why, count in left_out.items())
+        raise UserError(f"no document is in a period of the stream: left out {listed or 'none'}")
+    return PeriodCounts(words, {why: left_out[why] for why in LeftOut if left_out[why]})
+
+
+def merged(sizes: Mapping[int, int], needed: int) -> list[list[int]]:
+    """Periods in runs of `needed` words or more; what is left at the end joins the last run.
+
+    `sizes`: words by period, in their order.
+    """
+    groups: list[list[int]] = []
+    group: list[int] = []
+    group_words = 0
+    for number, words in sizes.items():
+        group.append(number)
+        group_words += words
+        if group_words >= needed:
+            groups.append(group)
+            group = []
+            group_words = 0
+    if not groups:
+        return [group]
+    if group:
+        groups[-1] += group
+    return groups

@@ -1,0 +1,393 @@
+"""The settings of a stream from the options of `alma data`; all their problems at once."""
+
+import argparse
+import contextlib
+import glob
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from alma.dates import Dates, interval, number_of
+from alma.errors import UserError, hint, require_package
+from alma.stream import Stream
+from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair
+from data_prep.cut import Splits
+from data_prep.dated import Dated
+from data_prep.dictionary import DICTIONARY
+from data_prep.documents import Reader, find_files
+from data_prep.formats import stem
+from data_prep.near_duplicates import library
+from data_prep.order import Ordered, from_corpus
+from data_prep.settings import StreamSettings
+from data_prep.tokenizer import SentencePiece
+
+_DATED = ("--date-key", "--date-format", "--from", "--until", "--undated", "--merge-small")
+_TOKENIZERS = ("--vocab-size", "--tokenizer", "--bpe")
+_GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
+_FIXED = (
+    "--valid-words",
+    "--eval-words",
+    "--valid-source",
+    "--seed",
+    *_TOKENIZERS,
+    *_GPT2_FILES,
+)
+"""Flags that --append refuses: the stream determines them."""
+
+
+class Refusal(NamedTuple):
+    """Flags that do not go with the other flags, or with the stream of --append."""
+
+    flags: tuple[str, ...]
+    why: str
+
+
+def _refusals(arguments: argparse.Namespace, stream: Stream | None) -> Iterator[Refusal]:
+    """Yield the flags that this command line cannot have."""
+    if stream:
+        yield from _refusals_of_addition(stream)
+        by = stream.settings.get("dates", {}).get("by")
+        ordered = stream.ordered
+    else:
+        by = arguments.by
+        ordered = arguments.ordered
+        if by:
+            yield Refusal(("--ordered",), "not with --by; give one of them")
+        else:
+            yield Refusal(_DATED, "only with --by")
+    if by or ordered:
+        batches = "periods" if by else "sources"
+        why = f"not of an ordered stream: its mega-batches are {batches}"
+        yield Refusal(("--mega-batches", "--valid-source"), why)
+
+
+def _refusals_of_addition(stream: Stream) -> Iterator[Refusal]:
+    """Yield the flags that --append cannot have."""
+    if not stream.files:
+        remedy = "images go on by alma images --write, not alma data"
+        raise UserError(f"{stream.directory}: {remedy}")
+    yield Refusal(_FIXED, f"not with --append, which keeps the settings of {stream.directory}")
+    by = stream.settings.get("dates", {}).get("by")
+    if by:
+        flags = ("--by", "--from", "--merge-small", "--ordered")
+        yield Refusal(flags, f"not with --append to a stream by {by}")
+    else:
+        why = f"{stream.directory} was made without --by; leave them out"
+        yield Refusal(("--by", *_DATED), why)
+    if not stream.ordered:
+        yield Refusal(("--ordered",), f"{stream.directory} was made without it; leave it out")
+
+
+def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> StreamSettings:
+    """The settings of a new stream, or of an addition to `stream`.
+
+    An addition gets the seed, the tokenizer and the normalisation of the stream. UserError: all
+    missing or contradictory flags, and all bad files.
+    """
+    problems = []
+    for refusal in _refusals(arguments, stream):
+        flags = _given(arguments, *refusal.flags)
+        if flags:
+            problems.append(f"{', '.join(flags)}: {refusal.why}")
+    if stream:
+        problems += _as_before(arguments, stream)
+    dates = noted(problems, _dates, arguments, stream)
+    order = None
+    if arguments.ordered and not arguments.by:
+        order = noted(problems, _order, arguments)
+    files = noted(problems, named_files, arguments.corpus)
+    reader = noted(problems, _reader, arguments, dates)
+    valid_source = arguments.valid_source
+    if valid_source:
+        flag = f"--valid-source {valid_source}"
+        noted(problems, _require_source, arguments, flag, valid_source)
+    if not stream:
+        problems += _missing_flags(arguments)
+    if arguments.write == "parquet":
+        noted(problems, require_package, "pyarrow", "--write parquet")
+    tokenizer = noted(problems, _tokenizer, arguments)
+    if arguments.near_duplicates == "drop":
+        noted(problems, library)
+    refuse(problems)
+    if stream:
+        names = [name for name in stream.files if name != DICTIONARY]
+        tokenizer = {name: str(stream.directory / name) for name in names}
+    if dates:
+        splits: Splits = _dated_splits(arguments, stream)
+    elif order:
+        splits = _ordered_splits(arguments, stream, order)
+    else:
+        splits = _splits(arguments, stream, valid_source or files[-1][0])
+    return StreamSettings(
+        files=files,
+        splits=splits,
+        seed=arguments.seed or 0,
+        reader=reader,
+        vocab_size=arguments.vocab_size,
+        tokenizer=tokenizer,
+        near_duplicates=arguments.near_duplicates == "drop",
+        write=arguments.write or "fairseq",
+        write_dropped=arguments.write_dropped,
+    )
+
+
+def _missing_flags(arguments: argparse.Namespace) -> list[str]:
+    """Problems: flags that a new stream needs."""
+    problems = []
+    needed = ["--mega-batches", "--words", "--valid-words"]
+    if arguments.by or arguments.ordered:
+        needed = ["--eval-words", "--valid-words"]
+        if arguments.words:  # the default of --eval-words
+            needed.remove("--eval-words")
+    missing = [flag for flag in needed if not _given(arguments, flag)]
+    if missing:
+        problems.append(f"give {', '.join(missing)}")
+    if not _given(arguments, *_TOKENIZERS):
+        problems.append(f"give one of {', '.join(_TOKENIZERS)}: the tokenizer")
+    return problems
+
+
+def _dated_splits(arguments: argparse.Namespace, stream: Stream | None) -> Dated:
+    words = arguments.words or 0
+    return Dated(
+        mega_batches=0,  # one for each period, once the dates are read
+        words=words,
+        eval_words=arguments.eval_words or words,
+        valid_words=arguments.valid_words,
+        valid_source=None,
+        first=len(stream.megabatches) if stream else 0,
+        merge_small=arguments.merge_small,
+    )
+
+
+def _ordered_splits(
+    arguments: argparse.Namespace, stream: Stream | None, order: list[list[str]]
+) -> Ordered:
+    words = arguments.words or 0
+    return Ordered(
+        mega_batches=len(order),
+        words=words,
+        eval_words=arguments.eval_words or words,
+        valid_words=arguments.valid_words,
+        valid_source=None,
+        first=len(stream.megabatches) if stream else 0,
+        order=order,
+    )
+
+
+def _splits(arguments: argparse.Namespace, stream: Stream | None, valid_source: str) -> Splits:
+    if stream:
+        return Splits(
+            mega_batches=arguments.mega_batches or 1,
+            words=arguments.words or 0,
+            eval_words=0,
+            valid_words=0,
+            valid_source=None,
+            first=len(stream.megabatches),
+        )
+    return Splits(
+        mega_batches=arguments.mega_batches,
+        words=arguments.words or 0,
+        eval_words=arguments.eval_words or arguments.words or 0,
+        valid_words=arguments.valid_words,
+        valid_source=valid_source,
+    )
+
+
+def _as_before(arguments: argparse.Namespace, stream: Stream) -> list[str]:
+    """Give an addition the flags of the stream that it grows; the problems of those that differ."""
+    settings = stream.settings
+    dates = settings.get("dates", {})
+    problems = []
+    defaults = {"near_duplicates": "keep", "max_document_words": 0, "write": "fairseq"}
+    for name, default in defaults.items():
+        before = settings.get(name, default)
+        flag = f"--{name.replace('_', '-')}"
+        if getattr(arguments, name) not in (None, 0, before):
+            value = before or f"no {flag}"
+            problems.append(f"{flag}: the stream was made with {value}; leave it out")
+        setattr(arguments, name, before)
+    arguments.write_dropped = arguments.write_dropped or settings.get("write_dropped", False)
+    arguments.ordered = stream.ordered
+    arguments.by = dates.get("by")
+    arguments.seed = stream.seed
+    arguments.merge_small = settings.get("merge_small", False)
+    arguments.date_key = arguments.date_key or dates.get("key")
+    arguments.date_format = arguments.date_format or dates.get("format")
+    arguments.words = arguments.words or settings["words"]
+    arguments.eval_words = settings["eval_words"]
+    arguments.valid_words = settings["valid_words"]
+    return problems
+
+
+def _given(arguments: argparse.Namespace, *flags: str) -> dict[str, Any]:
+    """The flags among `flags` that were given, with their values."""
+    values = {flag: vars(arguments)[flag[2:].replace("-", "_")] for flag in flags}
+    return {
+        flag: value for flag, value in values.items() if value is not None and value is not False
+    }
+
+
+def named_path(argument: str) -> tuple[str, str]:
+    """(source, path) of a CORPUS argument, which is NAME=PATH or PATH.
+
+    It is a path if it exists, such as year=2021/part-0.parquet. UserError: it has no name or path.
+    """
+    name, equals, path = argument.partition("=")
+    if not equals or "/" in name or any(glob.iglob(argument)):
+        path = argument
+        fixed = Path(path)
+        if glob.has_magic(path) and not fixed.exists():
+            # The last directory before the pattern.
+            fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), fixed.parts))
+        name = stem(Path(os.path.abspath(fixed)).name)
+    if not name or not path:
+        raise UserError(f"{argument!r}: expected PATH or NAME=PATH")
+    return name, path
+
+
+def noted(problems: list[str], function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function returns; a UserError is collected in `problems`."""
+    try:
+        return function(*arguments)
+    except UserError as error:
+        problems.append(str(error))
+
+
+def refuse(problems: list[str]) -> None:
+    """UserError: all problems, each once, if there are any."""
+    if problems:
+        raise UserError("; ".join(dict.fromkeys(problems)))
+
+
+def named_files(corpus: list[str]) -> list[tuple[str, str]]:
+    """(source, path) of the files of the CORPUS arguments, each file once.
+
+    UserError: all arguments without files, and all files of two sources.
+    """
+    files: dict[str, tuple[str, str]] = {}
+    problems: list[str] = []
+
+    def add(argument: str) -> None:
+        name, path = named_path(argument)
+        for file in find_files(path):
+            source, _ = files.setdefault(os.path.realpath(file), (name, file))
+            if source != name:
+                remedy = "name it in one CORPUS argument"
+                raise UserError(f"{file}: is in both {source} and {name}; {remedy}")
+
+    for argument in corpus:
+        noted(problems, add, argument)
+    refuse(problems)
+    return list(files.values())
+
+
+def _reader(arguments: argparse.Namespace, dates: Dates | None) -> Reader:
+    """The reader for the flags. UserError: --documents for an unknown source."""
+    modes = dict(sorted(arguments.documents))
+    default = modes.pop("", Reader.documents)
+    for name in modes:
+        _require_source(arguments, f"--documents {name}=", name)
+    return Reader(
+        documents=default,
+        max_document_words=arguments.max_document_words,
+        documents_of=modes,
+        text_key=arguments.text_key,
+        on_bad_input=arguments.on_bad_input,
+        dates=dates,
+    )
+
+
+def _require_source(arguments: argparse.Namespace, flag: str, name: str) -> None:
+    names = sorted({name for name, _ in map(named_path, arguments.corpus)})
+    if name not in names:
+        raise UserError(f"{flag}: no such source; {hint(name, names)}")
+
+
+def _order(arguments: argparse.Namespace) -> list[list[str]]:
+    """The sources of each mega-batch of an ordered stream.
+
+    `NAME+=PATH` in the CORPUS, which joins the mega-batch before, becomes `NAME=PATH`.
+    """
+    paths = []
+    joining = []
+    for argument in arguments.corpus:
+        path, count = re.subn("^([^/=]+)[+](?==.)", r"\1", argument)
+        paths.append(path)
+        joining.append(bool(count))
+    arguments.corpus = paths
+    names = [named_path(path)[0] for path in paths]
+    return from_corpus(list(zip(names, joining, strict=True)))
+
+
+def _dates(arguments: argparse.Namespace, stream: Stream | None) -> Dates | None:
+    """How documents get their periods; None: the stream is not dated.
+
+    Those of an addition come after the last period of the stream. UserError: bad dates.
+    """
+    if not arguments.by:
+        return None
+    start = vars(arguments)["from"]  # a keyword of Python
+    until = arguments.until
+    bounds: dict[str, Any] = {}
+    problems = []
+    for flag, text in _given(arguments, "--from", "--until").items():
+        with contextlib.suppress(ValueError, OverflowError):
+            bounds[flag] = interval(text)
+        if not bounds.get(flag):
+            remedy = "write it as 2023, 2023-05 or 2023-05-17"
+            problems.append(f"{flag} {text!r}: no date; {remedy}")
+    if len(bounds) == 2 and not problems and bounds["--from"][0] > bounds["--until"][1]:
+        problems.append(f"--from {start} is after --until {until}")
+    refuse(problems)
+    return Dates(
+        arguments.by,
+        arguments.date_key or Dates.key,
+        arguments.date_format or "",
+        start=start or "",
+        until=until or "",
+        undated=arguments.undated or Dates.undated,
+        after=_last_period(arguments.by, stream) if stream else None,
+    )
+
+
+def _last_period(by: str, stream: Stream) -> int | None:
+    """The number of the last period of a stream; None: unknown."""
+    last_name = stream.megabatches[-1].period.split("..")[-1]
+    days = interval(last_name)
+    return number_of(by, days[1]) if days else None
+
+
+def _tokenizer(arguments: argparse.Namespace) -> dict[str, str]:
+    """`StreamSettings.tokenizer`. UserError: a missing file, or an incomplete set of flags."""
+    if arguments.tokenizer:
+        folder = Path(arguments.tokenizer)
+        if folder.is_dir():
+            return _hugging_face_files(arguments, folder)
+    paths = _given(arguments, "--tokenizer", *_GPT2_FILES)
+    problems = [
+        f"{flag} {path}: no such file" for flag, path in paths.items() if not Path(path).is_file()
+    ]
+    needs_gpt2_files = bool(arguments.bpe)
+    if any((flag in paths) != needs_gpt2_files for flag in _GPT2_FILES):
+        flags = f"--bpe gpt2, {' FILE and '.join(_GPT2_FILES)} FILE"
+        problems.append(f"{flags} go together: all three or none")
+    refuse(problems)
+    if not paths:
+        return {}
+    names = GPT2.files if arguments.bpe else SentencePiece.files
+    return dict(zip(names, paths.values(), strict=True))
+
+
+def _hugging_face_files(arguments: argparse.Namespace, folder: Path) -> dict[str, str]:
+    """The files of a tokenizer in a folder. UserError: missing, or other flags beside it."""
+    if _given(arguments, *_GPT2_FILES):
+        raise UserError(f"{', '.join(_GPT2_FILES)}: only with --bpe gpt2; leave them out")
+    for kind in (HuggingFace, HuggingFacePair):
+        if all((folder / name).is_file() for name in kind.files):
+            return {name: str(folder / name) for name in kind.files}
+    problem = "no tokenizer.json, nor vocab.json and merges.txt; save them"
+    raise UserError(f"--tokenizer {folder}: {problem}")

@@ -1,0 +1,263 @@
+"""Trains and tests a learner stage by stage, and writes its checkpoints.
+
+As in `vision.learners.base`, torch is imported inside the functions that use it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alma import processes
+from alma.errors import UserError
+from alma.files import checkpoint_file
+from alma.stages import Stage
+from vision.learners import Learner
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from vision.data import MegaBatchStream
+    from vision.stage_data import StageData
+    from vision.train import Progress
+
+    Metric = Callable[[Tensor, Tensor], float]
+    """Predicted classes (n,) and labels (n,) -> score."""
+AfterStage = Callable[[Stage, Learner], None]
+
+CHECKPOINT = "checkpoint.pt"
+
+
+def name_of(function: Any) -> str:
+    """The name of a metric or backbone in run.json and rows."""
+    return getattr(function, "__name__", type(function).__name__)
+
+
+class StageTrainer:
+    """The `StageLearner` of `alma.environment` for images; it saves a checkpoint every
+    `save_interval` seconds, and with `save_stages` the model of each stage."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        stream: "MegaBatchStream",
+        data: "StageData",
+        directory: Path,
+        config: Mapping[str, Any],
+        save_interval: float,
+        save_stages: bool,
+        metric: "Metric | None" = None,
+        after_stage: AfterStage | None = None,
+    ):
+        import torch
+
+        self.learner = learner
+        self.directory = directory
+        self._data = data
+        self.save_interval = save_interval
+        self.save_stages = save_stages
+        self.metric = metric
+        self.after_stage = after_stage
+        self.bar: Any = None  # of tqdm
+        self.done = 0  # completed stages
+        self.seconds = 0.0  # spent on the current stage before an interruption
+        self._interrupted: Progress | None = None
+        self._saved = time.monotonic()
+
+        self._peak = 0
+        self._on_gpu = learner.device.type == "cuda"
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats(learner.device)
+        self._peak_is_of_run = self._on_gpu or processes.reset_peak_memory()
+
+        test = stream.dataset.test
+        all_images = torch.arange(len(test.labels))
+        self._test = stream.dataset.select(test, all_images, learner.device)
+        self._held_out = stream.held_out
+        self._periods = [period.name for period in stream.periods]
+        self._test_periods = config.get("test_periods")
+        self._known_only = config.get("classes") == "known"
+
+        self._cache: dict[str, Any] = {}  # of `Learner.predict`
+        self._raw: dict[str, Any] = {}  # errors of the weights before averaging
+        self._matrix: list[float] = []  # test error on the held-out images of each mega-batch
+        self._scores: dict[str, float] = {}  # of the metric
+
+    def load(self) -> int:
+        """Restore the checkpoint if there is one; returns the number of completed stages."""
+        from vision.checkpoints import read_checkpoint, reading
+
+        path = self.directory / CHECKPOINT
+        if path.exists():
+            state = read_checkpoint(path, self.learner.device)
+            with reading(path):
+                self._restore(state)
+            stream_has_grown = state["tested_on"] != len(self._test.labels)
+            if stream_has_grown:
+                self._cache = {}
+                if not self._interrupted:
+                    self.test()
+        return self.done
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that `save` wrote."""
+        from vision.train import Progress
+
+        self.learner.load(state["learner"])
+        self.done = state["done"]
+        self.seconds = state["seconds"]
+        self._peak = state["peak_memory"]
+        self._cache = state["kept"]
+        self._raw = state["raw"]
+        self._matrix = state["matrix"]
+        self._scores = state["scores"]
+        if state["progress"]:
+            self._interrupted = Progress(**state["progress"])
+
+    def save(self, progress: "Progress | None" = None, last_row: str = "") -> None:
+        """Write the checkpoint; within a stage it includes the stage's progress."""
+        state = {
+            "done": self.done,
+            "seconds": time.monotonic() - self._began if progress else 0.0,
+            "peak_memory": self.peak_memory_bytes,
+            "learner": self.learner.state(),
+            "progress": progress and vars(progress),
+            "kept": self._cache,
+            "tested_on": len(self._test.labels),
+            "raw": self._raw,
+            "matrix": self._matrix,
+            "scores": self._scores,
+            "last_row": last_row,
+        }
+        self._write(CHECKPOINT, state)
+        self._saved = time.monotonic()
+
+    def _write(self, name: str, state: dict[str, Any]) -> None:
+        import torch
+
+        with checkpoint_file(self.directory / name) as file:
+            torch.save(state, file)
+
+    def train(self, stage: Stage) -> dict[str, float]:
+        """Train on a stage; returns FLOPs by purpose."""
+        # A completed stage is saved here, after its row is on disk. While a stage resumes, nothing
+        # is saved: the checkpoint would lose the progress within the stage.
+        if not self._interrupted and self._due():
+            self.save()
+        self._began = time.monotonic() - self.seconds
+        self.seconds = 0.0
+        classes = self._data.classes(stage.index)
+        if classes > self.learner.classes:
+            self.learner.widen(classes, stage.index)
+        flops = self.learner.train(stage.index, self._data, self._interrupted, self.epoch_done)
+        self._interrupted = None
+        self.done = stage.index + 1
+        if self.save_stages:
+            self._write(f"stage_{stage.index:03d}.pt", self.learner.state())
+        if self.after_stage:
+            self.after_stage(stage, self.learner)
+        return flops
+
+    def epoch_done(self, progress: "Callable[[], Progress]") -> None:
+        """Advance the progress bar, and write a checkpoint if it is due."""
+        self.bar.update()
+        if self._due():
+            self.save(progress())
+
+    def _due(self) -> bool:
+        return time.monotonic() - self._saved >= self.save_interval
+
+    def test(self) -> tuple[float, float]:
+        """Test error (a fraction) and the FLOPs of the test.
+
+        UserError: the metric is not finite.
+        """
+        learner = self.learner
+        predicted, flops = learner.predict(self._test, self._cache)
+        error, self._matrix = self._errors(predicted)
+        if self.metric:
+            self._scores = {name_of(self.metric): self._score(self.metric, predicted)}
+        if learner.average:
+            raw_error, raw_matrix = self._errors(learner.classify(learner.model, self._test))
+            self._raw = {"error": raw_error}
+            if raw_matrix:
+                self._raw["matrix"] = raw_matrix
+            if self.done:
+                valid = self._data.valid(self.done - 1)
+                self._raw["valid"] = learner.assess(learner.model, valid)
+        return error, flops
+
+    def _score(self, metric: "Metric", predicted: "Tensor") -> float:
+        """The metric of the predicted classes (n,). UserError: it is no finite number."""
+        score = metric(predicted.cpu(), self._test.labels.cpu())
+        try:
+            finite = math.isfinite(score)
+        except TypeError:
+            finite = False
+        if not finite:
+            raise UserError(f"metric {name_of(metric)} is {score}: give a finite number")
+        return float(score)
+
+    def _errors(self, predicted: "Tensor") -> tuple[float, list[float]]:
+        """Test error, and test error on the held-out images of each mega-batch; 1 where no image
+        counts."""
+        wrong = (predicted != self._test.labels).double()
+        if self._known_only:
+            wrong[self._test.labels >= self.learner.classes] = math.nan
+        wrong = wrong.cpu()
+        tested = len(wrong)
+        if self._test_periods:
+            tested = sum(map(len, self._held_out[: self._test_periods]))
+        error = _mean(wrong[:tested])
+        matrix = [_mean(wrong[part]) for part in self._held_out]
+        return error, matrix
+
+    @property
+    def parameters(self) -> int:
+        """Current number of free parameters."""
+        return self.learner.parameters
+
+    @property
+    def eval_flops_per_example(self) -> float:
+        """Current FLOPs of one prediction."""
+        return self.learner.eval_flops_per_example
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Peak memory of the tensors on a GPU, or else of the process; covers interrupted parts of
+        the run."""
+        if not self._on_gpu:
+            return max(self._peak, processes.peak_memory())
+        import torch
+
+        return max(self._peak, torch.cuda.max_memory_allocated(self.learner.device))
+
+    @property
+    def valid(self) -> dict[str, float] | None:
+        """Loss and error on the validation examples of the last stage."""
+        return self.learner.valid
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The learner's details and, unless empty:
+
+        raw: errors without the average of weights;
+        matrix: errors on the held-out images of each mega-batch, named by `matrix_periods`;
+        scores: of the metric;
+        memory_of: "process" if the peak memory includes what the process used before the run.
+        """
+        extra = {
+            "raw": self._raw,
+            "matrix": self._matrix,
+            "scores": self._scores,
+            "memory_of": "" if self._peak_is_of_run else "process",
+            "matrix_periods": self._periods,
+        }
+        return self.learner.details | {name: value for name, value in extra.items() if value}
+
+
+def _mean(wrong: "torch.Tensor") -> float:
+    """Mean of the numbers that are not NaN; 1 if there is none."""
+    return float(wrong.nanmean().nan_to_num(1.0))
