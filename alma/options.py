@@ -142,17 +142,17 @@ def add_options(
     group: Any,
     options: Iterable[Field],
     defaults: Any = None,
-    several: bool = False,
+    sweeps: bool = False,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Add a flag for each option; argparse then has None for those that are not given.
 
-    `defaults`: an object whose values the help shows as defaults, such as the dataclass. `several`:
+    `defaults`: an object whose values the help shows as defaults, such as the dataclass. `sweeps`:
     each flag takes a comma list of values. `changes`: other arguments of add_argument, by name of
     the option.
     """
     for declared in options:
-        words = _several(declared) if several else _single(declared)
+        words = _comma_list(declared) if sweeps else _single(declared)
         words["help"] = declared.metadata["help"]
         default = getattr(defaults, declared.name, None)
         if default is not None and default is not False:
@@ -176,7 +176,7 @@ def _single(declared: Field) -> dict[str, Any]:
     return {"type": type_of_value, "metavar": limits["metavar"] or placeholder}
 
 
-def _several(declared: Field) -> dict[str, Any]:
+def _comma_list(declared: Field) -> dict[str, Any]:
     """Arguments of add_argument for a flag with a comma list of values."""
     limits = declared.metadata
     kind = _types(declared)[0]

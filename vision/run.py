@@ -244,8 +244,8 @@ def _add_runs(command_line: Parser, hidden: Field) -> None:
     add("--waiting-time", type=_waits, default=[1], metavar="W,...", help=text)
     replay = [options[name] for name in options if name.startswith("replay")]
     changes = {"replay": {"default": [False]}}
-    add_options(group, replay, StreamOptions, several=True, changes=changes)
-    add_options(group, [hidden], several=True)
+    add_options(group, replay, StreamOptions, sweeps=True, changes=changes)
+    add_options(group, [hidden], sweeps=True)
     text = (
         f"{SEEDS}; seeds the weights, the data order and the partition into mega-batches "
         "(default: 0)"
@@ -292,7 +292,7 @@ def _add_settings(command_line: Parser, settings: Mapping[str, Field]) -> None:
         learners = owners(name)
         if len(learners) < len(LEARNERS):
             text += f" ({', '.join(learners)})"
-        add_options(group, [setting], several=True, changes={name: {"help": text}})
+        add_options(group, [setting], sweeps=True, changes={name: {"help": text}})
 
 
 def _waits(text: str) -> list[int | str]:
