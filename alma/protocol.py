@@ -156,13 +156,17 @@ class TextOptions(StreamOptions):
 
 TEXT_PRESETS = ("paper", "anytime")
 ANYTIME: dict[str, Any] = {"schedule": "continuous", "average": "poly:8", "replay_share": 0.5}
-"""Options of --preset anytime for language models: what paid in docs/results/average.md, without a search."""
+"""Options of --preset anytime for language models: what paid in docs/results/average.md.
+
+They were chosen without a search.
+"""
 
 
 def of_preset(preset: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a preset beside the `chosen` ones: those that are not chosen and do not contradict them.
+    """The options of a preset beside the `chosen` ones.
 
-    A learner that trains new models in every stage has no schedule and no average over the stages.
+    They are those that are not chosen and do not contradict the chosen ones. A learner that trains
+    new models in every stage has no schedule and no average over the stages.
     """
     options = dict(ANYTIME) if preset == "anytime" else {}
     if chosen.get("replay"):
