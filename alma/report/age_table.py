@@ -14,11 +14,11 @@ from alma.report.tables import TitledTable
 
 NOTE = """\
 Age: from the newest mega-batch that a model was trained on to that of the held-out part. \
-Staleness: {loss} that a mega-batch of age adds, against the model whose newest training data are of \
-that part; it includes what less training costs. Effect of age: the mean of the slopes to data to \
-come and to the past, in which the amount of training cancels; where the past is kept, as little as \
-half the effect on data to come. Regret: {loss} above the best model of these configurations on that \
-part: newest (age 0), next (age 1), past (ages below 0)."""
+Staleness: {loss} that a mega-batch of age adds, against the model whose newest training data are \
+of that part; it includes what less training costs. Effect of age: the mean of the slopes to data \
+to come and to the past, in which the amount of training cancels; where the past is kept, as \
+little as half the effect on data to come. Regret: {loss} above the best model of these \
+configurations on that part: newest (age 0), next (age 1), past (ages below 0)."""
 
 AGES: dict[str, Callable[[float], bool]] = {
     "newest": lambda age: age == 0,
