@@ -22,23 +22,25 @@ from alma.tables import decimals, fixed
 
 NOTE = """\
 * no stage complete yet: the untrained model is evaluated, and counts in average and {total}.
-Average and {total} are over t = 1..B (eq. 1 of the paper's final version; earlier versions start at t = 0); \
-Mem (parameters) and Comp (training) are over t = 0..B.
+Average and {total} are over t = 1..B (eq. 1 of the paper's final version; earlier versions start \
+at t = 0); Mem (parameters) and Comp (training) are over t = 0..B.
 ± is the sample standard deviation over n seeds."""
 WAITED = """
-The untrained {metric} varies between learners, by chance of the initial weights. {total} trained is the sum \
-from the first trained stage on: compare it at equal w."""
+The untrained {metric} varies between learners, by chance of the initial weights. {total} trained \
+is the sum from the first trained stage on: compare it at equal w."""
 VALIDATED = """
-Validation is the mean {metric} on the learner's own validation data, over t since the first stage."""
+Validation is the mean {metric} on the learner's own validation data, over t since the first \
+stage."""
 ONE_SOURCE = (
-    " In an i.i.d. stream of text these are documents of one source (data prep's --valid-source, by \
-default the last), while the test set has all sources: compare validation with validation only."
+    " In an i.i.d. stream of text these are documents of one source (data prep's --valid-source, "
+    "by default the last), while the test set has all sources: compare validation with validation "
+    "only."
 )
 
 TRANSFERRED = """
-In-distribution is the mean {metric} over t = 1..B on the held-out part of mega-batch t; backward and \
-forward transfer are the means on the parts of earlier and of later mega-batches; average seen is the mean \
-over t of the mean on parts 1..t."""
+In-distribution is the mean {metric} over t = 1..B on the held-out part of mega-batch t; backward \
+and forward transfer are the means on the parts of earlier and of later mega-batches; average seen \
+is the mean over t of the mean on parts 1..t."""
 GEOMETRIC = " These are means of log perplexity, shown as perplexity."
 
 
@@ -72,7 +74,10 @@ AVERAGES: dict[str, Measure] = {
     "validation": lambda rows: metrics.average(validation(rows)),
     **TRANSFERS,
 }
-"""Columns in the scale of the metric (errors in percent); NaN leaves a cell empty. Add new columns here."""
+"""Columns in the scale of the metric (errors in percent); NaN leaves a cell empty.
+
+Add new columns here.
+"""
 TOTALS: dict[str, Measure] = {
     "{total}": lambda rows: _total(_values(rows)),
     "{total} trained": lambda rows: _total({t: rows[t]["value"] for t in trained(rows)}),
@@ -123,7 +128,10 @@ def table(results: Sequence[Result]) -> Table:
     if not _waiting(results):
         hidden.add(f"{total} trained")  # equal to the total
     shown = [name for name in rows[0] if name not in hidden]
-    return [shown, *([row[name] for name in shown] for row in rows)]
+    lines = [shown]
+    for row in rows:
+        lines.append([row[name] for name in shown])
+    return lines
 
 
 def titled(results: Sequence[Result]) -> TitledTable:
@@ -165,7 +173,8 @@ def configurations(results: Sequence[Result]) -> dict[str, list[str]]:
 
 def method(result: Result) -> str:
     """The method, and how far it is if it is not finished."""
-    done, total = result.progress, result.megabatches
+    done = result.progress
+    total = result.megabatches
     if done == total:
         return result.method
     remark = f"t={done}/{total}"
