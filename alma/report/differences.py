@@ -19,14 +19,15 @@ from alma.report.tables import TitledTable
 
 _NOTE = """\
 Each configuration minus {baseline}; below 0 it is better. In brackets: 90% intervals, of \
-differences paired by the n seeds that both have (Student's t) or, without common seeds, of the n of \
-each (Welch). Comp is a multiple of the baseline's. Last: at the last t up to which all these runs \
-have rows (column t, if it is not B); later rows are ignored. \
+differences paired by the n seeds that both have (Student's t) or, without common seeds, of the n \
+of each (Welch). Comp is a multiple of the baseline's. Last: at the last t up to which all these \
+runs have rows (column t, if it is not B); later rows are ignored. \
 Trained: the average from the first t on at which both have trained; the untrained model of a \
 learner that waits counts in average and {total}."""
 _BY_AGE = """
-Newest, next, past: {unit} on the newest mega-batch of the training data, on the next one and on all \
-before, means over the stages of both. End: on all held-out parts, after the last of these stages."""
+Newest, next, past: {unit} on the newest mega-batch of the training data, on the next one and on \
+all before, means over the stages of both. End: on all held-out parts, after the last of these \
+stages."""
 _NONE = MeanOverSeeds(math.nan, math.nan, math.nan)
 
 
