@@ -33,20 +33,25 @@ def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
 
     Draw and save them in the context `style.drawing`.
     """
-    ranked = sorted(results, key=lambda result: result.rank)
-    shown = [(result, cells) for result in ranked if (cells := mean_matrix(result))]
+    shown = []
+    for result in sorted(results, key=lambda result: result.rank):
+        cells = mean_matrix(result)
+        if cells:
+            shown.append((result, cells))
     if shown:
-        waiting = _WAITING * any(math.isnan(row[0]) for _, cells in shown for row in cells)
+        has_empty_row = any(math.isnan(row[0]) for _, cells in shown for row in cells)
+        waiting = _WAITING if has_empty_row else ""
         yield "matrix", _heat_maps(shown), _MATRIX.format(metric=results[0].metric, waiting=waiting)
-    if aged := age_table.aged(results):
+    aged = age_table.aged(results)
+    if aged:
         yield "staleness", _staleness(aged), _STALENESS.format(unit=age_table.unit(aged[0].result))
 
 
 def mean_matrix(result: Result) -> list[list[float]]:
-    """The evaluation matrix: rows t = 1, 2, ..., columns the held-out parts; mean over seeds, as displayed.
+    """The evaluation matrix: rows t = 1, 2, ..., columns the held-out parts.
 
-    Rows of the untrained model are NaN where figures leave it out (see `displays.DISPLAYS`). [] if a
-    repeat has no matrix.
+    Cells are means over seeds, as displayed. Rows of the untrained model are NaN where figures
+    leave it out (see `displays.DISPLAYS`). [] if a repeat has no matrix.
     """
     matrices = [matrix(rows) for rows in result.repeats]
     if not all(matrices):
@@ -72,8 +77,10 @@ def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
 
     display = shown[0][0].display
     values = [value for _, cells in shown for row in cells for value in row if math.isfinite(value)]
-    low, high = min(values, default=1), max(values, default=1)
-    high = high if high > low else low + 0.1 * (low or 1)
+    low = min(values, default=1)
+    high = max(values, default=1)
+    if high <= low:
+        high = low + 0.1 * (low or 1)
     logarithmic = not display.untrained
     scale = colors.LogNorm(low, high) if logarithmic else colors.Normalize(low, high)
     most = max(len(cells) for _, cells in shown)
@@ -97,12 +104,8 @@ def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
             axes.add_patch(patches.Rectangle((i - 0.5, i - 0.5), 1, 1, **frame))
             for j, value in enumerate(row if columns <= WRITTEN else (), start=1):
                 if math.isfinite(value):
-                    text = (
-                        f"{value:,.0f}"
-                        if value >= 99.95
-                        else f"{value:.{1 if value >= 0.95 else 2}f}"
-                    )
                     colour = "white" if scale(value) > 0.55 else "black"
+                    text = _three_digits(value)
                     axes.text(j, i, text, ha="center", va="center", fontsize=6, color=colour)
         axes.set_ylim(most + 0.5, 0.5)
         title = textwrap.fill(result.label, round(13 * inches[0]))
@@ -118,8 +121,9 @@ def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
         lines = 1 if shared else panels[0].get_gridspec().nrows
         longest = max(len(name) for of_panel in names for name in of_panel)
         figure.set_figheight(figure.get_figheight() + lines * 0.065 * longest)  # inches a letter
-        for axes, own in zip(panels, names, strict=True):
-            axes.xaxis.set_major_formatter(lambda x, _, own=own: dict(enumerate(own, 1)).get(x, ""))
+        for axes, periods in zip(panels, names, strict=True):
+            period_of = dict(enumerate(periods, start=1))
+            axes.xaxis.set_major_formatter(lambda t, _, period_of=period_of: period_of.get(t, ""))
             axes.tick_params(axis="x", labelrotation=90, labelbottom=not shared or axes in lowest)
     style.name_axes(figure, panels, "held-out part of mega-batch", "after mega-batch t")
     legend = figure.colorbar(
@@ -131,8 +135,20 @@ def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
     return figure
 
 
+def _three_digits(value: float) -> str:
+    """A value as a cell of a heat map shows it, such as 0.95, 12.3 and 1,234."""
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    if value >= 0.95:
+        return f"{value:.1f}"
+    return f"{value:.2f}"
+
+
 def _staleness(aged: Sequence[Aged]) -> Any:
-    """Extra loss (left) and regret (right) against age; of many results, a row per learner and replay."""
+    """Extra loss (left) and regret (right) against age.
+
+    Of many results, a row per learner and replay.
+    """
     by_result = {id(row.result): row for row in aged}
     members = by_kind([row.result for row in aged])
     inches = (8.6, 0.6 + 2.4 * len(members))
@@ -146,10 +162,8 @@ def _staleness(aged: Sequence[Aged]) -> Any:
             ):
                 axes.set_title(", ".join(filter(None, (name, title))), fontweight="bold")
                 spreads = list(map(mean_and_deviation, by_age.values()))
-                means, deviations = (
-                    [mean for mean, _ in spreads],
-                    [deviation for _, deviation in spreads],
-                )
+                means = [mean for mean, _ in spreads]
+                deviations = [deviation for _, deviation in spreads]
                 draw_curve(axes, Curve(result, list(by_age), means, deviations), **look)
             legend.setdefault(name, []).append((result.label, look))
     ages = [at for row in aged for at in row.losses.by_age]
