@@ -158,15 +158,15 @@ def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
     if len(set(keys)) == 1 and len(results) > 2:
         keys = list(range(len(results)))
     ramp = style.wait_colours(keys if len({result.learner for result in results}) == 1 else [])
-    own = [colour_of(result.learner) for result in results]
-    colours = [
-        ramp[key] if len(ramp) > 1 else colour for key, colour in zip(keys, own, strict=True)
-    ]
+    if len(ramp) > 1:
+        colours = [ramp[key] for key in keys]
+    else:
+        colours = [colour_of(result.learner) for result in results]
     return [style.variant(colour, colours[:i].count(colour)) for i, colour in enumerate(colours)]
 
 
 def by_kind(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The results of each panel by its name: all in one, or by learner and replay if more than 6."""
+    """The results of each panel by its name: all in one; if more than 6, by learner and replay."""
     members: dict[str, list[Result]] = {}
     for result in sorted(results, key=lambda result: result.rank):
         name = result.learner + (", replay" if result.config["replay"] else "")
