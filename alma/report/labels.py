@@ -36,7 +36,10 @@ def distinguishing(
 
     def kinds(names: Iterable[str]) -> int:
         """Number of different combinations of the settings' values."""
-        return len({json.dumps([config.get(name) for name in names]) for config in configs})
+        combinations = set()
+        for config in configs:
+            combinations.add(json.dumps([config.get(name) for name in names]))
+        return len(combinations)
 
     def needed(name: str) -> bool:
         if name in _OPTIONAL or name.startswith("--"):
@@ -51,9 +54,9 @@ def distinguishing(
     # `flatten` leaves the key fairseq_flags in a run without flags.
     left_out = {*shown, *_CHECKSUMS, *follows, "fairseq_flags"}
     names = [name for name in differing(configs) if name not in left_out and needed(name)]
-    others = [name for name in shown if name != "seed"]
+    shown_elsewhere = [name for name in shown if name != "seed"]
     for name in _CHECKSUMS:
-        if kinds([*names, *others, name]) > kinds([*names, *others]):
+        if kinds([*names, *shown_elsewhere, name]) > kinds([*names, *shown_elsewhere]):
             names.append(name)
     return names
 
@@ -85,10 +88,14 @@ def variants(configs: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -
     A decay follows the word "average" only if averages differ among configs with the same settings
     `within`.
     """
-    groups = [json.dumps([config.get(name) for name in within]) for config in configs]
+    groups = []
     averages: dict[str, set[Any]] = {}
-    for group, config in zip(groups, configs, strict=True):
-        averages.setdefault(group, set()).update({config["average"]} if "average" in config else ())
+    for config in configs:
+        group = json.dumps([config.get(name) for name in within])
+        groups.append(group)
+        averages.setdefault(group, set())
+        if "average" in config:
+            averages[group].add(config["average"])
     texts = []
     for group, config in zip(groups, configs, strict=True):
         parts = []
