@@ -1,4 +1,7 @@
-"""Select hyper-parameters by validation score, never by test score, as section 3.1 of the paper requires."""
+"""Select hyper-parameters by validation score, never by test score.
+
+Section 3.1 of the paper requires it.
+"""
 
 import json
 import math
@@ -15,17 +18,16 @@ from alma.report.results import Result, group, labelled, trained, validation
 CHOOSABLE = ("replay_share", "replay_from", "from_scratch", "update_multiplier")
 """Settings that are chosen on request."""
 _FIXED = (
-    *(
-        "learner",
-        "waiting_time",
-        "replay",
-        "dataset",
-        "data",
-        "scenario",
-        "partition",
-        "stream_sha256",
-    ),
-    *("megabatch_sha256", "context_window"),
+    "learner",
+    "waiting_time",
+    "replay",
+    "dataset",
+    "data",
+    "scenario",
+    "partition",
+    "stream_sha256",
+    "megabatch_sha256",
+    "context_window",
 )
 """Settings that are never chosen: learner, waiting, data, evaluation."""
 SELECTIONS = {"valid": "", "valid-first": " after the first stage"}
@@ -35,8 +37,10 @@ SELECTIONS = {"valid": "", "valid-first": " after the first stage"}
 def best_by_validation(
     runs: Sequence[Run], select: str, hold: Sequence[str] = (), choose: Sequence[str] = ()
 ) -> tuple[list[Run], list[str]]:
-    """Keep the best configuration for each learner, waiting time, replay, B and data, and value of `hold`.
-    Settings in `choose`, of CHOOSABLE, are chosen too.
+    """Keep the best configuration for each learner, waiting time, replay, B and data.
+
+    It is chosen for each value of the settings in `hold`, too. Settings in `choose`, of CHOOSABLE,
+    are chosen as others are.
 
     Returns the runs that are kept, and a line per choice, which names every configuration that is
     left out. Scores are means over seeds and over the t since the first stage that all candidates
@@ -51,10 +55,10 @@ def best_by_validation(
                 f"--choose {name}: {hint(name, CHOOSABLE)}; other settings are chosen without it"
             )
     fixed = [*_FIXED, *(name for name in CHOOSABLE if name not in chosen)]
-    known = dict.fromkeys(
+    settings = dict.fromkeys(
         name for table in tables for result in table for name in flatten(result.config)
     )
-    by_flag = {name.removeprefix("--").replace("_", "-"): name for name in known}  # lr: --lr
+    by_flag = {name.removeprefix("--").replace("_", "-"): name for name in settings}  # lr: --lr
     for name in hold:
         if name.replace("_", "-") not in by_flag:
             raise UserError(f"--hold {name}: no run has this setting; {hint(name, by_flag)}")
@@ -75,7 +79,8 @@ def best_by_validation(
         for experiment, candidates in experiments.items():
             ranked = _ranked(candidates, select)
             dropped |= {canonical(flatten(result.config), "seed") for result, _ in ranked[1:]}
-            lines += [_choice(names[experiment], ranked, select, fixed)] if len(ranked) > 1 else []
+            if len(ranked) > 1:
+                lines.append(_choice(names[experiment], ranked, select, fixed))
     return [run for run in runs if canonical(flatten(run.config), "seed") not in dropped], lines
 
 
@@ -97,8 +102,10 @@ def _ranked(candidates: Sequence[Result], select: str) -> list[tuple[Result, flo
     )
     if ready and not shared:
         names = "; ".join(result.label for result in ready)
-        what = f"no t since the first stage is common to {names}"
-        raise UserError(f"--select {select}: {what}: continue these runs")
+        raise UserError(
+            f"--select {select}: no t since the first stage is common to {names}: "
+            "continue these runs"
+        )
     scored = sorted(shared)[:1] if select == "valid-first" else sorted(shared)
     ranked = []
     for result in ready:
@@ -114,7 +121,7 @@ def _ranked(candidates: Sequence[Result], select: str) -> list[tuple[Result, flo
 def _choice(
     experiment: str, ranked: Sequence[tuple[Result, float]], select: str, fixed: Sequence[str]
 ) -> str:
-    """The line about a choice: how many configurations there were, the best, the others, and all scores."""
+    """The line about a choice: the number of configurations, the best, the others, all scores."""
     configs = [flatten(result.config) for result, _ in ranked]
     names = labels.distinguishing(configs, [*fixed, "seed", "megabatches"])
     texts = []
