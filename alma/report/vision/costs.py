@@ -25,7 +25,7 @@ def front(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def against_costs(results: Sequence[Result]) -> dict[str, Any]:
-    """Figures 2 and 7 (top): CER against training compute, and against parameters, without replay."""
+    """Figures 2 and 7 (top): CER against training compute and parameters, without replay."""
     shown = select.without_replay(results)
     if len(shown) < 2:
         raise Missing("only one configuration without --replay")
@@ -50,7 +50,7 @@ def against_costs(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def replay_at_one_wait(results: Sequence[Result]) -> dict[str, Any]:
-    """Figure 4: effect of replay on CER and compute for each learner and size, at one waiting time."""
+    """Figure 4: effect of replay on CER and compute by learner and size, at one waiting time."""
     pairs = select.at_one_wait(select.replay_pairs(results))
     figure, ((axes,),) = style.subplots(1, 1, (4.8, 3.2))
     plain = [pair[0] for pair in pairs]
@@ -63,7 +63,10 @@ def replay_at_one_wait(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def replay_at_all_waits(results: Sequence[Result]) -> dict[str, Any]:
-    """Figure 8: effect of replay on CER and compute; a panel per learner, a colour per waiting time."""
+    """Figure 8: effect of replay on CER and compute.
+
+    A panel per learner, a colour per waiting time.
+    """
     pairs = select.replay_pairs(results)
     plain = [pair[0] for pair in pairs]
     figure, panels = style.named_panels(methods(plain), sharex=True, sharey=True)
@@ -90,8 +93,8 @@ def _draw_pairs(pairs: Sequence[tuple[Any, str, Pair]]) -> dict[str, LegendEntri
     plain = [pair[0] for _, _, pair in pairs]
     markers = dict(zip(distinct(size, plain), itertools.cycle(style.MARKERS), strict=False))
     for axes, colour, pair in pairs:
-        x, values = [r.over_seeds(compute)[0] for r in pair], [r.over_seeds(cer) for r in pair]
-        y, deviation = zip(*values, strict=True)
+        x = [r.over_seeds(compute)[0] for r in pair]
+        y, deviation = zip(*(r.over_seeds(cer) for r in pair), strict=True)
         axes.plot(x, y, linewidth=0.9, color=colour)
         axes.errorbar(x, y, deviation, linestyle="none", ecolor=colour, elinewidth=0.8)
         for i, hollow in enumerate((True, False)):
@@ -110,7 +113,7 @@ def _draw_pairs(pairs: Sequence[tuple[Any, str, Pair]]) -> dict[str, LegendEntri
 def _label_cer_axes(
     panels: Sequence[Any], values: Sequence[float], shown: Sequence[Result]
 ) -> None:
-    """Number the CER axes, and add an axis with the mean error (CER / B) to the right of the last panel."""
+    """Number the CER axes; to the right of the last panel, add one of the mean error (CER / B)."""
     share = 100 / shown[0].megabatches
     for axes in panels:
         number_axis(axes, "y", values, log_from=2.5)
@@ -122,17 +125,21 @@ def _label_cer_axes(
 
 
 def radars(results: Sequence[Result]) -> dict[str, Any]:
-    """The first draft's radar plots, one per size; a panel per learner, a polygon per waiting time."""
+    """The first draft's radar plots, one per size.
+
+    A panel per learner, a polygon per waiting time.
+    """
     from matplotlib.ticker import EngFormatter
 
     short = EngFormatter(places=1, sep="")
     shown = select.without_replay(results)
-    sizes = {hidden: [r for r in shown if size(r) == hidden] for hidden in distinct(size, shown)}
     figures = {}
-    for hidden, members in sizes.items():
+    for hidden in distinct(size, shown):
+        members = [result for result in shown if size(result) == hidden]
         if len(members) < 2:
             continue
-        measured, colours = select.spokes(members), style.wait_colours(map(wait, results))
+        measured = select.spokes(members)
+        colours = style.wait_colours(map(wait, results))
         angles = [2 * math.pi * i / len(measured) for i in range(len(measured))]
         figure, panels = style.named_panels(
             methods(members), (2.3, 2.3), subplot_kw={"projection": "polar"}
@@ -140,9 +147,8 @@ def radars(results: Sequence[Result]) -> dict[str, Any]:
         figure.get_layout_engine().set(wspace=0.14)
         for i, result in enumerate(members):
             radii = [spoke.radii[i] for spoke in measured.values()]
-            wider = [other.method for other in members[i:]].count(
-                result.method
-            )  # where lines coincide
+            methods_from_here = [later.method for later in members[i:]]
+            wider = methods_from_here.count(result.method)  # all are seen where lines coincide
             look = {
                 "color": colours[wait(result)],
                 "marker": ".",
