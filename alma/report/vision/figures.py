@@ -40,7 +40,10 @@ _CER = (
     "paper's axes (to 3,500 at B = 100, to 1,200 at B = 500) have another scale, which the paper "
     "does not define."
 )
-_DOTTED = "The dotted line is the error of the untrained model: on linear axes, the area below both is the CER."
+_DOTTED = (
+    "The dotted line is the error of the untrained model: on linear axes, the area below both is "
+    "the CER."
+)
 FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
     "front": (costs.front, front.CAPTION),
     "learning_curves": (
@@ -95,5 +98,5 @@ FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
         "one stage (gens).",
     ),
 }
-"""By name: a function from results to figures by file-name suffix, which may raise Missing; and their
-caption, with the paper's errata."""
+"""By name: a function from results to figures by file-name suffix, which may raise Missing; and
+their caption, with the paper's errata."""
