@@ -1,4 +1,7 @@
-"""Figures of image runs over the stream: 1 (right), 3, 7 (bottom), 9; the first draft's 1 and ablation."""
+"""Figures of image runs over the stream: 1 (right), 3, 7 (bottom), 9.
+
+Also the first draft's Figure 1 and ablation.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +22,8 @@ _DRAFT_COLOURS = ("#7A4A21", "#2F5FC4", "#C62828", "#7B2D9B")
 
 def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
     """Figure 1 right: error over time of one learner and size; a colour per waiting time."""
-    shown, colours = select.most_waits(results), style.wait_colours(map(wait, results))
+    shown = select.most_waits(results)
+    colours = style.wait_colours(map(wait, results))
     title = f"{results[0].stream}: {shown[0].method}, {select.size_label(shown[0])}"
     return _panel(
         title, [(f"w = {wait(r)}", r, {"color": colours[wait(r)]}) for r in shown], area=True
@@ -27,14 +31,14 @@ def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def update_rates(results: Sequence[Result]) -> dict[str, Any]:
-    """The first draft's Figure 1: four curves of tardy, greedy and intermediate updates, and growth."""
+    """The first draft's Figure 1: curves of tardy, greedy and intermediate updates, and growth."""
     shown = zip(select.update_rates(results).items(), _DRAFT_COLOURS, strict=True)
     lines = [(name, result, {"color": colour}) for (name, result), colour in shown]
     return _panel(results[0].stream, lines, area=True)
 
 
 def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
-    """The first draft's Figure 5 left: tree gates, flat gates, no growth, and an ensemble of mixtures."""
+    """The first draft's Figure 5 left: gates in a tree, flat gates, no growth, an ensemble."""
     shown = select.ablation(results)
     learners = [result.learner for result in shown.values()]
     lines = []
@@ -67,7 +71,8 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
     """
     shown = select.extreme_sizes(results)
     sizes = distinct(size, shown)
-    learners, colours = {r.method: r.learner for r in shown}, style.wait_colours(map(wait, results))
+    learners = {result.method: result.learner for result in shown}
+    colours = style.wait_colours(map(wait, results))
     inches = 1.6 + 1.6 * len(learners), 0.6 + 1.8 * len(sizes)
     figure, grid = style.subplots(len(sizes), len(learners), inches, sharex=True, sharey="row")
     rows: list[tuple[Any, list[Curve]]] = []
@@ -86,15 +91,17 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def two_learners(results: Sequence[Result]) -> dict[str, Any]:
-    """Figure 3: error over time of sm and ens in one panel, smallest models (left) and largest (right).
+    """Figure 3: error over time of sm and ens in one panel.
 
-    A colour per waiting time, a line style per learner. Bars above show where waiting wins, and
-    which waiting time: where the lowest error is not that of the shortest one.
+    Smallest models are on the left, largest on the right. A colour per waiting time, a line style
+    per learner. Bars above show where waiting wins, and which waiting time: where the lowest error
+    is not that of the shortest one.
     """
     shown = [result for result in select.extreme_sizes(results) if result.learner in _OVERLAID]
     if {result.learner for result in shown} != _OVERLAID.keys():
         raise Missing("no runs of both sm and ens")
-    sizes, colours = distinct(size, shown), style.wait_colours(map(wait, results))
+    sizes = distinct(size, shown)
+    colours = style.wait_colours(map(wait, results))
     figure, (row,) = style.subplots(
         1, len(sizes), (1.8 + 2.7 * len(sizes), 2.8), sharex=True, sharey=True
     )
@@ -136,7 +143,8 @@ def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
     for one, _ in pairs:
         largest[one.method] = max(size(one), largest.get(one.method, 0))
     figure, panels = style.named_panels(list(largest), sharex=True, sharey=True)
-    colours, curves = style.wait_colours(map(wait, results)), []
+    colours = style.wait_colours(map(wait, results))
+    curves = []
     for name, axes in panels.items():
         of_panel = [r for r in results if r.method == name and size(r) == largest[name]]
         shown = [pair for pair in pairs if pair[0] in of_panel]
