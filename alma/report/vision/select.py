@@ -1,8 +1,8 @@
-"""Selections of image runs for the paper's figures: by data set, method, size and waiting time; their looks.
+"""Selections of image runs for the paper's figures, and the looks of their lines.
 
-A method is a learner with its settings, except size (`hidden`), waiting time, replay and seed. The
-decay of an average of weights belongs to the waiting time: it makes another method only if it
-differs at one of them.
+Runs are selected by data set, method, size and waiting time. A method is a learner with its
+settings, except size (`hidden`), waiting time, replay and seed. The decay of an average of weights
+belongs to the waiting time: it makes another method only if it differs at one of them.
 """
 
 import json
@@ -43,10 +43,15 @@ def is_image(run: Run) -> bool:
 
 
 def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """The complete image runs, and a line for each other run. The CER of a partial stream is meaningless."""
-    done, remarks = [], []
+    """The complete image runs, and a line for each other run.
+
+    The CER of a partial stream is meaningless.
+    """
+    done = []
+    remarks = []
     for run in runs:
-        t, end = len(run.rows) - 1, run.config["megabatches"]
+        t = len(run.rows) - 1
+        end = run.config["megabatches"]
         if not is_image(run):
             remarks.append(f"not an image run, left out of the figures: {run.directory}")
         elif t < end:
@@ -55,9 +60,8 @@ def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
             )
         else:
             done.append(run)
-    return done, list(
-        dict.fromkeys(remarks)
-    )  # a run with an average has the remarks of its raw weights
+    # A run with an average has the remarks of its raw weights: each remark once.
+    return done, list(dict.fromkeys(remarks))
 
 
 def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
@@ -65,11 +69,9 @@ def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
 
     `settings` of a result: what differs from the most frequent settings of its learner.
     """
-    found = {}
+    by_data_set = {}
     for results in group(runs):
-        configs = [
-            {k: v for k, v in flatten(r.config).items() if k not in _NOT_METHOD} for r in results
-        ]
+        configs = [_method_settings(result) for result in results]
         usual: dict[str, dict[str, Any]] = {}
         for learner in {result.learner for result in results}:
             members = [
@@ -78,12 +80,7 @@ def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
             growth = [
                 (result.waiting_time, result.config.get("grow_every", 0)) for result, _ in members
             ]
-            longest = max(waited * every for waited, every in growth)
-            # Whether all grow after the same k mega-batches, in stages of any length (rounded up).
-            if any(
-                all(every == -(-k // waited) for waited, every in growth)
-                for k in range(1, longest + 1)
-            ):
+            if _grow_together(growth):
                 for _, config in members:
                     config.pop("grow_every", None)
             count = Counter(json.dumps(config) for _, config in members)
@@ -97,8 +94,27 @@ def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
             text = " ".join(f"{name}={as_setting(config.get(name, 'none'))}" for name in names)
             named.append(replace(result, settings=text, variant=variant))
         named.sort(key=lambda r: (r.rank, r.method, size(r), r.waiting_time, r.config["replay"]))
-        found[f"{slug(results[0].data)}_B{results[0].megabatches}"] = named
-    return found
+        by_data_set[f"{slug(results[0].data)}_B{results[0].megabatches}"] = named
+    return by_data_set
+
+
+def _method_settings(result: Result) -> dict[str, Any]:
+    """The settings of a result that belong to its method."""
+    config = flatten(result.config)
+    return {name: value for name, value in config.items() if name not in _NOT_METHOD}
+
+
+def _grow_together(growth: Sequence[tuple[int, int]]) -> bool:
+    """Whether all grow after the same number of mega-batches, rounded up to whole stages.
+
+    `growth`: the waiting time and `grow_every` of each.
+    """
+
+    def after(megabatches: int) -> bool:
+        return all(every == -(-megabatches // waited) for waited, every in growth)
+
+    longest = max(waited * every for waited, every in growth)
+    return any(map(after, range(1, longest + 1)))
 
 
 def size(result: Result) -> int:
@@ -117,26 +133,25 @@ def methods(results: Iterable[Result]) -> list[str]:
 
 
 def cer(rows: Rows) -> float:
-    """Cumulative error rate (eq. 1): the sum over t = 1..B of the error as a fraction, so at most B."""
+    """Cumulative error rate (eq. 1): the sum over t = 1..B of errors as fractions, so at most B."""
     return metrics.cumulative_error_rate(column(rows, "value"))
 
 
 def without_replay(results: Iterable[Result]) -> list[Result]:
     """The results without replay. Missing: there are none."""
-    found = [result for result in results if not result.config["replay"]]
-    if not found:
+    plain = [result for result in results if not result.config["replay"]]
+    if not plain:
         raise Missing("no run without --replay")
-    return found
+    return plain
 
 
 def replay_pairs(results: Sequence[Result]) -> list[Pair]:
     """Pairs (without, with replay) that differ in nothing else. Missing: there are none."""
     pairs = _pairs(results, "replay", False, True)
     if not pairs:
-        some = any(result.config["replay"] for result in results)
-        raise Missing(
-            "no two runs that differ only in --replay" if some else "no run with --replay"
-        )
+        if any(result.config["replay"] for result in results):
+            raise Missing("no two runs that differ only in --replay")
+        raise Missing("no run with --replay")
     return pairs
 
 
@@ -148,14 +163,17 @@ def at_one_wait(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def _pairs(results: Sequence[Result], name: str, one: Any, other: Any) -> list[Pair]:
-    """Pairs of results with `name` set to `one` and to `other`, otherwise equal but for the seed."""
+    """Pairs of results with `name` set to `one` and to `other`, else equal but for the seed."""
     first = {canonical(r.config, name, "seed"): r for r in results if r.config.get(name) == one}
     second = {canonical(r.config, name, "seed"): r for r in results if r.config.get(name) == other}
     return [(first[key], result) for key, result in second.items() if key in first]
 
 
 def most_waits(results: Sequence[Result]) -> list[Result]:
-    """Results of the method and size with the most waiting times (Figure 1); ties go to sm, then to large."""
+    """Results of the method and size with the most waiting times (Figure 1).
+
+    Ties go to sm, then to the largest.
+    """
     kinds: dict[tuple[str, int], list[Result]] = {}
     for result in without_replay(results):
         kinds.setdefault((result.method, size(result)), []).append(result)
@@ -168,7 +186,7 @@ def most_waits(results: Sequence[Result]) -> list[Result]:
 
 
 def extreme_sizes(results: Sequence[Result]) -> list[Result]:
-    """The smallest and the largest models, without replay and with their learner's usual settings."""
+    """The smallest and the largest models, without replay, with their learner's usual settings."""
     usual = [result for result in without_replay(results) if not result.settings]
     if not usual:
         raise Missing("no run without --replay and with a learner's usual settings")
@@ -176,17 +194,18 @@ def extreme_sizes(results: Sequence[Result]) -> list[Result]:
 
 
 def waiting_wins(members: Sequence[Result]) -> dict[int, int]:
-    """The waiting time with the lowest mean error, by t, for each t at which it is not the shortest one.
+    """The waiting time with the lowest mean error, by t.
 
-    `members` are complete results of one learner and size, at least one.
+    A t at which it is the shortest waiting time is left out. `members` are complete results of one
+    learner and size, at least one.
     """
-    found = {}
+    winners = {}
     for t in range(1, members[0].megabatches + 1):
         errors = {wait(r): r.over_seeds(lambda rows: rows[t]["value"])[0] for r in members}  # noqa: B023
         best = min(errors, key=lambda w: (errors[w], w))
         if best > min(errors):
-            found[t] = best
-    return found
+            winners[t] = best
+    return winners
 
 
 def update_rates(results: Sequence[Result]) -> dict[str, Result]:
@@ -197,25 +216,31 @@ def update_rates(results: Sequence[Result]) -> dict[str, Result]:
     stream. Missing: one of them is missing.
     """
     usual = [r for r in without_replay(results) if not r.settings]
-    found = {(r.learner, size(r), wait(r)): r for r in usual}
-    small, large = min(map(size, usual), default=0), max(map(size, usual), default=0)
+    by_kind = {(r.learner, size(r), wait(r)): r for r in usual}
+    small = min(map(size, usual), default=0)
+    large = max(map(size, usual), default=0)
     whole = results[0].megabatches
-    between = [w for learner, _, w in found if learner == "gmoe" and 1 < w < whole]
+    between = [w for learner, _, w in by_kind if learner == "gmoe" and 1 < w < whole]
     if not between:
         raise Missing("no run of gmoe that waits for more than one mega-batch, and not for all")
-    some = min(between, key=lambda w: (abs(w - 5), w))
-    wanted = [("sm", small, 1), ("sm", small, some), ("gmoe", small, some), ("sm", large, whole)]
+    middle = min(between, key=lambda w: (abs(w - 5), w))
+    kinds = [
+        ("sm", small, 1),
+        ("sm", small, middle),
+        ("gmoe", small, middle),
+        ("sm", large, whole),
+    ]
     shown = {}
-    for learner, hidden, waited in wanted:
+    for learner, hidden, waited in kinds:
         name = f"{learner}, {hidden}, w = {waited}"
-        if (learner, hidden, waited) not in found:
+        if (learner, hidden, waited) not in by_kind:
             raise Missing(f"no run of {name}")
-        shown[name] = found[learner, hidden, waited]
+        shown[name] = by_kind[learner, hidden, waited]
     return shown
 
 
 def cer_against(results: Iterable[Result], cost: Measure) -> list[Curve]:
-    """CER against a cost: a curve over ascending sizes for each method and waiting time (Figure 2)."""
+    """CER against a cost (Figure 2): a curve over ascending sizes by method and waiting time."""
     curves: dict[tuple[str, int], Curve] = {}
     for result in sorted(results, key=size):
         curve = curves.setdefault((result.method, wait(result)), Curve(result, [], [], []))
@@ -249,16 +274,17 @@ def spokes(results: Sequence[Result]) -> dict[str, Spoke]:
     Radii are fractions of the largest value; logarithmic from 0.1 if the values span more than a
     decade.
     """
-    found = {}
+    by_name = {}
     for name, measure in SPOKES.items():
         values = [result.over_seeds(measure)[0] for result in results]
-        low, high = min(values), max(values)
+        low = min(values)
+        high = max(values)
         radii = [value / high if high else 0.0 for value in values]
         logarithmic = 0 < 10 * low < high
         if logarithmic:
             radii = [0.1 + 0.9 * math.log(value / low) / math.log(high / low) for value in values]
-        found[name] = Spoke(values, radii, logarithmic)
-    return found
+        by_name[name] = Spoke(values, radii, logarithmic)
+    return by_name
 
 
 def ablation(results: Sequence[Result]) -> dict[str, Result]:
@@ -276,16 +302,18 @@ def ablation(results: Sequence[Result]) -> dict[str, Result]:
     shown = {"gmoe, tree": tree, "gmoe, flat": flat}
     for name, learner in (("moe", "moe"), ("ensemble of moe", "gens")):
         mixtures = [r for r in results if r.learner == learner and r.config.get("experts", 1) > 1]
-        controlled = [tree.config.get(key) for key in _CONTROLLED]
-        candidates = [
-            r for r in mixtures if [r.config.get(key) for key in _CONTROLLED] == controlled
-        ]
+        candidates = [r for r in mixtures if _controlled(r) == _controlled(tree)]
         if candidates:
             nearest = max(
                 candidates, key=lambda r: sum(v == tree.config.get(k) for k, v in r.config.items())
             )
             shown[f"{name}, {nearest.config['experts']} experts"] = nearest
     return shown
+
+
+def _controlled(result: Result) -> list[Any]:
+    """The settings of a result that an ablation keeps the same."""
+    return [result.config.get(name) for name in _CONTROLLED]
 
 
 def units(result: Result) -> str:
@@ -299,7 +327,7 @@ def size_label(result: Result) -> str:
 
 
 def look(result: Result, results: Sequence[Result]) -> dict[str, Any]:
-    """Colour of the learner, and lightness and line style of the method among the learner's methods."""
+    """Colour of the learner; lightness and line style of the method among the learner's methods."""
     peers = methods(r for r in results if r.learner == result.learner)
     return style.variant(colour_of(result.learner), peers.index(result.method))
 
