@@ -1,7 +1,9 @@
 """A GPU in ten minutes: what has to be seen on one, in the order of its worth.
 
-    python -m benchmarks gpu wheels --wheels .wheels              # here: packages for a machine off line
-    python -m benchmarks gpu all --wheels .wheels --out FOLDER    # there: every step within its limit
+    python -m benchmarks gpu wheels --wheels .wheels              # here: packages for a machine \
+off line
+    python -m benchmarks gpu all --wheels .wheels --out FOLDER    # there: every step within its \
+limit
     python -m benchmarks gpu again --wheels .wheels --out FOLDER  # there: cases that failed, alone
 
 FOLDER/gpu.json has all rows and FOLDER/gpu.log what processes print, both written after each case.
@@ -167,7 +169,8 @@ def drive(args: Any) -> bool:
         header = list(dict.fromkeys(column for row in rows for column in row))
         table = [header, *([shown(row.get(column, "")) for column in header] for row in rows)]
         print(
-            f"\n{name}: {step['title']}; {step['ended']}, {step['seconds']:.0f} of {step['limit']:.0f} s"
+            f"\n{name}: {step['title']}; {step['ended']}, "
+            f"{step['seconds']:.0f} of {step['limit']:.0f} s"
         )
         print(as_text(table) if rows else "no case")
     print("\nLook first at:\n" + ("\n".join(first) or "nothing: every case has a result"))
