@@ -48,8 +48,8 @@ from benchmarks.timing import device, finished, seconds
 OPTIMIZER = "--optimizer adam --adam-betas (0.9,0.98) --lr 2e-4 --clip-norm 1 --num-workers 0"
 """The same for both tasks, whose defaults differ."""
 DENSE = (
-    "--task language_modeling --arch transformer_lm --activation-fn gelu --decoder-normalize-before "
-    "--decoder-learned-pos --share-decoder-input-output-embed"
+    "--task language_modeling --arch transformer_lm --activation-fn gelu "
+    "--decoder-normalize-before --decoder-learned-pos --share-decoder-input-output-embed"
 )
 """fairseq's Transformer with as many active parameters."""
 COMPILED = "--compile"
@@ -105,8 +105,8 @@ class RandomTokens(NamedTuple):
             if experts
             else DENSE
         )
-        model += f" --decoder-layers {layers} --decoder-embed-dim {dim} --decoder-attention-heads {heads}"
-        model += f" --decoder-ffn-embed-dim {4 * dim}"
+        model += f" --decoder-layers {layers} --decoder-embed-dim {dim}"
+        model += f" --decoder-attention-heads {heads} --decoder-ffn-embed-dim {4 * dim}"
         words = [str(self.folder), *model.split(), *OPTIMIZER.split()]
         words += f"--tokens-per-sample {self.length} --batch-size {2 if self.tiny else 64}".split()
         words += f"--log-format json --log-interval {interval} --max-update {updates}".split()
@@ -331,12 +331,13 @@ def resumed(words: list[str], name: str, folder: Path) -> Row:
 
 STREAM = "--learner moe --schedule continuous --average poly:8"
 BASE = (
-    "--arch switch_gmoe_base --moe-expert-count 8 --bf16 --criterion chunked_cross_entropy --batch-size 32 "
-    "--max-update 60 --lr 1e-3 --warmup-updates 30 --validate-interval 100 --save-interval 100"
+    "--arch switch_gmoe_base --moe-expert-count 8 --bf16 --criterion chunked_cross_entropy "
+    "--batch-size 32 --max-update 60 --lr 1e-3 --warmup-updates 30 "
+    "--validate-interval 100 --save-interval 100"
 )
 TINY = (
-    "--arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --tokens-per-sample 32 --batch-size 2 "
-    "--max-update 2 --validate-interval 100 --save-interval 100"
+    "--arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --tokens-per-sample 32 "
+    "--batch-size 2 --max-update 2 --validate-interval 100 --save-interval 100"
 )
 
 
@@ -357,7 +358,9 @@ def make_stream(base: Path, count: int, tiny: bool) -> Row:
     documents = (base / "text.jsonl").read_text("utf-8").splitlines()
     total = sum(len(json.loads(line)["text"].split()) for line in documents)
     words = int(0.75 * total / count)  # duplicates are dropped
-    sizes = f"--mega-batches {count} --words {words} --eval-words {total // 40} --valid-words {total // 40}"
+    held_out = total // 40
+    sizes = f"--mega-batches {count} --words {words}"
+    sizes += f" --eval-words {held_out} --valid-words {held_out}"
     vocabulary = f"--vocab-size {500 if tiny else 8000} --max-document-words 1k"
     do(f"alma data {base}/text.jsonl --out {base}/stream {sizes} {vocabulary}")
     return {"words": words}
