@@ -140,8 +140,9 @@ def like_a_gpu() -> Iterator[None]:
 
 def words(data: str, arch: str, *flags: str) -> list[str]:
     """A command line of fairseq-train at the paper's batch size and sequence length."""
-    given = f"--arch {arch} --tokens-per-sample {LENGTH} --batch-size {BATCH} --optimizer adam --lr 1e-3"
-    return [data, "--task", "alma_lm", *given.split(), "--max-update", "10", *flags]
+    model = f"--arch {arch} --tokens-per-sample {LENGTH} --batch-size {BATCH}"
+    training = "--optimizer adam --lr 1e-3 --max-update 10"
+    return [data, "--task", "alma_lm", *model.split(), *training.split(), *flags]
 
 
 class Step:
