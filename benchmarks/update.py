@@ -115,9 +115,11 @@ def plain(dim: int, updates: int) -> float:
 
 def through_fairseq(dim: int, updates: int, folder: Path, flags: str) -> float:
     """Seconds an update of fairseq-train: the median of its log's intervals but the first two."""
-    words = f"{folder} --task alma_lm --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim {dim}"
-    words += f" --decoder-attention-heads {HEADS} --moe-freq 1 --moe-expert-count {EXPERTS} --dropout 0 --cpu"
-    words += f" --tokens-per-sample {TIME} --batch-size {BATCH} --optimizer adam --lr 2e-3 --num-workers 0"
+    words = f"{folder} --task alma_lm --arch switch_gmoe_tiny --decoder-layers 2"
+    words += f" --decoder-embed-dim {dim} --decoder-attention-heads {HEADS}"
+    words += f" --moe-freq 1 --moe-expert-count {EXPERTS} --dropout 0 --cpu"
+    words += f" --tokens-per-sample {TIME} --batch-size {BATCH}"
+    words += " --optimizer adam --lr 2e-3 --num-workers 0"
     words += f" --max-update {updates} --log-interval {updates // 10} --log-format json --no-save"
     words += f" --disable-validation --save-dir {folder}/none {flags}"
     done = subprocess.run(
