@@ -1,5 +1,8 @@
-"""mkdocs hooks: the page of commands, cli.md, is the `--help` of all commands of the day of the build; search
-works in a folder without a script from the network."""
+"""mkdocs hooks: the page of commands, and search without a script from the network.
+
+The page of commands, cli.md, is the `--help` of all commands of the day of the build. Search works
+when the pages are opened from a folder.
+"""
 
 import importlib
 import os
