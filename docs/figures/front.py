@@ -10,8 +10,8 @@ import matplotlib
 from alma.report import style
 
 B = 500
-# (TFLOPs, CER); docs/results/average.md, "MNIST: averages of weights", raw weights, and the column Comp of
-# docs/results/wait.md: all learners that no other of these beats in both error and compute
+# (TFLOPs, CER); docs/results/average.md, "MNIST: averages of weights", raw weights, and the column
+# Comp of docs/results/wait.md: all learners that no other of these beats in both error and compute
 PAPER = [
     (0.07, 69.4),  # gens, 4 units, w = 10
     (0.14, 56.6),  # gens, 8 units, w = 10
@@ -21,7 +21,8 @@ PAPER = [
     (2.93, 29.4),  # ens, 32 units, w = 1
     (6.19, 25.9),  # ens, 64 units, w = 1
 ]
-# (TFLOPs, CER) by hidden units; docs/anytime.md, "Images"; 128: docs/results/average.md, "Epochs and width"
+# (TFLOPs, CER) by hidden units; docs/anytime.md, "Images"; 128: docs/results/average.md, "Epochs
+# and width"
 PRESET = {
     4: (0.007, 97.1),
     8: (0.014, 46.5),
