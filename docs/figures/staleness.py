@@ -1,10 +1,13 @@
-"""Draw docs/figures/staleness.svg: loss on older and newer text than a model's last, with and without replay.
+"""Draw docs/figures/staleness.svg: loss on older and newer text than a model's last.
+
+The model is trained with and without replay.
 
 python docs/figures/staleness.py
 
-staleness.csv has the means of three seeds over the 8 periods of git's commits (docs/time.md), in nats a
-token: the loss of a model on the period `age` after its last one, less that of the model without replay and
-of the same seed that has just trained on that period; `lowest` and `highest` are of seeds.
+staleness.csv has the means of three seeds over the 8 periods of git's commits (docs/time.md), in
+nats a token: the loss of a model on the period `age` after its last one, less that of the model
+without replay and of the same seed that has just trained on that period; `lowest` and `highest` are
+of seeds.
 """
 
 import csv
