@@ -1,4 +1,4 @@
-"""Draw docs/figures/stream.svg: a stream of mega-batches, the stages of learners that wait, and their errors.
+"""Draw docs/figures/stream.svg: a stream of mega-batches, the stages of learners, their errors.
 
 python docs/figures/stream.py
 """
@@ -51,7 +51,7 @@ def _draw_stream(axes: Any) -> None:
 
 
 def _draw_lane(axes: Any, y: float, w: int) -> None:
-    """The stages as numbered circles at the time they train; dotted while the learner waits for the first."""
+    """The stages as numbered circles at the time they train; dotted before the first one."""
     colour = COLOURS[w]
     axes.text(-0.15, y, NAMES[w], ha="right", va="center", color=colour, weight="bold")
     axes.plot([0, w], [y, y], ":", color=colour, linewidth=1.6)
