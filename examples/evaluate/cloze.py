@@ -1,7 +1,8 @@
 """Score a checkpoint on a task of choices: which continuation of a text is the most probable?
 
     alma train stream --learner sm --out run \\
-        --evaluate 'timeout 1h python examples/evaluate/cloze.py stream examples/evaluate/cloze.jsonl' -- ...
+        --evaluate \\
+        'timeout 1h python examples/evaluate/cloze.py stream examples/evaluate/cloze.jsonl' -- ...
     alma report run --metric cloze_error
 
 A line of the task is {"text": ..., "choices": [...], "answer": the place of the right one}. Several
