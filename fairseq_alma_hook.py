@@ -1,7 +1,7 @@
-"""Registers the plug-in when fairseq is imported, so that `--task alma_lm` works without `--user-dir`.
+"""Registers the plug-in when fairseq is imported: `--task alma_lm` works without `--user-dir`.
 
-fairseq has no entry points. `fairseq_alma.pth` calls `install` at every start of Python, so this module
-imports only `sys`, and processes that never import fairseq pay for one more finder.
+fairseq has no entry points. `fairseq_alma.pth` calls `install` at every start of Python, so this
+module imports only `sys`, and processes that never import fairseq pay for one more finder.
 """
 
 import sys
@@ -10,11 +10,12 @@ import sys
 class _Finder:
     """Imports the plug-in after fairseq has been executed; the other finders locate fairseq.
 
-    `fairseq.options` would be too early: at that time fairseq.tasks and fairseq.models are half imported.
+    `fairseq.options` would be too early: at that time fairseq.tasks and fairseq.models are half
+    imported.
     """
 
     def find_spec(self, name, path=None, target=None):
-        """The spec of fairseq with a loader that also imports the plug-in; None for all other modules."""
+        """The spec of fairseq with a loader that also imports the plug-in; None for all others."""
         if name != "fairseq":
             return None
         specs = (
