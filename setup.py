@@ -13,7 +13,10 @@ HERE = Path(__file__).resolve().parent
 
 
 class BuildWithPth(build_py):
-    """Adds the experiments and the .pth file: Python reads such files at site-packages' top level only."""
+    """Adds the experiments and the .pth file.
+
+    Python reads .pth files at the top level of site-packages only.
+    """
 
     def run(self) -> None:
         """Build as ever, then add them to what goes into a wheel."""
@@ -36,7 +39,9 @@ if __name__ == "__main__":
     setup(
         name="alma-macroscale",
         version="0.1.0",
-        description="Anytime learning at macroscale: learners on streams of mega-batches of text or images",
+        description=(
+            "Anytime learning at macroscale: learners on streams of mega-batches of text or images"
+        ),
         license="MIT",
         python_requires=">=3.11,<3.14",
         packages=find_packages(include=[*PACKAGES, *(f"{name}.*" for name in PACKAGES)]),
@@ -88,7 +93,7 @@ if __name__ == "__main__":
                 "accelerate>=1.1",  # of transformers.Trainer in examples/trainers
             ],
             "docs": ["mkdocs-material>=9.7"],
-            # What must be there before fairseq-fixed and fairscale can be built without build isolation.
+            # Needed before fairseq-fixed and fairscale are built without build isolation.
             "build": ["setuptools>=77", "wheel", "cython>=3", "uv>=0.5"],
         },
         cmdclass={"build_py": BuildWithPth, "editable_wheel": EditableWithPth},
