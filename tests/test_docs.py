@@ -379,16 +379,8 @@ def test_links_and_paths_of_a_page_exist(name):
 @pytest.mark.thorough
 def test_the_web_site_is_built_and_needs_no_network(tmp_path):
     pytest.importorskip("material", reason="mkdocs-material is not installed")
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "--site-dir",
-        str(tmp_path),
-    ]
+    words = "-m mkdocs build --strict --quiet --site-dir".split()
+    command = [sys.executable, *words, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for page in tmp_path.glob("*.html"):
@@ -402,9 +394,8 @@ def test_the_web_site_is_built_and_needs_no_network(tmp_path):
 
 def test_entries_of_the_log_are_short_and_in_its_table():
     entries = {path.relative_to(ROOT / "log").as_posix(): path for path in ROOT.glob("log/*/*.md")}
-    assert set(re.findall(r"^\| .*?\]\(([^)]*)\)", PAGES["log/README.md"], re.MULTILINE)) == set(
-        entries
-    )
+    rows = re.findall(r"^\| .*?\]\(([^)]*)\)", PAGES["log/README.md"], re.MULTILINE)
+    assert set(rows) == entries.keys()
     for name, path in entries.items():
         assert len(path.read_text("utf-8").splitlines()) <= 40, name
         assert "**Question.**" in path.read_text("utf-8"), name

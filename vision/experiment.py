@@ -78,7 +78,7 @@ def run(
 
     UserError: a bad setting, or `out` has another run.
     """
-    request = Request(
+    request = ImageRequest(
         stream=stream,
         learner=learner,
         out=Path(out),
@@ -103,7 +103,7 @@ def run(
 
 
 @dataclass(frozen=True)
-class Request:
+class ImageRequest:
     """A call of `run`, whose docstring explains each field."""
 
     stream: "MegaBatchStream"
@@ -146,7 +146,7 @@ class Request:
         return resolve(dataset, self.learner, self.preset, chosen, self.waiting_time)
 
 
-def execute(request: Request) -> Run:
+def execute(request: ImageRequest) -> Run:
     """Run a request, or resume it; returns the run."""
     target = device_of(request.device)
     settings = request.learner_settings()
@@ -179,7 +179,7 @@ def execute(request: Request) -> Run:
     return record
 
 
-def _config(request: Request, settings: Settings, share: float) -> dict[str, Any]:
+def _config(request: ImageRequest, settings: Settings, share: float) -> dict[str, Any]:
     """The settings that run.json records. UserError: the periods do not fit the learner or the
     run."""
     stream = request.stream
@@ -210,7 +210,7 @@ def _config(request: Request, settings: Settings, share: float) -> dict[str, Any
 
 
 def _trainer(
-    request: Request,
+    request: ImageRequest,
     stream: "MegaBatchStream",
     settings: Settings,
     schedule: Sequence[Stage],
@@ -279,7 +279,7 @@ def _complete(record: Run, stage_count: int) -> bool:
     return row["t"] < len(record.rows) and state["done"] == stage_count
 
 
-def _checked_network(request: Request, settings: Settings) -> dict[str, str]:
+def _checked_network(request: ImageRequest, settings: Settings) -> dict[str, str]:
     """What run.json records of a backbone. UserError: the network does not take the images."""
     if not settings.whole:
         return {}

@@ -24,7 +24,7 @@ DATA: tuple[str, ...] = (
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One combination of the values of a command line."""
 
     learner: str
@@ -70,7 +70,7 @@ class Point:
         return values | self.data | {"replay": self.replay, "seed": self.seed} | settings
 
 
-def points_of(section: argparse.Namespace) -> Iterator[tuple[Point, dict[str, str]]]:
+def points_of(section: argparse.Namespace) -> Iterator[tuple[SweepPoint, dict[str, str]]]:
     """Every combination of a section's values, and the settings that its learner refuses, with the
     reason of each."""
     data_names = [name for name in DATA if getattr(section, name) is not None]
@@ -95,7 +95,9 @@ def points_of(section: argparse.Namespace) -> Iterator[tuple[Point, dict[str, st
                 refused[name] = reason
             else:
                 accepted[name] = value
-        point = Point(learner, waiting_time, value_of["replay"], value_of["seed"], data, accepted)
+        point = SweepPoint(
+            learner, waiting_time, value_of["replay"], value_of["seed"], data, accepted
+        )
         yield point, refused
 
 

@@ -18,7 +18,7 @@ from vision import presets
 from vision.experiment import fitting, run
 from vision.learners import all_settings, resolve
 from vision.periods import ImageSource, check_append, check_classes, listed
-from vision.points import DATA, Point, points_of
+from vision.points import DATA, SweepPoint, points_of
 from vision.presets import Settings
 
 _OF_THE_STREAM = {*DATA} - {"preset", "replay_share", "replay_from"}
@@ -44,7 +44,7 @@ class _Combination:
     """A point that is valid, with the section that it is from and all settings of its learner."""
 
     section: argparse.Namespace
-    point: Point
+    point: SweepPoint
     settings: Settings
 
     @property
@@ -135,7 +135,7 @@ def _combinations(sections: Sequence[argparse.Namespace]) -> list[_Combination]:
     return list(combinations.values())
 
 
-def _resolved(point: Point) -> Settings:
+def _resolved(point: SweepPoint) -> Settings:
     """All settings of the learner of a point. UserError: a value of the point is out of range."""
     stages(point.megabatches, point.waiting_time)
     # A given share of 0, the baseline of a sweep, has no use for `replay_from`.
@@ -208,7 +208,7 @@ def _job(combination: _Combination, out: Path) -> SweepRun:
     )
 
 
-def _dataset(section: argparse.Namespace, point: Point) -> dict[str, Any]:
+def _dataset(section: argparse.Namespace, point: SweepPoint) -> dict[str, Any]:
     """The arguments of `data.load`. UserError: they do not fit together."""
     dataset = {
         "name": point.data["dataset"],
@@ -226,7 +226,7 @@ def _dataset(section: argparse.Namespace, point: Point) -> dict[str, Any]:
     return dataset
 
 
-def _command(section: argparse.Namespace, point: Point, out: Path) -> str:
+def _command(section: argparse.Namespace, point: SweepPoint, out: Path) -> str:
     """The command line of one run, with the values that were given for it."""
     values = point.values
     if not point.replay:

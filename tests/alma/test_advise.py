@@ -123,7 +123,7 @@ def test_only_what_comes_counts(tmp_path):
 
 @pytest.mark.parametrize("spreads", [[0.03] * 12, np.geomspace(0.01, 0.16, 12).tolist()])
 def test_equal_configurations_are_no_evidence(spreads):
-    """Of 20 reports on a dozen equal configurations 7 or fewer, with a probability of 99.9% at 13%."""
+    """Of 20 reports on a dozen equal configurations 7 or fewer, at 99.9% if 13% have evidence."""
     random, evident = np.random.default_rng(0), 0
     for _ in range(20):
         found = find_candidates(
@@ -155,7 +155,7 @@ def test_one_seed_is_no_evidence_and_says_how_many_would_settle_it(tmp_path):
 
 
 def test_a_naive_rule_that_was_better_is_named_and_not_used(tmp_path):
-    """One learner falls below the other one after t = 9 and fails at t = 20: forecasts trust the fall."""
+    """One learner is the better one from t = 9 and fails at t = 20: forecasts trust its fall."""
     image_run(tmp_path / "steady", [0.2] * B)
     image_run(tmp_path / "falls", law(0.6, 0.5, 0)[:19] + [0.9] * (B - 19), size=16)
     section = one_section(find_runs([tmp_path]))

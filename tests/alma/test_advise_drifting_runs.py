@@ -11,7 +11,7 @@ B = 8
 
 
 def drifting_runs(place, kinds=("plain", "replay", "anew"), jump=0.0):
-    """Three seeds of sm on a stream that drifts, without replay, with it, and anew; a jump from t = 6 on."""
+    """Three seeds of sm on a stream that drifts and may jump from t = 6 on, of some kinds."""
     settings = {
         "replay": {"replay_share": 0.5},
         "anew": {"replay_share": 0.5, "from_scratch": True},

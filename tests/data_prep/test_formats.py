@@ -51,11 +51,8 @@ def test_lines_that_end_with_cr_alone_are_refused(tmp_path, mode):
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "wiki_00"])
 def test_byte_order_marks_of_files_that_were_joined(tmp_path, monkeypatch, name):
     monkeypatch.setattr(compressed, "BLOCK", 2)
-    parts = {
-        "a.txt": "{}\n\n",
-        "a.jsonl": '{{"text": "{}"}}\n',
-        "wiki_00": '<doc id="1">\n{}\n</doc>\n',
-    }
+    parts = {"a.txt": "{}\n\n", "a.jsonl": '{{"text": "{}"}}\n'}
+    parts["wiki_00"] = '<doc id="1">\n{}\n</doc>\n'
     texts = ("one", "two", "\ufeffthree")
     path = tmp_path / name
     path.write_bytes("".join("\ufeff" + parts[name].format(text) for text in texts).encode())
@@ -97,19 +94,12 @@ def test_wikiextractor_json(tmp_path):
 def test_wikiextractor_that_is_broken(tmp_path):
     skip = Reader("wikiextractor", on_bad_input="skip")
     path = tmp_path / "a.txt"
-    pieces = [
-        "stray\n",
-        '<doc id="1">\nlost\n',
-        '<doc id="2">\nkept\n</doc>\n',
-        '<doc id="3">\ncut',
-    ]
+    pieces = ["stray\n", '<doc id="1">\nlost\n']
+    pieces += ['<doc id="2">\nkept\n</doc>\n', '<doc id="3">\ncut']
     path.write_text("".join(pieces))
     unclosed = "a <doc> without </doc>"
-    skips = [
-        (0, "text outside <doc> and </doc>"),
-        (6, unclosed),
-        (len("".join(pieces[:3])), unclosed),
-    ]
+    skips = [(0, "text outside <doc> and </doc>"), (6, unclosed)]
+    skips.append((len("".join(pieces[:3])), unclosed))
     assert read(path, skip) == (["kept"], skips)
     path = tmp_path / "wiki_00"
     path.write_text("neither")
@@ -389,11 +379,8 @@ def test_padding_is_that_of_the_tools(tmp_path):
             path.write_bytes(one + bytes(count))
             whole = packed == ".gz" or (packed == ".xz" and count % 4 == 0)
             assert (read(path) == (["one"], [])) == whole, (packed, count)
-        for alien in (
-            b"junk",
-            lzma.compress(b"y", lzma.FORMAT_ALONE),
-            bytes([two[0] ^ 1]) + two[1:],
-        ):
+        other_magic = bytes([two[0] ^ 1]) + two[1:]
+        for alien in (b"junk", lzma.compress(b"y", lzma.FORMAT_ALONE), other_magic):
             path.write_bytes(one + alien)
             found, skips = read(path)
             assert (found, len(skips)) == (["one"], 1)

@@ -17,14 +17,8 @@ from vision.scenarios import read_periods
 from vision.stage_trainer import StageTrainer
 
 WEEKS = {1: "ab", 2: "ab", 3: "abc", 4: "bc", 5: "abcd", 6: "abcd"}
-FAST = {
-    "arch": "mlp",
-    "hidden": 4,
-    "epochs": 3,
-    "batch_size": 8,
-    "augment": False,
-    "optimizer": "adadelta",
-}
+FAST = {"arch": "mlp", "hidden": 4, "epochs": 3, "batch_size": 8, "augment": False}
+FAST["optimizer"] = "adadelta"
 
 
 def arrive(root, *weeks, size=(5, 4)):
@@ -66,10 +60,8 @@ def test_periods_have_classes_in_order_of_appearance_and_splits_of_a_tenth(shop)
     periods = found(shop)
     assert [period.name for period in periods] == ["2026-W01", "2026-W02", "2026-W03", "2026-W04"]
     assert [period.new_classes for period in periods] == [["a", "b"], [], ["c"], []]
-    assert [[len(x) for x in period.splits.values()] for period in periods[:3:2]] == [
-        [16, 2, 2],
-        [24, 3, 3],
-    ]
+    sizes = [[len(x) for x in period.splits.values()] for period in periods[:3:2]]
+    assert sizes == [[16, 2, 2], [24, 3, 3]]
     made = stream(shop)
     for t, period in enumerate(periods, start=1):
         images = [
