@@ -100,7 +100,9 @@ def test_half_precisions_resume_bit_for_bit_while_the_loss_scale_grows(
 ):
     """The scale doubles every 3 updates; the interruption falls between two of them."""
     kind = "amp" if precision == "amp" else "fp16"
-    flags = (f"--{precision}", f"--{kind}-scale-window", "3", "--max-update", "10")
+    flags = [f"--{precision}", "--max-update", "10"]
+    if "bf16" not in precision:  # which scales no loss
+        flags += [f"--{kind}-scale-window", "3"]
     train(tmp_path / "whole", *flags)
     save = tmp_path / "interrupted"
     for update in (4, 8):
