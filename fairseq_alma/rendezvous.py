@@ -82,6 +82,7 @@ def _open(file: Path, attempt: str, host: str, processes: int) -> TCPStore:
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
+        use_libuv=False,  # whose store takes no open port before torch 2.8
     )
     store.set(_OPENED, _proof(secret, attempt, 0))
     written = {"attempt": attempt, "host": host, "port": port, "secret": secret}
