@@ -30,6 +30,8 @@ SPLITS = {"megabatch": "train", "valid": "valid", "test": "test"}
 """The split of each part of a period, by the names of parts in stream.json."""
 GROWING = ("megabatches", "periods", "megabatch_sha256")
 """Settings of a run that --append changes."""
+TRAINED = "trained_megabatches"
+"""Name in run.json of the number of mega-batches for which the run was last trained."""
 HELD_OUT = 0.1
 """Share of a period's images that is its test set, and its validation set."""
 _NEEDED = (
@@ -305,11 +307,13 @@ def check_classes(periods: Sequence[ImagePeriod], waiting_time: int, settings: S
         )
 
 
-def check_append(out: Path, periods: Sequence[ImagePeriod], append: bool) -> dict[str, Any]:
+def check_append(
+    out: Path, periods: Sequence[ImagePeriod], append: bool, only_test: bool = False
+) -> dict[str, Any]:
     """The periods for run.json of the run in `out`; its test set is that of its first command.
 
     UserError: the run was trained on others, or on fewer and `append` is not given or does not
-    help.
+    help. With `only_test` a run of fewer is fine.
     """
     names = [period.name for period in periods]
     hashes = [period.sha256 for period in periods]
@@ -320,15 +324,33 @@ def check_append(out: Path, periods: Sequence[ImagePeriod], append: bool) -> dic
     if not run.trained or "periods" not in run.config:
         return config
     pairs = list(zip(names, hashes, strict=True))
-    trained = list(zip(run.config["periods"], run.config["megabatch_sha256"], strict=True))
-    for k, pair in enumerate(trained):
+    recorded = list(zip(run.config["periods"], run.config["megabatch_sha256"], strict=True))
+    for k, pair in enumerate(recorded):
         if pairs[k : k + 1] != [pair]:
             fault = f"{pair[0]} had other images when it was trained"
             remedy = "restore them, put new ones into later periods, or choose another --out"
             raise UserError(f"{out}: {fault}: {remedy}")
-    new = names[len(trained) :]
+    if not only_test:
+        _check_new(out, run, names, append)
+    return config | {"test_periods": run.config["test_periods"]}
+
+
+def note_trained(out: Path) -> None:
+    """Record in run.json, if it is not there, how many mega-batches the run in `out` was trained
+    for: `megabatches` of its config also grows when it is only tested on later ones."""
+    if not (out / "run.json").exists():
+        return
+    run = Run.read(out)
+    if "periods" in run.config and TRAINED not in run.info:
+        run.note(**{TRAINED: run.config["megabatches"]})
+
+
+def _check_new(out: Path, run: Run, names: Sequence[str], append: bool) -> None:
+    """UserError: periods are new since the last training, and `append` is not given or does not
+    help."""
+    trained = run.info.get(TRAINED, run.config["megabatches"])
+    new = names[trained:]
     if new and not append:
         raise UserError(f"{out}: new since the last command: {', '.join(new)}: give --append")
-    if new and len(run.rows) >= len(trained):  # the last stage has begun
-        check_growth(out, len(trained), len(names), run.config["waiting_time"])
-    return config | {"test_periods": run.config["test_periods"]}
+    if new and len(run.rows_as_written) >= trained:  # the last stage has begun
+        check_growth(out, trained, len(names), run.config["waiting_time"])

@@ -225,8 +225,13 @@ def _add_periods(command_line: Parser) -> None:
     add("--group-by", metavar="COLUMN", help=text)
     text = "errors count all images, or those of classes that the model has met (default: all)"
     add("--classes", choices=("all", "known"), default="all", help=text)
-    text = "go on with runs, or a stream of --write, of fewer periods"
+    text = (
+        "go on with runs, or a stream of --write, of fewer periods: earlier models are tested on "
+        "what has arrived, then the new stages are trained"
+    )
     add("--append", action="store_true", help=text)
+    text = "test the models of the newest N earlier stages only on what has arrived (default: all)"
+    add("--test-past", type=whole_number, metavar="N", help=text)
     text = "write the stream for alma train STREAM --trainer, and train nothing"
     add("--write", type=Path, metavar="STREAM", help=text)
 
@@ -279,8 +284,11 @@ def _add_where(command_line: Parser) -> None:
     add("--list", action="store_true", help=text)
     text = "seconds between two checkpoints (default: 30)"
     add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=text)
-    text = "keep the model of every stage, for `alma predict --t` and `alma tsne`"
-    add("--save-stages", action=argparse.BooleanOptionalAction, default=False, help=text)
+    text = (
+        "keep the model of every stage, for tests on later periods, `alma predict --t` and `alma "
+        "tsne` (default: with --by)"
+    )
+    add("--save-stages", action=argparse.BooleanOptionalAction, help=text)
 
 
 def _add_settings(command_line: Parser, settings: Mapping[str, Field]) -> None:
@@ -304,6 +312,13 @@ def _waits(text: str) -> list[int | str]:
         else:
             waits += number_list(part)
     return list(dict.fromkeys(waits))
+
+
+def whole_number(text: str) -> int:
+    """Parse a number from 0 on."""
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 0 on, such as 3")
+    return int(text)
 
 
 def _part(text: str) -> tuple[int, int]:

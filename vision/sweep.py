@@ -194,6 +194,7 @@ def _job(combination: _Combination, out: Path) -> SweepRun:
         periods, _ = listed(section.source)
         check_classes(periods, point.waiting_time, combination.settings)
         options["append"] = section.append
+        options["test_past"] = section.test_past
         options["classes"] = section.classes
     return SweepRun(
         out=out,
@@ -244,6 +245,8 @@ def _command(section: argparse.Namespace, point: SweepPoint, out: Path) -> str:
     for name in ("download", "save_stages"):
         if getattr(section, name):
             words.append(flag_of(name))
+    if section.source and section.save_stages is False:
+        words.append("--no-save-stages")
     return shlex.join(["alma", "images", *words, "--out", str(out)])
 
 
@@ -316,7 +319,7 @@ def _source(section: argparse.Namespace) -> ImageSource:
 
 def _check_without_by(section: argparse.Namespace) -> None:
     """UserError: a flag needs --by."""
-    defaults = PERIODS | {"append": False, "write": None}
+    defaults = PERIODS | {"append": False, "test_past": None, "write": None}
     for name, default in defaults.items():
         if getattr(section, name) != default:
             raise UserError(f"{flag_of(name)} needs --by, such as --by week")

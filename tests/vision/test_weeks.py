@@ -282,7 +282,8 @@ def test_an_append_equals_a_stream_made_at_once_whatever_is_killed(
     assert again.results.read_bytes().startswith(before)
     whole = run(grown, name, tmp_path / "whole", **chosen)
     assert of_the_past(again) == of_the_past(whole)
-    assert [len(row["extra"]["matrix"]) for row in again.rows] == [4] * 5 + [6] * 2
+    lengths = [len(row["extra"]["matrix"]) for row in again.rows_as_written]
+    assert lengths == [4] * 5 + [6] * 2
     sizes = [len(part) for part in grown.held_out[:4]]  # the test set of the first command
     for row in again.rows:
         assert np.average(row["extra"]["matrix"][:4], weights=sizes) == pytest.approx(row["value"])
@@ -303,7 +304,7 @@ def test_waiting_rows_after_an_append_have_the_new_period_and_a_cut_stage_is_ref
         play, shop, tmp_path / "run", "gens", waiting_time=2
     )
     made = play(shop, tmp_path / "run", "gens", waiting_time=2, append=True)
-    assert [len(row["extra"]["matrix"]) for row in made.rows] == [4] * 5 + [5]
+    assert [len(row["extra"]["matrix"]) for row in made.rows_as_written] == [4] * 5 + [5]
     arrive(shop, 6)
     line = refused(play, shop, tmp_path / "run", "gens", waiting_time=2, append=True)
     assert "stage 2 was trained when the stream ended with mega-batch 5; now it would wait" in line
@@ -332,12 +333,12 @@ def test_a_model_that_waits_is_tested_on_the_periods_that_have_arrived(shop, tmp
     for week in (3, 4):
         for path in (shop / f"2026-W0{week}").rglob("*.png"):
             path.unlink()
-    short = play(shop, tmp_path / "run", "gens", waiting_time=2).rows
+    short = play(shop, tmp_path / "run", "gens", waiting_time=2).rows_as_written
     arrive(shop, 3, 4, 5, 6)
     made = play(shop, tmp_path / "run", "gens", waiting_time=2, append=True)
-    assert made.rows[:3] == short
+    assert made.rows_as_written[:3] == short
     whole = play(shop, tmp_path / "whole", "gens", waiting_time=2)
-    assert made.rows[3]["extra"]["matrix"] == whole.rows[3]["extra"]["matrix"]
+    assert made.rows_as_written[3]["extra"]["matrix"] == whole.rows[3]["extra"]["matrix"]
     assert made.rows[3]["value"] == made.rows[2]["value"]
 
 
