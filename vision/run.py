@@ -342,7 +342,7 @@ def _start_on_cluster() -> None:
         os.execv(sys.executable, words)
 
 
-def _exit_with(failed: Sequence[Exception], count: int) -> NoReturn:
+def exit_with(failed: Sequence[Exception], count: int) -> NoReturn:
     """End with the errors of those runs, of `count`, that failed."""
     message = "; ".join(dict.fromkeys(map(str, failed)))
     if count > 1:
@@ -375,9 +375,10 @@ def main() -> None:
         write_stream(jobs[0].source, options.write, options.append)
         return
     if options.dry_run:
+        from vision import late_cost
         from vision.estimate import table
 
-        print(table(jobs))
+        print(table(jobs), *late_cost.lines(jobs), sep="\n")
         return
     failed = run_all(jobs, options.jobs)
     if len(failed) < len(jobs) and not options.part:  # other parts may still run
@@ -386,7 +387,7 @@ def main() -> None:
             places = [job.out for job in jobs if job.out.exists()]
         summarise(places, options.out)
     if failed:
-        _exit_with(failed, len(jobs))
+        exit_with(failed, len(jobs))
 
 
 if __name__ == "__main__":

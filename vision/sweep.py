@@ -271,7 +271,8 @@ def check_data(jobs: Sequence[SweepRun]) -> list[str]:
         presets.check_seed(job.options["seed"])
         if job.source:
             periods, _ = listed(job.source)
-            check_append(job.out, periods, job.options["append"])
+            only_test = job.options.get("only_test", False)
+            check_append(job.out, periods, job.options["append"], only_test)
             continue
         if job.dataset["name"] == "folder":
             listing = listings[job.dataset["root"]]
