@@ -12,7 +12,7 @@ from alma.errors import UserError
 from alma.evaluations import LateEvaluation
 from alma.records import Run
 from alma.tables import as_text
-from vision.run import exit_with, parser, run_all
+from vision.run import exit_with, parser, record_arrivals, run_all
 from vision.sweep import SweepRun, check_data, jobs_of, read_sections
 
 
@@ -33,6 +33,7 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
         print(*lines(jobs), sep="\n")
         return
     before = [run.late_evaluations for run in runs]
+    record_arrivals(jobs)
     failed = run_all(jobs, options.jobs)
     for run, old in zip(runs, before, strict=True):
         new = Run.read(run.directory).late_evaluations[len(old) :]

@@ -44,10 +44,10 @@ class Holes:
         if len(self.stages) > 3:
             files += f", ... {stage_file(self.stages[-1])}"
         periods = ", ".join(sorted(self.periods))
-        lost = f"{len(self.stages)} models without a file ({files})"
-        cells = f"{self.cells} cells of the evaluation matrix stay empty ({periods})"
+        lost = f"models without a file: {len(self.stages)} ({files})"
+        cells = f"cells of the evaluation matrix that stay empty: {self.cells} ({periods})"
         remedy = "restore the files and start alma test, or train in another --out"
-        return f"{self.directory}: {lost}: {cells}: {remedy}"
+        return f"{self.directory}: {lost}; {cells}: {remedy}"
 
 
 def to_test(run: Run, megabatches: int, newest: int | None = None) -> list[ToTest]:

@@ -27,10 +27,11 @@ from alma.help_texts import DATA_ROOT, JOBS, SEEDS, SIZE
 from alma.options import add_options, names_of, options_of
 from alma.protocol import StreamOptions
 from alma.tables import as_text
-from vision import presets
+from vision import arrived, presets
 from vision.dated_stream import write_stream
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
+from vision.periods import listed
 from vision.sweep import USUAL, SweepRun, check_data, jobs_of, read_sections
 
 _EXAMPLES = """
@@ -342,6 +343,14 @@ def _start_on_cluster() -> None:
         os.execv(sys.executable, words)
 
 
+def record_arrivals(jobs: Sequence[SweepRun]) -> None:
+    """Record the images of streams by date, before runs use them: later ones are late."""
+    for source in dict.fromkeys(job.source for job in jobs if job.source):
+        if source.record:
+            periods, _ = listed(source)
+            arrived.write(source.record, periods)
+
+
 def exit_with(failed: Sequence[Exception], count: int) -> NoReturn:
     """End with the errors of those runs, of `count`, that failed."""
     message = "; ".join(dict.fromkeys(map(str, failed)))
@@ -380,6 +389,7 @@ def main() -> None:
 
         print(table(jobs), *late_cost.lines(jobs), sep="\n")
         return
+    record_arrivals(jobs)
     failed = run_all(jobs, options.jobs)
     if len(failed) < len(jobs) and not options.part:  # other parts may still run
         places = [options.out]

@@ -172,7 +172,7 @@ class StageTrainer:
     def test(self) -> tuple[float, float]:
         """Test error (a fraction) and the FLOPs of the test.
 
-        In a stream by date, the losses by image are written first. UserError: the metric is not finite.
+        In a stream by date, it writes the losses by image. UserError: the metric is not finite.
         """
         from vision.held_out import mean
 
@@ -250,4 +250,3 @@ class StageTrainer:
             "matrix_periods": self._held_out.periods,
         }
         return self.learner.details | {name: value for name, value in extra.items() if value}
-

@@ -14,10 +14,11 @@ from alma.errors import Parser, UserError
 from alma.experiments import check_nesting, folder_part, setting_text
 from alma.options import flag_of
 from alma.stages import check_share, stages
-from vision import presets
+from vision import arrived, presets
 from vision.experiment import fitting, run
+from vision.image_files import ImageSource
 from vision.learners import all_settings, resolve
-from vision.periods import ImageSource, check_append, check_classes, listed
+from vision.periods import check_append, check_classes, listed
 from vision.points import DATA, SweepPoint, points_of
 from vision.presets import Settings
 
@@ -256,11 +257,15 @@ def check_data(jobs: Sequence[SweepRun]) -> list[str]:
     UserError: images are missing, a stream does not fit them, or does not continue that of the run.
     """
     from vision import folder
+    from vision.image_sizes import resized_lines
 
     lines = []
     for source in dict.fromkeys(job.source for job in jobs if job.source):
         periods, about_files = listed(source)
         lines += [*map(str, periods), about_files]
+    keeping_size = [job.source for job in jobs if job.source and not job.dataset["image_size"]]
+    for source in dict.fromkeys(keeping_size):
+        lines += resized_lines(source)
     listings: dict[str, folder.Listing] = {}
     for job in jobs:
         if job.dataset["name"] == "folder" and not job.source:
@@ -296,6 +301,7 @@ def read_sections(parser: Parser, words: Sequence[str]) -> list[argparse.Namespa
     for section in sections:
         section.source = None
         if section.by:
+            section.out = section.out or Path("runs", "_".join(["folder", *section.learner]))
             section.source = _source(section)
             periods, _ = listed(section.source)
             section.dataset = ["folder"]
@@ -315,7 +321,8 @@ def _source(section: argparse.Namespace) -> ImageSource:
     if section.manifest and section.data_root != USUAL["data_root"]:
         relative = "paths of --manifest are relative to its folder"
         raise UserError(f"--data-root: leave it out, {relative}")
-    return ImageSource(section.data_root, section.by, section.manifest, section.group_by)
+    record = str(section.write) if section.write else arrived.record_of(section.out)
+    return ImageSource(section.data_root, section.by, section.manifest, section.group_by, record)
 
 
 def _check_without_by(section: argparse.Namespace) -> None:

@@ -1,18 +1,11 @@
 """A stream by date that grew in appends has the same record as one made in one go."""
 
-import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
-from alma.evaluations import EVALUATIONS, read_item_losses
-from alma.records import Run
-from tests.vision.conftest import ROOT, equal, numbers
+from alma.evaluations import read_item_losses
+from tests.vision.conftest import numbers
 from tests.vision.test_weeks import FAST, arrive, stream
 from vision import run
 from vision.late import to_test
