@@ -84,9 +84,10 @@ def carry(folder: Path | None) -> None:
 def pins(text: str) -> list[str]:
     """`name==version` of each package in MISSING, from requirements.txt. UserError: one has no
     pin."""
-    found = (re.match(r"([\w.-]+)==([\w.]+)", line) for line in text.splitlines())
-    pinned = {match[1]: match[2] for match in found if match}
-    if absent := [name for name in MISSING if name not in pinned]:
+    matches = (re.match(r"([\w.-]+)==([\w.]+)", line) for line in text.splitlines())
+    pinned = {match[1]: match[2] for match in matches if match}
+    absent = [name for name in MISSING if name not in pinned]
+    if absent:
         raise UserError(f"requirements.txt has no {', '.join(absent)}: `make pin` renews it")
     return [f"{name}=={pinned[name]}" for name in MISSING]
 

@@ -126,10 +126,8 @@ def test_fairseq_train_accepts_all_flags_of_full_size(benchmark, tmp_path):
         assert peer["settings"]["--decoder-ffn-embed-dim"] == 4 * dim
     flops = Shape(6, 512, 2048, 50_264, 512, 8, 2).training_flops(1)
     assert flops == pytest.approx(45.7e9 * 3 / 512, rel=0.01)  # the paper's base model
-    assert (
-        resolve([str(tmp_path), "--task", "alma_lm", *language.BASE.split()])["arch"]
-        == "switch_gmoe_base"
-    )
+    words = [str(tmp_path), "--task", "alma_lm", *benchmark("gpu.stream").BASE.split()]
+    assert resolve(words)["arch"] == "switch_gmoe_base"
 
 
 @pytest.mark.thorough
