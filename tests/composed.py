@@ -1,4 +1,5 @@
-"""fairseq's configurations as hydra composes them, for forked children: what the parent composed is there.
+"""fairseq's configurations as hydra composes them, for forked children:
+what the parent composed is there.
 
 Hydra needs half a second for each, as long as a small training.
 """

@@ -40,7 +40,8 @@ MODULES = (
 
 
 def calls(*lines: str, stubs: Path) -> list[tuple[int, str, str]]:
-    """Exit code, stdout and stderr of each `python -m LINE`, where the import of a heavy package fails."""
+    """Exit code, stdout and stderr of each `python -m LINE`,
+    where the import of a heavy package fails."""
     for name in HEAVY:
         (stubs / f"{name}.py").write_text(f"raise SystemExit('{name} is imported')")
     environment = os.environ | {"PYTHONPATH": f"{stubs}{os.pathsep}{ROOT}"}

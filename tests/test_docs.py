@@ -1,7 +1,8 @@
-"""README.md, CONTRIBUTING.md and docs/: their commands, links, paths and tables of keys and flags are true.
+"""README.md, CONTRIBUTING.md and docs/: their commands, links,
+paths and tables of keys and flags are true.
 
-Every line of a ```bash block is parsed by the program that it calls. Blocks after the line `<!-- run -->` are
-executed, those of a page one after the other in an empty directory.
+Every line of a ```bash block is parsed by the program that it calls. Blocks after the line `<!--
+run -->` are executed, those of a page one after the other in an empty directory.
 """
 
 import ast
@@ -180,7 +181,8 @@ def test_fairseq_accepts_its_commands(program):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name, text in PAGES.items() if "<!-- run -->" in text])
 def test_marked_blocks_run(name, tmp_path, child):
-    """In forked children, which have imported torch; a training takes one epoch, a sweep one seed."""
+    """In forked children, which have imported torch; a training takes one epoch, a sweep one
+    seed."""
 
     def run(kind: str, words: Words, text: str) -> None:
         os.chdir(tmp_path)
@@ -227,7 +229,8 @@ def test_tables_of_learners_are_complete(name):
 
 
 def documented(heading: str) -> dict[str, tuple[str, set[str]]]:
-    """Keys in a table of docs/outputs.md: their type, and all names in backticks in the row's last cell."""
+    """Keys in a table of docs/outputs.md: their type,
+    and all names in backticks in the row's last cell."""
     rows = [line.strip("|").split("|") for line in section("docs/outputs.md", heading).splitlines()]
     keys = [
         (key, cells) for cells in rows for key in re.findall(r"`(\w+)`", cells[0]) if len(cells) > 1
@@ -241,7 +244,8 @@ def documented(heading: str) -> dict[str, tuple[str, set[str]]]:
 def assert_described(
     objects: Iterable[dict[str, Any]], *headings: str, unseen: Iterable[str] = ()
 ) -> None:
-    """The keys of the objects are exactly those of the tables, except `unseen`, with the types there."""
+    """The keys of the objects are exactly those of the tables, except `unseen`,
+    with the types there."""
     tables = {key: entry for heading in headings for key, entry in documented(heading).items()}
     seen = set()
     for key, value in (item for each in objects for item in each.items()):
@@ -327,7 +331,8 @@ def test_documented_keys_of_text_runs():
     }
     row = measured_fields(measured, [True])
     extra = documented("extra, text")
-    # with --average or --cutoff, if the stream drifts, if another run of the launch has the same training
+    # with --average or --cutoff, if the stream drifts,
+    # if another run of the launch has the same training
     at_times = {
         "raw",
         "matrix",

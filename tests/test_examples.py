@@ -1,4 +1,5 @@
-"""Every example runs. fairseq's trainings are stand-ins (tests/slurm/fake), but for the test marked slow."""
+"""Every example runs. fairseq's trainings are stand-ins (tests/slurm/fake),
+but for the test marked slow."""
 
 import json
 import os
@@ -27,7 +28,8 @@ nbformat.write(notebook, sys.argv[2])
 
 
 def environment(folder: Path, *first: Path) -> dict[str, str]:
-    """In which `alma` is this tree's, whatever is installed; modules come from `first` if they are there."""
+    """In which `alma` is this tree's, whatever is installed;
+    modules come from `first` if they are there."""
     program = folder / "bin/alma"
     program.parent.mkdir(exist_ok=True)
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m alma "$@"\n')
@@ -50,7 +52,8 @@ def executed(folder: Path, *first: Path) -> list[dict]:
 
 
 def check(cells: list[dict], folder: Path) -> None:
-    """The digits are learnt, the ensemble beats its member, a figure is shown, and text has all its rows."""
+    """The digits are learnt, the ensemble beats its member, a figure is shown,
+    and text has all its rows."""
     out = folder / "notebook_out"
     last = {name: Run.read(out / name).rows[-1]["value"] for name in ("sm", "ens", "gmoe", "sm_w5")}
     assert max(last.values()) < 0.25

@@ -23,7 +23,8 @@ ARROWS = {
     "slurm.vision": ("alma", "slurm.engine", "slurm.vision"),
     "vision": ("alma", "alma.report", "vision"),
 }
-"""What each wing may import of this repository; the modules of the longest name that fits are a wing."""
+"""What each wing may import of this repository;
+the modules of the longest name that fits are a wing."""
 FORBIDDEN = {
     "alma": {"torch", "fairseq", "matplotlib"},
     "slurm": {"torch", "fairseq"},
@@ -123,7 +124,8 @@ def circle(arrows: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_two_modules_or_packages_import_each_other():
-    """Late imports count too. A package may import those that contain it, and a wing its packages."""
+    """Late imports count too. A package may import those that contain it, and a wing its
+    packages."""
     modules = {module_of(path): path for path in sources(*PACKAGES)}
     arrows = {
         module: set(imports(path)) & modules.keys() - {module} for module, path in modules.items()

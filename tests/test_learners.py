@@ -1,4 +1,5 @@
-"""Every learner on real text, from the launcher's plan to the paper's tables, and interrupted in between.
+"""Every learner on real text, from the launcher's plan to the paper's tables,
+and interrupted in between.
 
 The launcher runs in this process and its children are forked, so that fairseq is imported once.
 """

@@ -40,7 +40,8 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A site-packages directory with the hook and the minimal fairseq, used by every `python(…, site)`."""
+    """A site-packages directory with the hook and the minimal fairseq,
+    used by every `python(…, site)`."""
     for name in (PTH, "fairseq_alma_hook.py"):
         shutil.copy2(ROOT / name, tmp_path)
     for name, text in FAIRSEQ.items():
@@ -134,8 +135,8 @@ def test_processes_without_fairseq_import_only_the_hook() -> None:
 
 
 def test_importing_fairseq_replaces_nothing_and_a_command_installs_the_hooks_once(tmp_path) -> None:
-    """Handlers of signals only for our task: they would keep another training from ending. --user-dir names
-    task and arch too; without it: tests/test_chain.py."""
+    """Handlers of signals only for our task: they would keep another training from ending.
+    --user-dir names task and arch too; without it: tests/test_chain.py."""
     words = f"{tmp_path} --user-dir {ROOT}/fairseq_alma --task alma_lm --arch switch_gmoe --cpu --max-tokens 512"
     done = python(
         "import signal, sys, fairseq, fairseq.trainer\n"

@@ -33,7 +33,8 @@ def law(level, exponent, offset, noise=0.0, seed=0, count=B):
 
 
 def losses(law, seeds=1, count=8, models=None):
-    """Losses of the models of some periods, or all: law(u, p, seed) is that of the model of u on period p."""
+    """Losses of the models of some periods, or all:
+    law(u, p, seed) is that of the model of u on period p."""
     at, models = range(1, count + 1), models or range(1, count + 1)
     made = tuple(tuple(tuple(law(u, p, s) for p in at) for u in models) for s in range(seeds))
     return Losses("made up", tuple(models), tuple(at), made)
@@ -42,8 +43,8 @@ def losses(law, seeds=1, count=8, models=None):
 def write_run(directory, values, config, rows, metric, parameters, flops, extra=None):
     """A run with `values` of the metric at t = 0..B, or its first `rows` rows.
 
-    `flops` is a function of a stage; `parameters` and `extra` are constant, or functions of (t, stage), where
-    the stage is None while the learner is untrained.
+    `flops` is a function of a stage; `parameters` and `extra` are constant,
+    or functions of (t, stage), where the stage is None while the learner is untrained.
     """
     megabatches = len(values) - 1
     config = {"learner": "sm", "waiting_time": 1, "replay": False, "seed": 0} | config
@@ -82,7 +83,8 @@ def make_run(
     valid=None,
     **config,
 ):
-    """A run with `values` of the metric and `experts` at t = 0..B, and `valid` scores of trained models."""
+    """A run with `values` of the metric and `experts` at t = 0..B,
+    and `valid` scores of trained models."""
 
     def extra(t, stage):
         known = {"experts": experts[t]} if experts else {}
@@ -128,10 +130,11 @@ def with_info(run, **info):
 def lm_run(
     directory, values, learner="sm", w=1, experts=4, members=None, millions=64, rows=None, **config
 ):
-    """A language-model run of B = len(values) mega-batches: perplexity 5e4 while untrained, then values[t-1].
+    """A language-model run of B = len(values) mega-batches:
+    perplexity 5e4 while untrained, then values[t-1].
 
-    `experts`, `members` (None: a single model) and `millions` of parameters are numbers, or lists over
-    t = 1..B; a stage costs `flops`. Perplexity per word is twice the perplexity.
+    `experts`, `members` (None: a single model) and `millions` of parameters are numbers,
+    or lists over t = 1..B; a stage costs `flops`. Perplexity per word is twice the perplexity.
     """
     flops = config.pop("flops", 1e15)
     lists = {
@@ -182,7 +185,8 @@ def image_run(directory, trained, w=1, size=8, seed=0, rows=None, **config):
 
 
 def averaged(run, factor):
-    """Make the metric of a run the raw one; that of the averaged weights is `factor` times as large."""
+    """Make the metric of a run the raw one; that of the averaged weights is `factor` times as
+    large."""
 
     def edit(row):
         if row["stage"] is not None:
@@ -193,7 +197,8 @@ def averaged(run, factor):
 
 
 def drifting(run, cell, experts=None):
-    """Add an evaluation matrix to a run: cell(t, j) on the held-out part of mega-batch j; untrained, t = 0.
+    """Add an evaluation matrix to a run: cell(t, j) on the held-out part of mega-batch j;
+    untrained, t = 0.
 
     `experts`, too, is a function of (t, j): the shares of the experts by layer.
     """
@@ -268,7 +273,8 @@ def run_here(main, arguments, cwd=ROOT):
 
 
 def call_advise(*arguments):
-    """Run `alma advise` in this process; if it ends with --out, `record` is what it wrote there as JSON."""
+    """Run `alma advise` in this process; if it ends with --out,
+    `record` is what it wrote there as JSON."""
     done = run_here(advise_main, arguments)
     if arguments[-2:-1] == ("--out",):
         (file,) = Path(arguments[-1]).glob("*.json")

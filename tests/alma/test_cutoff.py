@@ -40,7 +40,8 @@ def test_what_is_no_date_is_refused(text):
 
 
 def made(folder, seen):
-    """A run whose loss grows by 0.1 a period ahead; on periods that may be `seen` it falls with training."""
+    """A run whose loss grows by 0.1 a period ahead;
+    on periods that may be `seen` it falls with training."""
     run = drifting(
         lm_run(folder, [30.0] * 6, cutoff="2021-06"),
         lambda t, j: math.exp(2 + 0.1 * max(j - t, 0) - (j <= 2) * t),

@@ -75,7 +75,8 @@ def test_one_row_per_megabatch_and_one_test_per_model(tmp_path_factory, data):
 
 @pytest.mark.parametrize("rows_kept", [4, 5, 6])
 def test_a_resumed_learner_completes_the_rows(tmp_path, rows_kept):
-    """Existing rows, up to any t at or after the checkpoint's stage, are kept; the others are appended."""
+    """Existing rows, up to any t at or after the checkpoint's stage, are kept;
+    the others are appended."""
     whole, schedule = start(tmp_path / "whole", 7, 2)
     environment.play(whole, learner := Fake(), schedule, learner.test)
     part, _ = start(tmp_path / "part", 7, 2)

@@ -88,7 +88,8 @@ HOLD += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.re
 
 
 def hold(directory: Path) -> subprocess.Popen[str]:
-    """Start a process that locks the directory until its stdin is closed; returns once it holds the lock."""
+    """Start a process that locks the directory until its stdin is closed;
+    returns once it holds the lock."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(directory)],
         stdin=subprocess.PIPE,

@@ -10,7 +10,8 @@ from alma import metrics
 
 
 def test_sums_over_the_stream():
-    """CER leaves out the untrained error; memory and compute count t = 0, memory without rounding."""
+    """CER leaves out the untrained error; memory and compute count t = 0, memory without
+    rounding."""
     assert metrics.cumulative_error_rate({0: 0.9, 1: 0.5, 2: 0.25}) == 0.75
     assert metrics.cumulative_memory({0: 2**60 + 1, 1: 2**60}) == 2**61 + 1
     assert metrics.cumulative_compute({0: 1.0, 1: 0.0, 2: 4e20}) == 4e20 + 1

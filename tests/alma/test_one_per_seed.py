@@ -1,4 +1,5 @@
-"""A run counts once in everything that reads records: copies, one seed in several folders, seeds that run."""
+"""A run counts once in everything that reads records:
+copies, one seed in several folders, seeds that run."""
 
 import os
 import shutil
@@ -191,7 +192,8 @@ def test_linked_folders_count_once_and_links_in_a_circle_end(tmp_path):
 
 
 def test_a_copy_does_not_change_a_choice_by_validation(tmp_path):
-    """Seeds of the first have 40 and 20%: with two copies of the worse one it would not be chosen."""
+    """Seeds of the first have 40 and 20%: with two copies of the worse one it would not be
+    chosen."""
     for name, hidden, seed, valid in (("a", 8, 0, 0.4), ("b", 8, 1, 0.2), ("c", 16, 0, 0.32)):
         run = image_run(tmp_path / name, [0.5, 0.4], hidden=hidden, seed=seed)
         edited(run, lambda row, v=valid: row["extra"].update(valid={"error": v}))

@@ -1,4 +1,5 @@
-"""Runs with an average of weights: reports show them and their raw weights, and count no seed twice."""
+"""Runs with an average of weights: reports show them and their raw weights,
+and count no seed twice."""
 
 import pytest
 from matplotlib.colors import to_hex

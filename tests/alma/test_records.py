@@ -85,7 +85,8 @@ def test_another_config_is_refused_with_both_values(tmp_path):
 
 
 def test_an_untrained_run_with_another_config_is_replaced(tmp_path):
-    """Measurements of its untrained model are removed, logs are kept. A checkpoint counts as training."""
+    """Measurements of its untrained model are removed, logs are kept.
+    A checkpoint counts as training."""
     before = Run.open(tmp_path, CONFIG)
     before.append(row(0))
     for name in ("untrained.json", "untrained.log"):
@@ -119,7 +120,8 @@ def finished(tmp_path_factory):
 @given(cut=st.integers(0, 700))
 @settings(max_examples=30, deadline=None)
 def test_complete_rows_survive_a_cut_anywhere(finished, cut):
-    """An incomplete last line is ignored by readers, which change nothing, and removed on opening."""
+    """An incomplete last line is ignored by readers, which change nothing, and removed on
+    opening."""
     run, content = finished
     assert len(content) < 700
     run.results.write_bytes(content[:cut])

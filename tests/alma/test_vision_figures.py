@@ -125,7 +125,8 @@ def test_error_over_time_is_dotted_while_untrained_and_has_a_band(tmp_path):
 
 
 def test_two_learners_share_a_panel_that_marks_where_waiting_wins(tmp_path):
-    """Figure 3: at t = 2 w = 2 has the lowest error, at t = 4 w = 4; at t = 1 and 3 nothing beats w = 1."""
+    """Figure 3: at t = 2 w = 2 has the lowest error, at t = 4 w = 4;
+    at t = 1 and 3 nothing beats w = 1."""
     for size in (4, 16):
         for learner in ("sm", "ens", "gens"):
             for w, errors in (
@@ -193,7 +194,8 @@ def test_replay_pairs_differ_in_nothing_else(grid, tmp_path):
     assert all(not plain.config["replay"] and again.config["replay"] for plain, again in pairs)
     figure = costs.replay_at_one_wait(results_of(grid))[""]
     (axes,) = panels(figure)
-    # Stages train on 2 and 2 mega-batches without replay, on 2 and 4 with it. The error at t = 1 is .9.
+    # Stages train on 2 and 2 mega-batches without replay, on 2 and 4 with it.
+    # The error at t = 1 is .9.
     line = [(4, pytest.approx(0.9 + 0.4 + 0.3 + 0.25)), (6, pytest.approx(0.9 + 0.2 + 0.2 + 0.1))]
     assert drawn(axes, colour_of("sm"))[0] == line
     marks = [line for line in axes.lines if line.get_marker() == "o"]
@@ -253,7 +255,8 @@ def test_ablation_compares_routers_that_differ_in_nothing_else(grid, tmp_path):
 
 
 def test_ablation_has_an_ensemble_of_mixtures_and_never_a_single_network(tmp_path):
-    """Section 5.2 of the draft: "an ensemble of fixed MoEs ... trained independently on each mega-batch"."""
+    """Section 5.2 of the draft: "an ensemble of fixed MoEs ... trained independently on each
+    mega-batch"."""
     for router in ("tree", "flat"):
         image_run(tmp_path / router, [0.3, 0.3], learner="gmoe", router=router, experts=2)
     image_run(tmp_path / "sm", [0.5, 0.4])

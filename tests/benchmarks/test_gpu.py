@@ -1,4 +1,5 @@
-"""The commands for a machine with a GPU, at tiny sizes on a CPU; where there is one, they use it."""
+"""The commands for a machine with a GPU, at tiny sizes on a CPU; where there is one, they use
+it."""
 
 import json
 import os
@@ -43,7 +44,8 @@ def server():
 
 @pytest.fixture
 def step(benchmark, server, monkeypatch, tmp_path, capsys):
-    """`step(name)` runs a step at tiny sizes, with forks in place of processes; returns its rows."""
+    """`step(name)` runs a step at tiny sizes, with forks in place of processes; returns its
+    rows."""
     gpu, process = benchmark("gpu"), benchmark("gpu.process")
 
     def start(words, **options):
@@ -105,8 +107,8 @@ def test_training_is_measured_beside_transformer_lm(step):
 
 
 def test_fairseq_train_accepts_all_flags_of_full_size(benchmark, tmp_path):
-    """Each fits a GPU with 80 GB, by the estimate that the step compares with the peak; the active sizes of
-    both models are equal."""
+    """Each fits a GPU with 80 GB, by the estimate that the step compares with the peak;
+    the active sizes of both models are equal."""
     from alma.flops import Shape
     from benchmarks.training_memory import estimated
     from fairseq_alma.check import resolve
@@ -247,7 +249,8 @@ args = SimpleNamespace(cases=cases)
 
 
 def test_a_step_costs_the_others_nothing(benchmark, tmp_path, monkeypatch, capfd):
-    """One hangs, one crashes, one prints garbage, one leaves a process; `again` runs what has no result."""
+    """One hangs, one crashes, one prints garbage, one leaves a process;
+    `again` runs what has no result."""
     gpu = benchmark("gpu")
     monkeypatch.chdir(tmp_path)
     scripts = {name: SCRIPT + code for name, code in STEPS.items()}

@@ -1,8 +1,9 @@
 """Broken input, and whether each command survives it.
 
-A case takes sound inputs, which the product has made, damages one file and runs a command on them. Right is a
-result, or one line `error: ...` that names the file, and exit code 2, within limits of memory, disk and time;
-damage that a check sum shows gives no other result. Input is never executed, and no other file changes.
+A case takes sound inputs, which the product has made, damages one file and runs a command on them.
+Right is a result, or one line `error: ...` that names the file, and exit code 2, within limits of
+memory, disk and time; damage that a check sum shows gives no other result. Input is never executed,
+and no other file changes.
 """
 
 import fnmatch
@@ -134,7 +135,8 @@ class Cases:
         )
 
     def _problem(self, scenario: Scenario, kind: str, path: Path, ended: judge.Ended) -> str:
-        """What is wrong with the end of a command, or with its result from a damaged file; "": nothing."""
+        """What is wrong with the end of a command, or with its result from a damaged file;
+        "": nothing."""
         undamaged, expected = self.baselines[scenario.words]
         names = [
             path.name,

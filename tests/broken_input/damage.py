@@ -1,5 +1,5 @@
-"""Kinds of damage to a file: functions (draw, path, place) that rewrite it, or return False if they do not
-apply to it. `draw` is Hypothesis's, `place` the folder of the case."""
+"""Kinds of damage to a file: functions (draw, path, place) that rewrite it, or return False if they
+do not apply to it. `draw` is Hypothesis's, `place` the folder of the case."""
 
 import bz2
 import gzip

@@ -71,7 +71,8 @@ def run(
     stdin: str = os.devnull,
     limited: bool = True,
 ) -> Ended:
-    """Call `function` in a forked child, in `folder`; its output goes to LOG.out and LOG.err for a while."""
+    """Call `function` in a forked child, in `folder`;
+    its output goes to LOG.out and LOG.err for a while."""
 
     def inside() -> None:
         os.chdir(folder)
@@ -123,8 +124,9 @@ def problem(
 ) -> str:
     """What is wrong with how a command ended; "": nothing.
 
-    An error must be one line `error: ...` on stderr with one of `names`. `several`: lines on stdout may come
-    before it. `codes`: further exit codes that are right. `sound`: the end of the undamaged case.
+    An error must be one line `error: ...` on stderr with one of `names`. `several`: lines on stdout
+    may come before it. `codes`: further exit codes that are right. `sound`: the end of the
+    undamaged case.
     """
     text = ended.out + ended.err
     last = next((line for line in reversed(text.splitlines()) if line.strip()), "")

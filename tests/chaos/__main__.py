@@ -1,8 +1,9 @@
-"""`python -m tests.chaos TOOL`: commands under random faults give the results of an undisturbed run.
+"""`python -m tests.chaos TOOL`: commands under random faults give the results of an undisturbed
+run.
 
-A run draws the settings of a tool and runs its commands undisturbed. Then it runs them again, from the
-start, and disturbs them: signals to the process, its group or a child, the same command started a second
-time. It repeats each command until it succeeds. Right is: the same results, no process and
+A run draws the settings of a tool and runs its commands undisturbed. Then it runs them again, from
+the start, and disturbs them: signals to the process, its group or a child, the same command started
+a second time. It repeats each command until it succeeds. Right is: the same results, no process and
 no file left over, nothing finished done again, each error one line, an end soon after Ctrl-C.
 """
 
@@ -46,7 +47,8 @@ class Runs:
         adopt()
 
     def run(self, rng: Random) -> Report:
-        """Settings and faults are those that `rng` draws; the moments differ a little from time to time."""
+        """Settings and faults are those that `rng` draws;
+        the moments differ a little from time to time."""
         workload = WORKLOADS[self.tool](rng)
         report = Report("; ".join(workload.commands))
         try:

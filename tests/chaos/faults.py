@@ -24,7 +24,8 @@ FAULTS = (*SIGNALS, "second launch")
 
 
 class EndOfCommand(NamedTuple):
-    """How a command ended: exit code, what it printed, its time, changes of files, processes left."""
+    """How a command ended: exit code, what it printed, its time, changes of files, processes
+    left."""
 
     code: int
     text: str
@@ -81,7 +82,8 @@ class RunningCommand:
                 os.kill(pid, number)
 
     def reach(self, events: int, seconds: float) -> bool:
-        """Wait for so many changes of files, then so many seconds; False: the command has ended before."""
+        """Wait for so many changes of files, then so many seconds; False:
+        the command has ended before."""
         while self.process.poll() is None and self.events < events:
             self._look()
         deadline = time.monotonic() + seconds
@@ -101,7 +103,8 @@ class RunningCommand:
             )
 
     def end(self, alone: bool = True) -> EndOfCommand:
-        """Wait for the end of the command, and GRACE for that of its processes, if it is `alone`."""
+        """Wait for the end of the command, and GRACE for that of its processes, if it is
+        `alone`."""
         self.reach(sys.maxsize, 0)
         seconds = time.monotonic() - self.began
         deadline = time.monotonic() + GRACE

@@ -33,7 +33,8 @@ class Workload(NamedTuple):
     needs: tuple[str, ...]
     """Inputs of `broken_input.sound.MAKERS`, copied to the same names."""
     result: Callable[[Path], Mapping[str, object]]
-    """What must not depend on faults, by file; a file that matters by its name alone has the value None."""
+    """What must not depend on faults, by file;
+    a file that matters by its name alone has the value None."""
 
 
 def data_prep(rng: Random) -> Workload:

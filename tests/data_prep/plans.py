@@ -39,10 +39,11 @@ def plan_of(
     range_documents: int = 1 << 20,
     run_documents: int = 1 << 18,
 ) -> tuple[np.ndarray, CorpusPlan]:
-    """Run the stages from sort to plan; (records,) the split of each record or LEFT_OUT, and the plan.
+    """Run the stages from sort to plan; (records,) the split of each record or LEFT_OUT,
+    and the plan.
 
-    The split is that of the bucket that the shuffle puts the document in. `known`: records of documents that
-    the stream has.
+    The split is that of the bucket that the shuffle puts the document in. `known`:
+    records of documents that the stream has.
     """
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
         patch.setattr(ranges, "RANGE_DOCUMENTS", range_documents)
@@ -80,7 +81,8 @@ def build_to_plan(
 def write_scans(
     directory: Path, records: np.ndarray, sources: tuple[str, ...], shards: int
 ) -> tuple[Workspace, list[np.ndarray]]:
-    """Write the records as the scan of `shards` shards; the workspace, and the records of each shard."""
+    """Write the records as the scan of `shards` shards;
+    the workspace, and the records of each shard."""
     space = Workspace(directory, 0, Reader(), sources)
     pieces = np.array_split(records, shards)
     for shard, piece in enumerate(pieces):

@@ -14,7 +14,8 @@ TOKENS = 60
 def write_part(
     out: Path, name: str, documents: list[list[list[int]]], sources: dict[str, int], first: int
 ):
-    """Documents are lists of lines of ids. Keys begin at `first` and ascend, except those of valid."""
+    """Documents are lists of lines of ids. Keys begin at `first` and ascend, except those of
+    valid."""
     prefix = f"{name}/train" if name.startswith("megabatch") else name
     (out / prefix).parent.mkdir(parents=True, exist_ok=True)
     items = [item for document in documents for item in [*([*line, 2] for line in document), [2]]]
@@ -66,7 +67,8 @@ def random_documents(
 
 
 def bless(out: Path, **changes: object) -> None:
-    """Update the checksums in stream.json, as a faulty writer would; `changes` go to megabatch_00."""
+    """Update the checksums in stream.json, as a faulty writer would; `changes` go to
+    megabatch_00."""
     stream = Stream.load(out)
 
     def measured(files):

@@ -36,7 +36,8 @@ def slow(held_out: list[str], training: list[str]) -> tuple[float, float]:
 
 
 def test_known_shares(tmp_path, inspected):
-    """Of 10 n-grams of valid, 3 are in training, across lines but not documents; the tests are 1 of 2."""
+    """Of 10 n-grams of valid, 3 are in training, across lines but not documents;
+    the tests are 1 of 2."""
     line = list(range(4, 24))
     train = [[line[:7], line[7:10]], [line[10:17]], [line[17:20]]]
     valid = [[line[:17]], [line[:7]]]  # the second has no n-gram
@@ -52,7 +53,8 @@ def test_known_shares(tmp_path, inspected):
 
 @pytest.fixture
 def overlapping(tmp_path):
-    """Three sources, without rare characters; documents of a later one repeat lines of the earlier."""
+    """Three sources, without rare characters; documents of a later one repeat lines of the
+    earlier."""
     letters = str.maketrans("0123456789x", "bdfgklmnprs")
     new = [[text.translate(letters) for text in make_documents(seed, 60, 12)] for seed in (1, 2, 3)]
     for number, name in enumerate("abc"):

@@ -156,7 +156,8 @@ def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_pat
 
 
 def test_killed_anywhere_and_run_again(news, dated, prepare, tmp_path, monkeypatch):
-    """All stages: dates, bands, keys and those of every stream; at any moment it is a stream or none."""
+    """All stages: dates, bands, keys and those of every stream;
+    at any moment it is a stream or none."""
     monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
     monkeypatch.setattr(plan, "BUCKET_BYTES", 6000)
     early = write_dated(tmp_path / "early.jsonl", [each for each in news if each[0] < "2023"])

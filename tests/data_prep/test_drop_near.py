@@ -1,4 +1,5 @@
-"""--near-duplicates drop: what it drops does not depend on files, workers, restarts or later data."""
+"""--near-duplicates drop: what it drops does not depend on files, workers, restarts or later
+data."""
 
 from alma.stream import Stream
 
@@ -11,7 +12,8 @@ APPEND = dict.fromkeys(ORDERED | DROP)
 
 
 def held(out) -> list[list[str]]:
-    """The documents of all parts: of an i.i.d. stream in one list, of an ordered one by mega-batch."""
+    """The documents of all parts: of an i.i.d. stream in one list, of an ordered one by
+    mega-batch."""
     stream = Stream.load(out)
     if not stream.ordered:
         return [[text for part in stream.parts for text in texts(out, part.prefix)]]
@@ -20,7 +22,8 @@ def held(out) -> list[list[str]]:
 
 
 def survivors(out) -> list[float]:
-    """For each document its highest similarity to another of its mega-batch or of an earlier one."""
+    """For each document its highest similarity to another of its mega-batch or of an earlier
+    one."""
     before: list[str] = []
     found = []
     for batch in held(out):

@@ -368,7 +368,8 @@ def test_an_error_stays_one(tmp_path):
 
 
 def test_padding_is_that_of_the_tools(tmp_path):
-    """Zeros: any number ends a .gz, multiples of four are anywhere in an .xz, and none in the others."""
+    """Zeros: any number ends a .gz, multiples of four are anywhere in an .xz,
+    and none in the others."""
     for packed in TOOLS:
         one, two = (PACKERS[packed](text) for text in (b"one\n\n", b"two"))
         path = tmp_path / f"a.txt{packed}"

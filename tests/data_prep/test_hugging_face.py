@@ -1,4 +1,5 @@
-"""The ids of a Hugging Face folder are those of the library tokenizers, and give back every document."""
+"""The ids of a Hugging Face folder are those of the library tokenizers,
+and give back every document."""
 
 import json
 import struct

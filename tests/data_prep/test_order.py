@@ -135,7 +135,8 @@ def test_a_document_belongs_to_the_first_megabatch_that_has_it(corpus):
 @given(corpora())
 @settings(max_examples=12, deadline=None)
 def test_the_mixed_parts_are_nearest_to_their_share(corpus):
-    """Counted from the documents that the held-out part has, not from the words that were asked for."""
+    """Counted from the documents that the held-out part has,
+    not from the words that were asked for."""
     records, splits = corpus
     found = parts_of(records, splits)
     words = dict(zip(records["low"].tolist(), records["words"].tolist(), strict=True))

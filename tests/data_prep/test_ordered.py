@@ -26,7 +26,8 @@ APPEND = dict.fromkeys(SIZES)
 
 @pytest.fixture
 def years(tmp_path) -> Path:
-    """2023.txt, 2024.txt, books.txt and 2025.txt; each repeats documents of those before and its own."""
+    """2023.txt, 2024.txt, books.txt and 2025.txt;
+    each repeats documents of those before and its own."""
     folder = tmp_path / "years"
     folder.mkdir()
     old: list[str] = []

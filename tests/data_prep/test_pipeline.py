@@ -166,7 +166,8 @@ __main__.main()
 
 
 def relaunch(*line: str, between: Callable[[], object] = bool) -> None:
-    """Run the command, killed after a few renames, until it ends; calls `between` after each run."""
+    """Run the command, killed after a few renames, until it ends; calls `between` after each
+    run."""
     codes = []
     while not codes or codes[-1]:
         assert len(codes) < 25, "no progress between kills"

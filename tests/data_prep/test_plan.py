@@ -1,4 +1,5 @@
-"""The plan: each document in one split, cuts within half a document of their targets, no duplicates."""
+"""The plan: each document in one split, cuts within half a document of their targets,
+no duplicates."""
 
 import tracemalloc
 
@@ -41,7 +42,8 @@ def corpora(draw):
 
 
 def documents_of(records, split):
-    """The distinct documents in hash order: (indices of the copy that is in a split, or of any; splits)."""
+    """The distinct documents in hash order: (indices of the copy that is in a split, or of any;
+    splits)."""
     order = in_hash_order(records)
     keys = np.stack([records["high"][order], records["low"][order]], 1).astype(np.uint64)
     groups = np.split(order, 1 + np.flatnonzero((keys[1:] != keys[:-1]).any(1)))

@@ -1,4 +1,5 @@
-"""Bad input gives one line on stderr and exit code 2, before anything is written; all problems at once."""
+"""Bad input gives one line on stderr and exit code 2, before anything is written;
+all problems at once."""
 
 import gzip
 import json

@@ -1,4 +1,5 @@
-"""The list of stages: each reads the files of the stages that it names, and writes those that it names."""
+"""The list of stages: each reads the files of the stages that it names,
+and writes those that it names."""
 
 from collections import defaultdict
 

@@ -40,7 +40,8 @@ def long_documents(seed: int, number: int) -> list[str]:
 
 @pytest.fixture
 def corpus(tmp_path) -> Path:
-    """a.txt, b.txt and c.txt of about 4,700 words each; each repeats documents of the one before."""
+    """a.txt, b.txt and c.txt of about 4,700 words each; each repeats documents of the one
+    before."""
     folder = tmp_path / "long"
     folder.mkdir()
     old: list[str] = []
@@ -61,7 +62,8 @@ def names_in(out: Path, prefixes: Iterable[str]) -> set[str]:
 
 
 def assert_whole(out: Path) -> Stream:
-    """No document is in two parts but the mixed ones, and pieces follow each other as in the text."""
+    """No document is in two parts but the mixed ones, and pieces follow each other as in the
+    text."""
     stream = Stream.load(out)
     mixed = (stream.test, stream.valid) if stream.ordered else ()
     owner: dict[str, str] = {}
@@ -193,7 +195,8 @@ def test_pieces_stay_together(kind, corpus, valid):
 
 
 def test_a_cut_leaves_out_the_rest_of_a_document_or_is_at_the_nearest():
-    """Eight documents of 10 pieces of 1 word: splits of 24 words leave out 6 words of a document."""
+    """Eight documents of 10 pieces of 1 word: splits of 24 words leave out 6 words of a
+    document."""
     records = records_of([[1] * 10] * 8, [0] * 8)
     order = in_hash_order(records)
     found = split_of(records, Splits(2, 24, 12, 0, None), ("a",))[order].tolist()

@@ -43,7 +43,8 @@ def finished_trainings(tmp_path_factory) -> tuple:
 
 @pytest.fixture
 def train_once(train, finished_trainings):
-    """`train_once(save, *flags)`: as `train`, but equal flags train once; returns the last checkpoint."""
+    """`train_once(save, *flags)`: as `train`, but equal flags train once;
+    returns the last checkpoint."""
     folder, numbers = finished_trainings
 
     def run(save, *flags):
@@ -88,7 +89,8 @@ def evaluate(start, stream, tmp_path):
 
 @pytest.fixture
 def build(stream):
-    """`build(*flags)` -> (task, model) as fairseq-train would make them from the tiny flags and these."""
+    """`build(*flags)` -> (task, model) as fairseq-train would make them from the tiny flags and
+    these."""
     from fairseq import options, tasks, utils
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 
@@ -108,7 +110,8 @@ def build(stream):
 
 @pytest.fixture
 def untrained(build, stream, tiny, tmp_path):
-    """`untrained(name, *flags, change=None)` -> (path, model, task); `change(model)` comes before saving."""
+    """`untrained(name, *flags, change=None)` -> (path, model, task);
+    `change(model)` comes before saving."""
     from omegaconf import OmegaConf
 
     def run(name, *flags, change=None):
@@ -140,7 +143,8 @@ def untrained(build, stream, tiny, tmp_path):
 
 @pytest.fixture
 def start_two(start):
-    """`start_two(*arguments)`: fairseq-train in two gloo processes, started as torchrun starts them."""
+    """`start_two(*arguments)`: fairseq-train in two gloo processes,
+    started as torchrun starts them."""
 
     def run(*arguments, environment: dict[str, str] | None = None) -> list:
         with socket.socket() as server:
@@ -200,7 +204,8 @@ def sample(stream):
 
 @pytest.fixture(scope="session")
 def preprocessed(stream, text, tmp_path_factory) -> str:
-    """The text as fairseq-preprocess makes it: pieces, a blank line between documents, two shards."""
+    """The text as fairseq-preprocess makes it: pieces, a blank line between documents, two
+    shards."""
     import sentencepiece
     from fairseq import options
     from fairseq_cli.preprocess import main

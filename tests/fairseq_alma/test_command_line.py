@@ -1,4 +1,5 @@
-"""Command lines of `--task alma_lm`: defaults and errors; our own commands parse before torch loads."""
+"""Command lines of `--task alma_lm`: defaults and errors;
+our own commands parse before torch loads."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""Expert parallelism: options it refuses, half precision, collectives per update; fp32 is in test_train."""
+"""Expert parallelism: options it refuses, half precision, collectives per update;
+fp32 is in test_train."""
 
 from types import SimpleNamespace
 

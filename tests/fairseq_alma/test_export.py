@@ -1,4 +1,5 @@
-"""Exported models compute in transformers what they do in fairseq; unsupported ones are one clear line."""
+"""Exported models compute in transformers what they do in fairseq;
+unsupported ones are one clear line."""
 
 import functools
 import json
@@ -48,7 +49,8 @@ def load(transformers):
 
 @pytest.fixture
 def checkpoint(untrained):
-    """`checkpoint(name, *flags, change=None)` -> (path, fairseq's model); `change(state)` sets weights."""
+    """`checkpoint(name, *flags, change=None)` -> (path, fairseq's model);
+    `change(state)` sets weights."""
 
     def run(name, *flags, change=None):
         @torch.no_grad()
@@ -72,7 +74,8 @@ def split_without_a_change(state):
 
 
 def tree(state):
-    """Set `parent` as `tree` does: roots 0 and 1; 2 split from 0, then 3 from 2, 4 from 0 and 5 from 1."""
+    """Set `parent` as `tree` does: roots 0 and 1;
+    2 split from 0, then 3 from 2, 4 from 0 and 5 from 1."""
     state["decoder.layers.1.fc1.router.parent"] = torch.tensor([-1, -1, 0, 2, 0, 1])
     state["decoder.layers.1.fc1.router.copies"][:2] = torch.tensor([1, 2])
 

@@ -1,4 +1,5 @@
-"""FLOPs and parameters of fairseq's own language models, not of Switch Transformers (test_switch_lm.py)."""
+"""FLOPs and parameters of fairseq's own language models,
+not of Switch Transformers (test_switch_lm.py)."""
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ NARROW = "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 48 -
 
 
 def counted(model, sample) -> int:
-    """FLOPs of a forward pass. On a CPU the counter misses attention scores, which the formulas leave out."""
+    """FLOPs of a forward pass. On a CPU the counter misses attention scores,
+    which the formulas leave out."""
     model.eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(**sample["net_input"])
@@ -70,7 +72,8 @@ def test_a_transformer_lm_of_any_widths(forked, build_dense, sample, stream, fla
             "--share-decoder-input-output-embed",
             0,
         ),
-        # the counter does not know fairseq's convolution; the formula leaves out the K x D of a dynamic one
+        # the counter does not know fairseq's convolution;
+        # the formula leaves out the K x D of a dynamic one
         ("fconv_lm --decoder-layers [(16,3)]*2 --decoder-embed-dim 8", 2 * 3 * 16 * 32),
         (f"lightconv_lm --decoder-kernel-size-list [3,3] {NARROW}", -2 * 3 * 32),
     ],

@@ -195,7 +195,8 @@ command_line._check_flags = lambda *_: None
 )
 @pytest.mark.parametrize("flags", ["", "--fp16"])
 def test_fully_sharded_is_still_refused_with_reason(stream, tiny, tmp_path, user_dir, flags):
-    """If this passes, --ddp-backend fully_sharded may be accepted (fairseq_alma/flags.yaml, choices)."""
+    """If this passes, --ddp-backend fully_sharded may be accepted (fairseq_alma/flags.yaml,
+    choices)."""
     base = [stream, *tiny, *flags.split(), "--max-update", "10"]
     expected = train([*base, "--distributed-world-size", "2", "--save-dir", tmp_path / "plain"])
     sharded = [*base, *user_dir(ACCEPTS_ALL_FLAGS), "--ddp-backend", "fully_sharded"]

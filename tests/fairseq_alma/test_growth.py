@@ -1,4 +1,5 @@
-"""Growth: `preserve` and `tree` are exact, `copy` changes gates as in the paper, every copy gets tokens."""
+"""Growth: `preserve` and `tree` are exact, `copy` changes gates as in the paper,
+every copy gets tokens."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""--init: a run starts from the model itself, and a model that is exported is the one that was trained."""
+"""--init: a run starts from the model itself,
+and a model that is exported is the one that was trained."""
 
 import json
 import re
@@ -31,7 +32,8 @@ def transformers():
 
 @pytest.fixture(scope="module")
 def make(transformers, text, tmp_path_factory):
-    """`make(**settings)` -> a folder with a GPT-2 of random weights, in several files, and its tokenizer."""
+    """`make(**settings)` -> a folder with a GPT-2 of random weights, in several files,
+    and its tokenizer."""
     tokenizers = pytest.importorskip("tokenizers")
     bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -310,7 +312,8 @@ def test_what_does_not_fit_is_one_line(folder, stream, tmp_path, capsys, kind):
 def test_a_checkpoint_of_other_tokens_is_one_line(
     beside, stream, untrained, tiny, tmp_path, capsys
 ):
-    """Of as many: only dict.txt tells them apart, that beside the checkpoint or that of its stream."""
+    """Of as many: only dict.txt tells them apart, that beside the checkpoint or that of its
+    stream."""
     path, _, _ = untrained("model.pt")
     other = shutil.copytree(stream, tmp_path / "other")
     first, second, *more = (other / "dict.txt").read_text("utf-8").splitlines(keepends=True)

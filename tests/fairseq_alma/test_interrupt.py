@@ -34,7 +34,8 @@ AlmaLMTask.train_step = train_step
 
 @pytest.fixture
 def at_update(user_dir):
-    """`at_update(n, rank)`: flags and environment with which this rank signals itself during update n."""
+    """`at_update(n, rank)`: flags and environment with which this rank signals itself during update
+    n."""
     flags = user_dir(AT_UPDATE)
 
     def make(update: int, rank: int = 0) -> tuple[tuple, dict[str, str]]:

@@ -1,4 +1,5 @@
-"""The criterion chunked_cross_entropy: values and gradients of fairseq's, without a tensor of all logits."""
+"""The criterion chunked_cross_entropy: values and gradients of fairseq's,
+without a tensor of all logits."""
 
 import pytest
 import torch

@@ -1,6 +1,7 @@
 """A training step of the paper's sizes on the meta device, where tensors have shapes but no values.
 
-What needs a value on the host (`.item()`, `nonzero`) raises there: a GPU would make the host wait for it.
+What needs a value on the host (`.item()`, `nonzero`) raises there:
+a GPU would make the host wait for it.
 """
 
 from collections import Counter
@@ -95,7 +96,8 @@ def test_unless_told_the_decoder_looks_for_padding(step):
 
 
 def test_no_tensor_grows_with_tokens_times_experts(step):
-    """But for the router's (S, E) scores: with 64 experts tokens take the memory that they take with 16."""
+    """But for the router's (S, E) scores: with 64 experts tokens take the memory that they take
+    with 16."""
 
     def elements(experts):
         operations, gradients = step("switch_gmoe_base", "--moe-expert-count", str(experts))

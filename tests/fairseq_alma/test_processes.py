@@ -1,4 +1,5 @@
-"""Several processes train as one does: the end of an epoch, a resume with another number, the plan."""
+"""Several processes train as one does: the end of an epoch, a resume with another number, the
+plan."""
 
 import math
 from pathlib import Path
@@ -54,7 +55,8 @@ def state(tmp_path):
 
 @pytest.fixture
 def refused(start, stream, tiny, tmp_path):
-    """`refused(folder, *flags)`: the line, the same from each process, in which a training is refused."""
+    """`refused(folder, *flags)`: the line, the same from each process,
+    in which a training is refused."""
 
     def run(folder: str, *flags, **more) -> str:
         words = (stream, *tiny, *STEPS, "--save-dir", tmp_path / folder, *flags)
@@ -112,7 +114,8 @@ def test_another_number_of_processes_goes_on_with_the_same_data(train, before, a
 
 
 def test_every_process_maps_the_checkpoint_itself(train, state, tmp_path, monkeypatch):
-    """None sends it; its pages are those of the file. Other tasks may read torch's format before 1.6."""
+    """None sends it; its pages are those of the file.
+    Other tasks may read torch's format before 1.6."""
     monkeypatch.setattr(distributed_utils, "broadcast_object", None)
     hooks.install()
     train(2, "run", "--max-update", "1")
@@ -161,7 +164,8 @@ def test_two_trainings_do_not_share_a_folder(refused, tmp_path, monkeypatch):
 
 
 def test_side_by_side_in_one_allocation(start, stream, tiny, tmp_path):
-    """Each at a free port, with the planned processes; fairseq takes both from SLURM's variables."""
+    """Each at a free port, with the planned processes; fairseq takes both from SLURM's
+    variables."""
     slurm = {
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "a,b",

@@ -85,7 +85,8 @@ def test_a_process_that_cannot_join_ends_with_one_line(
 
 @pytest.fixture
 def opened(file, monkeypatch):
-    """`opened(rank_1)`: how the first process ends when `rank_1(written, store)` is the other one."""
+    """`opened(rank_1)`: how the first process ends when `rank_1(written, store)` is the other
+    one."""
     monkeypatch.setattr(rendezvous, "WAIT_SECONDS", 5)
     file.parent.mkdir()
 

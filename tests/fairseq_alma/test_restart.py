@@ -1,4 +1,5 @@
-"""A killed training, started again with the same command, equals an uninterrupted one, with every flag."""
+"""A killed training, started again with the same command, equals an uninterrupted one,
+with every flag."""
 
 import argparse
 import importlib.util
@@ -250,8 +251,8 @@ def test_flags_that_cut_data_are_refused_with_a_stream(stream, capsys):
 
 
 def test_unused_flags_change_no_number(train, tmp_path):
-    """But for --aim-repo, --wandb-project and --azureml-logging, packages that are not installed, --profile,
-    which needs a GPU, and --expect-*, which refuse."""
+    """But for --aim-repo, --wandb-project and --azureml-logging, packages that are not installed,
+    --profile, which needs a GPU, and --expect-*, which refuse."""
     given = {
         "--log-interval": "3",
         "--log-format": "simple",
@@ -278,8 +279,8 @@ def test_unused_flags_change_no_number(train, tmp_path):
 
 
 def test_flags_of_several_processes_change_no_number(train_on_two, tmp_path):
-    """But for --ddp-backend and --ddp-comm-hook fp16, which change how gradients are added up, and those of
-    the start of the processes, which the environment determines here."""
+    """But for --ddp-backend and --ddp-comm-hook fp16, which change how gradients are added up,
+    and those of the start of the processes, which the environment determines here."""
     words = (
         "--bucket-cap-mb 1 --find-unused-parameters --gradient-as-bucket-view --broadcast-buffers "
     )

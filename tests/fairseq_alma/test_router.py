@@ -1,4 +1,5 @@
-"""The router: one softmax, its tree, copies of experts, half precision, load-balancing loss, metrics."""
+"""The router: one softmax, its tree, copies of experts, half precision,
+load-balancing loss, metrics."""
 
 import copy
 
@@ -23,14 +24,16 @@ def make_tree(parent: list[int]) -> Router:
 
 
 def slow_route(router: Router, token: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """The expert, the gate and the probabilities (E,) of one token (D,), node by node from the root."""
+    """The expert, the gate and the probabilities (E,) of one token (D,),
+    node by node from the root."""
     z, parent, log_m = router.weight @ token, router.parent.tolist(), router.copies.log()
     roots = [e for e, old in enumerate(parent) if old == -1]
     scale = sum(torch.exp(z[e] - log_m[e]) for e in roots)
     probs = {}
 
     def children(expert, last):
-        """The next split of `expert` after split `last`, None where it is a leaf, and its probabilities."""
+        """The next split of `expert` after split `last`, None where it is a leaf,
+        and its probabilities."""
         new = next((j for j in range(last + 1, len(parent)) if parent[j] == expert), None)
         return new, None if new is None else 1 / (1 + torch.exp(-z[new]))
 
@@ -103,7 +106,8 @@ def test_a_tree_outlives_copies_and_half_precision_and_goes_with_the_state_dict(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_rounds_no_count_of_copies(dtype):
-    """Rounded logarithms would multiply every gate of experts split in 2, 4 or 64 by up to 1.007."""
+    """Rounded logarithms would multiply every gate of experts split in 2, 4 or 64 by up to
+    1.007."""
     router = Router(DIM, 4)
     router.copies.copy_(torch.tensor([2, 1, 4, 64]))
     router = router.to(dtype)

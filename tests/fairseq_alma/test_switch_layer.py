@@ -1,4 +1,5 @@
-"""The Switch layer: outputs and gradients of a one-hot reference, capacity, memory; see also test_router."""
+"""The Switch layer: outputs and gradients of a one-hot reference, capacity, memory;
+see also test_router."""
 
 from types import SimpleNamespace
 
@@ -26,7 +27,8 @@ from tests.fairseq_alma.shared import DIM, HIDDEN, Largest, make_layer
 
 
 def one_hot_reference(layer: SwitchFFN, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-    """The same layer with the one-hot (S, E, C) dispatch of Mesh TensorFlow; x (B, T, D), padding (B, T)."""
+    """The same layer with the one-hot (S, E, C) dispatch of Mesh TensorFlow;
+    x (B, T, D), padding (B, T)."""
     tokens = x.reshape(-1, DIM)
     probs = torch.softmax(tokens @ layer.router.weight.T - layer.router.copies.log(), -1)
     chosen = F.one_hot((tokens @ layer.router.weight.T).argmax(-1), layer.experts)

@@ -33,7 +33,8 @@ SIZES = {
 
 
 def paper_dictionary() -> Dictionary:
-    """The paper's 50k BPE tokens: fairseq's dictionary of GPT-2, 50,264 with specials and padding."""
+    """The paper's 50k BPE tokens: fairseq's dictionary of GPT-2, 50,264 with specials and
+    padding."""
     dictionary = Dictionary()
     for token in range(50_260):
         dictionary.add_symbol(f"token{token}")
@@ -44,8 +45,8 @@ def arguments(arch: str, stream, *flags: str):
     return config_of(stream, "--task", "alma_lm", "--arch", arch, *flags).model
 
 
-# The paper's sizes (Table 2), in millions. Those of its base model exceed the architecture in section 5 by
-# 1.2M, 2.0M and 1.8M; those of its large model equal the count, rounded.
+# The paper's sizes (Table 2), in millions. Those of its base model exceed the architecture in
+# section 5 by 1.2M, 2.0M and 1.8M; those of its large model equal the count, rounded.
 PAPER = {
     "switch_gmoe_base": ((65, 91, 116), (0.5, 2.5)),
     "switch_gmoe_large": ((210, 323, 436), (0.0, 1.0)),
@@ -294,7 +295,8 @@ def gradients(task, model, sample, criterion="cross_entropy") -> dict[str, torch
 def test_the_balance_loss_acts_under_any_criterion_scaled_by_the_sample_size(
     build, sample, criterion
 ):
-    """d loss / d router is linear in --moe-gate-loss-wt, with slope sample_size * d balance / d router."""
+    """d loss / d router is linear in --moe-gate-loss-wt,
+    with slope sample_size * d balance / d router."""
     found = {}
     for weight in ("0", "0.5", "1"):
         task, model = build("--moe-gate-loss-wt", weight, "--dropout", "0")

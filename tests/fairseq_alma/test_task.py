@@ -106,7 +106,8 @@ def numbered(text, gpt2_files, tmp_path_factory):
 @given(lines=st.lists(st.text("ab .,'1é中\t\v \x1c", max_size=20), min_size=1, max_size=8))
 @example(lines=["", " a  b", "\ta", "a\t\t b  ", "a b", "   ", "The  cat"])
 def test_words_of_gpt2_ids_are_those_of_the_raw_text(gpt2_files, tmp_path, lines):
-    """At the start and end of a line, blank lines, tabs and runs of white space; without a strip too."""
+    """At the start and end of a line, blank lines, tabs and runs of white space;
+    without a strip too."""
     encoder = get_encoder(*map(str, gpt2_files))
     items = [[i + 4 for i in encoder.encode(line)] + [2] for line in lines]
     prefix = str(tmp_path / "train")

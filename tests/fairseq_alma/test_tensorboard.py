@@ -34,7 +34,8 @@ def steps(folder, tag: str) -> list[int]:
 
 @pytest.fixture
 def logged(start, stream, tiny, tmp_path, user_dir):
-    """The TensorBoard folder of two stages of 8 updates: stage 0 dies and resumes, stage 1 grows."""
+    """The TensorBoard folder of two stages of 8 updates: stage 0 dies and resumes, stage 1
+    grows."""
     logs = tmp_path / "logs"
     flags = [*tiny, "--tensorboard-logdir", logs, "--log-interval", "1", "--max-update", "8"]
     first = [stream, *flags, "--save-dir", tmp_path / "stage_00", "--save-interval-updates", "4"]

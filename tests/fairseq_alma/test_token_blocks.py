@@ -29,7 +29,8 @@ EOS, PAD = DICTIONARY.eos(), DICTIONARY.pad()
 
 
 def write(directory, files) -> list[str]:
-    """Write a token file for each list of item sizes; returns the prefixes. Every item ends in eos."""
+    """Write a token file for each list of item sizes; returns the prefixes. Every item ends in
+    eos."""
     rng = np.random.default_rng(0)
     prefixes = []
     for number, sizes in enumerate(files):

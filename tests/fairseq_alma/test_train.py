@@ -1,4 +1,5 @@
-"""fairseq's own commands with the plug-in: training, resuming, growing, several processes, errors."""
+"""fairseq's own commands with the plug-in: training, resuming, growing, several processes,
+errors."""
 
 import math
 import re

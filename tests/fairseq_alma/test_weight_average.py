@@ -1,4 +1,5 @@
-"""--store-ema: the weight average in training, after a resume, in a new stage and in our commands."""
+"""--store-ema: the weight average in training, after a resume, in a new stage and in our
+commands."""
 
 import math
 
@@ -86,7 +87,8 @@ def test_a_resumed_average_equals_that_of_an_uninterrupted_run(
 
 
 def test_the_average_starts_with_the_update_that_ema_start_update_names(train, tmp_path):
-    """The k-th update counts from 1; after a resume too. With few updates the average is the plain mean."""
+    """The k-th update counts from 1; after a resume too.
+    With few updates the average is the plain mean."""
     flags = "--ema-start-update 3 --ema-decay .99 --save-interval-updates 1 --keep-interval-updates 9".split()
     whole = train(tmp_path / "whole", *flags, "--max-update", "6")
     train(tmp_path / "resumed", *flags, "--max-update", "4")
@@ -133,7 +135,8 @@ def test_the_average_of_a_schedule_for_each_stage_starts_anew(train, averaged, t
 
 
 def is_average(state: dict, old: dict, share: float) -> None:
-    """Assert that the last update of the average in `state` gave the new weights `share`; `old`: before."""
+    """Assert that the last update of the average in `state` gave the new weights `share`;
+    `old`: before."""
     for name, value in state["extra_state"]["ema"].items():
         if value.is_floating_point():
             expected = torch.lerp(old[name].float(), state["model"][name].float(), share)

@@ -22,7 +22,8 @@ COUNTS = ("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memo
 
 
 class Place:
-    """A folder with sound inputs, a victim that no command may change, and a marker that none may make."""
+    """A folder with sound inputs, a victim that no command may change,
+    and a marker that none may make."""
 
     def __init__(self, folder: Path, stream: Path, checkpoint: Path) -> None:
         self.folder = folder

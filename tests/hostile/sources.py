@@ -1,4 +1,5 @@
-"""What in fairseq's sources can run code or import by a name: eval, imports, lookups in globals()."""
+"""What in fairseq's sources can run code or import by a name: eval, imports, lookups in
+globals()."""
 
 import ast
 import functools
@@ -19,7 +20,8 @@ def root() -> Path:
 
 
 def name_of(function: ast.expr) -> str:
-    """The last word of a function's name; "" for another expression. A method `eval` sets a mode."""
+    """The last word of a function's name; "" for another expression. A method `eval` sets a
+    mode."""
     if isinstance(function, ast.Name):
         return function.id
     if isinstance(function, ast.Attribute):
@@ -41,7 +43,8 @@ def calls() -> list[tuple[str, ast.Call]]:
 
 
 def evaluated_settings() -> tuple[set[str], set[str]]:
-    """Settings whose texts fairseq evaluates, by name; and the other evaluations, `FILE: expression`."""
+    """Settings whose texts fairseq evaluates, by name;
+    and the other evaluations, `FILE: expression`."""
     names: set[str] = set()
     others: set[str] = set()
     for path, call in calls():

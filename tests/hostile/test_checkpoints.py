@@ -1,4 +1,5 @@
-"""Checkpoints of plain data that try to run code: as models, as --init, in a run, for another training."""
+"""Checkpoints of plain data that try to run code:
+as models, as --init, in a run, for another training."""
 
 from collections import OrderedDict
 
@@ -238,7 +239,8 @@ BY_NAME = {
     "tasks/__init__.py": "files of a --user-dir, of the command line",
     "utils.py": "import_user_module: --user-dir of the command line",
 }
-"""Files of fairseq that import or look up by a name or start a program, and what the name comes from."""
+"""Files of fairseq that import or look up by a name or start a program,
+and what the name comes from."""
 
 
 def test_all_texts_that_fairseq_evaluates_are_known():

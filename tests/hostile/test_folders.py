@@ -1,4 +1,5 @@
-"""Folders of others, as an archive unpacks them: links, pipes, names, records, experiments, data."""
+"""Folders of others, as an archive unpacks them: links, pipes, names, records, experiments,
+data."""
 
 import gzip
 import itertools

@@ -1,7 +1,7 @@
 """A private, real SLURM for tests: munged, slurmctld and virtual slurmd nodes with fake GPUs.
 
-`with Cluster() as cluster: cluster.run("sbatch", ...)`. All processes, jobs included, descend from one
-supervisor, which ends them when told to or when the test process is gone.
+`with Cluster() as cluster: cluster.run("sbatch", ...)`. All processes, jobs included,
+descend from one supervisor, which ends them when told to or when the test process is gone.
 """
 
 import json
@@ -41,9 +41,11 @@ def missing() -> str:
 
 
 class Cluster:
-    """Nodes of GPUS GPUs and CPUS CPUs; partitions `main`, the default, and `high`, which preempts it.
+    """Nodes of GPUS GPUs and CPUS CPUs; partitions `main`, the default, and `high`,
+    which preempts it.
 
-    A preempted job gets SIGTERM to its steps or, with `preempt_signal`, its --signal, and then GRACE seconds.
+    A preempted job gets SIGTERM to its steps or, with `preempt_signal`, its --signal,
+    and then GRACE seconds.
     """
 
     def __init__(self, nodes: int = 2, *, preempt_signal: bool = False):
@@ -54,7 +56,8 @@ class Cluster:
         self._supervisor: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "Cluster":
-        """Start all daemons and wait until every node is idle. Raises RuntimeError if that fails."""
+        """Start all daemons and wait until every node is idle. Raises RuntimeError if that
+        fails."""
         for attempt in range(3):
             try:
                 self._start()
@@ -177,7 +180,8 @@ class Cluster:
             yield f"PartitionName={name} Nodes={','.join(self.nodes)} MaxTime=INFINITE State=UP {more}"
 
     def run(self, *argv: object, **variables: str) -> str:
-        """Return the output of a SLURM command. Raises RuntimeError, with that output, if it fails."""
+        """Return the output of a SLURM command. Raises RuntimeError, with that output, if it
+        fails."""
         words = [str(word) for word in argv]
         environment = self.environment | variables
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
@@ -220,7 +224,8 @@ class Cluster:
         return ",".join(sorted(set(self.states(job_id).values())))
 
     def wait(self, job_ids: Iterable[object], timeout: float = 60) -> dict[str, str]:
-        """Wait for the final states of jobs and array elements, over requeues. Raises TimeoutError."""
+        """Wait for the final states of jobs and array elements, over requeues. Raises
+        TimeoutError."""
         ids = list(job_ids)
         self.until(lambda: set(self.states(*ids).values()) <= FINAL, timeout)
         return self.states(*ids)
@@ -254,7 +259,8 @@ class Cluster:
         self.until(lambda: self._node_states(node) in (["idle"], ["mix"], ["alloc"]))
 
     def _node_states(self, *nodes: str) -> list[str]:
-        """States of the given or of all nodes, marked (as in "idle*") while a node does not answer."""
+        """States of the given or of all nodes, marked (as in "idle*") while a node does not
+        answer."""
         chosen = [f"--nodes={','.join(nodes)}"] if nodes else []
         return self.run(
             "sinfo", "--noheader", "--Node", "--partition=main", "--format=%t", *chosen

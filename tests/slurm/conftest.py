@@ -30,7 +30,8 @@ def slurm(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Path:
-    """Two members, two stages: untrained, stages 0 (array 7) and 1 (array 8), evaluations 20 and 21."""
+    """Two members, two stages: untrained, stages 0 (array 7) and 1 (array 8),
+    evaluations 20 and 21."""
     monkeypatch.chdir(tmp_path)
     entries = [entry("untrained", "untrained.json", "5")]
     for stage in (0, 1):

@@ -26,7 +26,8 @@ class Slurm:
     folder: Path
 
     def has(self, **programs: str) -> None:
-        """Set the output of programs; a job of squeue is `id|state|node|restarts|reason|dependency`."""
+        """Set the output of programs; a job of squeue is
+        `id|state|node|restarts|reason|dependency`."""
         for name, text in programs.items():
             if name == "squeue":
                 text = "".join(map(owned, text.splitlines()))

@@ -1,4 +1,5 @@
-"""`alma cancel` and relaunches of runs that share trainings, on a real SLURM whose jobs do not start."""
+"""`alma cancel` and relaunches of runs that share trainings,
+on a real SLURM whose jobs do not start."""
 
 import re
 

@@ -74,8 +74,8 @@ def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
     finish(start(cluster, corpus, tmp_path / "there", *on_slurm), timeout=600)
     finish(here)
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
-    # 3 jobs each of scan, shuffle, encode and finalise; sort, cut, plan and tokenizer have 1. At most 3 more:
-    # tasks of scan that were not finished when the second launch looked.
+    # 3 jobs each of scan, shuffle, encode and finalise; sort, cut, plan and tokenizer have 1.
+    # At most 3 more: tasks of scan that were not finished when the second launch looked.
     new = {name: job for name, job in cluster.jobs().items() if name not in before}
     assert 0 <= len(new) - (4 * 3 + 4) <= 3
     assert "CANCELLED" not in {job["JobState"] for job in new.values()}

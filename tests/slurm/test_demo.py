@@ -1,4 +1,5 @@
-"""The commands of the demo: a script, run here with a program in place of `alma` that notes its words."""
+"""The commands of the demo: a script, run here with a program in place of `alma` that notes its
+words."""
 
 import json
 import os

@@ -96,7 +96,8 @@ def test_a_dry_run_has_the_updates_of_the_epochs(launcher):
 
 
 def test_a_plan_by_epochs(stream):
-    """Updates, tokens and FLOPs of its estimate; one schedule has the warm-up of its first stage."""
+    """Updates, tokens and FLOPs of its estimate; one schedule has the warm-up of its first
+    stage."""
     sizes = sizes_of(stream)
     lengths = [length_of(SETTINGS, sizes, stage, False, 0) for stage in stages(len(sizes))]
 

@@ -18,8 +18,8 @@ TABLE2 = str(Path(__file__).parents[2] / "experiments/table2.yaml")
 CPU = Machine((), 10**12)
 V100S = Machine((32 * 10**9,) * 8, None)
 ONE_GPU = Machine((8 * 10**9,), None)
-# L 2, D 8, F 32, V 10 + 4, P 16, E 4: embeddings (14 + 18) * 8, attention and norms 2 * (4 * 72 + 32), a
-# dense FFN of 552, the last norm 16: 1464 shared; 552 and a router row of 8 in each expert.
+# L 2, D 8, F 32, V 10 + 4, P 16, E 4: embeddings (14 + 18) * 8, attention and norms 2 * (4 * 72 +
+# 32), a dense FFN of 552, the last norm 16: 1464 shared; 552 and a router row of 8 in each expert.
 # A token's forward pass: 2 * (2 * (256 + 512) + 8 * E + 14 * 8) = 3296 + 16 * E FLOPs.
 TINY = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 8 --tokens-per-sample 16 --batch-size 4
@@ -169,7 +169,8 @@ def memory(flags: str, gpus: int = 1, vocabulary: int = 10) -> int:
 
 
 def test_sharding_saves_the_moments_of_the_other_shares():
-    """V 14, P 18 and D 8 begin with parameters of 112 and 144 elements; Switch layers have the largest."""
+    """V 14, P 18 and D 8 begin with parameters of 112 and 144 elements;
+    Switch layers have the largest."""
     whole = estimated(flags="--distributed-world-size 2").costs[0]
     sizes = whole.shape.parameter_sizes
     assert sum(sizes) == whole.shape.parameters == 3704
@@ -208,8 +209,8 @@ def test_offloaded_activations_are_in_the_memory_of_the_host():
     ],
 )
 def test_memory_per_parameter(flags, bytes_a_parameter):
-    """At the loss, where no gradient exists: vocabularies of 10 and 11 tokens differ by 8 parameters, and by
-    the logits of a batch of 64 tokens."""
+    """At the loss, where no gradient exists: vocabularies of 10 and 11 tokens differ by 8
+    parameters, and by the logits of a batch of 64 tokens."""
     few, many = (memory(flags, gpus=2, vocabulary=size) for size in (10, 11))
     logits = 10 if "fp16" in flags else 12
     assert many - few == 8 * bytes_a_parameter + 64 * logits

@@ -1,4 +1,5 @@
-"""--evaluate: scores in the rows and in reports; a program that fails leaves everything to go on from."""
+"""--evaluate: scores in the rows and in reports;
+a program that fails leaves everything to go on from."""
 
 import json
 import sys

@@ -1,4 +1,5 @@
-"""Experiment files: lists, sizes, named runs, overrides; table2 has the rows of the paper's Table 2."""
+"""Experiment files: lists, sizes, named runs, overrides;
+table2 has the rows of the paper's Table 2."""
 
 import shlex
 from pathlib import Path
@@ -34,7 +35,8 @@ flags: {arch: switch_gmoe_tiny, max-update: 2, lr: 1e-3}
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The working directory, with experiments of two runs, of four combinations and of a size beside it."""
+    """The working directory, with experiments of two runs,
+    of four combinations and of a size beside it."""
     monkeypatch.chdir(tmp_path)
     for name, text in (
         ("set", SET),
@@ -49,7 +51,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def setting(request) -> tuple[str, int, int, str]:
-    """Learner, waiting time, update multiplier and the experts of the first stage, as in Table 2."""
+    """Learner, waiting time, update multiplier and the experts of the first stage, as in Table
+    2."""
     experts = str(request.settings["--moe-expert-count"])
     members = {"ens": f"@{request.members}", "gens": "@1"}.get(request.learner, "")
     return request.learner, request.waiting_time, request.update_multiplier, experts + members
@@ -177,7 +180,8 @@ def test_every_combination_has_a_folder_and_its_settings(folder):
 
 
 def test_which_commas_separate_values(folder):
-    """Brackets are a list; a bare comma list is one, unless the option takes a comma list itself."""
+    """Brackets are a list; a bare comma list is one, unless the option takes a comma list
+    itself."""
     words = ["in/tuned.yaml", "learner=gmoe", "waiting-time=1"]
     prefix = "tuned/learner-gmoe_waiting-time-1"
     for text, names in (

@@ -70,9 +70,11 @@ def pids(folder: Path) -> list[int]:
 
 
 def test_command(server, folder):
-    """A fork has the arguments, environment, directory and files that it was given, and an exit code.
+    """A fork has the arguments, environment, directory and files that it was given,
+    and an exit code.
 
-    The environment may be larger than a message of a socket. The library is imported once, by the server.
+    The environment may be larger than a message of a socket.
+    The library is imported once, by the server.
     """
     many = {f"NAME{k}": "x" * 1000 for k in range(400)}
     assert start(server, "a", "b c", **many).wait() == 0
@@ -140,7 +142,8 @@ def test_children_as_forks(folder):
 
 
 def test_peak_memory_of_a_fork_is_that_of_a_new_process(folder):
-    """Though a new process has all pages of the files that its imports map, and a fork only what it uses."""
+    """Though a new process has all pages of the files that its imports map,
+    and a fork only what it uses."""
     Path("mapped").write_bytes(bytes(64_000_000))
     Path("library.py").write_text(
         "import mmap\nfile = open('mapped', 'rb')\n"

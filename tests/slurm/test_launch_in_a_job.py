@@ -1,4 +1,5 @@
-"""A launch in a job, or beside variables of SLURM, gives the jobs of a launch from a login shell."""
+"""A launch in a job, or beside variables of SLURM, gives the jobs of a launch from a login
+shell."""
 
 import json
 import os

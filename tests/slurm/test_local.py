@@ -62,7 +62,8 @@ def test_each_training_sees_the_gpus_of_its_slot_alone(gpus, tmp_path, monkeypat
 
 @pytest.mark.parametrize(("jobs", "given"), [(1, None), (2, None), (2, "3")])
 def test_trainings_side_by_side_share_the_cores(tmp_path, monkeypatch, jobs, given):
-    """Unless the user gives the number of threads. Idle ones spin: too many take ten times as long."""
+    """Unless the user gives the number of threads. Idle ones spin: too many take ten times as
+    long."""
     run = make(tmp_path / "x")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if given:

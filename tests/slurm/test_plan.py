@@ -153,7 +153,8 @@ def test_umix_is_one_training_of_its_members():
 
 @pytest.mark.parametrize("learner", ["gens", "ens", "umix", "gmoe", "moe"])
 def test_one_stage_of_any_learner_is_that_of_sm(learner):
-    """The same command up to the folder: ens and umix of one member, and gens with one stage, equal sm."""
+    """The same command up to the folder: ens and umix of one member,
+    and gens with one stage, equal sm."""
     members = "--members 1" if learner in ("ens", "umix") else ""
     words = "--waiting-time 4 --seed 3 -- --max-update 100"
     (ours,) = plan(f"--learner {learner} {members} {words}").stages

@@ -217,7 +217,8 @@ def test_the_exit_code_of_a_tool_is_passed_on_and_ends_the_list(small, monkeypat
 
 
 def test_missing_images_end_everything_before_the_first_run(small, monkeypatch, capfd):
-    """With one line that names the data set, and what is missing; --download fetches it once, first."""
+    """With one line that names the data set, and what is missing;
+    --download fetches it once, first."""
     started = []
     real = reproduce.run
     monkeypatch.setattr(reproduce, "run", lambda one: started.append(one.words) or real(one))

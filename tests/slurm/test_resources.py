@@ -68,7 +68,8 @@ def test_contradictions_are_refused_in_one_line(given, problem):
 
 
 def test_a_dry_run_says_what_each_job_asks_for_and_flags_change_it(tmp_path):
-    """Large gMoE, 398M parameters in fp32, Adam: 8 x (4 + 1.6) + 2 x 4.8 GB; evaluated: 4 + 2 x 1.6 GB.
+    """Large gMoE, 398M parameters in fp32, Adam: 8 x (4 + 1.6) + 2 x 4.8 GB; evaluated:
+    4 + 2 x 1.6 GB.
 
     Its experiment has two workers that read data for each GPU.
     """
@@ -133,8 +134,8 @@ def test_no_more_than_a_node_has(slurm, node, constraint, cores, gb):
 def test_slurm_gives_every_process_its_gpus_and_cores(cluster, tmp_path):
     """By --gres, with another option.
 
-    Since SLURM 22.05 srun takes over no --cpus-per-task; without a plugin that binds tasks to cores, as here,
-    only its command line shows it.
+    Since SLURM 22.05 srun takes over no --cpus-per-task; without a plugin that binds tasks to
+    cores, as here, only its command line shows it.
     """
     wanted = Resources(
         gpus_per_node=2, cpus_per_task=6, mem_gb=3, sbatch=["nice=1", "gres=gpu:fake"]

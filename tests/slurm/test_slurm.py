@@ -1,4 +1,5 @@
-"""The launcher on a real SLURM, over fake children: whatever happens to a job, the rows are the same.
+"""The launcher on a real SLURM, over fake children:
+whatever happens to a job, the rows are the same.
 
 Most of the life of a job is waiting, so the scenarios run at the same time.
 """
@@ -120,7 +121,8 @@ def preempted_by_the_signal_asked_for(_, folder, expected):
 
 def timed_out_saves_and_resumes(cluster, folder, expected):
     run = prepare(cluster, folder, seconds=14)  # SLURM looks every 30 s
-    # 9 minutes would take 9 minutes: once it trains, the job gets a limit that is nearer than the signal.
+    # 9 minutes would take 9 minutes: once it trains,
+    # the job gets a limit that is nearer than the signal.
     with run.during(0, "--timeout-min", "9", "--sbatch", "signal=USR2@115", "--stages", "1") as job:
         cluster.run("scontrol", "update", f"jobid={job}", "timelimit=2")
     assert run.launcher.rows == expected["gmoe"][:2]
@@ -191,7 +193,8 @@ def failed_jobs_are_resubmitted_while_others_run(cluster, folder, _):
 
 
 def sweep_of_images_resumes_and_completes(cluster, folder, _):
-    """A run that fails fails its part only, a requeued part resumes within a run, a relaunch completes."""
+    """A run that fails fails its part only, a requeued part resumes within a run,
+    a relaunch completes."""
 
     def alma(*words: str, code: int = 0) -> tuple[str, str]:
         environment = cluster.environment | {"PYTHONPATH": str(ROOT)}

@@ -1,4 +1,5 @@
-"""The launcher on a real SLURM with real trainings of a tiny language model, all at the same time."""
+"""The launcher on a real SLURM with real trainings of a tiny language model, all at the same
+time."""
 
 import json
 import subprocess
@@ -65,8 +66,8 @@ def test_two_nodes_and_a_requeue_give_the_rows_and_losses_of_one_machine(
 ):
     """Two gloo processes, on two nodes or both on this machine; only the signal saves a checkpoint.
 
-    The nodes shard the optimizer's state, this machine does not.
-    The nodes' GPUs are fake, so that --cpu is needed; without it the first job would end with one line.
+    The nodes shard the optimizer's state, this machine does not. The nodes' GPUs are fake,
+    so that --cpu is needed; without it the first job would end with one line.
     """
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     here = [*words(stream, whole, *SM, updates=UPDATES), "--distributed-world-size", "2"]

@@ -1,4 +1,5 @@
-"""`slurm.status` and `slurm.cancel` over stand-ins for SLURM's programs, and once over a real SLURM."""
+"""`slurm.status` and `slurm.cancel` over stand-ins for SLURM's programs,
+and once over a real SLURM."""
 
 import os
 import pwd
@@ -55,7 +56,8 @@ def test_linked_runs_are_found(slurm, run, tmp_path, monkeypatch, capsys):
 
 
 def test_progress_is_that_of_the_last_attempt(slurm, run, monkeypatch, capsys):
-    """A relaunched job that waits, is queued, has just started, has begun to train; and one that failed."""
+    """A relaunched job that waits, is queued, has just started, has begun to train;
+    and one that failed."""
 
     def updates(state: str) -> str:
         slurm.has(squeue=f"7_0|{state}|n1|0|x|\n8_0|PENDING||0|x|\n")

@@ -60,7 +60,8 @@ def finish(plan, *names: str) -> None:
 
 
 def test_elements_of_a_chain_keep_their_index(tmp_path):
-    """Also among runs with fewer stages, and gens: a stage is an array that follows the one before."""
+    """Also among runs with fewer stages, and gens: a stage is an array that follows the one
+    before."""
     jobs = sent(plans(tmp_path, "sm --waiting-time 3", "gens", "ens --members 2", "sm"))
     places = {name: (f"{number}_{place}", after) for number, (_, what, after) in enumerate(jobs, 1)
               for place, name in enumerate(what)}  # fmt: skip

@@ -1,4 +1,5 @@
-"""`alma train --trainer COMMAND`: what COMMAND gets, what it may answer, faults, kills, sharing, SLURM."""
+"""`alma train --trainer COMMAND`: what COMMAND gets, what it may answer, faults, kills,
+sharing, SLURM."""
 
 import json
 import math
@@ -76,7 +77,8 @@ task.finish(parameters=10, **amounts)
 
 @pytest.fixture
 def train(stream, tmp_path, monkeypatch, capsys) -> Callable:
-    """`train(*words, code=0, fault="")`: `alma train` with the trainer above; returns what it prints."""
+    """`train(*words, code=0, fault="")`: `alma train` with the trainer above;
+    returns what it prints."""
     (tmp_path / "beside.py").write_text(BESIDE)
     (tmp_path / "my_trainer.py").write_text(TRAINER)
     monkeypatch.chdir(tmp_path)
@@ -305,7 +307,8 @@ def server():
 
 @pytest.fixture
 def example(train, server, monkeypatch) -> Callable:
-    """`example(name, *words)` is `train` with a module of EXAMPLES; it and fairseq's commands are forks."""
+    """`example(name, *words)` is `train` with a module of EXAMPLES;
+    it and fairseq's commands are forks."""
     forks = SimpleNamespace(start=server.start, stop=lambda: None)
     monkeypatch.setattr(children, "ForkServer", lambda _: forks)
     monkeypatch.setattr(children, "_forks", forks)

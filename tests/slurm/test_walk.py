@@ -1,7 +1,8 @@
 """The way of `alma train` from words to a plan, read in the order in which it runs.
 
-A reader follows one --dry-run. Each call takes her to the module of the function, method or property, once
-for each place of the text that calls; a return is a call into a module that she had left for another one.
+A reader follows one --dry-run. Each call takes her to the module of the function, method or
+property, once for each place of the text that calls; a return is a call into a module that she had
+left for another one.
 """
 
 import sys
@@ -22,7 +23,8 @@ WORDS = ["stream", "--learner", "gmoe", "--out", "run"]
 def walk(run, methods: bool) -> list[str]:
     """The modules of slurm/ and of alma.options in the order of calls, without repeats in a row.
 
-    One call for each place of the text that calls; with `methods` also those of methods and properties.
+    One call for each place of the text that calls;
+    with `methods` also those of methods and properties.
     """
     seen = {}
 

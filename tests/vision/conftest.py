@@ -90,7 +90,8 @@ def error_of(monkeypatch, capsys, *words):
 
 @pytest.fixture
 def refused():
-    """`refused(function, ...)` calls the function and returns the one-line message of its UserError."""
+    """`refused(function, ...)` calls the function and returns the one-line message of its
+    UserError."""
 
     def message(function, *arguments, **options) -> str:
         with pytest.raises(UserError) as caught:
@@ -112,7 +113,8 @@ def no_cache():
 
 @pytest.fixture
 def tree(tmp_path):
-    """A folder of 70 + 4 images of 6 x 4 pixels in two classes, more than one chunk of the decoder."""
+    """A folder of 70 + 4 images of 6 x 4 pixels in two classes, more than one chunk of the
+    decoder."""
     for part, n in (("train", 35), ("test", 2)):
         for label, name in enumerate(("cat", "dog")):
             for i in range(n):

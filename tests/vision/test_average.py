@@ -37,7 +37,8 @@ def logits(model, examples):
 @pytest.mark.parametrize("average", [0.7, "poly:4"])
 @pytest.mark.parametrize(("name", "options"), [("sm", {"arch": "vgg", "hidden": 2}), ("moe", {})])
 def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, options, average):
-    """Those of each stage, or with poly:ETA of each epoch; with the statistics of batch normalisation."""
+    """Those of each stage, or with poly:ETA of each epoch;
+    with the statistics of batch normalisation."""
     subject, plain = learner(name, average=average, **options), learner(name, average=0, **options)
     seen, stage_data = [], StageData(STREAM, SCHEDULE, CPU)
 

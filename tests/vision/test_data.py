@@ -181,7 +181,8 @@ def write_mnist(root, name="mnist"):
 
 
 def check(read, written):
-    """Check that a data set equals what was written, with images (n, channels, height, width) as bytes."""
+    """Check that a data set equals what was written,
+    with images (n, channels, height, width) as bytes."""
     for name, (images, labels) in written.items():
         part = getattr(read, name)
         assert (part.images.dtype, part.labels.dtype) == (torch.uint8, torch.int64)
@@ -211,7 +212,8 @@ def test_mnist_and_emnist(tmp_path, name, packed):
 
 @pytest.fixture
 def cifar(monkeypatch):
-    """Write a few images as CIFAR-10 or CIFAR-100, and disable torchvision's check of the MD5 sum."""
+    """Write a few images as CIFAR-10 or CIFAR-100, and disable torchvision's check of the MD5
+    sum."""
     import torchvision.datasets.cifar
 
     monkeypatch.setattr(torchvision.datasets.cifar, "check_integrity", lambda path, md5=None: True)

@@ -220,7 +220,8 @@ def test_a_full_disk_is_one_clear_line_and_the_run_resumes(tmp_path, child):
 
 
 def test_edges_of_the_stream(tmp_path):
-    """One minibatch per mega-batch, fewer validation images than classes, w that does not divide B, B = 1."""
+    """One minibatch per mega-batch, fewer validation images than classes,
+    w that does not divide B, B = 1."""
     shortest = MegaBatchStream("digits", 700)
     assert {len(shortest.split(t)[1]) for t in (1, 2, 3)} == {1}
     shortest.parts = shortest.parts[:5]

@@ -87,7 +87,8 @@ def size(model: torch.nn.Module) -> int:
 
 
 def everything(network: Overgrown, kinds: str):
-    """Choices with all candidates of some kinds: s(plits), n(ew neurons), l(ayers); and their parameters."""
+    """Choices with all candidates of some kinds: s(plits), n(ew neurons), l(ayers);
+    and their parameters."""
     chosen = [kind in kinds for kind in "snl"] * len(network.candidates)
     pairs = list(zip(chosen, network.perturbations, strict=True))
     scores = [torch.full((len(p),), -1.0 if taken else 1.0) for taken, p in pairs]

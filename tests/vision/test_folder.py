@@ -1,4 +1,5 @@
-"""Folders of images, in memory or in files that are mapped; data sets that the processes of a sweep share."""
+"""Folders of images, in memory or in files that are mapped;
+data sets that the processes of a sweep share."""
 
 import os
 import re

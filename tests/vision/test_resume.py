@@ -102,8 +102,8 @@ class Killed(BaseException):
 
 
 class Kills:
-    """Kills a run at `number` random points, counted in calls of `_due`: it requests a checkpoint there, and
-    kills the run at that call or one of the next two."""
+    """Kills a run at `number` random points, counted in calls of `_due`:
+    it requests a checkpoint there, and kills the run at that call or one of the next two."""
 
     def __init__(self, number, chances, seed):
         self.random = random.Random(seed)

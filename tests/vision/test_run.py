@@ -167,7 +167,8 @@ def test_a_single_mlp_runs_in_one_thread(monkeypatch, dataset, given, threads):
 
 
 def test_a_dry_run_prints_the_cost_of_each_run_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    """FLOPs are exact, at most those with --patience, more than those of the first size for what grows."""
+    """FLOPs are exact, at most those with --patience,
+    more than those of the first size for what grows."""
     monkeypatch.chdir(tmp_path)
     words = "--learner sm,ens,gens --hidden 4 --megabatches 7 --waiting-time 3 --replay off,on --epochs 2"
     command(monkeypatch, *words.split(), "--dry-run")

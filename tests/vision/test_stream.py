@@ -13,7 +13,8 @@ from vision.stage_data import StageData
 
 
 def numbered(n: int, name: str = "digits") -> Dataset:
-    """n training images of 1 x 1 pixel; image i has label i, so labels show the indices of a stream."""
+    """n training images of 1 x 1 pixel; image i has label i,
+    so labels show the indices of a stream."""
     images = Images(torch.zeros(n, 1, 1, 1, dtype=torch.uint8), torch.arange(n))
     return Dataset(name, images, images, n, (0.0,), (1.0,))
 

@@ -1,4 +1,5 @@
-"""The training loop: best epoch, patience, resumption, minibatches; stacks against single members."""
+"""The training loop: best epoch, patience, resumption, minibatches; stacks against single
+members."""
 
 import copy
 from functools import partial
@@ -111,8 +112,8 @@ def test_a_scheduler_sets_the_learning_rate_of_each_epoch():
 def test_a_stack_trains_as_its_members_one_by_one(make):
     """Within 1e-5 after 20 updates; each member keeps its own best epoch.
 
-    The VGG uses double precision: its 16 small layers with batch normalisation amplify rounding errors by
-    orders of magnitude at every update.
+    The VGG uses double precision: its 16 small layers with batch normalisation amplify rounding
+    errors by orders of magnitude at every update.
     """
     together, alone = make(3, seed=7), [make(1, seed=7 + member) for member in range(3)]
     chosen = Settings(

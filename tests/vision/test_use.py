@@ -38,7 +38,8 @@ def refusal(monkeypatch, capsys, *words):
 
 @pytest.fixture(scope="module")
 def gray(tmp_path_factory):
-    """Test images of digits as colour files, and a folder with a run of `gens` on digits, with all stages."""
+    """Test images of digits as colour files, and a folder with a run of `gens` on digits,
+    with all stages."""
     place = tmp_path_factory.mktemp("digits")
     dataset = data.load("digits")
     for i, image in enumerate(dataset.test.images[:300]):  # more than a batch

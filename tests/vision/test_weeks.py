@@ -1,4 +1,5 @@
-"""Images that arrive over time: periods and their splits, appends, new classes, the stream for a trainer."""
+"""Images that arrive over time: periods and their splits, appends, new classes,
+the stream for a trainer."""
 
 import csv
 import json

@@ -1,4 +1,5 @@
-"""`alma images --by week` on the command line, and the stream that `--write` makes for a trainer."""
+"""`alma images --by week` on the command line, and the stream that `--write` makes for a
+trainer."""
 
 import json
 

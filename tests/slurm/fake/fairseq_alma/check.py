@@ -1,4 +1,5 @@
-"""Stand-in for fairseq_alma.check: the flags in the tests, with the defaults of fairseq and alma_lm."""
+"""Stand-in for fairseq_alma.check: the flags in the tests,
+with the defaults of fairseq and alma_lm."""
 
 import argparse
 import json

@@ -1,7 +1,8 @@
 """Stand-in for fairseq-train: a model is a number, an update hashes and saves it.
 
-FAKE_CRASH=stage:update:how: fail there; `how` is `user`, `python` or `kill`. FAKE_SLEEP: seconds per update.
-FAKE_PIDS: file for the process id. SIGUSR1 ends it after the current update, to be run again.
+FAKE_CRASH=stage:update:how: fail there; `how` is `user`, `python` or `kill`. FAKE_SLEEP: seconds
+per update. FAKE_PIDS: file for the process id. SIGUSR1 ends it after the current update, to be run
+again.
 """
 
 import argparse
