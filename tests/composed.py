@@ -37,7 +37,8 @@ def compose(name: str, overrides: list[str], strict: bool) -> DictConfig:
 
 def compose_usual() -> None:
     """What most children need: a training, and an evaluation."""
-    flags = "STREAM --arch switch_gmoe_tiny --optimizer adam --lr-scheduler polynomial_decay --cpu".split()
+    flags = ["STREAM", "--arch", "switch_gmoe_tiny", "--optimizer", "adam"]
+    flags += ["--lr-scheduler", "polynomial_decay", "--cpu"]
     for parser, words in (
         (options.get_training_parser(default_task="alma_lm"), flags),
         (options.get_eval_lm_parser(default_task="alma_lm"), ["STREAM"]),

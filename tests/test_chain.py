@@ -21,9 +21,9 @@ from tests.fairseq_alma.shared import assert_same_training
 ROOT = Path(__file__).parent.parent
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
-    --tokens-per-sample 64 --max-tokens 1024 --optimizer adam --lr 1e-2 --lr-scheduler polynomial_decay
-    --total-num-update 24 --max-update 24 --warmup-updates 4 --save-interval-updates 6
-    --keep-interval-updates 1 --no-epoch-checkpoints --num-workers 0
+    --tokens-per-sample 64 --max-tokens 1024 --optimizer adam --lr 1e-2
+    --lr-scheduler polynomial_decay --total-num-update 24 --max-update 24 --warmup-updates 4
+    --save-interval-updates 6 --keep-interval-updates 1 --no-epoch-checkpoints --num-workers 0
 """.split()
 
 

@@ -1,5 +1,4 @@
-"""README.md, CONTRIBUTING.md and docs/: their commands, links,
-paths and tables of keys and flags are true.
+"""README.md, CONTRIBUTING.md and docs/: commands, links, paths, tables of keys and flags are true.
 
 Every line of a ```bash block is parsed by the program that it calls. Blocks after the line `<!--
 run -->` are executed, those of a page one after the other in an empty directory.
@@ -35,8 +34,9 @@ PAGES |= {
     for name in ("README.md", "CONTRIBUTING.md", "log/README.md")
 }
 BLOCK = re.compile(r"^(<!-- run -->\n)?```(bash|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-FAIRSEQ = {"fairseq-train": "get_training_parser", "fairseq-eval-lm": "get_eval_lm_parser"}
-FAIRSEQ |= {
+FAIRSEQ = {
+    "fairseq-train": "get_training_parser",
+    "fairseq-eval-lm": "get_eval_lm_parser",
     "fairseq-interactive": "get_generation_parser",
     "fairseq-generate": "get_generation_parser",
 }
@@ -50,8 +50,8 @@ TYPES = {
     "null": type(None),
     "object": dict,
     "string": str,
+    "number": (int, float),
 }
-TYPES |= {"number": (int, float)}
 """Types in the tables of docs/outputs.md."""
 
 Words = list[str]
@@ -309,11 +309,12 @@ def test_documented_keys_of_text_runs():
     from slurm.lm.plan import make_plan
     from slurm.lm.record import measured_fields
 
-    options = "--from-scratch --context-window 4 --name N --update-multiplier 2 --members 2"
-    commands = [f"S --learner ens --out R {options} -- --max-update 2", "S --learner gmoe --out R"]
-    more = "--schedule continuous --average .9 --replay-share .5 --replay-from recent"
-    commands += [
-        f"S --learner sm --out R {more}",
+    ensemble = "--from-scratch --context-window 4 --name N --update-multiplier 2 --members 2"
+    continuous = "--schedule continuous --average .9 --replay-share .5 --replay-from recent"
+    commands = [
+        f"S --learner ens --out R {ensemble} -- --max-update 2",
+        "S --learner gmoe --out R",
+        f"S --learner sm --out R {continuous}",
         "S --learner sm --out R --init M --cutoff 2023",
     ]
     requests = [request for words in commands for request in read_with_stand_in(words.split())]
@@ -333,16 +334,8 @@ def test_documented_keys_of_text_runs():
     extra = documented("extra, text")
     # with --average or --cutoff, if the stream drifts,
     # if another run of the launch has the same training
-    at_times = {
-        "raw",
-        "matrix",
-        "matrix_experts",
-        "matrix_periods",
-        "matrix_seen",
-        "scores",
-        "shared_with",
-    }
-    assert row["extra"].keys() | at_times == extra.keys()
+    at_times = "raw matrix matrix_experts matrix_periods matrix_seen scores shared_with".split()
+    assert row["extra"].keys() | set(at_times) == extra.keys()
     assert training.keys() - MACHINE_FIELDS == extra["training"][1]
 
 

@@ -14,9 +14,9 @@ from alma.records import MACHINE_FIELDS, Run
 
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
-    --tokens-per-sample 64 --max-tokens 1024 --optimizer adam --lr 1e-2 --lr-scheduler polynomial_decay
-    --total-num-update 8 --max-update 8 --warmup-updates 2 --save-interval-updates 3
-    --keep-interval-updates 1 --no-epoch-checkpoints --num-workers 0 --cpu
+    --tokens-per-sample 64 --max-tokens 1024 --optimizer adam --lr 1e-2
+    --lr-scheduler polynomial_decay --total-num-update 8 --max-update 8 --warmup-updates 2
+    --save-interval-updates 3 --keep-interval-updates 1 --no-epoch-checkpoints --num-workers 0 --cpu
 """.split()
 
 RUNS = [

@@ -137,7 +137,10 @@ def test_processes_without_fairseq_import_only_the_hook() -> None:
 def test_importing_fairseq_replaces_nothing_and_a_command_installs_the_hooks_once(tmp_path) -> None:
     """Handlers of signals only for our task: they would keep another training from ending.
     --user-dir names task and arch too; without it: tests/test_chain.py."""
-    words = f"{tmp_path} --user-dir {ROOT}/fairseq_alma --task alma_lm --arch switch_gmoe --cpu --max-tokens 512"
+    words = (
+        f"{tmp_path} --user-dir {ROOT}/fairseq_alma --task alma_lm --arch switch_gmoe --cpu "
+        "--max-tokens 512"
+    )
     done = python(
         "import signal, sys, fairseq, fairseq.trainer\n"
         "from fairseq import checkpoint_utils, models, options, tasks\n"
@@ -222,6 +225,7 @@ def test_make_refuses_other_pythons(tmp_path: Path) -> None:
     done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == (
-        f"error: {fake} does not start or is not Python 3.11 to 3.13; try make PYTHON=/path/to/python3.12"
+        f"error: {fake} does not start or is not Python 3.11 to 3.13; "
+        "try make PYTHON=/path/to/python3.12"
     )
     assert not venv.exists()

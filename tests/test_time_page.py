@@ -37,9 +37,8 @@ def make_history(folder: Path) -> None:
             message = " ".join(rng.choices(words, k=40))
             seconds = int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) + number * 86_400 * 6
             who = f"A <a@b> {seconds} +0000"
-            lines.append(
-                f"commit refs/heads/main\nauthor {who}\ncommitter {who}\ndata {len(message)}\n{message}\n"
-            )
+            lines.append(f"commit refs/heads/main\nauthor {who}\ncommitter {who}\n")
+            lines.append(f"data {len(message)}\n{message}\n")
     git = ["git", "-C", str(folder)]
     folder.mkdir()
     subprocess.run([*git, "init", "-q", "-b", "main"], check=True)

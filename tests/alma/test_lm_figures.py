@@ -135,7 +135,8 @@ def test_captions_and_remarks_name_the_paper_and_what_is_left_out(tmp_path, monk
     assert "Grey: the paper" in caption
     assert "45.7 GFLOPs per input of 512 tokens for base" in caption
     assert remarks == [
-        "not in Figure 5 (one waiting time, usual updates, no replay, not from scratch): SM_w4 of base",
+        "not in Figure 5 (one waiting time, usual updates, no replay, not from scratch): "
+        "SM_w4 of base",
         "Figure 5: 1 of 1 runs have a counterpart in the paper",
         "front: no two complete runs of one waiting time",
     ]

@@ -135,8 +135,8 @@ def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
     assert spread.startswith("± is the sample standard deviation")
     assert "4 of 10 rows match" in matched
     assert missing == [
-        "Table 1 left out: no run with waiting_time = update_multiplier = 3 or 4 has a counterpart of "
-        "the same learner, size and number of experts with both 1"
+        "Table 1 left out: no run with waiting_time = update_multiplier = 3 or 4 has a counterpart "
+        "of the same learner, size and number of experts with both 1"
     ]
 
 

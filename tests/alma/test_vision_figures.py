@@ -296,8 +296,8 @@ def test_methods_show_unusual_settings(tmp_path):
 def test_command_draws_all_figures_and_names_them_in_the_report(grid, tmp_path):
     done = report(grid, "--figures", "vision", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    names = "front learning_curves trade_offs over_time two_learners replay replay_waits replay_over_time"
-    names += " radar_h4 radar_h8 ablation"
+    names = "front learning_curves trade_offs over_time two_learners replay replay_waits"
+    names += " replay_over_time radar_h4 radar_h8 ablation"
     pictures = [f"digits_B4_{name}.png" for name in names.split()]
     expected = [str(tmp_path / "out" / name) for name in ("report.md", "report.csv", *pictures)]
     assert done.stdout.splitlines()[-len(expected) :] == expected

@@ -96,8 +96,9 @@ def sleep(path, seconds):
     Path(path + ".done").touch()
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    tasks = [(f"{sys.argv[1]}/{n}", 60 * bool(n)) for n in range(9)]
     with Workers(2) as workers:
-        for _, result in workers.run(sleep, [(f"{sys.argv[1]}/{n}", 60 * bool(n)) for n in range(9)]):
+        for _, result in workers.run(sleep, tasks):
             result()
 """
 

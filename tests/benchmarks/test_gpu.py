@@ -20,11 +20,12 @@ from slurm.engine.forks import ForkServer
 
 ROOT = Path(__file__).parents[2]
 MACHINE = set(
-    "cloudpickle colorama contourpy cycler cython filelock fonttools fsspec hf-xet httpx huggingface-hub "
-    "jinja2  joblib kiwisolver lxml markupsafe matplotlib mpmath narwhals networkx numpy packaging pillow "
-    "portalocker protobuf pyarrow pyparsing python-dateutil pyyaml regex sacrebleu safetensors scikit-learn "
-    "scipy sentencepiece setuptools sympy tabulate threadpoolctl tokenizers torch torchaudio torchvision "
-    "tqdm transformers typer typing-extensions".split()
+    "cloudpickle colorama contourpy cycler cython filelock fonttools fsspec hf-xet httpx "
+    "huggingface-hub jinja2 joblib kiwisolver lxml markupsafe matplotlib mpmath narwhals "
+    "networkx numpy packaging pillow portalocker protobuf pyarrow pyparsing python-dateutil "
+    "pyyaml regex sacrebleu safetensors scikit-learn scipy sentencepiece setuptools sympy "
+    "tabulate threadpoolctl tokenizers torch torchaudio torchvision tqdm transformers typer "
+    "typing-extensions".split()
 )
 """What the GPU machine has of the packages that ALMA needs."""
 
@@ -230,9 +231,10 @@ def test_gpu_tests_are_collected(step, benchmark):
 
 STEPS = {
     "well": "work_on('step.cases', args)",
-    "hangs": "announce({'n': 1}); tell({'n': 1}, {'ms': [1.0, 2.0]}); announce({'n': 2}); time.sleep(600)",
+    "hangs": "announce({'n': 1}); tell({'n': 1}, {'ms': [1.0, 2.0]}); "
+    "announce({'n': 2}); time.sleep(600)",
     "crashes": "announce({'n': 3}); os.kill(os.getpid(), signal.SIGSEGV)",
-    "garbage": "sys.stdout.buffer.write(b'\\xff\\nROW {\\nROW [1]\\nCASE 5\\nROW {\"case\": 1}\\n')",
+    "garbage": r"""sys.stdout.buffer.write(b'\xff\nROW {\nROW [1]\nCASE 5\nROW {"case": 1}\n')""",
     "last": "subprocess.Popen(['sleep', '600']); tell({'n': 4}, {'MFU': 0.1})",
 }
 SCRIPT = """

@@ -128,11 +128,13 @@ class Cases:
         self.inputs.copy(scenario.needs, self.work)
 
     def _call(self, scenario: Scenario) -> judge.Ended:
-        main = lambda: judge.main_of(scenario.words.split())()  # noqa: E731  imports in the child too
-        stdin = self.work / scenario.stdin
-        return judge.run(
-            main, self.work, self.place / "log", str(stdin) if stdin.is_file() else os.devnull
-        )
+        def main() -> None:  # it imports in the child, too
+            judge.main_of(scenario.words.split())()
+
+        stdin = str(self.work / scenario.stdin)
+        if not Path(stdin).is_file():
+            stdin = os.devnull
+        return judge.run(main, self.work, self.place / "log", stdin)
 
     def _problem(self, scenario: Scenario, kind: str, path: Path, ended: judge.Ended) -> str:
         """What is wrong with the end of a command, or with its result from a damaged file;

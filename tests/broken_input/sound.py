@@ -16,8 +16,8 @@ from tests.broken_input import judge
 
 TINY = (
     "--arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2 "
-    "--moe-expert-count 2 --tokens-per-sample 32 --max-tokens 256 --lr 5e-3 --max-update 4 --log-format json "
-    "--num-workers 0 --no-epoch-checkpoints"
+    "--moe-expert-count 2 --tokens-per-sample 32 --max-tokens 256 --lr 5e-3 --max-update 4 "
+    "--log-format json --num-workers 0 --no-epoch-checkpoints"
 )
 SIZES = "--valid-words 300 --vocab-size 300 --workers 1"
 GPT2 = "--bpe gpt2 --gpt2-encoder-json gpt2/encoder.json --gpt2-vocab-bpe gpt2/vocab.bpe"
@@ -28,8 +28,8 @@ failed on SLURM, and programs of SLURM."""
 COMMANDS = {
     "stream": (f"data text=corpus --out stream --mega-batches 2 --words 2000 {SIZES}", "corpus"),
     "ordered": (
-        "data a=corpus/help.txt b=corpus/notes.md.gz c=corpus/books.txt.zst --ordered --out ordered "
-        f"{GPT2} --eval-words 200 --valid-words 100 --workers 1",
+        "data a=corpus/help.txt b=corpus/notes.md.gz c=corpus/books.txt.zst --ordered "
+        f"--out ordered {GPT2} --eval-words 200 --valid-words 100 --workers 1",
         "corpus",
         "gpt2",
     ),

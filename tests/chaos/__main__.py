@@ -26,7 +26,8 @@ REPEATS = 3
 SOON = 20
 """Seconds from Ctrl-C to the end of a command and its processes, on a busy machine too."""
 _TRACEBACK = re.compile(
-    r"^(Exception ignored in atexit callback: .*\n)?Traceback \(most recent call last\):\n((?: .*\n)*)",
+    r"^(Exception ignored in atexit callback: .*\n)?"
+    r"Traceback \(most recent call last\):\n((?: .*\n)*)",
     re.M,
 )
 _PYTHONS_OWN = re.compile(r'  File "(<|.*/(multiprocessing|concurrent/futures)/|.*/threading\.py)')
@@ -160,11 +161,11 @@ def main() -> None:
         while not reports or time.monotonic() < began + 60 * options.minutes:
             seed = options.seed + len(reports)
             reports.append(runs.run(Random(f"{options.tool} {seed}")))
-            if problem := reports[-1].problem:
-                print(
-                    f"seed {seed}: {reports[-1].settings}\n    after {', '.join(reports[-1].faults)}:"
-                )
-                print(f"    {problem}", flush=True)
+            report = reports[-1]
+            if report.problem:
+                print(f"seed {seed}: {report.settings}")
+                print(f"    after {', '.join(report.faults)}:")
+                print(f"    {report.problem}", flush=True)
     problems = sum(bool(report.problem) for report in reports)
     faults = sum(len(report.faults) for report in reports)
     print(f"{faults} faults in {len(reports)} runs, {problems} differences")

@@ -50,9 +50,8 @@ HARM = {
     "subprocess.Popen(['sleep', '100'])": "left processes: ",
     "time.sleep(.1); raise KeyError('x')": "KeyError: 'x'",
     "time.sleep(.1); raise SystemExit(1)": "exit code 1, 0 lines of errors",
-    "open('../x', 'w').write(f'{os.getpid()}\\n'); os.rename('../x', 'results.jsonl'); time.sleep(1)": (
-        "was done again or lost"
-    ),
+    "open('../x', 'w').write(f'{os.getpid()}\\n'); "
+    "os.rename('../x', 'results.jsonl'); time.sleep(1)": "was done again or lost",
 }
 """What a command does, and what the harness says."""
 

@@ -39,7 +39,10 @@ class Workload(NamedTuple):
 
 def data_prep(rng: Random) -> Workload:
     """A stream, shuffled, ordered or dated, and often one more mega-batch."""
-    sizes = f"--valid-words 300 --workers {rng.randint(1, 3)} --seed {rng.randrange(100)} --vocab-size 300"
+    sizes = (
+        f"--valid-words 300 --workers {rng.randint(1, 3)} --seed {rng.randrange(100)} "
+        "--vocab-size 300"
+    )
     corpus = "a=corpus/help.txt b=corpus/notes.md.gz c=corpus/books.txt.zst"
     texts = (
         "text=corpus/help.txt text=corpus/notes.md.gz text=corpus/AA --mega-batches 2 --words 2000"

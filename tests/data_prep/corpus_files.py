@@ -33,5 +33,6 @@ def read(path, reader=None, shard_bytes=1 << 20):
 
 
 def warc(kind: str, payload: bytes) -> bytes:
-    headers = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: http://a/\r\nContent-Length: {len(payload)}"
+    headers = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: http://a/\r\n"
+    headers += f"Content-Length: {len(payload)}"
     return headers.encode() + b"\r\n\r\n" + payload + b"\r\n\r\n"

@@ -62,7 +62,10 @@ class Repository:
     def raw(self, message: bytes, date: str, parent: str = "") -> None:
         """Make a commit that git itself would refuse, or mend; HEAD is then at it."""
         after = f"parent {parent}\n" * bool(parent)
-        head = f"tree {self.git('mktree')}\n{after}author A <a@x> {date}\ncommitter A <a@x> 1500000000 +0000\n\n"
+        head = (
+            f"tree {self.git('mktree')}\n{after}author A <a@x> {date}\n"
+            "committer A <a@x> 1500000000 +0000\n\n"
+        )
         words = ("hash-object", "--literally", "-t", "commit", "-w", "--stdin")
         self.git("update-ref", "HEAD", self.git(*words, data=head.encode() + message))
 

@@ -166,7 +166,10 @@ def test_killed_anywhere_and_run_again(news, dated, prepare, tmp_path, monkeypat
     two = digests(whole)
     prepare(late, "--append", out=whole, **APPEND)
     out = tmp_path / "out"
-    new = "--by year --words 700 --eval-words 200 --valid-words 100 --vocab-size 80 --near-duplicates drop"
+    new = (
+        "--by year --words 700 --eval-words 200 --valid-words 100 --vocab-size 80 "
+        "--near-duplicates drop"
+    )
     relaunch(str(early), *new.split(), "--workers", "1", "--out", str(out))
     assert digests(out) == two
     relaunch(

@@ -23,7 +23,8 @@ ODD = [
     "  leading and trailing  \r\nsecond line\r\n\ttabs\tinside ",
     "zero\u200bwidth \ufeff nul\x00byte \x00 \u180e x\u180e \u00ad \u2060 \u200d",
     "12345 1a2b 3.14 ½ ² ٣٤ 十 Ⅷ x² $5.00 100% a1b2 -7",
-    "漢字 \U0001f600 mixed漢bada e\u0301 \u0301alone n\u0303 \U0001f468\u200d\U0001f469 \U0001f1e9\U0001f1ea",
+    "漢字 \U0001f600 mixed漢bada e\u0301 \u0301alone n\u0303 \U0001f468\u200d\U0001f469 "
+    "\U0001f1e9\U0001f1ea",
     "Ġmark Ċ <|endoftext|> <s> <pad> </s> <unk> \u2581 #version",
     "the the" * 2000,
 ]

@@ -26,7 +26,10 @@ LLAMA_3 = (
 )
 PATTERNS = ["", LLAMA_3, LLAMA_3.replace("{1,3}", ""), LLAMA_3.replace(r"[\r\n]*", r"[\r\n/]*")]
 """Of GPT-2, Llama 3, Qwen 2, and as of o200k, where a line break ends no token."""
-LINES = "it's THEY'LL 12345\na\u00e9\u0301 \u6f22\u5b57 x\u00b2.\n/path\n\n'\U0001f600!!\n<|end|> \u200b$5.0"
+LINES = (
+    "it's THEY'LL 12345\na\u00e9\u0301 \u6f22\u5b57 x\u00b2.\n/path\n\n'\U0001f600!!\n"
+    "<|end|> \u200b$5.0"
+)
 
 
 def save(path, pattern="", form=None, **changes):

@@ -153,10 +153,12 @@ def test_all_megabatches_that_are_too_small_are_named():
         plan_of(
             make_records(documents), splits_of(words=200, eval_words=30, valid_words=20), SOURCES
         )
+    # megabatch_00 took none
     assert str(error.value) == (
-        "3 of 3 mega-batches have fewer than the 250 words of their parts (30 test + 20 validation + 200 "
-        "training) after dropping duplicates: megabatch_00 (b) has 150, megabatch_01 (a, d) has 150, "
-        "megabatch_02 (c) has 20; add text or ask for fewer words"  # megabatch_00 took none
+        "3 of 3 mega-batches have fewer than the 250 words of their parts "
+        "(30 test + 20 validation + 200 training) after dropping duplicates: "
+        "megabatch_00 (b) has 150, megabatch_01 (a, d) has 150, megabatch_02 (c) has 20; "
+        "add text or ask for fewer words"
     )
 
 

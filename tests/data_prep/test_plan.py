@@ -158,10 +158,13 @@ def same_plan(records, splits, sources, bucket_bytes, known=None, **sizes):
 @pytest.mark.parametrize(
     ("documents", "splits", "message"),
     [
-        ([(0, 10, 0), (0, 10, 1), (1, 5, 1)], Splits(2, 8, 8, 4, "web"), "15 words in 2 documents after "
-         "dropping 1 duplicates.* 28 are needed: 13 words are missing"),
-        ([(0, 10, 0), (1, 5, 1)], Splits(1, 4, 4, 6, "web"), "source web has 5 words.*1 words are missing"),
-        ([(0, 100, 0), (1, 100, 0), (2, 5, 1)], Splits(4, 30, 30, 5, "web"), "longest document has 100"),
+        ([(0, 10, 0), (0, 10, 1), (1, 5, 1)], Splits(2, 8, 8, 4, "web"),
+         "15 words in 2 documents after dropping 1 duplicates.* "
+         "28 are needed: 13 words are missing"),
+        ([(0, 10, 0), (1, 5, 1)], Splits(1, 4, 4, 6, "web"),
+         "source web has 5 words.*1 words are missing"),
+        ([(0, 100, 0), (1, 100, 0), (2, 5, 1)], Splits(4, 30, 30, 5, "web"),
+         "longest document has 100"),
         # 59 is nearer to 30 words of validation than none
         ([(0, 59, 1), *((key, 1, 0) for key in range(1, 21))], Splits(1, 14, 7, 30, "web"),
          "20 words are left after validation, 21 are needed"),

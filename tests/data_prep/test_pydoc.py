@@ -47,7 +47,10 @@ def test_docstrings_are_reflowed_in_source_order_without_code(tmp_path: Path) ->
 def test_what_is_no_prose_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text("print 'Python 2'")
     assert docstrings(tmp_path / "module.py") == []
-    text = "A title that stays\n==================\n\n1 2 3 4 5\n\nx y\n\nPlain words read as a paragraph."
+    text = (
+        "A title that stays\n==================\n\n1 2 3 4 5\n\nx y\n\n"
+        "Plain words read as a paragraph."
+    )
     assert prose(text) == ["A title that stays", "Plain words read as a paragraph."]
 
 

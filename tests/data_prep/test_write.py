@@ -123,8 +123,9 @@ def test_data_report_and_advise_run_without_what_the_light_installation_lacks(co
     image_run(tmp_path / "runs" / "one", [0.5, 0.4, 0.3, 0.2])
     image_run(tmp_path / "runs" / "two", [0.4, 0.3, 0.2, 0.1], 2)
     sizes = "--mega-batches 2 --words 1000 --valid-words 300 --vocab-size 120 --workers 1"
-    block = "import sys; sys.modules.update(dict.fromkeys(('torch', 'torchvision', 'fairseq', 'fairscale', "
-    block += "'submitit', 'safetensors', 'sklearn', 'tensorboardX')))\n"
+    packages = ("torch", "torchvision", "fairseq", "fairscale")
+    packages += ("submitit", "safetensors", "sklearn", "tensorboardX")
+    block = f"import sys\nsys.modules.update(dict.fromkeys({packages}))\n"
     block += "from alma.__main__ import main\nmain()"
     for words in (
         f"data {corpus} --out {tmp_path}/stream {sizes}",

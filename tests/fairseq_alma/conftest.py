@@ -12,8 +12,8 @@ from tests.fairseq_alma.shared import config_of, load
 TINY = """
     --task alma_lm --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32
     --decoder-attention-heads 2 --tokens-per-sample 64 --max-tokens 512 --optimizer adam --lr 5e-3
-    --lr-scheduler polynomial_decay --total-num-update 20 --max-update 20 --warmup-updates 2 --dropout 0.1
-    --log-format json --log-interval 5 --num-workers 0 --no-epoch-checkpoints --seed 7
+    --lr-scheduler polynomial_decay --total-num-update 20 --max-update 20 --warmup-updates 2
+    --dropout 0.1 --log-format json --log-interval 5 --num-workers 0 --no-epoch-checkpoints --seed 7
 """
 
 

@@ -38,8 +38,10 @@ def refused(capsys, *words: str) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        "--arch switch_gmoe_tiny --optimizer adam --adam-betas (0.5,0.9) --lr 1e-2,1e-3 --save-dir a=b,c",
-        "--arch transformer_lm --criterion chunked_cross_entropy --optimizer adafactor --fp16 --seed 2",
+        "--arch switch_gmoe_tiny --optimizer adam --adam-betas (0.5,0.9) --lr 1e-2,1e-3 "
+        "--save-dir a=b,c",
+        "--arch transformer_lm --criterion chunked_cross_entropy --optimizer adafactor --fp16 "
+        "--seed 2",
     ],
 )
 def test_configurations_of_forked_children_are_those_that_hydra_composes(words, monkeypatch):
@@ -149,18 +151,18 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
         ),
         (
             "S --arch hf_gpt2",
-            "--arch hf_gpt2: the task alma_lm trains switch_gmoe*, transformer_lm, lstm_lm, fconv_lm, "
-            "lightconv_lm and your own language models (--user-dir)",
+            "--arch hf_gpt2: the task alma_lm trains switch_gmoe*, transformer_lm, lstm_lm, "
+            "fconv_lm, lightconv_lm and your own language models (--user-dir)",
         ),
         (
             "S --arch transformer_lm_wiki103",
-            "--arch transformer_lm_wiki103 with --adaptive-softmax-cutoff: perplexity or FLOPs cannot be "
-            "measured; leave it out",
+            "--arch transformer_lm_wiki103 with --adaptive-softmax-cutoff: "
+            "perplexity or FLOPs cannot be measured; leave it out",
         ),
         (
             "S --criterion adaptive_loss",
-            "--criterion adaptive_loss: the task alma_lm takes cross_entropy, chunked_cross_entropy, "
-            "label_smoothed_cross_entropy",
+            "--criterion adaptive_loss: the task alma_lm takes cross_entropy, "
+            "chunked_cross_entropy, label_smoothed_cross_entropy",
         ),
         (
             "S --max-target-positions 32",
@@ -178,7 +180,8 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
         ),
         (
             "S --ddp-backend fully_sharded",
-            "--ddp-backend fully_sharded: the task alma_lm takes pytorch_ddp, c10d, legacy_ddp, no_c10d",
+            "--ddp-backend fully_sharded: the task alma_lm takes pytorch_ddp, c10d, legacy_ddp, "
+            "no_c10d",
         ),
         ("S --max-tokens-valid many", "--max-tokens-valid: invalid int value: 'many'"),
         (

@@ -35,7 +35,8 @@ def train_step(self, sample, model, criterion, optimizer, update_num, **kwargs):
     scaler = optimizer.scaler
     scale = scaler.get_scale() if hasattr(scaler, "get_scale") else scaler.loss_scale
     shared = [p for p in model.parameters() if not hasattr(p, "expert")]
-    print("update", update_num, "scale", scale, "weights", sum(p.double().sum().item() for p in shared))
+    total = sum(p.double().sum().item() for p in shared)
+    print("update", update_num, "scale", scale, "weights", total)
     result = step(self, sample, model, criterion, optimizer, update_num, **kwargs)
     if torch.distributed.get_rank() == 1 and update_num == 2 and not hasattr(self, "overflown"):
         self.overflown = True

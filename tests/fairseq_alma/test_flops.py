@@ -14,7 +14,10 @@ from slurm.lm.plan import make_plan
 from slurm.lm.request import read_requests, resolved
 from tests.fairseq_alma.shared import config_of
 
-NARROW = "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 48 --decoder-attention-heads 2"
+NARROW = (
+    "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 48 "
+    "--decoder-attention-heads 2"
+)
 
 
 def counted(model, sample) -> int:

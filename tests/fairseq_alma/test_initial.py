@@ -19,7 +19,9 @@ from tests.conftest import ROOT
 
 END = 7  # not the first id, so that a row that is off by one shows
 BLOCK = 48
-FLAGS = f"--tokens-per-sample {BLOCK} --max-tokens 384 --max-update 3 --lr 1e-2 --num-workers 0 --cpu".split()
+FLAGS = (
+    f"--tokens-per-sample {BLOCK} --max-tokens 384 --max-update 3 --lr 1e-2 --num-workers 0 --cpu"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -324,7 +326,10 @@ def test_a_checkpoint_of_other_tokens_is_one_line(
     words = list(map(str, [data, *tiny, "--init", path]))
     with pytest.raises(SystemExit, match="2"):
         check.resolve(words)
-    line = f"error: {data}: its tokens are not those of {path}, which {home} has: make a stream by `alma data"
+    line = (
+        f"error: {data}: its tokens are not those of {path}, which {home} has: "
+        "make a stream by `alma data"
+    )
     assert capsys.readouterr().err.startswith(line)
     words[0] = str(stream if not beside else tmp_path)
     check.resolve(words)

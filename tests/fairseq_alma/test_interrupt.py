@@ -24,7 +24,8 @@ step = AlmaLMTask.train_step
 
 def train_step(self, sample, model, criterion, optimizer, update_num, **kwargs):
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    if rank == int(os.environ.get("SIGNAL_TO", 0)) and update_num + 1 == int(os.environ["SIGNAL_AT"]):
+    is_target = rank == int(os.environ.get("SIGNAL_TO", 0))
+    if is_target and update_num + 1 == int(os.environ["SIGNAL_AT"]):
         os.kill(os.getpid(), signal.SIGUSR1)
     return step(self, sample, model, criterion, optimizer, update_num, **kwargs)
 

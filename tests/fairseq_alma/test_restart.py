@@ -28,14 +28,15 @@ FLAGS = {
     "lean_fp16": "--memory-efficient-fp16 --fp16-scale-window 9",
     "bf16": "--bf16",
     "lean_bf16": "--memory-efficient-bf16",
-    "adam": "--optimizer adam --use-old-adam --adam-betas (0.8,0.9) --adam-eps 1e-6 --weight-decay .01",
+    "adam": "--optimizer adam --use-old-adam --adam-betas (0.8,0.9) --adam-eps 1e-6 "
+    "--weight-decay .01",
     "adamax": "--optimizer adamax --adamax-betas (0.8,0.9) --adamax-eps 1e-6 --no-bias-correction",
     "nag": "--optimizer nag --momentum .5",
     "sgd": "--optimizer sgd --momentum .5",
     "adagrad": "--optimizer adagrad",
     "adadelta": "--optimizer adadelta --adadelta-rho .8 --adadelta-eps 1e-5",
-    "adafactor": "--optimizer adafactor --adafactor-eps (1e-20,1e-2) --clip-threshold 2 --decay-rate -.5 "
-    "--beta1 .5 --scale-parameter",
+    "adafactor": "--optimizer adafactor --adafactor-eps (1e-20,1e-2) --clip-threshold 2 "
+    "--decay-rate -.5 --beta1 .5 --scale-parameter",
     "polynomial": "--end-learning-rate 1e-4 --power 2",
     "fixed": "--lr-scheduler fixed --lr 1e-3,2e-3 --warmup-updates 3",
     "inverse_sqrt": "--lr-scheduler inverse_sqrt --warmup-init-lr 1e-4",
@@ -44,10 +45,13 @@ FLAGS = {
     "tri_stage": "--lr-scheduler tri_stage --warmup-steps 4 --hold-steps 4 --decay-steps 9 "
     "--init-lr-scale .1 --final-lr-scale .1",
     "thirds": "--lr-scheduler tri_stage --phase-ratio (0.3,0.3,0.4)",
-    "triangular": "--lr-scheduler triangular --max-lr .01 --lr-period-updates 6 --shrink-min --lr-shrink .5",
-    "manual": "--lr-scheduler manual --epoch2lr {'1':1e-3,'2':2e-3} --update2lr {'6':1e-3,'11':3e-3}",
-    "data": "--batch-size 16 --required-batch-size-multiple 5 --batch-size-valid 3 --max-tokens-valid 512 "
-    "--seed 3 --num-workers 1 --skip-remainder-batch --sentence-avg --clip-norm .1 --dropout .2",
+    "triangular": "--lr-scheduler triangular --max-lr .01 --lr-period-updates 6 --shrink-min "
+    "--lr-shrink .5",
+    "manual": "--lr-scheduler manual --epoch2lr {'1':1e-3,'2':2e-3} "
+    "--update2lr {'6':1e-3,'11':3e-3}",
+    "data": "--batch-size 16 --required-batch-size-multiple 5 --batch-size-valid 3 "
+    "--max-tokens-valid 512 --seed 3 --num-workers 1 --skip-remainder-batch --sentence-avg "
+    "--clip-norm .1 --dropout .2",
     "layers": "--arch transformer_lm --decoder-ffn-embed-dim 32 --decoder-layerdrop .3",
     "order": "--curriculum 1 --update-ordered-indices-seed --grouped-shuffling",
     "groups": "--grouped-shuffling --update-epoch-batch-itr True",
@@ -65,10 +69,11 @@ FLAGS = {
     "polynomial_average": "--store-ema --ema-poly 4",
     "patience": "--patience 6 --validate-interval-updates 3 --maximize-best-checkpoint-metric",
     "restored": "--restore-file STAGE --reset-optimizer --reset-dataloader",
-    "once": "--continue-once STAGE --reset-dataloader --reset-meters --reset-lr-scheduler --reset-optimizer",
+    "once": "--continue-once STAGE --reset-dataloader --reset-meters --reset-lr-scheduler "
+    "--reset-optimizer",
     "finetuned": "--finetune-from-model STAGE --stage 1 --replay-share .5 --replay-from recent",
-    "continuous": "--finetune-from-model STAGE --stage 1 --schedule continuous --lr-scheduler fixed "
-    "--max-update 40",
+    "continuous": "--finetune-from-model STAGE --stage 1 --schedule continuous "
+    "--lr-scheduler fixed --max-update 40",
 }
 """Flags of a training, with others than their defaults; STAGE is the checkpoint of a training."""
 HOLDERS = {
@@ -182,7 +187,10 @@ def test_what_does_nothing_alone_is_refused(capsys):
     actions = actions_of()
     for flag, needed in TABLE["needs"].items():
         words = with_value(actions[flag])
-        expected = f"error: {flag} does nothing without {' or '.join(needed)}: give both, or leave it out\n"
+        expected = (
+            f"error: {flag} does nothing without {' or '.join(needed)}: give both, "
+            "or leave it out\n"
+        )
         assert error(*words) == expected
         if "--init" not in needed and flag != "--aim-run-hash":
             actions_of(*words, *with_value(actions[needed[-1]]))
@@ -263,7 +271,8 @@ def test_unused_flags_change_no_number(train, tmp_path):
         "--bpe": "gpt2",
         "--dataset-impl": "mmap",
         "--data-buffer-size": "3",
-        "--gen-subset": "valid",  # of `fairseq_alma.evaluate --untrained`, which takes a training's flags
+        # of `fairseq_alma.evaluate --untrained`, which takes a training's flags
+        "--gen-subset": "valid",
     }
     alone = "--no-progress-bar --debug-param-names --ignore-unused-valid-subsets".split()
     untried = names(
@@ -283,9 +292,9 @@ def test_flags_of_several_processes_change_no_number(train_on_two, tmp_path):
     and those of the start of the processes, which the environment determines here."""
     words = (
         "--bucket-cap-mb 1 --find-unused-parameters --gradient-as-bucket-view --broadcast-buffers "
+        "--fix-batches-to-gpus --fast-stat-sync --heartbeat-timeout 99 "
+        "--all-gather-list-size 20000 --load-checkpoint-on-all-dp-ranks --zero-sharding os"
     )
-    words += "--fix-batches-to-gpus --fast-stat-sync --heartbeat-timeout 99 --all-gather-list-size 20000 "
-    words += "--load-checkpoint-on-all-dp-ranks --zero-sharding os"
     untried = names(
         "--ddp-backend --ddp-comm-hook --device-id --distributed-num-procs --distributed-rank"
     )

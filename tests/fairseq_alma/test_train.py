@@ -267,8 +267,8 @@ def test_a_hub_model_scores_text_in_a_script(stage0, stream):
     code = f"""
 from fairseq.models.transformer_lm import TransformerLanguageModel
 model = TransformerLanguageModel.from_pretrained(
-    {str(stage0.parent)!r}, "checkpoint_last.pt", data_name_or_path={str(stream)!r}, bpe="sentencepiece",
-    sentencepiece_model={str(stream / "tokenizer.model")!r})
+    {str(stage0.parent)!r}, "checkpoint_last.pt", data_name_or_path={str(stream)!r},
+    bpe="sentencepiece", sentencepiece_model={str(stream / "tokenizer.model")!r})
 print(len(model.score("The function returns")["positional_scores"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

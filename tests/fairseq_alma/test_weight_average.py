@@ -89,7 +89,9 @@ def test_a_resumed_average_equals_that_of_an_uninterrupted_run(
 def test_the_average_starts_with_the_update_that_ema_start_update_names(train, tmp_path):
     """The k-th update counts from 1; after a resume too.
     With few updates the average is the plain mean."""
-    flags = "--ema-start-update 3 --ema-decay .99 --save-interval-updates 1 --keep-interval-updates 9".split()
+    flags = (
+        "--ema-start-update 3 --ema-decay .99 --save-interval-updates 1 --keep-interval-updates 9"
+    ).split()
     whole = train(tmp_path / "whole", *flags, "--max-update", "6")
     train(tmp_path / "resumed", *flags, "--max-update", "4")
     resumed = train(tmp_path / "resumed", *flags, "--max-update", "6")

@@ -214,7 +214,8 @@ EVALUATED_OTHERWISE = {
     "dataclass/utils.py: eval_str_list(x, str)": "",
     "models/lightconv.py: utils.eval_str_list(x, int)": "decoder_kernel_size_list",
     "models/lightconv_lm.py: utils.eval_str_list(x, int)": "decoder_kernel_size_list",
-    "modules/multihead_attention.py: utils.eval_str_dict(xformers_att_config)": "decoder_xformers_att_config",
+    "modules/multihead_attention.py: "
+    "utils.eval_str_dict(xformers_att_config)": "decoder_xformers_att_config",
     "utils.py: eval(x)": "",  # the three functions that the others call
 }
 """Evaluations of what is no attribute, and the setting that they evaluate."""

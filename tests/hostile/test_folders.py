@@ -59,7 +59,8 @@ LINKS = {
     "an export": (
         "run/.lock",
         symbolic,
-        "data text={corpus} --out run --mega-batches 1 --words 100 --valid-words 9 --vocab-size 300",
+        "data text={corpus} --out run --mega-batches 1 --words 100 --valid-words 9 "
+        "--vocab-size 300",
     ),
 }
 
@@ -359,7 +360,8 @@ def test_a_user_dir_of_the_command_line_may_still_name_its_own_model(place):
     module.mkdir()
     (module / "__init__.py").write_text(
         "from fairseq.models import register_model, register_model_architecture\n"
-        "from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig\n"
+        "from fairseq.models.transformer_lm import TransformerLanguageModel, "
+        "TransformerLanguageModelConfig\n"
         "@register_model('my_lm', dataclass=TransformerLanguageModelConfig)\n"
         "class Mine(TransformerLanguageModel):\n    pass\n"
     )

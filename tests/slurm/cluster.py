@@ -21,9 +21,10 @@ from pathlib import Path
 
 from tests.slurm.supervisor import descendants, read_proc
 
-FINAL = set(
-    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT".split()
-)
+FINAL = {
+    *"BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL".split(),
+    *"OUT_OF_MEMORY PREEMPTED TIMEOUT".split(),
+}
 """Final states; a preempted job ends only with --no-requeue."""
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -177,7 +178,8 @@ class Cluster:
             ("main", f"Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE}"),
             ("high", "PriorityTier=10 PreemptMode=OFF"),
         ):
-            yield f"PartitionName={name} Nodes={','.join(self.nodes)} MaxTime=INFINITE State=UP {more}"
+            nodes = ",".join(self.nodes)
+            yield f"PartitionName={name} Nodes={nodes} MaxTime=INFINITE State=UP {more}"
 
     def run(self, *argv: object, **variables: str) -> str:
         """Return the output of a SLURM command. Raises RuntimeError, with that output, if it

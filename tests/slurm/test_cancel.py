@@ -58,8 +58,8 @@ def test_shared_trainings_are_left_unless_all_their_runs_are_given(
     sm, ens = jobs("sm"), jobs("ens")
     waiting = {"stage 0, member 1 of 2", "stage 1, member 1 of 2", *EVALUATIONS}
     said = say("--dry-run")
-    assert said[:4] == [*(f"sm: {name} (job id {sm[name]})" for name in ("untrained", *EVALUATIONS)),
-                        "would cancel 3 jobs"]  # fmt: skip
+    cancelled = [f"sm: {name} (job id {sm[name]})" for name in ("untrained", *EVALUATIONS)]
+    assert said[:4] == [*cancelled, "would cancel 3 jobs"]
     assert said[4].startswith(
         "left are these, because other runs wait for them; give these runs too "
     )

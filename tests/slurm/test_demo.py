@@ -21,7 +21,9 @@ kind = sys.argv[1]
 with open("words", "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 deadline = time.monotonic() + 60
-together = lambda: sum(json.loads(line)[0] == kind for line in pathlib.Path("words").read_text().splitlines())
+def together():
+    lines = pathlib.Path("words").read_text().splitlines()
+    return sum(json.loads(line)[0] == kind for line in lines)
 while kind in ("train", "images") and together() < 3:
     assert time.monotonic() < deadline, "the others have not started"
     time.sleep(0.01)

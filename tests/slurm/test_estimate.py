@@ -22,8 +22,8 @@ ONE_GPU = Machine((8 * 10**9,), None)
 # 32), a dense FFN of 552, the last norm 16: 1464 shared; 552 and a router row of 8 in each expert.
 # A token's forward pass: 2 * (2 * (256 + 512) + 8 * E + 14 * 8) = 3296 + 16 * E FLOPs.
 TINY = """
-    --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 8 --tokens-per-sample 16 --batch-size 4
-    --update-freq 2 --max-update 10
+    --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 8 --tokens-per-sample 16
+    --batch-size 4 --update-freq 2 --max-update 10
 """.split()
 
 

@@ -312,7 +312,8 @@ def test_combinations_are_checked_before_the_first_one_starts(launcher):
         "S --learner ens --members 3 --replay --seeds 0-1 --name 'a b' --out R -- --lr 1e-3 --cpu",
         "S --learner gmoe --grow-experts 2,2,4 --grow-router copy --stages 2 --out R -- --lr=2e-3",
         "S --learner sm --schedule continuous --average .999 --replay-share .5 --seed 7 --out R",
-        "S --learner sm --average last:2 --from-scratch --context-window 4 --update-multiplier 3 --out R --"
+        "S --learner sm --average last:2 --from-scratch --context-window 4 --update-multiplier 3 "
+        "--out R --"
         " --save-interval-updates 9 --max-update 60 --adam-betas '(0.9, 0.98)'",
         "in/tuned.yaml lr=1e-3,2e-3",
         "in/plain.yaml",

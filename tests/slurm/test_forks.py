@@ -112,7 +112,8 @@ def test_killed_server(server, folder):
 
 def test_killed_launcher(folder):
     """No command outlives the launcher."""
-    code = "import sys, os; from slurm.engine.forks import *; s = ForkServer([]); f = os.open('log', 65)\n"
+    code = "import sys, os; from slurm.engine.forks import *\n"
+    code += "s = ForkServer([]); f = os.open('log', 65)\n"
     code += "s.start(['command', 'sleep'], [0, f, f], os.environ).wait()"
     root = Path(__file__).parents[2]
     launcher = subprocess.Popen(

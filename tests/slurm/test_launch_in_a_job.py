@@ -57,7 +57,10 @@ LAUNCHES = {
     "srun --mem-per-cpu": ("srun", *OUTER, "--mem-per-cpu=100"),
 }
 """The program that starts the launch."""
-ASKED = "Partition TimeLimit Requeue NumNodes NumCPUs NumTasks TRES MinMemoryNode Features QOS Account Nice"
+ASKED = (
+    "Partition TimeLimit Requeue NumNodes NumCPUs NumTasks TRES MinMemoryNode Features QOS "
+    "Account Nice"
+)
 ASKED += (
     " TresPerNode ArrayTaskThrottle JobName JobState KillOInInvalidDependent WCKey OverSubscribe"
 )

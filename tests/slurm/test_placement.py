@@ -62,7 +62,10 @@ def test_the_batch_stays_and_its_division_is_explicit(machine, flags, processes,
 
 def test_processes_that_cannot_share_the_batch_are_refused_with_what_works():
     eight = ("--batch-size", "8", "--update-freq", "3", "--distributed-world-size", "8")
-    works = "16 processes cannot share the 24 batches .* `-- --distributed-world-size 12 --update-freq 2` on 12"
+    works = (
+        "16 processes cannot share the 24 batches .* `-- --distributed-world-size 12 "
+        "--update-freq 2` on 12"
+    )
     with pytest.raises(UserError, match=works):
         placed(SIXTEEN, *eight)
     with pytest.raises(UserError, match="--tasks-per-node 4, but --gpus-per-node 8"):

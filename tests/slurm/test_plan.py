@@ -35,16 +35,18 @@ def test_commands_of_a_plain_chain_word_for_word():
     made = plan("--seed 7 -- --max-update 400 --arch switch_gmoe_tiny --cpu --lr=1e-3")
     first, second, *_ = made.stages
     assert list(second.trainings[0].command) == [
-        sys.executable, "-m", "fairseq_cli.train", "S", "--task", "alma_lm", "--arch", "switch_gmoe_tiny",
-        "--moe-expert-count", "4", "--stage", "1", "--seed", "7",
+        sys.executable, "-m", "fairseq_cli.train", "S", "--task", "alma_lm",
+        "--arch", "switch_gmoe_tiny", "--moe-expert-count", "4", "--stage", "1", "--seed", "7",
         "--save-dir", "R/stage_01", "--log-format", "json", "--log-interval", "20",
         "--max-update", "400", "--cpu", "--lr=1e-3",
     ]  # fmt: skip
     assert list(second.evaluate) == [
-        sys.executable, "-m", "fairseq_alma.evaluate", "S", "--task", "alma_lm", "--gen-subset", "test",
-        "--valid", "--stage", "1", "--waiting-time", "1", "--out", "R/stage_01/result.json", "--cpu",
+        sys.executable, "-m", "fairseq_alma.evaluate", "S", "--task", "alma_lm",
+        "--gen-subset", "test", "--valid", "--stage", "1", "--waiting-time", "1",
+        "--out", "R/stage_01/result.json", "--cpu",
         "--num-workers", "0", "--batch-size", "8",
-        "--required-batch-size-multiple", "8", "--tokens-per-sample", "512", "--sample-break-mode", "none",
+        "--required-batch-size-multiple", "8", "--tokens-per-sample", "512",
+        "--sample-break-mode", "none",
         "--megabatch-words", "0", "--megabatch-tokens", "0", "--megabatch-seed", "1",
     ]  # fmt: skip
     ours = (

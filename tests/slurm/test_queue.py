@@ -40,7 +40,8 @@ def test_a_marker_written_during_squeue_counts(slurm, run):
 def test_dependents_of_a_failed_job_are_cancelled_and_say_so(slurm, run):
     finish(run, "untrained.json", "stage_00/member_0/trained.json")
     slurm.has(
-        squeue="7_1|FAILED|n1|0|NonZeroExitCode|\n8_0|RUNNING|n2|0|None|\n8_1|PENDING||0|Dependency|\n"
+        squeue="7_1|FAILED|n1|0|NonZeroExitCode|\n8_0|RUNNING|n2|0|None|\n"
+        "8_1|PENDING||0|Dependency|\n"
     )
     seen = {each.job.name: each for each in queue.look([run])}
     assert seen["stage 0, member 2 of 2"].state == "failed"
@@ -170,7 +171,8 @@ def test_watch_retries_when_slurm_stops_answering(slurm, run, capsys):
 
 def test_wait_prints_changes_and_held_jobs_and_returns_failures(slurm, run, capsys):
     slurm.has(
-        squeue="5|RUNNING|n1|0|None|\n7_1|PENDING||1|launch failed requeued held|\n7_0|PENDING||0|Priority|\n"
+        squeue="5|RUNNING|n1|0|None|\n7_1|PENDING||1|launch failed requeued held|\n"
+        "7_0|PENDING||0|Priority|\n"
     )
 
     def end():

@@ -14,8 +14,8 @@ from slurm.engine import queue
 ROOT = Path(__file__).parents[2]
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
-    --tokens-per-sample 64 --max-tokens 512 --optimizer adam --lr 1e-2 --lr-scheduler fixed --dropout 0.1
-    --no-epoch-checkpoints --num-workers 0 --log-interval 1 --cpu
+    --tokens-per-sample 64 --max-tokens 512 --optimizer adam --lr 1e-2 --lr-scheduler fixed
+    --dropout 0.1 --no-epoch-checkpoints --num-workers 0 --log-interval 1 --cpu
 """.split()
 SM = ("--learner", "sm", "--stages", "1")
 APART = ("--nodes", "2", "--gpus-per-node", "1")

@@ -18,7 +18,10 @@ NAME = "--job-name=alma-test"
 INNER = (
     '2026-11-21 08:22:25 | INFO | train_inner | {"ppl": "%s", "ups": "%s", "num_updates": "%s"}\n'
 )
-VALID = '2026-11-21 08:22:40 | INFO | valid | {"epoch": 1, "valid_ppl": "483", "valid_num_updates": "80"}\n'
+VALID = (
+    "2026-11-21 08:22:40 | INFO | valid | "
+    '{"epoch": 1, "valid_ppl": "483", "valid_num_updates": "80"}\n'
+)
 
 
 def test_table(slurm, run, monkeypatch, capsys):
@@ -39,7 +42,8 @@ def test_table(slurm, run, monkeypatch, capsys):
     assert words == {
         "run untrained done 5 118.57 run/untrained.log",
         "run stage 0, member 1 of 2 done 7_0 400/400 valid 483.00 run/stage_00/member_0/train.log",
-        "run stage 0, member 2 of 2 running 7_1 n3 120/400 train 55.50 run/stage_00/member_1/train.log",
+        "run stage 0, member 2 of 2 running 7_1 n3 120/400 train 55.50 "
+        "run/stage_00/member_1/train.log",
         "run evaluation of stage 0 waiting 20 needs stage 0, member 2 of 2",
         "run stage 1, member 1 of 2 failed 8_0 n1 jobs/8_0.out: boom",
         "run stage 1, member 2 of 2 waiting 8_1 needs stage 0, member 2 of 2",
@@ -168,8 +172,8 @@ def test_wrong_command_lines(slurm, run, monkeypatch, capsys, command, words, me
 def test_cancel_cancels_incomplete_jobs_only(slurm, run, monkeypatch, capsys):
     finish(run, "untrained.json", "stage_00/member_0/trained.json")
     slurm.has(
-        squeue="5|COMPLETING|n1|0|x|\n7_0|COMPLETED|n1|0|x|\n7_1|RUNNING|n1|0|x|\n7_2|RUNNING|n1|0|x|\n"
-        "8_0|FAILED|n1|0|x|\n8_1|PENDING||0|x|\n20|PENDING||0|x|\n"
+        squeue="5|COMPLETING|n1|0|x|\n7_0|COMPLETED|n1|0|x|\n7_1|RUNNING|n1|0|x|\n"
+        "7_2|RUNNING|n1|0|x|\n8_0|FAILED|n1|0|x|\n8_1|PENDING||0|x|\n20|PENDING||0|x|\n"
     )
     assert call(cancel.main, monkeypatch, run, "--dry-run") == 0
     assert capsys.readouterr().out.endswith("would cancel 3 jobs\n")

@@ -287,11 +287,11 @@ def test_on_slurm_its_jobs_are_arrays(train):
 
 EXAMPLES = ROOT / "examples/trainers"
 MODULES = ("fairseq_cli.train", "fairseq_alma.preloaded", "transformers.trainer", "accelerate")
-FLAGS = "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2 --cpu"
-FLAGS += (
-    " --decoder-ffn-embed-dim 16 --tokens-per-sample 64 --batch-size 8 --optimizer adam --lr 5e-3"
+FLAGS = (
+    "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2 "
+    "--decoder-ffn-embed-dim 16 --tokens-per-sample 64 --batch-size 8 --optimizer adam --lr 5e-3 "
+    "--max-update 10 --num-workers 0 --no-epoch-checkpoints --cpu"
 )
-FLAGS += " --max-update 10 --num-workers 0 --no-epoch-checkpoints"
 
 
 @pytest.fixture(scope="module")

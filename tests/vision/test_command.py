@@ -11,7 +11,10 @@ from tests.vision.conftest import jobs, numbers
 SECTIONS = """\
 size: little
 learner: [sm, gmoe]
-runs: [{waiting-time: [1, all], replay: on}, {router: flat, average: 0.5}, {learner: gmoe, nesterov: on}]
+runs:
+- {waiting-time: [1, all], replay: on}
+- {router: flat, average: 0.5}
+- {learner: gmoe, nesterov: on}
 """
 
 
@@ -28,8 +31,10 @@ def recorded(command, out):
     "words",
     [
         "",
-        "--learner sm,ens --lr .3,0.30000000000000004 --from-scratch off,on --save-stages --data-root 'a b'",
-        "--dataset mnist --download --megabatches 50 --stream-seed 432 --seeds 0-1 --preset authors",
+        "--learner sm,ens --lr .3,0.30000000000000004 --from-scratch off,on --save-stages "
+        "--data-root 'a b'",
+        "--dataset mnist --download --megabatches 50 --stream-seed 432 --seeds 0-1 "
+        "--preset authors",
         "--scenario classes --replay-share 0,.5 --replay-from recent --device cpu",
         "one.yaml --seeds 0-1",
     ],

@@ -271,7 +271,8 @@ def test_a_run_from_disk_equals_one_in_memory_bit_for_bit(tree, tmp_path):
 
 def test_the_command_line(tree, tmp_path, refused):
     cache = tmp_path / "cache"
-    words = f"--dataset folder --data-root {tree} --cache-images {cache} --megabatches 2 --arch mlp".split()
+    words = f"--dataset folder --data-root {tree} --cache-images {cache}".split()
+    words += ["--megabatches", "2", "--arch", "mlp"]
     (job,) = jobs(*words, *f"--epochs 1 --hidden 2 --out {tmp_path / 'run'}".split())
     assert f"--cache-images {cache}" in job.command
     assert "changed images in memory" in refused(jobs, *words, "--scenario", "rotated")
@@ -286,7 +287,8 @@ def test_the_command_line(tree, tmp_path, refused):
 
 def test_the_command_says_what_it_reads_of_a_folder_once(tree, tmp_path, monkeypatch, capsys):
     clutter(tree)
-    words = f"--dataset folder --data-root {tree} --megabatches 2 --arch mlp --epochs 1 --hidden 2".split()
+    words = f"--dataset folder --data-root {tree} --megabatches 2".split()
+    words += ["--arch", "mlp", "--epochs", "1", "--hidden", "2"]
     words += ["--seeds", "0-1", "--out", tmp_path / "runs", "--part", "1/2"]
     command(monkeypatch, *words, "--list")
     assert capsys.readouterr().out == f"{tmp_path}/runs/sm_w1_h2_s0\n"

@@ -80,7 +80,10 @@ def test_a_failed_run_does_not_end_its_sweep(tmp_path, monkeypatch, capsys):
 
 
 def test_vision_run_is_the_function_after_any_import():
-    code = "import vision.run, vision; from vision import run; assert callable(run) and callable(vision.run)"
+    code = (
+        "import vision.run, vision; from vision import run; "
+        "assert callable(run) and callable(vision.run)"
+    )
     python("-c", code)
 
 
@@ -170,7 +173,10 @@ def test_a_dry_run_prints_the_cost_of_each_run_and_writes_nothing(tmp_path, monk
     """FLOPs are exact, at most those with --patience,
     more than those of the first size for what grows."""
     monkeypatch.chdir(tmp_path)
-    words = "--learner sm,ens,gens --hidden 4 --megabatches 7 --waiting-time 3 --replay off,on --epochs 2"
+    words = (
+        "--learner sm,ens,gens --hidden 4 --megabatches 7 --waiting-time 3 --replay off,on "
+        "--epochs 2"
+    )
     command(monkeypatch, *words.split(), "--dry-run")
     header, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert header == "run learner parameters epochs TFLOPs minutes GB/process".split()

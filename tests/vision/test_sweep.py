@@ -14,8 +14,10 @@ def names(*words):
 def folder(tmp_path):
     """Two experiments, and their sizes beside them."""
     files = {
-        "one": "size: big\nlearner: [sm, gmoe]\nwaiting-time: [1, all]\nreplay: [off, on]\nepochs: 3",
-        "parts": "learner: gmoe\nseeds: 0-1\nruns:\n- {router: [tree, flat]}\n- {learner: moe, experts: 3}",
+        "one": "size: big\nlearner: [sm, gmoe]\nwaiting-time: [1, all]\nreplay: [off, on]\n"
+        "epochs: 3",
+        "parts": "learner: gmoe\nseeds: 0-1\nruns:\n- {router: [tree, flat]}\n"
+        "- {learner: moe, experts: 3}",
         "sizes": "sizes:\n  big: {dataset: mnist, hidden: [4, 64], epochs: 9, lr: 1e-3}\n"
         "  small: {megabatches: 6, hidden: 5}",
     }
@@ -115,7 +117,8 @@ def test_an_experiment_is_a_sweep_that_its_size_completes(folder):
 
 
 def test_flags_override_the_file(folder):
-    words = "--learner ens --no-replay --seed 3 --epochs 7 --waiting-time 2 --hidden 4 --out there".split()
+    words = "--learner ens --no-replay --seed 3 --epochs 7 --waiting-time 2".split()
+    words += ["--hidden", "4", "--out", "there"]
     (job,) = jobs(folder / "one.yaml", *words)
     assert str(job.out) == "there/ens_w2_h4_s3"  # of an experiment: always a folder of runs
     assert job.options["epochs"] == 7

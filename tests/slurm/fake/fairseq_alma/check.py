@@ -22,17 +22,19 @@ ON = (
     "skip-remainder-batch grouped-shuffling"
 ).split()
 NUMBERS = """
-    max-update=120000 max-epoch=0 tokens-per-sample=512 max-tokens= batch-size= required-batch-size-multiple=8
-    decoder-layers= decoder-embed-dim= decoder-ffn-embed-dim= decoder-attention-heads= max-target-positions=
-    distributed-world-size=1 warmup-updates=500 total-num-update= megabatch-words=0 megabatch-tokens=0
-    megabatch-seed=1 num-workers=0 log-interval=100 save-interval-updates=5000 keep-interval-updates=1
+    max-update=120000 max-epoch=0 tokens-per-sample=512 max-tokens= batch-size=
+    required-batch-size-multiple=8 decoder-layers= decoder-embed-dim= decoder-ffn-embed-dim=
+    decoder-attention-heads= max-target-positions= distributed-world-size=1 warmup-updates=500
+    total-num-update= megabatch-words=0 megabatch-tokens=0 megabatch-seed=1 num-workers=0
+    log-interval=100 save-interval-updates=5000 keep-interval-updates=1
 """.split()
 TEXTS = """
-    optimizer=adam lr=1e-3 lr-scheduler= schedule=stage ema-decay=0.9999 ema-poly= adam-betas=(0.9,0.98)
-    gpt2-encoder-json=https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe/encoder.json adam-eps=1e-8 clip-norm=1.0
-    dropout=0.1 attention-dropout=0.0 criterion=cross_entropy sample-break-mode=none log-format= update-freq=
-    tensorboard-logdir= weight-decay=0.0 grow-noise=0.1 warmup-init-lr= checkpoint-suffix=
-    ddp-backend=pytorch_ddp zero-sharding=none init=
+    optimizer=adam lr=1e-3 lr-scheduler= schedule=stage ema-decay=0.9999 ema-poly=
+    adam-betas=(0.9,0.98) adam-eps=1e-8 clip-norm=1.0
+    gpt2-encoder-json=https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe/encoder.json
+    dropout=0.1 attention-dropout=0.0 criterion=cross_entropy sample-break-mode=none log-format=
+    update-freq= tensorboard-logdir= weight-decay=0.0 grow-noise=0.1 warmup-init-lr=
+    checkpoint-suffix= ddp-backend=pytorch_ddp zero-sharding=none init=
 """.split()
 """NAME=DEFAULT; without a default: None."""
 
