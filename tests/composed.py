@@ -24,10 +24,10 @@ def _of_groups(*overrides: str) -> DictConfig:
 
 def compose(name: str, overrides: list[str], strict: bool) -> DictConfig:
     """As hydra's: first the groups (`task=alma_lm`), then the values in them."""
-    groups = [each for each in overrides if "." not in each.partition("=")[0]]
+    groups = [override for override in overrides if "." not in override.partition("=")[0]]
     try:
         config = copy.deepcopy(_of_groups(*groups))
-        values = [_parsed(each) for each in overrides if each not in groups]
+        values = [_parsed(override) for override in overrides if override not in groups]
         ConfigLoaderImpl._apply_overrides_to_config(values, config)
     except Exception:  # hydra's own error
         return hydras(name, overrides=overrides, strict=strict)

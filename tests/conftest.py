@@ -216,28 +216,28 @@ def forked(monkeypatch, start):
         kill: tuple[str, int] | None = None
 
         def launch(self, *words) -> None:
-            (wanted,) = request.resolved(request.read_requests(list(map(str, words))))
-            sizes = megabatch_sizes(wanted)
-            launch_here([make_plan(replace(wanted, sizes=sizes), len(sizes))], jobs=1)
+            (request_of_run,) = request.resolved(request.read_requests(list(map(str, words))))
+            sizes = megabatch_sizes(request_of_run)
+            launch_here([make_plan(replace(request_of_run, sizes=sizes), len(sizes))], jobs=1)
 
         def run(self, command, log, what, watch=None, environment=None):
             child = start(
                 "train" if command[2] == "fairseq_cli.train" else "evaluate", *command[3:]
             )
             if self.kill and str(log.parent).endswith(self.kill[0]) and log.name == "train.log":
-                found = f"checkpoint_*_{self.kill[1]}.pt"
+                pattern = f"checkpoint_*_{self.kill[1]}.pt"
                 self.kill = None
-                child.kill_when(lambda: any(log.parent.glob(found)))
+                child.kill_when(lambda: any(log.parent.glob(pattern)))
                 raise self.Killed
             finished = child.wait()
             assert finished.code == 0, finished.output
 
-    made = Forked()
-    monkeypatch.setattr(children, "run", made.run)
+    forks = Forked()
+    monkeypatch.setattr(children, "run", forks.run)
     monkeypatch.setattr(
         request, "resolve", lambda lines: [resolve(list(line))["settings"] for line in lines]
     )
-    return made
+    return forks
 
 
 @pytest.fixture(scope="session")

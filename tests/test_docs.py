@@ -101,10 +101,9 @@ def test_every_command_is_of_a_kind_that_is_tested_here():
     makefile = (ROOT / "Makefile").read_text()
     for program, *words in COMMANDS:
         options = program == "alma" and words[0] in ("--help", "--version")
-        known = program in SHELL | FAIRSEQ.keys() | {"make", "pytest"} or words[0].startswith(
-            "examples/"
-        )
-        assert known or options or module_of([program, *words])[0] in tools, (program, words)
+        is_known = program in SHELL | FAIRSEQ.keys() | {"make", "pytest"}
+        is_known = is_known or words[0].startswith("examples/")
+        assert is_known or options or module_of([program, *words])[0] in tools, (program, words)
         assert all((ROOT / word).exists() for word in words if word.startswith("tests/"))
         for target in words if program == "make" else []:
             assert "=" in target or re.search(rf"^{target}:", makefile, re.MULTILINE), target
@@ -248,7 +247,7 @@ def assert_described(
     with the types there."""
     tables = {key: entry for heading in headings for key, entry in documented(heading).items()}
     seen = set()
-    for key, value in (item for each in objects for item in each.items()):
+    for key, value in (item for entry in objects for item in entry.items()):
         kinds = tuple(TYPES[words.split()[0]] for words in tables[key][0].split(" or "))
         assert isinstance(value, bool) == (bool in kinds), key
         assert any(isinstance(value, kind) for kind in kinds), (key, value)
@@ -272,10 +271,11 @@ def test_documented_keys_of_image_runs(tmp_path):
         "ff": {"replay": True, "seed": 1},
     }
     stream, small = MegaBatchStream("digits", 3), {"hidden": 2, "epochs": 1}
-    runs = [run(stream, name, tmp_path / name, **small, **more) for name, more in settings.items()]
-    runs.append(
-        run(make_stream(load("digits"), 3, 0, "classes"), "sm", tmp_path / "drift", **small)
-    )
+    runs = []
+    for name, changes in settings.items():
+        runs.append(run(stream, name, tmp_path / name, **small, **changes))
+    classes = make_stream(load("digits"), 3, 0, "classes")
+    runs.append(run(classes, "sm", tmp_path / "drift", **small))
     arrive(tmp_path / "shop", 1, 2)
     stream = read_periods(ImageSource(str(tmp_path / "shop"), "week"), None)
     runs.append(run(stream, "sm", tmp_path / "weeks", arch="mlp", **small))
@@ -299,8 +299,9 @@ def keys_in(path: str, *functions: str) -> set[str]:
         node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in functions
     ]
     assert {node.name for node in chosen} == set(functions)
-    literals = [each for node in chosen for each in ast.walk(node) if isinstance(each, ast.Dict)]
-    return {key.value for each in literals for key in each.keys if isinstance(key, ast.Constant)}
+    parts = [part for node in chosen for part in ast.walk(node) if isinstance(part, ast.Dict)]
+    keys = [key for part in parts for key in part.keys]
+    return {key.value for key in keys if isinstance(key, ast.Constant)}
 
 
 def test_documented_keys_of_text_runs():
@@ -368,10 +369,8 @@ def test_links_and_paths_of_a_page_exist(name):
     for path in re.findall(r"`([\w./]+(?:\.py|\.yaml|/)|log/[\w./-]+)`", text):
         existing = [folder / path for folder in folders if (folder / path).exists()]
         assert existing or (path.endswith("/") and Path(path).parts[0] not in tops), path
-        folders = [
-            ROOT,
-            *(each.parent for each in existing),
-        ]  # `plan.py` after `data_prep/formats.py`
+        # `plan.py` after `data_prep/formats.py`
+        folders = [ROOT, *(place.parent for place in existing)]
 
 
 @pytest.mark.thorough
@@ -384,7 +383,7 @@ def test_the_web_site_is_built_and_needs_no_network(tmp_path):
         loaded = re.findall(
             r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]*)"', page.read_text("utf-8")
         )
-        assert not [each for each in loaded if "canonical" not in each], page.name
+        assert not [address for address in loaded if "canonical" not in address], page.name
     commands = (tmp_path / "cli.html").read_text("utf-8")
     assert all(f"alma {name} (" in re.sub(r"<[^>]*>", "", commands) for name in TOOLS)
 

@@ -107,7 +107,9 @@ def test_wikipedia_from_the_downloaded_file_to_the_report(tmp_path, text):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     out = tmp_path / "wiki"
     out.mkdir()
-    documents = [each for file in sorted(text.iterdir()) for each in file.read_text().split("\n\n")]
+    documents = [
+        document for file in sorted(text.iterdir()) for document in file.read_text().split("\n\n")
+    ]
     articles = ["Only a stub.", *documents]
     titles = [f"Article {number}" for number in range(len(articles))]
     columns = {"id": titles, "title": titles, "text": articles}  # as in the download
@@ -118,7 +120,7 @@ def test_wikipedia_from_the_downloaded_file_to_the_report(tmp_path, text):
     finished = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     lines = [json.loads(line) for line in (out / "wiki.jsonl").read_text().splitlines()]
-    assert len(lines) == sum(len(each.split()) >= 50 for each in documents)
+    assert len(lines) == sum(len(document.split()) >= 50 for document in documents)
     assert all(line["text"].startswith("Article ") for line in lines)
     for learner in ("sm4", "gmoe"):
         assert [row["t"] for row in Run.read(out / "runs" / learner).rows] == [0, 1, 2, 3, 4]

@@ -118,10 +118,10 @@ def test_no_module_loads_what_its_wing_does_without(package):
 
 def circle(arrows: dict[str, set[str]]) -> list[str]:
     """Names that cannot be put in an order in which each imports earlier ones only."""
-    left = set(arrows).union(*arrows.values())
-    while free := {name for name in left if not arrows.get(name, set()) & left}:
-        left -= free
-    return sorted(left)
+    remaining = set(arrows).union(*arrows.values())
+    while free := {name for name in remaining if not arrows.get(name, set()) & remaining}:
+        remaining -= free
+    return sorted(remaining)
 
 
 def test_no_two_modules_or_packages_import_each_other():
@@ -138,11 +138,13 @@ def test_no_two_modules_or_packages_import_each_other():
         return max((name for name in packages if f"{module}.".startswith(f"{name}.")), key=len)
 
     between: dict[str, set[str]] = defaultdict(set)
-    for module, others in arrows.items():
-        one = package_of(module)
-        for two in map(package_of, others):
-            if not f"{one}.".startswith(f"{two}.") and not f"{two}.".startswith(f"{one}."):
-                between[one].add(two)
+    for module, imported in arrows.items():
+        package = package_of(module)
+        for other_package in map(package_of, imported):
+            if not f"{package}.".startswith(
+                f"{other_package}."
+            ) and not f"{other_package}.".startswith(f"{package}."):
+                between[package].add(other_package)
     assert not circle(between)
 
 

@@ -75,7 +75,7 @@ def test_every_learner_trains_and_the_report_prints_both_tables(
         assert [row["extra"]["members"] for row in rows] == members.get(learner, [1] * 4)
         trained = [stage != before for before, stage in itertools.pairwise([None, *stages])]
         assert [row["train_flops"] > 0 for row in rows] == trained
-    assert {name: found[-1] for name, found in values.items()} == pytest.approx(LAST, rel=0.01)
+    assert {name: losses[-1] for name, losses in values.items()} == pytest.approx(LAST, rel=0.01)
     assert values["sm_w1"] == values["moe_w1"]
     assert values["gens_w1"][:2] == values["sm_w1"][:2]  # gens with one stage is sm
     tripled = ("--learner", "sm", "--waiting-time", "3", "--update-multiplier", "3")

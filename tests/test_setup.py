@@ -206,12 +206,12 @@ def test_make_joins_the_lines_of_a_package_and_drops_hashes_for_another_torch(
             command, cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.splitlines()
 
-    own = [line for line in pins() if not line.startswith("#")]
-    assert all(" --hash=sha256:" in line for line in own)
-    other = [line for line in pins("TORCH=2.7.1") if not line.startswith("#")]
-    assert "torch==2.7.1" in other
-    assert not [line for line in other if "hash" in line or line.startswith("nvidia")]
-    same = {line.partition(" --hash")[0] for line in own} & set(other)
+    lines = [line for line in pins() if not line.startswith("#")]
+    assert all(" --hash=sha256:" in line for line in lines)
+    lines_of_torch = [line for line in pins("TORCH=2.7.1") if not line.startswith("#")]
+    assert "torch==2.7.1" in lines_of_torch
+    assert not [line for line in lines_of_torch if "hash" in line or line.startswith("nvidia")]
+    same = {line.partition(" --hash")[0] for line in lines} & set(lines_of_torch)
     assert len(same) > 100
 
 

@@ -57,7 +57,7 @@ def test_from_commits_to_advice(tmp_path):
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
-    said = {}
+    output = {}
     for line in commands.replace("\\\n", " ").splitlines():
         if line.startswith("git clone"):
             make_history(tmp_path / "git")
@@ -67,9 +67,9 @@ def test_from_commits_to_advice(tmp_path):
         start = [sys.executable, "-m", *words]
         done = subprocess.run(start, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, (line, done.stderr)
-        said[words[1]] = done.stdout
-    assert "megabatch_02  2008-2009" in said["data"]
-    assert "Loss against age" in said["report"]
+        output[words[1]] = done.stdout
+    assert "megabatch_02  2008-2009" in output["data"]
+    assert "Loss against age" in output["report"]
     assert (tmp_path / "report/perplexity_B3_staleness.png").exists()
-    assert "How often to retrain?" in said["advise"]
-    assert "replay?" in said["advise"]
+    assert "How often to retrain?" in output["advise"]
+    assert "replay?" in output["advise"]

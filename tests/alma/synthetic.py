@@ -36,8 +36,8 @@ def losses(law, seeds=1, count=8, models=None):
     """Losses of the models of some periods, or all:
     law(u, p, seed) is that of the model of u on period p."""
     at, models = range(1, count + 1), models or range(1, count + 1)
-    made = tuple(tuple(tuple(law(u, p, s) for p in at) for u in models) for s in range(seeds))
-    return Losses("made up", tuple(models), tuple(at), made)
+    values_spu = tuple(tuple(tuple(law(u, p, s) for p in at) for u in models) for s in range(seeds))
+    return Losses("made up", tuple(models), tuple(at), values_spu)
 
 
 def write_run(directory, values, config, rows, metric, parameters, flops, extra=None):
@@ -87,8 +87,8 @@ def make_run(
     and `valid` scores of trained models."""
 
     def extra(t, stage):
-        known = {"experts": experts[t]} if experts else {}
-        return known | (
+        grown = {"experts": experts[t]} if experts else {}
+        return grown | (
             {"valid": {"loss": 1.0, metric: valid[t]} if stage else None} if valid else {}
         )
 
@@ -142,7 +142,8 @@ def lm_run(
         for name, value in (("experts", experts), ("members", members), ("millions", millions))
     }
     at = [
-        {name: each[max(t, 1) - 1] for name, each in lists.items()} for t in range(len(values) + 1)
+        {name: values_of_name[max(t, 1) - 1] for name, values_of_name in lists.items()}
+        for t in range(len(values) + 1)
     ]
     settings = {"learner": learner, "waiting_time": w, "arch": "switch_gmoe", "fairseq_flags": []}
     settings |= {"moe_expert_count": at[0]["experts"]} | (
@@ -151,8 +152,10 @@ def lm_run(
     shown = [5e4 if t < w else value for t, value in enumerate([0, *values])]
 
     def extra(t, stage):
-        known = {name: at[t][name] for name in ("experts", "members") if lists[name][0] is not None}
-        return known | {"perplexity_per_word": 2 * shown[t]}
+        constants = {
+            name: at[t][name] for name in ("experts", "members") if lists[name][0] is not None
+        }
+        return constants | {"perplexity_per_word": 2 * shown[t]}
 
     def parameters(t, stage):
         return round(1e6 * at[t]["millions"])
@@ -225,8 +228,8 @@ def by_learner(*places):
 
 def entries_of(*places):
     """The language-model entries of folders, all of one B."""
-    (found,) = find_entries(find_runs(places))[0].values()
-    return found
+    (entry,) = find_entries(find_runs(places))[0].values()
+    return entry
 
 
 def error_of(done):

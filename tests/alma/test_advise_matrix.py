@@ -124,7 +124,7 @@ def _bad(old, new):
 
 
 @pytest.mark.parametrize(
-    ("edit", "told"),
+    ("edit", "message"),
     [
         (_bad("tested_on", "tested"), "no column tested_on"),
         (_bad(",news,2014-01,", ",news,2013-01,"), "the same model, period and seed as"),
@@ -173,10 +173,10 @@ def _bad(old, new):
         ("--price 0/-1", "numbers from 0 to 1e12, such as 0.3 or 400/1000"),
     ],
 )
-def test_a_bad_file_or_option_is_one_line(table, edit, told):
+def test_a_bad_file_or_option_is_one_line(table, edit, message):
     if not (options := edit.split() if isinstance(edit, str) else []):
         edit(table)
-    assert told in error_of(call_advise("--matrix", table, *options))
+    assert message in error_of(call_advise("--matrix", table, *options))
 
 
 def test_hours_are_those_of_the_newest_training_that_has_them(tmp_path):

@@ -98,10 +98,10 @@ def test_a_run_is_compared_on_its_own_data_only(tmp_path):
 
 def test_an_unfinished_run_has_the_ages_of_its_models(tmp_path):
     drifting(image_run(tmp_path / "a", [0.5, 0.4, 0.3, 0.2], rows=3), law(0.04))
-    (found,) = [age_table.aged(results) for results in group(find_runs([tmp_path]))]
-    assert list(found[0].curves["extra loss"]) == [-1, 0, 1]
-    assert list(found[0].curves["regret"]) == [-1, 0, 1, 2, 3]
-    assert found[0].columns["staleness"] == pytest.approx([4])
+    (aged,) = [age_table.aged(results) for results in group(find_runs([tmp_path]))]
+    assert list(aged[0].curves["extra loss"]) == [-1, 0, 1]
+    assert list(aged[0].curves["regret"]) == [-1, 0, 1, 2, 3]
+    assert aged[0].columns["staleness"] == pytest.approx([4])
     assert rows_of(tmp_path)["sm (not finished, t=2/4)"]["staleness"] == "4.00"
 
 

@@ -15,8 +15,8 @@ BY = ["week", "month", "quarter", "year", "2-years", "5-years", "7-years"]
 
 def name_of(value: object, by: str, **fields: object) -> str:
     """The period of a date, or why it has none."""
-    found = Dates(by, **fields).period(value)
-    return found.value if isinstance(found, LeftOut) else label(by, found)
+    period = Dates(by, **fields).period(value)
+    return period.value if isinstance(period, LeftOut) else label(by, period)
 
 
 def day_of(value: object) -> str:
@@ -155,8 +155,8 @@ def test_what_is_no_date(value):
 )
 def test_a_date_as_the_format_says(value, written, first, last):
     assert date_format(written) == written
-    found = [moment.isoformat() for moment in interval(value, written)]
-    assert found == ([f"{first}T00:00:00", f"{last}T23:59:59.999999"] if last else [first, first])
+    bounds = [moment.isoformat() for moment in interval(value, written)]
+    assert bounds == ([f"{first}T00:00:00", f"{last}T23:59:59.999999"] if last else [first, first])
 
 
 def test_with_a_format_nothing_else_is_read():
@@ -274,8 +274,8 @@ def test_what_is_late():
 
 
 def test_the_lengths_of_periods():
-    given = ("year", "1-years", "1-year", "12-years")
-    assert list(map(span, given)) == ["year", "year", "year", "12-years"]
+    periods = ("year", "1-years", "1-year", "12-years")
+    assert list(map(span, periods)) == ["year", "year", "year", "12-years"]
     for text in ("day", "0-years", "-1-years", "years", "2years", "decade", "10000-years"):
         with pytest.raises(Exception, match="invalid choice"):
             span(text)

@@ -14,9 +14,9 @@ from .synthetic import drifting, image_run, lm_run, report
 def rows_of(place, baseline):
     """The rows of the table of the one group in a folder, by learner."""
     (results,) = group(find_runs([place]))
-    (found,) = differences.find_baselines([results], baseline)
-    assert found is not None
-    header, *rows = differences.titled(found, results).cells
+    (baselines,) = differences.find_baselines([results], baseline)
+    assert baselines is not None
+    header, *rows = differences.titled(baselines, results).cells
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 

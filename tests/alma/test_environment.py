@@ -77,21 +77,21 @@ def test_one_row_per_megabatch_and_one_test_per_model(tmp_path_factory, data):
 def test_a_resumed_learner_completes_the_rows(tmp_path, rows_kept):
     """Existing rows, up to any t at or after the checkpoint's stage, are kept;
     the others are appended."""
-    whole, schedule = start(tmp_path / "whole", 7, 2)
-    environment.play(whole, learner := Fake(), schedule, learner.test)
+    undisturbed, schedule = start(tmp_path / "whole", 7, 2)
+    environment.play(undisturbed, learner := Fake(), schedule, learner.test)
     part, _ = start(tmp_path / "part", 7, 2)
-    for row in whole.rows[: rows_kept + 1]:
+    for row in undisturbed.rows[: rows_kept + 1]:
         part.append(row)
-    kept = part.results.read_bytes()
+    content = part.results.read_bytes()
     learner = Fake(done=2)  # t = 4
     environment.play(part, learner, schedule, learner.test, stages_done=2)
-    assert part.results.read_bytes().startswith(kept)
+    assert part.results.read_bytes().startswith(content)
     assert [stage.index for stage in learner.trained] == [2, 3]
 
     def numbers(run):
         return [{key: value for key, value in row.items() if key != "seconds"} for row in run.rows]
 
-    assert numbers(part) == numbers(whole)
+    assert numbers(part) == numbers(undisturbed)
 
 
 def test_seconds_before_an_interruption_count_in_the_row_of_their_stage(tmp_path):

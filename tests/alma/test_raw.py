@@ -39,14 +39,14 @@ def test_the_raw_weights_are_a_run_without_average(tmp_path):
 
 def test_text_has_raw_perplexity_per_word_and_no_other_measure_of_the_average(tmp_path):
     run = averaged(lm_run(tmp_path, [9.0, 4.0], average=0.9), 0.5)
-    more = {
+    fields = {
         "tokens": 300,
         "words": 200,
         "nll": 1.0,
         "expert_layers": {"1": {}},
         "valid": {"loss": 1.0},
     }
-    edited(run, lambda row: row["extra"].update(more))
+    edited(run, lambda row: row["extra"].update(fields))
     _, raw = find_runs([tmp_path])
     assert [row["extra"]["perplexity_per_word"] for row in raw.rows[1:]] == pytest.approx([27, 8])
     of_raw = {"experts": 4, "tokens": 300, "words": 200, "perplexity_per_word": pytest.approx(8)}

@@ -125,11 +125,11 @@ def test_complete_rows_survive_a_cut_anywhere(finished, cut):
     run, content = finished
     assert len(content) < 700
     run.results.write_bytes(content[:cut])
-    whole = content[:cut].count(b"\n")
-    assert [r["t"] for r in Run.read(run.directory).rows] == list(range(whole))
+    complete_lines = content[:cut].count(b"\n")
+    assert [r["t"] for r in Run.read(run.directory).rows] == list(range(complete_lines))
     assert run.results.read_bytes() == content[:cut]
     Run.open(run.directory, CONFIG)
-    assert run.results.read_bytes().splitlines() == content.splitlines()[:whole]
+    assert run.results.read_bytes().splitlines() == content.splitlines()[:complete_lines]
 
 
 INVALID = [

@@ -55,8 +55,8 @@ def test_the_front_leaves_out_raw_weights_but_those_of_the_paper_s_learners(tmp_
 
 def test_several_configurations_of_one_learner_have_a_colour_each():
     def colours(*waits):
-        made = [Result({"learner": "sm", "waiting_time": wait}, ()) for wait in waits]
-        return [look["color"] for look in figures.looks(made)]
+        results = [Result({"learner": "sm", "waiting_time": wait}, ()) for wait in waits]
+        return [look["color"] for look in figures.looks(results)]
 
     assert len(set(colours(*[1] * 6))) == 6
     assert colours(1, 1) == [colour_of("sm"), style.variant(colour_of("sm"), 1)["color"]]
@@ -231,14 +231,14 @@ def test_replay_over_all_waits_has_a_panel_per_learner(tmp_path):
 
 
 def test_a_radar_plot_per_size_and_a_polygon_per_learner_and_wait(grid):
-    found = costs.radars(results_of(grid))
-    assert list(found) == ["_h4", "_h8"]
-    sm, ens = panels(found["_h4"])
+    radars = costs.radars(results_of(grid))
+    assert list(radars) == ["_h4", "_h8"]
+    sm, ens = panels(radars["_h4"])
     assert [len(axes.lines) for axes in (sm, ens)] == [3, 3]
     corners = sm.lines[0].get_ydata()
     highest = max(2.8, 0.9 * 3 + 0.25)
     assert corners == pytest.approx([1.45 / highest, 1, 1, 1, 1.45 / highest])
-    assert "CER: 0 to 3.0" in legend_of(found["_h4"])
+    assert "CER: 0 to 3.0" in legend_of(radars["_h4"])
 
 
 def test_ablation_compares_routers_that_differ_in_nothing_else(grid, tmp_path):

@@ -47,7 +47,7 @@ def test_an_error_fails_its_own_task(count):
 
 def test_results_in_the_order_of_the_tasks():
     with Workers(2) as workers:
-        found = [
+        results = [
             (number, result())
             for number, result in workers.run(square, [(n,) for n in range(9)], True)
         ]
@@ -56,7 +56,7 @@ def test_results_in_the_order_of_the_tasks():
             0,
             1,
         ]  # while the last one sleeps
-    assert found == [(n, n * n) for n in range(9)]
+    assert results == [(n, n * n) for n in range(9)]
 
 
 def test_one_worker_needs_no_process_unless_it_is_to_be_set_up():

@@ -36,11 +36,11 @@ def server():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))  # an installed package is called `benchmarks`, too
         patch.setenv("OMP_NUM_THREADS", "1")
-        made = ForkServer(
+        fork_server = ForkServer(
             ["fairseq_cli.train", "fairseq_alma.preloaded", "benchmarks.gpu.language"]
         )
-    yield made
-    made.stop()
+    yield fork_server
+    fork_server.stop()
 
 
 @pytest.fixture
@@ -338,9 +338,9 @@ def test_a_damaged_wheel_costs_the_others_nothing(benchmark, tmp_path):
 def test_what_alma_requires_is_carried_or_on_the_machine(benchmark):
     packages = benchmark("gpu.packages")
     plain = {re.sub(r"[-_.]+", "-", name.lower()) for name in packages.MISSING}
-    needed, left = set(), ["alma-macroscale"]
-    while left:
-        name = left.pop()
+    needed, names = set(), ["alma-macroscale"]
+    while names:
+        name = names.pop()
         for line in metadata.requires(name) or ():
             marker = line.partition(";")[2]
             if "extra" in marker and not re.search(r"extra == .(corpus|export).", marker):
@@ -350,7 +350,7 @@ def test_what_alma_requires_is_carried_or_on_the_machine(benchmark):
                 continue
             if other not in needed and other not in MACHINE and installed(other):
                 needed.add(other)
-                left.append(other)
+                names.append(other)
     assert needed == plain
 
 

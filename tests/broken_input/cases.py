@@ -152,7 +152,7 @@ class Cases:
         ):  # perhaps 10^9 epochs
             return problem
         checked = kind in SEEN_BY_SUMS and any(
-            fnmatch.fnmatch(str(path), each) for each in scenario.checked
+            fnmatch.fnmatch(str(path), pattern) for pattern in scenario.checked
         )
         checked = checked and not (kind == "file swapped" and path.suffix in OWN_SUMS)
         if not ended.code and checked and scenario.made(self.work, ended) != expected:

@@ -83,8 +83,8 @@ def _cut(draw: Draw, data: bytes) -> bytes:
 
 
 def _grow(draw: Draw, data: bytes) -> bytes:
-    more = draw(st.sampled_from((data, b"\n", bytes(512))) | st.binary(min_size=1, max_size=99))
-    return data + more if draw(st.booleans()) else more + data
+    addition = draw(st.sampled_from((data, b"\n", bytes(512))) | st.binary(min_size=1, max_size=99))
+    return data + addition if draw(st.booleans()) else addition + data
 
 
 def _recode(draw: Draw, data: bytes) -> bytes | None:
@@ -97,10 +97,10 @@ def _recode(draw: Draw, data: bytes) -> bytes | None:
 
 def swap(draw: Draw, path: Path, place: Path) -> None:
     """Another file of the inputs in its place."""
-    others = [
-        each for each in sorted((place / "work").rglob("*")) if each.is_file() and each != path
+    files = [
+        file for file in sorted((place / "work").rglob("*")) if file.is_file() and file != path
     ]
-    path.write_bytes(draw(st.sampled_from(others)).read_bytes() if others else b"other")
+    path.write_bytes(draw(st.sampled_from(files)).read_bytes() if files else b"other")
 
 
 def replace(draw: Draw, path: Path, place: Path) -> None:

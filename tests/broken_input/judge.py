@@ -56,12 +56,12 @@ def preload(commands: Sequence[str]) -> None:
 
 def main_of(words: Sequence[str]) -> Callable[[], object]:
     """The function that runs a command line; sets sys.argv."""
-    name, *rest = words
-    sys.argv = [f"alma {name}" if name in TOOLS else name, *rest]
+    name, *arguments = words
+    sys.argv = [f"alma {name}" if name in TOOLS else name, *arguments]
     module = importlib.import_module(_MODULES[name])
-    ours = not name.startswith("fairseq-")
-    logging.basicConfig(level="WARNING" if ours else "INFO", stream=sys.stdout, force=True)
-    return module.main if ours else module.cli_main
+    is_alma = not name.startswith("fairseq-")
+    logging.basicConfig(level="WARNING" if is_alma else "INFO", stream=sys.stdout, force=True)
+    return module.main if is_alma else module.cli_main
 
 
 def run(

@@ -61,9 +61,9 @@ class Runs:
                 for words, before in zip(workload.commands, undisturbed, strict=True):
                     self._disturb(words, before, rng, report)
                 compare(workload.result(self.work), expected)
-                left = sorted(path.name for path in self.temporary.iterdir())
-                if left := [name for name in left if not name.startswith(_TORCHS_OWN)]:
-                    raise Difference(f"temporary files left: {left}")
+                names = sorted(path.name for path in self.temporary.iterdir())
+                if names := [name for name in names if not name.startswith(_TORCHS_OWN)]:
+                    raise Difference(f"temporary files left: {names}")
         except Difference as problem:
             report.problem = str(problem)
         return report

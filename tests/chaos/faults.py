@@ -108,10 +108,10 @@ class RunningCommand:
         self.reach(sys.maxsize, 0)
         seconds = time.monotonic() - self.began
         deadline = time.monotonic() + GRACE
-        while (left := running(os.getpid()) if alone else []) and time.monotonic() < deadline:
+        while (pids := running(os.getpid()) if alone else []) and time.monotonic() < deadline:
             time.sleep(0.01)
-        names = [f"{pid} {read_proc(pid, 'cmdline').replace(chr(0), ' ')[:100]}" for pid in left]
-        for pid in left:
+        names = [f"{pid} {read_proc(pid, 'cmdline').replace(chr(0), ' ')[:100]}" for pid in pids]
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
         if alone:
             with contextlib.suppress(ChildProcessError):
@@ -123,23 +123,23 @@ class RunningCommand:
     def send(self, fault: str, rng: Random) -> None:
         """A signal, such as "SIGTERM to group"."""
         name, _, aim = fault.split(" ")
-        others = running(self.process.pid)
+        pids = running(self.process.pid)
         with contextlib.suppress(ProcessLookupError):
             if aim == "group":
                 os.killpg(self.process.pid, signal.Signals[name])
             else:
-                pid = rng.choice(others) if aim == "child" and others else self.process.pid
+                pid = rng.choice(pids) if aim == "child" and pids else self.process.pid
                 os.kill(pid, signal.Signals[name])
 
 
 def sizes(folder: Path) -> dict[str, int]:
     """Sizes of all files by name; changes of it are events."""
     paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
-    found = {}
+    processes = {}
     for path in paths:
         with contextlib.suppress(OSError):
-            found[path] = os.lstat(path).st_size
-    return found
+            processes[path] = os.lstat(path).st_size
+    return processes
 
 
 def adopt() -> None:

@@ -62,6 +62,6 @@ def test_the_harness_notices(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     problems = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('"')]
-    for problem, (harm, told) in zip(problems, HARM.items(), strict=True):
-        assert told in problem, harm
-        assert told or not problem, harm
+    for problem, (harm, message) in zip(problems, HARM.items(), strict=True):
+        assert message in problem, harm
+        assert message or not problem, harm

@@ -48,7 +48,7 @@ def data_prep(rng: Random) -> Workload:
         "text=corpus/help.txt text=corpus/notes.md.gz text=corpus/AA --mega-batches 2 --words 2000"
     )
     by_date = "e=corpus/dated.jsonl --by year --until 2021 --eval-words 200"
-    way, more = rng.choice(
+    texts_of_kind, addition = rng.choice(
         [
             (texts, "d=corpus/web.jsonl --mega-batches 1 --words 500"),
             (f"{corpus} --ordered --eval-words 200", "d=corpus/web.jsonl"),
@@ -56,8 +56,8 @@ def data_prep(rng: Random) -> Workload:
         ]
     )
     first, appended = (
-        f"data {way} {sizes} --out stream",
-        f"data {more} --append --out stream --workers 2",
+        f"data {texts_of_kind} {sizes} --out stream",
+        f"data {addition} --append --out stream --workers 2",
     )
     commands = (first, appended) if rng.random() < 0.6 else (first,)
     return Workload(commands, ("corpus",), streams)

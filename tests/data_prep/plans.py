@@ -57,12 +57,12 @@ def plan_of(
             for number, path in enumerate(keys):
                 content_keys(known[number::2]).tofile(path)
         build = build_to_plan(space, splits, shards, keys)
-        found = []
+        split_of_record = []
         for shard, piece in enumerate(pieces):
             documents = list(planned_documents(space, shard, build.plan, splits, build.ranges))
             assert [key for key, _ in documents] == [row.tobytes()[:16] for row in piece]
-            found += [bucket for _, bucket in documents]
-        return np.array(found), build.plan
+            split_of_record += [bucket for _, bucket in documents]
+        return np.array(split_of_record), build.plan
 
 
 def build_to_plan(

@@ -28,10 +28,14 @@ def slow(held_out: list[str], training: list[str]) -> tuple[float, float]:
             tuple(words[i : i + contamination.N]) for i in range(len(words) - contamination.N + 1)
         ]
 
-    known = {gram for text in training for gram in grams(text)}
-    hits = [[gram in known for gram in grams(text)] for text in held_out]
-    flat = [hit for each in hits for hit in each]
-    mostly = [sum(each) > contamination.MOSTLY * len(each) for each in hits if each]
+    seen = {gram for text in training for gram in grams(text)}
+    hits = [[gram in seen for gram in grams(text)] for text in held_out]
+    flat = [hit for hits_of_text in hits for hit in hits_of_text]
+    mostly = [
+        sum(hits_of_text) > contamination.MOSTLY * len(hits_of_text)
+        for hits_of_text in hits
+        if hits_of_text
+    ]
     return (sum(flat) / len(flat), sum(mostly) / len(mostly)) if flat else (0, 0)
 
 
@@ -46,7 +50,7 @@ def test_known_shares(tmp_path, inspected):
     assert measured(out) == {"valid": [0.3, 0], "test": [3 / 16, 0.5]}
     code, text, _ = inspected(out)
     assert code == 0
-    rows = [each.split() for each in text[text.index("Contamination") :].splitlines()]
+    rows = [line.split() for line in text[text.index("Contamination") :].splitlines()]
     assert ["valid", "30.0%", "0.0%"] in rows
     assert ["test", "18.8%", "50.0%"] in rows
 
@@ -58,7 +62,7 @@ def overlapping(tmp_path):
     letters = str.maketrans("0123456789x", "bdfgklmnprs")
     new = [[text.translate(letters) for text in make_documents(seed, 60, 12)] for seed in (1, 2, 3)]
     for number, name in enumerate("abc"):
-        before = [each for one in new[:number] for each in one]
+        before = [text for texts_of_part in new[:number] for text in texts_of_part]
         mixed = [f"{text}\n{old}" for text, old in zip(new[number], before[::2], strict=False)]
         (tmp_path / f"{name}.txt").write_text("\n\n".join([*new[number], *mixed]), "utf-8")
     return [f"{name}={tmp_path / name}.txt" for name in "abc"]
@@ -75,14 +79,14 @@ def test_it_is_a_slow_count(overlapping, prepare, tmp_path, monkeypatch, ordered
     stream = Stream.load(out)
     monkeypatch.setattr(similarity, "_BLOCK", 97)  # words and n-grams cross the borders of blocks
     training = [texts(out, part.prefix) for part in stream.megabatches]
-    found = measured(out)
+    shares = measured(out)
     parts = [*stream.held_out, *stream.held_out_valid] if ordered else [stream.test, stream.valid]
-    assert list(found) == [part.name for part in parts]
+    assert list(shares) == [part.name for part in parts]
     for part in parts:
         last = int(part.name[-2:]) + 1 if ordered else len(training)
         before = [text for batch in training[:last] for text in batch]
-        assert found[part.name] == pytest.approx(list(slow(texts(out, part.prefix), before)))
-    assert found["test_00"][0] < found["test_02"][0] if ordered else found["test"][0] > 0.1
+        assert shares[part.name] == pytest.approx(list(slow(texts(out, part.prefix), before)))
+    assert shares["test_00"][0] < shares["test_02"][0] if ordered else shares["test"][0] > 0.1
 
 
 def test_a_large_part_is_sampled(overlapping, prepare, tmp_path, monkeypatch):
@@ -91,9 +95,9 @@ def test_a_large_part_is_sampled(overlapping, prepare, tmp_path, monkeypatch):
     looked_up, held_out = [], contamination.held_out
 
     def counted(*arguments):
-        found = held_out(*arguments)
-        looked_up.append(len(found[0]))
-        return found
+        parts = held_out(*arguments)
+        looked_up.append(len(parts[0]))
+        return parts
 
     monkeypatch.setattr(contamination, "held_out", counted)
     measured(out)

@@ -85,11 +85,11 @@ def linked(tmp_path):
 
 def test_links_are_followed_and_each_file_is_read_once(linked):
     whole, matched = find_files(str(linked)), find_files(f"{linked}/**/*.txt")
-    for found in (whole, matched):
-        assert sorted(Path(file).read_text() for file in found) == [
+    for files in (whole, matched):
+        assert sorted(Path(file).read_text() for file in files) == [
             f"word {n}.txt" for n in (1, 2, 3, 4)
         ]
-        assert len(found) == 4
+        assert len(files) == 4
     assert str(linked / "four.txt") in whole, "the name of the link tells the format"
 
 

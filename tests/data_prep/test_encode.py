@@ -234,14 +234,14 @@ def test_files_are_those_of_fairseq_preprocess(prepare, tmp_path):
     flags: list[object] = []
     for split, prefix in (("train", "megabatch_00/train"), ("test", "test")):
         ids = b""
-        found = []
+        tokens = []
         for item in MMapIndexedDataset(str(out / prefix)):
             ids += item.numpy().astype(np.uint16).tobytes()
             if len(item) == 1:
-                found += by_ids[ids]
+                tokens += by_ids[ids]
                 ids = b""
         (tmp_path / split).write_text(
-            "".join(f"{' '.join(line)}\n" for line in found), "utf-8", newline="\n"
+            "".join(f"{' '.join(line)}\n" for line in tokens), "utf-8", newline="\n"
         )
         flags += [f"--{split}pref", tmp_path / split]
     flags += [
@@ -254,10 +254,10 @@ def test_files_are_those_of_fairseq_preprocess(prepare, tmp_path):
         tmp_path / "fairseq",
     ]
     run(cli_main, *flags)
-    for name, own in (("train", "megabatch_00/train"), ("test", "test")):
+    for name, stem in (("train", "megabatch_00/train"), ("test", "test")):
         for suffix in (".bin", ".idx"):
-            theirs = (tmp_path / f"fairseq/{name}{suffix}").read_bytes()
-            assert theirs == (out / f"{own}{suffix}").read_bytes()
+            peer_bytes = (tmp_path / f"fairseq/{name}{suffix}").read_bytes()
+            assert peer_bytes == (out / f"{stem}{suffix}").read_bytes()
 
 
 def test_a_large_dictionary_takes_four_bytes(corpus, prepare, tmp_path, monkeypatch):

@@ -48,11 +48,11 @@ def flags_of(files):
 def check_line(pair, line):
     line = " ".join(line.split())
     if line:
-        own, theirs = pair
-        ids = own.encode([line])
+        encoder, peer = pair
+        ids = encoder.encode([line])
         assert ids[-2:].tolist() == [2, 2]
-        assert (ids[:-2] - 4).tolist() == theirs.encode(line)
-        assert own._tokenize(line) == theirs.encode(line), "words are not independent"
+        assert (ids[:-2] - 4).tolist() == peer.encode(line)
+        assert encoder._tokenize(line) == peer.encode(line), "words are not independent"
 
 
 @settings(max_examples=200, deadline=None)
@@ -85,9 +85,11 @@ def test_the_stream_keeps_the_files(corpus, prepare, gpt2_files, tmp_path, capsy
     out = prepare(corpus, out=tmp_path / "out", **flags_of(gpt2_files))
     stream = Stream.load(out)
     stream.check(stream.parts)
-    given = {file.name: sha256_file(file) for file in gpt2_files}
-    assert stream.settings["tokenizer"] == given
-    assert {name: info.sha256 for name, info in stream.files.items() if name != "dict.txt"} == given
+    digests = {file.name: sha256_file(file) for file in gpt2_files}
+    assert stream.settings["tokenizer"] == digests
+    assert {
+        name: info.sha256 for name, info in stream.files.items() if name != "dict.txt"
+    } == digests
     assert not (out / "tokenizer.model").exists()
     assert stream.vocab_size == 1000
     assert Dictionary.load(str(out / "dict.txt")).symbols[4:] == list(map(str, range(1000)))

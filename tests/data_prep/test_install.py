@@ -160,8 +160,8 @@ def test_a_second_command_at_once_writes_nothing(two, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         alma_data(*other)
     assert error.value.code == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert "another process is at work here" in said
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "another process is at work here" in line
     assert contents(tmp_path) == during
     process.communicate("\n", 60)
     assert process.returncode == 0

@@ -45,8 +45,8 @@ def digests(out: Path) -> dict[str, str]:
     listed = {
         name: info.sha256 for item in [stream, *stream.parts] for name, info in item.files.items()
     }
-    found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    assert found - {LOCK} == {*listed, "stream.json"}, "something was left behind"
+    files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert files - {LOCK} == {*listed, "stream.json"}, "something was left behind"
     return listed
 
 
@@ -60,17 +60,17 @@ def past(out: Path) -> dict[str, str]:
 def texts(out: Path, prefix: str) -> list[str]:
     """The documents of a part, decoded."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(out / "tokenizer.model"))
-    found, lines = [], []
+    documents, lines = [], []
     for item in MMapIndexedDataset(str(out / prefix)):
         ids = item.tolist()
         assert ids[-1] == 2
         if len(ids) == 1:
-            found.append("\n".join(lines))
+            documents.append("\n".join(lines))
             lines = []
         else:
             lines.append(processor.decode([i - 1 if i > 3 else 0 for i in ids[:-1]]))
     assert not lines
-    return found
+    return documents
 
 
 IID = {"words": 2000, "eval_words": 1500, "valid_words": 600, "vocab_size": 60}
@@ -122,17 +122,19 @@ def test_every_document_is_in_one_part(corpus, prepare, tmp_path, small_shards):
     alpha, web = make_documents(1, 300), make_documents(2, 200)
     seen: list[str] = []
     for part in [*stream.megabatches, stream.valid, stream.test]:
-        own = texts(out, part.prefix)
-        words = [len(text.split()) for text in own]
-        assert (part.documents, part.words) == (len(own), sum(words))
-        assert part.bytes == sum(len(text.encode()) + 1 for text in own)
-        assert part.items == sum(text.count("\n") + 2 for text in own)
+        part_texts = texts(out, part.prefix)
+        words = [len(text.split()) for text in part_texts]
+        assert (part.documents, part.words) == (len(part_texts), sum(words))
+        assert part.bytes == sum(len(text.encode()) + 1 for text in part_texts)
+        assert part.items == sum(text.count("\n") + 2 for text in part_texts)
         assert part.tokens == sum(len(item) for item in MMapIndexedDataset(stream.path(part)))
-        credited = sum(count for text, count in zip(own, words, strict=True) if text in web[10:])
+        credited = sum(
+            count for text, count in zip(part_texts, words, strict=True) if text in web[10:]
+        )
         if part.name != "valid":
             assert part.sources == {"alpha": part.words - credited, "web": credited}
             assert abs(part.words - 1500) <= max(len(text.split()) for text in alpha + web)
-        seen += own
+        seen += part_texts
     assert len(set(seen)) == len(seen)
     assert set(seen) <= {*alpha, *web}
     assert set(texts(out, "valid")) <= set(web[10:]), (

@@ -101,11 +101,14 @@ def test_buckets_follow_the_hash_order_and_add_up(corpus, bucket_bytes):
     assert (np.diff(planned.bucket_split) >= 0).all()
     order = in_hash_order(records)
     for number in range(splits.mega_batches + 2):
-        own = bucket[order][np.isin(bucket[order], planned.buckets(number))]
-        assert (np.diff(own) >= 0).all()
+        shuffled = bucket[order][np.isin(bucket[order], planned.buckets(number))]
+        assert (np.diff(shuffled) >= 0).all()
         members = np.isin(bucket, planned.buckets(number))
         assert planned.source_words[number].sum() == records["words"][members].sum()
-        sizes = [records["bytes"][bucket == each].sum() for each in planned.buckets(number)]
+        sizes = [
+            records["bytes"][bucket == bucket_number].sum()
+            for bucket_number in planned.buckets(number)
+        ]
         before = np.cumsum(sizes)[:-1]
         assert (np.diff(before // bucket_bytes) > 0).all()
     for number in range(len(planned.bucket_split)):
@@ -136,23 +139,23 @@ def test_ranges_and_runs_do_not_matter(corpus, data):
 
 def same_plan(records, splits, sources, bucket_bytes, known=None, **sizes):
     """Plan in one range and with `sizes`; AssertionError: buckets, numbers or errors differ."""
-    found = []
+    plans = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "BUCKET_BYTES", bucket_bytes)
         for options in ({}, sizes):
             try:
                 bucket, planned = plan_of(records, splits, sources, known, **options)
             except UserError as error:
-                found.append(str(error))
+                plans.append(str(error))
                 continue
             rows = zip(
                 records["low"].tolist(), records["source"].tolist(), bucket.tolist(), strict=True
             )
             numbers = {name: np.array(value).tolist() for name, value in vars(planned).items()}
-            found.append(
+            plans.append(
                 (sorted(rows), numbers | {"valid_last": planned.valid_last["low"].tolist()})
             )
-    assert found[0] == found[1]
+    assert plans[0] == plans[1]
 
 
 @pytest.mark.parametrize(
@@ -205,8 +208,8 @@ def test_documents_of_the_stream_are_in_no_new_megabatch(corpus, random):
     split = split_of(records, splits, SOURCES, known=old)
     assert (split[had] == LEFT_OUT).all()
     placed, placed_alone = (
-        set(zip(rows["low"].tolist(), found.tolist(), strict=True))
-        for rows, found in ((records[~had], split[~had]), (rest, expected))
+        set(zip(rows["low"].tolist(), splits.tolist(), strict=True))
+        for rows, splits in ((records[~had], split[~had]), (rest, expected))
     )
     assert {row for row in placed if row[1] >= 0} == {row for row in placed_alone if row[1] >= 0}
     assert splits.names == [f"megabatch_{5 + t:02d}" for t in range(splits.mega_batches)]

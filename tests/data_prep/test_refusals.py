@@ -34,7 +34,9 @@ def place(tmp_path_factory) -> Path:
     texts = [[text.translate(LETTERS) for text in make_documents(seed, 200)] for seed in range(3)]
     days = ["2020-02-03", "2021-05-06", "2023-07-08"]
     news = [
-        {"text": text, "date": day} for day, own in zip(days, texts, strict=True) for text in own
+        {"text": text, "date": day}
+        for day, period_texts in zip(days, texts, strict=True)
+        for text in period_texts
     ]
     files = {
         "a.txt": TEXT,
@@ -50,7 +52,10 @@ def place(tmp_path_factory) -> Path:
         "days.jsonl": b'{"text": "a b", "date": 20210304}\n{"text": "c", "date": "202103"}\n',
         "coarse.jsonl": b'{"text": "a b", "date": "2021"}\n{"text": "c", "date": "44 BC"}\n'
         b'{"text": "d"}',
-        **{f"{2023 + n}.txt": "\n\n".join(own).encode() for n, own in enumerate(texts)},
+        **{
+            f"{2023 + n}.txt": "\n\n".join(period_texts).encode()
+            for n, period_texts in enumerate(texts)
+        },
         **{f"cut.txt{end}": PACKERS[end](TEXT * 50)[:-3] for end in ARCHIVES},
         **{f"no.txt{end}": b"no archive at all" for end in ARCHIVES},
     }
@@ -191,26 +196,26 @@ def test_one_line_and_nothing_is_made(place, tmp_path, capsys, monkeypatch, line
     words = [*line.split(), *(() if "--out" in line else ("--out", out))]
     code, printed, err = outcome(lambda: run(cli.main, *words), capsys)
     assert (code, printed) == (2, "")
-    said = [each for each in err.splitlines() if not each.endswith("removed")]
-    assert len(said) == 1
-    assert said[0].startswith("error: ")
-    assert re.search(message, said[0]), said[0]
+    lines = [line for line in err.splitlines() if not line.endswith("removed")]
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    assert re.search(message, lines[0]), lines[0]
     assert contents(place) == before
     assert not (out / "stream.json").exists()
-    if not any(word in said[0] for word in (*LATE, "no documents")):
+    if not any(word in lines[0] for word in (*LATE, "no documents")):
         assert not out.exists() or not list(out.iterdir()), "found out too late"
 
 
 def test_all_problems_are_reported_at_once(tmp_path, capsys):
-    absent, other = tmp_path / "absent.txt", tmp_path / "other.txt"
+    absent, second = tmp_path / "absent.txt", tmp_path / "other.txt"
     flags = (
         f"--documents c=file --valid-source d --out {tmp_path}/out --bpe gpt2 "
         "--gpt2-encoder-json e.json"
     )
-    code, _, err = outcome(lambda: run(cli.main, absent, f"b={other}", *flags.split()), capsys)
+    code, _, err = outcome(lambda: run(cli.main, absent, f"b={second}", *flags.split()), capsys)
     assert code == 2
     assert err == (
-        f"error: {absent}: no such file or directory; {other}: no such file or directory; "
+        f"error: {absent}: no such file or directory; {second}: no such file or directory; "
         "--documents c=: no such source; choose from absent, b; "
         "--valid-source d: no such source; choose from absent, b; "
         "give --mega-batches, --words, --valid-words; --gpt2-encoder-json e.json: no such file; "

@@ -50,7 +50,7 @@ def test_a_stage_reads_and_writes_what_it_says(near, prepare, tmp_path, files):
     prepare(near[2], "--append", out=out, words=300, **new)
     for name, of_stage in files.items():
         stage = STAGE[name]
-        needed = {file for other in stage.needs for file in STAGE[other].writes}
+        needed = {file for name in stage.needs for file in STAGE[name].writes}
         assert of_stage - set(stage.writes) <= needed, name
     assert set(STAGE) - set(files) == {"dates"}
 

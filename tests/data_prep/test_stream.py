@@ -18,8 +18,8 @@ def stream(tmp_path):
     (tmp_path / "dict.txt").write_text("a 1\n")
     files = {name: FileInfo.of(tmp_path / name) for name in ("valid.bin", "valid.idx")}
     part = Part("valid", "valid", 2, 6, 1, 3, 9, {"web": 2}, files)
-    own = {"dict.txt": FileInfo.of(tmp_path / "dict.txt")}
-    stream = Stream(tmp_path, 2, 7, 4, (part, part), part, part, {"words": 2}, own)
+    dictionary = {"dict.txt": FileInfo.of(tmp_path / "dict.txt")}
+    stream = Stream(tmp_path, 2, 7, 4, (part, part), part, part, {"words": 2}, dictionary)
     assert not is_stream(tmp_path)
     stream.write()
     return stream

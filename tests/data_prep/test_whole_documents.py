@@ -76,9 +76,9 @@ def assert_whole(out: Path) -> Stream:
         assert len(changes) == len(set(changes)) or part in mixed, "pieces are neighbours"
         for name in set(names) if part not in mixed else ():
             assert owner.setdefault(name, part.name) == part.name
-    for own, parts in ((stream.test, stream.held_out), (stream.valid, stream.held_out_valid)):
+    for split, parts in ((stream.test, stream.held_out), (stream.valid, stream.held_out_valid)):
         if stream.ordered and not stream.appended:
-            assert names_in(out, [own.prefix]) <= names_in(out, [part.prefix for part in parts])
+            assert names_in(out, [split.prefix]) <= names_in(out, [part.prefix for part in parts])
     return stream
 
 
@@ -143,10 +143,18 @@ def records_of(documents: list[list[int]], sources: Iterable[int]) -> np.ndarray
     records = np.zeros(sum(map(len, documents)), RECORD)
     at = 0
     for key, (pieces, source) in enumerate(zip(documents, sources, strict=True)):
-        own = records[at : at + len(pieces)]
+        piece_records = records[at : at + len(pieces)]
         high, low, second = np.random.default_rng(key).integers(0, 2**64, 3, np.uint64).tolist()
-        own["high"], own["low"] = high, (low >> 32 << 32) + np.arange(len(pieces), dtype=np.uint64)
-        own["second"], own["words"], own["bytes"], own["source"] = second, pieces, pieces, source
+        piece_records["high"], piece_records["low"] = (
+            high,
+            (low >> 32 << 32) + np.arange(len(pieces), dtype=np.uint64),
+        )
+        (
+            piece_records["second"],
+            piece_records["words"],
+            piece_records["bytes"],
+            piece_records["source"],
+        ) = second, pieces, pieces, source
         at += len(pieces)
     return records
 
@@ -154,12 +162,12 @@ def records_of(documents: list[list[int]], sources: Iterable[int]) -> np.ndarray
 @st.composite
 def corpora(draw):
     rng = draw(st.randoms(use_true_random=False))
-    made = [
+    streams = [
         [rng.randint(1, 9) for _ in range(rng.choice([1, 1, 2, 9]))]
         for _ in range(draw(st.integers(20, 80)))
     ]
-    records = records_of(made, [rng.randrange(2) for _ in made])
-    copies = np.array([rng.random() < 0.2 for _ in made])[
+    records = records_of(streams, [rng.randrange(2) for _ in streams])
+    copies = np.array([rng.random() < 0.2 for _ in streams])[
         np.cumsum(records["low"] % 2**32 == 0) - 1
     ]
     again = records[copies].copy()
@@ -199,8 +207,8 @@ def test_a_cut_leaves_out_the_rest_of_a_document_or_is_at_the_nearest():
     document."""
     records = records_of([[1] * 10] * 8, [0] * 8)
     order = in_hash_order(records)
-    found = split_of(records, Splits(2, 24, 12, 0, None), ("a",))[order].tolist()
-    assert found == [0] * 24 + [-1] * 6 + [1] * 24 + [-1] * 6 + [2] * 12 + [-1] * 8
+    splits = split_of(records, Splits(2, 24, 12, 0, None), ("a",))[order].tolist()
+    assert splits == [0] * 24 + [-1] * 6 + [1] * 24 + [-1] * 6 + [2] * 12 + [-1] * 8
     # 72 + 6 of 80 words: the first rest may be left out, the second may not
-    found = split_of(records, Splits(2, 24, 24, 0, None), ("a",))[order].tolist()
-    assert found == [0] * 24 + [-1] * 6 + [1] * 20 + [2] * 28 + [-1] * 2
+    splits = split_of(records, Splits(2, 24, 24, 0, None), ("a",))[order].tolist()
+    assert splits == [0] * 24 + [-1] * 6 + [1] * 20 + [2] * 28 + [-1] * 2

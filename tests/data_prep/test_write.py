@@ -77,18 +77,18 @@ def test_dropped_lists_what_stream_json_counts(ordered, near, prepare, tmp_path,
     }
     if ordered:
         flags |= {"eval_words": 200}
-    given = [*near, *(["--ordered"] if ordered else []), "--write-dropped"]
-    out = prepare(*given, out=tmp_path / "out", **flags)
+    arguments = [*near, *(["--ordered"] if ordered else []), "--write-dropped"]
+    out = prepare(*arguments, out=tmp_path / "out", **flags)
     rows = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
     corpus = Stream.load(out).corpus
     similar = [row for row in rows if row["kind"] == "near"]
     assert len(similar) == corpus["near_duplicate_documents"] > 20
     assert len(rows) == corpus["duplicate_documents"]
-    kept = {}
+    texts = {}
     for path in out.rglob("*.jsonl"):
         if path.name != "dropped.jsonl":
-            kept |= {row["id"]: row for row in map(json.loads, path.read_text().splitlines())}
-    assert not {row["id"] for row in similar} & kept.keys()
+            texts |= {row["id"]: row for row in map(json.loads, path.read_text().splitlines())}
+    assert not {row["id"] for row in similar} & texts.keys()
     assert all(0.75 < row["similarity"] <= 1 and row["repeats"] != row["id"] for row in similar)
     assert all(row["repeats"] == row["id"] for row in rows if row["kind"] == "exact")
     assert inspected(out, "--verify")[0] == 0
@@ -111,9 +111,11 @@ def test_megatron_reads_the_same_tokens(corpus, prepare, tmp_path, inspected):
         sizes, _ = read_index(out / f"{part.prefix}.idx")
         ends = np.cumsum(sizes)[sizes == 1]
         tokens = np.fromfile(out / f"{part.prefix}.bin", np.uint16)
-        for own, length, pointer in zip(np.split(tokens, ends), lengths, pointers, strict=False):
-            assert np.array_equal(np.frombuffer(data, np.uint16, length, pointer), own)
-            assert own[-2:].tolist() == [2, 2]
+        for tokens_of_item, length, pointer in zip(
+            np.split(tokens, ends), lengths, pointers, strict=False
+        ):
+            assert np.array_equal(np.frombuffer(data, np.uint16, length, pointer), tokens_of_item)
+            assert tokens_of_item[-2:].tolist() == [2, 2]
     assert inspected(out, "--verify")[0] == 0
 
 

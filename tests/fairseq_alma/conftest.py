@@ -168,9 +168,9 @@ def train_on_two(start_two, stream, tiny):
     """`train_on_two(save, *flags)` trains in two gloo processes, and returns the output of both."""
 
     def run(save, *flags) -> list[str]:
-        done = [each.wait() for each in start_two(stream, *tiny, "--save-dir", save, *flags)]
-        assert [each.code for each in done] == [0, 0], done[0].output + done[1].output
-        return [each.output for each in done]
+        done = [child.wait() for child in start_two(stream, *tiny, "--save-dir", save, *flags)]
+        assert [child.code for child in done] == [0, 0], done[0].output + done[1].output
+        return [child.output for child in done]
 
     return run
 

@@ -76,9 +76,9 @@ def assert_same_training(first, second) -> None:
     )
     for name in ("best", "val_loss", "train_iterator"):
         assert a["extra_state"].get(name) == b["extra_state"].get(name), name
-    kept = [state["extra_state"]["AlmaLMTask"] for state in (a, b)]
-    for name in kept[0].keys() - {"seconds", "peak_memory"}:
-        assert kept[0][name] == kept[1][name], name
+    entries = [state["extra_state"]["AlmaLMTask"] for state in (a, b)]
+    for name in entries[0].keys() - {"seconds", "peak_memory"}:
+        assert entries[0][name] == entries[1][name], name
 
 
 class Plain:
@@ -95,7 +95,7 @@ class Largest(TorchDispatchMode):
     elements = 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        made = operation(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        result = operation(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self.elements = max([self.elements, *sizes])
-        return made
+        return result

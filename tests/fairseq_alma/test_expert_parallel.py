@@ -116,8 +116,8 @@ def test_an_update_agrees_on_the_largest_batch_once(
 def test_fp16_resumes_with_and_without_expert_parallelism(train, train_on_two, tmp_path):
     flags = ("--dropout", "0", "--fp16", "--ddp-backend", "legacy_ddp")
     train_on_two(tmp_path / "whole", *flags, "--max-update", 6)
-    for updates, more in ((3, ("--moe-expert-parallel",)), (6, ())):
-        output, _ = train_on_two(tmp_path / "parts", *flags, "--max-update", updates, *more)
+    for updates, options in ((3, ("--moe-expert-parallel",)), (6, ())):
+        output, _ = train_on_two(tmp_path / "parts", *flags, "--max-update", updates, *options)
     assert "@ 3 updates" in output
     saved = [load(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "parts")]
     whole, parts = (state["last_optimizer_state"]["state"] for state in saved)

@@ -106,8 +106,8 @@ def test_logits_equal_fairseqs(load, export, checkpoint, sample, tmp_path, kind)
         mask = tokens != PAD
         expected, extra = model(tokens)
         assert expected.std() > 0.5
-        found = exported(tokens, attention_mask=mask.long()).logits
-        torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-5)
+        logits = exported(tokens, attention_mask=mask.long()).logits
+        torch.testing.assert_close(logits[mask], expected[mask], atol=1e-5, rtol=1e-5)
         routings = routings_of((expected, extra)).values()
         loads += sum((routing.counts_E for routing in routings), torch.zeros(1))
     assert not routings or loads.all(), "an expert received no token"
@@ -167,11 +167,11 @@ def test_features_the_loss_and_gradient_checkpointing(
     )
     torch.testing.assert_close(output.loss, expected)
     output.loss.backward()
-    gradients = [each.grad.clone() for each in model.parameters()]
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     model.gradient_checkpointing_enable()
     model.train()(tokens, labels=tokens, use_cache=True).loss.backward()
-    torch.testing.assert_close([each.grad for each in model.parameters()], gradients)
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], gradients)
 
 
 @pytest.mark.parametrize("kind", ["stream", "gpt2_stream"])
@@ -187,10 +187,10 @@ def test_a_trained_model_and_its_tokenizer(
     tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
     ids = np.fromfile(stream / "test.bin", np.uint16)
     lines = [item for item in np.split(ids, np.flatnonzero(ids == EOS) + 1) if UNK not in item]
-    known = np.concatenate(lines).tolist()
-    assert len(known) > 4_000
-    decoded = tokenizer.decode(known)
-    assert tokenizer(decoded, add_special_tokens=False).input_ids == known
+    expected = np.concatenate(lines).tolist()
+    assert len(expected) > 4_000
+    decoded = tokenizer.decode(expected)
+    assert tokenizer(decoded, add_special_tokens=False).input_ids == expected
     original = {line for file in text.iterdir() for line in file.read_text().splitlines()}
     assert set(decoded.splitlines()) <= original | {""}
 
@@ -365,9 +365,9 @@ def test_a_run_gives_the_model_that_it_evaluates_and_its_tokenizer(
     done = start("export", run, "--out", tmp_path / "hf").wait()
     assert done.code == 0, done.output
     saved = torch.load(run / "stage_00/checkpoint_last.pt", weights_only=True)
-    found = load(tmp_path / "hf").state_dict()["biogpt.layers.0.self_attn.k_proj.weight"]
+    weight = load(tmp_path / "hf").state_dict()["biogpt.layers.0.self_attn.k_proj.weight"]
     assert torch.equal(
-        found, saved["extra_state"]["ema"]["decoder.layers.0.self_attn.k_proj.weight"]
+        weight, saved["extra_state"]["ema"]["decoder.layers.0.self_attn.k_proj.weight"]
     )
     assert (tmp_path / "hf" / "tokenizer.json").is_file()
 

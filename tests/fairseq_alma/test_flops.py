@@ -54,9 +54,9 @@ def test_a_transformer_lm_of_any_widths(forked, build_dense, sample, stream, fla
     args, model = build_dense(*words)
     shape = _shape(args, model.decoder)
     assert isinstance(shape, Shape)
-    parameters = sum(each.numel() for each in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     assert shape.parameters == parameters
-    assert shape.parameter_sizes == [each.numel() for each in model.parameters()]
+    assert shape.parameter_sizes == [parameter.numel() for parameter in model.parameters()]
     assert counted(model, sample) == shape.forward_flops(sample["ntokens"])
     words += ["--tokens-per-sample", "64"]
     (request,) = resolved(

@@ -58,7 +58,9 @@ def test_copies_are_plain_without_noise_and_evenly_set_apart_with_it(build, size
     larger = grown(
         build, model, [2, 0], "copy", noise=size, mean_tokens={PREFIX: torch.randn(4, 32)}
     )
-    old, new = (switch_layers(each)["1"].router.weight for each in (model, larger))
+    old, new = (
+        switch_layers(language_model)["1"].router.weight for language_model in (model, larger)
+    )
     assert torch.equal(new[[1, 3]], old[[1, 3]])
     assert torch.equal(new[4:], old[[2, 0]]) == torch.equal(new[[2, 0]], old[[2, 0]]) == (size == 0)
     torch.testing.assert_close(new[4:] - old[[2, 0]], old[[2, 0]] - new[[2, 0]], atol=1e-6, rtol=0)
@@ -207,8 +209,9 @@ def test_two_processes_evaluate_half_of_the_validation_set_each(
         finished = process.wait()
         assert finished.code == 0, finished.output
         shares += numbers(finished.output, "share")
-        if found := numbers(finished.output, "losses"):  # process 0 chooses
-            assert found == pytest.approx(losses, rel=1e-5)
+        losses_on_two = numbers(finished.output, "losses")
+        if losses_on_two:  # process 0 chooses
+            assert losses_on_two == pytest.approx(losses, rel=1e-5)
     assert len(shares) == 2
     assert len(losses) == 4
     assert abs(shares[0] - shares[1]) <= 1 < shares[0]
@@ -241,14 +244,14 @@ def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build
         "param_groups": [{"lr": 0.1, "params": list(states)}],
         "loss_scale": 8.0,
     }
-    found = grow_optimizer_state(saved, shapes, {PREFIX: [1]})
+    grown = grow_optimizer_state(saved, shapes, {PREFIX: [1]})
     _, larger = build("--moe-expert-count", "4")
-    assert found["param_groups"] == saved["param_groups"]
-    assert found["loss_scale"] == 8.0
+    assert grown["param_groups"] == saved["param_groups"]
+    assert grown["loss_scale"] == 8.0
     stacked = 0
     for i, (name, parameter) in enumerate(larger.named_parameters()):
-        old, new = states[i]["exp_avg"], found["state"][i]["exp_avg"]
-        assert found["state"][i].keys() == {"step", "exp_avg"}
+        old, new = states[i]["exp_avg"], grown["state"][i]["exp_avg"]
+        assert grown["state"][i].keys() == {"step", "exp_avg"}
         assert new.shape == parameter.shape
         assert torch.equal(new[: len(old)], old)
         if new.shape != shapes[name]:

@@ -66,9 +66,9 @@ def make(transformers, text, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(make):
-    made = make()
-    assert len(list(made.glob("*.safetensors"))) > 2
-    return made
+    model = make()
+    assert len(list(model.glob("*.safetensors"))) > 2
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +110,9 @@ def test_the_loss_at_t_0_is_that_of_transformers(
     folder = make(**settings)
     expected = loss(transformers.GPT2LMHeadModel.from_pretrained(folder), stream)
     assert expected > 6, "not that of a model that has learned nothing"
-    found = evaluate("--untrained", "--init", folder, *FLAGS, *flags, data=stream)
-    assert found["nll"] == pytest.approx(expected, abs=1e-5)
-    shares = [share for layer in found["experts"].values() for share in layer["share"]]
+    result = evaluate("--untrained", "--init", folder, *FLAGS, *flags, data=stream)
+    assert result["nll"] == pytest.approx(expected, abs=1e-5)
+    shares = [share for layer in result["experts"].values() for share in layer["share"]]
     assert min(shares, default=1) > 0, "an expert gets no token"
 
 
@@ -147,10 +147,10 @@ def test_in_two_stages_and_out(folder, stream, transformers, forked, start, tmp_
     from fairseq import checkpoint_utils
 
     path = str(run / "stage_01" / "checkpoint_best.pt")
-    (ours,), *_ = checkpoint_utils.load_model_ensemble_and_task([path])
+    (language_model,), *_ = checkpoint_utils.load_model_ensemble_and_task([path])
     ids = torch.randint(300, (3, 64))
     with torch.no_grad():
-        logits, expected = model(ids).logits, ours.eval()(ids + 4)[0]
+        logits, expected = model(ids).logits, language_model.eval()(ids + 4)[0]
     others = [i for i in range(300) if i != END]
     torch.testing.assert_close(
         logits[..., others], expected[..., 4:][..., others], atol=1e-5, rtol=0
@@ -318,8 +318,8 @@ def test_a_checkpoint_of_other_tokens_is_one_line(
     stream."""
     path, _, _ = untrained("model.pt")
     other = shutil.copytree(stream, tmp_path / "other")
-    first, second, *more = (other / "dict.txt").read_text("utf-8").splitlines(keepends=True)
-    (other / "dict.txt").write_text("".join([second, first, *more]), "utf-8")
+    first, second, *rest_lines = (other / "dict.txt").read_text("utf-8").splitlines(keepends=True)
+    (other / "dict.txt").write_text("".join([second, first, *rest_lines]), "utf-8")
     data, home = (other, stream) if not beside else (stream, tmp_path)
     if beside:
         shutil.move(other / "dict.txt", tmp_path)

@@ -42,7 +42,7 @@ def schedules() -> list:
     fast = ("continuous", "poly:4")
     pairs = itertools.product(SCHEDULES, AVERAGES)
     return [
-        pytest.param(*each, marks=() if each == fast else pytest.mark.thorough) for each in pairs
+        pytest.param(*pair, marks=() if pair == fast else pytest.mark.thorough) for pair in pairs
     ]
 
 

@@ -44,17 +44,17 @@ def step(stream, benchmark):
     def run(arch, *flags, dtype=torch.float16, padded=False):
         words = memory.words(str(stream), arch, *HALF[dtype], *flags)
         with memory.like_a_gpu():
-            made = memory.Step(words, processes=1)
-            made.sample["padded"] = padded
+            step = memory.Step(words, processes=1)
+            step.sample["padded"] = padded
             with Operations() as operations:
-                loss, _, logging_output = made.task.train_step(
-                    made.sample, made.model, made.criterion, Plain(), 0
+                loss, _, logging_output = step.task.train_step(
+                    step.sample, step.model, step.criterion, Plain(), 0
                 )
         assert loss.is_meta
         assert all(
             value.is_meta for value in logging_output.values() if isinstance(value, torch.Tensor)
         )
-        return operations, {name: p.grad for name, p in made.model.named_parameters()}
+        return operations, {name: p.grad for name, p in step.model.named_parameters()}
 
     return run
 
@@ -104,8 +104,8 @@ def test_no_tensor_grows_with_tokens_times_experts(step):
         weights = {tuple(gradient.shape) for gradient in gradients.values()}
         weights |= {(*shape[:-2], *shape[:-3:-1]) for shape in weights}  # transposed
         weights |= {(shape[0], 1, shape[1]) for shape in weights if len(shape) == 2}  # of a bias
-        known = {(TOKENS, experts), (experts, TOKENS)} | weights
-        return sum(torch.Size(shape).numel() for shape in operations.shapes if shape not in known)
+        shapes = {(TOKENS, experts), (experts, TOKENS)} | weights
+        return sum(torch.Size(shape).numel() for shape in operations.shapes if shape not in shapes)
 
     assert elements(64) < 1.01 * elements(16)
 

@@ -27,9 +27,9 @@ def defaults():
 
 
 def config(**common):
-    made = copy.deepcopy(defaults())
-    made.common.update(common)
-    return made
+    copied = copy.deepcopy(defaults())
+    copied.common.update(common)
+    return copied
 
 
 def parameters(dtype=torch.float32) -> list[torch.nn.Parameter]:

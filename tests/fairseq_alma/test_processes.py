@@ -38,10 +38,10 @@ def train(start, start_two, stream, tiny, tmp_path):
     def run(processes: int, folder: str, *flags) -> list[list[float]]:
         words = (stream, *tiny, *STEPS, "--save-dir", tmp_path / folder, *flags)
         done = [
-            each.wait()
-            for each in (start_two(*words) if processes == 2 else [start("train", *words)])
+            child.wait()
+            for child in (start_two(*words) if processes == 2 else [start("train", *words)])
         ]
-        assert [each.code for each in done] == [0] * processes, done[0].output
+        assert [child.code for child in done] == [0] * processes, done[0].output
         return steps(done[0].output)
 
     return run
@@ -58,9 +58,9 @@ def refused(start, stream, tiny, tmp_path):
     """`refused(folder, *flags)`: the line, the same from each process,
     in which a training is refused."""
 
-    def run(folder: str, *flags, **more) -> str:
+    def run(folder: str, *flags, **options) -> str:
         words = (stream, *tiny, *STEPS, "--save-dir", tmp_path / folder, *flags)
-        done = start("train", *words, **more).wait()
+        done = start("train", *words, **options).wait()
         assert (done.code, "Traceback" in done.output) == (2, False), done.output
         (line,) = {line for line in done.output.splitlines() if line.startswith("error: ")}
         return line
@@ -191,7 +191,7 @@ def test_side_by_side_in_one_allocation(start, stream, tiny, tmp_path):
             "0",
         )
         both.append(start("train", *words, environment=slurm))
-    for each in both:
-        done = each.wait()
+    for child in both:
+        done = child.wait()
         assert done.code == 0, done.output
         assert "training on 2 devices" in done.output

@@ -108,9 +108,9 @@ def with_value(action: argparse.Action) -> tuple[str, ...]:
     """The flag of an action, with a value that is not its default."""
     if action.nargs == 0:
         return (action.option_strings[0],)
-    others = [choice for choice in action.choices or () if choice != action.default]
+    choices = [choice for choice in action.choices or () if choice != action.default]
     value = ".7" if action.type is float else "7"
-    return (action.option_strings[0], others[0] if others else value)
+    return (action.option_strings[0], choices[0] if choices else value)
 
 
 def actions_of(*words: str, data: str = "STREAM") -> dict[str, argparse.Action]:
@@ -129,11 +129,11 @@ def test_the_table_has_every_flag_of_fairseqs_parser_once():
     ]
     for flag in ("--optimizer", "--lr-scheduler", "--criterion"):
         choices += [(flag, choice) for choice in TABLE["choices"][flag]]
-    more = {"triangular": ("--max-lr", "1")}
-    known = set(actions_of()).union(
-        *(actions_of(*pair, *more.get(pair[1], ())) for pair in choices)
+    extra_flags = {"triangular": ("--max-lr", "1")}
+    known_flags = set(actions_of()).union(
+        *(actions_of(*pair, *extra_flags.get(pair[1], ())) for pair in choices)
     )
-    assert set(listed) == known - {"-h"}
+    assert set(listed) == known_flags - {"-h"}
     accepted = set(itertools.chain(*lists.values()))
     for name in ("refused in runs", "needs", "packages", "choices"):
         assert TABLE[name].keys() <= accepted, name
@@ -144,11 +144,13 @@ def test_the_table_has_every_flag_of_fairseqs_parser_once():
 def test_no_other_choice_of_fairseq_is_accepted(kind, capsys):
     flag = f"--{kind.replace('_', '-')}"
     registered = REGISTRIES[kind]["registry"].items()
-    others = {name for name, made in registered if made.__module__.startswith("fairseq.")}
-    others -= set(TABLE["choices"][flag])
-    assert others
+    names_of_fairseq = {
+        name for name, class_ in registered if class_.__module__.startswith("fairseq.")
+    }
+    names_of_fairseq -= set(TABLE["choices"][flag])
+    assert names_of_fairseq
     needed = {"composite_loss": ("--underlying-criterion", "cross_entropy")}
-    for choice in others:
+    for choice in names_of_fairseq:
         with pytest.raises(SystemExit, match="2"):
             actions_of(flag, choice, *needed.get(choice, ()))
         assert capsys.readouterr().err.startswith(
@@ -261,7 +263,7 @@ def test_flags_that_cut_data_are_refused_with_a_stream(stream, capsys):
 def test_unused_flags_change_no_number(train, tmp_path):
     """But for --aim-repo, --wandb-project and --azureml-logging, packages that are not installed,
     --profile, which needs a GPU, and --expect-*, which refuse."""
-    given = {
+    values = {
         "--log-interval": "3",
         "--log-format": "simple",
         "--log-file": str(tmp_path / "log"),
@@ -279,8 +281,8 @@ def test_unused_flags_change_no_number(train, tmp_path):
         "--aim-repo --aim-run-hash --wandb-project --azureml-logging --profile --save-dir"
     )
     untried |= names("--no-save --expect-tokens --expect-gpus")
-    assert given.keys() | set(alone) | untried == names(TABLE["unused"])
-    words = [*itertools.chain(*given.items()), *alone]
+    assert values.keys() | set(alone) | untried == names(TABLE["unused"])
+    words = [*itertools.chain(*values.items()), *alone]
     train(tmp_path / "without", "--max-update", "4")
     train(tmp_path / "with", "--max-update", "4", *words)
     last = [tmp_path / folder / "checkpoint_last.pt" for folder in ("without", "with")]
@@ -322,9 +324,9 @@ def test_a_killed_training_equals_an_uninterrupted_one(
         ).split()
     words = (stream, *tiny, *BASE.split(), *text.split(), "--save-dir")
 
-    def train(folder: str, *more, dies: str = "") -> int:
+    def train(folder: str, *flags, dies: str = "") -> int:
         return (
-            start("train", *words, tmp_path / folder, *more, environment={"DIES_AT": dies})
+            start("train", *words, tmp_path / folder, *flags, environment={"DIES_AT": dies})
             .wait()
             .code
         )

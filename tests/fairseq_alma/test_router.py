@@ -49,8 +49,8 @@ def slow_route(router: Router, token: torch.Tensor) -> tuple[int, torch.Tensor, 
         fill(e, e, torch.exp(z[e] - log_m[e]) / scale)
     expert = last = max(roots, key=lambda e: z[e].item())
     gate = torch.exp(z[expert]) / scale
-    while (found := children(expert, last))[0] is not None:
-        last, stay = found
+    while (pair := children(expert, last))[0] is not None:
+        last, stay = pair
         taken = stay if stay >= 0.5 else 1 - stay
         expert = expert if stay >= 0.5 else last
         gate = gate * (1 + taken - taken.detach())

@@ -82,8 +82,10 @@ def test_a_checkpoint_goes_on_with_sharding_or_without(
     last = []
     for kind, sharding in (("plain", ()), ("sharded", SHARDED)):
         for updates, (run, batches) in zip(("6", "12"), starts, strict=True):
-            given = sharding if run is train_on_two else ()
-            run(tmp_path / kind, *flags, "--update-freq", batches, "--max-update", updates, *given)
+            options = sharding if run is train_on_two else ()
+            run(
+                tmp_path / kind, *flags, "--update-freq", batches, "--max-update", updates, *options
+            )
         last.append(tmp_path / kind / "checkpoint_last.pt")
     assert_same_training(*last)
 

@@ -89,8 +89,8 @@ def test_equals_the_one_hot_reference_in_outputs_and_gradients(
             (y * weight).sum(), [x, *layer.parameters()], allow_unused=True
         )
         results.append((y, gradients))
-    (ours, our_gradients), (reference, reference_gradients) = results
-    torch.testing.assert_close(ours, reference, atol=1e-5, rtol=1e-5)
+    (our_output, our_gradients), (reference, reference_gradients) = results
+    torch.testing.assert_close(our_output, reference, atol=1e-5, rtol=1e-5)
     for name, a, b in zip(names, our_gradients, reference_gradients, strict=True):
         b = torch.zeros_like(a) if b is None else b
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5, msg=name)
@@ -109,14 +109,14 @@ def test_memory_of_a_gradient_is_reused_once_nothing_refers_to_it():
     gradient()
     torch.testing.assert_close(gradient(), 3 * expected)  # accumulated
     layer.zero_grad()
-    kept = gradient()
-    memory = kept.data_ptr()
+    kept_gradient = gradient()
+    memory = kept_gradient.data_ptr()
     layer.zero_grad()
     assert gradient().data_ptr() != memory
-    kept.zero_()
+    kept_gradient.zero_()
     torch.testing.assert_close(layer.w1.grad, expected)
     memory = layer.w1.grad.data_ptr()
-    del kept
+    del kept_gradient
     layer.zero_grad()
     assert gradient().data_ptr() == memory
     torch.testing.assert_close(layer.w1.grad, expected)

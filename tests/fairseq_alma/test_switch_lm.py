@@ -156,7 +156,9 @@ def test_a_trained_model_can_be_copied_and_its_experts_pickled(build, sample, fl
         torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)
     )
     with torch.no_grad():
-        outputs = [each.eval()(**sample["net_input"])[0] for each in (model, twin)]
+        outputs = [
+            language_model.eval()(**sample["net_input"])[0] for language_model in (model, twin)
+        ]
     assert torch.equal(*outputs)
     weights = next(iter(switch_layers(model).values())).w1
     weights.grad = None
@@ -173,13 +175,14 @@ def test_no_graph_outlives_an_update(build, sample, flags):
     def with_graph() -> int:
         gc.collect()
         return sum(
-            type(each) is torch.Tensor and each.grad_fn is not None for each in gc.get_objects()
+            type(tensor) is torch.Tensor and tensor.grad_fn is not None
+            for tensor in gc.get_objects()
         )
 
     before = with_graph()
-    kept = model(**sample["net_input"])
+    output = model(**sample["net_input"])
     assert with_graph() > before
-    del kept
+    del output
     gradients(task, model, sample)
     assert with_graph() == before
 
@@ -297,13 +300,13 @@ def test_the_balance_loss_acts_under_any_criterion_scaled_by_the_sample_size(
 ):
     """d loss / d router is linear in --moe-gate-loss-wt,
     with slope sample_size * d balance / d router."""
-    found = {}
+    sizes = {}
     for weight in ("0", "0.5", "1"):
         task, model = build("--moe-gate-loss-wt", weight, "--dropout", "0")
-        found[weight] = gradients(task, model, sample, criterion)
+        sizes[weight] = gradients(task, model, sample, criterion)
     name = "decoder.layers.1.fc1.router.weight"
-    step = found["0.5"][name] - found["0"][name]
-    torch.testing.assert_close(found["1"][name] - found["0.5"][name], step, atol=1e-3, rtol=1e-3)
+    step = sizes["0.5"][name] - sizes["0"][name]
+    torch.testing.assert_close(sizes["1"][name] - sizes["0.5"][name], step, atol=1e-3, rtol=1e-3)
     model.zero_grad()
     balance_loss(model(**sample["net_input"])).backward()
     expected = dict(model.named_parameters())[name].grad * 0.5 * sample["ntokens"]

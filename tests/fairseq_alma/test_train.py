@@ -80,8 +80,8 @@ def test_killed_training_resumes_bit_for_bit(start, train, stream, tiny, tmp_pat
     train(tmp_path / "whole", *flags)
     save = tmp_path / "killed"
     for update in (8, 40, 48):
-        found = lambda u=update: any(save.glob(f"checkpoint_*_{u}.pt"))  # noqa: E731
-        start("train", stream, *tiny, "--save-dir", save, *flags).kill_when(found)
+        is_saved = lambda u=update: any(save.glob(f"checkpoint_*_{u}.pt"))  # noqa: E731
+        start("train", stream, *tiny, "--save-dir", save, *flags).kill_when(is_saved)
     assert "Loaded checkpoint" in train(save, *flags)
     for name in ("last", "best"):
         assert_same_model(tmp_path / f"whole/checkpoint_{name}.pt", save / f"checkpoint_{name}.pt")
@@ -280,14 +280,14 @@ def test_a_failed_write_is_one_line_and_keeps_the_earlier_checkpoint(
     start, train, stream, tiny, stage0
 ):
     before = stage0.read_bytes()
-    more = ("--max-update", "25")
-    child = start("train", stream, *tiny, "--save-dir", stage0.parent, *more, file_bytes=200_000)
+    flags = ("--max-update", "25")
+    child = start("train", stream, *tiny, "--save-dir", stage0.parent, *flags, file_bytes=200_000)
     error = child.wait().error
     assert "cannot be written" in error
     assert stage0.read_bytes() == before
     assert not list(stage0.parent.glob("*.tmp"))
     (stage0.parent / ".checkpoint_last.pt.0f.tmp").write_bytes(b"left by a kill")
-    output = train(stage0.parent, *more)
+    output = train(stage0.parent, *flags)
     assert "@ 20 updates" in output
     assert not list(stage0.parent.glob("*.tmp"))
 

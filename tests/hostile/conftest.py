@@ -112,9 +112,9 @@ def dense(stream, imported, tmp_path_factory) -> Path:
 @pytest.fixture
 def place(tmp_path, stream, dense):
     """A `Place`."""
-    made = Place(tmp_path, stream, dense)
-    yield made
-    for path in made.work.rglob("*"):
+    own_place = Place(tmp_path, stream, dense)
+    yield own_place
+    for path in own_place.work.rglob("*"):
         if path.is_fifo():
             os.unlink(path)
-    shutil.rmtree(made.work)
+    shutil.rmtree(own_place.work)

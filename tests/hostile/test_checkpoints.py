@@ -49,12 +49,12 @@ def attention(state, place):
 
 def old_settings(state, place):
     args = OrderedDict()
-    given = state["cfg"]["model"] | {
+    settings = state["cfg"]["model"] | {
         "arch": "transformer_lm",
         "task": "alma_lm",
         "data": str(place.stream),
     }
-    vars(args).update(given | {"character_embeddings": True, "character_filters": place.code})
+    vars(args).update(settings | {"character_embeddings": True, "character_filters": place.code})
     state["args"] = args
 
 
@@ -245,9 +245,9 @@ and what the name comes from."""
 
 
 def test_all_texts_that_fairseq_evaluates_are_known():
-    names, others = sources.evaluated_settings()
+    names, otherwise = sources.evaluated_settings()
     assert names - saved_config.EVALUATED == set()
-    assert others == EVALUATED_OTHERWISE.keys()
+    assert otherwise == EVALUATED_OTHERWISE.keys()
     assert set(filter(None, EVALUATED_OTHERWISE.values())) - saved_config.EVALUATED == set()
 
 

@@ -74,12 +74,12 @@ def test_nothing_is_written_through_a_link(place, run, kind):
     path = place.work / name
     path.parent.mkdir(parents=True, exist_ok=True)
     link(path, place.victim)
-    given = {
+    arguments = {
         "stream": place.stream,
         "checkpoint": place.checkpoint,
         "corpus": place.work / "corpus",
     }
-    error = place.refused(*words.format(**given).split())
+    error = place.refused(*words.format(**arguments).split())
     assert path.name in error
     assert "delete it" in error
 
@@ -233,11 +233,11 @@ def test_a_dry_run_imports_no_user_dir_and_shows_programs(place, monkeypatch, ca
     from slurm.engine import children
     from slurm.lm import request
 
-    asked = []
+    questions = []
 
-    def ask(command, what, text):
-        asked.append(json.loads(text))
-        return json.dumps([{"arch": "x", "settings": {}} for _ in asked[-1]])
+    def ask(command, subject, text):
+        questions.append(json.loads(text))
+        return json.dumps([{"arch": "x", "settings": {}} for _ in questions[-1]])
 
     monkeypatch.setattr(children, "ask", ask)
     text = {
@@ -249,7 +249,7 @@ def test_a_dry_run_imports_no_user_dir_and_shows_programs(place, monkeypatch, ca
     file.write_text(yaml.safe_dump(text))
     request.resolved(request.read_requests([str(file), "--dry-run"]), without_code=True)
     request.resolved(request.read_requests([str(file)]))
-    without, with_code = (" ".join(line) for lines in asked for line in lines)
+    without, with_code = (" ".join(line) for lines in questions for line in lines)
     assert "--user-dir" not in without
     assert "--user-dir" in with_code
     file.write_text(yaml.safe_dump({"learner": "sm", "trainer": f"touch {place.marker}"}))

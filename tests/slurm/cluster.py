@@ -170,16 +170,16 @@ class Cluster:
         yield f"FirstJobId={random.SystemRandom().randrange(1_000, 9_000_000)}"
         if self.preempt_signal:
             yield "SlurmctldParameters=preempt_send_user_signal"
-        each = f"CPUs={CPUS} Boards=1 SocketsPerBoard=1 CoresPerSocket={CPUS} ThreadsPerCore=1 "
-        each += f"RealMemory={CPUS * 4000} Gres=gpu:fake:{GPUS}"
+        hardware = f"CPUs={CPUS} Boards=1 SocketsPerBoard=1 CoresPerSocket={CPUS} ThreadsPerCore=1 "
+        hardware += f"RealMemory={CPUS * 4000} Gres=gpu:fake:{GPUS}"
         for node, port in zip(self.nodes, ports, strict=True):
-            yield f"NodeName={node} NodeHostname={host} NodeAddr={node} Port={port} {each}"
-        for name, more in (
+            yield f"NodeName={node} NodeHostname={host} NodeAddr={node} Port={port} {hardware}"
+        for name, settings in (
             ("main", f"Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE}"),
             ("high", "PriorityTier=10 PreemptMode=OFF"),
         ):
             nodes = ",".join(self.nodes)
-            yield f"PartitionName={name} Nodes={nodes} MaxTime=INFINITE State=UP {more}"
+            yield f"PartitionName={name} Nodes={nodes} MaxTime=INFINITE State=UP {settings}"
 
     def run(self, *argv: object, **variables: str) -> str:
         """Return the output of a SLURM command. Raises RuntimeError, with that output, if it
@@ -211,13 +211,11 @@ class Cluster:
 
     def states(self, *job_ids: object) -> dict[str, str]:
         """State of each job, and of each element of an array (`ID_INDEX`)."""
-        wanted = {str(job_id) for job_id in job_ids}
+        ids = {str(job_id) for job_id in job_ids}
         jobs = {
-            key: job
-            for key, job in self.jobs().items()
-            if key in wanted or key.split("_")[0] in wanted
+            key: job for key, job in self.jobs().items() if key in ids or key.split("_")[0] in ids
         }
-        if unknown := wanted - set(jobs) - {key.split("_")[0] for key in jobs}:
+        if unknown := ids - set(jobs) - {key.split("_")[0] for key in jobs}:
             raise KeyError(f"no such job: {', '.join(sorted(unknown))}")
         return {key: job["JobState"] for key, job in jobs.items()}
 

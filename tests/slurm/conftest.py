@@ -21,11 +21,11 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    made = Slurm(tmp_path / "bin")
-    made.folder.mkdir()
-    made.has(squeue="", scancel="")
-    monkeypatch.setenv("PATH", str(made.folder))  # no real SLURM
-    return made
+    programs = Slurm(tmp_path / "bin")
+    programs.folder.mkdir()
+    programs.has(squeue="", scancel="")
+    monkeypatch.setenv("PATH", str(programs.folder))  # no real SLURM
+    return programs
 
 
 @pytest.fixture

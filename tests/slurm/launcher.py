@@ -76,11 +76,11 @@ class Launcher:
                 pytest.MonkeyPatch.context() as patch,
             ):
                 patch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
-                found = call(main, patch, *words)
+                exit_code = call(main, patch, *words)
         finally:
             os.environ.clear()
             os.environ.update(before)
-        assert found == code, err.getvalue()
+        assert exit_code == code, err.getvalue()
         return out.getvalue(), err.getvalue()
 
     @property
@@ -134,10 +134,10 @@ def read_requests(words: Sequence[str]) -> list[Request]:
 
     def resolve(lines: Sequence[Sequence[str]]) -> list[dict]:
         try:
-            found = [fake.resolve(list(line)) for line in lines]
+            resolved = [fake.resolve(list(line)) for line in lines]
         except fake.Refused as refused:
             raise UserError(str(refused)) from None
-        return [each["settings"] | {"--arch": each["arch"]} for each in found]
+        return [answer["settings"] | {"--arch": answer["arch"]} for answer in resolved]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request, "resolve", resolve)
@@ -157,10 +157,10 @@ def call(main: Callable[[], None], monkeypatch, *words: object) -> int:
 def refused(main: Callable[[], None], monkeypatch, capsys, *words: object) -> str:
     """The one line of a command that ends with code 2."""
     assert call(main, monkeypatch, *words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    return said
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

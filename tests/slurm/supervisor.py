@@ -18,14 +18,14 @@ _CHILD_SUBREAPER = 36  # linux/prctl.h
 
 def parent_ids() -> dict[int, int]:
     """Parent of each process, by process id."""
-    found = {}
+    processes = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = path.read_text(errors="replace")
         except OSError:
             continue  # just ended
-        found[int(path.parent.name)] = int(text.rpartition(")")[2].split()[1])
-    return found
+        processes[int(path.parent.name)] = int(text.rpartition(")")[2].split()[1])
+    return processes
 
 
 def descendants(pid: int) -> list[int]:

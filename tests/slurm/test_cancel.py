@@ -57,14 +57,14 @@ def test_shared_trainings_are_left_unless_all_their_runs_are_given(
     capsys.readouterr()
     sm, ens = jobs("sm"), jobs("ens")
     waiting = {"stage 0, member 1 of 2", "stage 1, member 1 of 2", *EVALUATIONS}
-    said = say("--dry-run")
+    lines = say("--dry-run")
     cancelled = [f"sm: {name} (job id {sm[name]})" for name in ("untrained", *EVALUATIONS)]
-    assert said[:4] == [*cancelled, "would cancel 3 jobs"]
-    assert said[4].startswith(
+    assert lines[:4] == [*cancelled, "would cancel 3 jobs"]
+    assert lines[4].startswith(
         "left are these, because other runs wait for them; give these runs too "
     )
-    assert said[5:7] == [f"  sm: {name} (job id {sm[name]})" for name in STAGES]
-    assert {re.search(r"ens: (.*) \(job", line)[1] for line in said[7:]} == waiting
+    assert lines[5:7] == [f"  sm: {name} (job id {sm[name]})" for name in STAGES]
+    assert {re.search(r"ens: (.*) \(job", line)[1] for line in lines[7:]} == waiting
     assert live("sm") == sm.keys()
     assert "cancelled 3 jobs" in say()
     assert live("sm") == set(STAGES)
@@ -86,8 +86,8 @@ def test_a_relaunch_cancels_jobs_whose_needed_job_of_another_run_is_gone(cluster
     cluster.until(lambda: not squeue.ask([shared])[shared].waits_for)
     launched()
     after = jobs("sm") | {f"ens {name}": job_id for name, job_id in jobs("ens").items()}
-    kept = {name for name in after if after[name] == before[name]}
-    assert kept == {
+    unchanged = {name for name in after if after[name] == before[name]}
+    assert unchanged == {
         "untrained",
         "ens untrained",
         "ens stage 0, member 2 of 2",
@@ -95,6 +95,6 @@ def test_a_relaunch_cancels_jobs_whose_needed_job_of_another_run_is_gone(cluster
     }
     waiting = squeue.ask([after["ens stage 0, member 1 of 2"]])
     assert [state.waits_for for state in waiting.values()] == [{after["stage 0"]}]
-    old = [before[name] for name in before.keys() - kept]
+    old = [before[name] for name in before.keys() - unchanged]
     cluster.until(lambda: not any(state.live for state in squeue.ask(old).values()))
     assert {state.word for state in squeue.ask(after.values()).values()} == {"PENDING"}

@@ -57,14 +57,14 @@ def digests(out: Path) -> dict[str, str]:
     listed = {
         name: info.sha256 for item in [stream, *stream.parts] for name, info in item.files.items()
     }
-    found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    assert found - {LOCK} == {*listed, "stream.json"}
+    files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert files - {LOCK} == {*listed, "stream.json"}
     return listed
 
 
 def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
     """A kill changes nothing; no stage that is complete has jobs again."""
-    here = start(None, corpus, tmp_path / "here", "--workers", "1")
+    local = start(None, corpus, tmp_path / "here", "--workers", "1")
     on_slurm = ("--cluster", "slurm", "--workers", "3")
     before = set(cluster.jobs())
     killed = start(cluster, corpus, tmp_path / "there", *on_slurm)
@@ -72,7 +72,7 @@ def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
     killed.kill()
     killed.wait()
     finish(start(cluster, corpus, tmp_path / "there", *on_slurm), timeout=600)
-    finish(here)
+    finish(local)
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
     # 3 jobs each of scan, shuffle, encode and finalise; sort, cut, plan and tokenizer have 1.
     # At most 3 more: tasks of scan that were not finished when the second launch looked.

@@ -27,9 +27,9 @@ def scores(run):
 def test_scores_are_in_the_rows_also_while_the_learner_waits(tmp_path):
     run = make(tmp_path / "x", learner="ens")
     run.run("--evaluate", program(tmp_path, GOOD), "--waiting-time", "2", "--members", "2")
-    one = {"cloze_error": 3, "n": 3}  # the program and two checkpoints
-    assert scores(run) == [None, None, one, one, one]
-    assert json.loads((run.out / "stage_01/scores.json").read_text()) == one
+    score = {"cloze_error": 3, "n": 3}  # the program and two checkpoints
+    assert scores(run) == [None, None, score, score, score]
+    assert json.loads((run.out / "stage_01/scores.json").read_text()) == score
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,9 @@ def test_the_stand_in_answers_like_fairseq(real):
         "--total-num-update",
         "--warmup-updates",
     }
-    for line, theirs in zip(LINES, real, strict=False):
-        ours = fake.resolve(shlex.split(line))["settings"]
-        assert {name: theirs.get(name) for name in ours.keys() - unused} == {
-            name: ours[name] for name in ours.keys() - unused
+    for line, expected in zip(LINES, real, strict=False):
+        actual = fake.resolve(shlex.split(line))["settings"]
+        assert {name: expected.get(name) for name in actual.keys() - unused} == {
+            name: actual[name] for name in actual.keys() - unused
         }, line
     assert real[-1] == real[0]  # equal command lines

@@ -45,20 +45,20 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def server(folder) -> Iterator[ForkServer]:
     """A server that has imported `library`."""
-    made = ForkServer(["library", "no_such_module"])
-    yield made
-    made.stop()
+    fork_server = ForkServer(["library", "no_such_module"])
+    yield fork_server
+    fork_server.stop()
 
 
 def start(server: ForkServer, *words: str, name: str = "x", **variables: str) -> Fork:
     """Start `command` with its input and output in files."""
     Path(f"{name}.in").write_text("given")
     with (
-        open(f"{name}.in") as given,
+        open(f"{name}.in") as stdin,
         open(f"{name}.out", "w") as out,
         open(f"{name}.err", "w") as err,
     ):
-        files = [given.fileno(), out.fileno(), err.fileno()]
+        files = [stdin.fileno(), out.fileno(), err.fileno()]
         return server.start(
             ["command", *words], files, {**os.environ, "COLOUR": "red", **variables}
         )

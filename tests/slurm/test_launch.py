@@ -38,10 +38,10 @@ def test_a_chain_gives_a_row_per_megabatch(launcher, expected):
         "run evaluation of stage 1: started",
         f"run evaluation of stage 1: done in N s, perplexity {rows[2]['value']:,.2f}",
     ]
-    left = [
+    entries = [
         line.endswith(" left") for line in lines if ": done in" in line and "untrained" not in line
     ]
-    assert left == [True] * 6 + [False] * 2  # nothing is left after the last training
+    assert entries == [True] * 6 + [False] * 2  # nothing is left after the last training
     assert lines[0] == "checking the flags of fairseq-train"
     assert lines[ESTIMATE] == "run untrained: started"
     assert Run.read(launcher.out).config["name"] == "mine"

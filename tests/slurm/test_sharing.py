@@ -26,10 +26,14 @@ def plans(*lines, megabatches=3):
     return [make_plan(request, megabatches) for request in requests]
 
 
-def sources(made):
+def sources(run_plans):
     """The directories of shared trainings, and those they share."""
-    trainings = [training for plan in made for spec in plan.stages for training in spec.trainings]
-    return {str(each.directory): str(each.source) for each in trainings if each.source}
+    trainings = [
+        training for plan in run_plans for spec in plan.stages for training in spec.trainings
+    ]
+    return {
+        str(training.directory): str(training.source) for training in trainings if training.source
+    }
 
 
 def test_equal_trainings_and_only_these_are_shared():
@@ -40,10 +44,10 @@ def test_equal_trainings_and_only_these_are_shared():
         "sm --seed 1 --out D",
         "sm --average .9 --out E",
     )
-    made = share(plans(*lines))
-    *_, last = table([estimate(plan, 10, Machine((), None)) for plan in made]).splitlines()
+    run_plans = share(plans(*lines))
+    *_, last = table([estimate(plan, 10, Machine((), None)) for plan in run_plans]).splitlines()
     assert last.split()[:2] == ["total", "34"]  # updates of 17 trainings
-    assert sources(made) == {
+    assert sources(run_plans) == {
         **{f"B/stage_0{k}/member_0": f"A/stage_0{k}" for k in range(3)},
         "C/stage_00": "A/stage_00",  # before the first growth
     }
@@ -52,10 +56,10 @@ def test_equal_trainings_and_only_these_are_shared():
 def test_a_training_differs_if_the_one_before_does():
     """Stage 1 of gens is a new model in both; stages of sm differ after another first stage."""
     one, other = plans("sm --out A", "sm --out B")
-    first, *rest = other.stages
+    first, *later = other.stages
     (training,) = first.trainings
     changed = replace(training, arguments=(*training.arguments, "--dropout", "0.5"))
-    other = replace(other, stages=(replace(first, trainings=(changed,)), *rest))
+    other = replace(other, stages=(replace(first, trainings=(changed,)), *later))
     assert sources(share([one, other])) == {}
 
 
@@ -65,8 +69,8 @@ def test_a_complete_training_is_the_source_and_a_begun_one_goes_on(tmp_path, mon
         (tmp_path / name / "stage_00").mkdir(parents=True)
         (tmp_path / name / "stage_00/checkpoint_last.pt").touch()
     (tmp_path / "B/stage_00/trained.json").touch()
-    made = share(plans("sm --out A", "sm --out B", "sm --out C", "sm --out D", megabatches=1))
-    assert sources(made) == {"A/stage_00": "B/stage_00", "D/stage_00": "B/stage_00"}
+    run_plans = share(plans("sm --out A", "sm --out B", "sm --out C", "sm --out D", megabatches=1))
+    assert sources(run_plans) == {"A/stage_00": "B/stage_00", "D/stage_00": "B/stage_00"}
 
 
 def test_results_are_those_of_a_launch_alone(tmp_path):
@@ -107,8 +111,8 @@ def test_side_by_side_a_shared_training_waits_for_its_source(launcher):
 
 
 def test_on_slurm_a_shared_training_is_one_small_job_after_its_source(capsys):
-    made = share(plans("sm --out A", "ens --members 2 --out B", megabatches=1))
-    show_jobs(made, Resources(), verbose=True)
+    run_plans = share(plans("sm --out A", "ens --members 2 --out B", megabatches=1))
+    show_jobs(run_plans, Resources(), verbose=True)
     _, trained, shared, *_ = capsys.readouterr().out.split("# <")[1:]
     assert "B stage 0, member 1 of 2" in shared.splitlines()[0]
     number = trained.partition(">")[0]

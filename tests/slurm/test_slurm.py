@@ -254,10 +254,10 @@ def own_trainer_is_requeued_and_goes_on(cluster, folder, expected):
     (folder / "my_trainer.py").write_text(TRAINER)
 
     def train(out: str, *words: str, **settings: str) -> subprocess.Popen:
-        given = [expected["stream"], "--learner", "ens", "--stages", "2", "--out", out, *words]
-        given += ["--trainer", f"{sys.executable} my_trainer.py"]
+        arguments = [expected["stream"], "--learner", "ens", "--stages", "2", "--out", out, *words]
+        arguments += ["--trainer", f"{sys.executable} my_trainer.py"]
         return subprocess.Popen(
-            [sys.executable, "-m", "alma", "train", *map(str, given)],
+            [sys.executable, "-m", "alma", "train", *map(str, arguments)],
             cwd=folder,
             env=cluster.environment | {"PYTHONPATH": str(ROOT)} | settings,
             stdout=subprocess.PIPE,
@@ -296,25 +296,27 @@ SCENARIOS = (  # the longest first
 
 def uninterrupted(folder: Path) -> dict[str, list[dict]]:
     """Rows of runs on this machine."""
-    found = {}
+    outcomes = {}
     for learner in ("gmoe", "ens", "gens"):
         local = make(folder / learner, learner=learner)
         local.run(*(MEMBERS if learner == "ens" else ("--stages", "3")), flags=FLAGS)
-        found[learner] = local.rows
-    return found
+        outcomes[learner] = local.rows
+    return outcomes
 
 
 @pytest.fixture(scope="module")
 def outcomes(request, cluster, stream, tmp_path_factory):
     """The future of each scenario that is to be tested."""
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
-    wanted = [each.params["scenario"] for each in parameters if each and "scenario" in each.params]
+    scenarios = [
+        spec.params["scenario"] for spec in parameters if spec and "scenario" in spec.params
+    ]
     expected = uninterrupted(tmp_path_factory.mktemp("local")) | {"stream": stream}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         yield {
             scenario: pool.submit(scenario, cluster, tmp_path_factory.mktemp("run"), expected)
             for scenario in SCENARIOS
-            if scenario in wanted
+            if scenario in scenarios
         }
 
 

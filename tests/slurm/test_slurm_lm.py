@@ -70,13 +70,13 @@ def test_two_nodes_and_a_requeue_give_the_rows_and_losses_of_one_machine(
     so that --cpu is needed; without it the first job would end with one line.
     """
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    here = [*words(stream, whole, *SM, updates=UPDATES), "--distributed-world-size", "2"]
+    command = [*words(stream, whole, *SM, updates=UPDATES), "--distributed-world-size", "2"]
     on_nodes = [
         *words(stream, cut, *SM, *ON_SLURM, *APART, updates=UPDATES),
         "--zero-sharding",
         "os",
     ]
-    started = [launch(on_nodes), launch(here)]
+    started = [launch(on_nodes), launch(command)]
     log = cut / "stage_00/train.log"
     cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=120)
     job_id = next(job.job_id for job in queue.read_jobs(cut) if job.kind == "train")

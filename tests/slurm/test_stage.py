@@ -81,11 +81,13 @@ def test_a_row_counts_the_periods_that_begin_until_the_cutoff(cutoff, seen):
 
 
 def test_a_row_counts_the_trainings_of_its_stage_only():
-    (one,) = RESULT["training"]
-    result = RESULT | {"training": [one | {"flops": 1.0}, one, one | {"seconds": 1.0}]}
+    (training,) = RESULT["training"]
+    result = RESULT | {
+        "training": [training | {"flops": 1.0}, training, training | {"seconds": 1.0}]
+    }
     row = measured_fields(result, [False, True, True])
     assert (row["train_flops"], row["seconds"], row["peak_memory_bytes"]) == (210.0, 8.0, 8)
-    assert [each["flops"] for each in row["extra"]["training"]] == [100.0, 100.0]
+    assert [training["flops"] for training in row["extra"]["training"]] == [100.0, 100.0]
     assert row["extra"]["validation"] == 6.0
 
 

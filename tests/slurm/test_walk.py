@@ -55,8 +55,8 @@ def test_a_request_becomes_a_plan_without_detours():
 
 
 def test_the_way_from_words_to_a_plan_is_straight(tmp_path, monkeypatch):
-    made = make(tmp_path)
-    monkeypatch.chdir(made.folder)
+    steps = make(tmp_path)
+    monkeypatch.chdir(steps.folder)
     monkeypatch.setenv("PYTHONPATH", f"{FAKE}:{ROOT}")
     monkeypatch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
     codes = []

@@ -82,10 +82,10 @@ def error_of(monkeypatch, capsys, *words):
     with pytest.raises(SystemExit) as stop:
         command(monkeypatch, *words)
     assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
-    return said.err
+    output = capsys.readouterr()
+    assert output.err.startswith("error: ")
+    assert output.err.count("\n") == 1
+    return output.err
 
 
 @pytest.fixture

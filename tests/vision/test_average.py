@@ -17,8 +17,8 @@ STREAM, SCHEDULE = MegaBatchStream("digits", 20), stages(20, 4)
 
 def learner(name, **options):
     chosen = {"hidden": 6, "epochs": 3, "average": 0.7} | options
-    found = resolve("digits", name, chosen=chosen)
-    return LEARNERS[name](STREAM.dataset.shape, STREAM.dataset.classes, found, 0, CPU)
+    settings = resolve("digits", name, chosen=chosen)
+    return LEARNERS[name](STREAM.dataset.shape, STREAM.dataset.classes, settings, 0, CPU)
 
 
 def trained_twice(name, **options):
@@ -57,8 +57,8 @@ def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, optio
         for k, new in enumerate(seen, start=1):
             share = max(0.3, 1 / k) if average == 0.7 else 5 / (k + 4)
             mean = [old + share * (now - old) for old, now in zip(mean, new, strict=True)]
-        for expected, found in zip(mean, subject.deployed.state_dict().values(), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        for expected, actual in zip(mean, subject.deployed.state_dict().values(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_a_split_expert_is_split_in_the_average_too(options):
 def split_from(experts):
     """The expert of which the last one is a copy."""
     weight = next(experts.parameters())
-    (found,) = (i for i in range(len(weight) - 1) if torch.equal(weight[i], weight[-1]))
-    return found
+    (candidate,) = (i for i in range(len(weight) - 1) if torch.equal(weight[i], weight[-1]))
+    return candidate
 
 
 @pytest.mark.parametrize("options", [{}, VGG])

@@ -54,30 +54,30 @@ def test_examples_are_normalised_and_channels_last():
 @pytest.mark.gpu
 def test_examples_on_a_gpu():
     digits = data.load("digits")
-    here, there = digits.examples(digits.test), digits.examples(digits.test, "cuda")
-    assert there.images.device.type == there.labels.device.type == "cuda"
-    assert torch.allclose(there.images.cpu(), here.images, atol=1e-5)
-    assert torch.equal(there.labels.cpu(), here.labels)
+    on_cpu, on_gpu = digits.examples(digits.test), digits.examples(digits.test, "cuda")
+    assert on_gpu.images.device.type == on_gpu.labels.device.type == "cuda"
+    assert torch.allclose(on_gpu.images.cpu(), on_cpu.images, atol=1e-5)
+    assert torch.equal(on_gpu.labels.cpu(), on_cpu.labels)
 
 
 def test_mean_and_std_of_the_pixels_and_black():
     images = torch.from_numpy(RNG(0).randint(0, 256, (7, 3, 5, 4)).astype(np.uint8))
     images[:, 2], images[0, :, 0, 0] = 9, 0
-    made = make_dataset(
+    dataset = make_dataset(
         "folder",
         Images(images, torch.tensor([0, 1, 2, 0, 1, 2, 6])),
         Images(images[:1], torch.tensor([3])),
     )
     pixels = images.double().transpose(0, 1).flatten(1) / 255
-    assert made.mean == pytest.approx(pixels.mean(1).tolist())
-    assert made.std == pytest.approx(pixels.std(1).tolist())
-    assert made.classes == 7
-    assert torch.equal(made.black, made.examples(made.train).images[0, :, 0, 0])
-    assert made.black.tolist() == pytest.approx(
-        [-m / s for m, s in zip(made.mean, made.std, strict=True)]
+    assert dataset.mean == pytest.approx(pixels.mean(1).tolist())
+    assert dataset.std == pytest.approx(pixels.std(1).tolist())
+    assert dataset.classes == 7
+    assert torch.equal(dataset.black, dataset.examples(dataset.train).images[0, :, 0, 0])
+    assert dataset.black.tolist() == pytest.approx(
+        [-m / s for m, s in zip(dataset.mean, dataset.std, strict=True)]
     )
     images[:, 2] = 9
-    assert make_dataset("folder", made.train, made.test).std[2] > 0, (
+    assert make_dataset("folder", dataset.train, dataset.test).std[2] > 0, (
         "a constant channel has a positive std"
     )
 
@@ -107,9 +107,13 @@ def gray(n=12):
 
 def test_arrays_of_any_layout_make_the_same_data_set():
     x, y = gray()
-    made = make_dataset("mine", (x, y), (x[:4], y[:4]))
-    assert (made.shape, made.classes, made.train.labels.dtype) == ((1, 5, 4), 3, torch.int64)
-    assert torch.equal(made.train.images[:, 0], torch.from_numpy(x))
+    dataset = make_dataset("mine", (x, y), (x[:4], y[:4]))
+    assert (dataset.shape, dataset.classes, dataset.train.labels.dtype) == (
+        (1, 5, 4),
+        3,
+        torch.int64,
+    )
+    assert torch.equal(dataset.train.images[:, 0], torch.from_numpy(x))
     for images, labels in (
         (x[:, None], y.tolist()),
         (torch.from_numpy(x), torch.from_numpy(y)),
@@ -118,7 +122,11 @@ def test_arrays_of_any_layout_make_the_same_data_set():
         Images(torch.from_numpy(x)[:, None], torch.from_numpy(y)),
     ):
         other = make_dataset("mine", (images, labels), (x[:4], y[:4]))
-        assert (other.fingerprint, other.mean, other.std) == (made.fingerprint, made.mean, made.std)
+        assert (other.fingerprint, other.mean, other.std) == (
+            dataset.fingerprint,
+            dataset.mean,
+            dataset.std,
+        )
     colour = np.stack([x, x, x], 1)
     assert make_dataset("mine", (colour, y), (colour, y)).shape == (3, 5, 4)
 
@@ -237,8 +245,8 @@ def cifar(monkeypatch):
             )
             written["train" if file in trains else "test"].append((images, labels))
         return {
-            part: tuple(np.concatenate(arrays) for arrays in zip(*several, strict=True))
-            for part, several in written.items()
+            part: tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            for part, parts in written.items()
         }
 
     return write
@@ -250,9 +258,9 @@ def test_cifar(tmp_path, cifar, name, classes, count, refused):
     read = data.load(name, str(tmp_path))
     check(read, written)
     assert (read.shape, read.classes, len(read.train.labels)) == ((3, 32, 32), classes, count)
-    known = (0.4914, 0.4822, 0.4465)
+    mean = (0.4914, 0.4822, 0.4465)
     assert read.mean == pytest.approx(
-        known if name == "cifar10" else written["train"][0].mean((0, 2, 3)) / 255
+        mean if name == "cifar10" else written["train"][0].mean((0, 2, 3)) / 255
     )
     path = next(tmp_path.glob("*/*train" if classes > 10 else "*/data_batch_3"))
     whole = path.read_bytes()

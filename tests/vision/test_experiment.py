@@ -120,12 +120,12 @@ def test_a_run_without_checkpoint_restarts_and_keeps_its_rows_one_newer_than_the
     tmp_path,
 ):
     whole = play(tmp_path / "run")
-    expected, kept = numbers(whole), first_rows(whole)
+    expected, first = numbers(whole), first_rows(whole)
     with pytest.raises(UserError, match=r"lacks rows of completed stages: delete checkpoint\.pt"):
         play(tmp_path / "run")
     (tmp_path / "run" / CHECKPOINT).unlink()
     assert numbers(play(tmp_path / "run")) == expected
-    assert whole.results.read_bytes().startswith(kept)
+    assert whole.results.read_bytes().startswith(first)
 
 
 LAST = {
@@ -192,7 +192,7 @@ def test_other_settings_data_or_partition_in_the_same_folder_are_refused(tmp_pat
     play(tmp_path / "run")
     images = STREAM.dataset.train.images.clone()
     images[0, 0, 0, 0] += 1
-    other = replace(STREAM.dataset, train=Images(images, STREAM.dataset.train.labels))
+    dataset = replace(STREAM.dataset, train=Images(images, STREAM.dataset.train.labels))
     for options, message in (
         ({"epochs": 4}, "epochs: 3 -> 4"),
         ({"stream": MegaBatchStream("digits", 7, seed=432)}, "partition: not given -> 432"),
@@ -200,7 +200,7 @@ def test_other_settings_data_or_partition_in_the_same_folder_are_refused(tmp_pat
             {"stream": MegaBatchStream("digits", parts=STREAM.parts[::-1])},
             "partition: not given -> ",
         ),
-        ({"stream": MegaBatchStream(other, 7)}, "data: "),
+        ({"stream": MegaBatchStream(dataset, 7)}, "data: "),
     ):
         assert message in refused(play, tmp_path / "run", **options)
 

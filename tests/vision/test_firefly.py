@@ -127,8 +127,8 @@ def test_the_grown_network_equals_the_over_grown_one_without_the_other_candidate
     scores = [torch.randn(len(p), generator=generator) for p in network.perturbations]
     choices = network.select(scores, share * everything(network, "snl")[1])
     grown = grown_network(network, choices)
-    kept = [part for c in choices for part in (c.split, c.new, torch.arange(int(c.layer)))]
-    for p, indices in zip(network.perturbations, kept, strict=True):
+    numbers = [part for c in choices for part in (c.split, c.new, torch.arange(int(c.layer)))]
+    for p, indices in zip(network.perturbations, numbers, strict=True):
         p.data = torch.zeros_like(p).index_copy(0, indices, p.data[indices])
     torch.testing.assert_close(grown(images)[0].t(), network(images), rtol=1e-5, atol=1e-6)
     assert (grown(images) - model(images)).abs().max() > 1e-6
@@ -162,13 +162,13 @@ def test_tuning_lowers_the_loss_and_keeps_the_norms(arch):
     before = [p.detach().clone() for p in network.perturbations]
     network.tune([data.train(1)] * 5)
     losses = []
-    for found in (before, [p.detach().clone() for p in network.perturbations]):
-        for p, value in zip(network.perturbations, found, strict=True):
+    for vectors in (before, [p.detach().clone() for p in network.perturbations]):
+        for p, value in zip(network.perturbations, vectors, strict=True):
             p.data = value / len(network.candidates)
         losses.append(
             torch.nn.functional.cross_entropy(network(data.train(1).images), data.train(1).labels)
         )
-        for p, value in zip(network.perturbations, found, strict=True):
+        for p, value in zip(network.perturbations, vectors, strict=True):
             p.data = value
     assert losses[1] < losses[0] - 1e-3
     for p, old in zip(network.perturbations, before, strict=True):
@@ -219,12 +219,12 @@ def test_selection_by_score_per_parameter_takes_at_least_one():
 @pytest.mark.parametrize("depth", [True, False])
 def test_growth_is_linear_in_width_and_depth_and_keeps_the_classes(arch, depth):
     options = {"shape": (3, 8, 8), "arch": arch, "hidden": 6, "ff_depth": depth, "lr": 0.01}
-    subject, data, found = learner(**options, epochs=2), Stages(shape=(3, 8, 8)), Counter()
+    subject, data, counts = learner(**options, epochs=2), Stages(shape=(3, 8, 8)), Counter()
     initial, modules = subject.parameters, len(list(subject.model.modules()))
     for index in range(1, 5):
         before = subject.parameters
         subject.grow(index, data)
-        found.update(subject.growth)
+        counts.update(subject.growth)
         assert subject.growth["added_parameters"] == subject.parameters - before > 0
         hidden = (
             list(itertools.chain(*subject.model.widths))
@@ -235,9 +235,9 @@ def test_growth_is_linear_in_width_and_depth_and_keeps_the_classes(arch, depth):
         assert abs(subject.parameters - before - initial / 4) <= largest / 2
         assert subject.model(data.valid(index).images).shape == (1, CLASSES, 10)
     assert abs(subject.parameters - 2 * initial) < 0.3 * initial
-    assert len(list(subject.model.modules())) == modules + found["layers"]
-    assert min(found["split"], found["new"]) > 0
-    assert (found["layers"] > 0) == depth
+    assert len(list(subject.model.modules())) == modules + counts["layers"]
+    assert min(counts["split"], counts["new"]) > 0
+    assert (counts["layers"] > 0) == depth
     json.dumps(subject.details)
 
 
@@ -252,18 +252,18 @@ def test_growth_changes_the_function_little_and_does_not_raise_the_loss(arch):
         loss = loss_of(subject.model(images), labels).item()
         subject.grow(1, data)
         after = subject.model.eval()(data.valid(1).images)
-        found = subject.details["growth"]
-        assert found["function_error"] == pytest.approx(
+        growth = subject.details["growth"]
+        assert growth["function_error"] == pytest.approx(
             (after - before).abs().max().item(), rel=1e-5
         )
-        assert found["loss_before"] == pytest.approx(
+        assert growth["loss_before"] == pytest.approx(
             loss_of(before, data.valid(1).labels).item(), rel=1e-5
         )
-        assert found["loss_after"] == pytest.approx(
+        assert growth["loss_after"] == pytest.approx(
             loss_of(after, data.valid(1).labels).item(), rel=1e-5
         )
-        assert found["function_error"] > 0
-        changed.append(found["function_error"] / before.abs().max().item())
+        assert growth["function_error"] > 0
+        changed.append(growth["function_error"] / before.abs().max().item())
         gained.append(loss - loss_of(subject.model(images), labels).item())
     assert median(changed) < 0.2
     assert median(gained) > -0.01

@@ -99,10 +99,10 @@ def test_files_are_in_the_order_of_torchvision(tree):
     for name in ("cat/sub/a.JPG", "cat-2/b.bmp", "cat/sub-2/c.jpeg", "cat/Z.webp", "cat/sub/d.ppm"):
         for part in ("train", "test"):
             picture(tree / part / name, np.full((6, 4, 3), 200, dtype=np.uint8))
-    theirs, listing = ImageFolder(tree / "train"), folder.listed(tree)
-    assert listing.classes == theirs.classes == ["cat", "cat-2", "dog"]
-    assert [path for _, path in listing.train] == [path for path, _ in theirs.samples]
-    assert load(tree).train.labels.tolist() == theirs.targets
+    reference, listing = ImageFolder(tree / "train"), folder.listed(tree)
+    assert listing.classes == reference.classes == ["cat", "cat-2", "dog"]
+    assert [path for _, path in listing.train] == [path for path, _ in reference.samples]
+    assert load(tree).train.labels.tolist() == reference.targets
 
 
 @pytest.mark.parametrize("name", ["a.gif", "a.jfif", "a.GIF"])

@@ -34,14 +34,14 @@ MODELS = {
 class Live(TorchDispatchMode):
     """Counts the bytes of the storages that operations make, while they are in use."""
 
-    def __init__(self, *given):
+    def __init__(self, *arguments):
         super().__init__()
         self.users, self.bytes, self.peak = Counter(), {}, 0
-        self.before = {tensor.untyped_storage().data_ptr() for tensor in given}
+        self.before = {tensor.untyped_storage().data_ptr() for tensor in arguments}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
             if storage and storage.data_ptr() not in self.before:
                 self.bytes[storage.data_ptr()] = storage.nbytes()
@@ -50,7 +50,7 @@ class Live(TorchDispatchMode):
         self.peak = max(
             self.peak, sum(self.bytes[place] for place, users in self.users.items() if users > 0)
         )
-        return found
+        return result
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -111,26 +111,26 @@ def test_hard_gates_are_sampled_and_have_gradients(kind):
     for used in gates:
         assert torch.allclose(used.sum(0), torch.ones(len(x)))
         assert torch.allclose(used.detach().max(0).values, torch.ones(len(x)))
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         loss_of(logits, torch.arange(len(x)) % 5).sum(), list(model.parameters())
     )
-    named = dict(zip((name for name, _ in model.named_parameters()), found, strict=True))
+    named = dict(zip((name for name, _ in model.named_parameters()), gradients, strict=True))
     routers = [name for name in named if "router" in name]
     assert all(named[name].abs().max() > 0 for name in routers)
     model.generator = seeded(2)
     again = model.routed(x)[1]
     model.generator = seeded(4)
-    other = model.routed(x)[1]
+    routed = model.routed(x)[1]
     assert torch.equal(again[0], gates[0])
-    assert not torch.equal(other[0], gates[0])
+    assert not torch.equal(routed[0], gates[0])
 
 
 def test_hard_gates_are_sampled_in_proportion_to_their_probability():
     model = mixture("mlp", 3, hard=True)
     x = images("mlp", 1).expand(20000, -1, -1, -1)
-    wanted = model.layers[0].router(x.flatten(1).t())[:, 0]
+    logits = model.layers[0].router(x.flatten(1).t())[:, 0]
     shares = model.train().routed(x)[1][0].mean(1)
-    torch.testing.assert_close(shares, wanted, atol=0.015, rtol=0)
+    torch.testing.assert_close(shares, logits, atol=0.015, rtol=0)
 
 
 @pytest.mark.parametrize("tree", [True, False])

@@ -75,13 +75,13 @@ def test_a_stack_equals_its_members(kind):
     assert not torch.allclose(together[0], together[1])
 
 
-@pytest.mark.parametrize(("members", "own"), [(1, False), (4, False), (4, True)])
+@pytest.mark.parametrize(("members", "is_own"), [(1, False), (4, False), (4, True)])
 @pytest.mark.parametrize("joint", [None, "mean", "sum"])
-def test_the_formulas_of_the_mlps_gradient(members, own, joint):
-    if own and joint:
+def test_the_formulas_of_the_mlps_gradient(members, is_own, joint):
+    if is_own and joint:
         return  # a joint loss has one order of minibatches
     model, (x, y) = stack("mlp", members, joint), batch("mlp")
-    if own:
+    if is_own:
         x, y = (torch.stack([values.roll(m, 0) for m in range(members)]) for values in (x, y))
     flat = Flat(model)
     for gradient in flat.parameters:
@@ -89,8 +89,11 @@ def test_the_formulas_of_the_mlps_gradient(members, own, joint):
     model.gradient_writer()(x, y)
     by_formula = [p.grad.clone() for p in flat.parameters]
     logits = model(x)
-    labels = y if own else [y] * len(logits)
-    loss = sum(F.cross_entropy(voter.t(), own) for voter, own in zip(logits, labels, strict=True))
+    labels = y if is_own else [y] * len(logits)
+    loss = sum(
+        F.cross_entropy(voter.t(), member_labels)
+        for voter, member_labels in zip(logits, labels, strict=True)
+    )
     for formula, autograd in zip(
         by_formula, torch.autograd.grad(loss, flat.parameters), strict=True
     ):
@@ -100,10 +103,10 @@ def test_the_formulas_of_the_mlps_gradient(members, own, joint):
 @pytest.mark.parametrize("kind", ["mlp", "vgg"])
 def test_members_may_have_separate_images(kind):
     model, (x, _) = stack(kind, 3).eval(), batch(kind)
-    own = torch.stack([x.roll(m, 0) for m in range(3)])
-    together = model(own)
+    member_images = torch.stack([x.roll(m, 0) for m in range(3)])
+    together = model(member_images)
     for member in range(3):
-        torch.testing.assert_close(together[member], model(own[member])[member])
+        torch.testing.assert_close(together[member], model(member_images[member])[member])
 
 
 @pytest.mark.parametrize(("kind", "members"), [("mlp", 1), ("mlp", 3), ("vgg", 1), ("vgg", 3)])

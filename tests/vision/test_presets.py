@@ -110,8 +110,8 @@ def test_another_optimizer_has_its_own_rate_and_momentum():
         ("cifar10", "adam", (0.001, 0.0)),
         ("mnist", "adamw", (0.001, 0.0)),
     ):
-        made = resolve(dataset, "sm", chosen={"optimizer": optimizer})
-        assert (made.lr, made.momentum) == expected
+        settings = resolve(dataset, "sm", chosen={"optimizer": optimizer})
+        assert (settings.lr, settings.momentum) == expected
     assert resolve("mnist", "sm", chosen={"optimizer": "sgd", "lr": 0.5}).lr == 0.5
 
 

@@ -69,8 +69,8 @@ def learner(kind, backbone, **chosen):
     name, options = KINDS[kind]
     chosen = options | BACKBONES[backbone] | {"epochs": 2, "batch_size": 16} | chosen
     dataset = STREAM.dataset
-    found = resolve("digits", name, chosen=chosen)
-    return LEARNERS[name](dataset.shape, dataset.classes, found, 0, torch.device("cpu"))
+    settings = resolve("digits", name, chosen=chosen)
+    return LEARNERS[name](dataset.shape, dataset.classes, settings, 0, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

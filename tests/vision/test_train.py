@@ -156,7 +156,7 @@ def test_a_resumed_stage_ends_after_as_many_epochs_without_improvement(waited):
     assert [p.waited for p in watching.saved[-4:]] == [1, 2, 3, 4]
     counted = {"forward": 50 * whole.flops.forward, "backward": 50 * whole.flops.backward}
     counted["validation"] = 20 * whole.flops.inference
-    assert flops == {name: epochs * each for name, each in counted.items()}
+    assert flops == {name: epochs * count for name, count in counted.items()}
     progress = watching.saved[waited - 5]
     assert progress.waited == waited
     assert train(again := mlp(), settings, seed=99, progress=progress) == flops
@@ -199,16 +199,16 @@ def test_one_epoch_is_every_example_once_in_random_order():
     ("n", "sizes"), [(1, [1]), (16, [16]), (17, [17]), (33, [16, 17]), (34, [16, 16, 2])]
 )
 def test_no_minibatch_of_a_single_example_is_left_over(n, sizes):
-    found = minibatches(examples(n, 1), Settings(batch_size=16), [seeded(0)])
-    assert [len(batch.labels) for batch in found] == sizes
+    batches = minibatches(examples(n, 1), Settings(batch_size=16), [seeded(0)])
+    assert [len(batch.labels) for batch in batches] == sizes
 
 
 def test_augmented_images_are_shifted_and_flipped():
     """Padding is black, with a value for each channel."""
     black = torch.tensor([-1.9, 0.3])
     images = torch.arange(1, 26.0).view(1, 5, 5, 1).expand(200, 5, 5, 2).contiguous()
-    found = augment(images, seeded(0), black)
-    assert found.shape == images.shape
+    augmented = augment(images, seeded(0), black)
+    assert augmented.shape == images.shape
     padded = black.expand(13, 13, 2).clone()
     padded[4:9, 4:9] = images[0]
     possible = {
@@ -218,6 +218,6 @@ def test_augmented_images_are_shifted_and_flipped():
         for column in range(9)
         for crop in [view[row : row + 5, column : column + 5]]
     }
-    got = {tuple(image.flatten().tolist()) for image in found}
+    got = {tuple(image.flatten().tolist()) for image in augmented}
     assert got <= possible
     assert len(got) > 100  # of 162

@@ -100,9 +100,9 @@ def test_a_folders_run_names_classes_and_prepares_files_of_any_size(
     alma(
         monkeypatch, "predict", tmp_path / "run", tmp_path / "new", "--out", tmp_path / "labels.csv"
     )
-    said = capsys.readouterr()
-    assert "images: 3; unreadable: 1; files left out: 1 .txt" in said.out
-    assert f"cannot read the image {tmp_path}/new/2.png" in said.err
+    printed = capsys.readouterr()
+    assert "images: 3; unreadable: 1; files left out: 1 .txt" in printed.out
+    assert f"cannot read the image {tmp_path}/new/2.png" in printed.err
     rows = list(csv.reader((tmp_path / "labels.csv").open()))
     assert [row[1] for row in rows] == ["label", "dog", "cat", ""]
 
@@ -132,13 +132,13 @@ def test_a_model_or_images_that_are_not_there_are_one_line(
     info = json.loads((place / "run/run.json").read_text())
     for name in ("lost", "half", "old"):
         (tmp_path / name).mkdir()
-        kept = {key: value for key, value in info.items() if (name, key) != ("old", "images")}
-        (tmp_path / name / "run.json").write_text(json.dumps(kept))
+        settings = {key: value for key, value in info.items() if (name, key) != ("old", "images")}
+        (tmp_path / name / "run.json").write_text(json.dumps(settings))
     torch.save({"done": 1}, tmp_path / "half/checkpoint.pt")
     monkeypatch.chdir(tmp_path)
-    more = ["--t", 3] if words.startswith("lost") else []
-    more += [] if "--out" in words else ["--out", "labels.csv"]
-    assert message in refusal(monkeypatch, capsys, "predict", *words.split(), *more)
+    arguments = ["--t", 3] if words.startswith("lost") else []
+    arguments += [] if "--out" in words else ["--out", "labels.csv"]
+    assert message in refusal(monkeypatch, capsys, "predict", *words.split(), *arguments)
     assert not (tmp_path / "labels.csv").exists()
 
 
@@ -200,8 +200,8 @@ def test_an_export_has_the_probabilities_of_the_run(tmp_path, monkeypatch, arch,
         import onnxruntime
 
         session = onnxruntime.InferenceSession(tmp_path / "out/model.onnx")
-        (found,) = session.run(None, {"images": images.numpy()})
-        torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=0)
+        (outputs,) = session.run(None, {"images": images.numpy()})
+        torch.testing.assert_close(torch.from_numpy(outputs), expected, atol=1e-4, rtol=0)
 
 
 def test_what_cannot_be_exported_is_one_line_and_writes_nothing(gray, tmp_path):

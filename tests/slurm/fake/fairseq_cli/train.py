@@ -28,8 +28,8 @@ parser.add_argument("--schedule")
 args, _ = parser.parse_known_args()
 
 
-asked: list[int] = []
-signal.signal(signal.SIGUSR1, lambda number, _: asked.append(number))
+signals: list[int] = []
+signal.signal(signal.SIGUSR1, lambda number, _: signals.append(number))
 
 
 def crash(how: str) -> None:
@@ -82,6 +82,6 @@ while state["updates"] < args.max_update:
         "num_updates": str(state["updates"]),
     }
     logging.getLogger("train_inner").info(json.dumps(stats))
-    if asked and state["updates"] < args.max_update:
+    if signals and state["updates"] < args.max_update:
         sys.exit(os.EX_TEMPFAIL)
 save(state, "checkpoint_best.pt")
