@@ -270,7 +270,8 @@ def test_documented_keys_of_image_runs(tmp_path):
         "umix": {"replay_share": 0.5, "replay_from": "recent", "amp": "bf16"},
         "ff": {"replay": True, "seed": 1},
     }
-    stream, small = MegaBatchStream("digits", 3), {"hidden": 2, "epochs": 1}
+    stream = MegaBatchStream("digits", 3)
+    small = {"hidden": 2, "epochs": 1}
     runs = []
     for name, changes in settings.items():
         runs.append(run(stream, name, tmp_path / name, **small, **changes))
@@ -279,7 +280,8 @@ def test_documented_keys_of_image_runs(tmp_path):
     arrive(tmp_path / "shop", 1, 2)
     stream = read_periods(ImageSource(str(tmp_path / "shop"), "week"), None)
     runs.append(run(stream, "sm", tmp_path / "weeks", arch="mlp", **small))
-    infos, rows = [run.info for run in runs], [row for run in runs for row in run.rows]
+    infos = [run.info for run in runs]
+    rows = [row for run in runs for row in run.rows]
     assert_described(infos, "run.json", unseen=["stages", "processes", "gpus", "tokens_per_update"])
     of_torchvision = ["weights"]
     configs = (info["config"] for info in infos)
@@ -326,7 +328,8 @@ def test_documented_keys_of_text_runs():
     assert_described(configs, "config, all runs", "config, text", unseen=data)
     assert data <= documented("config, text").keys()
 
-    path, nested = "fairseq_alma/stage_record.py", {"loss", "share", "test"}
+    path = "fairseq_alma/stage_record.py"
+    nested = {"loss", "share", "test"}
     training = dict.fromkeys(keys_in(path, "training_record"), 1)
     measured = dict.fromkeys(keys_in(path, "describe", "measure") - nested, 1) | {
         "training": [training]

@@ -104,7 +104,8 @@ def test_the_notebook_trains_a_language_model(tmp_path):
 
 @pytest.mark.thorough
 def test_wikipedia_from_the_downloaded_file_to_the_report(tmp_path, text):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     out = tmp_path / "wiki"
     out.mkdir()
     documents = [

@@ -84,7 +84,8 @@ def test_a_learner_of_images(pasted):
     """It restarts every second stage: equal to SM before the first restart,
     and no worse than untrained."""
     place, _ = pasted
-    restart, sm = values(place, "restart"), values(place, "sm")
+    restart = values(place, "restart")
+    sm = values(place, "sm")
     assert restart[:2] == sm[:2]
     assert restart[3:] != sm[3:]
     assert max(restart[1:]) < restart[0]

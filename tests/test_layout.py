@@ -30,7 +30,8 @@ FORBIDDEN = {
     "slurm": {"torch", "fairseq"},
     "vision": {"fairseq"},
 }
-FILE_LINES, FUNCTION_LINES = 400, 80
+FILE_LINES = 400
+FUNCTION_LINES = 80
 STALENESS = ("law", "matrix", "period", "plan", "retraining", "staleness")
 """Modules of alma.report.advice that take losses from anywhere: they need no run records."""
 STALENESS_NEEDS = {"alma.dates", "alma.errors", "alma.escape", "alma.report.losses", "alma.tables"}
@@ -90,7 +91,8 @@ def test_the_law_of_staleness_and_plans_need_losses_numpy_and_scipy_alone():
     """Imports of imports and late ones count."""
     wing = {f"alma.report.advice.{name}" for name in STALENESS}
     modules = {module_of(path): path for path in sources("alma")}
-    reached, packages = set(), set()
+    reached = set()
+    packages = set()
     left = list(wing)
     while left:
         module = left.pop()

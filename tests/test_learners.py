@@ -109,7 +109,8 @@ SLOW = [pytest.param(learner, marks=pytest.mark.slow) for learner in ("umix", "g
 def test_killed_within_a_stage_it_goes_on_with_the_same_numbers(
     forked, stream, finished, tmp_path, learner
 ):
-    out, options = tmp_path / "killed", ("--learner", learner, "--waiting-time", "2", "--replay")
+    out = tmp_path / "killed"
+    options = ("--learner", learner, "--waiting-time", "2", "--replay")
     for update in (3, 6):
         forked.kill = ("stage_00/member_1" if learner == "ens" else "stage_01", update)
         with pytest.raises(forked.Killed):

@@ -30,7 +30,8 @@ def _words(rng: random.Random, number: int) -> list[str]:
 def make_history(folder: Path) -> None:
     """A repository of 6 years, 60 commits a year; each year has words of its own."""
     rng = random.Random(1)
-    common, lines = _words(rng, 200), []
+    common = _words(rng, 200)
+    lines = []
     for year in range(2004, 2010):
         words = common + _words(rng, 50)
         for number in range(60):

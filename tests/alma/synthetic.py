@@ -20,7 +20,8 @@ from alma.report.vision import select
 from alma.stages import stages
 
 ROOT = Path(__file__).resolve().parents[2]
-PARAMETERS, STAGE_FLOPS = 65_000_000, 2e15
+PARAMETERS = 65_000_000
+STAGE_FLOPS = 2e15
 B = 40
 """Errors of `law`."""
 
@@ -260,7 +261,9 @@ def report(*arguments, cwd=ROOT):
 
 def run_here(main, arguments, cwd=ROOT):
     """Run the entry point of a tool in this process: its exit code, stdout and stderr."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out = io.StringIO()
+    err = io.StringIO()
+    code = 0
     words = [main.__module__, *map(str, arguments)]
     with (
         contextlib.chdir(cwd),

@@ -36,8 +36,8 @@ def test_three_questions_on_runs(tmp_path):
     often = done.record["retraining"]
     assert (often["advice"], often["unit"]) == ("every 2nd mega-batch", "percentage points")
     assert often["slope"]["mean"] == pytest.approx(2, abs=0.3)
-    second, four = (often["cadences"][i]["extra"]["mean"] for i in (1, 2))
-    assert four - second == pytest.approx(2, abs=0.3)
+    every_two, every_four = (often["cadences"][i]["extra"]["mean"] for i in (1, 2))
+    assert every_four - every_two == pytest.approx(2, abs=0.3)
     # 1 TFLOP for a training: in both mega-batches to come, or in one; what is spent does not count
     costs = [cadence["cost"].split(", ")[:2] for cadence in often["cadences"]]
     assert costs[0] == ["2 trainings in 2 mega-batches", "2 TFLOPs"]
@@ -84,5 +84,6 @@ def test_a_bad_value_in_the_matrix_does_not_count(tmp_path, make, value):
 
 def test_a_stream_of_two_mega_batches_has_no_answer(tmp_path):
     drifting(image_run(tmp_path / "run", [0.5, 0.4]), lambda t, j: 0.5)
-    assert "assume an i.i.d. stream. If" in (output := call_advise(tmp_path).stdout)
+    output = call_advise(tmp_path).stdout
+    assert "assume an i.i.d. stream. If" in output
     assert "How often to retrain takes three models" in output

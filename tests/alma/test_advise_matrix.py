@@ -17,7 +17,8 @@ HEADER = "model,trained_until,domain,tested_on,loss,lower_95,upper_95"
 def lines(model="1b", domain="news", slope=0.001, seed=0, trained=range(0, 96, 24)):
     """Lines of a file as that of TiC-LM: models of every second year, tested on every year."""
     months = [f"{2013 + m // 12}-{1 + m % 12:02}" for m in range(96)]
-    cells, random = [(u, p) for u in trained for p in range(0, 96, 12)], np.random.default_rng(seed)
+    cells = [(u, p) for u in trained for p in range(0, 96, 12)]
+    random = np.random.default_rng(seed)
     losses = [2.5 + slope * abs(p - u) + random.normal(0, 0.001) for u, p in cells]
     rows = zip(cells, losses, strict=True)
     return [f"{model},{months[u]},{domain},{months[p]},{loss:.4f},2,3" for (u, p), loss in rows]

@@ -219,7 +219,8 @@ def test_a_date_must_be_within_its_period(value, by, period):
 def test_periods_follow_each_other(one, other, by):
     """Numbers ascend with days, labels with numbers, and a label is a date of its period."""
     one, other = sorted([one, other])
-    low, high = number_of(by, one), number_of(by, other)
+    low = number_of(by, one)
+    high = number_of(by, other)
     assert low <= high
     assert (label(by, low) < label(by, high)) == (low < high)
     first, last = interval(label(by, low)) or (None, None)

@@ -13,7 +13,9 @@ class Fake:
     """A learner whose error falls with each stage, and that records its calls."""
 
     def __init__(self, done: int = 0):
-        self.trained, self.tested, self.done = [], 0, done
+        self.trained = []
+        self.tested = 0
+        self.done = done
 
     def train(self, stage):
         self.trained.append(stage)
@@ -102,7 +104,8 @@ def test_seconds_before_an_interruption_count_in_the_row_of_their_stage(tmp_path
 
 def test_a_failure_in_training_leaves_the_rows_before_it(tmp_path, monkeypatch):
     run, schedule = start(tmp_path, 3)
-    learner, train = Fake(), Fake.train
+    learner = Fake()
+    train = Fake.train
     monkeypatch.setattr(
         Fake, "train", lambda self, stage: train(self, stage) if stage.index < 1 else 1 / 0
     )

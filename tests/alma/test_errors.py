@@ -58,7 +58,8 @@ def test_a_flag_of_another_program_belongs_after_the_dashes(words, hints):
 
 def test_help_wraps_a_line_and_keeps_several(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    words, lines = " ".join(["word"] * 40), "examples:\n  one\n  two"
+    words = " ".join(["word"] * 40)
+    lines = "examples:\n  one\n  two"
     command_line = parser(description=words, epilog=lines)
     text = command_line.format_help()
     assert max(map(len, text.splitlines())) in range(90, 101)

@@ -55,7 +55,8 @@ def test_a_curve_that_stops_to_fall_soon_after_stays_in_its_interval(change):
 def test_a_learner_with_one_stage_takes_half_of_its_prior_from_the_others():
     """Three learners fall as t^-.8; what is expected of a fourth lies between that and no
     knowledge."""
-    t, random = np.arange(1.0, 21), np.random.default_rng(0)
+    t = np.arange(1.0, 21)
+    random = np.random.default_rng(0)
     curves = [
         LearningCurve(t, 0.5 * t**-0.8 * np.exp(0.01 * random.normal(size=(3, 20))))
         for _ in range(3)

@@ -95,7 +95,8 @@ def test_the_figure_draws_ours_in_colour_the_papers_in_grey_and_experts_in_red(t
     assert [len(lines_of(axes, "0.62")) for axes in figure.axes] == [3, 3, 3]
     starts = sorted(line[0] for line in lines_of(parameters, "0.62"))
     assert starts == [(65e6, 28.57), (91e6, 26.29), (130e6, 26.20)]
-    (side,), (middle,) = lines_of(experts, vermilion), lines_of(experts, green)
+    (side,) = lines_of(experts, vermilion)
+    (middle,) = lines_of(experts, green)
     assert 0 < middle[0][0] - side[0][0] < 1  # side by side, less than one expert apart
     assert middle[0][0] == pytest.approx(8)
     texts = [text for text in compute.texts if colors.to_rgba(text.get_color()) == RED]

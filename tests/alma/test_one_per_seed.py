@@ -140,9 +140,8 @@ def test_advice_of_an_earlier_time_has_the_seeds_that_had_come_so_far(tmp_path):
     )
     for now, seeds in ((3, [0, 1, 2]), (4, [0, 1, 2]), (5, [0, 1])):
         advice = advise(one_section(find_runs([tmp_path]), now), now)
-        assert {candidate.label: candidate.seeds for candidate in advice.candidates}[
-            "ens w=1"
-        ] == seeds
+        seeds_of = {candidate.label: candidate.seeds for candidate in advice.candidates}
+        assert seeds_of["ens w=1"] == seeds
         done = run_here(advise_main, [tmp_path, "--from", now])
         assert ("beside finished seeds" in done.stdout) == (now > 4)
 

@@ -59,7 +59,8 @@ def test_a_run_is_described_and_resumed(tmp_path):
     run.append(row(0))
     run.note(stages=2)
     file = tmp_path / "new/run/run.json"
-    info, before = json.loads(file.read_text()), file.stat().st_ino
+    info = json.loads(file.read_text())
+    before = file.stat().st_ino
     run.note(stages=2)
     assert file.stat().st_ino == before
     assert (info["config"], info["seeds"]) == (CONFIG | {"layers": [1, 2]}, {"members": [1, 2]})
@@ -200,7 +201,8 @@ def test_a_config_whose_values_are_of_other_kinds_is_an_error(tmp_path, config, 
 
 def test_a_repeated_t_is_refused_whoever_wrote_it(tmp_path):
     """Rows are read again only if the file has changed."""
-    first, second = Run.open(tmp_path, CONFIG), Run.open(tmp_path, CONFIG)
+    first = Run.open(tmp_path, CONFIG)
+    second = Run.open(tmp_path, CONFIG)
     first.append(row(1))
     second.append(row(2))
     for run in (first, second, Run.open(tmp_path, CONFIG)):
@@ -279,7 +281,8 @@ def test_reading_during_a_run_and_resuming_after_a_kill(tmp_path):
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, Path(__file__).parent)))
     }
     with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], env=environment) as writer:
-        deadline, seen = time.monotonic() + 60, 0
+        deadline = time.monotonic() + 60
+        seen = 0
         while seen < 40 and time.monotonic() < deadline:
             if (tmp_path / "run.json").exists():
                 rows = Run.read(tmp_path).rows

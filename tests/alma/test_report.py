@@ -15,7 +15,8 @@ from .synthetic import error_of, image_run, make_run, report
 
 def test_out_writes_markdown_csv_and_figures(tmp_path):
     for seed in (0, 1):
-        values, settings = [0.9, 0.5 + seed / 10, 0.2], {"metric": "error", "model": {"d": 8}}
+        values = [0.9, 0.5 + seed / 10, 0.2]
+        settings = {"metric": "error", "model": {"d": 8}}
         make_run(tmp_path / f"runs/{seed}", values, seed=seed, **settings)
     make_run(tmp_path / "runs/w2", [0.9, 0.9, 0.3], waiting_time=2, **settings)
     done = report(tmp_path / "runs", "--out", tmp_path / "out")

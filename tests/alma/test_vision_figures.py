@@ -105,9 +105,9 @@ def test_error_over_time_is_dotted_while_untrained_and_has_a_band(tmp_path):
         image_run(tmp_path / str(seed), [0, 0.5, 0.5, last], w=2, seed=seed)
     image_run(tmp_path / "w4", [0, 0, 0, 0.1], w=4)
     results = results_of(tmp_path)
-    found = figures.over_time(results[0])
-    assert found.y == pytest.approx([90, 90, 50, 50, 25])
-    assert found.deviation == pytest.approx([0, 0, 0, 0, 50**0.5])
+    curve = figures.over_time(results[0])
+    assert curve.y == pytest.approx([90, 90, 50, 50, 25])
+    assert curve.deviation == pytest.approx([0, 0, 0, 0, 50**0.5])
     figure = over_time.learning_curves(results)[""]
     (axes,) = panels(figure)
     assert drawn(axes, WAIT_RAMP[0]) == [[(2, 50), (3, 50), (4, pytest.approx(25))]]

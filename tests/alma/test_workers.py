@@ -104,7 +104,8 @@ if __name__ == "__main__":
 
 
 def test_ctrl_c_ends_the_pool_and_its_tasks_and_only_the_parent_says_so(tmp_path):
-    script, tasks = tmp_path / "script.py", tmp_path / "tasks"
+    script = tmp_path / "script.py"
+    tasks = tmp_path / "tasks"
     script.write_text(INTERRUPTED)
     tasks.mkdir()
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

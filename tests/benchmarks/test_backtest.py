@@ -30,7 +30,8 @@ def test_what_came_is_counted(tmp_path):
 
 def test_a_wrong_advice_is_a_regret(tmp_path):
     """The learner that leads up to t = 20 stops learning there."""
-    stops, goes_on = law(0.4, 0.6, 0), law(0.45, 0.6, 0)
+    stops = law(0.4, 0.6, 0)
+    goes_on = law(0.45, 0.6, 0)
     image_run(tmp_path / "stops", stops[:20] + [stops[19]] * 20, size=16)
     image_run(tmp_path / "goes-on", goes_on[:20] + [0.01] * 20)
     means = [sum(stops[16:20]) + 20 * stops[19], sum(goes_on[16:20]) + 0.2]

@@ -47,7 +47,8 @@ def server():
 def step(benchmark, server, monkeypatch, tmp_path, capsys):
     """`step(name)` runs a step at tiny sizes, with forks in place of processes; returns its
     rows."""
-    gpu, process = benchmark("gpu"), benchmark("gpu.process")
+    gpu = benchmark("gpu")
+    process = benchmark("gpu.process")
 
     def start(words, **options):
         reader, writer = os.pipe()
@@ -328,17 +329,16 @@ def test_a_damaged_wheel_costs_the_others_nothing(benchmark, tmp_path):
     code = "import sys, alpha, gamma, pytest, fairseq_alma_hook; print(sys.prefix, pytest.__file__)"
     python = tmp_path / "made/bin/python"
     done = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [
-        str(tmp_path / "made"),
-        pytest.__file__,
-    ]  # the machine's, of an environment
+    # pytest is the machine's, of an environment
+    assert done.stdout.split() == [str(tmp_path / "made"), pytest.__file__]
     assert not (tmp_path / "made/bin/pip").exists()
 
 
 def test_what_alma_requires_is_carried_or_on_the_machine(benchmark):
     packages = benchmark("gpu.packages")
     plain = {re.sub(r"[-_.]+", "-", name.lower()) for name in packages.MISSING}
-    needed, names = set(), ["alma-macroscale"]
+    needed = set()
+    names = ["alma-macroscale"]
     while names:
         name = names.pop()
         for line in metadata.requires(name) or ():

@@ -117,7 +117,8 @@ def change_value(draw: Draw, path: Path, place: Path) -> bool | None:
     """Another value of a JSON, JSON lines or YAML file, or another name in a mapping."""
     if path.suffix not in (".json", ".jsonl", ".yaml"):
         return False
-    text, is_yaml = path.read_text("utf-8"), path.suffix == ".yaml"
+    text = path.read_text("utf-8")
+    is_yaml = path.suffix == ".yaml"
     lines = text.splitlines() if path.suffix == ".jsonl" else [text]
     number = draw(st.integers(0, len(lines) - 1))
     record = yaml.safe_load(text) if is_yaml else json.loads(lines[number])

@@ -130,7 +130,8 @@ def _mnist(sound: Sound, folder: Path) -> None:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    pixels, labels = (digits.images * 15).astype("uint8"), digits.target.astype("uint8")
+    pixels = (digits.images * 15).astype("uint8")
+    labels = digits.target.astype("uint8")
     raw = folder / "MNIST/raw"
     raw.mkdir(parents=True)
     for part, chosen in (("train", slice(0, 200)), ("t10k", slice(200, 300))):

@@ -42,9 +42,11 @@ class Runs:
     """Runs of a tool below `folder`, in work/; sound/ keeps the inputs."""
 
     def __init__(self, folder: Path, tool: str, faults: Sequence[str] = FAULTS) -> None:
-        self.tool, self.faults = tool, faults
+        self.tool = tool
+        self.faults = faults
         self.sound = Sound(folder / "sound")
-        self.work, self.temporary = folder / "work", folder / "tmp"
+        self.work = folder / "work"
+        self.temporary = folder / "tmp"
         adopt()
 
     def run(self, rng: Random) -> Report:
@@ -155,7 +157,8 @@ def main() -> None:
     )
     add("--seed", type=int, default=0, metavar="S", help="seed of the first run (default: 0)")
     options = parser.parse_args()
-    began, reports = time.monotonic(), []
+    began = time.monotonic()
+    reports = []
     with tempfile.TemporaryDirectory() as folder:
         runs = Runs(Path(folder), options.tool)
         while not reports or time.monotonic() < began + 60 * options.minutes:

@@ -43,8 +43,10 @@ class RunningCommand:
     program: Sequence[str] = (sys.executable, "-m", "alma")
 
     def __init__(self, work: Path, words: str) -> None:
-        self.work, self.events = work, 0
-        self.began, self._sizes = time.monotonic(), sizes(work)
+        self.work = work
+        self.events = 0
+        self.began = time.monotonic()
+        self._sizes = sizes(work)
         self.log = work.with_name(f"log.{time.monotonic_ns()}")
         added = {"TMPDIR": str(work.with_name("tmp")), "OMP_NUM_THREADS": "1"}
         added |= {

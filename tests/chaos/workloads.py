@@ -55,10 +55,8 @@ def data_prep(rng: Random) -> Workload:
             (by_date, "e=corpus/dated.jsonl"),
         ]
     )
-    first, appended = (
-        f"data {texts_of_kind} {sizes} --out stream",
-        f"data {addition} --append --out stream --workers 2",
-    )
+    first = f"data {texts_of_kind} {sizes} --out stream"
+    appended = f"data {addition} --append --out stream --workers 2"
     commands = (first, appended) if rng.random() < 0.6 else (first,)
     return Workload(commands, ("corpus",), streams)
 

@@ -52,7 +52,8 @@ def edited(text: str, words: int, seed: int) -> str:
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """alpha.txt and web.txt, with duplicates within and across them."""
-    alpha, web = make_documents(1, 300), make_documents(2, 200)
+    alpha = make_documents(1, 300)
+    web = make_documents(2, 200)
     folder = tmp_path / "corpus"
     folder.mkdir()
     (folder / "alpha.txt").write_text("\n\n".join(alpha + alpha[:20] + web[:10]), "utf-8")

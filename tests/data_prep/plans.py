@@ -26,7 +26,9 @@ def make_records(documents) -> np.ndarray:
     for record, (key, words, source) in zip(records, documents, strict=True):
         rng = np.random.default_rng(key)
         record["high"], record["low"], record["second"] = rng.integers(0, 2**64, 3, np.uint64)
-        record["words"], record["bytes"], record["source"] = words, 3 * words, source
+        record["words"] = words
+        record["bytes"] = 3 * words
+        record["source"] = source
     return records
 
 
@@ -86,7 +88,8 @@ def write_scans(
     space = Workspace(directory, 0, Reader(), sources)
     pieces = np.array_split(records, shards)
     for shard, piece in enumerate(pieces):
-        piece["shard"], piece["place"] = shard, np.arange(len(piece))
+        piece["shard"] = shard
+        piece["place"] = np.arange(len(piece))
         with open_items(space.file("scan", shard, "bin")) as file:
             for start in range(0, len(piece), scan.RUN_DOCUMENTS):
                 scan.write_run(file, piece[start : start + scan.RUN_DOCUMENTS])

@@ -42,7 +42,8 @@ def write_stream(
     for name, text in files.items():
         (out / name).write_text(text, "utf-8")
     names = [*(f"megabatch_{t:02d}" for t in range(len(parts) - 2)), "valid", "test"]
-    megabatches, first = [], 1
+    megabatches = []
+    first = 1
     for i, (name, documents) in enumerate(zip(names, parts, strict=True)):
         megabatches.append(
             write_part(out, name, documents, sources[i] if sources else {"web": 100}, first)

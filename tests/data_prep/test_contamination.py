@@ -92,7 +92,8 @@ def test_it_is_a_slow_count(overlapping, prepare, tmp_path, monkeypatch, ordered
 def test_a_large_part_is_sampled(overlapping, prepare, tmp_path, monkeypatch):
     out = prepare(*overlapping, out=tmp_path / "out")
     monkeypatch.setattr(contamination, "SAMPLE", 200)
-    looked_up, held_out = [], contamination.held_out
+    looked_up = []
+    held_out = contamination.held_out
 
     def counted(*arguments):
         parts = held_out(*arguments)

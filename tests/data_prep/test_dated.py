@@ -289,7 +289,8 @@ def test_the_rule_of_merging():
 
 
 def test_dates_of_wet_and_parquet(news, dated, tmp_path):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     whole = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "whole")
     records = []
     for day, text in news:

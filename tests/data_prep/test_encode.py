@@ -134,7 +134,8 @@ def test_the_word_cache_is_used_and_bounded(model, monkeypatch):
     import data_prep.tokenizer as module
 
     monkeypatch.setattr(module, "_CACHE_BYTES", 5000)
-    encoder, processor = SentencePiece(model), processor_of(model)
+    encoder = SentencePiece(model)
+    processor = processor_of(model)
     for text in make_documents(3, 30) * 2:
         for line in text.split("\n"):
             check_line(encoder, processor, line)
@@ -159,7 +160,8 @@ def test_the_word_cache_is_used_and_bounded(model, monkeypatch):
 def test_given_models_of_any_kind(tmp_path, options):
     lines = [line for text in make_documents(4, 200) for line in text.split("\n")]
     trained(tmp_path / "m.model", lines, **options)
-    encoder, processor = SentencePiece(tmp_path / "m.model"), processor_of(tmp_path / "m.model")
+    encoder = SentencePiece(tmp_path / "m.model")
+    processor = processor_of(tmp_path / "m.model")
     for line in [*lines[:300], "ba da ba", *(line for text in ODD for line in text.split("\n"))]:
         check_line(encoder, processor, line)
     check_documents(SentencePiece(tmp_path / "m.model"), processor, make_documents(5, 60))
@@ -181,7 +183,8 @@ def test_a_unigram_model_with_equally_probable_splits(tmp_path):
     model = trained(
         tmp_path / "m.model", [line(9) for _ in range(300)], model_type="unigram", vocab_size=16
     )
-    encoder, processor = SentencePiece(model), processor_of(model)
+    encoder = SentencePiece(model)
+    processor = processor_of(model)
     for text in [line(rng.randint(1, 60)) for _ in range(400)]:
         check_line(encoder, processor, text)
 
@@ -223,10 +226,8 @@ def test_files_are_those_of_fairseq_preprocess(prepare, tmp_path):
         "\n\n".join([t.replace("\n", "\r\n") for t in make_documents(6, 150)] + ODD).encode()
     )
     out = prepare(path, out=tmp_path / "out", words=400, mega_batches=1, valid_words=50)
-    processor, encoder = (
-        processor_of(out / "tokenizer.model"),
-        SentencePiece(out / "tokenizer.model"),
-    )
+    processor = processor_of(out / "tokenizer.model")
+    encoder = SentencePiece(out / "tokenizer.model")
     by_ids = {}
     for text in read(path)[0]:
         lines = [processor.encode(line, out_type=str) for line in [*text.split("\n"), ""]]

@@ -39,9 +39,8 @@ def test_lines_that_end_with_cr_alone_are_refused(tmp_path, mode):
     path = tmp_path / "a.txt"
     for text in ("one\rtwo\r\rthree\r", "\ufeffone\r\rtwo"):
         path.write_text(text, "utf-8", newline="")
-        with pytest.raises(
-            UserError, match=r"its lines end with CR alone at byte \d; .* tr '\\r' '\\n'"
-        ):
+        message = r"its lines end with CR alone at byte \d; .* tr '\\r' '\\n'"
+        with pytest.raises(UserError, match=message):
             read(path, Reader(mode))
     for text in ("one two\r", "\rone two", "one\rtwo\n", "one two\r\n"):
         path.write_text(text, "utf-8", newline="")
@@ -72,13 +71,11 @@ DOCS = (
 def test_wikiextractor(tmp_path, name, packed):
     path = tmp_path / (name + packed)
     reader = Reader("wikiextractor" if name == "all.txt" else "blank-line")
+    texts = ["A > B\nFirst <doc id=1>\nSecond.", "C\nText of C"]
     for data in (DOCS, DOCS + "\n", DOCS.replace("\n", "\r\n")):
         path.write_bytes(PACKERS[packed](data.encode()))
         for shard_bytes in (1, 60, 1000):
-            assert read(path, reader, shard_bytes) == (
-                ["A > B\nFirst <doc id=1>\nSecond.", "C\nText of C"],
-                [],
-            )
+            assert read(path, reader, shard_bytes) == (texts, [])
 
 
 def test_wikiextractor_json(tmp_path):
@@ -103,10 +100,8 @@ def test_wikiextractor_that_is_broken(tmp_path):
     assert read(path, skip) == (["kept"], skips)
     path = tmp_path / "wiki_00"
     path.write_text("neither")
-    assert read(path) == (
-        [],
-        [(0, "damaged or truncated (WikiExtractor's files begin with <doc or {)")],
-    )
+    damaged = "damaged or truncated (WikiExtractor's files begin with <doc or {)"
+    assert read(path) == ([], [(0, damaged)])
     path.write_text("")
     assert read(path) == ([], [])
 
@@ -138,7 +133,8 @@ def test_wet_that_is_broken(tmp_path, small):
         assert documents == ["Café\nmenu"]
         assert reason.startswith("damaged or truncated")
     path.write_bytes(warc("conversion", b"x" * 21) + warc("conversion", b"\xff") + RECORDS[3])
-    long, bad = len(warc("conversion", b"x" * 21)), warc("conversion", b"\xff").index(b"\xff")
+    long = len(warc("conversion", b"x" * 21))
+    bad = warc("conversion", b"\xff").index(b"\xff")
     skips = [(0, "a document longer than 20 bytes"), (long + bad, "not UTF-8")]
     assert read(path) == (["WARC/1.0\ntwo"], skips)
     path.write_bytes(warc("warcinfo", b"x" * 21) + warc("warcinfo", b"x" * 999) + RECORDS[3])
@@ -246,7 +242,8 @@ def test_bad_lines_are_skipped_one_by_one(tmp_path):
 
 @pytest.mark.parametrize("name", ["c4.00000-of-01024.json.gz", "a.json", "a.json.xz"])
 def test_json_is_lines_and_no_array(tmp_path, name):
-    path, pack = tmp_path / name, PACKERS[compressed.packing(name)]
+    path = tmp_path / name
+    pack = PACKERS[compressed.packing(name)]
     path.write_bytes(
         pack("\n".join(json.dumps({"text": f"text {n}", "url": "u"}) for n in range(5)).encode())
     )
@@ -304,8 +301,10 @@ MEMBERS = [b"one\n\n", b"", b"two " * 900, b"three"]
 def damaged(data: st.DataObject, pieces: list[bytes]) -> bytes:
     """The pieces with damage at a border: a byte changed beside it, or the end cut off there."""
     borders = [sum(map(len, pieces[:number])) for number in range(len(pieces) + 1)]
-    border, shift = data.draw(st.sampled_from(borders)), data.draw(st.integers(-9, 9))
-    whole, at = bytearray(b"".join(pieces)), max(border + shift, 0)
+    border = data.draw(st.sampled_from(borders))
+    shift = data.draw(st.integers(-9, 9))
+    whole = bytearray(b"".join(pieces))
+    at = max(border + shift, 0)
     if data.draw(st.booleans()):
         return bytes(whole[:at])
     if at < len(whole):

@@ -28,7 +28,9 @@ def test_normalised_text(text):
 
 def plain_reference(data: bytes, border: bytes, longest: int):
     """The documents, and the offsets of those that are too long, found one by one."""
-    documents, long, at = [], [], 0
+    documents = []
+    long = []
+    at = 0
     while at < len(data):
         at += len(data[at:]) - len(data[at:].lstrip())
         match = re.compile(border).search(data, at)

@@ -36,7 +36,8 @@ def command(
 @contextlib.contextmanager
 def killed_after(monkeypatch, renames: int):
     """`install` is killed before rename number `renames`, if it gets that far."""
-    left, replace = renames, os.replace
+    left = renames
+    replace = os.replace
 
     def fatal(*arguments):
         nonlocal left

@@ -21,7 +21,8 @@ def grams(text: str) -> set[tuple[str, ...]]:
 
 
 def jaccard(one: str, other: str) -> float:
-    a, b = grams(one), grams(other)
+    a = grams(one)
+    b = grams(other)
     return len(a & b) / len(a | b)
 
 

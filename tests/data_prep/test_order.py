@@ -107,7 +107,8 @@ def test_an_addition_is_that_of_a_stream_of_everything(corpus):
 def test_a_document_belongs_to_the_first_megabatch_that_has_it(corpus):
     records, splits = corpus
     parts = parts_of(records, splits)
-    test, valid = parts.pop("test"), parts.pop("valid")
+    test = parts.pop("test")
+    valid = parts.pop("valid")
     everything = [key for keys in parts.values() for key in keys]
     assert len(set(everything)) == len(everything)
     megabatch = np.array([0, 1, 1, 2])[records["source"]]

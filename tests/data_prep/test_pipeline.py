@@ -60,7 +60,8 @@ def past(out: Path) -> dict[str, str]:
 def texts(out: Path, prefix: str) -> list[str]:
     """The documents of a part, decoded."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(out / "tokenizer.model"))
-    documents, lines = [], []
+    documents = []
+    lines = []
     for item in MMapIndexedDataset(str(out / prefix)):
         ids = item.tolist()
         assert ids[-1] == 2
@@ -119,7 +120,8 @@ def test_splitting_names_order_and_workers_do_not_matter(
 def test_every_document_is_in_one_part(corpus, prepare, tmp_path, small_shards):
     out = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "out")
     stream = Stream.load(out)
-    alpha, web = make_documents(1, 300), make_documents(2, 200)
+    alpha = make_documents(1, 300)
+    web = make_documents(2, 200)
     seen: list[str] = []
     for part in [*stream.megabatches, stream.valid, stream.test]:
         part_texts = texts(out, part.prefix)
@@ -218,7 +220,8 @@ def _wait(condition, seconds: float = 60) -> None:
 
 def test_a_full_disk_leaves_nothing_half_written(corpus, prepare, tmp_path, monkeypatch, capsys):
     whole = digests(prepare(corpus, out=tmp_path / "whole"))
-    out, left = tmp_path / "out", 7
+    out = tmp_path / "out"
+    left = 7
 
     def fsync(descriptor):
         nonlocal left

@@ -181,7 +181,9 @@ def test_too_few_words(documents, splits, message):
 def test_second_hashes_are_compared_to_the_last_bit_and_equal_ones_in_hash_order():
     records = np.zeros(60, RECORD)
     records["high"] = np.random.default_rng(0).permutation(60) * (2**64 // 60)
-    records["low"], records["words"], records["second"] = np.arange(60), 2, 2**63 + 5
+    records["low"] = np.arange(60)
+    records["words"] = 2
+    records["second"] = 2**63 + 5
     records["second"][:3] = 2**63 + 4
     split = split_of(records, Splits(1, 40, 20, 25, "alpha"), SOURCES, range_documents=7)
     order = in_hash_order(records)
@@ -217,11 +219,9 @@ def test_documents_of_the_stream_are_in_no_new_megabatch(corpus, random):
 
 def test_keys_that_share_their_first_half_are_different_documents():
     records = np.zeros(40, RECORD)
-    records["high"], records["low"], records["words"] = (
-        7,
-        np.repeat(np.arange(20) << 32, 2)[::-1],
-        1,
-    )
+    records["high"] = 7
+    records["low"] = np.repeat(np.arange(20) << 32, 2)[::-1]
+    records["words"] = 1
     split = split_of(records, Splits(4, 5, 0, 0, None), SOURCES, range_documents=5)
     chosen = np.flatnonzero(split != LEFT_OUT)
     assert sorted(records["low"][chosen].tolist()) == [key << 32 for key in range(20)]

@@ -207,7 +207,8 @@ def test_one_line_and_nothing_is_made(place, tmp_path, capsys, monkeypatch, line
 
 
 def test_all_problems_are_reported_at_once(tmp_path, capsys):
-    absent, second = tmp_path / "absent.txt", tmp_path / "other.txt"
+    absent = tmp_path / "absent.txt"
+    second = tmp_path / "other.txt"
     flags = (
         f"--documents c=file --valid-source d --out {tmp_path}/out --bpe gpt2 "
         "--gpt2-encoder-json e.json"

@@ -18,7 +18,8 @@ def files(monkeypatch) -> dict[str, set[str]]:
     """The names of the numbered files that each stage asks for, as NAME.SUFFIX."""
     names: dict[str, set[str]] = defaultdict(set)
     running: list[str] = []
-    run, file = PipelineStage.run, Workspace.file
+    run = PipelineStage.run
+    file = Workspace.file
 
     def noted_run(self, build, work):
         running.append(self.name)

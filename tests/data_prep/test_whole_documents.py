@@ -145,16 +145,12 @@ def records_of(documents: list[list[int]], sources: Iterable[int]) -> np.ndarray
     for key, (pieces, source) in enumerate(zip(documents, sources, strict=True)):
         piece_records = records[at : at + len(pieces)]
         high, low, second = np.random.default_rng(key).integers(0, 2**64, 3, np.uint64).tolist()
-        piece_records["high"], piece_records["low"] = (
-            high,
-            (low >> 32 << 32) + np.arange(len(pieces), dtype=np.uint64),
-        )
-        (
-            piece_records["second"],
-            piece_records["words"],
-            piece_records["bytes"],
-            piece_records["source"],
-        ) = second, pieces, pieces, source
+        piece_records["high"] = high
+        piece_records["low"] = (low >> 32 << 32) + np.arange(len(pieces), dtype=np.uint64)
+        piece_records["second"] = second
+        piece_records["words"] = pieces
+        piece_records["bytes"] = pieces
+        piece_records["source"] = source
         at += len(pieces)
     return records
 

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from fairseq_alma.moe.layer import SwitchFFN
 
-DIM, HIDDEN = 8, 16
+DIM = 8
+HIDDEN = 16
 """Of `make_layer`."""
 
 
@@ -53,7 +54,8 @@ def logged(output: str, tag: str) -> list[dict]:
 
 def assert_same_model(a, b, exact: bool = True) -> None:
     """Equal weights of two checkpoints; up to rounding if not `exact`."""
-    first, second = load(a)["model"], load(b)["model"]
+    first = load(a)["model"]
+    second = load(b)["model"]
     assert first.keys() == second.keys()
     for name in first:
         if exact:
@@ -67,7 +69,8 @@ def assert_same_model(a, b, exact: bool = True) -> None:
 def assert_same_training(first, second) -> None:
     """Assert that two checkpoints have the same training state, bit for bit; times may differ."""
     assert_same_model(first, second)
-    a, b = load(first), load(second)
+    a = load(first)
+    b = load(second)
     history = [state["optimizer_history"][-1]["num_updates"] for state in (a, b)]
     assert history[0] == history[1]
     torch.testing.assert_close(a["last_optimizer_state"], b["last_optimizer_state"], rtol=0, atol=0)

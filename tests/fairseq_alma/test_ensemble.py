@@ -54,7 +54,8 @@ def test_an_ensemble_is_the_mean_of_its_members_probabilities(
         task, model = build("--sample-break-mode", "none", *(WIDER if path == members[-1] else ()))
         model.load_state_dict(load(path)["model"])
         models.append(model)
-    paths, valid = ":".join(map(str, members)), ("--gen-subset", "valid")
+    paths = ":".join(map(str, members))
+    valid = ("--gen-subset", "valid")
     result = evaluate("--path", paths, *valid)
     assert result["nll"] == pytest.approx(mean_nll(models, task, "valid"), abs=1e-6)
     alone = [evaluate("--path", path, *valid) for path in members]

@@ -17,7 +17,9 @@ from tests.fairseq_alma.shared import changed
 
 DENSE = "--arch transformer_lm --decoder-normalize-before --decoder-learned-pos".split()
 SIZES = "--decoder-output-dim 32 --decoder-input-dim 32 --decoder-ffn-embed-dim 64".split()
-PAD, EOS, UNK = 1, 2, 3
+PAD = 1
+EOS = 2
+UNK = 3
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -156,9 +158,11 @@ def test_features_the_loss_and_gradient_checkpointing(
 ):
     path, _ = checkpoint("model.pt")
     export(path, tmp_path / "hf")
-    model, tokens = load(tmp_path / "hf"), sample["net_input"]["src_tokens"]
+    model = load(tmp_path / "hf")
+    tokens = sample["net_input"]["src_tokens"]
     base = transformers.AutoModel.from_pretrained(tmp_path / "hf", trust_remote_code=True)
-    output, features = model(tokens, labels=tokens), base(tokens).last_hidden_state
+    output = model(tokens, labels=tokens)
+    features = base(tokens).last_hidden_state
     torch.testing.assert_close(
         model.output_projection(features), output.logits, atol=1e-6, rtol=1e-5
     )
@@ -179,7 +183,8 @@ def test_a_trained_model_and_its_tokenizer(
     start, load, transformers, kind, request, tiny, text, tmp_path
 ):
     stream = request.getfixturevalue(kind)
-    run, out = tmp_path / "run", tmp_path / "hf"
+    run = tmp_path / "run"
+    out = tmp_path / "hf"
     assert start("train", stream, *tiny, "--save-dir", run).wait().code == 0
     flags = ["--out", out, "--tokenizer", stream]
     finished = start("export", run / "checkpoint_last.pt", *flags).wait()

@@ -83,7 +83,8 @@ def test_a_transformer_lm_of_any_widths(forked, build_dense, sample, stream, fla
 )
 def test_the_flops_of_other_models(build_dense, sample, flags, not_counted):
     args, model = build_dense("--arch", *flags.split())
-    shape, tokens = _shape(args, model.decoder), sample["ntokens"]
+    shape = _shape(args, model.decoder)
+    tokens = sample["ntokens"]
     assert isinstance(shape, Weights)
     assert shape.forward_flops(tokens) == counted(model, sample) + 2 * tokens * not_counted
     assert shape.training_flops(tokens) == 3 * shape.forward_flops(tokens)

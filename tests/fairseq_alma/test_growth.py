@@ -121,7 +121,8 @@ def test_a_tree_is_grown_trained_and_grown_again_by_fairseq_train(
     train(last[1].parent, *flags(1), "--lr", "0", "--max-update", "1")
     assert nll(last[1]) == pytest.approx(nll(last[0]), abs=1e-6)
     train(last[2].parent, *flags(2))
-    before, after = load(last[2].parent / GROWN)["model"], load(last[2])["model"]
+    before = load(last[2].parent / GROWN)["model"]
+    after = load(last[2])["model"]
     gates = f"{PREFIX}.router.weight"
     assert (after[gates] - before[gates])[4:].abs().amax(1).min() > 1e-3
     assert torch.equal(after[f"{PREFIX}.router.parent"], before[f"{PREFIX}.router.parent"])
@@ -204,7 +205,8 @@ def test_two_processes_evaluate_half_of_the_validation_set_each(
     flags = (stream, *tiny, *growing, "--finetune-from-model", stage0)
     one = start("train", *flags, "--save-dir", tmp_path / "one", *user_dir(SHOW)).wait()
     assert one.code == 0, one.output
-    shares, losses = [], numbers(one.output, "losses")
+    shares = []
+    losses = numbers(one.output, "losses")
     for process in start_two(*flags, "--save-dir", tmp_path / "two", *user_dir(SHOW)):
         finished = process.wait()
         assert finished.code == 0, finished.output
@@ -250,7 +252,8 @@ def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build
     assert grown["loss_scale"] == 8.0
     stacked = 0
     for i, (name, parameter) in enumerate(larger.named_parameters()):
-        old, new = states[i]["exp_avg"], grown["state"][i]["exp_avg"]
+        old = states[i]["exp_avg"]
+        new = grown["state"][i]["exp_avg"]
         assert grown["state"][i].keys() == {"step", "exp_avg"}
         assert new.shape == parameter.shape
         assert torch.equal(new[: len(old)], old)

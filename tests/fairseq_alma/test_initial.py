@@ -39,7 +39,8 @@ def make(transformers, text, tmp_path_factory):
     tokenizers = pytest.importorskip("tokenizers")
     bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine = tokenizers.Tokenizer(tokenizers.models.BPE())
-    engine.pre_tokenizer, engine.decoder = bytes_, tokenizers.decoders.ByteLevel()
+    engine.pre_tokenizer = bytes_
+    engine.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=300,
         initial_alphabet=bytes_.alphabet(),
@@ -88,7 +89,8 @@ def loss(model, stream) -> float:
     """Of transformers' `model`, in nats a token, on the blocks that fairseq evaluates."""
     ids = np.fromfile(stream / "test.bin", np.uint16).astype(np.int64)
     targets = torch.from_numpy(np.where(ids == 2, END, ids - 4))
-    inputs, total = torch.cat([torch.tensor([END]), targets[:-1]]), 0.0
+    inputs = torch.cat([torch.tensor([END]), targets[:-1]])
+    total = 0.0
     for block, target in zip(inputs.split(BLOCK), targets.split(BLOCK), strict=True):
         logits = model(block[None]).logits[0].double()
         total += torch.nn.functional.cross_entropy(logits, target, reduction="sum").item()
@@ -117,7 +119,8 @@ def test_the_loss_at_t_0_is_that_of_transformers(
 
 
 def test_in_two_stages_and_out(folder, stream, transformers, forked, start, tmp_path):
-    run, out = tmp_path / "run", tmp_path / "hf"
+    run = tmp_path / "run"
+    out = tmp_path / "hf"
     words = [stream, "--init", folder, "--learner", "sm", "--out"]
     forked.launch(*words, run, "--", *FLAGS, "--criterion", "chunked_cross_entropy")
     saved = torch.load(run / "stage_01" / "checkpoint_best.pt", weights_only=True)["model"]
@@ -150,7 +153,8 @@ def test_in_two_stages_and_out(folder, stream, transformers, forked, start, tmp_
     (language_model,), *_ = checkpoint_utils.load_model_ensemble_and_task([path])
     ids = torch.randint(300, (3, 64))
     with torch.no_grad():
-        logits, expected = model(ids).logits, language_model.eval()(ids + 4)[0]
+        logits = model(ids).logits
+        expected = language_model.eval()(ids + 4)[0]
     others = [i for i in range(300) if i != END]
     torch.testing.assert_close(
         logits[..., others], expected[..., 4:][..., others], atol=1e-5, rtol=0

@@ -237,7 +237,8 @@ def test_no_tensor_of_all_logits_is_ever_made(build, sample, name):
     weight = model.get_parameter(
         next(n for n, _ in model.named_parameters() if "embed_tokens" in n)
     )
-    all_logits, chunk = sample["target"].numel() * weight.size(0), 48
+    all_logits = sample["target"].numel() * weight.size(0)
+    chunk = 48
     limit = max(chunk * weight.size(0), weight.numel(), all_logits // 4)
     for criterion in (
         CrossEntropyCriterion(task, False),

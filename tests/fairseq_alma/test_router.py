@@ -26,7 +26,9 @@ def make_tree(parent: list[int]) -> Router:
 def slow_route(router: Router, token: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor]:
     """The expert, the gate and the probabilities (E,) of one token (D,),
     node by node from the root."""
-    z, parent, log_m = router.weight @ token, router.parent.tolist(), router.copies.log()
+    z = router.weight @ token
+    parent = router.parent.tolist()
+    log_m = router.copies.log()
     roots = [e for e, old in enumerate(parent) if old == -1]
     scale = sum(torch.exp(z[e] - log_m[e]) for e in roots)
     probs = {}
@@ -62,7 +64,8 @@ def slow_route(router: Router, token: torch.Tensor) -> tuple[int, torch.Tensor, 
 def test_a_tree_routes_as_the_descent_token_by_token_in_values_and_gradients(data, experts, seed):
     torch.manual_seed(seed)
     router = make_tree([-1, *(data.draw(st.integers(-1, j - 1)) for j in range(1, experts))])
-    tokens, weight = torch.randn(12, DIM), torch.randn(12, experts + 1)
+    tokens = torch.randn(12, DIM)
+    weight = torch.randn(12, experts + 1)
     routing = router(tokens)
     slow = [slow_route(router, token) for token in tokens]
     assert routing.expert_S.tolist() == [expert for expert, _, _ in slow]

@@ -125,7 +125,8 @@ def test_memory_of_a_gradient_is_reused_once_nothing_refers_to_it():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_tensor_has_shape_s_e_c(layout, monkeypatch):
     monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced(layout))
-    layer, x = make_layer(4), torch.randn(1, 4096, DIM, requires_grad=True)
+    layer = make_layer(4)
+    x = torch.randn(1, 4096, DIM, requires_grad=True)
     with Largest() as largest:
         layer(x)[0].sum().backward()
     assert largest.elements <= 1.1 * HIDDEN * 4096  # a one-hot dispatch has S * S elements

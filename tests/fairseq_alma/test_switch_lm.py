@@ -74,7 +74,8 @@ def test_parameter_counts_are_those_of_the_papers_architecture(arch, stream):
 
 
 def test_switch_gmoe_is_the_base_model(stream):
-    default, base = arguments("switch_gmoe", stream), arguments("switch_gmoe_base", stream)
+    default = arguments("switch_gmoe", stream)
+    base = arguments("switch_gmoe_base", stream)
     assert {**default, "_name": ""} == {**base, "_name": ""}
 
 
@@ -212,7 +213,8 @@ class FairseqAttention(MultiheadAttention):
 def test_attention_equals_fairseqs_and_is_causal_without_a_mask_tensor(
     build, sample, padded, monkeypatch
 ):
-    causal, attention = [], F.scaled_dot_product_attention
+    causal = []
+    attention = F.scaled_dot_product_attention
 
     def spied(*args, **kwargs):
         causal.append(kwargs.get("is_causal", False))

@@ -25,7 +25,8 @@ from fairseq_alma.data.token_blocks import LanguageModelDataset, ReplayBlocks, T
 DICTIONARY = Dictionary()
 for number in range(100):
     DICTIONARY.add_symbol(f"▁{number}")
-EOS, PAD = DICTIONARY.eos(), DICTIONARY.pad()
+EOS = DICTIONARY.eos()
+PAD = DICTIONARY.pad()
 
 
 def write(directory, files) -> list[str]:
@@ -228,7 +229,8 @@ def test_replay_has_its_share_of_tokens_evenly_over_earlier_megabatches(
             uses = np.bincount(chosen, minlength=len(tokens) // length)
             assert uses.max() - uses.min() <= 1  # no block again before all others
         if old:
-            number, blocks = int(mixed.chosen[0][0]), TokenBlocks(past[0], length, EOS)
+            number = int(mixed.chosen[0][0])
+            blocks = TokenBlocks(past[0], length, EOS)
             assert torch.equal(mixed[len(fresh)][1], blocks[number][1])
         again = pickle.loads(pickle.dumps(ReplayBlocks(fresh, past, share, seed=3)))
         assert all(torch.equal(again[k][1], mixed[k][1]) for k in range(len(mixed)))
@@ -241,7 +243,8 @@ def test_each_stage_replays_other_blocks_and_the_same_after_a_resume(build):
         return task.dataset("train").dataset.chosen[0].tolist()  # blocks of mega-batch 1
 
     assert chosen(2) == chosen(2)
-    first, second = chosen(1), chosen(2)
+    first = chosen(1)
+    second = chosen(2)
     assert first[: len(second)] != second[: len(first)]
 
 

@@ -37,7 +37,8 @@ def test_an_update_starts_from_the_random_state_of_fairseqs_seed():
 
 def test_a_stage_learns_and_logs_the_router_of_each_layer(train, tmp_path):
     output = train(tmp_path / "run")
-    inner, valid = logged(output, "train_inner"), logged(output, "valid")
+    inner = logged(output, "train_inner")
+    valid = logged(output, "valid")
     assert float(inner[-1]["loss"]) < float(inner[0]["loss"]) - 0.5
     names = (
         "balance_loss",

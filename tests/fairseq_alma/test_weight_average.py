@@ -56,7 +56,8 @@ def test_a_polynomial_average_of_numbers(build):
     """The shares of Shamir and Zhang (2013), section 4."""
     _, model = build("--members", "1")
     average = WeightAverage(model, EMAConfig(store_ema=True), eta=3.0)
-    weight, expected = model.decoder.output_projection.weight, 0.0
+    weight = model.decoder.output_projection.weight
+    expected = 0.0
     for update in range(1, 5):
         with torch.no_grad():
             weight.fill_(float(update**2))
@@ -154,7 +155,8 @@ def test_the_average_of_a_continuous_schedule_goes_on(train, averaged, tmp_path,
     before = load(save / GROWN if growing else averaged)
     is_average(state, before["extra_state"]["ema"], 0.5)
     if growing:  # a split expert's average splits, too
-        parents, shares = before["growth"], before["extra_state"]["ema"]
+        parents = before["growth"]
+        shares = before["extra_state"]["ema"]
         old = load(averaged)
         pairs = [(before["model"], old["model"]), (shares, old["extra_state"]["ema"])]
         for prefix, split in parents.items():

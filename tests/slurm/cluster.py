@@ -28,7 +28,8 @@ FINAL = {
 """Final states; a preempted job ends only with --no-requeue."""
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
-GPUS, CPUS = 8, 80
+GPUS = 8
+CPUS = 80
 GRACE = 5  # SLURM checks so seldom that any grace but 0 becomes about 11 s
 REQUEUE_DELAY = 5  # until the credential of a requeued job expires; less becomes minutes
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"  # not on everybody's PATH

@@ -66,7 +66,9 @@ class Launcher:
 
     def run_words(self, *words: str, code: int = 0) -> tuple[str, str]:
         """`run` with the whole command line."""
-        out, err, before = io.StringIO(), io.StringIO(), dict(os.environ)
+        out = io.StringIO()
+        err = io.StringIO()
+        before = dict(os.environ)
         os.environ.update(self._added)
         try:
             with (

@@ -55,7 +55,8 @@ def test_shared_trainings_are_left_unless_all_their_runs_are_given(
         return {name for name, job_id in ids.items() if job_id in states and states[job_id].live}
 
     capsys.readouterr()
-    sm, ens = jobs("sm"), jobs("ens")
+    sm = jobs("sm")
+    ens = jobs("ens")
     waiting = {"stage 0, member 1 of 2", "stage 1, member 1 of 2", *EVALUATIONS}
     lines = say("--dry-run")
     cancelled = [f"sm: {name} (job id {sm[name]})" for name in ("untrained", *EVALUATIONS)]

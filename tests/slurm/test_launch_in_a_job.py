@@ -70,7 +70,8 @@ OF_A_JOB = re.compile(r"_?SLURM|SBATCH|SRUN|SUBMITIT|CUDA|RANK|WORLD_SIZE|MASTER
 def launch(cluster, folder: Path, *before: str, **environment: str) -> list:
     """Launch three jobs; what each asked of SLURM, and the names of SLURM's variables in it."""
     folder.mkdir()
-    program, out = folder / "program.py", folder / "out"
+    program = folder / "program.py"
+    out = folder / "out"
     program.write_text(PROGRAM)
     command = [*before, sys.executable, str(program), str(out)]
     if before[:1] == ("sbatch",):

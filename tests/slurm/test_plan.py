@@ -83,7 +83,8 @@ def test_stages_follow_waiting_time_and_replay(words, trained_on):
         ("--replay" in spec.trainings[0].command) == ("--replay" in words.split())
         for spec in run_plan.stages
     )
-    share, source = ("0.5" if "share" in words else None), ("recent" if "recent" in words else None)
+    share = "0.5" if "share" in words else None
+    source = "recent" if "recent" in words else None
     later = len(trained_on) - 1
     assert values(run_plan, "replay-share") == [None, *[share] * later]  # from the second stage on
     assert values(run_plan, "replay-from") == [None, *[source] * later]

@@ -39,7 +39,8 @@ def jobs(words):
 @pytest.mark.parametrize("size", ["small", "medium", "paper"])
 @pytest.mark.parametrize("name", IMAGES)
 def test_image_figures_have_the_runs_that_the_index_says(name, size):
-    record, names = RECORDS[name], set()
+    record = RECORDS[name]
+    names = set()
     assert set(record["drawn"]) <= {*FIGURES, "tsne"}
     for folder, text in record["experiments"].items():
         file, *flags = text.split()

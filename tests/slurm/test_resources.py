@@ -96,7 +96,8 @@ def test_a_dry_run_says_what_each_job_asks_for_and_flags_change_it(tmp_path):
 
 def test_an_evaluation_asks_for_its_share():
     request = Resources(cpus_per_task=8, sbatch=["exclusive", "gres=gpu"])
-    whole, share = asked(request), asked(request.alone())
+    whole = asked(request)
+    share = asked(request.alone())
     assert (whole["gres"], share["gres"]) == ("gpu:8", "gpu:1")
     assert (whole["cpus-per-task"], share["cpus-per-task"]) == ("8", "1")
     for tasks in (1, 8):  # all cores of a node divided by its GPUs

@@ -75,7 +75,8 @@ def test_a_complete_training_is_the_source_and_a_begun_one_goes_on(tmp_path, mon
 
 def test_results_are_those_of_a_launch_alone(tmp_path):
     """Once for sm and ens together, once apart."""
-    apart, together = make(tmp_path / "apart"), make(tmp_path / "together")
+    apart = make(tmp_path / "apart")
+    together = make(tmp_path / "together")
     for name in ("sm", "ens"):
         apart.run_words("stream", "--learner", name, "--out", name, *FLAGS)
         (together.folder / f"{name}.yaml").write_text(f"learner: {name}\nout: {name}\n")
@@ -129,7 +130,8 @@ def test_an_interrupted_take_over_is_completed(tmp_path, monkeypatch, links):
         monkeypatch.setattr(
             "slurm.lm.sharing.os.link", Mock(side_effect=OSError("Invalid cross-device link"))
         )
-    source, directory = tmp_path / "source", tmp_path / "directory"
+    source = tmp_path / "source"
+    directory = tmp_path / "directory"
     for path in (source, directory):
         path.mkdir()
     (source / "checkpoint_last.pt").write_text("whole")

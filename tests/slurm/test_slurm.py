@@ -215,12 +215,14 @@ def sweep_of_images_resumes_and_completes(cluster, folder, _):
         "--save-interval",
         "0",
     )
-    place, foreign = folder / "x", folder / "x/sm_w1_h2_s1"
+    place = folder / "x"
+    foreign = folder / "x/sm_w1_h2_s1"
     alma(*flags, "--lr", "0.5", "--epochs", "1", "--seed", "1", "--out", "x/sm_w1_h2_s1")
     words = (*flags, "--seeds", "0-3", "--out", "x", "--cluster", "slurm", "--runs-per-job", "2")
     assert "2 jobs submitted" in alma(*words)[1]
     requeued, failing = queue.read_jobs(place)
-    begun, complete = place / "sm_w1_h2_s2/results.jsonl", place / "sm_w1_h2_s0/results.jsonl"
+    begun = place / "sm_w1_h2_s2/results.jsonl"
+    complete = place / "sm_w1_h2_s0/results.jsonl"
     cluster.until(lambda: begun.exists() and begun.read_text().count("\n") >= 2, timeout=60)
     first = complete.read_text()
     cluster.run("scancel", "--signal=USR2", requeued.job_id)  # as SLURM does before a timeout

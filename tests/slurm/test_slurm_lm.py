@@ -69,7 +69,8 @@ def test_two_nodes_and_a_requeue_give_the_rows_and_losses_of_one_machine(
     The nodes shard the optimizer's state, this machine does not. The nodes' GPUs are fake,
     so that --cpu is needed; without it the first job would end with one line.
     """
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     command = [*words(stream, whole, *SM, updates=UPDATES), "--distributed-world-size", "2"]
     on_nodes = [
         *words(stream, cut, *SM, *ON_SLURM, *APART, updates=UPDATES),

@@ -52,7 +52,8 @@ def python(code: str, log: Path, watch=None, environment=None) -> None:
 
 
 def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
-    waited, last = waiting_fields(PREVIOUS), measured_fields(RESULT, [True])
+    waited = waiting_fields(PREVIOUS)
+    last = measured_fields(RESULT, [True])
     check_row(waited, 4)
     check_row({"t": 4, "stage": 1, "trained_on": [3, 4], **last}, 4)
     unchanged = {"train_flops": 0, "seconds": 0, "peak_memory_bytes": 0}

@@ -71,7 +71,8 @@ def test_progress_is_that_of_the_last_attempt(slurm, run, monkeypatch, capsys):
         return "90/400" if "90/400" in out else ""
 
     finish(run, "untrained.json")
-    log, started = run / "stage_00/member_0/train.log", Path("jobs/7_0.out")
+    log = run / "stage_00/member_0/train.log"
+    started = Path("jobs/7_0.out")
     old = "\n$ fairseq-train\n" + INNER % (50, 2, 380)
     for path in (log, run / "stage_01/member_0/train.log"):
         path.write_text(old)
@@ -190,7 +191,8 @@ def test_cancel_cancels_incomplete_jobs_only(slurm, run, monkeypatch, capsys):
 
 def test_cancel_leaves_jobs_that_were_not_submitted_for_the_run(slurm, run, monkeypatch, capsys):
     """A jobs.json from elsewhere names any job; SLURM gives ids again."""
-    me, folder = pwd.getpwuid(os.getuid()).pw_name, Path.cwd().resolve()
+    me = pwd.getpwuid(os.getuid()).pw_name
+    folder = Path.cwd().resolve()
     finish(run, "untrained.json", "stage_00/member_0/trained.json")
     slurm.has(
         squeue=f"7_1|RUNNING|n1|0|x||{me}|alma-stage0|{folder}/slurm_jobs/1/a.sh|\n"
@@ -270,7 +272,8 @@ def test_real_slurm(cluster, tmp_path, monkeypatch, capsys):
         ("waiting", waiting, "member 0"),
         ("gone", "999999999"),
     ]
-    run, done = Path("run"), "{}/trained.json".format
+    run = Path("run")
+    done = "{}/trained.json".format
     write(run, *(entry(name, done(name), job, *map(done, needs)) for name, job, *needs in jobs))
     cluster.wait_for(f"{array}_1", "FAILED")
     cluster.wait_for(f"{array}_0", "RUNNING")

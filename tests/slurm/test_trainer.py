@@ -217,7 +217,9 @@ def test_killed_at_any_moment_the_end_is_the_same(train, stream, tmp_path):
     train("--learner", "ens", "--replay", "--out", "whole")
     environment = os.environ | {"SLOW": ".02"}
     command = [sys.executable, "-m", "slurm.launch", *map(str, words), "killed"]
-    chance, code, kills = random.Random(1), 1, 0
+    chance = random.Random(1)
+    code = 1
+    kills = 0
     while code:
         process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         try:

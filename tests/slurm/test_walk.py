@@ -29,7 +29,8 @@ def walk(run, methods: bool) -> list[str]:
     seen = {}
 
     def note(frame, event, _):
-        code, caller = frame.f_code, frame.f_back
+        code = frame.f_code
+        caller = frame.f_back
         inside = code.co_filename.startswith((str(ROOT / "slurm"), str(ROOT / "alma/options.py")))
         if event == "call" and inside and (methods or code.co_qualname == code.co_name):
             seen.setdefault((caller.f_code, caller.f_lineno, code), Path(code.co_filename).stem)

@@ -12,7 +12,8 @@ from vision.learners import LEARNERS, resolve
 from vision.stage_data import StageData
 
 VGG = {"arch": "vgg", "hidden": 4, "optimizer": "sgd", "lr": 0.02, "momentum": 0.9}
-STREAM, SCHEDULE = MegaBatchStream("digits", 20), stages(20, 4)
+STREAM = MegaBatchStream("digits", 20)
+SCHEDULE = stages(20, 4)
 
 
 def learner(name, **options):
@@ -22,7 +23,8 @@ def learner(name, **options):
 
 
 def trained_twice(name, **options):
-    subject, data = learner(name, **options), StageData(STREAM, SCHEDULE, CPU)
+    subject = learner(name, **options)
+    data = StageData(STREAM, SCHEDULE, CPU)
     for index in range(2):
         subject.train(index, data)
     return subject, data
@@ -39,8 +41,10 @@ def logits(model, examples):
 def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, options, average):
     """Those of each stage, or with poly:ETA of each epoch;
     with the statistics of batch normalisation."""
-    subject, plain = learner(name, average=average, **options), learner(name, average=0, **options)
-    seen, stage_data = [], StageData(STREAM, SCHEDULE, CPU)
+    subject = learner(name, average=average, **options)
+    plain = learner(name, average=0, **options)
+    seen = []
+    stage_data = StageData(STREAM, SCHEDULE, CPU)
 
     def follow(_):
         if average == "poly:4":
@@ -66,7 +70,8 @@ def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, optio
 )
 def test_a_split_expert_is_split_in_the_average_too(options):
     subject, stage_data = trained_twice("gmoe", **options)
-    before, examples = logits(subject.deployed, stage_data.valid(1)), stage_data.valid(1)
+    before = logits(subject.deployed, stage_data.valid(1))
+    examples = stage_data.valid(1)
     subject.grow(2, stage_data)
     if subject.settings.router == "tree":  # a flat softmax has one more term
         torch.testing.assert_close(logits(subject.deployed, examples), before, rtol=1e-4, atol=1e-5)
@@ -92,7 +97,8 @@ def split_from(experts):
 @pytest.mark.parametrize("options", [{}, VGG])
 def test_neurons_that_firefly_adds_are_added_to_the_average_too(options):
     subject, stage_data = trained_twice("ff", **options)
-    examples, old = stage_data.valid(1), copy.deepcopy(subject.deployed)
+    examples = stage_data.valid(1)
+    old = copy.deepcopy(subject.deployed)
     subject.grow(2, stage_data)
     assert subject.deployed.widths == subject.model.widths != old.widths
     before = logits(old, examples)

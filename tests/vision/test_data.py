@@ -54,7 +54,8 @@ def test_examples_are_normalised_and_channels_last():
 @pytest.mark.gpu
 def test_examples_on_a_gpu():
     digits = data.load("digits")
-    on_cpu, on_gpu = digits.examples(digits.test), digits.examples(digits.test, "cuda")
+    on_cpu = digits.examples(digits.test)
+    on_gpu = digits.examples(digits.test, "cuda")
     assert on_gpu.images.device.type == on_gpu.labels.device.type == "cuda"
     assert torch.allclose(on_gpu.images.cpu(), on_cpu.images, atol=1e-5)
     assert torch.equal(on_gpu.labels.cpu(), on_cpu.labels)
@@ -62,7 +63,8 @@ def test_examples_on_a_gpu():
 
 def test_mean_and_std_of_the_pixels_and_black():
     images = torch.from_numpy(RNG(0).randint(0, 256, (7, 3, 5, 4)).astype(np.uint8))
-    images[:, 2], images[0, :, 0, 0] = 9, 0
+    images[:, 2] = 9
+    images[0, :, 0, 0] = 0
     dataset = make_dataset(
         "folder",
         Images(images, torch.tensor([0, 1, 2, 0, 1, 2, 6])),
@@ -179,7 +181,8 @@ def write_mnist(root, name="mnist"):
     written = {}
     classes, stems = (10, ("train", "t10k")) if name == "mnist" else (47, EMNIST)
     for part, prefix, n in zip(("train", "test"), stems, (12, 6), strict=True):
-        images, labels = RNG(n).randint(0, 256, (n, 28, 28)), RNG(n).randint(0, classes, n)
+        images = RNG(n).randint(0, 256, (n, 28, 28))
+        labels = RNG(n).randint(0, classes, n)
         labels[0] = classes - 1
         raw = root / name.upper() / "raw"
         write_idx(raw / f"{prefix}-images-idx3-ubyte", images)

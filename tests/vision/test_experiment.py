@@ -120,7 +120,8 @@ def test_a_run_without_checkpoint_restarts_and_keeps_its_rows_one_newer_than_the
     tmp_path,
 ):
     whole = play(tmp_path / "run")
-    expected, first = numbers(whole), first_rows(whole)
+    expected = numbers(whole)
+    first = first_rows(whole)
     with pytest.raises(UserError, match=r"lacks rows of completed stages: delete checkpoint\.pt"):
         play(tmp_path / "run")
     (tmp_path / "run" / CHECKPOINT).unlink()
@@ -165,7 +166,8 @@ def test_a_run_with_all_rows_but_without_its_model_makes_the_model_and_keeps_the
     tmp_path, model
 ):
     whole = play(tmp_path, save_stages=True)
-    path, rows = tmp_path / CHECKPOINT, whole.results.read_bytes()
+    path = tmp_path / CHECKPOINT
+    rows = whole.results.read_bytes()
     state = torch.load(path)
     path.unlink()
     if model == "older":

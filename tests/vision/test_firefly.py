@@ -140,14 +140,16 @@ def test_a_new_layer_is_nearly_the_identity_in_training_mode():
         p.data.zero_()
     network.measure(images)
     deeper = grown_network(network, everything(network, "l")[0])
-    before, after = model.train()(images), deeper.train()(images)
+    before = model.train()(images)
+    after = deeper.train()(images)
     assert len(list(deeper.modules())) == len(list(model.modules())) + 3
     assert (after - before).abs().max() < 0.01 * before.abs().max()
 
 
 @arches
 def test_all_flops_of_a_growth_are_counted(arch):
-    subject, data = trained(arch), Stages()
+    subject = trained(arch)
+    data = Stages()
     with FlopCounterMode(display=False) as counted:
         flops = subject.grow(1, data)
     assert set(flops) == {"growth", "validation"}
@@ -156,7 +158,8 @@ def test_all_flops_of_a_growth_are_counted(arch):
 
 @arches
 def test_tuning_lowers_the_loss_and_keeps_the_norms(arch):
-    subject, data = trained(arch, epochs=10), Stages()
+    subject = trained(arch, epochs=10)
+    data = Stages()
     network = Overgrown(subject.model, 2, True, seeded(3))
     network.measure(data.train(1).images)
     before = [p.detach().clone() for p in network.perturbations]
@@ -188,7 +191,8 @@ def test_scores_are_derivatives_by_epsilon():
     scores, _ = network.scores(batches)
     for which, candidate in ((0, 2), (1, 1), (2, 0), (7, 2)):
         p = network.perturbations[which]
-        old, losses = p.data.clone(), []
+        old = p.data.clone()
+        losses = []
         for epsilon in (0.9, 1.1):
             p.data = old.clone()
             p.data[candidate] *= epsilon
@@ -204,8 +208,10 @@ def test_scores_are_derivatives_by_epsilon():
 def test_selection_by_score_per_parameter_takes_at_least_one():
     network, model, _ = overgrown("mlp")
     scores = [torch.zeros(len(p)) for p in network.perturbations]
-    scores[3][4], scores[0][5] = -1.0, -1.5  # second hidden layer; first, which costs more
-    cheap, costly = 8 + 1 + 5, 768 + 1 + 6
+    scores[3][4] = -1.0  # second hidden layer; first, which costs more
+    scores[0][5] = -1.5
+    cheap = 8 + 1 + 5
+    costly = 768 + 1 + 6
     choices = network.select(scores, cheap)
     assert [c.split.tolist() for c in choices] == [[], [4], []]
     assert size(grown_network(network, choices)) == size(model) + cheap
@@ -219,8 +225,11 @@ def test_selection_by_score_per_parameter_takes_at_least_one():
 @pytest.mark.parametrize("depth", [True, False])
 def test_growth_is_linear_in_width_and_depth_and_keeps_the_classes(arch, depth):
     options = {"shape": (3, 8, 8), "arch": arch, "hidden": 6, "ff_depth": depth, "lr": 0.01}
-    subject, data, counts = learner(**options, epochs=2), Stages(shape=(3, 8, 8)), Counter()
-    initial, modules = subject.parameters, len(list(subject.model.modules()))
+    subject = learner(**options, epochs=2)
+    data = Stages(shape=(3, 8, 8))
+    counts = Counter()
+    initial = subject.parameters
+    modules = len(list(subject.model.modules()))
     for index in range(1, 5):
         before = subject.parameters
         subject.grow(index, data)
@@ -243,7 +252,9 @@ def test_growth_is_linear_in_width_and_depth_and_keeps_the_classes(arch, depth):
 
 @arches
 def test_growth_changes_the_function_little_and_does_not_raise_the_loss(arch):
-    data, changed, gained = Stages(shape=(3, 8, 8)), [], []
+    data = Stages(shape=(3, 8, 8))
+    changed = []
+    gained = []
     images, labels = data.train(1)
     for seed in range(9):  # a hardly trained VGG can overshoot, depending on rounding
         subject = learner((3, 8, 8), arch=arch, epochs=15, seed=seed)
@@ -271,7 +282,8 @@ def test_growth_changes_the_function_little_and_does_not_raise_the_loss(arch):
 
 @arches
 def test_one_neuron_and_two_examples_are_enough(arch):
-    subject, data = learner((3, 8, 8), arch=arch, hidden=1, lr=0.01), Stages(2, (3, 8, 8), valid=1)
+    subject = learner((3, 8, 8), arch=arch, hidden=1, lr=0.01)
+    data = Stages(2, (3, 8, 8), valid=1)
     for index in range(1, 4):
         subject.grow(index, data)
         for mode in (True, False):

@@ -99,7 +99,8 @@ def test_files_are_in_the_order_of_torchvision(tree):
     for name in ("cat/sub/a.JPG", "cat-2/b.bmp", "cat/sub-2/c.jpeg", "cat/Z.webp", "cat/sub/d.ppm"):
         for part in ("train", "test"):
             picture(tree / part / name, np.full((6, 4, 3), 200, dtype=np.uint8))
-    reference, listing = ImageFolder(tree / "train"), folder.listed(tree)
+    reference = ImageFolder(tree / "train")
+    listing = folder.listed(tree)
     assert listing.classes == reference.classes == ["cat", "cat-2", "dog"]
     assert [path for _, path in listing.train] == [path for path, _ in reference.samples]
     assert load(tree).train.labels.tolist() == reference.targets
@@ -130,7 +131,8 @@ def test_images_are_upright_as_viewers_show_them(tmp_path, suffix):
     small = Image.fromarray(shown).resize((4, 4), Image.Resampling.BILINEAR)
     exact = {"jpg": {"quality": 100}, "webp": {"lossless": True}}.get(suffix, {})
     for orientation, turn in enumerate(UPRIGHT):
-        stored, exif = Image.fromarray(shown), Image.Exif()
+        stored = Image.fromarray(shown)
+        exif = Image.Exif()
         if orientation:
             exif[0x0112] = orientation
         for part in ("train", "test"):
@@ -203,7 +205,8 @@ def test_what_is_no_folder_of_images_is_one_line(tree, refused, change, message)
 def test_images_on_disk_are_those_in_memory_are_mapped_and_decoded_once(
     tree, tmp_path, monkeypatch
 ):
-    cache, plain = tmp_path / "cache", load(tree)
+    cache = tmp_path / "cache"
+    plain = load(tree)
     first = load(tree, cache)
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     for part in (first.train, first.test):
@@ -330,7 +333,8 @@ def test_a_sweep_is_refused_before_its_first_run_and_by_list(
 
 
 def test_other_data_sets_are_scaled_as_a_folder_is():
-    scaled, plain = data.load("digits", image_size=20), data.load("digits")
+    scaled = data.load("digits", image_size=20)
+    plain = data.load("digits")
     assert scaled.shape == (1, 20, 20)
     assert (scaled.mean, scaled.std, scaled.classes) == (plain.mean, plain.std, plain.classes)
     assert scaled.fingerprint != plain.fingerprint

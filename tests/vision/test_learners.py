@@ -68,7 +68,8 @@ def test_sm_keeps_its_weights_unless_from_scratch():
 
 
 def test_ens_averages_probabilities_and_member_0_is_sm():
-    ens, sm = trained("ens"), trained("sm")
+    ens = trained("ens")
+    sm = trained("sm")
     assert ens.parameters == 5 * sm.parameters
     assert ens.eval_flops_per_example == 5 * sm.eval_flops_per_example
     for name, value in sm.model.state_dict().items():
@@ -157,7 +158,8 @@ def test_gens_adds_a_member_and_keeps_the_others(start):
 
 @pytest.mark.parametrize("average", ["probs", "logits"])
 def test_gens_evaluates_each_member_once(average):
-    gens, checkpoints = learner("gens", gens_average=average), {}
+    gens = learner("gens", gens_average=average)
+    checkpoints = {}
     flops = []
     untrained = gens.predict(TEST, checkpoints)
     assert checkpoints == {}  # the untrained network is not a member
@@ -185,8 +187,10 @@ def test_gmoe_starts_with_one_expert_and_gains_one_per_layer_between_stages():
         gmoe.train(index, DATA)
         counts.append(gmoe.details["experts"])
     assert counts == [1, 2, 3, 4]
-    d, h = 64, 6
-    expert, gate = (d * h + h) + (h * h + h), 2 * (d + 1) + 2 * (h + 1)
+    d = 64
+    h = 6
+    expert = (d * h + h) + (h * h + h)
+    gate = 2 * (d + 1) + 2 * (h + 1)
     assert gmoe.parameters == learner("sm").parameters + 3 * (expert + gate)
     assert trained("gmoe", 4, grow_every=2).details["experts"] == 2
     assert trained("moe", 4).details["experts"] == 2
@@ -228,7 +232,8 @@ def test_growth_flops_are_those_of_a_pass_over_the_validation_data():
 
 def test_gmoe_splits_the_losing_expert_and_keeps_its_function():
     gmoe = trained("gmoe", experts=3)
-    before, scores = gmoe.model(TEST.images), gmoe.split_scores(DATA.valid(0))
+    before = gmoe.model(TEST.images)
+    scores = gmoe.split_scores(DATA.valid(0))
     old = [layer.experts.weight.detach().clone() for layer in gmoe.model.layers]
     gmoe.grow(1, DATA)
     torch.testing.assert_close(gmoe.model(TEST.images), before)

@@ -36,7 +36,9 @@ class Live(TorchDispatchMode):
 
     def __init__(self, *arguments):
         super().__init__()
-        self.users, self.bytes, self.peak = Counter(), {}, 0
+        self.users = Counter()
+        self.bytes = {}
+        self.peak = 0
         self.before = {tensor.untyped_storage().data_ptr() for tensor in arguments}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -55,7 +57,8 @@ class Live(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_footprint_is_what_evaluation_holds(name):
-    model, images = MODELS[name]().eval(), torch.randn(8, *SHAPE)
+    model = MODELS[name]().eval()
+    images = torch.randn(8, *SHAPE)
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data.uniform_(0.1, 0.2)
     with torch.no_grad(), Live(images, *model.parameters()) as live:

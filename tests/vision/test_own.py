@@ -60,7 +60,8 @@ def test_each_period_is_a_mega_batch_with_a_test_set_of_its_own():
     stream = Stream.from_dataset((PIXELS, LABELS), dates=DATES)
     periods = [DATES[10], DATES[0], DATES[30]]
     assert sorted({*DATES}) == ["2023-12", *sorted(periods)]
-    train, test = stream.dataset.train.images.numpy(), stream.dataset.test.images.numpy()
+    train = stream.dataset.train.images.numpy()
+    test = stream.dataset.test.images.numpy()
     for t, period in enumerate(sorted({*DATES})):
         mine = [*map(bytes, train[stream.parts[t]]), *map(bytes, test[stream.held_out[t]])]
         assert sorted(mine) == sorted(map(bytes, PIXELS.numpy()[period == DATES]))
@@ -149,7 +150,8 @@ def worst_class_error(predicted, labels):
 
 @pytest.mark.parametrize("learner", ["sm", "ens", "umix", "gens"])
 def test_a_network_of_ones_own_trains_resumes_and_predicts(tmp_path, learner):
-    stream, called = Stream.from_dataset((PIXELS, LABELS), dates=DATES), []
+    stream = Stream.from_dataset((PIXELS, LABELS), dates=DATES)
+    called = []
     options = {"backbone": tiny, "metric": worst_class_error, **QUICK}
     options |= {"members": 2} if learner in ("ens", "umix") else {}
 

@@ -31,7 +31,8 @@ def test_an_epoch_and_a_validation_sample_have_their_share_evenly_over_earlier_m
     sample = replay.sample(np.random.RandomState(seed))
     assert (sample == replay.sample(np.random.RandomState(seed))).all()
     for drawn in (epoch, sample):
-        old, fresh = drawn[drawn < sum(earlier)], drawn[drawn >= sum(earlier)]
+        old = drawn[drawn < sum(earlier)]
+        fresh = drawn[drawn >= sum(earlier)]
         assert (len(drawn), len(old)) == (new, min(round(share * new), max(1, new - 1)))
         assert len(set(fresh.tolist())) == len(fresh)
         assert max(fresh, default=0) < sum(earlier) + new
@@ -43,7 +44,8 @@ def test_an_epoch_and_a_validation_sample_have_their_share_evenly_over_earlier_m
 
 
 def test_every_new_example_is_drawn_as_often():
-    replay, generator = Replay((7, 20), 40, 0.5), torch.Generator().manual_seed(0)
+    replay = Replay((7, 20), 40, 0.5)
+    generator = torch.Generator().manual_seed(0)
     counts = sum(torch.bincount(replay.draw(generator), minlength=67) for _ in range(400))[27:]
     assert counts.min() > 150
     assert counts.max() < 250  # 200 are expected, with a standard deviation of 10

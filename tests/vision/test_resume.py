@@ -113,7 +113,8 @@ class Kills:
         self.until_end = None
 
     def next_life(self):
-        self.left, self.until_end = self.gaps.pop(0) if self.gaps else -1, None
+        self.left = self.gaps.pop(0) if self.gaps else -1
+        self.until_end = None
 
     def due(self, trainer):
         if self.until_end is not None:

@@ -143,7 +143,8 @@ def test_wrong_input_is_one_clear_line(tmp_path, monkeypatch, capsys, words, mes
     ],
 )
 def test_processes_take_the_gpus_in_turn(monkeypatch, device, gpus, taken):
-    outcomes, count = [], multiprocessing.Value("i", 0)
+    outcomes = []
+    count = multiprocessing.Value("i", 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", outcomes.append)
     for _ in range(5):

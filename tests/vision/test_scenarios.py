@@ -37,7 +37,8 @@ def test_rotations_are_even_and_permutations_keep_pixels():
     second = rotated.parts[1]  # by 90 degrees
     turned = torch.rot90(DIGITS.train.images[second], 1, (2, 3))
     assert torch.equal(rotated.dataset.train.images[second], turned)
-    changed, original = permuted.dataset.train.images[second], DIGITS.train.images[second]
+    changed = permuted.dataset.train.images[second]
+    original = DIGITS.train.images[second]
     assert not torch.equal(changed, original)
     assert torch.equal(changed.flatten(1).sort(1).values, original.flatten(1).sort(1).values)
     for scenario in (rotated, permuted):

@@ -16,7 +16,8 @@ from vision.learners import LEARNERS, resolve
 from vision.presets import TORCHVISION, Settings
 from vision.train import fit
 
-SMALL, DROPOUT = "shufflenet_v2_x0_5", "mobilenet_v3_small"
+SMALL = "shufflenet_v2_x0_5"
+DROPOUT = "mobilenet_v3_small"
 ARCH = TORCHVISION + SMALL
 
 
@@ -75,7 +76,9 @@ def test_it_is_the_network_of_torchvision_and_gray_images_are_repeated(channels)
 
 def test_weights_are_drawn_as_by_torchvision_from_the_seed_alone():
     before = torch.random.get_rng_state()
-    first, second, ens = learner("sm"), learner("sm", seed=1), learner("ens", members=2)
+    first = learner("sm")
+    second = learner("sm", seed=1)
+    ens = learner("ens", members=2)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not equal(tensors(first.model), tensors(second.model))
     assert equal(tensors(first.model), tensors(ens.model.networks[0]))
@@ -88,7 +91,8 @@ def test_weights_are_drawn_as_by_torchvision_from_the_seed_alone():
 
 @pytest.mark.parametrize("joint", [None, "mean"])
 def test_members_train_as_they_would_alone_but_those_of_umix_together(joint):
-    stream, name = pictures(), "umix" if joint else "ens"
+    stream = pictures()
+    name = "umix" if joint else "ens"
     data = stream.dataset.examples(stream.dataset.train)
     options = {"select": "last", "augment": False, "batch_size": 24}
     ensemble = learner(name, members=2, **options)
@@ -114,14 +118,16 @@ def test_every_learner_with_fixed_networks_takes_it(tmp_path, name, networks):
     record = run(pictures(), name, tmp_path, replay=True, arch=ARCH, epochs=1, **options)
     assert record.config["arch"] == ARCH
     assert "hidden" not in record.config
-    single, last = learner("sm"), record.rows[-1]
+    single = learner("sm")
+    last = record.rows[-1]
     assert last["parameters"] == networks * single.parameters
     assert last["eval_flops_per_example"] == networks * single.eval_flops_per_example
     assert ("raw" in last["extra"]) == (name != "gens")
 
 
 def test_dropout_draws_from_the_seed_of_the_run():
-    trained, examples = [], pictures().dataset.examples(pictures().dataset.train)
+    trained = []
+    examples = pictures().dataset.examples(pictures().dataset.train)
     for seed in (1, 2):
         torch.manual_seed(seed)
         subject = learner("sm", DROPOUT, epochs=1, augment=False)
@@ -175,7 +181,8 @@ def test_the_layer_of_the_classes_starts_at_random_if_their_numbers_differ(tmp_p
     output = capsys.readouterr().out
     assert output == f"{tmp_path}/w.pt has other classes: fc.weight, fc.bias start at random\n"
     (member,) = subject.model.networks
-    loaded, anew = member.network.state_dict(), learner("sm").model.networks[0].network.state_dict()
+    loaded = member.network.state_dict()
+    anew = learner("sm").model.networks[0].network.state_dict()
     for name in loaded:
         assert torch.equal(loaded[name], (anew if name.startswith("fc.") else state)[name]), name
 
@@ -217,7 +224,8 @@ def test_a_file_of_another_model_is_one_line(tmp_path, refused, saved, change, r
 
 
 def test_a_missing_or_damaged_file_is_one_line(tmp_path, refused):
-    path, play = tmp_path / "w.pt", (run, pictures(), "sm", tmp_path / "run")
+    path = tmp_path / "w.pt"
+    play = (run, pictures(), "sm", tmp_path / "run")
     options = {"arch": ARCH, "weights": str(path)}
     assert f"--weights {path}: there is no such file" in refused(*play, **options)
     path.write_bytes(b"text")
@@ -291,17 +299,16 @@ def test_a_sweep_gives_sizes_and_weights_to_those_that_have_them(tmp_path, saved
 @pytest.mark.parametrize("channels", [1, 3])
 def test_weights_go_with_the_statistics_of_imagenet(tmp_path, channels):
     torch.save(models.get_model(SMALL, num_classes=4).state_dict(), tmp_path / "weights.pt")
-    stream, chosen = (
-        pictures(channels=channels),
-        {"arch": ARCH, "weights": str(tmp_path / "weights.pt")},
-    )
+    stream = pictures(channels=channels)
+    chosen = {"arch": ARCH, "weights": str(tmp_path / "weights.pt")}
     assert (
         resolve("folder", "sm", chosen={**chosen, "statistics": "data"}).config().get("statistics")
         is None
     )
     record = run(stream, "sm", tmp_path / "run", epochs=1, **chosen)
     assert record.config["statistics"] == "imagenet"
-    mean, std = record.info["images"]["mean"], record.info["images"]["std"]
+    mean = record.info["images"]["mean"]
+    std = record.info["images"]["std"]
     assert (mean, std) == (
         ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]) if channels == 3 else (mean, std)
     )

@@ -44,7 +44,9 @@ class Watching:
     """Copies the progress and the model after every epoch."""
 
     def __init__(self, model):
-        self.model, self.models, self.saved = model, [], []
+        self.model = model
+        self.models = []
+        self.saved = []
 
     def __call__(self, progress):
         self.models.append(copy.deepcopy(self.model.state_dict()))
@@ -52,7 +54,8 @@ class Watching:
 
     def scores(self, measure):
         """The validation metric after each epoch."""
-        peer, scores = copy.deepcopy(self.model), []
+        peer = copy.deepcopy(self.model)
+        scores = []
         for state in self.models:
             peer.load_state_dict(state)
             scores.append(float(validate(peer, examples(20, 2), measure)))
@@ -94,7 +97,9 @@ def test_the_last_epoch_is_kept_without_selection():
 
 def test_a_scheduler_sets_the_learning_rate_of_each_epoch():
     """Two epochs with a linear decay are one at the learning rate and one at half of it."""
-    decaying, constant, generator = mlp(), mlp(), seeded(0)
+    decaying = mlp()
+    constant = mlp()
+    generator = seeded(0)
     chosen = {"optimizer": "sgd", "batch_size": 16, "select": "last"}
     train(decaying, chosen | {"epochs": 2, "lr": 0.2, "lr_scheduler": "linear"})
     for lr in (0.2, 0.1):
@@ -115,7 +120,8 @@ def test_a_stack_trains_as_its_members_one_by_one(make):
     The VGG uses double precision: its 16 small layers with batch normalisation amplify rounding
     errors by orders of magnitude at every update.
     """
-    together, alone = make(3, seed=7), [make(1, seed=7 + member) for member in range(3)]
+    together = make(3, seed=7)
+    alone = [make(1, seed=7 + member) for member in range(3)]
     chosen = Settings(
         epochs=5, batch_size=16, optimizer="sgd", lr=0.1 if make is mlp else 0.01, momentum=0.9
     )

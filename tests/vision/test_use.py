@@ -145,7 +145,8 @@ def test_a_model_or_images_that_are_not_there_are_one_line(
 def test_a_complete_run_of_an_older_version_learns_its_preparation_without_training(tmp_path):
     options = {"out": tmp_path, "hidden": 4, **QUICK}
     run(MegaBatchStream("digits", 2), **options)
-    file, rows = tmp_path / "run.json", (tmp_path / "results.jsonl").read_bytes()
+    file = tmp_path / "run.json"
+    rows = (tmp_path / "results.jsonl").read_bytes()
     info = json.loads(file.read_text())
     file.write_text(json.dumps({key: value for key, value in info.items() if key != "images"}))
     run(MegaBatchStream("digits", 2), **options)
@@ -156,7 +157,8 @@ def test_a_complete_run_of_an_older_version_learns_its_preparation_without_train
 def stream_for(arch):
     if ":" in arch:
         return pictures()
-    images, labels = torch.randint(0, 256, (24, 1, 8, 8)).to(torch.uint8), torch.arange(24) % 3
+    images = torch.randint(0, 256, (24, 1, 8, 8)).to(torch.uint8)
+    labels = torch.arange(24) % 3
     return MegaBatchStream(make_dataset("mine", (images, labels), (images, labels)), 2)
 
 

@@ -27,15 +27,20 @@ def arrive(root, *weeks, size=(5, 4)):
     for week in weeks:
         for name in WEEKS[week]:
             for i in range(10):
-                pixels = np.random.RandomState([week, ord(name), i]).randint(
-                    0, 256, (*size, 3), np.uint8
-                )
+                random = np.random.RandomState([week, ord(name), i])
+                pixels = random.randint(0, 256, (*size, 3), np.uint8)
                 picture(Path(root, f"2026-W{week:02}", name, f"{i}.png"), pixels)
 
 
 def found(root=None, by="week", **others):
     listed.cache_clear()
     return listed(ImageSource(str(root), by, **others))[0]
+
+
+def files_of(periods):
+    """(split, file) of each image."""
+    splits = [split for period in periods for split in period.splits.items()]
+    return [(name, file) for name, files in splits for file in files]
 
 
 def stream(root, cache=None):
@@ -131,39 +136,26 @@ def test_the_first_copy_stays_and_is_counted(shop):
     after = found(shop)
     assert [period.copies for period in after] == [1, 1, 0, 1]
     assert after[3].sha256 == before[3].sha256
-    splits = [files for period in after for files in period.splits.values()]
-    assert max(Counter(x["sha256"] for files in splits for x in files).values()) == 1
-    assert (
-        "W01: 21 images (17 train, 2 valid, 2 test); 2 classes (2 new: a, b); copies left out: 1"
-        in str(after[0])
-    )
+    assert max(Counter(file["sha256"] for _, file in files_of(after)).values()) == 1
+    summary = "W01: 21 images (17 train, 2 valid, 2 test); 2 classes (2 new: a, b); copies left out"
+    assert f"{summary}: 1" in str(after[0])
 
 
 def test_a_group_is_in_one_split_of_all_periods_and_the_manifest_may_say_which(shop):
     def more(path):
         """Pairs of a class show one object; three of five are seen again in the next week."""
-        week, pair = int(path.parts[-3][-2:]), int(path.stem) // 2
+        week = int(path.parts[-3][-2:])
+        pair = int(path.stem) // 2
         group = f"{path.parts[-2]}{(pair + 2 * week) % 12}"
         return {"object": group, "split": "train" if group == forced else ""}
 
     forced = ""
     before = found(manifest=manifest(shop, "csv", more), group_by="object")
-    places = {
-        (x["object"], name)
-        for period in before
-        for name, files in period.splits.items()
-        for x in files
-    }
+    places = {(file["object"], name) for name, file in files_of(before)}
     assert len(places) == len({group for group, _ in places}) > 20
     forced = next(group for group, name in sorted(places) if name == "test")
     after = found(manifest=manifest(shop, "csv", more), group_by="object")
-    assert {
-        name
-        for period in after
-        for name, files in period.splits.items()
-        for x in files
-        if x["object"] == forced
-    } == {"train"}
+    assert {name for name, file in files_of(after) if file["object"] == forced} == {"train"}
 
 
 BAD = [
@@ -260,7 +252,8 @@ def test_an_append_equals_a_stream_made_at_once_whatever_is_killed(
     name = {"torchvision": "sm"}.get(learner, learner)
     chosen = {key: value for key, value in (FAST | options).items() if value is not None}
     first = run(stream(shop), name, tmp_path / "run", **chosen)
-    before, parts = first.results.read_bytes(), stream(shop)
+    before = first.results.read_bytes()
+    parts = stream(shop)
     arrive(shop, 5, 6, size=(40, 40) if learner == "torchvision" else (5, 4))
     grown = stream(shop)
     assert equal(
@@ -361,7 +354,8 @@ def test_a_past_that_has_changed_is_one_line(shop, tmp_path, refused, change):
 def test_an_append_decodes_the_new_period_only(shop, tmp_path, monkeypatch):
     plain = stream(shop, tmp_path / "cache").dataset.train
     arrive(shop, 5)
-    read, decoded = [], folder._decoded
+    read = []
+    decoded = folder._decoded
     monkeypatch.setattr(
         folder, "_decoded", lambda paths, *args: read.extend(paths) or decoded(paths, *args)
     )
