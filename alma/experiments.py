@@ -69,7 +69,8 @@ def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> li
     """
     record = read_settings(path)
     own_size, sizes, runs = (record.pop(key, None) for key in ("size", "sizes", "runs"))
-    parts, size = [record], size or own_size
+    parts = [record]
+    size = size or own_size
     if size:
         if not isinstance(sizes, dict):
             file = path.parent / str(sizes or "sizes.yaml")
@@ -115,8 +116,8 @@ def setting_text(value: Any) -> str:
     """A setting as on a command line: `on` and `off`, numbers without loss."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, float) and float(short := f"{value:.12g}") == value:
-        return short
+    if isinstance(value, float) and float(f"{value:.12g}") == value:
+        return f"{value:.12g}"
     return str(value)
 
 
@@ -180,7 +181,8 @@ def _check_lists(where: object, settings: Mapping[str, Any]) -> None:
             )
         values = [] if value is None else values_of(f"{where}: {name}", value)  # None: left out
         folders = [folder_part(name, one) for one in values]
-        if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
+        twice = next((folder for folder in folders if folders.count(folder) > 1), None)
+        if twice:
             quotes = "a value with commas needs quotes, such as '2,2,4'"
             raise UserError(f"{where}: two values of the list have the folder {twice}; {quotes}")
 
@@ -196,10 +198,11 @@ def read_experiment(
     --out is runs/FOLDER/NAME_SIZE of the file, or runs/NAME/SECTION_SIZE.
     """
     changes = dict(overrides)
-    size, runs = size or changes.pop("size", None), changes.pop("runs", None) or []
-    for section, own_size, options, flags in read(
-        path, size, runs if isinstance(runs, list) else [runs]
-    ):
+    size = size or changes.pop("size", None)
+    runs = changes.pop("runs", None) or []
+    if not isinstance(runs, list):
+        runs = [runs]
+    for section, own_size, options, flags in read(path, size, runs):
         folder, name = (path.stem, section) if section else (path.resolve().parent.name, path.stem)
         options = {
             "out": Path("runs", folder, name + (f"_{own_size}" if own_size else "")),

@@ -49,7 +49,8 @@ def build_untrained(arguments: list[str], seeds: Sequence[int], context_window: 
         np.random.seed(seed)  # noqa: NPY002  as fairseq-train does
         utils.set_torch_seed(seed)
         models.append(task.build_model(cfg.model))
-    shapes = [_shape(cfg.model, models[0].decoder)] * len(models)
+    shape = _shape(cfg.model, models[0].decoder)
+    shapes = [shape for _ in models]
     task.args.tokens_per_sample -= context_window  # only now: the models have them all
     return Loaded(cfg, task, ensemble_of(models), shapes, [], context_window)
 

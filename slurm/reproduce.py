@@ -140,7 +140,8 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> s
     began = time.monotonic()
     for step in list(commands(name, record, options)):
         print(f"\n{name} {step}", flush=True)
-        if code := run(step):
+        code = run(step)
+        if code:
             sys.exit(code)
     shows = re.compile(rf"(^|_)({'|'.join(record['drawn'])})(_[hB]\d+)*$")
     files = [
@@ -246,12 +247,19 @@ def main() -> None:
     texts = [
         folder for name in names for folder in records[name]["experiments"] if folder not in TEXT
     ]
-    sets = {DATA.get(options.size) or _DATA_SET.search(text)[0] for text in texts}  # type: ignore[index]
+    sets: set[str] = set()
+    for text in texts:
+        data_set = _DATA_SET.search(text)
+        if options.size in DATA:
+            sets.add(DATA[options.size])
+        elif data_set:
+            sets.add(data_set[0])
     for data in sorted(sets - {"digits"}):
         words = [sys.executable, "-c", _LOAD, data, str(options.data_root or "data")]
         if options.download:
             words.append("download")
-        if code := run(Command(words)):
+        code = run(Command(words))
+        if code:
             sys.exit(code)
     summary: list[str] = []
     try:

@@ -36,7 +36,8 @@ def read_checkpoint(
     """Tensors and plain values that `torch.save` wrote. UserError, with `advice`, for a damaged or
     foreign file."""
     with reading(path, advice):
-        if damaged := damage(path):
+        damaged = damage(path)
+        if damaged:
             raise ValueError(damaged)
         state = torch.load(path, map_location=device, weights_only=True)
         if not isinstance(state, dict):

@@ -38,7 +38,7 @@ def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list
     one; a group has several, such as one for each waiting time.
     """
     if name is None:
-        return [None] * len(groups)
+        return [None for _ in groups]
     baselines: list[Result | None] = []
     for results in groups:
         fitting = [result for result in results if result.label == name]

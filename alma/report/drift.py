@@ -59,7 +59,7 @@ def mean_matrix(result: Result) -> list[list[float]]:
     rows = []
     for t in range(1, result.progress + 1):
         if result.waiting(t) and not result.display.untrained:
-            rows.append([math.nan] * len(matrices[0][t]))
+            rows.append([math.nan for _ in matrices[0][t]])
         else:
             parts = zip(*(of_seed[t] for of_seed in matrices), strict=True)
             rows.append([result.display.factor * (sum(cells) / len(cells)) for cells in parts])

@@ -16,7 +16,8 @@ from slurm.engine.machine import Machine
 
 _VOLTA = 7.0  # compute capability of a V100
 _SET_HERE = re.compile(  # options of sbatch that have a flag here, or that are set for each job
-    r"partition|nodes|(n?tasks|gpus|cpus|mem)(-per-\w+)?|time|job-name|output|error|input|open-mode|chdir"
+    r"partition|nodes|(n?tasks|gpus|cpus|mem)(-per-\w+)?|time|job-name"
+    r"|output|error|input|open-mode|chdir"
     r"|dependency|array|(no-)?requeue|kill-on-invalid-dep|wrap|wait|test-only|parsable"
 )
 
@@ -189,9 +190,10 @@ def check_cluster(
     on_slurm = options.cluster == "slurm"
     names = local if on_slurm else (*options_of(Resources), *slurm)
     values = {name: getattr(options, name, None) for name in names}
-    if wrong := [
+    wrong = [
         flag_of(name) for name, value in values.items() if value is not None and value is not False
-    ]:
+    ]
+    if wrong:
         where = (
             "not with --cluster slurm, only on this machine"
             if on_slurm
@@ -200,7 +202,8 @@ def check_cluster(
         raise UserError(f"{', '.join(wrong)}: {where}")
     if on_slurm and not getattr(options, "dry_run", False) and not shutil.which("sbatch"):
         raise UserError("no SLURM here (no sbatch): run this on a machine of the cluster")
-    if on_slurm and (ignored := sorted(name for name in os.environ if name.startswith("SBATCH_"))):
+    ignored = sorted(name for name in os.environ if name.startswith("SBATCH_"))
+    if on_slurm and ignored:
         print(
             f"ignored: {', '.join(ignored)}: give --partition or --sbatch KEY=VALUE",
             file=sys.stderr,
