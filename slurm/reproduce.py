@@ -224,6 +224,13 @@ def parser() -> Parser:
     return reproduce_parser
 
 
+def data_sets(records: list[dict[str, Any]], size: str) -> set[str]:
+    """The image data sets of the records' experiments at a size."""
+    folders = [folder for record in records for folder in record["experiments"]]
+    matches = [_DATA_SET.search(folder) for folder in folders if folder not in TEXT]
+    return {DATA.get(size, match[0]) for match in matches if match}
+
+
 @command
 @children.failures_in_one_line()
 def main() -> None:
@@ -244,17 +251,7 @@ def main() -> None:
             print(f"\n{name}", *commands(name, records[name], options), sep="\n")
         return
     # before any run: read, with --download fetch, each image data set that the figures need
-    texts = [
-        folder for name in names for folder in records[name]["experiments"] if folder not in TEXT
-    ]
-    sets: set[str] = set()
-    for text in texts:
-        data_set = _DATA_SET.search(text)
-        if options.size in DATA:
-            sets.add(DATA[options.size])
-        elif data_set:
-            sets.add(data_set[0])
-    for data in sorted(sets - {"digits"}):
+    for data in sorted(data_sets([records[name] for name in names], options.size) - {"digits"}):
         words = [sys.executable, "-c", _LOAD, data, str(options.data_root or "data")]
         if options.download:
             words.append("download")

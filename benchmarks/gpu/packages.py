@@ -58,7 +58,8 @@ def carry(folder: Path | None) -> None:
     build = ["wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={folder}", *sources]
     download = ["download", "--no-deps", "--only-binary=:all:", *TARGET, f"--dest={folder}"]
     for words in (build, download + [pin for pin in pinned if pin not in sources]):
-        if subprocess.run([sys.executable, "-m", "pip", *words, "--quiet"]).returncode:
+        pip = [sys.executable, "-m", "pip", *words, "--quiet"]
+        if subprocess.run(pip, check=False).returncode:
             raise UserError(f"pip {words[0]} failed; is there a network?")
     listed = [
         "git",
@@ -147,7 +148,7 @@ def install(environment: Path, wheels: list[Path]) -> Row:
 
 def do(words: list[str]) -> str:
     """The last line that a command printed. UserError: it failed."""
-    ended = subprocess.run(words, capture_output=True, text=True)
+    ended = subprocess.run(words, check=False, capture_output=True, text=True)
     if ended.returncode:
         raise UserError(
             f"exit code {ended.returncode}: {(ended.stderr or ended.stdout).strip()[-250:]}"

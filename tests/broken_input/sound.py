@@ -80,7 +80,10 @@ class Sound:
 
     def call(self, words: str, expected: int = 0) -> None:
         """Run a command in the folder. RuntimeError: it fails."""
-        main = lambda: judge.main_of(words.split())()  # noqa: E731  imports in the child only
+
+        def main() -> None:  # it imports in the child only
+            judge.main_of(words.split())()
+
         ended = judge.run(main, self.folder, self.folder / ".log", limited=False)
         if ended.code != expected:
             raise RuntimeError(f"{words}: exit code {ended.code}\n{ended.out}\n{ended.err}")
