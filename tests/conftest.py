@@ -245,10 +245,10 @@ def text(tmp_path_factory) -> Path:
     """Real English text in two files: the help topics that come with Python,
     as blank-line documents."""
     directory = tmp_path_factory.mktemp("text")
-    documents = [
-        "\n".join(" ".join(block.split()) for block in topic.split("\n\n") if block.strip())
-        for _, topic in sorted(topics.items())
-    ]
+    documents = []
+    for _, topic in sorted(topics.items()):
+        blocks = [" ".join(block.split()) for block in topic.split("\n\n") if block.strip()]
+        documents.append("\n".join(blocks))
     for name, part in (("help", documents[::2]), ("reference", documents[1::2])):
         (directory / f"{name}.txt").write_text("\n\n".join(part) + "\n", encoding="utf-8")
     return directory

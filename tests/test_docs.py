@@ -145,10 +145,9 @@ def test_launch_accepts_its_commands(monkeypatch, tmp_path):
     (tmp_path / "encoder.json").touch()  # the reader's own
     monkeypatch.chdir(tmp_path)
     model = ("--init", "models/gpt2")  # which is not here
-    commands = [
-        [word for word in words if word not in model] for words in arguments_of("slurm.launch")
-    ]
-    requests = [request for words in commands for request in read_requests(words)]
+    requests = []
+    for words in arguments_of("slurm.launch"):
+        requests += read_requests([word for word in words if word not in model])
     assert all(make_plan(request, 4).stages for request in resolved(requests))
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from alma.learners import text_learners
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
+from tests.machine_fields import without_machine_fields
 
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
@@ -37,7 +38,7 @@ LAST |= {"gens_w2": 700.91, "gmoe_w2": 509.01}
 def run(forked, stream, out, *options) -> list[dict]:
     """The rows of a run without what belongs to the machine."""
     forked.launch(stream, "--out", out, *options, "--", *FLAGS)
-    return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(out).rows]
+    return without_machine_fields(Run.read(out).rows)
 
 
 @pytest.fixture(scope="module")

@@ -37,8 +37,10 @@ def losses(law, seeds=1, count=8, models=None):
     """Losses of the models of some periods, or all:
     law(u, p, seed) is that of the model of u on period p."""
     at, models = range(1, count + 1), models or range(1, count + 1)
-    values_spu = tuple(tuple(tuple(law(u, p, s) for p in at) for u in models) for s in range(seeds))
-    return Losses("made up", tuple(models), tuple(at), values_spu)
+    matrices = []
+    for seed in range(seeds):
+        matrices.append(tuple(tuple(law(u, p, seed) for p in at) for u in models))
+    return Losses("made up", tuple(models), tuple(at), tuple(matrices))
 
 
 def write_run(directory, values, config, rows, metric, parameters, flops, extra=None):
@@ -142,10 +144,10 @@ def lm_run(
         name: value if isinstance(value, list) else [value] * len(values)
         for name, value in (("experts", experts), ("members", members), ("millions", millions))
     }
-    at = [
-        {name: values_of_name[max(t, 1) - 1] for name, values_of_name in lists.items()}
-        for t in range(len(values) + 1)
-    ]
+    at = []
+    for t in range(len(values) + 1):
+        place = max(t, 1) - 1
+        at.append({name: settings[place] for name, settings in lists.items()})
     settings = {"learner": learner, "waiting_time": w, "arch": "switch_gmoe", "fairseq_flags": []}
     settings |= {"moe_expert_count": at[0]["experts"]} | (
         {"members": members} if isinstance(members, int) else {}

@@ -55,7 +55,9 @@ def test_a_season_of_the_calendar_is_told_from_drift(drift):
     assert "The stream has a season: a model half a year old is 22% [" in " ".join(
         words.lines(retraining)
     )
-    extra = {k: sum(loss(0, a, 0) - 2 for a in range(1, k + 1)) / k for k in retraining.cadences}
+    extra = {}
+    for k in retraining.cadences:
+        extra[k] = sum(loss(0, a, 0) - 2 for a in range(1, k + 1)) / k
     for k, rarer in (1, 6), (6, 12):
         gain = retraining.gain(k, rarer)
         assert gain.low < extra[rarer] - extra[k] < gain.high
@@ -146,12 +148,10 @@ def test_intervals_hold_for_curves_outside_of_the_law(curve):
 def test_a_model_that_is_newer_than_all_tests_has_no_age():
     """As one that was trained until the last test."""
     run_losses = noisy(lambda u, p, _: 2 + 0.1 * abs(p - u), 0.0005, count=12)
-    early = Losses(
-        "",
-        run_losses.until,
-        run_losses.periods[:8],
-        tuple(tuple(row[:8] for row in s) for s in run_losses.seeds),
-    )
+    seeds = []
+    for matrix in run_losses.seeds:
+        seeds.append(tuple(row[:8] for row in matrix))
+    early = Losses("", run_losses.until, run_losses.periods[:8], tuple(seeds))
     assert Retraining(early, "nats a token", price=0.5).plan.first == 3
 
 

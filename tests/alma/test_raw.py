@@ -33,7 +33,8 @@ def test_the_raw_weights_are_a_run_without_average(tmp_path):
     assert [row["value"] for row in raw.rows] == [0.9, 0.5, 0.4]  # untrained: one set of weights
     assert [row["value"] for row in both.rows] == [0.9, 0.25, 0.2]
     assert all("raw" not in row["extra"] for row in raw.rows)
-    one, two = (compute({row["t"]: row for row in run.rows}) for run in (both, raw))
+    one = compute({row["t"]: row for row in both.rows})
+    two = compute({row["t"]: row for row in raw.rows})
     assert one == two == 2
 
 

@@ -47,15 +47,11 @@ def test_an_error_fails_its_own_task(count):
 
 def test_results_in_the_order_of_the_tasks():
     with Workers(2) as workers:
-        results = [
-            (number, result())
-            for number, result in workers.run(square, [(n,) for n in range(9)], True)
-        ]
+        arguments = [(n,) for n in range(9)]
+        results = [(number, result()) for number, result in workers.run(square, arguments, True)]
         slept = workers.run(time.sleep, [(0.5,), (0,), (60,)], in_order=True)
-        assert [number for number, _ in itertools.islice(slept, 2)] == [
-            0,
-            1,
-        ]  # while the last one sleeps
+        # while the last one sleeps
+        assert [number for number, _ in itertools.islice(slept, 2)] == [0, 1]
     assert results == [(n, n * n) for n in range(9)]
 
 

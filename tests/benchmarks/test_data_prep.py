@@ -48,7 +48,9 @@ def test_stages_of_made_up_text(small):
 def test_tables_of_little_text(small, tmp_path):
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abcdefgh\xe9\xdf"), 1 + i % 7)) for i in range(400)]
-    blocks = ["\n".join(" ".join(rng.choice(words, 9)) for _ in range(4)) for _ in range(400)]
+    blocks = []
+    for _ in range(400):
+        blocks.append("\n".join(" ".join(rng.choice(words, 9)) for _ in range(4)))
     near = [f"{block} more" for block in blocks[:30]]
     (tmp_path / "text.txt").write_text("\n\n".join([*blocks, *blocks[:20]]), "utf-8")
     (tmp_path / "more.txt").write_text("\n\n".join(near), "utf-8")
@@ -73,7 +75,9 @@ def test_planted_copies_are_found_and_peers_that_are_missing_named(
     module = benchmark("near_duplicates")
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     rng = np.random.default_rng(0)
-    texts = [" ".join(f"w{i}" for i in rng.integers(0, 500, 300)) for _ in range(100)]
+    texts = []
+    for _ in range(100):
+        texts.append(" ".join(f"w{i}" for i in rng.integers(0, 500, 300)))
     (tmp_path / "text.txt").write_text("\n\n".join(texts))
     module.main(
         ["--text", str(tmp_path / "text.txt"), "--documents", "100", "--out", str(tmp_path)]

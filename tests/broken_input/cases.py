@@ -18,9 +18,9 @@ from typing import NamedTuple
 import yaml
 from hypothesis import strategies as st
 
-from alma.records import MACHINE_FIELDS
 from tests.broken_input import judge, sound
 from tests.broken_input.damage import KINDS, MARKER, OWN_SUMS, SEEN_BY_SUMS, Draw
+from tests.machine_fields import without_machine_fields
 
 
 class Scenario(NamedTuple):
@@ -56,10 +56,7 @@ class Scenario(NamedTuple):
             ]
         if kind == "rows":
             rows = map(json.loads, (paths[0] / "results.jsonl").read_bytes().splitlines())
-            return [
-                {k: v for k, v in row.items() if k not in (*MACHINE_FIELDS, "extra")}
-                for row in rows
-            ]
+            return without_machine_fields(rows, "extra")
         return None
 
 

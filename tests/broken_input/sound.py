@@ -106,10 +106,10 @@ def _corpus(sound: Sound, folder: Path) -> None:
     ]
     parts = [documents[k::8][:40] for k in range(8)]
     blocks = ["\n\n".join(part).encode() for part in parts]
-    lines = [
-        "".join(json.dumps({"text": document}) + "\n" for document in part).encode()
-        for part in parts
-    ]
+    lines = []
+    for part in parts:
+        text = "".join(json.dumps({"text": document}) + "\n" for document in part)
+        lines.append(text.encode())
     dated = [{"text": text, "date": f"20{20 + k}-05-17"} for k in range(3) for text in parts[k]]
     wiki = "".join(f'<doc id="{k}">\n{text}\n</doc>\n' for k, text in enumerate(parts[5]))
     head = "WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length:"

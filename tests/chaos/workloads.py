@@ -8,9 +8,9 @@ from random import Random
 from typing import NamedTuple
 
 from alma.files import LOCK
-from alma.records import MACHINE_FIELDS
 from tests.broken_input.judge import hashes
 from tests.broken_input.sound import TINY
+from tests.machine_fields import without_machine_fields
 
 
 class Difference(Exception):
@@ -143,4 +143,4 @@ def _rows(path: Path) -> list[dict] | None:
     if path.name != "results.jsonl":
         return None
     rows = map(json.loads, path.read_bytes().splitlines())
-    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]
+    return without_machine_fields(rows)

@@ -34,10 +34,11 @@ def make_documents(seed: int, number: int, longest: int = 8) -> list[str]:
     def line() -> str:
         return " ".join(word() for _ in range(rng.randint(1, 12)))
 
-    return [
-        f"document{seed}x{n} " + "\n".join(line() for _ in range(rng.randint(1, longest)))
-        for n in range(number)
-    ]
+    documents = []
+    for n in range(number):
+        lines = [line() for _ in range(rng.randint(1, longest))]
+        documents.append(f"document{seed}x{n} " + "\n".join(lines))
+    return documents
 
 
 def edited(text: str, words: int, seed: int) -> str:

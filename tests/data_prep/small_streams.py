@@ -18,7 +18,10 @@ def write_part(
     valid."""
     prefix = f"{name}/train" if name.startswith("megabatch") else name
     (out / prefix).parent.mkdir(parents=True, exist_ok=True)
-    items = [item for document in documents for item in [*([*line, 2] for line in document), [2]]]
+    items = []
+    for document in documents:
+        items += [[*line, 2] for line in document]
+        items.append([2])
     np.concatenate(items).astype(np.uint16).tofile(out / f"{prefix}.bin")
     write_index(out / f"{prefix}.idx", np.array(list(map(len, items))), 8)
     keys = [(i * 2**120 + first * 2**32).to_bytes(16) for i in range(len(documents))]

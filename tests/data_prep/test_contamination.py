@@ -29,7 +29,9 @@ def slow(held_out: list[str], training: list[str]) -> tuple[float, float]:
         ]
 
     seen = {gram for text in training for gram in grams(text)}
-    hits = [[gram in seen for gram in grams(text)] for text in held_out]
+    hits = []
+    for text in held_out:
+        hits.append([gram in seen for gram in grams(text)])
     flat = [hit for hits_of_text in hits for hit in hits_of_text]
     mostly = [
         sum(hits_of_text) > contamination.MOSTLY * len(hits_of_text)
@@ -60,7 +62,9 @@ def overlapping(tmp_path):
     """Three sources, without rare characters; documents of a later one repeat lines of the
     earlier."""
     letters = str.maketrans("0123456789x", "bdfgklmnprs")
-    new = [[text.translate(letters) for text in make_documents(seed, 60, 12)] for seed in (1, 2, 3)]
+    new = []
+    for seed in (1, 2, 3):
+        new.append([text.translate(letters) for text in make_documents(seed, 60, 12)])
     for number, name in enumerate("abc"):
         before = [text for texts_of_part in new[:number] for text in texts_of_part]
         mixed = [f"{text}\n{old}" for text, old in zip(new[number], before[::2], strict=False)]

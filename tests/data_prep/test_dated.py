@@ -105,7 +105,10 @@ def test_no_text_of_the_future_and_no_piece_in_two_parts(dated, tmp_path_factory
     streams = [
         text.translate(LETTERS).split("\n") for text in make_documents(rng.randrange(99), 240, 4)
     ]
-    docs = ["\n".join(f"{lines[0].split()[0]} {line}" for line in lines) for lines in streams]
+    docs = []
+    for lines in streams:
+        first_word = lines[0].split()[0]
+        docs.append("\n".join(f"{first_word} {line}" for line in lines))
     start = date(2023, 11, 1)
     news = [(str(start + timedelta(days=rng.randrange(120))), text) for text in docs]
     news += [
@@ -196,7 +199,8 @@ def test_bounds_undated_text_and_nested_dates(news, dated, tmp_path, capsys):
     out = dated(path, tmp_path / "b.txt", out=tmp_path / "out", **flags)
     stream = Stream.load(out)
     assert [part.period for part in stream.megabatches] == ["2021", "2023"]
-    before, after = (sum(day.startswith(year) for day, _ in news) for year in ("2020", "2024"))
+    before = sum(day.startswith("2020") for day, _ in news)
+    after = sum(day.startswith("2024") for day, _ in news)
     counts = {"undated": 3, "unreadable": 1, "before": before, "after": after}
     assert stream.corpus["dates"]["left_out"] == counts
     text = capsys.readouterr().out
@@ -210,10 +214,8 @@ def test_numbers_are_dates_as_the_format_says(news, dated, prepare, tmp_path):
     """Also in an addition, which keeps the format."""
     whole = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "whole")
     numbers = [(int(day[:10].replace("-", "")), text) for day, text in news]
-    early, late = (
-        [number for number in numbers if (number[0] < 20240000) == is_early]
-        for is_early in (True, False)
-    )
+    early = [number for number in numbers if number[0] < 20240000]
+    late = [number for number in numbers if number[0] >= 20240000]
     early_file = write_dated(tmp_path / "early/news.jsonl", early)
     out = dated(early_file, out=tmp_path / "out", date_format="%Y%m%d")
     assert [part.period for part in Stream.load(out).megabatches] == ["2020", "2021", "2023"]

@@ -18,7 +18,10 @@ def held(out) -> list[list[str]]:
     if not stream.ordered:
         return [[text for part in stream.parts for text in texts(out, part.prefix)]]
     groups = zip(stream.held_out, stream.held_out_valid, stream.megabatches, strict=True)
-    return [[text for part in group for text in texts(out, part.prefix)] for group in groups]
+    documents = []
+    for group in groups:
+        documents.append([text for part in group for text in texts(out, part.prefix)])
+    return documents
 
 
 def survivors(out) -> list[float]:

@@ -55,10 +55,10 @@ def check_line(encoder, processor, line):
 
 def check_documents(encoder, processor, texts):
     """Encode all documents in one call, first with new words, then from the cache."""
-    documents = [
-        "\n".join(filter(None, (" ".join(line.split()) for line in text.split("\n"))))
-        for text in texts
-    ]
+    documents = []
+    for text in texts:
+        lines = [" ".join(line.split()) for line in text.split("\n")]
+        documents.append("\n".join(filter(None, lines)))
     expected = []
     for document in documents:
         for line in document.split("\n"):

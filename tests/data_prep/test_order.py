@@ -48,10 +48,11 @@ def parts_of(
     except UserError:
         reject()
     order = in_hash_order(records)
-    return {
-        name: [int(records["low"][i]) for number in numbers for i in order[split[order] == number]]
-        for name, numbers in splits.parts.items()
-    }
+    keys = {}
+    for name, numbers in splits.parts.items():
+        places = [i for number in numbers for i in order[split[order] == number]]
+        keys[name] = [int(records["low"][i]) for i in places]
+    return keys
 
 
 @given(corpora(), st.data())

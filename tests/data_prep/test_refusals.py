@@ -31,7 +31,9 @@ BY = f"news.jsonl --by year {ORDERED}"
 def place(tmp_path_factory) -> Path:
     """A folder with files of all kinds, and three streams: `iid`, `ordered` and `dated`."""
     folder = tmp_path_factory.mktemp("refusals")
-    texts = [[text.translate(LETTERS) for text in make_documents(seed, 200)] for seed in range(3)]
+    texts = []
+    for seed in range(3):
+        texts.append([text.translate(LETTERS) for text in make_documents(seed, 200)])
     days = ["2020-02-03", "2021-05-06", "2023-07-08"]
     news = [
         {"text": text, "date": day}

@@ -35,7 +35,10 @@ def long_documents(seed: int, number: int) -> list[str]:
 
     letters = str.maketrans("0123456789", "abcdefghij")  # the tokenizer knows them all
     names = [f"{seed}x{n}".translate(letters) for n in range(number)]
-    return ["\n".join(line(name) for _ in range(rng.randint(1, 20))) for name in names]
+    documents = []
+    for name in names:
+        documents.append("\n".join(line(name) for _ in range(rng.randint(1, 20))))
+    return documents
 
 
 @pytest.fixture
@@ -158,10 +161,9 @@ def records_of(documents: list[list[int]], sources: Iterable[int]) -> np.ndarray
 @st.composite
 def corpora(draw):
     rng = draw(st.randoms(use_true_random=False))
-    streams = [
-        [rng.randint(1, 9) for _ in range(rng.choice([1, 1, 2, 9]))]
-        for _ in range(draw(st.integers(20, 80)))
-    ]
+    streams = []
+    for _ in range(draw(st.integers(20, 80))):
+        streams.append([rng.randint(1, 9) for _ in range(rng.choice([1, 1, 2, 9]))])
     records = records_of(streams, [rng.randrange(2) for _ in streams])
     copies = np.array([rng.random() < 0.2 for _ in streams])[
         np.cumsum(records["low"] % 2**32 == 0) - 1

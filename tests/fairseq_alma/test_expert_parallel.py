@@ -62,10 +62,10 @@ def test_an_overflow_in_a_local_expert_skips_the_update_on_all_processes(
         "0",
     )
     flags += ("--fp16", "--fp16-init-scale", "1024", *user_dir(OVERFLOW))
-    outputs = [
-        [line.split() for line in output.splitlines() if line.startswith("update ")]
-        for output in train_on_two(tmp_path / "run", *flags)
-    ]
+    outputs = []
+    for output in train_on_two(tmp_path / "run", *flags):
+        lines = [line for line in output.splitlines() if line.startswith("update ")]
+        outputs.append([line.split() for line in lines])
     assert outputs[0] == outputs[1]
     tries = [(int(words[1]), float(words[3])) for words in outputs[0]]
     assert tries == [(0, 1024), (1, 1024), (2, 1024), (2, 512), (3, 512)]

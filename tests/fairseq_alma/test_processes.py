@@ -28,7 +28,10 @@ STEPS = (
 def steps(output: str) -> list[list[float]]:
     """Update, loss, gradient norm of each update in a log of fairseq-train."""
     names = ("num_updates", "loss", "gnorm")
-    return [[float(record[name]) for name in names] for record in logged(output, "train_inner")]
+    numbers = []
+    for record in logged(output, "train_inner"):
+        numbers.append([float(record[name]) for name in names])
+    return numbers
 
 
 @pytest.fixture

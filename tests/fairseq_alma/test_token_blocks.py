@@ -213,9 +213,8 @@ def test_replay_has_its_share_of_tokens_evenly_over_earlier_megabatches(
     size, earlier, length, share
 ):
     with tempfile.TemporaryDirectory() as folder:
-        new, *past = (
-            Tokens([prefix]) for prefix in write(folder, [[size], *([size] for size in earlier)])
-        )
+        sizes = [[size], *([earlier_size] for earlier_size in earlier)]
+        new, *past = (Tokens([prefix]) for prefix in write(folder, sizes))
         fresh = TokenBlocks(new, length, EOS)
         mixed = ReplayBlocks(fresh, past, share, seed=3)
         old = len(mixed) - len(fresh)

@@ -20,7 +20,10 @@ from tests.fairseq_alma.shared import assert_same_model, load, logged
 
 def losses_of(*outputs: str) -> list[list[float]]:
     """The losses of the updates that each output logs."""
-    return [[float(record["loss"]) for record in logged(text, "train_inner")] for text in outputs]
+    losses_of_outputs = []
+    for text in outputs:
+        losses_of_outputs.append([float(record["loss"]) for record in logged(text, "train_inner")])
+    return losses_of_outputs
 
 
 def test_an_update_starts_from_the_random_state_of_fairseqs_seed():

@@ -242,10 +242,9 @@ class Cluster:
         while not condition():
             if time.monotonic() > deadline:
                 names = ("JobState", "Reason", "NodeList", "Restarts")
-                jobs = [
-                    f"{key} {' '.join(job[name] for name in names)}"
-                    for key, job in self.jobs().items()
-                ]
+                jobs = []
+                for key, job in self.jobs().items():
+                    jobs.append(" ".join([key, *(job[name] for name in names)]))
                 log = (self.root / "slurmctld.out").read_text(errors="replace")[-2000:]
                 raise TimeoutError("\n".join([f"not so after {timeout} s", *jobs, log]))
             time.sleep(0.05)

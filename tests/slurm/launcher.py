@@ -15,11 +15,12 @@ from types import SimpleNamespace
 import pytest
 
 from alma.errors import UserError
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
 from alma.stream import VERSION, FileInfo, Part, Stream
 from slurm.launch import main
 from slurm.lm import request
 from slurm.lm.plan import Request
+from tests.machine_fields import without_machine_fields
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests/slurm/fake"
@@ -96,10 +97,7 @@ class Launcher:
 
     @property
     def rows(self) -> list[dict]:
-        return [
-            {key: value for key, value in row.items() if key not in MACHINE_FIELDS}
-            for row in Run.read(self.out).rows
-        ]
+        return without_machine_fields(Run.read(self.out).rows)
 
 
 def finish(process: subprocess.Popen, code: int = 0, timeout: float = 60) -> tuple[str, str]:
@@ -117,10 +115,10 @@ def make(folder: Path, **settings) -> Launcher:
 
 def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
     """Write stream.json of distinct mega-batches."""
-    parts = [
-        Part(name, name, 1, 1, 1, 1, 1, {}, {f"{name}.bin": FileInfo(1, name)})
-        for name in ("valid", "test", *(f"megabatch_{k:02d}" for k in range(megabatches)))
-    ]
+    names = ["valid", "test", *(f"megabatch_{k:02d}" for k in range(megabatches))]
+    parts = []
+    for name in names:
+        parts.append(Part(name, name, 1, 1, 1, 1, 1, {}, {f"{name}.bin": FileInfo(1, name)}))
     files = {"dict.txt": FileInfo(1, dictionary)}
     Stream(folder, VERSION, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, files).write()
 

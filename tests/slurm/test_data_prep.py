@@ -33,13 +33,13 @@ def corpus(tmp_path) -> Path:
     folder.mkdir()
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
     for file in range(40):
-        texts = [
-            " ".join(
-                syllables[(file * 7 + n * n + k * k) % 60] + syllables[(n + k * file) % 60]
-                for k in range(9)
-            )
-            for n in range(25)
-        ]
+        texts = []
+        for n in range(25):
+            words = []
+            for k in range(9):
+                first = syllables[(file * 7 + n * n + k * k) % 60]
+                words.append(first + syllables[(n + k * file) % 60])
+            texts.append(" ".join(words))
         (folder / f"{file:02d}.txt").write_text("\n\n".join(texts), "utf-8")
     return folder
 

@@ -84,7 +84,9 @@ def launch(cluster, folder: Path, *before: str, **environment: str) -> list:
     ids = json.loads((out / "ids.json").read_text())
     cluster.wait(ids)
     jobs = cluster.jobs()
-    settings = [{name: jobs[job_id].get(name) for name in ASKED.split()} for job_id in ids]
+    settings = []
+    for job_id in ids:
+        settings.append({name: jobs[job_id].get(name) for name in ASKED.split()})
     names = [
         sorted(filter(OF_A_JOB.match, json.loads((out / f"{k}.json").read_text())))
         for k in range(3)

@@ -26,10 +26,9 @@ def test_a_new_entry_is_planned_estimated_submitted_and_documented(monkeypatch, 
     spec = LearnerSpec("the latest members", members=2, fresh=True, deployed=2)
     monkeypatch.setitem(LEARNERS, "window", spec)
     run_plan = plan("window", "--seed", "5")
-    assert [[str(model) for model in spec.models] for spec in run_plan.stages[1:]] == [
-        [f"R/stage_{stage:02d}/member_{member}" for stage in stages for member in (0, 1)]
-        for stages in ((0, 1), (1, 2))
-    ]
+    for spec, stages in zip(run_plan.stages[1:], ((0, 1), (1, 2)), strict=True):
+        members = [f"stage_{stage:02d}/member_{member}" for stage in stages for member in (0, 1)]
+        assert [str(model) for model in spec.models] == [f"R/{member}" for member in members]
     trainings = [training for spec in run_plan.stages for training in spec.trainings]
     seeds = [training.arguments[training.arguments.index("--seed") + 1] for training in trainings]
     assert seeds == ["5", "1005", "2005", "3005", "4005", "5005"]

@@ -8,7 +8,7 @@ import pytest
 from launcher import make, read_requests
 
 from alma.errors import UserError
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
 from slurm.engine.machine import Machine
 from slurm.engine.resources import Resources
 from slurm.lm.announce import table
@@ -16,6 +16,7 @@ from slurm.lm.cluster import show_jobs
 from slurm.lm.estimate import estimate
 from slurm.lm.plan import make_plan
 from slurm.lm.sharing import share, take_over
+from tests.machine_fields import without_machine_fields
 
 FLAGS = ("--", "--arch", "switch_gmoe_tiny", "--max-update", "2")
 
@@ -96,11 +97,10 @@ def test_results_are_those_of_a_launch_alone(tmp_path):
 
 def rows_of(run):
     """The rows without measurements of the machine and notes of sharing."""
-    return [
-        {key: value for key, value in row.items() if key not in MACHINE_FIELDS}
-        | {"extra": {key: value for key, value in row["extra"].items() if key != "shared_with"}}
-        for row in Run.read(run).rows
-    ]
+    rows = without_machine_fields(Run.read(run).rows)
+    for row in rows:
+        row["extra"] = {key: value for key, value in row["extra"].items() if key != "shared_with"}
+    return rows
 
 
 def test_side_by_side_a_shared_training_waits_for_its_source(launcher):

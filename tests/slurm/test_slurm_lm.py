@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
 from slurm.engine import queue
+from tests.machine_fields import without_machine_fields
 
 ROOT = Path(__file__).parents[2]
 FLAGS = """
@@ -47,8 +48,7 @@ def launch(cluster):
 
 
 def comparable(out) -> list[dict]:
-    rows = [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(out).rows]
-    return json.loads(json.dumps(rows))
+    return json.loads(json.dumps(without_machine_fields(Run.read(out).rows)))
 
 
 def losses(out) -> list[tuple[str, str]]:

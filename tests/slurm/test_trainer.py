@@ -17,12 +17,13 @@ from types import SimpleNamespace
 import pytest
 from launcher import call
 
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
 from alma.stream import Stream
 from alma.trainer import StageTask
 from slurm.engine import children
 from slurm.engine.forks import ForkServer
 from slurm.launch import main
+from tests.machine_fields import without_machine_fields
 
 ROOT = Path(__file__).parents[2]
 BESIDE = "LOSS = 5.0\n"
@@ -105,9 +106,7 @@ def train(stream, tmp_path, monkeypatch, capsys) -> Callable:
 
 def rows(run: str = "run") -> list[dict]:
     """The rows of a run without what measures the machine."""
-    return [
-        {key: row[key] for key in row if key not in MACHINE_FIELDS} for row in Run.read(run).rows
-    ]
+    return without_machine_fields(Run.read(run).rows)
 
 
 def test_a_trainer_gets_its_stage_and_its_answers_become_rows(train, stream):

@@ -12,7 +12,8 @@ from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
+from tests.machine_fields import without_machine_fields
 from vision import data
 from vision.run import main, parser
 from vision.sweep import jobs_of, read_sections
@@ -25,7 +26,7 @@ CPU = torch.device("cpu")
 def numbers(run):
     """The rows of a run, or of a folder, without those fields that differ between machines."""
     rows = (run if isinstance(run, Run) else Run.read(run)).rows
-    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]
+    return without_machine_fields(rows)
 
 
 def seeded(seed):

@@ -208,7 +208,9 @@ def test_mnist_and_emnist(tmp_path, name, packed):
     """Files may be packed, some or all, in a folder that is read-only."""
     written = write_mnist(tmp_path, name)
     raw = tmp_path / name.upper() / "raw"
-    for path in [path for path in raw.iterdir() if any(part in path.name for part in packed)]:
+    for path in list(raw.iterdir()):
+        if not any(part in path.name for part in packed):
+            continue
         path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
     raw.chmod(0o555)
@@ -247,10 +249,10 @@ def cifar(monkeypatch):
                 pickle.dumps({"data": images.reshape(4, 3072), key: labels}, 2)
             )
             written["train" if file in trains else "test"].append((images, labels))
-        return {
-            part: tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-            for part, parts in written.items()
-        }
+        expected = {}
+        for part, parts in written.items():
+            expected[part] = tuple(map(np.concatenate, zip(*parts, strict=True)))
+        return expected
 
     return write
 

@@ -45,9 +45,7 @@ class Pictures(torch.utils.data.Dataset):
 def test_images_of_all_kinds_make_the_same_stream(pixels):
     stream = Stream.from_dataset(pixels, test=(PIXELS[:9], LABELS[:9]), megabatches=4)
     streamed, expected = (
-        sorted(
-            (bytes(image), int(label)) for image, label in zip(images.numpy(), labels, strict=True)
-        )
+        sorted(zip(map(bytes, images.numpy()), map(int, labels), strict=True))
         for images, labels in (stream.dataset.train, (PIXELS, LABELS))
     )
     assert streamed == expected
