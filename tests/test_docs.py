@@ -60,7 +60,8 @@ Words = list[str]
 def lines_of(block: str) -> list[Words]:
     """The commands of a ```bash block, without comments."""
     lines = re.split(r"\n|&&", block.replace("\\\n", " "))
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    commands = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in commands if words]
 
 
 COMMANDS = [
@@ -80,7 +81,7 @@ def module_of(words: Words) -> tuple[str | None, Words]:
     if words[:2] == ["python", "-m"]:
         package = importlib.util.find_spec(words[2])
         is_package = package is not None and package.submodule_search_locations is not None
-        return words[2] + ".__main__" * is_package, words[3:]
+        return f"{words[2]}.__main__" if is_package else words[2], words[3:]
     return ("vision.run", words[2:]) if words[:2] == ["python", "vision/run.py"] else (None, words)
 
 
@@ -194,11 +195,11 @@ def test_marked_blocks_run(name, tmp_path, child):
             alma.main()
 
     environment = {"PYTHONPATH": str(ROOT)}
-    text_of_page = re.sub("--epochs [0-9]+", "--epochs 1", PAGES[name]).replace(
-        "--seeds 0-2 --jobs 2 ", ""
-    )
+    text_of_page = re.sub("--epochs [0-9]+", "--epochs 1", PAGES[name])
+    text_of_page = text_of_page.replace("--seeds 0-2 --jobs 2 ", "")
     for marked, kind, text in BLOCK.findall(text_of_page):
-        for words in (lines_of(text) if kind == "bash" else [[]]) if marked else []:
+        commands = lines_of(text) if kind == "bash" else [[]]
+        for words in commands if marked else []:
             done = child(tmp_path / "log", run, kind, words, text, environment=environment).wait()
             assert done.code == 0, (words, done.output)
 

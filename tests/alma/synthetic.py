@@ -36,7 +36,8 @@ def law(level, exponent, offset, noise=0.0, seed=0, count=B):
 def losses(law, seeds=1, count=8, models=None):
     """Losses of the models of some periods, or all:
     law(u, p, seed) is that of the model of u on period p."""
-    at, models = range(1, count + 1), models or range(1, count + 1)
+    at = range(1, count + 1)
+    models = models or at
     matrices = []
     for seed in range(seeds):
         matrices.append(tuple(tuple(law(u, p, seed) for p in at) for u in models))
@@ -90,10 +91,12 @@ def make_run(
     and `valid` scores of trained models."""
 
     def extra(t, stage):
-        grown = {"experts": experts[t]} if experts else {}
-        return grown | (
-            {"valid": {"loss": 1.0, metric: valid[t]} if stage else None} if valid else {}
-        )
+        fields = {}
+        if experts:
+            fields["experts"] = experts[t]
+        if valid:
+            fields["valid"] = {"loss": 1.0, metric: valid[t]} if stage else None
+        return fields
 
     def stage_flops(stage):
         return STAGE_FLOPS * len(stage.train_on)

@@ -100,11 +100,13 @@ def loss(newest, following, past):
     ones."""
 
     def cell(t, j):
-        return (
-            math.exp(1 + j + (newest if j == t else following * (j - t) if j > t else past))
-            if t
-            else 9e9
-        )
+        if not t:
+            return 9e9
+        if j == t:
+            return math.exp(1 + j + newest)
+        if j > t:
+            return math.exp(1 + j + following * (j - t))
+        return math.exp(1 + j + past)
 
     return cell
 

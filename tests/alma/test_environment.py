@@ -80,7 +80,8 @@ def test_a_resumed_learner_completes_the_rows(tmp_path, rows_kept):
     """Existing rows, up to any t at or after the checkpoint's stage, are kept;
     the others are appended."""
     undisturbed, schedule = start(tmp_path / "whole", 7, 2)
-    environment.play(undisturbed, learner := Fake(), schedule, learner.test)
+    learner = Fake()
+    environment.play(undisturbed, learner, schedule, learner.test)
     part, _ = start(tmp_path / "part", 7, 2)
     for row in undisturbed.rows[: rows_kept + 1]:
         part.append(row)
@@ -98,7 +99,8 @@ def test_a_resumed_learner_completes_the_rows(tmp_path, rows_kept):
 
 def test_seconds_before_an_interruption_count_in_the_row_of_their_stage(tmp_path):
     run, schedule = start(tmp_path, 4, 2)
-    environment.play(run, learner := Fake(), schedule, learner.test, seconds=1000.0)
+    learner = Fake()
+    environment.play(run, learner, schedule, learner.test, seconds=1000.0)
     assert [row["seconds"] >= 1000 for row in run.rows] == [False, False, True, False, False]
 
 

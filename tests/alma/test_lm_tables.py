@@ -224,10 +224,8 @@ def test_table_1_takes_the_most_similar_sequential_run(tmp_path):
     [({"update_multiplier": 1}, {}), ({}, {"rows": 3}), ({}, {"learner": "umix"})],
 )
 def test_without_a_pair_one_line_says_what_is_missing(tmp_path, iid, sequential):
-    iid, sequential = (
-        {"update_multiplier": 3, **iid},
-        {"learner": "ens", "members": 2, **sequential},
-    )
+    iid = {"update_multiplier": 3, **iid}
+    sequential = {"learner": "ens", "members": 2, **sequential}
     make_run(tmp_path / "iid", [0, 0, 20.0], "ens", w=3, members=2, **iid)
     make_run(tmp_path / "seq", [23.0, 22.0, 21.0], **sequential)
     tables, _, (missing,) = tables_of(tmp_path)

@@ -291,7 +291,8 @@ def test_reading_during_a_run_and_resuming_after_a_kill(tmp_path):
         writer.kill()
     assert seen >= 40
     run = Run.open(tmp_path, CONFIG | {"megabatches": 100000})
-    run.append(row(count := len(run.rows)))
+    count = len(run.rows)
+    run.append(row(count))
     assert [r["t"] for r in run.rows] == list(range(count + 1))
 
 

@@ -142,7 +142,10 @@ class Cases:
             *(str(folder) for folder in path.parents if len(folder.parts) > 1),
             path.parent.name,
         ]
-        names += [""] * scenario.content + [path.parts[0]] * (kind == "not a file")
+        if scenario.content:
+            names.append("")
+        if kind == "not a file":
+            names.append(path.parts[0])
         problem = judge.problem(ended, undamaged, names, scenario.codes, scenario.several)
         if problem and not (
             kind == "value" and ended.code == -signal.SIGALRM

@@ -139,11 +139,11 @@ def change_value(draw: Draw, path: Path, place: Path) -> bool | None:
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
     """All (container, key) in nested lists and mappings."""
-    keys = (
-        list(value)
-        if isinstance(value, dict)
-        else range(len(value) if isinstance(value, list) else 0)
-    )
+    keys: list[Any] = []
+    if isinstance(value, dict):
+        keys = list(value)
+    elif isinstance(value, list):
+        keys = list(range(len(value)))
     return [place for key in keys for place in [(value, key), *_places(value[key])]]
 
 

@@ -20,7 +20,7 @@ def stream(corpus, prepare, tmp_path) -> Path:
 
 
 @pytest.fixture
-def more(corpus, tmp_path) -> Path:
+def documents(corpus, tmp_path) -> Path:
     """600 new documents and the whole corpus of the stream."""
     old = "\n\n".join(path.read_text("utf-8") for path in sorted(corpus.iterdir()))
     new = make_documents(3, 600)

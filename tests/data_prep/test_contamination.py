@@ -74,12 +74,12 @@ def overlapping(tmp_path):
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_it_is_a_slow_count(overlapping, prepare, tmp_path, monkeypatch, ordered):
-    flags = (
-        {"mega_batches": None, "words": None, "eval_words": 700}
-        if ordered
-        else {"eval_words": 1500}
-    )
-    out = prepare(*overlapping, *["--ordered"] * ordered, out=tmp_path / "out", **flags)
+    words = [*overlapping]
+    flags = {"eval_words": 1500}
+    if ordered:
+        words.append("--ordered")
+        flags = {"mega_batches": None, "words": None, "eval_words": 700}
+    out = prepare(*words, out=tmp_path / "out", **flags)
     stream = Stream.load(out)
     monkeypatch.setattr(similarity, "_BLOCK", 97)  # words and n-grams cross the borders of blocks
     training = [texts(out, part.prefix) for part in stream.megabatches]

@@ -61,7 +61,7 @@ class Repository:
 
     def raw(self, message: bytes, date: str, parent: str = "") -> None:
         """Make a commit that git itself would refuse, or mend; HEAD is then at it."""
-        after = f"parent {parent}\n" * bool(parent)
+        after = f"parent {parent}\n" if parent else ""
         head = (
             f"tree {self.git('mktree')}\n{after}author A <a@x> {date}\n"
             "committer A <a@x> 1500000000 +0000\n\n"

@@ -119,10 +119,12 @@ def test_load_refuses_another_format(stream, changes, message):
     """Changes of fields; those of a part are changes of its fields, and 1 stands for one part."""
     record = _record(stream)
     for name, value in changes.items():
-        within = name == "valid" and value and value.keys() != {"name"}
-        record[name] = (
-            record[name] | value if within else [record["test"]] if name == "held_out" else value
-        )
+        if name == "valid" and value and value.keys() != {"name"}:
+            record[name] |= value
+        elif name == "held_out":
+            record[name] = [record["test"]]
+        else:
+            record[name] = value
     (stream.directory / "stream.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=message):
         Stream.load(stream.directory)

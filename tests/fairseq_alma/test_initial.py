@@ -155,9 +155,9 @@ def test_in_two_stages_and_out(folder, stream, transformers, forked, start, tmp_
     with torch.no_grad():
         logits = model(ids).logits
         expected = language_model.eval()(ids + 4)[0]
-    others = [i for i in range(300) if i != END]
+    ids_but_end = [i for i in range(300) if i != END]
     torch.testing.assert_close(
-        logits[..., others], expected[..., 4:][..., others], atol=1e-5, rtol=0
+        logits[..., ids_but_end], expected[..., 4:][..., ids_but_end], atol=1e-5, rtol=0
     )
     torch.testing.assert_close(logits[..., END], expected[..., 2], atol=1e-5, rtol=0)
 

@@ -146,10 +146,8 @@ def test_balance_loss_counts_tokens_before_they_are_dropped():
 
 def test_the_balance_loss_does_not_see_padding():
     router = make_layer(4).router
-    real, padding = (
-        torch.randn(40, DIM),
-        torch.randn(24, DIM).abs(),
-    )  # of other experts than the real tokens'
+    real = torch.randn(40, DIM)
+    padding = torch.randn(24, DIM).abs()  # of other experts than the real tokens'
     padded = torch.arange(64) >= 40
     together = router(torch.cat([real, padding]), padded).balance_loss
     assert together.item() == pytest.approx(router(real).balance_loss.item(), rel=1e-6)

@@ -247,7 +247,8 @@ def test_memory_is_near_that_of_fairseq_train(flags, gigabytes):
     words = flags.replace("SWITCHLESS", f"{deep} --tokens-per-sample 512 --batch-size 8").split()
     learner = ["--learner", "sm"]
     if "--members" in words:
-        words, learner = words[: words.index("--members")], ["--learner", "umix"]
+        words = words[: words.index("--members")]
+        learner = ["--learner", "umix"]
     estimate = of_words(
         "S", "--out", "R", *learner, "--", "--arch", *words, "--cpu", vocabulary=4000
     )

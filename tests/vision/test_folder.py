@@ -238,7 +238,8 @@ def test_a_changed_image_or_size_makes_another_file(tree, tmp_path):
 
 
 def test_errors_of_the_cache_are_one_line(tree, tmp_path, refused, monkeypatch):
-    load(tree, cache := tmp_path / "cache")
+    cache = tmp_path / "cache"
+    load(tree, cache)
     (file,) = cache.glob("train_*.npy")
     os.truncate(file, 1000)
     assert f"{file} is damaged" in refused(load, tree, cache)

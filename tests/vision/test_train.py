@@ -88,7 +88,8 @@ def test_the_best_epoch_on_validation_is_kept_with_its_batch_statistics(make, se
 
 
 def test_the_last_epoch_is_kept_without_selection():
-    watching = Watching(model := mlp())
+    model = mlp()
+    watching = Watching(model)
     train(model, {"epochs": 9, "lr": 2.0, "batch_size": 8, "select": "last"}, n=100, watch=watching)
     losses = watching.scores(loss_of)
     assert losses[-1] > min(losses)  # the last epoch is not the best
@@ -155,7 +156,8 @@ def test_a_stack_trains_as_its_members_one_by_one(make):
 def test_a_resumed_stage_ends_after_as_many_epochs_without_improvement(waited):
     """Patience ends the stage, and FLOPs count the epochs done."""
     settings = {"epochs": 100, "lr": 3.0, "patience": 4}
-    watching = Watching(whole := mlp())
+    whole = mlp()
+    watching = Watching(whole)
     flops = train(whole, settings, watch=watching)
     epochs = len(watching.saved)
     assert 4 < epochs < 100
@@ -165,7 +167,8 @@ def test_a_resumed_stage_ends_after_as_many_epochs_without_improvement(waited):
     assert flops == {name: epochs * count for name, count in counted.items()}
     progress = watching.saved[waited - 5]
     assert progress.waited == waited
-    assert train(again := mlp(), settings, seed=99, progress=progress) == flops
+    again = mlp()
+    assert train(again, settings, seed=99, progress=progress) == flops
     assert equal(again.state_dict(), whole.state_dict())
 
 

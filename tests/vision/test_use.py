@@ -183,8 +183,12 @@ def test_an_export_has_the_probabilities_of_the_run(tmp_path, monkeypatch, arch,
     onnx = onnx and all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime")))
     (tmp_path / "out/.filled-x").mkdir(parents=True)  # of a killed export
     (tmp_path / "out/model.onnx").touch()  # of another model
-    words = f"{tmp_path}/run --out {tmp_path}/out" + " --onnx" * onnx
-    monkeypatch.setattr(sys, "argv", ["alma export", *words.split()])
+    words = [f"{tmp_path}/run", "--out", f"{tmp_path}/out"]
+    written = {"model.safetensors", "config.json", "loader.py"}
+    if onnx:
+        words.append("--onnx")
+        written.add("model.onnx")
+    monkeypatch.setattr(sys, "argv", ["alma export", *words])
     export.main()
     trained, like = deployed.load(tmp_path / "run")
     images = stream.dataset.test.images
@@ -192,11 +196,11 @@ def test_an_export_has_the_probabilities_of_the_run(tmp_path, monkeypatch, arch,
     code = (tmp_path / "out/loader.py").read_text()
     assert "alma" not in code.replace("without ALMA", "")
     assert "vision" not in code.replace("torchvision", "")
-    exec(code, loaded := {})
+    loaded = {}
+    exec(code, loaded)
     torch.testing.assert_close(
         loaded["load"](tmp_path / "out")(images), expected, atol=1e-5, rtol=0
     )
-    written = {"model.safetensors", "config.json", "loader.py", *["model.onnx"] * onnx}
     assert {file.name for file in (tmp_path / "out").iterdir()} == written
     if onnx:
         import onnxruntime

@@ -238,7 +238,7 @@ LEARNERS = {
 }
 
 
-SLOW = {name: [pytest.mark.slow] * (name == "torchvision") for name in LEARNERS}
+SLOW = dict.fromkeys(LEARNERS, ()) | {"torchvision": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("learner", [pytest.param(name, marks=SLOW[name]) for name in LEARNERS])
@@ -385,7 +385,7 @@ def test_images_of_a_class_to_come_are_errors_or_do_not_count(shop, tmp_path, re
         False,
         False,
     ]
-    sizes = [row["parameters"] for row in counted.rows]
+    sizes = [row["parameters"] for row in counted]
     assert [size - sizes[0] for size in sizes] == [
         0,
         0,
