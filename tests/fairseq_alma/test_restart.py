@@ -341,5 +341,5 @@ def test_a_killed_training_equals_an_uninterrupted_one(
     assert files == sorted(path.name for path in (tmp_path / "killed").glob("*.pt"))
     last = "checkpoint_last.pt" if "checkpoint_last.pt" in files else files[-1]
     assert_same_training(tmp_path / "whole" / last, tmp_path / "killed" / last)
-    for name in files[0]:
+    for name in files:
         assert_same_model(tmp_path / "whole" / name, tmp_path / "killed" / name)
