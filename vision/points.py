@@ -1,11 +1,11 @@
 """The combinations of the values of a command line, or of a section of an experiment file."""
 
 import argparse
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from alma.sweeps import combinations
 from vision import presets
 from vision.learners import all_settings, refusal
 
@@ -79,8 +79,7 @@ def points_of(section: argparse.Namespace) -> Iterator[tuple[SweepPoint, dict[st
     sizes = [name for name in settings_names if name == "hidden"]
     choices = [name for name in settings_names if name != "hidden"]
     names = ["learner", "waiting_time", *sizes, *data_names, *choices, "replay", "seed"]
-    for values in itertools.product(*(getattr(section, name) for name in names)):
-        value_of = dict(zip(names, values, strict=True))
+    for value_of in combinations({name: getattr(section, name) for name in names}):
         data = {name: value_of[name] for name in data_names}
         waiting_time = value_of["waiting_time"]
         if waiting_time == "all":

@@ -31,7 +31,8 @@ from vision import presets
 from vision.dated_stream import write_stream
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
-from vision.sweep import USUAL, SweepRun, check_data, jobs_of, read_sections
+from vision.sections import USUAL, read_sections
+from vision.sweep import SweepRun, check_data, jobs_of
 
 _EXAMPLES = """
 examples:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError, closest
-from alma.experiments import check_nesting, read_experiment, read_overrides
+from alma.experiments import naming
 from alma.options import flag_of, flag_words, given, options_of
 from alma.protocol import of_preset
+from alma.sweeps import check_nesting
 from slurm.engine import children
 from slurm.engine.resources import Resources
 from slurm.engine.terminal import say
+from slurm.lm.experiments import read_experiment, read_overrides
 from slurm.lm.options import parse, parser
 from slurm.lm.plan import Request
 from slurm.lm.run_options import Flags, FlagValues
@@ -76,26 +78,24 @@ def _of_experiment(
     """The requests of an experiment; `words`, `options` and `flags` are of the command line."""
     names_on_line = {*flags, *_flag_names(words)}
     option_names = [name.replace("_", "-") for name in vars(options)]
-    for swept, folder, run_words, run_flags in read_experiment(file, options.size, overrides):
-        names = _flag_names(run_words)
+    for run in read_experiment(file, options.size, overrides):
+        names = _flag_names(run.options)
         machine_flags = sorted(_OF_THE_MACHINE & names)
         if machine_flags:
             flag = machine_flags[0]
             remedy = f"give {flag} on the command line"
             raise UserError(f"{file}: {flag} says where to run: {remedy}")
-        for key in swept:
+        for key in run.swept:
             if f"--{key}" in names_on_line:
                 remedy = f"give {key}=VALUE in place of --{key}"
                 raise UserError(f"{file}: {key} is a list: {remedy}")
         for key in overrides:
             if f"--{key}" in names and key not in option_names:
-                raise _unknown_key(key, [*option_names, *_keys(run_flags)])
-        try:
-            merged = parse([*run_words, *words])
+                raise _unknown_key(key, [*option_names, *_keys(run.flags)])
+        with naming(file):
+            merged = parse([*run.options, *words])
             merged.what = [merged.stream]
-            requests = _requests(merged, {**read_flags(run_flags), **flags}, folder)
-        except UserError as error:
-            raise UserError(f"{file}: {error}") from None
+            requests = _requests(merged, {**read_flags(run.flags), **flags}, run.folder)
         yield from requests
 
 
