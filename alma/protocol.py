@@ -7,7 +7,6 @@ records the kinds of their values, labels of reports which of them tell two runs
 
 import contextlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any
 
 from alma import averages
 from alma.errors import number_list
-from alma.learners import DEFAULT_GROWTH, LEARNERS
+from alma.learners import DEFAULT_GROWTH
 from alma.options import CHANGED, option
 
 _if_changed = partial(option, record=CHANGED)
@@ -152,28 +151,3 @@ class TextOptions(StreamOptions):
         metavar="AMOUNT",
     )
     name: str | None = _if_changed(None, "label of the run in reports", metavar="TEXT")
-
-
-TEXT_PRESETS = ("paper", "anytime")
-ANYTIME: dict[str, Any] = {"schedule": "continuous", "average": "poly:8", "replay_share": 0.5}
-"""Options of --preset anytime for language models: what paid in docs/results/average.md.
-
-They were chosen without a search.
-"""
-
-
-def of_preset(preset: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a preset beside the `chosen` ones.
-
-    They are those that are not chosen and do not contradict the chosen ones. A learner that trains
-    new models in every stage has no schedule and no average over the stages.
-    """
-    options = dict(ANYTIME) if preset == "anytime" else {}
-    if chosen.get("replay"):
-        options.pop("replay_share", None)
-    anew = chosen.get("from_scratch") or LEARNERS[chosen["learner"]].fresh
-    if anew or chosen.get("grow_optimizer") == "reset":
-        options.pop("schedule", None)
-    if {**options, **chosen}.get("schedule", SCHEDULES[0]) == SCHEDULES[0]:
-        options.pop("average", None)
-    return options | dict(chosen)

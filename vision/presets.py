@@ -16,6 +16,7 @@ from alma import averages
 from alma.errors import UserError, closest
 from alma.files import sha256_file
 from alma.options import CHANGED, NEVER, check_ranges, option, recorded
+from alma.presets import compatible, contradicts_replay
 
 DATASETS = ("digits", "mnist", "emnist", "cifar10", "cifar100", "folder")
 PRESETS = ("paper", "draft", "authors", "anytime")
@@ -64,7 +65,7 @@ class Settings:
     authors: ClassVar[dict[str, Any]] = {"select": "error", "patience": 25, "patience_delta": 0.001}
     """Where the authors' released code differs from the paper."""
     draft: ClassVar[dict[str, Any]] = {}
-    """Where the first draft differs for this learner; `of_preset` adds the general differences."""
+    """Where the first draft differs for this learner; `differences` adds the general ones."""
 
     own_layers: ClassVar[bool] = False
     """Whether the model needs ALMA's own layers, which grow or have gates."""
@@ -221,9 +222,11 @@ def default_preset(dataset: str) -> str:
     return "draft" if dataset in ("emnist", "cifar100") else "paper"
 
 
-def of_preset(preset: str, dataset: str, kind: type[Settings], waiting_time: int) -> dict[str, Any]:
-    """Where a preset differs from the paper's settings, for learners with settings of the class
-    `kind`.
+def differences(
+    preset: str, dataset: str, kind: type[Settings], waiting_time: int
+) -> dict[str, Any]:
+    """The settings in which a preset differs from the paper, for learners with settings of the
+    class `kind`.
 
     The first draft (arXiv 2106.09563v1): sections 5 (Models: 4 to 32 units, growth every 5
     mega-batches, soft gates on CIFAR), 5.1 (w = 50 waits for the whole stream), 5.2 and E (two
@@ -253,7 +256,9 @@ def of_preset(preset: str, dataset: str, kind: type[Settings], waiting_time: int
 
 def replay_share(preset: str | None, replay: bool) -> float:
     """The default share of replay under a preset; 0 with `replay` of all earlier mega-batches."""
-    return 0.9 if preset == "anytime" and not replay else 0.0
+    values = {"replay_share": 0.9} if preset == "anytime" else {}
+    of_preset = compatible(values, {"replay": replay}, contradicts_replay)
+    return of_preset.get("replay_share", 0.0)
 
 
 def megabatches(dataset: str, preset: str | None = None, scenario: str | None = None) -> int:

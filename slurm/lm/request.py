@@ -14,7 +14,6 @@ from typing import Any
 from alma.errors import UserError, closest
 from alma.experiments import naming
 from alma.options import flag_of, flag_words, given, options_of
-from alma.protocol import of_preset
 from alma.sweeps import check_nesting
 from slurm.engine import children
 from slurm.engine.resources import Resources
@@ -22,6 +21,7 @@ from slurm.engine.terminal import say
 from slurm.lm.experiments import read_experiment, read_overrides
 from slurm.lm.options import parse, parser
 from slurm.lm.plan import Request
+from slurm.lm.presets import with_preset
 from slurm.lm.run_options import Flags, FlagValues
 
 USER_DIR = "--user-dir"  # a folder of Python that fairseq imports
@@ -144,7 +144,7 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
         raise UserError(f"--out {out}: fairseq splits paths at colons; give another name")
     if options.out.name in ("", ".."):
         raise UserError(f"--out {options.out}: give the folder of a run, such as runs/sm")
-    chosen = of_preset(options.preset, given(Request, options))
+    chosen = with_preset(options.preset, given(Request, options))
     request = Request(**{**chosen, "stream": stream, "flags": flags, "out": out})
     requests = [request]
     if options.seeds:

@@ -6,6 +6,7 @@ from typing import Any
 
 from alma.errors import UserError
 from alma.options import flag_of
+from alma.presets import compatible
 from vision import presets
 from vision.learners.base import Learner
 from vision.learners.ens import Ens, UMix
@@ -76,12 +77,13 @@ def resolve(
     for name in chosen:
         _check(learner, name, chosen)
     kind = LEARNERS[learner].settings_class
-    of_preset = presets.of_preset(preset, dataset, kind, waiting_time)
-    if preset == "anytime":  # settings that conflict with chosen ones are left out
-        for name, value in list(of_preset.items()):
-            together = {**chosen, name: value}
-            if any(kind.conflict(other, together) for other in together):
-                del of_preset[name]
+    of_preset = presets.differences(preset, dataset, kind, waiting_time)
+    if preset == "anytime":
+
+        def contradicts(_: str, together: Mapping[str, Any]) -> bool:
+            return any(kind.conflict(name, together) for name in together)
+
+        of_preset = compatible(of_preset, chosen, contradicts)
     settings = presets.OF_DATASET.get(dataset, presets.VGG) | of_preset
     default_optimizer = settings.get("optimizer", "adadelta")
     optimizer = chosen.get("optimizer", default_optimizer)
