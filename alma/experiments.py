@@ -26,7 +26,7 @@ from alma.schema import is_plain
 
 
 @dataclass(frozen=True)
-class Section:
+class ExperimentSection:
     """One of the `runs` of an experiment, or all of it."""
 
     name: str  # "" without a name
@@ -61,7 +61,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     return record
 
 
-def sections_of(path: Path, size: str | None = None, names: Collection[str] = ()) -> list[Section]:
+def sections_of(
+    path: Path, size: str | None = None, names: Collection[str] = ()
+) -> list[ExperimentSection]:
     """The sections of an experiment at `size` (None: the file's own), or those with these names.
 
     UserError: a missing or malformed file, an unknown size or name.
@@ -114,9 +116,9 @@ def _named_runs(runs: Any) -> list[tuple[str, Any]]:
     return [("", run) for run in runs]
 
 
-def _merged(path: Path, name: str, size: str | None, parts: Collection[Any]) -> Section:
+def _merged(path: Path, name: str, size: str | None, parts: Collection[Any]) -> ExperimentSection:
     """A section of settings that override those of earlier parts. UserError: one is no mapping."""
-    section = Section(name, size, options={}, flags={})
+    section = ExperimentSection(name, size, options={}, flags={})
     for part in parts:
         if not isinstance(part, dict) or not isinstance(part.get("flags", {}), dict):
             example = "give options, flags and runs as `name: value`, such as `seed: 3`"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
-from alma.experiments import Section, sections_of, values_of
+from alma.experiments import ExperimentSection, sections_of, values_of
 from alma.options import joined_words
 from alma.sweeps import combinations, common_folder, folder_parts
 
@@ -109,7 +109,7 @@ def read_experiment(
         yield from _runs(options, flags)
 
 
-def _default_out(path: Path, section: Section) -> Path:
+def _default_out(path: Path, section: ExperimentSection) -> Path:
     """The run directory of a section that has no `out`."""
     if section.name:
         folder = path.stem
