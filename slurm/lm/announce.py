@@ -5,18 +5,18 @@ import shlex
 from collections.abc import Sequence
 from itertools import chain
 
+from alma.cost_table import GIGA, MEGA, TERA, cost_table, scaled, total, with_commas
 from alma.errors import UserError
 from alma.records import Run
-from alma.tables import as_text
 from slurm.engine.cards import misfit
 from slurm.engine.machine import Machine
 from slurm.engine.terminal import say
-from slurm.lm.estimate import Cost, Estimate, estimate, total, vocabulary_size
+from slurm.lm.estimate import Cost, Estimate, estimate, vocabulary_size
 from slurm.lm.plan import Plan
 from slurm.lm.record import run_config
 
 _VOCABULARY = 50_260  # the paper's
-_GB = 1e9
+_COLUMNS = ("run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs", "GB/process")
 
 
 def announce(
@@ -71,27 +71,30 @@ def programs(plan: Plan) -> list[str]:
 
 def table(estimates: Sequence[Estimate]) -> str:
     """A line for each run, and the totals of several runs."""
-    columns = "run learner experts parameters updates tokens TFLOPs GB/process"
-    lines = [columns.split()]
+    runs = []
     for run in estimates:
-        cells = [str(run.out), run.learner, run.experts, _text(run.parameters, 1e6, "M")]
-        lines.append([*cells, *_work(run.costs), _text(run.memory, _GB)])
+        about_model = {
+            "run": str(run.out),
+            "learner": run.learner,
+            "experts": run.experts,
+            "parameters": scaled(run.parameters, MEGA, "M"),
+            "GB/process": scaled(run.memory, GIGA),
+        }
+        runs.append(about_model | _work(run.costs))
+    sums = None
     if len(estimates) > 1:
-        own_costs = [cost for run in estimates for cost in run.costs if not cost.shared]
-        lines.append(["total", "", "", "", *_work(own_costs), ""])
-    return as_text(lines)
+        costs_once = [cost for run in estimates for cost in run.costs if not cost.shared]
+        sums = {"run": "total"} | _work(costs_once)
+    return cost_table(_COLUMNS, runs, sums)
 
 
-def _work(costs: Sequence[Cost]) -> list[str]:
+def _work(costs: Sequence[Cost]) -> dict[str, str]:
     """Cells of the table: updates, tokens and TFLOPs of some trainings."""
-    updates = total(cost.updates for cost in costs)
-    tokens = total(cost.tokens for cost in costs)
-    flops = total(cost.flops for cost in costs)
-    return [
-        "?" if updates is None else f"{updates:,}",
-        _text(tokens, 1e6, "M"),
-        _text(flops, 1e12),
-    ]
+    return {
+        "updates": with_commas(total(cost.updates for cost in costs)),
+        "tokens": scaled(total(cost.tokens for cost in costs), MEGA, "M"),
+        "TFLOPs": scaled(total(cost.flops for cost in costs), TERA),
+    }
 
 
 def check_fit(estimates: Sequence[Estimate]) -> None:
@@ -118,13 +121,13 @@ def _check_memory(run: Estimate, cost: Cost) -> None:
     needed = (cost.memory or 0) * processes
     if available is None or needed <= available:
         return
-    needs = f"training needs about {needed / _GB:,.1f} GB of memory"
+    needs = f"training needs about {needed / GIGA:,.1f} GB of memory"
     if processes > 1:
         needs += f" for {processes} processes"
     place = "a GPU here has" if cost.on_gpu else "this machine has free"
     flags = " or ".join(_memory_flags(cost))
     remedy = f"give a smaller --batch-size with a larger --update-freq, or {flags}"
-    limit = f"{place} {available / _GB:,.1f} GB"
+    limit = f"{place} {available / GIGA:,.1f} GB"
     raise UserError(f"{run.out}: {needs}, and {limit}: {remedy}, after the `--`")
 
 
@@ -137,10 +140,3 @@ def _memory_flags(cost: Cost) -> list[str]:
     if cost.processes > 1 and not divided:
         flags.append("--zero-sharding os")
     return flags
-
-
-def _text(number: int | None, scale: float, name: str = "") -> str:
-    if number is None:
-        return "?"
-    scaled = number / scale
-    return f"{scaled:,.1f}{name}" if scaled < 1000 else f"{scaled:,.0f}{name}"

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
+from alma.cost_table import total
 from alma.flops import Shape
 from alma.stream import SPECIALS, Stream, is_stream
 from slurm.engine.machine import Machine
@@ -340,9 +341,3 @@ def largest_share(sizes: Iterable[int], processes: int) -> int:
     for size in sizes:
         shares[shares.index(min(shares))] += size
     return max(shares)
-
-
-def total(numbers: Iterable[int | None]) -> int | None:
-    """None if one of them is unknown."""
-    summands = list(numbers)
-    return None if None in summands else sum(number or 0 for number in summands)

@@ -10,12 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from alma.cost_table import total
 from alma.errors import UserError
 from alma.records import Run
 from slurm.engine.machine import Machine
 from slurm.engine.resources import Resources
 from slurm.engine.squeue import largest_node
-from slurm.lm.estimate import HOST_PROCESS, Estimate, total
+from slurm.lm.estimate import HOST_PROCESS, Estimate
 from slurm.lm.plan import Request
 from slurm.lm.run_options import Placement, tokens_of_batch
 
