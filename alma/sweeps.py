@@ -20,8 +20,13 @@ def combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]
 
 
 def varying(names: Iterable[str], runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names, of `names`, whose values differ between runs; without a value counts as None."""
-    return [name for name in names if len({run.get(name) for run in runs}) > 1]
+    """The names whose values differ between runs; a run without a value has None."""
+    differing = []
+    for name in names:
+        values = {run.get(name) for run in runs}
+        if len(values) > 1:
+            differing.append(name)
+    return differing
 
 
 def setting_text(value: Any) -> str:
@@ -47,6 +52,11 @@ def folder_parts(values: Mapping[str, Any]) -> list[str]:
             text = re.sub(r"[^\w.+-]+", "-", setting_text(value).strip("()"))
             parts.append(f"{name.replace('_', '-')}-{text}")
     return parts
+
+
+def seed_part(seed: int) -> str:
+    """The seed in the name of a run's folder, its last part."""
+    return f"s{seed}"
 
 
 def common_folder(folders: Iterable[Folder]) -> Folder | None:

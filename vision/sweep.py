@@ -11,7 +11,14 @@ from typing import Any
 from alma.errors import UserError
 from alma.options import flag_of
 from alma.stages import check_share, stages
-from alma.sweeps import check_nesting, common_folder, folder_parts, setting_text, varying
+from alma.sweeps import (
+    check_nesting,
+    common_folder,
+    folder_parts,
+    seed_part,
+    setting_text,
+    varying,
+)
 from vision import presets
 from vision.experiment import fitting, run
 from vision.learners import all_settings, resolve
@@ -150,13 +157,14 @@ def _folder(combination: _Combination, named: Sequence[str]) -> str:
     time, size, the values of `named`, seed."""
     point = combination.point
     settings = combination.settings
+    values = combination.values
     parts = [point.learner, f"w{point.waiting_time}"]
     if not settings.whole:
         parts.append(f"h{settings.hidden}")
-    parts += folder_parts({name: combination.values.get(name) for name in named})
+    parts += folder_parts({name: values.get(name) for name in named})
     if point.replay:
         parts.append("replay")
-    parts.append(f"s{point.seed}")
+    parts.append(seed_part(point.seed))
     return "_".join(parts)
 
 

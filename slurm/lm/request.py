@@ -14,7 +14,7 @@ from typing import Any
 from alma.errors import UserError, closest
 from alma.experiments import naming
 from alma.options import flag_of, flag_words, given, options_of
-from alma.sweeps import check_nesting
+from alma.sweeps import check_nesting, seed_part
 from slurm.engine import children
 from slurm.engine.resources import Resources
 from slurm.engine.terminal import say
@@ -150,7 +150,7 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
     if options.seeds:
         requests = []
         for seed in options.seeds:
-            folder_of_seed = out.with_name(f"{out.name}_s{seed}")
+            folder_of_seed = out.with_name(f"{out.name}_{seed_part(seed)}")
             requests.append(replace(request, seed=seed, out=folder_of_seed))
     for request in requests:
         check_nesting(options.out if folder else request.out, sweep=bool(folder))
