@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import Field, fields
+from functools import partial
 from typing import Any
 
 from alma.errors import UserError
@@ -79,11 +80,7 @@ def resolve(
     kind = LEARNERS[learner].settings_class
     of_preset = presets.differences(preset, dataset, kind, waiting_time)
     if preset == "anytime":
-
-        def contradicts(_: str, together: Mapping[str, Any]) -> bool:
-            return any(kind.conflict(name, together) for name in together)
-
-        of_preset = compatible(of_preset, chosen, contradicts)
+        of_preset = compatible(of_preset, chosen, partial(_contradicts, kind))
     settings = presets.OF_DATASET.get(dataset, presets.VGG) | of_preset
     default_optimizer = settings.get("optimizer", "adadelta")
     optimizer = chosen.get("optimizer", default_optimizer)
@@ -96,6 +93,11 @@ def resolve(
     if optimizer != "sgd" and "nesterov" not in chosen:
         settings["nesterov"] = False  # the authors' preset has it for their CIFAR runs, with SGD
     return kind(**settings)
+
+
+def _contradicts(kind: type[Settings], _: str, together: Mapping[str, Any]) -> bool:
+    """Whether one of the settings `together` has no effect beside the others."""
+    return any(kind.conflict(name, together) for name in together)
 
 
 def _check(learner: str, name: str, chosen: Mapping[str, Any]) -> None:
