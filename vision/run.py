@@ -1,6 +1,7 @@
 """Train image learners on a stream of mega-batches and compare them: `alma images`."""
 
 import argparse
+import importlib
 import multiprocessing
 import os
 import re
@@ -314,17 +315,21 @@ def _part(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _start_on_cluster() -> None:
-    """Replace this process by `slurm.vision` if the command has `--cluster slurm`.
-
-    That package starts this command, so this module does not import it.
-    """
+def _is_for_cluster() -> bool:
+    """Whether the command line has `--cluster slurm`, also beside flags of slurm.vision only."""
     cluster = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     cluster.add_argument("--cluster", nargs="?")
     options, _ = cluster.parse_known_args()
-    if options.cluster == "slurm":
-        words = [sys.executable, "-P", "-m", "slurm.vision", *sys.argv[1:]]
-        os.execv(sys.executable, words)
+    return options.cluster == "slurm"
+
+
+def _start_on_cluster() -> None:
+    """Submit the runs as jobs, each of which runs this command for a part of them.
+
+    slurm.vision is found by its name: the launcher imports no wing, and no wing the launcher.
+    """
+    sys.argv[0] = "alma images --cluster slurm"  # the program in its errors
+    importlib.import_module("slurm.vision.__main__").main()
 
 
 def _exit_with(failed: Sequence[Exception], count: int) -> NoReturn:
@@ -340,7 +345,9 @@ def _exit_with(failed: Sequence[Exception], count: int) -> NoReturn:
 @command
 def main() -> None:
     """Entry point of `python vision/run.py`."""
-    _start_on_cluster()
+    if _is_for_cluster():
+        _start_on_cluster()
+        return
     sections = read_sections(parser(), sys.argv[1:])
     options = sections[0]
     if options.jobs < 1:
