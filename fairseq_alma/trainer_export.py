@@ -58,9 +58,7 @@ def checkpoint_of(run: Path) -> Path:
 
 def _named(folder: Path, patterns: tuple[str, ...]) -> set[str]:
     """Names of the files in `folder` that match one of the patterns."""
-    return {
-        file.name for pattern in patterns for file in folder.glob(pattern) if file.is_file()
-    }
+    return {file.name for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
 
 
 def _stream_of(run: Path, checkpoint: Path) -> Path:
