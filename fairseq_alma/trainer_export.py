@@ -51,7 +51,7 @@ def checkpoint_of(run: Path) -> Path:
         raise UserError(
             f"{checkpoint}, the checkpoint of the run's own trainer, is no folder of Hugging Face "
             "(config.json and *.safetensors or pytorch_model*.bin): load it with the trainer's "
-            "code; one of fairseq: `alma export CHECKPOINT --tokenizer STREAM`"
+            "code; one of fairseq: `alma export CHECKPOINT --out DIR --tokenizer STREAM`"
         )
     return checkpoint
 
