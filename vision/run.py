@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import multiprocessing
 import os
 import re
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 if __name__ == "__main__":  # import from the checkout instead of the script's folder
     checkout = str(Path(__file__).resolve().parent.parent)
@@ -81,8 +80,7 @@ def _run_in_processes(jobs: Sequence[SweepRun], processes: int) -> list[Exceptio
 
     failed: list[Exception] = []
     began = time.monotonic()
-    count = multiprocessing.get_context("spawn").Value("i", 0)
-    setup = partial(_prepare, count, jobs[0].options["device"])
+    setup = partial(_prepare, jobs[0].options["device"])
     with (
         tempfile.TemporaryDirectory(
             prefix="alma-images-"
@@ -120,14 +118,11 @@ def _reported(error: Exception, name: str) -> Exception:
     return RuntimeError(f"{name}: {type(error).__name__}: {error}")
 
 
-def _prepare(count: Any, device: str) -> None:
-    """Set up a worker process; `count` is the number of those set up so far."""
+def _prepare(device: str, number: int) -> None:
+    """Set up worker process `number`: one thread, and the next GPU."""
     import torch
 
     torch.set_num_threads(1)  # idle OpenMP threads spin, and would slow other runs down
-    with count.get_lock():
-        number = count.value
-        count.value += 1
     if device in ("auto", "cuda"):
         gpus = torch.cuda.device_count()
         if gpus:
