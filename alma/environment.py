@@ -56,7 +56,7 @@ def append_rows(
     called with the last row before that is appended. A run may have more rows than its checkpoint,
     which is that of `stages_done` stages: existing rows are kept.
     """
-    recorded = {row["t"]: row for row in run.rows}
+    recorded = {row["t"]: row for row in run.rows_as_written}
     completed_at = {stage.last: stage for stage in schedule}
     end = schedule[-1].last if schedule else 0
     stage: Stage | None = None
