@@ -19,11 +19,26 @@ from alma.trainer import STAGE
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.index.json")
-_TRAINING_STATE = ("optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json")
-_TRAINING_STATE += ("training_args.bin",)
-_TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*")
-_TOKENIZER += ("vocab.json", "vocab.txt", "merges.txt", "spiece.model")
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_INDEX = ("*.index.json",)  # of weights in several files
+_TRAINING_STATE = (
+    "optimizer*",
+    "scheduler*",
+    "scaler*",
+    "rng_state*",
+    "trainer_state.json",
+    "training_args.bin",
+)
+_TOKENIZER = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+)
 """Patterns of the names of files, as transformers writes them."""
 _CONFIG: dict[str, Any] = {
     "vocab_size": COUNT,
@@ -46,7 +61,7 @@ def checkpoint_of(run: Path) -> Path:
         )
     if not checkpoint.exists():
         raise UserError(f"{checkpoint}: missing: restore it, or train the run again")
-    has_weights = any(_named(checkpoint, _WEIGHTS[:2]))
+    has_weights = any(_named(checkpoint, _WEIGHTS))
     if not (has_weights and (checkpoint / "config.json").is_file()):
         raise UserError(
             f"{checkpoint}, the checkpoint of the run's own trainer, is no folder of Hugging Face "
@@ -121,6 +136,7 @@ def export(model: str, out: Path, tokenizer: Path | None = None) -> None:
         if converted:
             converted.save_pretrained(place)
         written = {file.name for file in place.iterdir()}
-        for name in _named(out, _WEIGHTS + _TOKENIZER) - written:  # of another model, from before
+        of_another_model = _named(out, _WEIGHTS + _INDEX + _TOKENIZER) - written
+        for name in of_another_model:
             (out / name).unlink()
     print(f"{out}: a copy of {checkpoint}, {note}")

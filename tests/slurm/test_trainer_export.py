@@ -122,7 +122,8 @@ def test_ids_that_are_not_the_streams_leave_the_tokenizer_out(
 def test_a_config_that_no_tokenizer_fits_leaves_it_out(export, run, settings):
     configure(run, **settings)
     said, _ = export()
-    assert f"without a tokenizer ({run}/stage_00/model/model/config.json: {[*settings][0]}" in said
+    (name,) = settings
+    assert f"without a tokenizer ({run}/stage_00/model/model/config.json: {name}" in said
 
 
 def test_a_stream_that_is_gone_leaves_the_tokenizer_out(export, run, tmp_path):
