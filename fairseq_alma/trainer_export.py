@@ -60,7 +60,10 @@ def checkpoint_of(run: Path) -> Path:
             f"takes one: use a checkpoint as the trainer wrote it, such as {checkpoint}"
         )
     if not checkpoint.exists():
-        raise UserError(f"{checkpoint}: missing: restore it, or train the run again")
+        stage = checkpoint.relative_to(run).parts[0]
+        raise UserError(
+            f"{checkpoint}: missing: restore it, or delete {run / stage} and rerun the command"
+        )
     has_weights = any(_named(checkpoint, _WEIGHTS))
     if not (has_weights and (checkpoint / "config.json").is_file()):
         raise UserError(
@@ -78,12 +81,14 @@ def _named(folder: Path, patterns: tuple[str, ...]) -> set[str]:
 
 def _stream_of(run: Path, checkpoint: Path) -> Path:
     """The stream that the trainer was given. UserError: it is not here."""
-    training = next(folder for folder in checkpoint.parents if (folder / STAGE).is_file())
+    tasks = [folder / STAGE for folder in checkpoint.parents if (folder / STAGE).is_file()]
+    if not tasks:
+        raise UserError(f"{checkpoint.parent} has no {STAGE}: give the stream as --tokenizer")
     try:
-        task = parse_json(read_file(training / STAGE))
+        task = parse_json(read_file(tasks[0]))
         require(task, {"stream": TEXT}, ["stream"])
     except ValueError as error:
-        raise UserError(f"{training / STAGE}: damaged ({error})") from None
+        raise UserError(f"{tasks[0]}: damaged ({error}): give the stream as --tokenizer") from None
     stream = Path(task["stream"])
     if not is_stream(stream):
         raise UserError(f"{stream}: the stream of {run} is not here; give it as --tokenizer")

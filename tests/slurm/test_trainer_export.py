@@ -131,6 +131,10 @@ def test_a_stream_that_is_gone_leaves_the_tokenizer_out(export, run, tmp_path):
     task.write_text(json.dumps(json.loads(task.read_text()) | {"stream": str(tmp_path / "gone")}))
     said, _ = export()
     assert f"without a tokenizer ({tmp_path}/gone: the stream of {run} is not here" in said
+    task.write_text("{")
+    assert f"without a tokenizer ({task}: damaged" in export()[0]
+    task.unlink()
+    assert f"without a tokenizer ({task.parent} has no stage.json" in export()[0]
 
 
 def test_what_is_no_single_folder_of_hugging_face_is_one_line(
@@ -150,7 +154,7 @@ def test_what_is_no_single_folder_of_hugging_face_is_one_line(
     (checkpoint / "model.safetensors").unlink()
     assert f"{checkpoint}, the checkpoint of the run's own trainer, is no folder" in error(run)
     shutil.rmtree(checkpoint)
-    assert f"{checkpoint}: missing" in error(run)
+    assert f"{checkpoint}: missing: restore it, or delete {run}/stage_00 and" in error(run)
     checkpoint.touch()
     assert "load it with the trainer's code" in error(run)
     (run / "stage_00/result.json").unlink()
