@@ -44,7 +44,7 @@ TOOLS = {
     "tsne": Tool("results", "vision.tsne", "draw the gating tree of an image mixture"),
     "predict": Tool("checkpoints", "vision.predict", "label images with the model of an image run"),
     "export": Tool(
-        "checkpoints", "fairseq_alma.export", "write a model for Hugging Face, of images for ONNX"
+        "checkpoints", "alma.export", "write a model for Hugging Face, of images for ONNX"
     ),
 }
 """The subcommands by name, in the order of the help."""

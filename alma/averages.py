@@ -9,7 +9,14 @@ poly:ETA   polynomial (Shamir and Zhang 2013): (ETA + 1) / (k + ETA). The mean a
 last:K, the mean of the last K checkpoints, is for language models only; no update moves it.
 """
 
+import argparse
 import re
+
+WEIGHTS_HELP = (
+    "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the "
+    "mean of the last K checkpoints in the folder of the given one (default: trained)"
+)
+"""Help of --weights of commands that read a checkpoint."""
 
 
 def read(text: object, last: bool = False) -> float | str:
@@ -40,6 +47,13 @@ def last_of(average: object) -> int:
     """K of `last:K`; 0 for another value."""
     match = re.fullmatch(r"last:([1-9]\d*)", str(average))
     return int(match[1]) if match else 0
+
+
+def weights(text: str) -> str:
+    """An argparse type: a value of --weights."""
+    if text in ("trained", "average") or last_of(text):
+        return text
+    raise argparse.ArgumentTypeError(f"{text}: give trained, average, or last:K such as last:8")
 
 
 def share(k: int, decay: float = 0.0, eta: float | None = None) -> float:

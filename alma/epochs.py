@@ -14,7 +14,10 @@ def warmup_of(updates: int) -> int:
 
 
 def replayed_blocks(share: float, tokens: int, length: int) -> int:
-    """Blocks of earlier mega-batches that are `share` of all tokens, beside `tokens` new ones."""
+    """Blocks of earlier mega-batches that are `share` of all tokens, beside `tokens` new ones.
+
+    `alma.stages` describes replay.
+    """
     return round(share / (1 - share) * tokens / length)
 
 

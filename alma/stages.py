@@ -1,4 +1,18 @@
-"""The schedule of Algorithm 1: which mega-batches each stage waits for and trains on."""
+"""The schedule of Algorithm 1: which mega-batches each stage waits for and trains on.
+
+Replay, where N are the new training examples of a stage (blocks of tokens, or images) and O those
+of all earlier mega-batches. Text adds old blocks to an epoch, images replace new ones:
+
+                    an epoch of text              an epoch of images
+no replay           N new                         N new
+--replay            N new, O old                  N new, O old
+--replay-share S    N new, N S / (1 - S) old      N (1 - S) new, N S old
+
+A share takes equally many examples, up to one, of each earlier mega-batch, with `--replay-from
+recent` of each one of the stage before. Text draws its old blocks once for each stage, images
+draw anew for each epoch. The first stage has nothing to replay. Updates follow from the size of the
+epoch unless --max-update sets them. docs/concepts.md explains this to users.
+"""
 
 from dataclasses import dataclass
 

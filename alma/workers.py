@@ -21,8 +21,8 @@ class Workers:
     """A pool of spawned processes, which end when their parent dies and ignore Ctrl-C.
 
     Leaving the context ends them: idle ones normally, busy ones and, if the block raised, all by
-    SIGKILL. Tasks must therefore write atomically. `setup` runs once in every process. Without it,
-    a single worker needs no process: it is this one.
+    SIGKILL. Tasks must therefore write atomically. `setup` runs once in every process, with its
+    number from 0. Without it, a single worker needs no process: it is this one.
     """
 
     # Not a ProcessPoolExecutor: its threads and processes share locks. An interrupt or a killed
@@ -30,7 +30,7 @@ class Workers:
     # pipe of its own.
 
     def __init__(
-        self, count: int, setup: Callable[[], None] | None = None, flag: str = "--workers"
+        self, count: int, setup: Callable[[int], None] | None = None, flag: str = "--workers"
     ) -> None:
         """`flag`: the option to lower when the system kills a worker."""
         self._count = count
@@ -112,7 +112,10 @@ class Workers:
         # A forked process would inherit the parent's threads and CUDA state, and could hang.
         spawn = multiprocessing.get_context("spawn")
         pipe, its_end = spawn.Pipe()
-        process = spawn.Process(target=_serve, args=(its_end, self._setup), daemon=True)
+        setup = None
+        if self._setup:
+            setup = functools.partial(self._setup, len(self._processes))
+        process = spawn.Process(target=_serve, args=(its_end, setup), daemon=True)
         resource_tracker.ensure_running()  # before Ctrl-C is blocked: it unblocks it
         # The process inherits the block; without it, its imports would end in a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -203,7 +203,8 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
 
 def _tokenizer_of_model(stream: Stream, config: Any) -> PreTrainedTokenizerFast:
     """The tokenizer of the model of --init, which the stream has. UserError: of another model."""
-    if config.pad_token_id is not None or stream.vocab_size != config.vocab_size:
+    is_its_model = config.pad_token_id is None and stream.vocab_size == config.vocab_size
+    if not is_its_model or config.eos_token_id not in range(config.vocab_size):
         problem = "its tokenizer is of a model, from which the checkpoint does not start"
         raise UserError(f"{stream.directory}: {problem}: leave out --tokenizer")
     kind = PreTrainedTokenizerFast if "tokenizer.json" in stream.files else GPT2Tokenizer

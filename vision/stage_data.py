@@ -15,8 +15,8 @@ from vision.train import Replay
 class StageData:
     """Training and validation examples of the stages of a `schedule`, read anew at every call.
 
-    With a `replay_share`, old examples replace that share of a stage's validation examples, which
-    are sampled once per stage. (In a language model, old blocks are added instead.)
+    With a `replay_share`, epochs are those of `alma.stages`, and a stage's validation examples have
+    the same share of old ones, sampled once per stage.
     """
 
     def __init__(

@@ -30,11 +30,7 @@ DIVERGED = "training diverged: the validation loss is not finite; use a lower --
 
 @dataclass(frozen=True)
 class Replay:
-    """Draws an epoch with as many examples as are new, a `share` of them from earlier mega-batches.
-
-    Old examples replace new ones, so replay leaves the cost of an epoch as it is. (In a language
-    model, old blocks are added to the epoch.)
-    """
+    """Draws the epochs of replay by share that `alma.stages` describes."""
 
     earlier: tuple[int, ...]  # examples of each earlier mega-batch; the new ones follow them
     new: int

@@ -113,11 +113,11 @@ class TokenBlocks(FairseqDataset):
 
 
 class ReplayBlocks(TokenBlocks):
-    """The blocks of a stage, followed by replayed blocks of earlier mega-batches.
+    """The blocks of a stage, followed by the replayed blocks of `alma.stages`.
 
-    The replayed blocks are `share` of all tokens, chosen at random. The `earlier` mega-batches give
-    equally many, up to one block. The short block at the end of a mega-batch is not chosen; a
-    mega-batch with too few blocks repeats them. UserError: a mega-batch without a whole block.
+    They are `share` of all tokens, chosen at random from the `earlier` mega-batches. The short
+    block at the end of a mega-batch is not chosen; a mega-batch with too few blocks repeats them.
+    UserError: a mega-batch without a whole block.
     """
 
     def __init__(self, new: TokenBlocks, earlier: Sequence[Tokens], share: float, seed: int):
