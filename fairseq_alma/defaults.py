@@ -1,8 +1,7 @@
-"""Choices of our commands, and the defaults of `--task alma_lm`: the paper's training, on 32 GB
-GPUs.
+"""Choices of our commands' options, and the defaults of `--task alma_lm`.
 
-They follow section 5 and appendix B.2. Without torch and fairseq, so that our commands parse at
-once.
+The defaults are the paper's training (section 5, appendix B.2) on 32 GB GPUs. This module imports
+neither torch nor fairseq, so that our commands parse at once.
 """
 
 import argparse
@@ -31,9 +30,10 @@ def flag(default: Any, text: str) -> Any:
 
 
 def shared(name: str) -> Any:
-    """The field of an option of `alma train`, which passes it on: same name, default and help.
+    """The field of a task option that is also an option of `alma train`: same name, default, help.
 
-    Of an option without a default the first choice is fairseq-train's.
+    `name` is a field of alma.protocol.TextOptions. If it has no default there, the default is its
+    first choice.
     """
     option = options_of(TextOptions)[name]
     default = option.default
@@ -80,7 +80,7 @@ UNLESS = {  # defaults that do not apply if one of these flags is given
 }
 
 FLAGS = Path(__file__).with_name("flags.yaml")
-"""What each flag of fairseq-train does to an interrupted training, and those that are refused."""
+"""A table of fairseq-train's flags: which survive an interruption, and which are refused."""
 
 
 def chosen(given_flags: Collection[str], scheduler: str) -> dict[str, object]:
@@ -97,7 +97,7 @@ def chosen(given_flags: Collection[str], scheduler: str) -> dict[str, object]:
 
 
 def weights(text: str) -> str:
-    """Check a value of --weights. ArgumentTypeError: it is none."""
+    """Return `text` if it is a valid value of --weights; else raise ArgumentTypeError."""
     if text in ("trained", "average") or averages.last_of(text):
         return text
     raise argparse.ArgumentTypeError(f"{text}: give trained, average, or last:K such as last:8")

@@ -59,8 +59,10 @@ def parser() -> Parser:
 
 
 def deployed_by(run: Path) -> str:
-    """The checkpoint evaluated after the last finished stage of `run`. UserError: none, or
-    several."""
+    """The checkpoint that `run` deploys: the one evaluated after its last finished stage.
+
+    Raises UserError if no stage is finished, or if the stage deploys an ensemble.
+    """
     stages = sorted(folder for folder in run.glob("stage_*") if (folder / "result.json").is_file())
     if not stages:
         raise UserError(
@@ -83,7 +85,7 @@ def deployed_by(run: Path) -> str:
 
 
 def _evaluated_weights(run: Run) -> str:
-    """The --weights that `run` evaluates."""
+    """The value of --weights with which `run` evaluates its checkpoints."""
     average = str(run.config.get("average", ""))
     if average.startswith("last:"):
         return average
@@ -95,7 +97,7 @@ def main() -> None:
     """Export to Hugging Face."""
     options = parser().parse_args()
     is_run = (Path(options.model) / "run.json").is_file()
-    if is_run and "dataset" in Run.read(options.model).config:  # of another wing
+    if is_run and "dataset" in Run.read(options.model).config:  # a run on images
         os.execv(sys.executable, [sys.executable, "-P", "-m", "vision.export", *sys.argv[1:]])
     if options.onnx or options.t is not None:
         raise UserError(f"{options.model}: --t and --onnx are for runs of `alma images`")
