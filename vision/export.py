@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vision.learners import Learner
 
 ONNX_ERROR = 1e-4
-"""Largest difference between probabilities of PyTorch and of onnxruntime."""
+"""Largest accepted difference between the probabilities of PyTorch and of onnxruntime."""
 _LOADER = Path(__file__).with_name("loader.py")
 
 
@@ -102,7 +102,7 @@ def main() -> None:
         shutil.copyfile(_LOADER, place / _LOADER.name)
         if options.onnx:
             write_onnx(learner, data, place / "model.onnx")
-        else:  # that of another model, from before
+        else:  # left by an earlier export of another model
             (options.out / "model.onnx").unlink(missing_ok=True)
         write_json_atomic(place / "config.json", config)
     files = "model.safetensors, model.onnx" if options.onnx else "model.safetensors"

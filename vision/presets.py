@@ -25,7 +25,7 @@ OF_OPTIMIZER: dict[str, dict[str, Any]] = {
     "adam": {"lr": 0.001, "momentum": 0.0},
     "adamw": {"lr": 0.001, "momentum": 0.0, "weight_decay": 0.01},
 }
-"""Settings of an optimizer that is chosen in place of the data set's."""
+"""Default settings of each optimizer, used if the user chooses it instead of the data set's."""
 TORCHVISION = "torchvision:"
 """Prefix of --arch for a classifier of torchvision."""
 OWN = "own:"
@@ -200,7 +200,7 @@ VGG = {
     "weight_decay": 1e-4,
     "augment": True,
 }
-"""Settings of `folder`, and of data sets of your own."""
+"""Default settings of `folder` and of users' data sets."""
 OF_DATASET: dict[str, dict[str, Any]] = {"digits": {"hidden": 32}, "mnist": {}, "emnist": {}}
 OF_DATASET |= {"cifar10": VGG, "cifar100": VGG}
 """Settings of each data set that differ from the defaults (appendix B.1)."""

@@ -27,7 +27,10 @@ LEARNERS: dict[str, type[Learner]] = {
 
 
 def all_settings() -> dict[str, Field]:
-    """The settings of all learners by name; of several definitions, that of the first learner."""
+    """The settings of all learners by name.
+
+    If several learners define a setting, the definition of the first one counts.
+    """
     settings: dict[str, Field] = {}
     for kind in LEARNERS.values():
         for field in fields(kind.settings_class):
@@ -41,7 +44,10 @@ def owners(setting: str) -> list[str]:
 
 
 def refusal(learner: str, name: str, chosen: Mapping[str, Any]) -> str | None:
-    """Why `learner` does not take the setting `name`, one of those `chosen`; None if it does."""
+    """The reason why `learner` does not take the setting `name`; None if it takes it.
+
+    `chosen` has all settings that the user gave, by name: some exclude others.
+    """
     learners = owners(name)
     if not learners:
         return f"{name} is not a setting: choose from {', '.join(all_settings())}"
@@ -77,7 +83,7 @@ def resolve(
         _check(learner, name, chosen)
     kind = LEARNERS[learner].settings_class
     of_preset = presets.of_preset(preset, dataset, kind, waiting_time)
-    if preset == "anytime":  # settings that conflict with chosen ones are left out
+    if preset == "anytime":  # drop the preset's settings that conflict with chosen ones
         for name, value in list(of_preset.items()):
             together = {**chosen, name: value}
             if any(kind.conflict(other, together) for other in together):
