@@ -42,7 +42,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
     from alma.yaml_text import load
 
-    if not path.exists() and path.parts[0] == "experiments":  # those that are installed
+    if not path.exists() and path.parts[0] == "experiments":  # use the installed files
         path = Path(__file__).parents[1] / path
     try:
         record = load(path.read_text(encoding="utf-8"))
@@ -104,7 +104,10 @@ def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> li
 
 
 def values_of(name: str, value: Any) -> list[Any]:
-    """The values to try of a setting: those of its list, or one. UserError: there is none."""
+    """The values of a setting to try: the elements of its list, or the single value.
+
+    Raises UserError for an empty list.
+    """
     values = value if isinstance(value, list) else [value]
     if not values or any(one is None or isinstance(one, list | dict) for one in values):
         raise UserError(f"{name}: give a value, or a list of values, such as [2e-4, 1e-3]")
@@ -122,13 +125,13 @@ def setting_text(value: Any) -> str:
 
 def folder_part(name: str, value: Any) -> str:
     """A setting in the name of a run's folder: `lr-0.3`, `replay-on`, `grow-experts-2-2-4`."""
-    # Only what needs no quotes in a shell; fairseq splits paths at colons.
+    # Keep only characters that need no quotes in a shell. fairseq splits paths at colons.
     text = re.sub(r"[^\w.+-]+", "-", setting_text(value).strip("()"))
     return f"{name.replace('_', '-')}-{text}"
 
 
 def check_nesting(out: Path, sweep: bool) -> None:
-    """UserError: a single run would write among those of a sweep in `out`, or a sweep into one."""
+    """Raise a UserError if a sweep and a single run would share the folder `out`."""
     is_run = (out / "run.json").exists()
     if sweep and is_run:
         raise UserError(f"{out} is a single run: give a sweep another --out")
@@ -141,19 +144,19 @@ def check_nesting(out: Path, sweep: bool) -> None:
 def read_overrides(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
     """Split words into paths and `key=value` overrides; an existing path may contain "=".
 
-    `key=a,b` and `key=[a,b]` are lists, but for _ONE_VALUE and grow-experts. UserError: it is not
-    YAML.
+    `key=a,b` and `key=[a,b]` are lists; for keys in _ONE_VALUE and grow-experts, `a,b` is a single
+    value. Raises UserError if a value is not YAML.
     """
     paths: list[str] = []
     overrides: dict[str, Any] = {}
     for word in words:
-        # A:B is a corpus in shards: its first folder must exist.
+        # A path may be A:B, a corpus in shards; it is a path if its first folder exists.
         if not re.match(r"[A-Za-z][\w-]*=", word) or os.path.exists(word.partition(":")[0]):
             paths.append(word)
             continue
         key, _, text = word.partition("=")
         if key in ("stream", "size", "out", "name") and text[:1] not in ("'", '"', "["):
-            overrides[key] = text or None  # as it stands: 2024_05 is no number
+            overrides[key] = text or None  # not parsed as YAML, where 2024_05 is a number
             continue
         if "," in text and key not in (*_ONE_VALUE, "grow-experts") and text[0] not in "[('\"":
             text = f"[{text}]"
@@ -162,8 +165,8 @@ def read_overrides(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
         from alma.yaml_text import load
 
         try:
-            # As in the files: PyYAML keeps 1e-3 as text, so run.json records a number as it was
-            # written. OmegaConf would make it 0.001, unlike the file or an earlier launch.
+            # Parsed as the files are, by PyYAML, which keeps 1e-3 as text: run.json then records
+            # it as written. OmegaConf would make it 0.001, which differs from an earlier launch.
             overrides[key] = load(text)
         except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: no such date
             raise UserError(f"{word}: the value is not YAML: quote it, as in a file") from None
@@ -178,7 +181,7 @@ def _check_lists(where: object, settings: Mapping[str, Any]) -> None:
             raise UserError(
                 f"{where}: {name} takes one value, not a list; several seeds are `seeds: 0-2`"
             )
-        values = [] if value is None else values_of(f"{where}: {name}", value)  # None: left out
+        values = [] if value is None else values_of(f"{where}: {name}", value)  # None: not set
         folders = [folder_part(name, one) for one in values]
         if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
             quotes = "a value with commas needs quotes, such as '2,2,4'"
@@ -208,7 +211,8 @@ def read_experiment(
         _check_lists(path, options | flags)
         for key, value in changes.items():
             place = flags if key in flags else options
-            # A single value in place of a list joins the other runs, in a folder of its own.
+            # A single value that overrides a list stays a list of one, so that its run gets the
+            # same folder as in the whole sweep.
             joins = isinstance(place.get(key), list) and not isinstance(value, list | None)
             place[key] = [value] if joins else value
         lists = {
@@ -239,9 +243,10 @@ def _words(options: Mapping[str, Any]) -> list[str]:
 def read_sections(
     parser: Parser, words: Sequence[str], of_the_command: Collection[str]
 ) -> list[argparse.Namespace]:
-    """Parse a command line, which overrides an experiment: once for each section of that.
+    """Parse a command line together with the experiment file that it names, if any.
 
-    `of_the_command`: options that a file cannot have.
+    Returns the parsed options of each section of the file, overridden by the command line.
+    `of_the_command`: options that only the command line may have.
     UserError: a file is missing or malformed, or has an unknown setting or a wrong value.
     """
     options = parser.parse_args(words)

@@ -44,7 +44,7 @@ from alma.trainer import STAGE
 
 CONFIG_KEYS = ("learner", "megabatches", "waiting_time", "replay", "seed")
 MACHINE_FIELDS = frozenset({"seconds", "peak_memory_bytes"})
-"""Fields that measure the machine, to be left out when the results of two runs are compared."""
+"""Fields that depend on the machine; leave them out to compare the results of two runs."""
 
 
 class _Evaluation(TypedDict, total=False):
@@ -58,7 +58,7 @@ class _Raw(_Evaluation, total=False):
 
 
 class _Extra(_Evaluation, total=False):
-    """Further results that reports read; there may be others."""
+    """Further results in a row. These are the fields that reports read; a row may have others."""
 
     flops: dict[str, NUMBER]
     members: NATURAL | None
@@ -104,7 +104,7 @@ _CONFIG |= dict.fromkeys(("hidden", "experts", "grow_every"), COUNT) | {
     "megabatches": whole(1, 1_000_000)
 }
 _CONFIG |= {"moe_expert_count": COUNT | None, "fairseq_flags": list[str]}
-"""Kinds of the settings that other code reads; further ones may be whatever JSON has."""
+"""Types of the settings that other code reads; further settings may be any JSON value."""
 
 
 @dataclass
@@ -115,7 +115,8 @@ class Run:
     info: dict[str, Any]  # run.json: config, seeds, versions, commit, machine, created
     writable: bool = False
     _times: set[int] = field(default_factory=set, compare=False, repr=False)
-    """The t in `_version` of results.jsonl: reading all rows at each append is quadratic in B."""
+    """The t of all rows in the `_version` of results.jsonl that was last read. Reading all rows at
+    each append would be quadratic in B."""
     _version: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
@@ -131,10 +132,11 @@ class Run:
 
         `config` holds CONFIG_KEYS, optionally `name`, and every other setting that changes results
         (JSON values, no output paths): runs whose configs differ only in `seed` count as repeats.
-        `seeds` are derived from it, for the record. Settings in `growing` may increase, as for
-        `configs.changes`. A run with another config that has trained nothing is replaced: its rows
-        and the files `untrained`, which describe its untrained model, are removed. UserError: the
-        run has trained with another config. ValueError: `config` lacks one of CONFIG_KEYS.
+        `seeds` are the seeds derived from `config`, recorded for information. Settings in `growing`
+        may increase when a run resumes, see `configs.changes`. A run with another config that has
+        trained nothing is replaced: its rows and the files named in `untrained`, which describe its
+        untrained model, are removed. Raises UserError if the run has trained with another config,
+        ValueError if `config` lacks one of CONFIG_KEYS.
         """
         path = Path(directory)
         resumes = cls.check(path, config, growing)
@@ -145,7 +147,8 @@ class Run:
             run.note(config=config)
             run._drop_partial_line()
             return run
-        for name in ("results.jsonl", *untrained):  # before run.json, which describes them
+        # Removed before run.json is replaced, which describes these files.
+        for name in ("results.jsonl", *untrained):
             (path / name).unlink(missing_ok=True)
         run = cls(path, {"config": config, "seeds": seeds or {}}, writable=True)
         run.note(
@@ -252,7 +255,7 @@ class Run:
         descriptor = open_for_writing(self.results, os.O_APPEND)
         try:
             before = os.fstat(descriptor)
-            if _version(before) != self._version:  # not read yet, or another process has written
+            if _version(before) != self._version:  # not read yet, or changed by another process
                 self._times = {on_disk["t"] for on_disk in self.rows}
             if row["t"] in self._times:
                 raise ValueError(f"{self.results} already has t={row['t']}")
@@ -277,12 +280,12 @@ class Run:
 
 
 def _version(status: os.stat_result) -> tuple[int, ...]:
-    """Differs whenever a file does."""
+    """A key that changes whenever the file is written."""
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def check_row(row: Mapping[str, Any], megabatches: int) -> None:
-    """ValueError unless `row` has the fields of `Row`, of their kinds, none beyond mega-batch B."""
+    """Raise ValueError unless `row` has the fields and types of `Row`, with t <= B."""
     msgspec.convert(row, Row)
     if unknown := sorted(row.keys() - Row.__annotations__.keys()):
         raise ValueError(f"unknown fields {unknown} (others belong in `extra`)")
@@ -300,7 +303,8 @@ def check_row(row: Mapping[str, Any], megabatches: int) -> None:
     if raw is not None and row["metric"] not in raw:
         raise ValueError(f"raw lacks {row['metric']}")
     for matrix in (extra.get("matrix"), (raw or {}).get("matrix")):
-        if matrix and not row["t"] <= len(matrix) <= megabatches:  # the stream may have grown since
+        # A matrix may be shorter than B if the stream has grown since.
+        if matrix and not row["t"] <= len(matrix) <= megabatches:
             raise ValueError(f"matrix has {len(matrix)} numbers, not {row['t']} to {megabatches}")
 
 
@@ -308,7 +312,7 @@ def check_row(row: Mapping[str, Any], megabatches: int) -> None:
 def _read_rows(
     path: Path, megabatches: int, version: tuple[int, ...]
 ) -> tuple[dict[str, Any], ...]:
-    """The rows of a file, read once for each of its `version`s: a report needs them often."""
+    """The rows of a file, cached by `version` (see `_version`), because reports read them often."""
     rows: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(read_file(path).split(b"\n")[:-1], start=1):
         try:

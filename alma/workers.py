@@ -20,14 +20,13 @@ Result = TypeVar("Result")
 class Workers:
     """A pool of spawned processes, which end when their parent dies and ignore Ctrl-C.
 
-    Leaving the context ends them: idle ones normally, busy ones and, if the block raised, all by
-    SIGKILL. Tasks must therefore write atomically. `setup` runs once in every process. Without it,
-    a single worker needs no process: it is this one.
+    Leaving the context ends them: idle workers normally, busy ones by SIGKILL; if the block raised,
+    all by SIGKILL. Tasks must therefore write atomically. `setup` runs once in every process. A
+    single worker without `setup` runs in this process.
     """
 
-    # Not a ProcessPoolExecutor: its threads and processes share locks. An interrupt or a killed
-    # process can leave one locked for good, and the end then waits forever. Here each worker has a
-    # pipe of its own.
+    # Not a ProcessPoolExecutor, whose processes share locks: after an interrupt or a kill one may
+    # stay locked, and shutdown waits forever. Here each worker has a pipe of its own.
 
     def __init__(
         self, count: int, setup: Callable[[], None] | None = None, flag: str = "--workers"
@@ -36,7 +35,7 @@ class Workers:
         self._count = count
         self._setup = setup
         self._flag = flag
-        self._processes: dict[Any, Any] = {}  # by their connection
+        self._processes: dict[Any, Any] = {}  # connection -> process
         self._idle: list[Any] = []
 
     def __enter__(self) -> "Workers":
@@ -46,7 +45,7 @@ class Workers:
         for pipe, process in self._processes.items():
             if error or pipe not in self._idle:
                 process.kill()
-            pipe.close()  # an idle worker then ends
+            pipe.close()  # tells an idle worker to end
         deadline = time.monotonic() + 5  # for idle workers to end
         for process in self._processes.values():
             process.join(max(0.0, deadline - time.monotonic()))
@@ -113,7 +112,7 @@ class Workers:
         spawn = multiprocessing.get_context("spawn")
         pipe, its_end = spawn.Pipe()
         process = spawn.Process(target=_serve, args=(its_end, self._setup), daemon=True)
-        resource_tracker.ensure_running()  # before Ctrl-C is blocked: it unblocks it
+        resource_tracker.ensure_running()  # its start unblocks Ctrl-C, so start it before the block
         # The process inherits the block; without it, its imports would end in a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -138,7 +137,7 @@ def _serve(pipe: Any, setup: Callable[[], None] | None) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if setup:
         setup()
-    with suppress(EOFError, ConnectionError):  # of the pipe: the parent has closed it, or has ended
+    with suppress(EOFError, ConnectionError):  # the parent has closed the pipe, or has ended
         while True:
             function, task = pipe.recv()
             outcome: tuple[Any, Exception | None]
