@@ -1,4 +1,4 @@
-"""Further files of a stream for other software (--write); ALMA itself reads fairseq's files only."""
+"""Further files of a stream for other software (--write); ALMA itself reads only fairseq's."""
 
 import json
 import struct

@@ -50,8 +50,7 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set in memory; `mean` and `std` are those of each channel, for pixel values in
-    0..1."""
+    """A data set in memory; `mean` and `std` of each channel are for pixel values in 0..1."""
 
     name: str
     train: Images
@@ -62,8 +61,7 @@ class Dataset:
     names: Sequence[str] = ()  # of the classes; (): their numbers
     resize_size: int | None = None  # see `load`
     source_fingerprint: str | None = None
-    """The fingerprint to record if a stream derived these images from another data set; None: hash
-    these images."""
+    """The fingerprint, if a stream derived these images from other data; None: hash the images."""
 
     @property
     def preparation(self) -> dict[str, Any]:
@@ -230,8 +228,7 @@ def _of_torchvision(name: str, root: str, download: bool) -> list[tuple[np.ndarr
 def _unpacked(raw: Path, target: Path) -> bool:
     """Unpack the files of `raw` that exist only packed into `target`, with links to all others.
 
-    torchvision needs unpacked files, and the user's folder may be read-only. Returns False, and
-    leaves `target` alone, if no file is packed only.
+    torchvision needs unpacked files, and the user's folder may be read-only. False: none is packed.
     """
     packed = [path for path in raw.glob("*-ubyte.gz") if not path.with_suffix("").exists()]
     if not packed:
@@ -295,10 +292,7 @@ def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def prepared_like(record: Mapping[str, Any], name: str) -> Dataset:
-    """A data set without images that prepares images as the run did.
-
-    `record` is `Dataset.preparation` as run.json has it.
-    """
+    """A data set without images that prepares others as `record`, a `Dataset.preparation`, says."""
     no_pixels = torch.empty(0, *record["shape"], dtype=torch.uint8)
     no_images = Images(no_pixels, torch.empty(0, dtype=torch.int64))
     return Dataset(
