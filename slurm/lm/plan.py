@@ -155,10 +155,7 @@ def _with_defaults_of_learner(request: Request, stage_count: int) -> Request:
 
 
 def _growth_of_steps(request: Request, stage_count: int) -> list[int]:
-    """Number of experts added before each stage but the first.
-
-    Raises UserError if --grow-experts does not fit the number of stages or experts.
-    """
+    """Number of experts added before each stage but the first. UserError: impossible growth."""
     growth = request.grow_experts or [DEFAULT_GROWTH]
     steps = stage_count - 1
     text = f"--grow-experts {','.join(map(str, growth))}"
@@ -353,8 +350,7 @@ def _stage_words(request: Request, index: int, flags: Flags, updates: int | None
 def _flags_of_stage(request: Request, index: int, flags: Flags, lengths: Sequence[Length]) -> Flags:
     """The user's flags with the updates, warm-up and decay of a stage.
 
-    With one schedule over all stages, fairseq-train counts the updates of earlier stages too, so
-    --max-update grows from stage to stage.
+    With one schedule over all stages, --max-update includes the updates of earlier stages.
     """
     changed_flags = dict(flags)
     counted_stages = index + 1 if request.one_schedule else 1
