@@ -60,7 +60,7 @@ def append_rows(
     `stages_done` stages. The run may already have rows of later stages, if it was killed between a
     row and the next checkpoint; these stages are computed again, and the existing rows are kept.
     """
-    recorded = {row["t"]: row for row in run.rows}
+    recorded = {row["t"]: row for row in run.rows_as_written}
     completed_at = {stage.last: stage for stage in schedule}
     end = schedule[-1].last if schedule else 0
     stage: Stage | None = None

@@ -1,14 +1,14 @@
 """The run directory: `run.json` (config, versions, machine) and `results.jsonl` (a row per t).
 
-Rows are appended, never rewritten. Readers ignore an incomplete last line, which `Run.open`
-removes.
+Rows are appended, never rewritten. The evaluation matrix of a row has the held-out parts that the
+stream had then; `evaluations.jsonl` (`alma.evaluations`) has those that were measured later, and
+`Run.rows` merges both. Readers ignore an incomplete last line, which `Run.open` removes.
 """
 
-import errno
 import functools
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,13 +19,15 @@ import msgspec
 from alma import provenance
 from alma.configs import changes
 from alma.errors import UserError
-from alma.files import (
-    fsync_directory,
-    make_directory,
-    open_for_writing,
-    read_file,
-    write_json_atomic,
+from alma.evaluations import (
+    EVALUATIONS,
+    LateEvaluation,
+    as_line,
+    merged,
+    read_evaluations,
 )
+from alma.files import make_directory, read_file, write_json_atomic
+from alma.json_lines import append_line, complete_lines, drop_partial_line, version
 from alma.options import kinds_of
 from alma.protocol import TextOptions
 from alma.schema import (
@@ -42,6 +44,7 @@ from alma.schema import (
 )
 from alma.trainer import STAGE
 
+RESULTS = "results.jsonl"
 CONFIG_KEYS = ("learner", "megabatches", "waiting_time", "replay", "seed")
 MACHINE_FIELDS = frozenset({"seconds", "peak_memory_bytes"})
 """Fields that depend on the machine; leave them out to compare the results of two runs."""
@@ -145,10 +148,11 @@ class Run:
         if resumes:
             run = cls(path, cls.read(path).info, writable=True)
             run.note(config=config)
-            run._drop_partial_line()
+            drop_partial_line(run.results)
+            drop_partial_line(run.evaluations)
             return run
         # Removed before run.json is replaced, which describes these files.
-        for name in ("results.jsonl", *untrained):
+        for name in (RESULTS, EVALUATIONS, *untrained):
             (path / name).unlink(missing_ok=True)
         run = cls(path, {"config": config, "seeds": seeds or {}}, writable=True)
         run.note(
@@ -168,7 +172,7 @@ class Run:
             raise ValueError(f"config lacks {', '.join(missing)}")
         path = Path(directory)
         if not (path / "run.json").exists():
-            if (path / "results.jsonl").exists():
+            if (path / RESULTS).exists():
                 raise UserError(
                     f"{path} has results.jsonl but not its run.json: choose another --out"
                 )
@@ -222,19 +226,40 @@ class Run:
     @property
     def results(self) -> Path:
         """Path of results.jsonl, which the first row creates."""
-        return self.directory / "results.jsonl"
+        return self.directory / RESULTS
+
+    @property
+    def evaluations(self) -> Path:
+        """Path of evaluations.jsonl, which the first late evaluation creates."""
+        return self.directory / EVALUATIONS
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The complete rows on disk, sorted by t; not to be changed.
+        """The complete rows on disk with their late evaluations, sorted by t; not to be changed.
 
-        UserError: a line is not a row, or repeats a t.
+        The evaluation matrix of a row is as long as the stream was when it was last tested, with
+        NaN where its model was not.
+
+        UserError: a line is not a row, or repeats a t, or one is not a late evaluation.
         """
-        if not self.results.exists():
-            return []
         return list(
-            _read_rows(self.results, self.config["megabatches"], _version(self.results.stat()))
+            _merged_rows(
+                self.directory,
+                self.config["megabatches"],
+                version(self.results),
+                version(self.evaluations),
+            )
         )
+
+    @property
+    def rows_as_written(self) -> list[dict[str, Any]]:
+        """The rows of results.jsonl alone, as `rows`."""
+        return list(_read_rows(self.results, self.config["megabatches"], version(self.results)))
+
+    @property
+    def late_evaluations(self) -> list[LateEvaluation]:
+        """The evaluations of `evaluations.jsonl`, as written. UserError: a line is none."""
+        return read_evaluations(self.evaluations, self.config["megabatches"])
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one `Row`, written and fsynced on return.
@@ -251,37 +276,31 @@ class Run:
             raise UserError(f"{value_at_t}: training diverged; use a lower learning rate")
         text = json.dumps(dict(row), allow_nan=False)
         check_row(parse_json(text), self.config["megabatches"])
-        line = f"{text}\n".encode()
-        descriptor = open_for_writing(self.results, os.O_APPEND)
-        try:
-            before = os.fstat(descriptor)
-            if _version(before) != self._version:  # not read yet, or changed by another process
-                self._times = {on_disk["t"] for on_disk in self.rows}
-            if row["t"] in self._times:
-                raise ValueError(f"{self.results} already has t={row['t']}")
-            # A single write, so that a concurrent reader sees at most one incomplete line.
-            if os.write(descriptor, line) < len(line):
-                self._drop_partial_line()
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.results))
-            os.fsync(descriptor)
-            after = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
-        fsync_directory(self.directory)
+        before = version(self.results)
+        if before != self._version:  # not read yet, or another process has written
+            self._times = {on_disk["t"] for on_disk in self.rows_as_written}
+        if row["t"] in self._times:
+            raise ValueError(f"{self.results} already has t={row['t']}")
+        append_line(self.results, text)
         self._times.add(row["t"])
-        self._version = _version(after) if after.st_size == before.st_size + len(line) else ()
+        self._version = version(self.results)
 
-    def _drop_partial_line(self) -> None:
-        """Truncate results.jsonl after its last newline."""
-        if self.results.exists():
-            with open(open_for_writing(self.results), "rb+") as file:
-                file.truncate(file.read().rfind(b"\n") + 1)
-                os.fsync(file.fileno())
+    def append_evaluations(self, evaluations: Iterable[LateEvaluation]) -> None:
+        """Append those late evaluations that are in no row and no line yet.
 
-
-def _version(status: os.stat_result) -> tuple[int, ...]:
-    """A key that changes whenever the file is written."""
-    return status.st_ino, status.st_size, status.st_mtime_ns
+        ValueError: a field is missing or of another kind. OSError: as of `append`.
+        """
+        if not self.writable:
+            raise ValueError(f"{self.directory} was opened with Run.read")
+        measured = {(late["stage"], late["megabatch"]) for late in self.late_evaluations}
+        for row in self.rows_as_written:
+            for t in range(1, len(row["extra"].get("matrix", ())) + 1):
+                measured.add((row["stage"], t))
+        for late in evaluations:
+            cell = (late["stage"], late["megabatch"])
+            if cell not in measured:
+                measured.add(cell)
+                append_line(self.evaluations, as_line(late, self.config["megabatches"]))
 
 
 def check_row(row: Mapping[str, Any], megabatches: int) -> None:
@@ -302,19 +321,30 @@ def check_row(row: Mapping[str, Any], megabatches: int) -> None:
     raw = extra.get("raw")
     if raw is not None and row["metric"] not in raw:
         raise ValueError(f"raw lacks {row['metric']}")
+    newest = max(trained_on, default=0)  # while a learner waits, its model was tested before
     for matrix in (extra.get("matrix"), (raw or {}).get("matrix")):
-        # A matrix may be shorter than B if the stream has grown since.
-        if matrix and not row["t"] <= len(matrix) <= megabatches:
-            raise ValueError(f"matrix has {len(matrix)} numbers, not {row['t']} to {megabatches}")
+        if matrix and not newest <= len(matrix) <= megabatches:  # the stream may have grown since
+            raise ValueError(f"matrix has {len(matrix)} numbers, not {newest} to {megabatches}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _merged_rows(
+    directory: Path, megabatches: int, of_rows: tuple[int, ...], of_evaluations: tuple[int, ...]
+) -> tuple[dict[str, Any], ...]:
+    """The rows of a run with its late evaluations, once for each version of the two files."""
+    rows = _read_rows(directory / RESULTS, megabatches, of_rows)
+    if not of_evaluations:
+        return rows
+    return merged(rows, read_evaluations(directory / EVALUATIONS, megabatches))
 
 
 @functools.lru_cache(maxsize=4096)
 def _read_rows(
-    path: Path, megabatches: int, version: tuple[int, ...]
+    path: Path, megabatches: int, of_rows: tuple[int, ...]
 ) -> tuple[dict[str, Any], ...]:
-    """The rows of a file, cached by `version` (see `_version`), because reports read them often."""
+    """The rows of a file, read once for each of its versions: a report needs them often."""
     rows: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(read_file(path).split(b"\n")[:-1], start=1):
+    for number, line in complete_lines(path) if of_rows else ():
         try:
             row = parse_json(line)
             check_row(row, megabatches)

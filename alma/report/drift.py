@@ -1,5 +1,6 @@
 """Figures of streams that drift: evaluation matrices, loss against age."""
 
+import itertools
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -63,7 +64,8 @@ def mean_matrix(result: Result) -> list[list[float]]:
         if result.waiting(t) and not result.display.untrained:
             rows.append([math.nan] * len(matrices[0][t]))
         else:
-            parts = zip(*(of_seed[t] for of_seed in matrices), strict=True)
+            of_seeds = (of_seed[t] for of_seed in matrices)
+            parts = itertools.zip_longest(*of_seeds, fillvalue=math.nan)
             rows.append([result.display.factor * (sum(cells) / len(cells)) for cells in parts])
     most = max(map(len, rows))  # earlier rows are shorter if the stream has grown
     return [row + [math.nan] * (most - len(row)) for row in rows]

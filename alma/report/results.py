@@ -143,15 +143,18 @@ def validation(rows: Rows) -> dict[int, float]:
 def matrix(rows: Rows) -> dict[int, list[float]]:
     """The metric on the held-out part of each mega-batch, by t >= 1; {} unless all these t have it.
 
-    NaN on periods before the --cutoff of the model that the run started from.
+    All rows are as long as the longest. NaN on periods before the --cutoff of the model that the
+    run started from, and where a model was not tested.
     """
     extras = {t: row["extra"] for t, row in rows.items() if t >= 1}
     if 1 not in extras or not all(extra.get("matrix") for extra in extras.values()):
         return {}
+    width = max(len(extra["matrix"]) for extra in extras.values())
     values_by_t = {}
     for t, extra in extras.items():
         before_cutoff = extra.get("matrix_seen", 0)
-        values_by_t[t] = [math.nan] * before_cutoff + extra["matrix"][before_cutoff:]
+        values = [math.nan] * before_cutoff + extra["matrix"][before_cutoff:]
+        values_by_t[t] = values + [math.nan] * (width - len(values))
     return values_by_t
 
 
