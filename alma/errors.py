@@ -208,7 +208,10 @@ def interrupt(number: int, frame: object = None) -> NoReturn:
 
 
 def require_package(name: str, user: str, extra: str = "corpus") -> None:
-    """UserError: the package `name` of the extra, which `user` needs, is not installed."""
+    """Raise a UserError if the package `name`, which `user` needs, is not installed.
+
+    The message names `extra`, the optional dependencies of ALMA that include it.
+    """
     if importlib.util.find_spec(name) is None:
         raise UserError(f"{user} needs {name}; pip install 'alma-macroscale[{extra}]'")
 

@@ -314,7 +314,7 @@ class _Frames(io.RawIOBase):
         return count
 
     def _check_end(self) -> None:
-        """EOFError: the file ends within a frame or its padding."""
+        """Raise EOFError if the file ends within a frame or its padding."""
         if self._frame is not None or self._zeros % (self._packing.padding or 1):
             raise EOFError("the last frame is incomplete")
 

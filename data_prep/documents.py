@@ -210,7 +210,7 @@ def _paths_below(root: str, hidden: list[str]) -> Iterator[Path]:
 
 
 def _require_file(path: Path) -> None:
-    """UserError: the path is missing, or no regular file."""
+    """Raise a UserError if the path is missing or no regular file."""
     if path.is_file():
         return
     if path.exists():
@@ -223,7 +223,7 @@ def _require_file(path: Path) -> None:
 
 
 def _check_kinds(files: list[str]) -> None:
-    """UserError: a file of unknown format, or a README.md that describes data files."""
+    """Raise a UserError for a file of unknown format, or a README.md that describes data files."""
     for name in files:
         if not kind(name):
             raise UserError(f"{name}: unknown kind of file; known are {KNOWN}")

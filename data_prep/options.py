@@ -261,7 +261,7 @@ def noted(problems: list[str], function: Callable[..., Any], *arguments: Any) ->
 
 
 def refuse(problems: list[str]) -> None:
-    """UserError: all problems, each once, if there are any."""
+    """If there are problems, raise one UserError that lists each of them once."""
     if problems:
         raise UserError("; ".join(dict.fromkeys(problems)))
 

@@ -57,7 +57,7 @@ def make_stream(settings: StreamSettings, out: Path, work: Work) -> Stream:
 
 
 def _require_ours(out: Path) -> None:
-    """UserError: the directory is neither empty nor a stream, finished or not."""
+    """Raise a UserError unless the directory is empty, or a stream, finished or not."""
     remains = any(out.glob(f".*{install.WORK}*.tmp"))
     if is_stream(out) or install.works(out) or remains:
         return

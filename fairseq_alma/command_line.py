@@ -145,7 +145,7 @@ def _describe_defaults(parser: argparse.ArgumentParser) -> None:
 
 
 def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
-    """UserError: words that the parser does not know, with the flags closest to them."""
+    """Raise a UserError for words that the parser does not know; it suggests similar flags."""
     flags_alone = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     problems = []
     for name in flags_alone or unknown:
@@ -214,7 +214,7 @@ def _check_model(args: argparse.Namespace) -> None:
 
 
 def _check_tied(args: argparse.Namespace) -> None:
-    """UserError: tied embeddings whose input and output have other widths."""
+    """Raise a UserError if tied input and output embeddings have different widths."""
     if not getattr(args, "share_decoder_input_output_embed", False):
         return
     pairs = (

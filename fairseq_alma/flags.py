@@ -79,7 +79,7 @@ def _check_refused(table: Mapping, args: argparse.Namespace, changed: Mapping[st
 
 
 def _check_needs(table: Mapping, args: argparse.Namespace, changed: Mapping[str, Any]) -> None:
-    """UserError: a flag that does nothing without another flag or a package."""
+    """Raise a UserError for a flag that does nothing without another flag or package."""
     for flag in changed:
         needed = table["needs"].get(flag, [])
         if needed and not any(getattr(args, other[2:].replace("-", "_"), None) for other in needed):

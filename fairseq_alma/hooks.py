@@ -147,7 +147,10 @@ def _trains(main, cfg) -> bool:
 
 
 def _check_gpus(cfg) -> None:
-    """UserError: torch can use fewer GPUs than planned, such as none with an old driver."""
+    """Raise a UserError if torch can use fewer GPUs than --expect-gpus.
+
+    With an old driver, for example, it can use none.
+    """
     planned = cfg.task.expect_gpus
     usable = 0
     # device_count() may count GPUs even if the driver cannot use them.

@@ -279,7 +279,7 @@ def exclude(output_projection: nn.Module, ids: list[int]) -> None:
 
 
 def check(args: Namespace) -> None:
-    """UserError: a command line or its stream contradicts its --init."""
+    """Raise a UserError if flags of the command line, or its stream, contradict --init."""
     model = args.init
     flags, weights, home = read(model)
     _check_flags(args, flags)
@@ -306,7 +306,7 @@ def check(args: Namespace) -> None:
 
 
 def _check_flags(args: Namespace, flags: dict[str, Any]) -> None:
-    """UserError: a flag of the command line contradicts the model's `flags`."""
+    """Raise a UserError if a flag in `args` contradicts `flags`, which the model determines."""
     for flag, value in flags.items():
         actual = getattr(args, attribute_of(flag), None)
         is_grown = flag == "--moe-expert-count" and args.finetune_from_model
@@ -320,7 +320,10 @@ def _check_flags(args: Namespace, flags: dict[str, Any]) -> None:
 def _check_stream(
     stream: Stream, args: Namespace, rows: int, is_gpt2: bool, home: Path, remedy: str
 ) -> None:
-    """UserError: the stream has another tokenizer than the model, which has `rows` tokens."""
+    """Raise a UserError if the stream has another tokenizer than the model of --init.
+
+    The model has `rows` tokens, and its tokenizer or dict.txt is in the folder `home`.
+    """
     names = ("tokenizer.json", "vocab.json", "merges.txt")
     of_stream = [name for name in names if name in stream.files]
     in_home = [name for name in of_stream if (home / name).exists()]

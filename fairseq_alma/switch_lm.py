@@ -265,7 +265,7 @@ class SwitchLanguageModel(transformer_lm.TransformerLanguageModel):
 
     @classmethod
     def check(cls, args) -> None:
-        """UserError: a count < 1, or an unsupported option, in fairseq's arguments."""
+        """Raise a UserError for a count < 1 or an unsupported option in fairseq's arguments."""
         counts = ("moe_expert_count", "moe_freq", "members")
         if min(safe_getattr(args, name, 1) for name in counts) < 1:
             raise UserError("--moe-expert-count, --moe-freq and --members must be 1 or more")

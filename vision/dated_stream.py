@@ -98,7 +98,7 @@ def _part(name: str, images: Sequence[dict[str, Any]], text: bytes, period: str 
 
 
 def _check_old(out: Path, old: Stream, parts: Sequence[Part]) -> None:
-    """UserError: a part of the stream in `out` has changed."""
+    """Raise a UserError if a part of the old stream in `out` differs from the new `parts`."""
     new_parts = {part.name: part for part in parts}
     for part in old.parts:
         if new_parts.get(part.name) != part:

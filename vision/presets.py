@@ -272,7 +272,7 @@ def check_dataset(
     cache_images: str | None = None,
     **_: Any,
 ) -> None:
-    """UserError: these arguments of `data.load` do not fit together."""
+    """Raise a UserError if these arguments of `data.load` contradict one another."""
     if name not in DATASETS:
         raise UserError(f"--dataset {name}: choose from {', '.join(DATASETS)}")
     if cache_images is not None and name != "folder":
@@ -286,8 +286,10 @@ def check_dataset(
 
 
 def check_megabatches(number: int, images: int, classes: int = 0) -> None:
-    """UserError: the training images, or the `classes` that --scenario classes divides, are too
-    few."""
+    """Raise a UserError if `images` or `classes` are too few for `number` mega-batches.
+
+    `images` are those for training; `classes` are those that --scenario classes divides, else 0.
+    """
     if classes:
         most = classes
         divided = f"{classes} classes"
@@ -302,6 +304,6 @@ def check_megabatches(number: int, images: int, classes: int = 0) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """UserError: the seed is out of NumPy's range."""
+    """Raise a UserError if the seed is out of NumPy's range."""
     if not 0 <= seed < 2**32:
         raise UserError(f"--seed {seed}: from 0 to {2**32 - 1}")

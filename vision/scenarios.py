@@ -171,7 +171,7 @@ def _period_images(
 
 
 def _check_same_size(name: str, images: Tensor, first_images: Tensor) -> None:
-    """UserError: the images of period `name` have another size than those of the first period."""
+    """Raise a UserError if the images of period `name` differ in size from the first period's."""
     if images.shape[1:] != first_images.shape[1:]:
         size = tuple(images.shape[2:])
         first_size = tuple(first_images.shape[2:])

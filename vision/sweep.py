@@ -318,7 +318,7 @@ def _source(section: argparse.Namespace) -> ImageSource:
 
 
 def _check_without_by(section: argparse.Namespace) -> None:
-    """UserError: a flag needs --by."""
+    """Raise a UserError if a flag is given that needs --by."""
     defaults = PERIODS | {"append": False, "write": None}
     for name, default in defaults.items():
         if getattr(section, name) != default:

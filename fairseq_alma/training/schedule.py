@@ -47,7 +47,7 @@ def prepare(cfg, trainer) -> bool:
 
 
 def check_optimizer(path: str, state: dict[str, Any] | None) -> None:
-    """UserError: the checkpoint `path` has no optimizer state."""
+    """Raise a UserError if the checkpoint `path` has no optimizer state."""
     if state is None:
         remedy = (
             "use --schedule stage and --grow-optimizer reset, or train the stage before with it"

@@ -103,7 +103,7 @@ def resolve(
 
 
 def _check(learner: str, name: str, chosen: Mapping[str, Any]) -> None:
-    """UserError: `learner` does not take the setting `name`."""
+    """Raise a UserError if `learner` does not take the setting `name`."""
     problem = refusal(learner, name, chosen)
     if problem:
         raise UserError(problem)

@@ -108,7 +108,7 @@ def _price(text: str) -> tuple[float, float]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """UserError: options do not fit together."""
+    """Raise a UserError if options contradict one another."""
     brief = options.brief
     if brief and brief.name and brief.suffix not in (".md", ".html"):
         raise UserError(f"--brief {brief}: give a .md or .html file, or --brief after the runs")

@@ -259,7 +259,7 @@ def find_candidates(
 
 
 def _check_values(candidate: Candidate) -> None:
-    """UserError: a value that was read is not a finite number >= 0."""
+    """Raise a UserError if a value of the metric up to `now` is not a finite number >= 0."""
     for rows, run in zip(candidate.result.repeats, candidate.result.runs, strict=True):
         for t in range(1, candidate.now + 1):
             if not 0 <= rows[t]["value"] < math.inf:
