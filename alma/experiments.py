@@ -41,7 +41,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
     from alma.yaml_text import load
 
-    if not path.exists() and path.parts[0] == "experiments":  # those that are installed
+    if not path.exists() and path.parts[0] == "experiments":  # use the installed files
         path = Path(__file__).parents[1] / path
     try:
         record = load(path.read_text(encoding="utf-8"))
@@ -129,7 +129,10 @@ def _merged(path: Path, name: str, size: str | None, parts: Collection[Any]) -> 
 
 
 def values_of(name: str, value: Any) -> list[Any]:
-    """The values to try of a setting: those of its list, or one. UserError: there is none."""
+    """The values of a setting to try: the elements of its list, or the single value.
+
+    Raises UserError for an empty list.
+    """
     values = value if isinstance(value, list) else [value]
     if not values or any(one is None or isinstance(one, list | dict) for one in values):
         raise UserError(f"{name}: give a value, or a list of values, such as [2e-4, 1e-3]")

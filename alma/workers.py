@@ -25,9 +25,8 @@ class Workers:
     number from 0. Without it, a single worker needs no process: it is this one.
     """
 
-    # Not a ProcessPoolExecutor: its threads and processes share locks. An interrupt or a killed
-    # process can leave one locked for good, and the end then waits forever. Here each worker has a
-    # pipe of its own.
+    # Not a ProcessPoolExecutor, whose processes share locks: after an interrupt or a kill one may
+    # stay locked, and shutdown waits forever. Here each worker has a pipe of its own.
 
     def __init__(
         self, count: int, setup: Callable[[int], None] | None = None, flag: str = "--workers"
@@ -36,7 +35,7 @@ class Workers:
         self._count = count
         self._setup = setup
         self._flag = flag
-        self._processes: dict[Any, Any] = {}  # by their connection
+        self._processes: dict[Any, Any] = {}  # connection -> process
         self._idle: list[Any] = []
 
     def __enter__(self) -> "Workers":
@@ -46,7 +45,7 @@ class Workers:
         for pipe, process in self._processes.items():
             if error or pipe not in self._idle:
                 process.kill()
-            pipe.close()  # an idle worker then ends
+            pipe.close()  # tells an idle worker to end
         deadline = time.monotonic() + 5  # for idle workers to end
         for process in self._processes.values():
             process.join(max(0.0, deadline - time.monotonic()))
@@ -141,7 +140,7 @@ def _serve(pipe: Any, setup: Callable[[], None] | None) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if setup:
         setup()
-    with suppress(EOFError, ConnectionError):  # of the pipe: the parent has closed it, or has ended
+    with suppress(EOFError, ConnectionError):  # the parent has closed the pipe, or has ended
         while True:
             function, task = pipe.recv()
             outcome: tuple[Any, Exception | None]

@@ -1,7 +1,7 @@
 """The defaults of `--task alma_lm`: the paper's training, on 32 GB GPUs.
 
-They follow section 5 and appendix B.2. Without torch and fairseq, so that our commands parse at
-once.
+The defaults are the paper's training (section 5, appendix B.2) on 32 GB GPUs. This module imports
+neither torch nor fairseq, so that our commands parse at once.
 """
 
 from collections.abc import Collection
@@ -24,9 +24,10 @@ def flag(default: Any, text: str) -> Any:
 
 
 def shared(name: str) -> Any:
-    """The field of an option of `alma train`, which passes it on: same name, default and help.
+    """The field of a task option that is also an option of `alma train`: same name, default, help.
 
-    Of an option without a default the first choice is fairseq-train's.
+    `name` is a field of alma.protocol.TextOptions. If it has no default there, the default is its
+    first choice.
     """
     option = options_of(TextOptions)[name]
     default = option.default
@@ -73,7 +74,7 @@ UNLESS = {  # defaults that do not apply if one of these flags is given
 }
 
 FLAGS = Path(__file__).with_name("flags.yaml")
-"""What each flag of fairseq-train does to an interrupted training, and those that are refused."""
+"""A table of fairseq-train's flags: which survive an interruption, and which are refused."""
 
 
 def chosen(given_flags: Collection[str], scheduler: str) -> dict[str, object]:

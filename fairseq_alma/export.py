@@ -27,7 +27,7 @@ def checkpoint_of(run: Path) -> str:
 
 
 def _evaluated_weights(run: Run) -> str:
-    """The --weights that `run` evaluates."""
+    """The value of --weights with which `run` evaluates its checkpoints."""
     average = str(run.config.get("average", ""))
     if average.startswith("last:"):
         return average

@@ -23,9 +23,9 @@ from vision.train import evaluate, fit
 
 _COLUMNS = ("run", "learner", "parameters", "epochs", "TFLOPs", "minutes", "GB/process")
 PROCESS = 3e8
-"""Bytes of a process without images and model."""
+"""Memory of a process before it loads images or a model, in bytes."""
 VECTORS = 6
-"""Numbers per parameter: value, gradient, best epoch, average, and two of the optimizer."""
+"""Floats kept per parameter: value, gradient, best epoch, average, and two optimizer states."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,11 @@ class _Estimate:
 
 
 def table(jobs: Sequence[SweepRun]) -> str:
-    """A line for each run and one for all: parameters at the start, epochs and training FLOPs of
-    all stages, minutes, and memory of a process. A batch of each model is timed."""
+    """A table with a line for each run and one for the sum.
+
+    Columns: parameters at the start, epochs and training FLOPs of all stages, minutes, and memory
+    of a process. Minutes are extrapolated from one timed batch of each model.
+    """
     torch.set_num_threads(1 if len(jobs) > 1 else torch.get_num_threads())  # as `run_all` does
     timed: dict[tuple, _Seconds] = {}
     estimates = []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vision.learners import Learner
 
 ONNX_ERROR = 1e-4
-"""Largest difference between probabilities of PyTorch and of onnxruntime."""
+"""Largest accepted difference between the probabilities of PyTorch and of onnxruntime."""
 _LOADER = Path(__file__).with_name("loader.py")
 
 

@@ -71,8 +71,11 @@ class SweepPoint:
 
 
 def points_of(section: argparse.Namespace) -> Iterator[tuple[SweepPoint, dict[str, str]]]:
-    """Every combination of a section's values, and the settings that its learner refuses, with the
-    reason of each."""
+    """Yield every combination of a section's values.
+
+    With each comes a dict of the settings that its learner does not take, with the reasons; the
+    combination leaves them out.
+    """
     data_names = [name for name in DATA if getattr(section, name) is not None]
     settings_names = [name for name in all_settings() if getattr(section, name) is not None]
     # The order of the runs: sizes vary more slowly than data, other settings faster.

@@ -26,7 +26,7 @@ OF_OPTIMIZER: dict[str, dict[str, Any]] = {
     "adam": {"lr": 0.001, "momentum": 0.0},
     "adamw": {"lr": 0.001, "momentum": 0.0, "weight_decay": 0.01},
 }
-"""Settings of an optimizer that is chosen in place of the data set's."""
+"""Default settings of each optimizer, used if the user chooses it instead of the data set's."""
 TORCHVISION = "torchvision:"
 """Prefix of --arch for a classifier of torchvision."""
 OWN = "own:"
@@ -201,7 +201,7 @@ VGG = {
     "weight_decay": 1e-4,
     "augment": True,
 }
-"""Settings of `folder`, and of data sets of your own."""
+"""Default settings of `folder` and of users' data sets."""
 OF_DATASET: dict[str, dict[str, Any]] = {"digits": {"hidden": 32}, "mnist": {}, "emnist": {}}
 OF_DATASET |= {"cifar10": VGG, "cifar100": VGG}
 """Settings of each data set that differ from the defaults (appendix B.1)."""
@@ -277,7 +277,7 @@ def check_dataset(
     cache_images: str | None = None,
     **_: Any,
 ) -> None:
-    """UserError: these arguments of `data.load` do not fit together."""
+    """Raise a UserError if these arguments of `data.load` contradict one another."""
     if name not in DATASETS:
         raise UserError(f"--dataset {name}: choose from {', '.join(DATASETS)}")
     if cache_images is not None and name != "folder":
@@ -291,8 +291,10 @@ def check_dataset(
 
 
 def check_megabatches(number: int, images: int, classes: int = 0) -> None:
-    """UserError: the training images, or the `classes` that --scenario classes divides, are too
-    few."""
+    """Raise a UserError if `images` or `classes` are too few for `number` mega-batches.
+
+    `images` are those for training; `classes` are those that --scenario classes divides, else 0.
+    """
     if classes:
         most = classes
         divided = f"{classes} classes"
@@ -307,6 +309,6 @@ def check_megabatches(number: int, images: int, classes: int = 0) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """UserError: the seed is out of NumPy's range."""
+    """Raise a UserError if the seed is out of NumPy's range."""
     if not 0 <= seed < 2**32:
         raise UserError(f"--seed {seed}: from 0 to {2**32 - 1}")

@@ -48,9 +48,9 @@ examples:
 def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     """Run the jobs in processes of one thread each; returns the errors of those that failed.
 
-    Each process takes the next GPU. A single job runs in this process; that of an MLP, which gains
-    nothing from more, in one thread unless OMP_NUM_THREADS is set. UserError: the system killed a
-    process.
+    Processes take the GPUs in turn. A single job runs in this process; if it is an MLP, which gains
+    nothing from more threads, in one thread unless OMP_NUM_THREADS is set. Raises UserError if the
+    system killed a process.
     """
     if not jobs:  # an empty part of a sweep
         return []
@@ -112,7 +112,11 @@ def _run_in_processes(jobs: Sequence[SweepRun], processes: int) -> list[Exceptio
 
 
 def _reported(error: Exception, name: str) -> Exception:
-    """The error of the run `name`; an error of the program is printed, and named in one line."""
+    """Return the error to show for the run `name`.
+
+    A UserError is returned as it is. Another error is a bug: its traceback is printed, and the
+    returned error names the run and the error in one line.
+    """
     if isinstance(error, UserError):
         return error
     traceback.print_exception(error)

@@ -32,7 +32,7 @@ _OF_THE_STREAM = {*DATA} - {"preset", "replay_share", "replay_from"}
 
 @dataclass(frozen=True)
 class _Combination:
-    """A point that is valid, with the section that it is from and all settings of its learner."""
+    """A valid point of a sweep, with its section and all settings of its learner."""
 
     section: argparse.Namespace
     point: SweepPoint
@@ -45,7 +45,10 @@ class _Combination:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Equal for runs with the same results, whatever the names of their values."""
+        """A key that is equal for combinations that give the same results.
+
+        For example, a value given by a preset and the same value given by a flag.
+        """
         point = self.point
         data = {name: value for name, value in point.data.items() if name != "preset"}
         data["megabatches"] = point.megabatches
@@ -134,7 +137,7 @@ def _combinations(sections: Sequence[argparse.Namespace]) -> list[_Combination]:
 def _resolved(point: SweepPoint) -> Settings:
     """All settings of the learner of a point. UserError: a value of the point is out of range."""
     stages(point.megabatches, point.waiting_time)
-    # A given share of 0, the baseline of a sweep, has no use for `replay_from`.
+    # `replay_from` has no effect on a run with an explicit share, such as a sweep's baseline of 0.
     replay_from = "all" if "replay_share" in point.data else point.replay_from
     check_share(point.replay_share, point.replay, replay_from)
     preset = point.data.get("preset")

@@ -1,4 +1,4 @@
-"""What is printed before a launch, and the check that the remaining stages fit in memory."""
+"""Print the cost of a launch before it starts, and check that its stages fit in memory."""
 
 import argparse
 import shlex
@@ -22,11 +22,11 @@ _COLUMNS = ("run", "learner", "experts", "parameters", "updates", "tokens", "TFL
 def announce(
     plans: Sequence[Plan], machine: Machine, options: argparse.Namespace
 ) -> list[Estimate]:
-    """Print the cost of all runs and the programs of others that they start; return the cost.
+    """Print the estimated cost of all runs, and warn of foreign code that they run.
 
-    With --verbose it prints all commands too. Writes nothing. Raises UserError if a run does not
-    fit `machine` (with --dry-run it only says so), or its directory was trained with other
-    settings.
+    Returns the estimates. With --verbose all commands are printed too. Writes no file. Raises
+    UserError if a run does not fit on `machine` (with --dry-run this is only printed), or if its
+    directory was trained with other settings.
     """
     sizes = {plan.request.stream: vocabulary_size(plan.request.stream) for plan in plans}
     if options.megabatches and None in sizes.values():
@@ -62,7 +62,7 @@ def _say_commands(plans: Sequence[Plan]) -> None:
 
 
 def programs(plan: Plan) -> list[str]:
-    """Lines about code of others that a run starts or imports."""
+    """Lines about foreign code that a run starts or imports: --trainer, --evaluate, --user-dir."""
     request = plan.request
     programs = {"--trainer": request.trainer, "--evaluate": request.evaluate}
     programs["--user-dir"] = " ".join(request.flags.get("--user-dir", ())) or None
@@ -116,7 +116,7 @@ def _check_fp16(run: Estimate, cost: Cost) -> None:
 
 
 def _check_memory(run: Estimate, cost: Cost) -> None:
-    processes = 1 if cost.on_gpu else cost.processes  # which share a CPU's memory
+    processes = 1 if cost.on_gpu else cost.processes  # on a CPU, all processes share the memory
     available = min(cost.machine.gpus) if cost.on_gpu else cost.machine.memory
     needed = (cost.memory or 0) * processes
     if available is None or needed <= available:
@@ -132,7 +132,7 @@ def _check_memory(run: Estimate, cost: Cost) -> None:
 
 
 def _memory_flags(cost: Cost) -> list[str]:
-    """Flags with which the training would need less memory."""
+    """Flags that would reduce the memory of the training, for the error message."""
     flags = ["--checkpoint-activations"]
     if cost.on_gpu and not cost.half:
         flags.append("--fp16")

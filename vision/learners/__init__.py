@@ -29,7 +29,10 @@ LEARNERS: dict[str, type[Learner]] = {
 
 
 def all_settings() -> dict[str, Field]:
-    """The settings of all learners by name; of several definitions, that of the first learner."""
+    """The settings of all learners by name.
+
+    If several learners define a setting, the definition of the first one counts.
+    """
     settings: dict[str, Field] = {}
     for kind in LEARNERS.values():
         for field in fields(kind.settings_class):
@@ -43,7 +46,10 @@ def owners(setting: str) -> list[str]:
 
 
 def refusal(learner: str, name: str, chosen: Mapping[str, Any]) -> str | None:
-    """Why `learner` does not take the setting `name`, one of those `chosen`; None if it does."""
+    """The reason why `learner` does not take the setting `name`; None if it takes it.
+
+    `chosen` has all settings that the user gave, by name: some exclude others.
+    """
     learners = owners(name)
     if not learners:
         return f"{name} is not a setting: choose from {', '.join(all_settings())}"
@@ -101,7 +107,7 @@ def _contradicts(kind: type[Settings], _: str, together: Mapping[str, Any]) -> b
 
 
 def _check(learner: str, name: str, chosen: Mapping[str, Any]) -> None:
-    """UserError: `learner` does not take the setting `name`."""
+    """Raise a UserError if `learner` does not take the setting `name`."""
     problem = refusal(learner, name, chosen)
     if problem:
         raise UserError(problem)
