@@ -16,7 +16,8 @@ from alma.records import Run
 from tests.machine_fields import without_machine_fields
 from vision import data
 from vision.run import main, parser
-from vision.sweep import jobs_of, read_sections
+from vision.sections import read_sections
+from vision.sweep import jobs_of
 from vision.train import loss_of
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,5 @@
 """The command line: single runs, sweeps, resuming, and errors."""
 
-import multiprocessing
 import sys
 from dataclasses import replace
 from itertools import cycle
@@ -143,13 +142,12 @@ def test_wrong_input_is_one_clear_line(tmp_path, monkeypatch, capsys, words, mes
     ],
 )
 def test_processes_take_the_gpus_in_turn(monkeypatch, device, gpus, taken):
-    outcomes = []
-    count = multiprocessing.Value("i", 0)
+    device_numbers = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.cuda, "set_device", outcomes.append)
-    for _ in range(5):
-        sys.modules["vision.run"]._prepare(count, device)
-    assert outcomes == taken
+    monkeypatch.setattr(torch.cuda, "set_device", device_numbers.append)
+    for number in range(5):
+        sys.modules["vision.run"]._prepare(device, number)
+    assert device_numbers == taken
 
 
 @pytest.mark.parametrize(
