@@ -363,18 +363,26 @@ RUN = """
 def test_a_run_gives_the_model_that_it_evaluates_and_its_tokenizer(
     forked, start, load, stream, tmp_path
 ):
-    """Here the weight average of the last stage."""
-    options = "--learner sm --schedule continuous --average poly:4 --stages 1".split()
+    """Here the weight average of the last stage, or of the stage at --t."""
+    options = "--learner sm --schedule continuous --average poly:4 --stages 2".split()
     run = tmp_path / "run"
     forked.launch(stream, "--out", run, *options, "--", *RUN)
-    done = start("export", run, "--out", tmp_path / "hf").wait()
-    assert done.code == 0, done.output
-    saved = torch.load(run / "stage_00/checkpoint_last.pt", weights_only=True)
-    weight = load(tmp_path / "hf").state_dict()["biogpt.layers.0.self_attn.k_proj.weight"]
-    assert torch.equal(
-        weight, saved["extra_state"]["ema"]["decoder.layers.0.self_attn.k_proj.weight"]
-    )
-    assert (tmp_path / "hf" / "tokenizer.json").is_file()
+    for stage, words in ((1, ()), (0, ("--t", 1)), (1, ("--t", 2))):
+        out = tmp_path / f"hf_{stage}_{len(words)}"
+        done = start("export", run, "--out", out, *words).wait()
+        assert done.code == 0, done.output
+        file = run / f"stage_{stage:02d}/checkpoint_last.pt"
+        average = torch.load(file, weights_only=True)["extra_state"]["ema"]
+        exported = load(out).state_dict()["biogpt.layers.0.self_attn.k_proj.weight"]
+        assert torch.equal(exported, average["decoder.layers.0.self_attn.k_proj.weight"])
+        assert (out / "tokenizer.json").is_file()
+    done = start("export", run, "--out", tmp_path / "hf", "--t", 3).wait()
+    assert (done.code, "has models after mega-batches 1 to 2" in done.output) == (2, True)
+    (run / "stage_00/checkpoint_last.pt").unlink()
+    done = start("export", run, "--out", tmp_path / "hf", "--t", 1).wait()
+    assert done.code == 2
+    assert "checkpoint_last.pt: missing: restore it, or export another stage by --t" in done.output
+    assert not (tmp_path / "hf").exists()
 
 
 def test_a_run_without_a_single_model_is_one_line(tmp_path):

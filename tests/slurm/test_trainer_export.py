@@ -151,7 +151,7 @@ def test_what_is_no_single_folder_of_hugging_face_is_one_line(
     assert "ens deploys an ensemble of 2 models of its own trainer" in ensemble
     assert "/ens/stage_00/member_1/model/model\n" in ensemble
     assert "run: --weights is for models of fairseq" in error(run, "--weights", "average")
-    assert "run: --t and --onnx are for runs of `alma images`" in error(run, "--onnx")
+    assert "run: --onnx is for runs of `alma images`: leave it out" in error(run, "--onnx")
     checkpoint = run / "stage_00/model/model"
     (checkpoint / "model.safetensors").unlink()
     assert f"{checkpoint}, the checkpoint of the run's own trainer, is no folder" in error(run)
