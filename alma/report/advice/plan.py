@@ -79,9 +79,9 @@ class Outlook:
         What age adds is taken out. 0 unless they are _SURPRISE standard errors above: ordinary
         variation is no reason to retrain.
         """
-        before, since = self._served()
-        if not len(since) or len(before) < _USUAL_LOSSES:
+        if not self.has_usual_losses:
             return 0.0
+        before, since = self._served
         rises = []
         for start in range(len(since)):
             rise = float(since[start:].mean() - before.mean())
@@ -89,6 +89,13 @@ class Outlook:
         rise, root = max(rises, key=lambda candidate: candidate[0] * candidate[1])
         return rise if rise * root > _SURPRISE * before.std(ddof=1) else 0.0
 
+    @property
+    def has_usual_losses(self) -> bool:
+        """Whether the present model's losses can be compared with those of earlier models."""
+        before, since = self._served
+        return len(since) > 0 and len(before) >= _USUAL_LOSSES
+
+    @cached_property
     def _served(self) -> tuple[Array, Array]:
         """Losses, without what age adds, of earlier models in service, and of the present one."""
         until = self.laws.until
