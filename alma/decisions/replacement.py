@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from alma.decisions.answer import EXIT_CODES, Answer, Model, Word
@@ -10,10 +10,12 @@ from alma.decisions.pairs import Pair, document_gain, image_gain
 from alma.decisions.record import Record
 from alma.errors import UserError
 from alma.evaluations import item_losses_file, read_item_losses
-from alma.report.losses import MeanOverSeeds, in_unit, percent, t_interval
+from alma.report.losses import Losses, MeanOverSeeds, in_unit, percent, t_interval
 
 Method = Literal["documents", "images", "scatter"]
 _LEAST_ITEMS = 20  # documents or images of a part; fewer tell too little
+LEAST_MODELS = 6
+"""Fewer do not tell how far models scatter: `python -m benchmarks decisions`."""
 _TOLERANCE = 0.01  # of the loss of a part, between its items and the record
 _KEEP = "keep the deployed model, which costs nothing"
 
@@ -154,7 +156,7 @@ def _on_newest_part(record: Record, old: Model, part: int, margins: Margins) -> 
     reason += f"{_better(gain.gain, record.unit)} than {names} ({_basis(gain)})"
     if least:
         reason += f", against --worth {percent(least, record.unit)}"
-    return _Verdict(_against(gain.gain, least), reason, gain)
+    return _Verdict(against(gain.gain, least), reason, gain)
 
 
 def _on_past(record: Record, old: Model, most: float) -> _Verdict:
@@ -170,11 +172,11 @@ def _on_past(record: Record, old: Model, most: float) -> _Verdict:
         return _Verdict("no evidence", f"{span} the two cannot be compared", None)
     reason = f"{span} it is {_better(gain.gain, record.unit)} ({_basis(gain)}), "
     reason += f"against --forget {percent(most, record.unit)}"
-    return _Verdict(_against(gain.gain, -most), reason, gain)
+    return _Verdict(against(gain.gain, -most), reason, gain)
 
 
-def _against(gain: MeanOverSeeds, least: float) -> Word:
-    """Yes if the interval is above `least`, no if it is below."""
+def against(gain: MeanOverSeeds, least: float) -> Word:
+    """Yes if the interval of a gain is above `least`, no if it is below, else no evidence."""
     if gain.low > least:
         return "yes"
     return "no" if gain.high < least else "no evidence"
@@ -232,22 +234,31 @@ def _pair(record: Record, old: Model, newest: Model, t: int) -> Pair | None:
 
 
 def _by_scatter(record: Record, old: Model, newest: Model, parts: Sequence[int]) -> Gain | None:
-    """The gain without losses of items: what cells scatter around the law of staleness counts.
-
-    A model that is off is off on all parts, so several parts are no surer than one. None: the law
-    takes more models.
-    """
-    from alma.report.advice.staleness import Laws
-
+    """The gain without losses of items; None: the law of staleness takes more models."""
     assert record.losses
+    gains = [record.loss(old, t) - record.loss(newest, t) for t in parts]
     try:
-        laws = Laws(record.losses, record.period.year)
+        gain = gain_by_scatter(record.losses, math.fsum(gains) / len(gains), record.period.year)
     except UserError:
         return None
-    gains = [record.loss(old, t) - record.loss(newest, t) for t in parts]
-    mean = math.fsum(gains) / len(gains)
-    freedom = min(len(record.models) - 1, laws.freedom)
-    return Gain(t_interval(mean, math.sqrt(2) * laws.scatter, freedom), "scatter", None, len(parts))
+    return Gain(gain, "scatter", None, len(parts))
+
+
+def gain_by_scatter(losses: Losses, mean: float, year: float) -> MeanOverSeeds:
+    """A mean gain of the newest model with its interval by what cells scatter around the law.
+
+    The scatter is that of the models before it, so that a newest model that is off does not widen
+    its own interval. A model that is off is off on all parts: several are no surer than one.
+    UserError: too few models share periods.
+    """
+    from alma.report.advice.staleness import Laws  # with SciPy, half a second
+
+    if len(losses.until) < LEAST_MODELS:
+        raise UserError(f"{losses.label}: fewer than {LEAST_MODELS} models")
+    seeds = tuple(seed[:-1] for seed in losses.seeds)
+    laws = Laws(replace(losses, until=losses.until[:-1], seeds=seeds), year)
+    freedom = min(len(laws.until) - 1, laws.freedom)
+    return t_interval(mean, math.sqrt(2) * laws.scatter, freedom)
 
 
 def _what_is_missing(record: Record, part: int) -> str:
@@ -255,7 +266,7 @@ def _what_is_missing(record: Record, part: int) -> str:
     items = "documents" if record.result.metric == "perplexity" else "images"
     losses = f"it takes the losses of at least {_LEAST_ITEMS} {items} of {record.name(part)}"
     tested = f"`alma test {record.run.directory}` writes them, a trainer of yours must return them"
-    return f"{losses} ({tested}), or three models that share tests"
+    return f"{losses} ({tested}), or {LEAST_MODELS} models that share tests"
 
 
 def _better(gain: MeanOverSeeds, unit: str) -> str:
