@@ -30,7 +30,7 @@ from benchmarks.cadence_calibration import MONTH, Drift, make_losses
 
 DOCUMENTS = (30, 100, 300, 1000)
 IMAGES = (100, 300, 1000, 3000)
-MODELS = (6, 8, 12)
+MODELS = (5, 8, 12)
 GAINS = (-10, -3, -1, 0, 1, 3, 10)
 """Percent of perplexity, or points of error, that the newest model gains."""
 KINDS = ("documents", "heavy tails", "a tenth")
@@ -209,7 +209,7 @@ def gates(count: int) -> Iterator[list[str]]:
         shares = gate_by_images(size, count)
         yield [f"images, {size}", *(share.text() for share in shares)]
     for models in MODELS:
-        shares = gate_by_scatter(models, max(2, count // 5))
+        shares = gate_by_scatter(models, max(2, count // 2))
         yield [f"unpaired, {models} models", *(share.text() for share in shares)]
 
 

@@ -14,7 +14,7 @@ from alma.report.losses import Losses, MeanOverSeeds, in_unit, percent, t_interv
 
 Method = Literal["documents", "images", "scatter"]
 _LEAST_ITEMS = 20  # documents or images of a part; fewer tell too little
-LEAST_MODELS = 6
+LEAST_MODELS = 5
 """Fewer do not tell how far models scatter: `python -m benchmarks decisions`."""
 _TOLERANCE = 0.01  # of the loss of a part, between its items and the record
 _KEEP = "keep the deployed model, which costs nothing"
@@ -248,8 +248,9 @@ def gain_by_scatter(losses: Losses, mean: float, year: float) -> MeanOverSeeds:
     """A mean gain of the newest model with its interval by what cells scatter around the law.
 
     The scatter is that of the models before it, so that a newest model that is off does not widen
-    its own interval. A model that is off is off on all parts: several are no surer than one.
-    UserError: too few models share periods.
+    its own interval. A model that is off is off on all parts, so models count, not cells; the law
+    takes two of them: what training gains, what is forgotten. UserError: too few models share
+    periods.
     """
     from alma.report.advice.staleness import Laws  # with SciPy, half a second
 
@@ -257,8 +258,10 @@ def gain_by_scatter(losses: Losses, mean: float, year: float) -> MeanOverSeeds:
         raise UserError(f"{losses.label}: fewer than {LEAST_MODELS} models")
     seeds = tuple(seed[:-1] for seed in losses.seeds)
     laws = Laws(replace(losses, until=losses.until[:-1], seeds=seeds), year)
-    freedom = min(len(laws.until) - 1, laws.freedom)
-    return t_interval(mean, math.sqrt(2) * laws.scatter, freedom)
+    models = len(laws.until)
+    freedom = models - 2
+    scatter = laws.scatter * math.sqrt(models / freedom)
+    return t_interval(mean, math.sqrt(2) * scatter, freedom)
 
 
 def _what_is_missing(record: Record, part: int) -> str:

@@ -191,8 +191,7 @@ class Laws:
         best, *alternatives = fit_laws(self.axes, self.values, measured, self.event)
         self.whole = best.law
         freedom = measured.sum() - measured.any(0).sum() - 3
-        self.freedom = max(1, int(freedom))  # degrees of freedom of the residuals
-        self.scatter = best.residual / math.sqrt(self.freedom)  # deviation of one cell
+        self.scatter = best.residual / math.sqrt(max(1, freedom))  # deviation of one cell
         self.alternatives = self._weighed(best, alternatives)
         self._cells_without = []  # for each model: the cells without it and its period
         for u in self.until:
