@@ -14,7 +14,7 @@ EXIT_CODES: dict[Word, int] = {"yes": 0, "no": 1, "no evidence": 3}
 
 
 @dataclass(frozen=True)
-class Model:
+class TrainedModel:
     """A trained model of a run."""
 
     stage: int
@@ -26,7 +26,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Decision:
     """The answer to a question; its fields are those of the JSON object."""
 
     question: Literal["due", "gate"]
@@ -44,7 +44,7 @@ class Answer:
         return f"{text}: {self.course}" if self.course else text
 
 
-def finish(answer: Answer, as_json: bool) -> NoReturn:
+def finish(answer: Decision, as_json: bool) -> NoReturn:
     """Print an answer and end with its exit code."""
     if as_json:
         print(json.dumps(rounded(dataclasses.asdict(answer))))

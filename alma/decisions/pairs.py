@@ -7,7 +7,7 @@ as many degrees of freedom as there are effective documents (sum n)^2 / sum n^2 
 1.
 
 Images: the interval of Bonett and Price (2012), which adds one image to each way in which the two
-models can disagree.
+models can disagree, wider by one image at both ends (Edwards, 1948): counts move in steps.
 
 Several held-out parts count alike, whatever their size; each is resampled by itself.
 """
@@ -144,6 +144,7 @@ def image_gain(pairs: Sequence[Pair]) -> MeanOverSeeds:
     values = []
     centres = []
     variances = []
+    steps = []
     for deployed, newest in pairs:
         images = len(newest)
         if not images:
@@ -158,6 +159,7 @@ def image_gain(pairs: Sequence[Pair]) -> MeanOverSeeds:
         centre = share_gained - share_lost
         centres.append(centre)
         variances.append((share_gained + share_lost - centre**2) / (images + 2))
+        steps.append(1 / images)
     centre = 100 * math.fsum(centres) / count
-    half = 100 * _NORMAL_95 * math.sqrt(math.fsum(variances)) / count
+    half = 100 * (_NORMAL_95 * math.sqrt(math.fsum(variances)) + math.fsum(steps)) / count
     return MeanOverSeeds(100 * math.fsum(values) / count, centre - half, centre + half)

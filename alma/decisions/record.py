@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from alma.decisions.answer import Model
+from alma.decisions.answer import TrainedModel
 from alma.errors import UserError
 from alma.files import walk
 from alma.records import Run
@@ -77,14 +77,14 @@ class Record:
         return unit(self.result)
 
     @cached_property
-    def models(self) -> list[Model]:
+    def models(self) -> list[TrainedModel]:
         """The trained models, the oldest first."""
-        models: list[Model] = []
+        models: list[TrainedModel] = []
         rows = self.result.repeats[0]
         for t in range(1, self.result.progress + 1):
             stage = rows[t]["stage"]
             if stage is not None and (not models or models[-1].stage != stage):
-                models.append(Model(stage, t, self.period_of(t)))
+                models.append(TrainedModel(stage, t, self.period_of(t)))
         return models
 
     @cached_property
@@ -111,12 +111,12 @@ class Record:
         except ValueError as error:
             raise UserError(f"{self.run.results}: {error}: restore the file") from None
 
-    def loss(self, model: Model, t: int) -> float:
+    def loss(self, model: TrainedModel, t: int) -> float:
         """The loss of a model on the held-out part of mega-batch t; NaN if it was not tested."""
         if self.losses is None or t > len(self.losses.periods):
             return math.nan
         return self.losses.seeds[0][self.losses.until.index(model.megabatch)][t - 1]
 
-    def is_tested(self, model: Model, t: int) -> bool:
+    def is_tested(self, model: TrainedModel, t: int) -> bool:
         """Whether the loss of a model on mega-batch t is in the record."""
         return math.isfinite(self.loss(model, t))

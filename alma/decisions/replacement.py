@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from alma.decisions.answer import EXIT_CODES, Answer, Model, Word
+from alma.decisions.answer import EXIT_CODES, Decision, TrainedModel, Word
 from alma.decisions.pairs import Pair, document_gain, image_gain
 from alma.decisions.record import Record
 from alma.errors import UserError
@@ -21,7 +21,7 @@ _KEEP = "keep the deployed model, which costs nothing"
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class TestedPart:
     """A held-out part."""
 
     megabatch: int
@@ -50,16 +50,16 @@ class Margins(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateAnswer(Answer):
+class GateAnswer(Decision):
     """Whether the newest model may replace the deployed one."""
 
     metric: str
     unit: str
     """Of gains, `worth` and `forget`: "nats a token" or "percentage points"."""
-    newest: Model
-    deployed: Model | None
+    newest: TrainedModel
+    deployed: TrainedModel | None
     """None: there is one model only."""
-    held_out: HeldOut | None
+    held_out: TestedPart | None
     """The newest part on which both were tested."""
     worth: float
     forget: float | None
@@ -105,7 +105,7 @@ def may_replace(record: Record, deployed: str | None, margins: Margins) -> GateA
     return _answer(record, margins, old, part, verdicts)
 
 
-def _deployed_model(record: Record, deployed: str | None) -> Model:
+def _deployed_model(record: Record, deployed: str | None) -> TrainedModel:
     """The deployed model. UserError: there is none, or it is the newest."""
     *older, newest = record.models
     if deployed is None:
@@ -124,7 +124,7 @@ def _deployed_model(record: Record, deployed: str | None) -> Model:
     raise UserError(f"{problem}: give one of {', '.join(names)}")
 
 
-def _newest_part(record: Record, old: Model, newest: Model) -> int | None:
+def _newest_part(record: Record, old: TrainedModel, newest: TrainedModel) -> int | None:
     """The newest held-out part, not older than the newest model, on which both were tested."""
     for t in range(record.arrived, newest.megabatch - 1, -1):
         if record.is_tested(old, t) and record.is_tested(newest, t):
@@ -132,7 +132,7 @@ def _newest_part(record: Record, old: Model, newest: Model) -> int | None:
     return None
 
 
-def _of_untested(record: Record, old: Model, newest: Model) -> _Verdict:
+def _of_untested(record: Record, old: TrainedModel, newest: TrainedModel) -> _Verdict:
     """No part is there on which both were tested."""
     for model in (newest, old):
         if not record.is_tested(model, newest.megabatch):
@@ -143,7 +143,7 @@ def _of_untested(record: Record, old: Model, newest: Model) -> _Verdict:
     return _Verdict("no evidence", f"{problem} ({command})", None)
 
 
-def _on_newest_part(record: Record, old: Model, part: int, margins: Margins) -> _Verdict:
+def _on_newest_part(record: Record, old: TrainedModel, part: int, margins: Margins) -> _Verdict:
     """Whether the gain on the newest part is above what it must be worth."""
     newest = record.models[-1]
     gain = _compare(record, old, [part])
@@ -159,7 +159,7 @@ def _on_newest_part(record: Record, old: Model, part: int, margins: Margins) -> 
     return _Verdict(against(gain.gain, least), reason, gain)
 
 
-def _on_past(record: Record, old: Model, most: float) -> _Verdict:
+def _on_past(record: Record, old: TrainedModel, most: float) -> _Verdict:
     """Whether the newest model loses no more than so much on the past of the deployed one."""
     newest = record.models[-1]
     parts = []
@@ -182,7 +182,7 @@ def against(gain: MeanOverSeeds, least: float) -> Word:
     return "no" if gain.high < least else "no evidence"
 
 
-def _compare(record: Record, old: Model, parts: Sequence[int]) -> Gain | None:
+def _compare(record: Record, old: TrainedModel, parts: Sequence[int]) -> Gain | None:
     """The gain on some parts: paired if all have enough items, else by scatter; None: neither."""
     newest = record.models[-1]
     pairs = []
@@ -197,7 +197,7 @@ def _compare(record: Record, old: Model, parts: Sequence[int]) -> Gain | None:
     return Gain(image_gain(pairs), "images", items, len(parts))
 
 
-def _pair(record: Record, old: Model, newest: Model, t: int) -> Pair | None:
+def _pair(record: Record, old: TrainedModel, newest: TrainedModel, t: int) -> Pair | None:
     """The losses of both models by document or image of a part; None if one has none.
 
     UserError: damaged, of different items, or of another model.
@@ -233,7 +233,9 @@ def _pair(record: Record, old: Model, newest: Model, t: int) -> Pair | None:
     return pair.counted()
 
 
-def _by_scatter(record: Record, old: Model, newest: Model, parts: Sequence[int]) -> Gain | None:
+def _by_scatter(
+    record: Record, old: TrainedModel, newest: TrainedModel, parts: Sequence[int]
+) -> Gain | None:
     """The gain without losses of items; None: the law of staleness takes more models."""
     assert record.losses
     gains = [record.loss(old, t) - record.loss(newest, t) for t in parts]
@@ -293,7 +295,7 @@ def _basis(gain: Gain) -> str:
 def _answer(
     record: Record,
     margins: Margins,
-    old: Model | None,
+    old: TrainedModel | None,
     part: int | None,
     verdicts: Sequence[_Verdict],
 ) -> GateAnswer:
@@ -318,7 +320,7 @@ def _answer(
         unit=record.unit,
         newest=record.models[-1],
         deployed=old,
-        held_out=HeldOut(part, record.period_of(part)) if part else None,
+        held_out=TestedPart(part, record.period_of(part)) if part else None,
         worth=in_unit(margins.worth, record.unit),
         forget=forget,
         newest_part=verdicts[0].gain,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from alma.decisions.answer import EXIT_CODES, Answer, Model, Word
+from alma.decisions.answer import EXIT_CODES, Decision, TrainedModel, Word
 from alma.decisions.record import Record
 from alma.errors import UserError
 from alma.report.advice.plan import RetrainingPlan
@@ -41,10 +41,10 @@ class Terms(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DueAnswer(Answer):
+class DueAnswer(Decision):
     """Whether a training is due."""
 
-    model: Model | None
+    model: TrainedModel | None
     """The newest; None: none is trained yet."""
     arrived: int
     """Mega-batches since its training."""
