@@ -24,7 +24,7 @@ from alma.decisions.replacement import against, gain_by_scatter
 from alma.errors import Parser, UserError
 from alma.report.advice.law import Array
 from alma.report.advice.retraining import Retraining
-from alma.report.losses import Losses, MeanOverSeeds
+from alma.report.losses import Losses, MeanOverSeeds, t_interval
 from alma.tables import as_text
 from benchmarks.cadence_calibration import MONTH, Drift, make_losses
 
@@ -38,6 +38,7 @@ _TOKEN = 0.4  # nats by which two models differ on a token
 _DOCUMENT = 0.05  # nats a token by which they differ on a document
 _DISAGREE = 0.1  # share of the images that one model alone has wrong
 _ERROR = 0.2
+_RESAMPLES = 999  # of the methods that were tried
 _WARM = 8  # models before the months in which `due` is asked
 
 
@@ -135,6 +136,43 @@ def _losses(values: Array) -> Losses:
     return Losses("", until, tuple(range(1, periods + 1)), (tuple(map(tuple, values.tolist())),))
 
 
+def intervals_of(pair: Pair, random: np.random.Generator) -> dict[str, tuple[float, float]]:
+    """The 90% interval of the gain on documents by each method that was tried."""
+    gains = pair.deployed[:, 0] - pair.newest[:, 0]
+    tokens = pair.newest[:, 1]
+    count = len(tokens)
+    value = gains.sum() / tokens.sum()
+    correction = math.sqrt(count / (count - 1))
+    error = correction * np.linalg.norm(gains - value * tokens) / tokens.sum()
+    drawn = random.integers(0, count, (_RESAMPLES, count))
+    totals = tokens[drawn].sum(1)
+    values = gains[drawn].sum(1) / totals
+    residuals = gains[drawn] - values[:, None] * tokens[drawn]
+    ratios = (values - value) / (correction * np.linalg.norm(residuals, axis=1) / totals)
+    low, high = np.quantile(ratios, (0.05, 0.95))
+    half = np.quantile(np.abs(ratios), 0.9) * error
+    student = t_interval(value, error, count - 1)
+    ours = document_gain([pair])
+    return {
+        "percentile": tuple(np.quantile(values, (0.05, 0.95))),
+        "Student": (student.low, student.high),
+        "studentised, equal tails": (value - high * error, value - low * error),
+        "studentised, symmetric": (value - half, value + half),
+        "alma gate": (ours.low, ours.high),
+    }
+
+
+def coverage(kind: str, count: int, cases: int) -> dict[str, float]:
+    """How often the interval of each method holds the true gain, which is 0."""
+    random = np.random.default_rng(count)
+    held: dict[str, int] = {}
+    for _ in range(cases):
+        intervals = intervals_of(documents(kind, count, random), random)
+        for name, (low, high) in intervals.items():
+            held[name] = held.get(name, 0) + int(low <= 0 <= high)
+    return {name: number / cases for name, number in held.items()}
+
+
 class Alarms(NamedTuple):
     """Share of streams in which `alma due` says yes, by months after the last training."""
 
@@ -194,6 +232,8 @@ def main(arguments: Sequence[str]) -> None:
     count = parser.parse_args(arguments).count
     print("alma gate: yes / no, % of cases; the rest is no evidence")
     print(as_text(list(gates(count))), end="\n\n")
+    print("True gains in the 90% interval, % of cases")
+    print(as_text(list(coverages(count))), end="\n\n")
     print("alma due: yes within 1 / 3 / 6 months, % of streams")
     print(as_text(list(alarms(max(2, count // 5)))))
 
@@ -211,6 +251,16 @@ def gates(count: int) -> Iterator[list[str]]:
     for models in MODELS:
         shares = gate_by_scatter(models, max(2, count // 2))
         yield [f"unpaired, {models} models", *(share.text() for share in shares)]
+
+
+def coverages(count: int) -> Iterator[list[str]]:
+    """A row for each kind and number of documents, a column for each method."""
+    for i, kind in enumerate(KINDS):
+        for j, size in enumerate(DOCUMENTS[:3]):
+            shares = coverage(kind, size, count)
+            if i == j == 0:
+                yield ["interval", *shares]
+            yield [f"{kind}, {size}", *(f"{100 * share:.0f}" for share in shares.values())]
 
 
 def alarms(count: int) -> Iterator[list[str]]:
