@@ -54,7 +54,7 @@ class _Ratio(NamedTuple):
 def document_gain(pairs: Sequence[Pair]) -> MeanOverSeeds:
     """Nats a token that the newest model gains, mean over held-out parts; ends may be infinite.
 
-    ValueError: a part has fewer than two documents.
+    Raises ValueError if a part has fewer than two documents.
     """
     random = np.random.default_rng(0)
     groups = max(_LEAST_GROUPS, _MOST_GROUPS // len(pairs))
@@ -138,7 +138,7 @@ def _jackknife_half(ratios: Sequence[_Ratio]) -> float:
 def image_gain(pairs: Sequence[Pair]) -> MeanOverSeeds:
     """Percentage points of error that the newest model gains, mean over held-out parts.
 
-    ValueError: a part has no images.
+    Raises ValueError if a part has no images.
     """
     count = len(pairs)
     values = []

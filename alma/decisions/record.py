@@ -21,7 +21,7 @@ _SHOWN = 8  # runs that an error lists
 
 
 def find_run(place: Path) -> Run:
-    """The run in a folder, or the only one below it. UserError: there is not one run."""
+    """The run in a folder, or the only one below it. Raises UserError if there is not one run."""
     if not place.is_dir():
         raise UserError(f"{place} is not a folder: give a run directory")
     folders = [Path(folder) for folder, _, files in walk(place) if "run.json" in files]
@@ -49,10 +49,10 @@ class Record:
 
     @classmethod
     def read(cls, place: Path) -> "Record":
-        """Read it.
+        """Read the record in or below a folder.
 
-        UserError: there is not one run, or it has no rows, or it is damaged, or its last stage was
-        trained before its waiting time was over.
+        Raises UserError if there is not one run, if it has no rows or is damaged, or if its last
+        stage was trained before its waiting time was over.
         """
         run = find_run(place)
         rows = {row["t"]: row for row in run.rows}
@@ -105,7 +105,7 @@ class Record:
 
     @cached_property
     def period(self) -> Period:
-        """The time between two mega-batches. UserError: a name of a period is no date."""
+        """The time between two mega-batches. Raises UserError if a period is no date."""
         try:
             return Period.of(self._periods)
         except ValueError as error:

@@ -79,8 +79,8 @@ def may_replace(record: Record, deployed: str | None, margins: Margins) -> GateA
     """Whether the newest model is better than the deployed one.
 
     `deployed`: the mega-batch or period that the deployed model was trained until; None: the model
-    before the newest. UserError: no such model, no losses on held-out parts by period, or files of
-    item losses are damaged or of other parts.
+    before the newest. Raises UserError if there is no such model, if the run has no losses on
+    held-out parts by period, or if files of item losses are damaged or of other parts.
     """
     if not record.models:
         raise UserError(f"{record.run.directory} has no trained model yet: nothing can be compared")
@@ -106,7 +106,7 @@ def may_replace(record: Record, deployed: str | None, margins: Margins) -> GateA
 
 
 def _deployed_model(record: Record, deployed: str | None) -> TrainedModel:
-    """The deployed model. UserError: there is none, or it is the newest."""
+    """The deployed model. Raises UserError if there is none, or if it is the newest."""
     *older, newest = record.models
     if deployed is None:
         return older[-1]
@@ -200,7 +200,7 @@ def _compare(record: Record, old: TrainedModel, parts: Sequence[int]) -> Gain | 
 def _pair(record: Record, old: TrainedModel, newest: TrainedModel, t: int) -> Pair | None:
     """The losses of both models by document or image of a part; None if one has none.
 
-    UserError: damaged, of different items, or of another model.
+    Raises UserError if they are damaged, of different items, or of another model.
     """
     directory = record.run.directory
     paths = []
@@ -251,8 +251,8 @@ def gain_by_scatter(losses: Losses, mean: float, year: float) -> MeanOverSeeds:
 
     The scatter is that of the models before it, so that a newest model that is off does not widen
     its own interval. A model that is off is off on all parts, so models count, not cells; the law
-    takes two of them: what training gains, what is forgotten. UserError: too few models share
-    periods.
+    takes two of them: what training gains, what is forgotten. Raises UserError if too few models
+    share periods.
     """
     from alma.report.advice.staleness import Laws  # with SciPy, half a second
 

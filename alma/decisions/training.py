@@ -66,7 +66,7 @@ class DueAnswer(Decision):
 def is_due(record: Record, terms: Terms) -> DueAnswer:
     """Whether a training is due now, by any of the rules.
 
-    UserError: the run has no losses on held-out parts by period, and there is no `every`.
+    Raises UserError if the run has no losses on held-out parts by period, and there is no `every`.
     """
     if record.losses is None and record.models and not terms.every:
         raise UserError(

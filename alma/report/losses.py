@@ -1,4 +1,4 @@
-"""Losses of models by the time of their training and of their test, and what age adds to them.
+"""Evaluation matrices with two axes of time (`Losses`), staleness and the effect of age.
 
 A `Losses` is an evaluation matrix with two axes of time: a row is a model, at the newest period
 that it was trained on; a column is the held-out part of a period. The age of a cell is the period
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from alma.tables import number
 
-_LARGEST_SHOWN = 9.0  # nats; perplexity is some 8,000 times as large then
+_LARGEST_SHOWN = 9.0  # nats; a larger extra loss would be above 800,000% of perplexity
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class MeanOverSeeds(NamedTuple):
 
 def t_interval(mean: float, error: float, freedom: float) -> MeanOverSeeds:
     """Student's 90% interval of a mean with its standard error and degrees of freedom."""
-    # a sixth of the time that importing scipy.stats takes
+    # Importing scipy.special takes a sixth of the time of scipy.stats.
     from scipy.special import stdtrit
 
     half = float(stdtrit(freedom, 0.95)) * error
@@ -75,7 +75,7 @@ def in_unit(worth: tuple[float, bool], unit: str) -> float:
 
 
 def percent(loss: float, unit: str) -> str:
-    """A loss for readers who know no nats: percent of perplexity, or points of error."""
+    """An extra loss in familiar units: percent of perplexity, or percentage points of error."""
     if not unit.startswith("nats"):
         return f"{number(loss)} points"
     value = 100 * math.expm1(min(loss, _LARGEST_SHOWN))

@@ -11,7 +11,10 @@ PRICE = (
 
 
 def worth_of(text: str) -> tuple[float, bool]:
-    """A number, and whether it is percent. ArgumentTypeError: it is none, or below 0."""
+    """Parse a number that may end in %; returns the number, and whether it is percent.
+
+    Raises ArgumentTypeError if it is no number, or below 0.
+    """
     try:
         value = float(text.removesuffix("%"))
     except ValueError:
@@ -24,7 +27,7 @@ def worth_of(text: str) -> tuple[float, bool]:
 def price_of(text: str) -> tuple[float, float]:
     """The price of a training in units of loss, and the money that a unit costs (0: unknown).
 
-    ArgumentTypeError: it is none, negative or beyond 1e12.
+    Raises ArgumentTypeError if it is no number, negative or beyond 1e12.
     """
     try:
         training, slash, unit = text.partition("/")
