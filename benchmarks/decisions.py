@@ -2,7 +2,7 @@
 
     python -m benchmarks decisions --count 1000
 
-It takes about ten minutes of one core. Documents have lognormal lengths with a median of 250 tokens
+It takes about 20 minutes of one core. Documents have lognormal lengths with a median of 250 tokens
 and a deviation of 1.1 of the logarithm, from 10 to 20,000 tokens (mean 450: web text). Two models
 differ by 0.4 nats a token, independently, and by an effect of the document of deviation 0.05 nats a
 token; "heavy tails": that is of Student's t with 3 degrees of freedom; "a tenth": a tenth of the
