@@ -28,8 +28,8 @@ BENCHMARKS = {
     "data_prep": "Text to mega-batches",
 }
 ALONE = (
-    *("advice", "advice_calibration", "backtest", "cadence_calibration", "gpu", "near_duplicates"),
-    "waiting_rule",
+    *("advice", "advice_calibration", "backtest", "cadence_calibration", "decisions", "gpu"),
+    *("near_duplicates", "waiting_rule"),
 )
 """Run only by name, with flags of their own."""
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("alma", "benchmarks", "data_prep", "fairseq_alma", "slurm", "vision")
 ARROWS = {
     "alma": ("alma",),
+    "alma.decisions": ("alma", "alma.decisions", "alma.report"),
     "alma.report": ("alma", "alma.report"),
     "data_prep": ("alma", "slurm.engine", "data_prep"),
     "fairseq_alma": ("alma", "fairseq_alma"),
