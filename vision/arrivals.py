@@ -13,7 +13,8 @@ from alma.evaluations import LateEvaluation
 from alma.records import Run
 from alma.tables import as_text
 from vision.run import exit_with, parser, record_arrivals, run_all
-from vision.sweep import SweepRun, check_data, jobs_of, read_sections
+from vision.sections import read_sections
+from vision.sweep import SweepRun, check_data, jobs_of
 
 
 def test(runs: Sequence[Run], options: argparse.Namespace) -> None:

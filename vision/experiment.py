@@ -187,7 +187,8 @@ def execute(request: ImageRequest) -> Run:
         growing = periods.GROWING if request.stream.periods and may_grow else ()
         periods.note_trained(directory)
         record = Run.open(directory, config, seeds, growing)
-        temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
+        # Left behind if the process was killed while it saved the last checkpoint.
+        temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)
         stream = _normalised(request.stream, settings)
         record.note(images=stream.dataset.preparation)
         is_complete = _complete(record, len(schedule))
@@ -291,7 +292,8 @@ def _play(record: Run, trainer: StageTrainer, schedule: Sequence[Stage], epochs:
         raise UserError(f"{record.results} lacks rows of completed stages: {remedy}")
 
     def save_last(row: Mapping[str, Any]) -> None:
-        # The last checkpoint holds the row that follows it, so that a complete run has its model.
+        # The checkpoint is written before the last row and holds that row: so a complete run always
+        # has its model, and a killed one loses no row.
         trainer.save(last_row=json.dumps(row))
 
     with tqdm(
@@ -323,7 +325,10 @@ def _complete(record: Run, stage_count: int) -> bool:
 
 
 def _checked_network(request: ImageRequest, settings: Settings) -> dict[str, str]:
-    """What run.json records of a backbone. UserError: the network does not take the images."""
+    """Check the run's network against its images, and return what run.json records of a backbone.
+
+    Raises UserError if the network does not take the images.
+    """
     if not settings.whole:
         return {}
     from vision import classifiers

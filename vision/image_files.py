@@ -14,18 +14,22 @@ from alma.errors import UserError
 from alma.schema import parse_json
 
 SPLITS = {"megabatch": "train", "valid": "valid", "test": "test"}
-"""The split of each part of a period, by the names of parts in stream.json."""
+"""Names of a period's splits, by the names of its parts in stream.json."""
 NEEDED = (
     "give --data-root with PERIOD/CLASS/*.jpg, or CLASS/*.jpg with EXIF dates, or --manifest FILE"
 )
-_ROWS = 10_000  # of a Parquet file that are read at a time
+_ROWS = 10_000  # rows of a Parquet file that are read at a time
 _EXIF = 0x8769  # tag of the EXIF directory
 _TAKEN = 0x9003  # tag of DateTimeOriginal in it
 
 
 class ImageSource(NamedTuple):
-    """The place of a stream's images, the kind of its periods, the column of groups that are not
-    split, and the record of the images that were there before (see `vision.arrived`)."""
+    """Where a dated stream's images come from.
+
+    `root` is the folder, `by` the kind of periods (--by), `manifest` a file with a row for each
+    image, and `group_by` the manifest's column of groups, such as patients; all images of a group
+    are in the same split. `record` has the images that were there before, see `vision.arrived`.
+    """
 
     root: str
     by: str

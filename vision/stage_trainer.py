@@ -63,7 +63,7 @@ class StageTrainer:
         self.save_stages = save_stages
         self.metric = metric
         self.after_stage = after_stage
-        self.bar: Any = None  # of tqdm
+        self.bar: Any = None  # tqdm's progress bar
         self.done = 0  # completed stages
         self.seconds = 0.0  # spent on the current stage before an interruption
         self._interrupted: Progress | None = None
@@ -76,10 +76,10 @@ class StageTrainer:
         self._peak_is_of_run = self._on_gpu or processes.reset_peak_memory()
 
         self._held_out = held_out
-        self._caches: dict[int, Any] = {}  # of `HeldOut.predict`
-        self._raw: dict[str, Any] = {}  # errors of the weights before averaging
+        self._caches: dict[int, Any] = {}  # passed to `HeldOut.predict`
+        self._raw: dict[str, Any] = {}  # test errors of the weights without averaging
         self._matrix: list[float] = []  # test error on the held-out images of each mega-batch
-        self._scores: dict[str, float] = {}  # of the metric
+        self._scores: dict[str, float] = {}  # the user's metric, by its name
 
     def load(self) -> int:
         """Restore the checkpoint if there is one; returns the number of completed stages."""
@@ -142,8 +142,8 @@ class StageTrainer:
 
     def train(self, stage: Stage) -> dict[str, float]:
         """Train on a stage; returns FLOPs by purpose."""
-        # A completed stage is saved here, after its row is on disk. While a stage resumes, nothing
-        # is saved: the checkpoint would lose the progress within the stage.
+        # Save the previous stage only now, after its row is on disk. If this stage resumes, save
+        # nothing: the new checkpoint would lack the progress within the stage.
         if not self._interrupted and self._due():
             self.save()
         self._began = time.monotonic() - self.seconds
