@@ -30,6 +30,7 @@ from alma.tables import as_text
 from vision import arrived, presets
 from vision.dated_stream import write_stream
 from vision.experiment import run  # noqa: F401  for the package
+from vision.image_files import ImageSource
 from vision.learners import LEARNERS, all_settings, owners
 from vision.periods import listed
 from vision.sections import USUAL, read_sections
@@ -284,6 +285,8 @@ def _add_where(command_line: Parser) -> None:
     add("--dry-run", action="store_true", help=text)
     text = "print the run directories, one per line, and exit"
     add("--list", action="store_true", help=text)
+    text = "print the periods of a stream by date with a hash of their images, and exit"
+    add("--list-periods", action="store_true", help=text)
     text = "seconds between two checkpoints (default: 30)"
     add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=text)
     text = (
@@ -348,9 +351,14 @@ def _start_on_cluster() -> None:
     importlib.import_module("slurm.vision.__main__").main()
 
 
+def sources_of(jobs: Sequence[SweepRun]) -> list[ImageSource]:
+    """The images of those jobs that are by date, each source once."""
+    return list(dict.fromkeys(job.source for job in jobs if job.source))
+
+
 def record_arrivals(jobs: Sequence[SweepRun]) -> None:
     """Record the images of streams by date, before runs use them: later ones are late."""
-    for source in dict.fromkeys(job.source for job in jobs if job.source):
+    for source in sources_of(jobs):
         if source.record:
             periods, _ = listed(source)
             arrived.write(source.record, periods)
@@ -384,6 +392,11 @@ def main() -> None:
     if options.list:
         for job in jobs:
             print(job.out)
+        return
+    if options.list_periods:
+        for source in sources_of(jobs):
+            periods, _ = listed(source)
+            print(*(f"{period.name} {period.sha256}" for period in periods), sep="\n")
         return
     for line in lines:
         print(line, flush=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alma.files import make_directory, patiently_locked, write_json_atomic
+from alma.records import Run
 from slurm.engine import children
 from slurm.engine.jobs import Job
 from slurm.engine.submission import LOGS
@@ -25,6 +26,16 @@ class PartJob(Job):
     part: str  # K/N, the value of --part
     runs: tuple[str, ...]  # its run directories, as `alma images --list` names them
     cpus: int
+
+    @property
+    def done(self) -> bool:
+        """Whether its marker is there, and all its runs: their folders may have been removed."""
+        return self.marker.exists() and all(_is_complete(Path(run)) for run in self.runs)
+
+    def remove_stale_marker(self) -> None:
+        """Remove the marker if a run is missing, so that the queue does not count it as done."""
+        if not self.done:
+            self.marker.unlink(missing_ok=True)
 
     def work(self) -> None:
         """Run `alma images`, which skips complete runs and resumes others."""
@@ -46,15 +57,28 @@ class PartJob(Job):
             write_json_atomic(self.marker, {"flags": self.flags, "runs": self.runs})
 
 
+def _is_complete(run: Path) -> bool:
+    """Whether a run has a row for each of its mega-batches."""
+    if not (run / "run.json").exists():
+        return False
+    record = Run.read(run)
+    rows = record.rows_as_written
+    return bool(rows) and rows[-1]["t"] == record.config["megabatches"]
+
+
 def parts(flags: Sequence[str], runs_per_job: int, cpus: int) -> list[PartJob]:
     """Split a sweep into parts. Raises UserError if `alma images` refuses the flags."""
     outs = children.ask([*_IMAGES, *flags, "--list"], "listing the runs").splitlines()
+    experiments = [Path(flag) for flag in flags if flag.endswith(".yaml")]
+    periods = ""
+    if experiments or any(flag.partition("=")[0] == "--by" for flag in flags):
+        periods = children.ask([*_IMAGES, *flags, "--list-periods"], "listing the periods")
     out = Path(outs[0] if len(outs) == 1 else os.path.dirname(outs[0])).resolve()
     count = -(-len(outs) // runs_per_job)
-    experiments = [Path(flag) for flag in flags if flag.endswith(".yaml")]
     files = [path for one in experiments for path in (one, *one.parent.glob("sizes.yaml"))]
-    content = json.dumps([*flags, *outs, *(path.read_text() for path in files)])
-    # With other flags, or a changed experiment file, markers have other names.
+    settings = [flag for flag in flags if flag != "--append"]
+    content = json.dumps([*settings, *outs, *(path.read_text() for path in files), periods])
+    # With other flags, a changed experiment file or new periods, markers have other names.
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     return [
         PartJob(
