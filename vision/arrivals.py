@@ -4,6 +4,7 @@ Nothing is trained.
 """
 
 import argparse
+import importlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,8 @@ from alma.errors import UserError
 from alma.evaluations import LateEvaluation
 from alma.records import Run
 from alma.tables import as_text
-from vision.run import exit_with, parser, record_arrivals, run_all
+from vision.local import run_all
+from vision.run import exit_with, parser, record_arrivals
 from vision.sections import read_sections
 from vision.sweep import SweepRun, check_data, jobs_of
 
@@ -21,7 +23,7 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
     """Test the models of `runs` on the periods that have arrived, and print the new cells of their
     evaluation matrices.
 
-    `options` has test_past, dry_run, jobs, device, cluster and wait, perhaps data_root.
+    `options` are those of `alma test`.
 
     UserError: a run is none by date, its command is not recorded, or past periods have changed.
     """
@@ -32,6 +34,10 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
         from vision.late_cost import lines
 
         print(*lines(jobs), sep="\n")
+    if options.cluster == "slurm":
+        _start_on_cluster(jobs, options)
+        return
+    if options.dry_run:
         return
     before = [run.late_evaluations for run in runs]
     record_arrivals(jobs)
@@ -43,6 +49,12 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
         exit_with(failed, len(jobs))
 
 
+def _start_on_cluster(jobs: Sequence[SweepRun], options: argparse.Namespace) -> None:
+    """Submit a job for each run. slurm.vision is found by its name, as in `vision.run`."""
+    launcher = importlib.import_module("slurm.vision.arrivals")
+    launcher.launch([job.out for job in jobs], options)
+
+
 def job_of(run: Run, options: argparse.Namespace) -> SweepRun:
     """The job that tests a run, by the command in its run.json. UserError: it is none by date."""
     words = shlex.split(run.info.get("command") or "")
@@ -52,7 +64,7 @@ def job_of(run: Run, options: argparse.Namespace) -> SweepRun:
     words = words[2:]
     if "periods" not in run.config:
         raise UserError(f"{run.directory}: its images have no dates: no period arrives")
-    if getattr(options, "data_root", None):
+    if options.data_root:
         words += ["--data-root", str(options.data_root)]
     words += ["--out", str(run.directory)]
     if options.test_past is not None:

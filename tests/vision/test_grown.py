@@ -175,7 +175,13 @@ def test_the_row_of_a_last_stage_that_was_killed_is_completed_by_late_evaluation
 
 def command_of_test(place, *, dry_run=False, test_past=None):
     options = argparse.Namespace(
-        test_past=test_past, dry_run=dry_run, jobs=1, device="cpu", cluster="local", wait=False
+        test_past=test_past,
+        dry_run=dry_run,
+        jobs=1,
+        device="cpu",
+        data_root=None,
+        cluster="local",
+        wait=False,
     )
     read_periods.cache_clear()
     listed.cache_clear()
