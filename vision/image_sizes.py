@@ -4,8 +4,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from vision import folder
-from vision.image_files import ImageSource
-from vision.periods import ImagePeriod, listed
+from vision.image_files import ImagePeriod, ImageSource
+from vision.periods import listed
 
 _SHOWN = 5
 """Sizes of a period that a line names, at most."""
