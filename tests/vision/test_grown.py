@@ -97,7 +97,7 @@ def test_a_grown_stream_has_the_record_of_one_made_in_one_go(shop, tmp_path, lea
     check_growth(shop, tmp_path, learner, OPTIONS[learner], [sorted(OPTIONS).index(learner)])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("learner", OPTIONS)
 def test_appends_at_random_weeks_give_the_record_of_one_go(shop, tmp_path, learner):
     check_growth(shop, tmp_path, learner, OPTIONS[learner], range(10, 15))
@@ -257,7 +257,7 @@ run(stream(sys.argv[1]), options.pop("learner"), sys.argv[2], append=True, **opt
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("learner", ["sm", "gens"])
 def test_kills_at_random_times_change_nothing(shop, tmp_path, learner):
     options = TINY | OPTIONS[learner]
