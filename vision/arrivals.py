@@ -34,17 +34,19 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
         from vision.late_cost import lines
 
         print(*lines(jobs), sep="\n")
+    before = [run.late_evaluations for run in runs]
+    failed: list[Exception] = []
     if options.cluster == "slurm":
         _start_on_cluster(jobs, options)
+    elif not options.dry_run:
+        record_arrivals(jobs)
+        failed = run_all(jobs, options.jobs)
+    is_tested = options.cluster != "slurm" or options.wait
+    if options.dry_run or not is_tested:
         return
-    if options.dry_run:
-        return
-    before = [run.late_evaluations for run in runs]
-    record_arrivals(jobs)
-    failed = run_all(jobs, options.jobs)
     for run, old in zip(runs, before, strict=True):
         new = Run.read(run.directory).late_evaluations[len(old) :]
-        print(table(run, new))
+        print(table(Run.read(run.directory), new))
     if failed:
         exit_with(failed, len(jobs))
 

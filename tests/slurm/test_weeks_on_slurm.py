@@ -66,3 +66,24 @@ def test_an_append_on_a_real_cluster(cluster, tmp_path, monkeypatch, capsys):
     for run in sorted(Path("runs").glob("sm_*")):
         assert len(Run.read(run).late_evaluations) == 3
         assert Run.read(run).rows[-1]["t"] == 3
+
+
+@pytest.mark.thorough
+def test_models_are_tested_on_a_real_cluster(cluster, tmp_path, monkeypatch, capsys):
+    alma_test = pytest.importorskip("slurm.arrivals").main
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    arrive(tmp_path / "shop", 1, 2)
+    forget()
+    assert call(vision, monkeypatch, *FLAGS.split()) == 0
+    arrive(tmp_path / "shop", 3)
+    forget()
+    words = "runs --cluster slurm --timeout-min 30 --wait".split()
+    assert call(alma_test, monkeypatch, *words, "--dry-run") == 0
+    assert "#SBATCH --array=0-1%2" in capsys.readouterr().out
+    assert call(alma_test, monkeypatch, *words) == 0
+    assert capsys.readouterr().out.count("of 2026-W02") == 2
+    for run in sorted(Path("runs").glob("sm_*")):
+        assert len(Run.read(run).late_evaluations) == 3
+        assert Run.read(run).rows[-1]["t"] == 2
