@@ -97,7 +97,5 @@ def _model(run: Run, stage: int | None) -> str:
     """A name of the model of a stage: the last period that it was trained on."""
     if stage is None:
         return "untrained"
-    waiting_time = run.config["waiting_time"]
-    periods = run.config["periods"]
-    last = min((stage + 1) * waiting_time, len(periods))
-    return f"of {periods[last - 1]}"
+    trained_on = [row["trained_on"] for row in run.rows_as_written if row["stage"] == stage]
+    return f"of {run.config['periods'][max(trained_on[0]) - 1]}"

@@ -11,6 +11,7 @@ from vision.checkpoints import read_checkpoint, reading
 from vision.data import Dataset, prepared_like
 from vision.learners import LEARNERS, Learner
 from vision.models import Factory
+from vision.periods import TRAINED
 from vision.stage_trainer import CHECKPOINT
 
 
@@ -69,7 +70,8 @@ def load(
     if "images" not in run.info:
         how = f"run it again, which trains nothing: {run.info.get('command', 'the same command')}"
         raise UserError(f"{place}/run.json lacks the preparation of images, which is new: {how}")
-    schedule = stages(run.config["megabatches"], run.config["waiting_time"])
+    megabatches = run.info.get(TRAINED, run.config["megabatches"])  # it may be tested on later ones
+    schedule = stages(megabatches, run.config["waiting_time"])
     ends = [stage.last for stage in schedule]
     if t is not None and not ends[0] <= t <= ends[-1]:
         raise UserError(f"--t {t}: the run has models after mega-batches {ends[0]} to {ends[-1]}")

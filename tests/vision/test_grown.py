@@ -11,12 +11,13 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from alma.evaluations import EVALUATIONS, read_item_losses
 from alma.records import Run
-from tests.vision.conftest import ROOT, command, error_of, numbers
+from tests.vision.conftest import ROOT, command, equal, error_of, numbers
 from tests.vision.test_weeks import FAST, arrive, stream
-from vision import arrivals, run
+from vision import arrivals, deployed, run
 from vision.image_files import ImageSource
 from vision.late import to_test
 from vision.periods import listed
@@ -214,6 +215,9 @@ def test_models_are_tested_without_training(shop, tmp_path, monkeypatch, capsys)
     tested = Run.read("run")
     assert tested.config["megabatches"] == WEEKS
     assert len(tested.late_evaluations) == 12
+    newest, _ = deployed.load("run")
+    weights = torch.load("run/stage_002.pt", weights_only=True)["model"]
+    assert equal(newest.model.state_dict(), weights)
     command_of_test("run")
     assert "no model to test" in capsys.readouterr().out
     forget()
@@ -232,6 +236,7 @@ def test_a_short_last_stage_that_was_tested_on_more_does_not_grow(tmp_path, monk
     weeks = stream(tmp_path / "shop")
     tested = run(weeks, "sm", tmp_path / "run", only_test=True, **TINY | options)
     assert len(tested.late_evaluations) == 3
+    assert "\nof 2026-W03 " in arrivals.table(tested, tested.late_evaluations)
     line = refused(run, weeks, "sm", tmp_path / "run", append=True, **TINY | options)
     assert "stage 1 was trained when the stream ended with mega-batch 3" in line
 
