@@ -5,6 +5,7 @@ and left out. The record tells them from those that were there, and says which f
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
+from alma import escape
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 from alma.json_lines import complete_lines
@@ -27,7 +29,7 @@ class _Line(TypedDict):
     """An image in the record."""
 
     period: TEXT
-    path: TEXT
+    path: str
     label: TEXT
     split: TEXT
     sha256: TEXT
@@ -105,17 +107,20 @@ def _of_stream(path: Path) -> Arrived:
 
 def write(place: str, periods: Iterable[ImagePeriod]) -> None:
     """Add those periods to the record that are not in it, atomically."""
-    path = Path(place)
+    file_path = Path(place)
     arrived = read(place)
     lines = []
     for period in periods:
         recorded = arrived.get(period.name) or recorded_images(period)
         for sha256, image in recorded.items():
-            line = {"period": period.name, **image._asdict(), "sha256": sha256}
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-    make_directory(path.parent)
-    with atomic_write(path, "wb", keep_same=True) as file:
-        file.write("".join(lines).encode())
+            # Paths serve messages only, and JSON has no bytes that are not UTF-8.
+            path_text = os.fsencode(image.path).decode(errors="replace")
+            shown = image._replace(path=path_text)
+            line = {"period": period.name, **shown._asdict(), "sha256": sha256}
+            lines.append(json.dumps(line) + "\n")
+    make_directory(file_path.parent)
+    with atomic_write(file_path, "wb", keep_same=True) as file:
+        file.write("".join(lines).encode("ascii"))
 
 
 def recorded_images(period: ImagePeriod) -> dict[str, RecordedImage]:
@@ -163,7 +168,7 @@ def late_line(late: Sequence[tuple[str, dict[str, Any]]]) -> str:
         return ""
     counts = Counter(period for period, _ in late)
     periods = ", ".join(f"{number:,} of {period}" for period, number in counts.items())
-    first = late[0][1]["path"]
+    first = escape.terminal(late[0][1]["path"])
     remedy = "move them to the newest period to use them"
     return f"late, left out: {periods} (first: {first}): {remedy}"
 

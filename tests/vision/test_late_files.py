@@ -1,5 +1,8 @@
 """Files that come late, periods that have changed, and images of another size, after an append."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -38,7 +41,7 @@ def refusal(monkeypatch, capsys):
 
 
 def late_picture(path, value=0):
-    picture(path, np.full((5, 4, 3), value, np.uint8))
+    picture(Path(path), np.full((5, 4, 3), value, np.uint8))
 
 
 def test_late_files_are_counted_and_left_out(shop, monkeypatch, capsys):
@@ -86,6 +89,17 @@ def test_a_change_of_the_past_is_blamed_on_its_period_and_files(shop, monkeypatc
     line = refusal(monkeypatch, capsys)
     assert "2026-W03 had other images before: images that are gone: 1 (first: shop/" in line
     assert "2026-W03/b/3.png" in line
+
+
+def test_names_of_files_may_have_any_bytes(tmp_path, monkeypatch):
+    arrive(tmp_path / "shop", 2, 3)
+    old = tmp_path / "shop/2026-W02/a/3.png"
+    old.rename(os.fsdecode(bytes(old.parent) + b"/\xff\ttab.png"))
+    monkeypatch.chdir(tmp_path)
+    train(monkeypatch)
+    arrive(tmp_path / "shop", 4)
+    late_picture(os.fsdecode(bytes(old.parent) + b"/0\xffnew.png"))
+    assert train(monkeypatch, "--append").rows[-1]["t"] == 3
 
 
 def test_without_a_record_a_backfilled_week_is_named(shop, monkeypatch, capsys):
