@@ -5,7 +5,6 @@ run it.
 """
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -18,12 +17,12 @@ from alma.errors import UserError
 from alma.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
 from alma.options import changed, check_ranges, flag_of, flag_words, options_of, recorded
 from alma.stages import Stage, stages
+from slurm.lm import evaluations
 from slurm.lm.epochs import Length, length_of
-from slurm.lm.planned import StageSpec, Training, by_trainer
-from slurm.lm.run_options import ENCODER, EVALUATION_FLAGS, Flags, FlagValues, Placement, RunOptions
+from slurm.lm.planned import StageSpec, Training
+from slurm.lm.run_options import Flags, FlagValues, Placement, RunOptions
 
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
-_EVALUATE = (sys.executable, "-m", "fairseq_alma.evaluate")
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
 _OF_GROWTH = ("grow_router", "grow_optimizer")  # passed only to a stage that grows
 _OF_REPLAY = ("replay_share", "replay_from")  # passed to all stages but the first
@@ -109,6 +108,7 @@ class Plan:
     seeds: dict[str, int]  # of the members, for alma.records
     untrained: tuple[str, ...]  # command line that evaluates the untrained model
     stages: tuple[StageSpec, ...]
+    tests_only: bool = False  # whether to test what is trained, and train nothing (`alma test`)
 
     @property
     def out(self) -> Path:
@@ -130,7 +130,7 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     specs = [_stage(complete, stage, flags, lengths) for stage in schedule[: request.stages]]
     first_trainings = specs[0].trainings
     seeds = [request.seed + SEED_STEP * member for member in range(len(first_trainings))]
-    untrained = _untrained(request, seeds, first_trainings[0].arguments)
+    untrained = evaluations.of_untrained(request, seeds, first_trainings[0].arguments)
     seed_of_member: dict[str, int] = {}
     if len(seeds) > 1:
         seed_of_member = {f"member_{member}": seed for member, seed in enumerate(seeds)}
@@ -200,17 +200,6 @@ def _placement_flags(request: Request) -> Flags:
     return flags
 
 
-def _untrained(request: Request, seeds: Sequence[int], arguments: Sequence[str]) -> tuple[str, ...]:
-    """Command line that evaluates the untrained model; `arguments`: of the first training."""
-    if request.trainer:
-        return by_trainer(request.trainer, request.out, "untrained")
-    words = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
-    if request.context_window:
-        words += ["--context-window", str(request.context_window)]
-    words += ["--out", str(request.out / "untrained.json"), *arguments]
-    return (*words, *_tensorboard(request, 0))
-
-
 def _stage(request: Request, stage: Stage, flags: Flags, lengths: Sequence[Length]) -> StageSpec:
     """Plan one stage.
 
@@ -242,7 +231,7 @@ def _stage(request: Request, stage: Stage, flags: Flags, lengths: Sequence[Lengt
         directory=directory,
         trainings=tuple(trainings),
         models=tuple(models),
-        evaluate=_evaluation(request, index, directory / "result.json"),
+        evaluate=evaluations.of_stage(request, index, directory / "result.json"),
         settings={**request.settings, **values},
     )
 
@@ -268,7 +257,7 @@ def _trainings(
         directory = _folder(request, index, member)
         words = [*model_words, "--stage", str(index), "--seed", str(seed)]
         words += ["--save-dir", str(directory), *stage_words]
-        words += [*_tensorboard(request, index, member), *chain(*flag_lists)]
+        words += [*evaluations.tensorboard(request, index, member), *chain(*flag_lists)]
         previous = None
         if index and not request.renews:
             previous = _folder(request, index - 1, member)
@@ -367,33 +356,3 @@ def _flags_of_stage(request: Request, index: int, flags: Flags, lengths: Sequenc
         total = int(request.settings["--total-num-update"]) * request.update_multiplier
         changed_flags["--total-num-update"] = flag_words("--total-num-update", total)
     return changed_flags
-
-
-def _evaluation(request: Request, index: int, result: Path) -> tuple[str, ...]:
-    """The command line that evaluates a stage, without --path."""
-    if request.trainer:
-        return by_trainer(request.trainer, result.parent, "evaluate")
-    words = [*_EVALUATE, request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
-    words += ["--stage", str(index), "--waiting-time", str(request.waiting_time)]
-    words += ["--out", str(result)]
-    if request.context_window:
-        words += ["--context-window", str(request.context_window)]
-    if averages.last_of(request.average):
-        words += ["--weights", str(request.average)]
-    elif request.average:
-        words += ["--weights", "average"]
-    words += [*request.chosen(EVALUATION_FLAGS), *request.flags.get(ENCODER, ())]
-    return (*words, *_tensorboard(request, index))
-
-
-def _tensorboard(request: Request, index: int, member: int | None = None) -> list[str]:
-    """Words for the TensorBoard folder of a model over all its stages, or of evaluations (None)."""
-    folder = request.settings.get("--tensorboard-logdir")
-    if not folder:
-        return []
-    path = Path(folder, request.out.name)
-    if request.renews:
-        path /= f"stage_{index:02d}"
-    if member is not None and request.learner_spec.separate:
-        path /= f"member_{member}"
-    return flag_words("--tensorboard-logdir", path)
