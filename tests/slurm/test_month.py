@@ -4,27 +4,23 @@ Trainings and evaluations are the trainer of this module, in this process: milli
 model is the list of what it was trained on, and its loss on a document follows from both.
 """
 
-import dataclasses
 import hashlib
-import math
+import os
 import random
-import shutil
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from launcher import call
 
-from alma import json_lines, records
-from alma.evaluations import HELD_OUT
-from alma.records import MACHINE_FIELDS, Run
-from alma.stream import Stream
+from alma.records import Run
 from alma.trainer import StageTask
+from slurm import arrivals
 from slurm.engine import children
 from slurm.launch import main
+from tests.growing import GrowingStream, assert_same
 
 MEGABATCHES = 6
 
@@ -52,89 +48,27 @@ def answer(task: StageTask) -> None:
     task.finish(losses, documents, parameters=10 * len(models))
 
 
-@pytest.fixture(scope="module")
-def whole(text, tmp_path_factory) -> Path:
-    """An ordered stream of six mega-batches with periods."""
-    from data_prep.__main__ import main as data_prep
-
-    out = tmp_path_factory.mktemp("whole") / "stream"
-    lines = (text / "help.txt").read_text().split("\n\n")
-    sources = []
-    for number in range(MEGABATCHES):
-        source = out.with_name(f"s{number}.txt")
-        source.write_text("\n\n".join(lines[number::MEGABATCHES]) + "\n")
-        sources.append(f"s{number}={source}")
-    sizes = "--words 900 --eval-words 300 --valid-words 200 --vocab-size 300"
-    words = [*sources, "--ordered", "--out", str(out), *sizes.split()]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["data", *words, "--max-document-words", "40"])
-        data_prep()
-    stream = Stream.load(out)
-    dated = {}
-    for name in ("megabatches", "held_out", "held_out_valid"):
-        parts = enumerate(getattr(stream, name), start=1)
-        dated[name] = tuple(dataclasses.replace(part, period=f"2024-{t:02d}") for t, part in parts)
-    dataclasses.replace(stream, **dated).write()
-    return out
-
-
-@dataclass
-class Growing:
-    """A stream with the first mega-batches of the whole one, and launches on it."""
-
-    whole: Stream
-    folder: Path
-    launch: Callable[..., int]
-
-    def has(self, megabatches: int) -> None:
-        """Let the stream have so many mega-batches, as `alma data --append` does."""
-        parts = {}
-        for name in ("megabatches", "held_out", "held_out_valid"):
-            parts[name] = getattr(self.whole, name)[:megabatches]
-        dataclasses.replace(self.whole, directory=self.folder, **parts).write()
+@pytest.fixture
+def growing(monthly_stream, tmp_path, monkeypatch) -> GrowingStream:
+    """A growing stream in the current folder, and the trainer in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
+    monkeypatch.setattr(children, "run", run_here)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # most of the time
+    return GrowingStream(monthly_stream, Path("stream"))
 
 
 @pytest.fixture
-def growing(whole, tmp_path, monkeypatch) -> Growing:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "stream"
-    shutil.copytree(whole, folder)
-    monkeypatch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
-    monkeypatch.setattr(children, "run", run_here)
-
-    def launch(*words: object) -> int:
-        trainer = f"{sys.executable} trainer.py"
-        return call(main, monkeypatch, "stream", *words, "--trainer", trainer)
-
-    return Growing(Stream.load(folder), folder, launch)
+def launch(growing, monkeypatch) -> Callable[..., int]:
+    """`launch(*words)`: the exit code of `alma train` on the growing stream."""
+    trainer = f"{sys.executable} trainer.py"
+    return lambda *words: call(main, monkeypatch, "stream", *words, "--trainer", trainer)
 
 
 def run_here(command, log, name, watch=None, environment=None) -> None:
     """As `children.run`, in this process."""
     log.touch()
     answer(StageTask.read(command[-1]))
-
-
-def record_of(run: str) -> tuple[list[dict], dict[str, np.ndarray]]:
-    """The rows without what measures the machine, and the losses of single documents."""
-    rows = []
-    for row in Run.read(run).rows:
-        rows.append({key: row[key] for key in row if key not in MACHINE_FIELDS})
-    files = sorted(Path(run, HELD_OUT).glob("*.npy"))
-    return rows, {file.name: np.load(file) for file in files}
-
-
-def assert_same(run: str, other: str) -> None:
-    """The records of two runs are the same, cell by cell and document by document."""
-    rows, documents = record_of(run)
-    other_rows, other_documents = record_of(other)
-    for row, other_row in zip(rows, other_rows, strict=True):
-        assert row == other_row
-        assert not any(map(math.isnan, row["extra"]["matrix"]))
-        assert len(row["extra"]["matrix"]) == MEGABATCHES
-    assert documents.keys() == other_documents.keys()
-    for name, losses in documents.items():
-        assert np.array_equal(losses, other_documents[name])
 
 
 LEARNERS = ("sm", "ens", "gens")
@@ -156,11 +90,43 @@ def ends(chance: random.Random, waiting_time: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_grown_stream_has_the_matrix_of_one_made_in_one_go(growing, seed):
+def test_a_grown_stream_has_the_matrix_of_one_made_in_one_go(growing, launch, seed):
     chance = random.Random(seed)
     words, waiting_time = chosen(chance)
     for megabatches in ends(chance, waiting_time):
         growing.has(megabatches)
-        assert growing.launch(*words, "--out", "grown") == 0
-    assert growing.launch(*words, "--out", "at_once") == 0
+        assert launch(*words, "--out", "grown") == 0
+    assert launch(*words, "--out", "at_once") == 0
     assert_same("grown", "at_once")
+
+
+def alma_test(monkeypatch, capsys, *words: object, code: int = 0) -> str:
+    """What `alma test` prints."""
+    capsys.readouterr()
+    found = call(arrivals.main, monkeypatch, *words)
+    said = capsys.readouterr()
+    assert found == code, said.err
+    return said.out + said.err
+
+
+def test_alma_test_trains_nothing_and_says_what_is_new(growing, launch, monkeypatch, capsys):
+    growing.has(2)
+    assert launch("--learner", "sm", "--out", "run") == 0
+    assert "nothing new" in alma_test(monkeypatch, capsys, "run")
+    growing.has(4)
+    before = sorted(Path("run").rglob("*"))
+    said = alma_test(monkeypatch, capsys, "run", "--dry-run")
+    assert "first 3 models are tested on mega-batches that came later: 6 evaluations" in said
+    assert sorted(Path("run").rglob("*")) == before
+    said = alma_test(monkeypatch, capsys, "run")
+    assert "perplexity of    2024-03  2024-04" in said
+    assert "untrained model" in said
+    assert "ask with: alma due run" in said
+    rows = Run.read("run").rows
+    assert [len(row["extra"]["matrix"]) for row in rows] == [4, 4, 4]
+    assert not Path("run/stage_02").exists()
+    assert "nothing new" in alma_test(monkeypatch, capsys, "run")
+    growing.has(6)
+    assert launch("--learner", "sm", "--out", "run") == 0
+    assert launch("--learner", "sm", "--out", "at_once") == 0
+    assert_same("run", "at_once")
