@@ -6,23 +6,32 @@ model is the list of what it was trained on, and its loss on a document follows 
 
 import hashlib
 import os
+import pickle
+import pwd
 import random
+import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from launcher import call
 
+from alma import records
 from alma.records import Run
 from alma.trainer import StageTask
 from slurm import arrivals
-from slurm.engine import children
+from slurm.engine import children, queue, submission
+from slurm.engine.squeue import JobState
 from slurm.launch import main
 from tests.growing import GrowingStream, assert_same
 
 MEGABATCHES = 6
+SEEDS = [pytest.param(seed, marks=[pytest.mark.thorough] if seed > 1 else []) for seed in range(30)]
+"""Of the choice of the run and of the points at which its stream grows; few in `make test`."""
 
 
 class Killed(BaseException):
@@ -89,7 +98,7 @@ def ends(chance: random.Random, waiting_time: int) -> list[int]:
     return [*sorted(chance.sample(possible, count)), MEGABATCHES]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_grown_stream_has_the_matrix_of_one_made_in_one_go(growing, launch, seed):
     chance = random.Random(seed)
     words, waiting_time = chosen(chance)
@@ -130,3 +139,132 @@ def test_alma_test_trains_nothing_and_says_what_is_new(growing, launch, monkeypa
     assert launch("--learner", "sm", "--out", "run") == 0
     assert launch("--learner", "sm", "--out", "at_once") == 0
     assert_same("run", "at_once")
+
+
+class Killer:
+    """Kills the launcher before or after a write that is chosen by chance."""
+
+    def __init__(self, monkeypatch, chance: random.Random):
+        self.chance = chance
+        self.writes_left = 0
+        self.kills = 0
+        for place, name in ((os, "replace"), (records, "append_line")):
+            monkeypatch.setattr(place, name, self.around(getattr(place, name)))
+
+    def around(self, write: Callable) -> Callable:
+        """`write` that may kill before or after it."""
+
+        def run(*arguments) -> None:
+            self.writes_left -= 1
+            is_last = self.writes_left == 0
+            before = self.chance.random() < 0.5
+            if is_last and before:
+                self.kill()
+            write(*arguments)
+            if is_last:
+                self.kill()
+
+        return run
+
+    def kill(self) -> None:
+        self.kills += 1
+        raise Killed
+
+    def launched(self, launch: Callable[[], object], most: int) -> None:
+        """Launch until that ends, and kill up to `most` times."""
+        for _ in range(most):
+            self.writes_left = self.chance.randint(1, 12)
+            try:
+                launch()
+            except Killed:
+                continue
+            break
+        self.writes_left = 0
+        launch()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_kills_between_any_two_writes_repeat_and_lose_nothing(growing, launch, monkeypatch, seed):
+    chance = random.Random(seed)
+    words, waiting_time = chosen(chance)
+    killer = Killer(monkeypatch, chance)
+    for megabatches in ends(chance, waiting_time):
+        growing.has(megabatches)
+        tests_first = partial(call, arrivals.main, monkeypatch, "grown")
+        if Path("grown").exists() and chance.random() < 0.5:
+            killer.launched(tests_first, 3)
+        killer.launched(partial(launch, *words, "--out", "grown"), 6)
+    assert launch(*words, "--out", "at_once") == 0
+    assert_same("grown", "at_once")
+    assert killer.kills
+
+
+class Queue:
+    """A SLURM whose jobs are pickled, and run here when `run` is called."""
+
+    def __init__(self, monkeypatch, chance: random.Random):
+        self.chance = chance
+        self.jobs: dict[str, bytes] = {}  # that wait, by id
+        self.count = 0
+        user = pwd.getpwuid(os.getuid()).pw_name
+        self.state = JobState("PENDING", user=user, name="alma-test")
+        monkeypatch.setattr(queue, "ask", self.ask)
+        monkeypatch.setattr(submission, "scancel", self.scancel)
+        monkeypatch.setattr(submission, "to_slurm", lambda folder: self.send)
+        monkeypatch.setattr(submission, "check", lambda resources: None)
+        monkeypatch.setattr(submission, "largest_array", lambda: 1000)
+        monkeypatch.setattr(shutil, "which", lambda name, path=None: f"/bin/{name}")
+        place = SimpleNamespace(raw_job_id="1", num_nodes=1, num_tasks=1, global_rank=0)
+        monkeypatch.setattr("submitit.JobEnvironment", lambda: place)
+
+    def ask(self, ids=None) -> dict[str, JobState]:
+        return {job_id: self.state for job_id in ids or self.jobs if job_id in self.jobs}
+
+    def scancel(self, ids) -> None:
+        for job_id in ids:
+            self.jobs.pop(job_id, None)
+
+    def send(self, name, jobs, resources, dependency) -> list[str]:
+        ids = [str(self.count + number) for number in range(1, len(jobs) + 1)]
+        self.count += len(jobs)
+        self.jobs |= {job_id: pickle.dumps(job) for job_id, job in zip(ids, jobs, strict=True)}
+        return ids
+
+    def run(self, most: int) -> None:
+        """Run up to so many jobs, in an order of chance that their dependencies allow."""
+        for _ in range(most):
+            jobs = {job_id: pickle.loads(text) for job_id, text in self.jobs.items()}
+            ready = [job_id for job_id, job in jobs.items() if all(map(Path.exists, job.needs))]
+            if not ready:
+                return
+            job_id = self.chance.choice(ready)
+            del self.jobs[job_id]
+            jobs[job_id].work()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_stream_that_grows_while_jobs_are_queued(growing, launch, monkeypatch, seed):
+    chance = random.Random(seed)
+    words, waiting_time = chosen(chance)
+    lengths = ends(chance, waiting_time)
+    slurm = Queue(monkeypatch, chance)
+    on_slurm = partial(launch, *words, "--out", "grown", "--cluster", "slurm")
+
+    def run_and_grow(command, log, name, watch=None, environment=None) -> None:
+        """A job during which the stream may grow, before or after its task is written."""
+        run_here(command, log, name)
+        if lengths and chance.random() < 0.1:
+            growing.has(lengths.pop(0))
+
+    monkeypatch.setattr(children, "run", run_and_grow)
+    while lengths:
+        growing.has(lengths.pop(0))
+        assert on_slurm() == 0
+        if chance.random() < 0.3:
+            assert call(arrivals.main, monkeypatch, "grown", "--cluster", "slurm") == 0
+        slurm.run(chance.randint(0, 30))
+    assert on_slurm() == 0  # the last ones may have come during a job
+    slurm.run(100)
+    assert not slurm.jobs
+    assert launch(*words, "--out", "at_once") == 0
+    assert_same("grown", "at_once")
