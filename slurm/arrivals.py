@@ -13,9 +13,8 @@ from slurm.lm.run_options import RunOptions
 
 _EXAMPLES = """\
 examples:
-  alma data crawl/2024-07 --append --out stream
+  alma test runs/sm --dry-run
   alma test runs/sm
-  alma due runs/sm
 """
 
 

@@ -91,7 +91,9 @@ def test_help_and_what_parsing_refuses_come_before_heavy_imports(tmp_path):
     helps = [*names, *MODULES]
     required = {"corpus": "git r --out s", "data": "c --out s", "inspect": "s", "train": "s"}
     required |= {"export": "c --out d", "predict": "r i --out f"}
-    required |= dict.fromkeys(("status", "cancel", "report", "advise", "tsne", "reproduce"), "r")
+    required |= dict.fromkeys(
+        ("status", "cancel", "report", "advise", "tsne", "reproduce", "test"), "r"
+    )
     refused = [f"alma {name} {required.get(name, '')} --nonsense" for name in alma.TOOLS]
     found = calls(*(f"{line} --help" for line in helps), *refused, stubs=tmp_path)
     names += [f"python -m {name}" for name in MODULES]

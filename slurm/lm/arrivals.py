@@ -8,7 +8,6 @@ from dataclasses import replace
 from alma.errors import UserError
 from alma.evaluations import LateEvaluation
 from alma.records import Run
-from alma.stages import stages
 from alma.stream import Stream, is_stream
 from alma.tables import as_text, fixed
 from slurm.engine import children, resources, submission
@@ -17,10 +16,10 @@ from slurm.lm.announce import programs
 from slurm.lm.checks import check, megabatch_sizes
 from slurm.lm.cluster import launch_on_slurm, show_jobs
 from slurm.lm.estimate import vocabulary_size
-from slurm.lm.late import announcement
+from slurm.lm.late import announcement, plan_on_longer
 from slurm.lm.launcher import end_child_at_signals, forks, limit_threads, place_of
 from slurm.lm.local import do_here
-from slurm.lm.plan import Plan, Request, make_plan
+from slurm.lm.plan import Plan, Request
 from slurm.lm.record import run_config
 from slurm.lm.request import read_requests, resolved
 
@@ -86,11 +85,7 @@ def _plan(request: Request) -> Plan:
     try:
         sizes = megabatch_sizes(request)
         check(request)
-        steps = len(stages(len(sizes), request.waiting_time)) - 1
-        growth = request.grow_experts
-        if growth and 1 < len(growth) < steps:  # later ones are chosen when they are trained
-            growth = [*growth, *[1] * (steps - len(growth))]
-        plan = make_plan(replace(request, sizes=sizes, grow_experts=growth), len(sizes))
+        plan = plan_on_longer(replace(request, sizes=sizes), len(sizes))
     except UserError as error:
         raise UserError(f"{request.out}: {error}") from error
     return replace(plan, tests_only=True)

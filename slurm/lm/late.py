@@ -4,17 +4,18 @@ A stream grows by `alma data ... --append`. The untrained model and the deployed
 stages are then tested on the new held-out parts, before anything is trained.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alma import averages
 from alma.markers import read_marker
 from alma.records import Run
+from alma.stages import stages
 from alma.stream import Stream, is_stream
 from slurm.engine.machine import Machine
 from slurm.lm.estimate import Cost, total
-from slurm.lm.plan import Plan
+from slurm.lm.plan import Plan, Request, make_plan
 from slurm.lm.record import (
     LATE,
     TRAINED,
@@ -46,6 +47,28 @@ class LateTest:
         return f"{self.model}: {self.lacking} is deleted: not tested on {self.periods}"
 
 
+def plan_on_longer(request: Request, megabatches: int) -> Plan:
+    """The plan of a run on a stream of B = `megabatches`, some of which came after its request.
+
+    A list of --grow-experts may end before them: stages beyond it are not to be trained by this
+    plan, and get one expert.
+    """
+    growth = request.grow_experts
+    steps = len(stages(megabatches, request.waiting_time)) - 1
+    if growth and 1 < len(growth) < steps:
+        request = replace(request, grow_experts=[*growth, *[1] * (steps - len(growth))])
+    return make_plan(request, megabatches)
+
+
+def plan_as_recorded(plan: Plan, run: Run) -> Plan:
+    """The plan of a job, or that of a later launch if the stream has grown since."""
+    megabatches = run.config["megabatches"]
+    if megabatches <= plan.config["megabatches"]:
+        return plan
+    request = replace(plan.request, stages=run.info.get("stages"), sizes=())
+    return plan_on_longer(request, megabatches)
+
+
 def late_tests(plan: Plan) -> list[LateTest]:
     """What is missing of the evaluation matrix of the models that are evaluated, the newest first.
 
@@ -56,14 +79,14 @@ def late_tests(plan: Plan) -> list[LateTest]:
     held_out = Stream.load(plan.request.stream).held_out[: plan.config["megabatches"]]
     if not held_out or not Run.check(plan.out, *run_config(plan)):
         return []
-    stages: list[int | None] = []
+    evaluated: list[int | None] = []
     for spec in reversed(plan.stages):
         if result_of(plan, spec.stage.index).exists():
-            stages.append(spec.stage.index)
+            evaluated.append(spec.stage.index)
     if result_of(plan, None).exists():
-        stages.append(None)
+        evaluated.append(None)
     tests = []
-    for stage in stages[: plan.request.test_past]:
+    for stage in evaluated[: plan.request.test_past]:
         test = late_test(plan, stage, len(held_out))
         if test:
             tests.append(test)
@@ -94,6 +117,13 @@ def untested(plan: Plan, stage: int | None, megabatches: Collection[int]) -> tup
         if cell["stage"] == stage:
             tested.add(cell["megabatch"])
     return tuple(megabatch for megabatch in megabatches if megabatch not in tested)
+
+
+def on_held_out(command: Sequence[str], parts: Sequence[int], out: Path) -> list[str]:
+    """The command line of a whole evaluation, on the held-out parts of `parts` alone, to `out`."""
+    words = [word for word in command if word != "--valid"]
+    words[words.index("--out") + 1] = str(out)
+    return [*words, "--held-out", ",".join(map(str, parts))]
 
 
 def _span(names: list[str]) -> str:

@@ -5,6 +5,7 @@ run it.
 """
 
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -17,18 +18,18 @@ from alma.errors import UserError
 from alma.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
 from alma.options import changed, check_ranges, flag_of, flag_words, options_of, recorded
 from alma.stages import Stage, stages
-from slurm.lm import evaluations
 from slurm.lm.epochs import Length, length_of
-from slurm.lm.planned import StageSpec, Training
-from slurm.lm.run_options import Flags, FlagValues, Placement, RunOptions
+from slurm.lm.planned import StageSpec, Training, by_trainer
+from slurm.lm.run_options import ENCODER, EVALUATION_FLAGS, Flags, FlagValues, Placement, RunOptions
 
-SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
+SEED_STEP = 1000  # difference of seeds between members of an ensemble; the first has sm's seed
+_EVALUATE = (sys.executable, "-m", "fairseq_alma.evaluate")
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
 _OF_GROWTH = ("grow_router", "grow_optimizer")  # passed only to a stage that grows
 _OF_REPLAY = ("replay_share", "replay_from")  # passed to all stages but the first
-_LOG_EVERY = 100  # updates at most between lines of the log, which `slurm.lm.local` reads
+_LOG_EVERY = 100  # most updates between two lines of the log, from which progress is shown
 _LINES_OF_A_STAGE = 20
-_UNKNOWN_UPDATES = 2000  # of a stage without a limit, to choose the interval of its log
+_UNKNOWN_UPDATES = 2000  # assumed length of a stage without a limit, for its logging interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +37,8 @@ class Request(RunOptions):
     """A run as requested: its options, and the flags of fairseq-train with their values."""
 
     flags: Flags = field(default_factory=dict)  # of fairseq-train
-    settings: FlagValues = field(default_factory=dict)  # values of all its flags, for `make_plan`
-    placement: Placement | None = None  # from `place`; None: not decided
+    settings: FlagValues = field(default_factory=dict)  # values of all flags, from `resolved`
+    placement: Placement | None = None  # from `place`; None: not placed yet
     sizes: Sequence[int] = ()  # tokens of each mega-batch, for --max-epoch; (): unknown
 
     def __post_init__(self) -> None:
@@ -64,7 +65,7 @@ class Request(RunOptions):
 
     @property
     def one_schedule(self) -> bool:
-        """Whether one schedule spans all stages: optimizer and learning rate go on."""
+        """Whether one schedule spans all stages (--schedule continuous)."""
         return self.schedule != "stage"
 
     @property
@@ -85,7 +86,7 @@ class Request(RunOptions):
 
     @property
     def command(self) -> str:
-        """The shell line that requests this run alone: changed options and all flags."""
+        """The shell command that requests this single run: changed options and all flags."""
         options = changed(self)
         words = ["alma", "train", options.pop("stream")]
         for name, value in options.items():
@@ -105,7 +106,7 @@ class Plan:
 
     request: Request
     config: dict[str, Any]
-    seeds: dict[str, int]  # of the members, for alma.records
+    seeds: dict[str, int]  # seeds of the members, recorded in run.json
     untrained: tuple[str, ...]  # command line that evaluates the untrained model
     stages: tuple[StageSpec, ...]
     tests_only: bool = False  # whether to test what is trained, and train nothing (`alma test`)
@@ -130,7 +131,7 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     specs = [_stage(complete, stage, flags, lengths) for stage in schedule[: request.stages]]
     first_trainings = specs[0].trainings
     seeds = [request.seed + SEED_STEP * member for member in range(len(first_trainings))]
-    untrained = evaluations.of_untrained(request, seeds, first_trainings[0].arguments)
+    untrained = _untrained(request, seeds, first_trainings[0].arguments)
     seed_of_member: dict[str, int] = {}
     if len(seeds) > 1:
         seed_of_member = {f"member_{member}": seed for member, seed in enumerate(seeds)}
@@ -155,7 +156,7 @@ def _with_defaults_of_learner(request: Request, stage_count: int) -> Request:
 
 
 def _growth_of_steps(request: Request, stage_count: int) -> list[int]:
-    """Experts that are added before each stage but the first. UserError: impossible growth."""
+    """Number of experts added before each stage but the first. UserError: impossible growth."""
     growth = request.grow_experts or [DEFAULT_GROWTH]
     steps = stage_count - 1
     text = f"--grow-experts {','.join(map(str, growth))}"
@@ -195,16 +196,27 @@ def _placement_flags(request: Request) -> Flags:
     flags = {}
     for name in ("--distributed-world-size", "--update-freq"):
         flags[name] = flag_words(name, request.settings[name])
-    # fairseq-train compares it with the tokens that it trains on.
+    # In the training, `fairseq_alma.hooks` compares it with the tokens of its updates.
     flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
     return flags
+
+
+def _untrained(request: Request, seeds: Sequence[int], arguments: Sequence[str]) -> tuple[str, ...]:
+    """Command line that evaluates the untrained model; `arguments`: of the first training."""
+    if request.trainer:
+        return by_trainer(request.trainer, request.out, "untrained")
+    words = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
+    if request.context_window:
+        words += ["--context-window", str(request.context_window)]
+    words += ["--out", str(request.out / "untrained.json"), *arguments]
+    return (*words, *_tensorboard(request, 0))
 
 
 def _stage(request: Request, stage: Stage, flags: Flags, lengths: Sequence[Length]) -> StageSpec:
     """Plan one stage.
 
-    request: with a value for each option of its learner. flags: of fairseq-train, the same for all
-    stages. lengths: of the trainings of each stage of the run.
+    request: has a value for each option of its learner. flags: flags of fairseq-train that all
+    stages share. lengths: length of the training of each stage of the run.
     """
     learner = request.learner_spec
     index = stage.index
@@ -231,7 +243,7 @@ def _stage(request: Request, stage: Stage, flags: Flags, lengths: Sequence[Lengt
         directory=directory,
         trainings=tuple(trainings),
         models=tuple(models),
-        evaluate=evaluations.of_stage(request, index, directory / "result.json"),
+        evaluate=_evaluation(request, index, directory / "result.json"),
         settings={**request.settings, **values},
     )
 
@@ -252,12 +264,12 @@ def _trainings(
     trainings = []
     for member in range(members if learner.separate else 1):
         seed = request.seed + SEED_STEP * member
-        if learner.fresh:  # each stage adds its models to the ensemble
+        if learner.fresh:  # each stage trains new models, which join the ensemble
             seed += SEED_STEP * index * members
         directory = _folder(request, index, member)
         words = [*model_words, "--stage", str(index), "--seed", str(seed)]
         words += ["--save-dir", str(directory), *stage_words]
-        words += [*evaluations.tensorboard(request, index, member), *chain(*flag_lists)]
+        words += [*_tensorboard(request, index, member), *chain(*flag_lists)]
         previous = None
         if index and not request.renews:
             previous = _folder(request, index - 1, member)
@@ -303,7 +315,7 @@ def _model_words(request: Request, index: int, experts: int | None) -> list[str]
     words = [request.stream, "--task", "alma_lm", "--arch", request.settings["--arch"]]
     if experts is not None:
         words += ["--moe-expert-count", str(experts)]
-    if request.learner_spec.joint:  # all members in one fairseq-train
+    if request.learner_spec.joint:  # one fairseq-train trains all members
         words += ["--members", str(request.members or 1)]
     if request.trainer is not None:
         words += ["--trainer", request.trainer]
@@ -339,7 +351,7 @@ def _stage_words(request: Request, index: int, flags: Flags, updates: int | None
 def _flags_of_stage(request: Request, index: int, flags: Flags, lengths: Sequence[Length]) -> Flags:
     """The user's flags with the updates, warm-up and decay of a stage.
 
-    With one schedule over all stages fairseq-train counts the updates of the stages before too.
+    With one schedule over all stages, --max-update includes the updates of earlier stages.
     """
     changed_flags = dict(flags)
     counted_stages = index + 1 if request.one_schedule else 1
@@ -356,3 +368,33 @@ def _flags_of_stage(request: Request, index: int, flags: Flags, lengths: Sequenc
         total = int(request.settings["--total-num-update"]) * request.update_multiplier
         changed_flags["--total-num-update"] = flag_words("--total-num-update", total)
     return changed_flags
+
+
+def _evaluation(request: Request, index: int, result: Path) -> tuple[str, ...]:
+    """The command line that evaluates a stage, without --path."""
+    if request.trainer:
+        return by_trainer(request.trainer, result.parent, "evaluate")
+    words = [*_EVALUATE, request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
+    words += ["--stage", str(index), "--waiting-time", str(request.waiting_time)]
+    words += ["--out", str(result), "--item-losses", str(request.out)]
+    if request.context_window:
+        words += ["--context-window", str(request.context_window)]
+    if averages.last_of(request.average):
+        words += ["--weights", str(request.average)]
+    elif request.average:
+        words += ["--weights", "average"]
+    words += [*request.chosen(EVALUATION_FLAGS), *request.flags.get(ENCODER, ())]
+    return (*words, *_tensorboard(request, index))
+
+
+def _tensorboard(request: Request, index: int, member: int | None = None) -> list[str]:
+    """Words for the TensorBoard folder of a model over all its stages, or of evaluations (None)."""
+    folder = request.settings.get("--tensorboard-logdir")
+    if not folder:
+        return []
+    path = Path(folder, request.out.name)
+    if request.renews:
+        path /= f"stage_{index:02d}"
+    if member is not None and request.learner_spec.separate:
+        path /= f"member_{member}"
+    return flag_words("--tensorboard-logdir", path)

@@ -26,8 +26,15 @@ from alma.stream import Stream, is_stream
 from slurm.engine import children
 from slurm.engine.children import Environment, Watch
 from slurm.engine.jobs import Job
-from slurm.lm import evaluations, trainer
-from slurm.lm.late import LateTest, late_test, late_tests, untested
+from slurm.lm import trainer
+from slurm.lm.late import (
+    LateTest,
+    late_test,
+    late_tests,
+    on_held_out,
+    plan_as_recorded,
+    untested,
+)
 from slurm.lm.plan import Plan
 from slurm.lm.planned import StageSpec, Training, trainer_command
 from slurm.lm.record import (
@@ -77,7 +84,8 @@ class RunJob(Job):
     def work(self) -> None:
         self.do()
         with patiently_locked(self.run):
-            collect(self.plan, Run.open(self.run, Run.read(self.run).config))
+            run = Run.open(self.run, Run.read(self.run).config)
+            collect(plan_as_recorded(self.plan, run), run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,15 +289,9 @@ class LateJob(RunJob):
             write_json_atomic(self.marker, {"held_out": cells, "seconds": seconds})
             trainer.remove_documents(task, answer)
             return
-        words: tuple[str, ...]
-        if stage is None:
-            trainings = self.plan.stages[0].trainings
-            seeds = [training.seed for training in trainings]
-            words = evaluations.of_untrained_on(request, seeds, trainings[0].arguments, parts)
-        else:
-            paths = ("--path", ":".join(map(str, models)))
-            words = (*evaluations.of_stage_on(request, stage, parts), *paths)
-        words = (*words, "--out", str(self.marker))
+        paths = ["--path", ":".join(map(str, models))] if models else []
+        evaluation = self.plan.untrained if stage is None else self.spec.evaluate
+        words = [*on_held_out(evaluation, parts, self.marker), *paths]
         children.run(words, log, self.name, watch, environment)
 
 

@@ -41,8 +41,8 @@ def test_commands_of_a_plain_chain_word_for_word():
         "--max-update", "400", "--cpu", "--lr=1e-3",
     ]  # fmt: skip
     assert list(second.evaluate) == [
-        sys.executable, "-m", "fairseq_alma.evaluate", "S", "--task", "alma_lm", "--stage", "1",
-        "--waiting-time", "1", "--gen-subset", "test", "--valid", "--out", "R/stage_01/result.json",
+        sys.executable, "-m", "fairseq_alma.evaluate", "S", "--task", "alma_lm", "--gen-subset", "test",
+        "--valid", "--stage", "1", "--waiting-time", "1", "--out", "R/stage_01/result.json",
         "--item-losses", "R", "--cpu", "--num-workers", "0", "--batch-size", "8",
         "--required-batch-size-multiple", "8", "--tokens-per-sample", "512", "--sample-break-mode", "none",
         "--megabatch-words", "0", "--megabatch-tokens", "0", "--megabatch-seed", "1",
