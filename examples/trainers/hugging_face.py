@@ -108,16 +108,20 @@ def evaluate(task: StageTask) -> None:
     models = [build(task, 0, path) for path in task.members] or [
         build(task, seed) for seed in task.seeds
     ]
-    models, losses = [model.eval() for model in models], {}
+    models = [model.eval() for model in models]
+    losses = {}
+    documents = {}
     for part in task.evaluate:
-        nats = 0.0
+        of_blocks = []
         for block in blocks((part,)):
             mean = torch.stack(
                 [model(block[None, :-1]).logits.softmax(-1) for model in models]
             ).mean(0)
-            nats += functional.nll_loss(mean[0].log(), block[1:], reduction="sum").item()
-        losses[part.name] = nats / part.tokens, part.tokens
-    task.finish(losses, parameters=sum(model.num_parameters() for model in models))
+            of_blocks.append(functional.nll_loss(mean[0].log(), block[1:], reduction="none"))
+        nll = torch.cat(of_blocks).double()  # of each token
+        losses[part.name] = nll.mean(), len(nll)
+        documents[part.name] = part.document_losses(nll.numpy())  # to compare models in pairs
+    task.finish(losses, documents, parameters=sum(model.num_parameters() for model in models))
 
 
 if __name__ == "__main__":

@@ -86,7 +86,9 @@ def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
     waiting_time = plan.config["waiting_time"]
     config = plan.config | identity(plan.request.stream)
     if plan.tests_only:
-        config = Run.read(plan.out).config | identity(plan.request.stream)
+        recorded = Run.read(plan.out).config
+        name = recorded.get("stream")  # the folder may have another name now
+        config = recorded | identity(plan.request.stream) | {"stream": name}
         config["megabatches"] = plan.config["megabatches"]
     if (plan.out / "run.json").exists():
         before = Run.read(plan.out).config["megabatches"]

@@ -5,6 +5,7 @@ model is the list of what it was trained on, and its loss on a document follows 
 """
 
 import hashlib
+import json
 import os
 import pickle
 import pwd
@@ -71,7 +72,12 @@ def growing(monthly_stream, tmp_path, monkeypatch) -> GrowingStream:
 def launch(growing, monkeypatch) -> Callable[..., int]:
     """`launch(*words)`: the exit code of `alma train` on the growing stream."""
     trainer = f"{sys.executable} trainer.py"
-    return lambda *words: call(main, monkeypatch, "stream", *words, "--trainer", trainer)
+
+    def run(*words: object) -> int:
+        stream = [] if "--stream" in words else ["stream"]
+        return call(main, monkeypatch, *stream, *words, "--trainer", trainer)
+
+    return run
 
 
 def run_here(command, log, name, watch=None, environment=None) -> None:
@@ -271,3 +277,99 @@ def test_a_stream_that_grows_while_jobs_are_queued(growing, launch, monkeypatch,
     assert not slurm.jobs
     assert launch(*words, "--out", "at_once") == 0
     assert_same("grown", "at_once")
+
+
+def matrix(run: str) -> dict[int | None, list[float]]:
+    """The evaluation matrix of a run, by stage."""
+    return {row["stage"]: row["extra"]["matrix"] for row in Run.read(run).rows}
+
+
+def test_a_deleted_checkpoint_is_a_named_hole(growing, launch, monkeypatch, capsys):
+    growing.has(3)
+    launch("--learner", "gens", "--out", "run")
+    next(Path("run/stage_00").rglob("model.txt")).unlink()  # deployed after each stage
+    growing.has(4)
+    said = alma_test(monkeypatch, capsys, "run", "--dry-run")
+    assert "run: stage 0: model.txt is deleted: not tested on 2024-04" in said
+    assert "run: 3 models are deleted and cannot be tested" in said
+    assert "first 1 models are tested" in said
+    said = alma_test(monkeypatch, capsys, "run")
+    assert "stage 2: model.txt is deleted: not tested on 2024-04" in said
+    assert {stage: len(values) for stage, values in matrix("run").items()} == {
+        None: 4,
+        0: 3,
+        1: 3,
+        2: 3,
+    }
+    said = alma_test(monkeypatch, capsys, "run")
+    assert "stage 2: model.txt is deleted" in said
+    assert "nothing new" in said
+
+
+def test_only_the_newest_stages_are_tested(growing, launch, monkeypatch, capsys):
+    growing.has(3)
+    launch("--learner", "sm", "--out", "run", "--test-past", "1")
+    growing.has(4)
+    launch("--learner", "sm", "--out", "run", "--test-past", "1")
+    lengths = {stage: len(values) for stage, values in matrix("run").items()}
+    assert lengths == {None: 3, 0: 3, 1: 3, 2: 4, 3: 4}
+    growing.has(5)
+    assert "nothing new" in alma_test(monkeypatch, capsys, "run", "--test-past", "0")
+    alma_test(monkeypatch, capsys, "run")  # as it was launched
+    assert len(matrix("run")[3]) == 5
+    assert len(matrix("run")[2]) == 4
+    alma_test(monkeypatch, capsys, "run", "--test-past", "9", "--jobs", "2")
+    launch("--learner", "sm", "--out", "run", "--test-past", "9")
+    growing.has(6)
+    launch("--learner", "sm", "--out", "run")
+    launch("--learner", "sm", "--out", "at_once")
+    assert_same("run", "at_once")
+
+
+def test_a_result_that_has_more_megabatches_than_the_run(growing, launch, monkeypatch):
+    """The stream grows during the first job: the row ends with the run's mega-batches."""
+
+    def grow(*words, **keywords) -> None:
+        growing.has(5)
+        run_here(*words, **keywords)
+
+    growing.has(3)
+    monkeypatch.setattr(children, "run", grow)
+    launch("--learner", "sm", "--out", "run")
+    assert set(map(len, matrix("run").values())) == {3}
+    names = []
+    monkeypatch.setattr(children, "run", lambda *words: names.append(words[2]) or run_here(*words))
+    assert call(arrivals.main, monkeypatch, "run") == 0
+    assert names == ["test of untrained model on 2024-04 to 2024-05"]
+    assert set(map(len, matrix("run").values())) == {5}
+    assert len(Run.read("run").late_evaluations) == 8
+
+
+def test_what_alma_test_cannot_test_is_one_line(growing, launch, monkeypatch, capsys):
+    growing.has(3)
+    launch("--learner", "sm", "--out", "run")
+    Path("stream").rename("moved")
+    said = alma_test(monkeypatch, capsys, "run", code=2)
+    assert said.startswith("error: run: no stream in stream")
+    assert "give its new place as --stream STREAM" in said
+    assert "nothing new" in alma_test(monkeypatch, capsys, "run", "--stream", "moved")
+    info = json.loads(Path("run/run.json").read_text())
+    Path("run/run.json").write_text(json.dumps(info | {"command": "true"}))
+    assert "no command of `alma train`" in alma_test(monkeypatch, capsys, "run", code=2)
+    assert "0 to" not in alma_test(monkeypatch, capsys, "run", "--test-past", "-1", code=2)
+
+
+def test_late_evaluations_come_before_all_trainings(growing, launch, capsys):
+    Path("e.yaml").write_text("learner: [sm, ens]\n")
+    words = ("--stream", "stream", "--out", "runs", "e.yaml")
+    growing.has(2)
+    launch(*words)
+    growing.has(3)
+    capsys.readouterr()
+    launch(*words)
+    said = capsys.readouterr()
+    orders = [line.partition(" ")[2] for line in (said.out + said.err).splitlines()]
+    begun = [line for line in orders if line.endswith("started")]
+    is_late = [line.startswith("test of") for line in begun]
+    assert is_late.count(True) == 6
+    assert is_late == sorted(is_late, reverse=True)
