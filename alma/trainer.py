@@ -32,7 +32,7 @@ _LOSS = Annotated[float, msgspec.Meta(ge=0, le=math.log(LARGEST))]
 
 @dataclass(frozen=True)
 class TextPart:
-    """A mega-batch, or a set that is evaluated. The counts are those of the stream."""
+    """A mega-batch or an evaluation set of the stream, with its counts."""
 
     name: TEXT
     period: TEXT
@@ -43,14 +43,20 @@ class TextPart:
     documents: NATURAL = 0  # or images; 0: in a task of an earlier version of ALMA
 
     def file(self, suffix: str) -> Path:
-        """Its only file with this suffix; else the program ends with one line and exit code 2."""
+        """The path of the part's only file with this suffix.
+
+        If there is none, or several, the program ends with one line and exit code 2.
+        """
         names = [name for name in self.files if name.endswith(suffix)]
         if len(names) != 1:
             fail(f"{self.name}: {len(names)} files {suffix}, not 1")
         return Path(names[0])
 
     def read_tokens(self) -> "np.ndarray":
-        """The ids in fairseq's .bin, (tokens,), in a memory map; 2 ends a line, a lone 2 a text."""
+        """The token ids in fairseq's .bin file, (tokens,), memory-mapped.
+
+        Id 2 ends a line; an empty line (a lone 2) ends a document.
+        """
         import numpy as np
 
         return np.memmap(self.file(".bin"), DTYPES[read_index(self.file(".idx"))[1]], "r")
@@ -70,7 +76,11 @@ class TextPart:
 
 @dataclass(frozen=True)
 class Answer:
-    """trained.json; a training has amounts, an evaluation has losses (nats a token, tokens)."""
+    """The contents of trained.json, COMMAND's answer.
+
+    A training answers with its costs and checkpoint, an evaluation with `losses`: for each part
+    (mean loss in nats per token, number of tokens).
+    """
 
     parameters: COUNT
     losses: dict[TEXT, tuple[_LOSS, COUNT]] = field(default_factory=dict)
@@ -88,7 +98,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class StageTask:
-    """stage.json: what COMMAND is to do."""
+    """The contents of stage.json, ALMA's request to COMMAND: one training or one evaluation."""
 
     version: Literal[1] = 1
     action: Literal["train", "evaluate"]
@@ -134,11 +144,12 @@ class StageTask:
         documents: "Mapping[str, np.ndarray] | None" = None,
         **fields: Any,
     ) -> None:
-        """Write trained.json, last and atomically: `losses` by name of the part, more of `Answer`.
+        """Write trained.json atomically; call it last, after the checkpoint is written.
 
-        documents: by name of the part, for each document its loss in nats, summed over its tokens,
-        and the number of its tokens, (documents, 2), which are written to files. A wrong one ends
-        the program with one line and exit code 2.
+        `losses` are by name of the part; `fields` are other fields of `Answer`. documents: by name
+        of the part, for each document its loss in nats, summed over its tokens, and the number of
+        its tokens, (documents, 2), which are written to files. If a field is wrong, the program
+        ends with one line and exit code 2.
         """
         record: dict[str, Any] = dict(fields)
         record["losses"] = {}
@@ -168,9 +179,11 @@ class StageTask:
         try:
             require(record, {}, ["parameters"])
             answer = msgspec.convert(record, Answer)
-            if unknown := sorted(record.keys() - {declared.name for declared in fields(Answer)}):
+            unknown = sorted(record.keys() - {declared.name for declared in fields(Answer)})
+            if unknown:
                 raise ValueError(f"unknown fields {', '.join(unknown)}")
-            if lacking := [part.name for part in self.evaluate if part.name not in answer.losses]:
+            lacking = [part.name for part in self.evaluate if part.name not in answer.losses]
+            if lacking:
                 raise ValueError(f"no loss of {', '.join(lacking)}")
             for part in self.evaluate:
                 if part.name in answer.documents:
@@ -207,7 +220,10 @@ class StageTask:
 
 
 def stop_requests() -> Callable[[], bool]:
-    """Whether ALMA or SLURM has asked to stop since this call: then save, and exit with code 75."""
+    """Return a function that says whether ALMA or SLURM has asked the process to stop since now.
+
+    If so, save a checkpoint and exit with code 75; ALMA runs the same command again later.
+    """
     received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, frame: received.append(number))

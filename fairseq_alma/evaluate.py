@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from alma.averages import WEIGHTS_HELP, weights
 from alma.errors import Parser, UserError, command, number_list
 from alma.files import make_directory, write_json_atomic
 from alma.options import add_options, options_of
 from alma.protocol import TextOptions
-from fairseq_alma.defaults import WEIGHTS_HELP, weights
 
 if TYPE_CHECKING:
     from fairseq_alma import stage_record

@@ -27,7 +27,7 @@ from slurm.engine import children
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SIZES = ("small", "medium", "saturated", "paper")
 DATA = {"small": "digits", "medium": "mnist"}
-"""Data set of all image figures, by size; at other sizes each has its own."""
+"""The data set of all image figures at a size; at sizes not listed each figure has its own."""
 TABLE2 = "table2"
 TIME = "time"
 TEXT = (TABLE2, TIME)  # experiments of language models, and folders of their runs
@@ -36,7 +36,7 @@ MODELS = {
     "saturated": ("saturated_small", "saturated"),
     "paper": ("base", "large"),
 }
-"""The sizes of the rows of Table 2, by size."""
+"""The model sizes of the rows of Table 2, by --size."""
 _LOAD = "import sys; from alma.errors import command; from vision.data import load; "
 _LOAD += "command(lambda: load(sys.argv[1], sys.argv[2], sys.argv[3:] == ['download']))()"
 _DATA_SET = re.compile("cifar100?|e?mnist")
@@ -97,7 +97,7 @@ def _commands_of_text(
     if stream is None:
         recipe = f"size {models[-1]} of {EXPERIMENTS / experiment}.yaml"
         raise UserError(f"{name} needs the stream of {recipe}: make it, and give it with --stream")
-    for model in models:  # the launcher starts in `place`
+    for model in models:  # the launcher is started in the folder `place`
         words = [EXPERIMENTS / f"{experiment}.yaml", f"runs={','.join(rows)}", "--size", model]
         words += ["--stream", stream]
         if not is_table:
@@ -140,7 +140,8 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> s
     began = time.monotonic()
     for step in list(commands(name, record, options)):
         print(f"\n{name} {step}", flush=True)
-        if code := run(step):
+        code = run(step)
+        if code:
             sys.exit(code)
     shows = re.compile(rf"(^|_)({'|'.join(record['drawn'])})(_[hB]\d+)*$")
     files = [
@@ -223,6 +224,13 @@ def parser() -> Parser:
     return reproduce_parser
 
 
+def data_sets(records: list[dict[str, Any]], size: str) -> set[str]:
+    """The image data sets of the records' experiments at a size."""
+    folders = [folder for record in records for folder in record["experiments"]]
+    matches = [_DATA_SET.search(folder) for folder in folders if folder not in TEXT]
+    return {DATA.get(size, match[0]) for match in matches if match}
+
+
 @command
 @children.failures_in_one_line()
 def main() -> None:
@@ -242,16 +250,13 @@ def main() -> None:
         for name in names:
             print(f"\n{name}", *commands(name, records[name], options), sep="\n")
         return
-    # before any run: read, with --download fetch, each image data set that the figures need
-    texts = [
-        folder for name in names for folder in records[name]["experiments"] if folder not in TEXT
-    ]
-    sets = {DATA.get(options.size) or _DATA_SET.search(text)[0] for text in texts}  # type: ignore[index]
-    for data in sorted(sets - {"digits"}):
+    # Before any run, read each image data set that the figures need (with --download, fetch it).
+    for data in sorted(data_sets([records[name] for name in names], options.size) - {"digits"}):
         words = [sys.executable, "-c", _LOAD, data, str(options.data_root or "data")]
         if options.download:
             words.append("download")
-        if code := run(Command(words)):
+        code = run(Command(words))
+        if code:
             sys.exit(code)
     summary: list[str] = []
     try:

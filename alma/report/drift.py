@@ -26,13 +26,14 @@ _STALENESS = (
     "mega-batch. Models of a higher age have trained less. Right: loss above the best model of "
     "these configurations on that mega-batch."
 )
-WRITTEN = 12  # most rows and columns of a heat map with its values in the cells
+WRITTEN = 12  # heat maps with at most so many rows and columns show the values in the cells
 
 
 def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
-    """Name, figure and caption of each figure that the results of one table have numbers for.
+    """Yield (name, figure, caption) of the figures of drift for the results of one table.
 
-    Draw and save them in the context `style.drawing`.
+    Heat maps of evaluation matrices, then loss against age; a figure without any numbers is left
+    out. Draw and save the figures in the context `style.drawing`.
     """
     shown = []
     for result in sorted(results, key=lambda result: result.rank):
@@ -49,10 +50,11 @@ def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
 
 
 def mean_matrix(result: Result) -> list[list[float]]:
-    """The evaluation matrix: rows t = 1, 2, ..., columns the held-out parts.
+    """The evaluation matrix to draw: rows t = 1, 2, ..., columns are the held-out parts.
 
-    Cells are means over seeds, as displayed. Rows of the untrained model are NaN where figures
-    leave it out (see `displays.DISPLAYS`). [] if a repeat has no matrix.
+    Cells are means over seeds in the unit of reports (errors in percent). Rows in which no stage is
+    complete yet are NaN if figures leave out the untrained model (see `displays.DISPLAYS`). [] if a
+    repeat has no matrix.
     """
     matrices = [matrix(rows) for rows in result.repeats]
     if not all(matrices):
@@ -60,20 +62,21 @@ def mean_matrix(result: Result) -> list[list[float]]:
     rows = []
     for t in range(1, result.progress + 1):
         if result.waiting(t) and not result.display.untrained:
-            rows.append([math.nan] * len(matrices[0][t]))
+            rows.append([math.nan for _ in matrices[0][t]])
         else:
             of_seeds = (of_seed[t] for of_seed in matrices)
             parts = itertools.zip_longest(*of_seeds, fillvalue=math.nan)
             rows.append([result.display.factor * (sum(cells) / len(cells)) for cells in parts])
-    most = max(map(len, rows))  # the stream may have grown
+    most = max(map(len, rows))  # earlier rows are shorter if the stream has grown
     return [row + [math.nan] * (most - len(row)) for row in rows]
 
 
 def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
-    """A figure with a heat map for each result and its matrix, in panels of one shape.
+    """A figure with a heat map for each pair of a result and its matrix, in panels of equal shape.
 
-    Row 1 is at the top; NaN leaves a cell empty. Up to WRITTEN rows and columns, values are written
-    in the cells. Panels with the same periods share those below the lowest panel of their column.
+    Row t = 1 is at the top; NaN leaves a cell empty. Small matrices (WRITTEN) show their values. On
+    a dated stream the x axis shows the periods: below the lowest panel of each column if all panels
+    have the same periods, else below every panel.
     """
     from matplotlib import colors, patches, ticker
 
@@ -112,7 +115,7 @@ def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
         axes.set_ylim(most + 0.5, 0.5)
         title = textwrap.fill(result.label, round(13 * inches[0]))
         axes.set_title(title, color=colour_of(result.learner), fontweight="bold")
-    # The periods of the held-out parts of a dated stream.
+    # Of each panel: names of the periods of the held-out parts; empty if the stream is not dated.
     names = [
         result.repeats[0][result.times[-1]]["extra"].get("matrix_periods", [])
         for result, _ in shown
@@ -147,9 +150,9 @@ def _three_digits(value: float) -> str:
 
 
 def _staleness(aged: Sequence[Aged]) -> Any:
-    """Extra loss (left) and regret (right) against age.
+    """A figure of extra loss (left) and regret (right) against age, with a line per result.
 
-    Of many results, a row per learner and replay.
+    More than six results are divided into rows of panels, one per learner and replay (`by_kind`).
     """
     by_result = {id(row.result): row for row in aged}
     members = by_kind([row.result for row in aged])

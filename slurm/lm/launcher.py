@@ -87,13 +87,13 @@ def place_of(
 
 def limit_threads(jobs: int) -> None:
     """Divide the cores among concurrent trainings, before the first child reads the variable."""
-    if jobs > 1:  # idle OpenMP threads spin, which slows trainings that share cores many times
+    if jobs > 1:  # idle OpenMP threads spin, which slows down trainings that share cores
         threads = max(1, len(os.sched_getaffinity(0)) // jobs)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
 def forks(requests: Sequence[Request], options: argparse.Namespace) -> AbstractContextManager[None]:
-    """Start children as forks where that is safe, which is without GPUs, and worth it."""
+    """A context in which children are started as forks, if that is safe (no GPUs) and pays."""
     is_local_run = options.cluster == "local" and not options.dry_run
     only_trainers = all(request.trainer for request in requests)
     if is_local_run and not only_trainers and not Machine.here().gpus:
@@ -102,7 +102,10 @@ def forks(requests: Sequence[Request], options: argparse.Namespace) -> AbstractC
 
 
 def _plan(request: Request, machine: Machine, options: argparse.Namespace) -> Plan:
-    """Check a request, place it on the machine and plan it. UserError: with the run's directory."""
+    """Check a request, place it on the machine and plan it.
+
+    A UserError names the run's directory.
+    """
     sizes: Sequence[int] = () if options.megabatches else megabatch_sizes(request)
     try:
         check(request)

@@ -1,4 +1,4 @@
-"""The run directory of a plan: its config, its rows and late evaluations from what was measured."""
+"""The run directory of a plan: its config, and its rows and late evaluations, as measured."""
 
 import contextlib
 import hashlib
@@ -26,13 +26,14 @@ SCORES = "scores.json"  # what --evaluate printed, in the stage's directory
 LATE = "late"  # folder of late evaluations, beside the measurements of the same model
 LATE_LOG = "late.log"
 TRAINED = "trained.json"
-"""Marker in the directory of a training, which `alma.markers` reads: the checkpoint that it chose.
+"""Marker in the directory of a training, with the name of the chosen checkpoint (`alma.markers`).
 
-The trained.json that a user's own trainer writes (`alma.trainer`) lies in a folder below it.
+Not to be confused with the trained.json of a user's own trainer (`alma.trainer`), which is in a
+folder below.
 """
 
 
-class _Costs(TypedDict):  # of a training
+class _Costs(TypedDict):  # costs of a training
     flops: AMOUNT
     growth_flops: AMOUNT
     seconds: AMOUNT
@@ -59,7 +60,10 @@ _KINDS |= {"expert_count": NATURAL | None, "training": list[_Costs]}
 
 
 def identity(stream: str) -> dict[str, Any]:
-    """Identity of the data for run.json; a moved stream stays the same, by its checksums."""
+    """Settings that identify the data in run.json.
+
+    A stream is identified by its checksums, so that it may be moved.
+    """
     if not is_stream(stream):
         return {"data": ":".join(str(Path(shard).resolve()) for shard in stream.split(":"))}
     loaded = Stream.load(stream)
@@ -78,10 +82,11 @@ def _digest(files: Mapping[str, FileInfo]) -> str:
 
 
 def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The run's config, and those of its keys that may grow with the stream.
+    """The run's config, and the names of its settings that may grow with the stream.
 
     A plan that only tests what is trained keeps the settings of the run. Raises UserError if the
-    last stage of the existing run was cut short by the end of a shorter stream.
+    stream has grown but the last stage of the existing run was cut short by the stream's former
+    end.
     """
     waiting_time = plan.config["waiting_time"]
     config = plan.config | identity(plan.request.stream)
@@ -110,7 +115,7 @@ def open_run(plan: Plan) -> Run:
     run = Run.open(plan.out, config, plan.seeds, growing, untrained=[UNTRAINED])
     if plan.tests_only:
         return run
-    # Stages as requested, which may be fewer than the stream has.
+    # Record the number of requested stages, which may be fewer than the stream has.
     run.note(stages=len(plan.stages), command=plan.request.command)
     placement = plan.request.placement
     if placement:
@@ -255,7 +260,7 @@ def _is_seen(period: str, cutoff: str) -> bool:
 
 
 def waiting_fields(row: Mapping[str, Any]) -> Measured:
-    """The fields of a row while the learner waits, after the row before it."""
+    """The fields of a row while the learner waits, derived from the previous row."""
     of_training = ("training", "validation", "shared_with")
     extra = {key: value for key, value in row["extra"].items() if key not in of_training}
     return {**row, **dict.fromkeys(("train_flops", *MACHINE_FIELDS), 0), "extra": extra}
@@ -264,7 +269,8 @@ def waiting_fields(row: Mapping[str, Any]) -> Measured:
 def read_measured(path: Path, trainings: int | None = None) -> dict[str, Any]:
     """Read untrained.json or result.json.
 
-    UserError: damaged, or not with the costs of as many trainings as `trainings` (None: any).
+    `trainings` is the number of trainings whose costs it must have (None: any). Raises UserError if
+    it is damaged or has another number.
     """
     record = read_record(path, _KINDS, _KINDS)
     count = len(record["training"])
@@ -275,9 +281,9 @@ def read_measured(path: Path, trainings: int | None = None) -> dict[str, Any]:
 
 
 def read_scores(text: bytes, where: Path) -> dict[str, float]:
-    """Read the scores of --evaluate: a JSON object of numbers, as its last line or in a file.
+    """Parse the scores of --evaluate, a JSON object of numbers on the last line of `text`.
 
-    where: the log or the file, for the UserError if the text is no such object.
+    where: the log or file of the text, which the UserError names if there is no such object.
     """
     with contextlib.suppress(ValueError):
         scores = parse_json(text)
@@ -291,10 +297,11 @@ def read_scores(text: bytes, where: Path) -> dict[str, float]:
 def measured_fields(
     measured: Mapping[str, Any], is_new: Sequence[bool], cutoff: str | None = None
 ) -> Measured:
-    """The fields of a row.
+    """The fields of a row, from the measurements of a stage.
 
     measured: content of untrained.json or result.json. is_new: for each deployed model, whether
-    this stage trained it; only then its training counts. cutoff: date of --cutoff.
+    this stage trained it; only the costs of these trainings count for the row. cutoff: date of
+    --cutoff; `matrix_seen` counts the held-out periods up to it.
     """
     costs = [cost for cost, counts in zip(measured["training"], is_new, strict=True) if counts]
     extra = {key: value for key, value in measured.items() if key not in (*_KINDS, "experts")}

@@ -1,4 +1,4 @@
-"""A stream that grows, with fairseq's own trainings: the evaluation matrix of the stream in one go."""
+"""A stream that grows, with fairseq's trainings: the evaluation matrix of the stream in one go."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""The commands of the demo: a script, run here with a program in place of `alma` that notes its words."""
+"""The commands of the demo: a script, run here with a program in place of `alma` that notes its
+words."""
 
 import json
 import os
@@ -11,7 +12,8 @@ from data_prep.__main__ import parser
 from data_prep.corpus.__main__ import parser as corpus_parser
 from slurm.lm.plan import make_plan
 from vision.run import parser as vision_parser
-from vision.sweep import jobs_of, read_sections
+from vision.sections import read_sections
+from vision.sweep import jobs_of
 
 SCRIPT = Path(__file__).parents[2] / "experiments/demo.sh"
 ALMA = """#!/usr/bin/env python3
@@ -20,7 +22,9 @@ kind = sys.argv[1]
 with open("words", "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 deadline = time.monotonic() + 60
-together = lambda: sum(json.loads(line)[0] == kind for line in pathlib.Path("words").read_text().splitlines())
+def together():
+    lines = pathlib.Path("words").read_text().splitlines()
+    return sum(json.loads(line)[0] == kind for line in lines)
 while kind in ("train", "images") and together() < 3:
     assert time.monotonic() < deadline, "the others have not started"
     time.sleep(0.01)

@@ -33,11 +33,11 @@ _PAGE = """<!doctype html><meta charset="utf-8"><meta name="viewport" content="w
 padding:0 1em}}
 img{{max-width:100%}}</style><h1>{title}</h1>
 """
-_LARGEST_DRAWN = 9.0  # nats
+_LARGEST_DRAWN = 9.0  # nats; larger losses are left out of the picture
 
 
 def _retrainings(report: Advice | MatrixReport) -> list[Retraining]:
-    """What the report says about how often to retrain."""
+    """The retraining advice in the report: one per group of losses, or of the choice, if any."""
     if isinstance(report, MatrixReport):
         return report.groups
     return [report.retraining] if report.retraining else []
@@ -89,7 +89,7 @@ def _lines_of_choice(
 
 
 def _gain(report: Advice, comparison: Comparison) -> str:
-    """What the better side gains over the worse one."""
+    """A sentence: how much the better side of a comparison gains over the worse one."""
     better = comparison.choice
     worse = comparison.other
     if comparison.difference < 0:
@@ -103,7 +103,7 @@ def _gain(report: Advice, comparison: Comparison) -> str:
 
 
 def _would_settle(comparison: Comparison) -> str:
-    """How many seeds would give evidence, and whether the other side is cheaper."""
+    """A sentence: how many seeds would give evidence, and whether the other side is cheaper."""
     question = comparison.question
     candidates = (comparison.choice, comparison.other)
     sides = " against ".join(candidate.sides[question] for candidate in candidates)
@@ -144,7 +144,7 @@ def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
 
 
 def _markdown(title: str, sections: dict[str, str], picture: str) -> str:
-    """The page, which shows the file of a picture; nothing from records is markup."""
+    """The brief in Markdown, with a link to the file `picture`; text from records is escaped."""
     parts = [f"# {markdown(title)}"]
     for heading, body in sections.items():
         parts.append(f"**{heading}.** {markdown(body)}")
@@ -163,7 +163,10 @@ def _html(title: str, sections: dict[str, str], picture: bytes) -> str:
 
 
 def _picture(report: Advice | MatrixReport) -> bytes:
-    """SVG of loss by age, by the laws; without any, of the metric of the choice and its rivals."""
+    """The picture as SVG: loss against age by the fitted laws.
+
+    Without a law, the metric of the choice and its rivals over the stream.
+    """
     with style.drawing():
         from matplotlib.figure import Figure
 

@@ -1,10 +1,11 @@
-"""How often to retrain, in sentences: the answer, what it gains and costs, and how sure it is."""
+"""Sentences on how often to retrain: the answer, its gain and cost, and how sure it is."""
 
 import math
 from functools import partial
 
 import numpy as np
 
+from alma.report import losses
 from alma.report.advice.law import Law, Season
 from alma.report.advice.questions import NO_EVIDENCE
 from alma.report.advice.retraining import Retraining
@@ -14,7 +15,6 @@ from alma.tables import number
 _UNKNOWN = """\
 No answer: without losses on the periods before a model's training, drift and lack of training \
 cannot be told apart. Test each model on its own period and earlier ones, too"""
-_LARGEST_SHOWN = 9.0  # nats; perplexity is some 8,000 times as large then
 
 
 def advice_of(retraining: Retraining) -> str:
@@ -54,7 +54,7 @@ def answer(retraining: Retraining) -> str:
 
 
 def _answer_at_price(retraining: Retraining) -> str:
-    """The plan in a sentence, what it saves, and the prices at which it is the best one."""
+    """Sentences: the plan, its savings, and the prices between which it stays the best."""
     plan = retraining.plan
     horizon = retraining.period.span(retraining.horizon)
     text = f"{_when(retraining)} ({plan.trainings} in {horizon})"
@@ -87,12 +87,15 @@ def _when(retraining: Retraining) -> str:
 
 
 def _beside_twin(retraining: Retraining) -> str:
-    """What the twin costs more, and which to take; "" without a comparable twin."""
+    """A sentence: how much more the twin costs, and which of the two to use.
+
+    The twin differs only in --from-scratch. "" if there is none with the same models and periods.
+    """
     twin = retraining.twin
     if not twin or twin.laws.values.shape != retraining.laws.values.shape or twin.unknown:
         return ""
     gaps = (twin.laws.values - retraining.laws.values)[retraining.laws.ages == 0]
-    gap = float(gaps[np.isfinite(gaps)].mean())  # of new models
+    gap = float(gaps[np.isfinite(gaps)].mean())  # mean difference between new models of the two
     excess = twin.plan.total + retraining.horizon * gap - retraining.plan.total
     verdict = "keep to this one" if excess > 0 else "take that one"
     cost = number((retraining.money or 1.0) * excess)
@@ -100,7 +103,7 @@ def _beside_twin(retraining: Retraining) -> str:
 
 
 def costs_to_come(retraining: Retraining, every: int) -> str:
-    """What trainings to come cost, such as "12 trainings a year, 3 GPU-hours"."""
+    """The cost of the trainings to come, such as "12 trainings a year, 3 GPU-hours"."""
     period = retraining.period
     if period.dated:
         count = period.calendar.year / every
@@ -118,17 +121,12 @@ def costs_to_come(retraining: Retraining, every: int) -> str:
 
 
 def percent(retraining: Retraining, loss: float) -> str:
-    """A loss for readers who know no nats: percent of perplexity, or points of error."""
-    if not retraining.unit.startswith("nats"):
-        return f"{number(loss)} points"
-    value = 100 * math.expm1(min(loss, _LARGEST_SHOWN))
-    if abs(value) < 99.5:
-        return f"{value:.2g}%"
-    return f"over {value:,.0f}%" if loss > _LARGEST_SHOWN else f"{value:,.0f}%"
+    """An extra loss in familiar units: percent of perplexity, or percentage points of error."""
+    return losses.percent(loss, retraining.unit)
 
 
 def points(retraining: Retraining, loss: MeanOverSeeds) -> str:
-    """The same with the interval, such as "4.1% [3%, 5.2%]"."""
+    """As `percent`, with the interval, such as "4.1% [3%, 5.2%]"."""
     mean, low, high = (percent(retraining, value) for value in loss)
     if not loss.low <= loss.high:
         return f"{mean} [?]"
@@ -136,7 +134,7 @@ def points(retraining: Retraining, loss: MeanOverSeeds) -> str:
 
 
 def lines(retraining: Retraining) -> list[str]:
-    """The answer, the loss of old models, an event if there is one, and what this rests on."""
+    """The answer, the loss of old models, an event if there is one, and the evidence."""
     if retraining.unknown:
         return [f"{answer(retraining)}."]
     event = [_event(retraining)] if retraining.laws.event else []

@@ -80,7 +80,8 @@ def write_figures(
                 remarks.append(
                     f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper"
                 )
-            if figure := front.front([entry.result for entry in entries]):
+            figure = front.front([entry.result for entry in entries])
+            if figure:
                 save(figure, f"front{suffix}", front.CAPTION)
             else:
                 remarks.append("front: no two complete runs of one waiting time")
@@ -157,7 +158,7 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
         drawn.append((entry, line, look | dot(look["color"], markers[entry.size])))
     for i, (axes, title) in enumerate(zip(panels, _TITLES, strict=True)):
         values = [x for _, line, _ in drawn for x in line.x[i]]
-        # Sideways by learner, since several have the same number of experts.
+        # Shift the points sideways by learner: several learners have the same number of experts.
         shift = 0.012 * (max(values) - min(values)) if i == 2 else 0
         for entry, line, look in drawn:
             x = [value + shift * (entry.result.rank - 2) for value in line.x[i]]
