@@ -258,7 +258,7 @@ def test_documented_keys_of_image_runs(tmp_path):
     from tests.vision.test_weeks import arrive
     from vision import MegaBatchStream, run
     from vision.data import load
-    from vision.periods import ImageSource
+    from vision.image_files import ImageSource
     from vision.scenarios import make_stream, read_periods
 
     settings = {

@@ -11,7 +11,8 @@ from typing import Any
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 from alma.stream import VERSION, FileInfo, Part, Stream, is_stream
-from vision.periods import SPLITS, ImageSource, listed
+from vision.image_files import SPLITS, ImageSource
+from vision.periods import listed
 
 
 def write_stream(source: ImageSource, out: Path, append: bool) -> None:

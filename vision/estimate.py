@@ -102,21 +102,9 @@ def _estimate(job: SweepRun, timed: dict[tuple, _Seconds]) -> tuple[_Estimate, b
     data = _data(job)
     settings = job.settings
     options = job.options
-    device = device_of(options["device"])
-    kind = LEARNERS[options["learner"]]
-    learner = kind(data.shape, data.classes, settings, options["seed"], device)
+    learner = untrained(job, data)
     flops = learner.model.flops
-    key = (
-        options["learner"],
-        flops,
-        settings.batch_size,
-        settings.optimizer,
-        settings.amp,
-        device,
-    )
-    if key not in timed:
-        timed[key] = _seconds(learner)
-    seconds = timed[key]
+    seconds = timed_seconds(learner, options["learner"], timed)
 
     schedule = stages(job.megabatches, options["waiting_time"], options["replay"])
     images_of_stages = []
@@ -139,6 +127,30 @@ def _estimate(job: SweepRun, timed: dict[tuple, _Seconds]) -> tuple[_Estimate, b
         memory=PROCESS + stored + normalised + VECTORS * 4 * learner.parameters,
     )
     return estimate, isinstance(learner, GrowingLearner)
+
+
+def untrained(job: SweepRun, data: "_Data | None" = None) -> Learner:
+    """The untrained learner of a run, whose `data` are read unless given."""
+    data = data or _data(job)
+    kind = LEARNERS[job.options["learner"]]
+    device = device_of(job.options["device"])
+    return kind(data.shape, data.classes, job.settings, job.options["seed"], device)
+
+
+def timed_seconds(learner: Learner, name: str, timed: dict[tuple, _Seconds]) -> _Seconds:
+    """Seconds per example of the learner `name`; `timed` caches those of each model."""
+    settings = learner.settings
+    key = (
+        name,
+        learner.model.flops,
+        settings.batch_size,
+        settings.optimizer,
+        settings.amp,
+        learner.device,
+    )
+    if key not in timed:
+        timed[key] = _seconds(learner)
+    return timed[key]
 
 
 def _data(job: SweepRun) -> _Data:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from alma.errors import UserError
 from alma.files import locked, make_directory, temporary_of
 from alma.records import Run
 from alma.stages import Stage, check_share, stages
-from vision import periods, presets
+from vision import late, periods, presets
 from vision.learners import LEARNERS, Learner, resolve
 from vision.presets import Settings
 from vision.stage_trainer import CHECKPOINT, StageTrainer, name_of
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vision.data import MegaBatchStream
+    from vision.held_out import HeldOut
     from vision.models import Factory
     from vision.stage_trainer import AfterStage, Metric
 
@@ -52,8 +54,10 @@ def run(
     preset: str | None = None,
     device: str = "auto",
     save_interval: float = 30.0,
-    save_stages: bool = False,
+    save_stages: bool | None = None,
     append: bool = False,
+    test_past: int | None = None,
+    only_test: bool = False,
     classes: str = "all",
     command: str | None = None,
     backbone: "Factory | None" = None,
@@ -67,10 +71,13 @@ def run(
     the "recent" ones. `settings` are the learner's, such as hidden=64; `preset` sets the defaults
     of both. Test errors count the images of "all" `classes`, or only of those "known" to the model.
 
-    A checkpoint is written to `out` every `save_interval` seconds, and with `save_stages` the model
-    of each stage; run.json records `command`. An interrupted run resumes, on a CPU bit for bit. A
-    complete run is returned as it is. With `append`, a run continues when its stream by date has
-    grown.
+    A checkpoint is written to `out` every `save_interval` seconds, and with `save_stages` (default:
+    in a stream by date) the model of each stage; run.json records `command`. An interrupted run
+    resumes, on a CPU bit for bit. A complete run is returned as it is.
+
+    With `append`, a run continues when its stream by date has grown: first the models of earlier
+    stages, of the newest `test_past` ones if given, are tested on the periods that have arrived.
+    With `only_test` nothing is trained.
 
     `backbone` builds the network in place of `arch`. `metric` maps predicted classes and labels
     (n,) to a score in every row. `after_stage` is called with each trained stage and the learner,
@@ -92,6 +99,8 @@ def run(
         save_interval=save_interval,
         save_stages=save_stages,
         append=append,
+        test_past=test_past,
+        only_test=only_test,
         classes=classes,
         command=command,
         backbone=backbone,
@@ -117,14 +126,24 @@ class ImageRequest:
     preset: str | None
     device: str
     save_interval: float
-    save_stages: bool
+    save_stages: bool | None
     append: bool
+    test_past: int | None
+    only_test: bool
     classes: str
     command: str | None
     backbone: "Factory | None"
     metric: "Metric | None"
     after_stage: "AfterStage | None"
     settings: dict[str, Any]
+
+    @property
+    def keeps_stages(self) -> bool:
+        """Whether the model of each stage is saved: by default in a stream by date, where it is
+        tested on later periods."""
+        if self.save_stages is None:
+            return bool(self.stream.periods)
+        return self.save_stages
 
     def share(self) -> float:
         """The share of replay, of the preset if none is given. UserError: it does not fit."""
@@ -148,6 +167,9 @@ class ImageRequest:
 
 def execute(request: ImageRequest) -> Run:
     """Run a request, or resume it; returns the run."""
+    from vision.held_out import HeldOut
+    from vision.stage_data import StageData
+
     target = device_of(request.device)
     settings = request.learner_settings()
     network = _checked_network(request, settings)
@@ -161,23 +183,58 @@ def execute(request: ImageRequest) -> Run:
     make_directory(directory)
     with locked(directory):
         seeds = {"partition": request.stream.partition, "weights and order": request.seed}
-        growing = periods.GROWING if request.stream.periods and request.append else ()
+        may_grow = request.append or request.only_test
+        growing = periods.GROWING if request.stream.periods and may_grow else ()
+        periods.note_trained(directory)
         record = Run.open(directory, config, seeds, growing)
         # Left behind if the process was killed while it saved the last checkpoint.
         temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)
         stream = _normalised(request.stream, settings)
         record.note(images=stream.dataset.preparation)
-        if _complete(record, len(schedule)):
-            if request.save_stages and not any(directory.glob("stage_*.pt")):
-                missing = "is complete without models of its stages"
-                raise UserError(f"{directory} {missing}: give another --out")
-            return record
-        if request.command:
-            record.note(command=request.command)
+        is_complete = _complete(record, len(schedule))
         with fitting(directory):
-            trainer = _trainer(request, stream, settings, schedule, share, target, config)
+            held_out = HeldOut(stream, target, config)
+            data = StageData(stream, schedule, target, share)
+            new_learner = partial(_learner, request, stream, settings, data.classes(0), target)
+            if stream.periods:
+                test_arrivals(record, held_out, new_learner, request.test_past)
+            if request.only_test:
+                return record
+            if is_complete:
+                if request.save_stages and not any(directory.glob("stage_*.pt")):
+                    missing = "is complete without models of its stages"
+                    raise UserError(f"{directory} {missing}: give another --out")
+                return record
+            if request.command:
+                record.note(command=request.command)
+            if stream.periods:
+                record.note(**{periods.TRAINED: len(stream)})
+            trainer = StageTrainer(
+                new_learner(),
+                held_out,
+                data,
+                directory,
+                request.save_interval,
+                request.keeps_stages,
+                request.metric,
+                request.after_stage,
+            )
             _play(record, trainer, schedule, settings.epochs)
     return record
+
+
+def test_arrivals(
+    record: Run, held_out: "HeldOut", new_learner: "Callable[[], Learner]", newest: int | None
+) -> None:
+    """Test the models that are there on the periods that have arrived, before any training."""
+    cells, holes = late.evaluate(record, held_out, new_learner, newest)
+    if cells:
+        periods = sorted({cell["period"] for cell in cells})
+        models = len({cell["stage"] for cell in cells})
+        counts = f"{models} earlier models tested on {', '.join(periods)}"
+        print(f"{record.directory}: {counts}", flush=True)
+    if holes.cells:
+        print(holes, flush=True)
 
 
 def _config(request: ImageRequest, settings: Settings, share: float) -> dict[str, Any]:
@@ -202,7 +259,9 @@ def _config(request: ImageRequest, settings: Settings, share: float) -> dict[str
     if stream.periods:
         periods.check_classes(stream.periods, request.waiting_time, settings)
         config["classes"] = request.classes
-        config |= periods.check_append(request.out, stream.periods, request.append)
+        config |= periods.check_append(
+            request.out, stream.periods, request.append, request.only_test
+        )
     elif stream.partition != request.seed:
         config["partition"] = stream.partition
     if request.metric:
@@ -210,33 +269,17 @@ def _config(request: ImageRequest, settings: Settings, share: float) -> dict[str
     return config | settings.config()
 
 
-def _trainer(
+def _learner(
     request: ImageRequest,
     stream: "MegaBatchStream",
     settings: Settings,
-    schedule: Sequence[Stage],
-    share: float,
+    classes: int,
     device: "torch.device",
-    config: dict[str, Any],
-) -> StageTrainer:
-    """Build the trainer of a request; `stream` is its stream after `_normalised`."""
-    from vision.stage_data import StageData
-
-    data = StageData(stream, schedule, device, share)
-    learner = LEARNERS[request.learner](
-        stream.dataset.shape, data.classes(0), settings, request.seed, device, request.backbone
-    )
-    return StageTrainer(
-        learner,
-        stream,
-        data,
-        request.out,
-        config,
-        request.save_interval,
-        request.save_stages,
-        request.metric,
-        request.after_stage,
-    )
+) -> Learner:
+    """The untrained learner of a request, with the classes of its first stage."""
+    kind = LEARNERS[request.learner]
+    shape = stream.dataset.shape
+    return kind(shape, classes, settings, request.seed, device, request.backbone)
 
 
 def _play(record: Run, trainer: StageTrainer, schedule: Sequence[Stage], epochs: int) -> None:

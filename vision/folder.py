@@ -35,6 +35,11 @@ NO_IMAGE = (
     zlib.error,
 )
 
+_ORIENTATION = 0x0112
+"""EXIF tag."""
+_TURNED = (5, 6, 7, 8)
+"""Orientations of images that lie on a side."""
+
 
 class Size(NamedTuple):
     """Height and width to which images are scaled.
@@ -244,6 +249,18 @@ def set_warnings() -> None:
 
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
+
+
+def upright_size(path: str) -> tuple[int, int] | None:
+    """Width and height of an image, by its EXIF orientation, without decoding it; None: it is
+    unreadable."""
+    from PIL import Image
+
+    too_large = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+    with contextlib.suppress(*NO_IMAGE, *too_large), Image.open(path) as image:
+        turned = image.getexif().get(_ORIENTATION, 1) in _TURNED
+        return image.size[::-1] if turned else image.size
+    return None
 
 
 def read_image(path: str, size: Size | None, mode: str = "RGB") -> np.ndarray:

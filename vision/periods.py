@@ -6,13 +6,10 @@ with copies belongs to the first period that has one, a group stays in the split
 period, and classes are numbered in the order of their appearance.
 """
 
-import contextlib
-import csv
 import hashlib
-import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -22,36 +19,18 @@ from alma.dates import Dates, LeftOut, label
 from alma.errors import UserError
 from alma.files import sha256_file
 from alma.records import Run
-from alma.schema import check_names, parse_json
+from alma.schema import check_names
 from alma.stages import check_growth
+from vision import arrived, image_files
+from vision.image_files import SPLITS, ImageSource
 from vision.presets import Settings
 
-SPLITS = {"megabatch": "train", "valid": "valid", "test": "test"}
-"""Names of a period's splits, by the names of its parts in stream.json."""
 GROWING = ("megabatches", "periods", "megabatch_sha256")
 """Settings in run.json that --append may change."""
+TRAINED = "trained_megabatches"
+"""Name in run.json of the number of mega-batches for which the run was last trained."""
 HELD_OUT = 0.1
 """Fraction of a period's images in its test set; its validation set has the same fraction."""
-_NEEDED = (
-    "give --data-root with PERIOD/CLASS/*.jpg, or CLASS/*.jpg with EXIF dates, or --manifest FILE"
-)
-_ROWS = 10_000  # rows of a Parquet file that are read at a time
-_EXIF = 0x8769  # tag of the EXIF directory
-_TAKEN = 0x9003  # tag of DateTimeOriginal in it
-
-
-class ImageSource(NamedTuple):
-    """Where a dated stream's images come from.
-
-    `root` is the folder, `by` the kind of periods (--by), `manifest` a file with a row for each
-    image, and `group_by` the manifest's column of groups, such as patients; all images of a group
-    are in the same split.
-    """
-
-    root: str
-    by: str
-    manifest: str | None = None
-    group_by: str | None = None
 
 
 class ImagePeriod(NamedTuple):
@@ -88,36 +67,73 @@ class ImagePeriod(NamedTuple):
 
 @lru_cache(maxsize=4)
 def listed(source: ImageSource) -> tuple[tuple[ImagePeriod, ...], str]:
-    """The periods of a source in their order, and a line about all files. Reads each file once, for
+    """The periods of a source in their order, and lines about all files. Reads each file once, for
     its hash.
 
-    UserError: files, their dates or the manifest are missing or unreadable, or a period lacks a
-    split.
+    Images that were added to a period after it was recorded are late and left out.
+
+    UserError: files, their dates or the manifest are missing or unreadable, a period lacks a split,
+    or one has changed since it was recorded.
     """
     left_out: Counter[str] = Counter()
-    reader = _of_manifest(source) if source.manifest else _of_folders(source, left_out)
-    images = list(reader)
+    images = list(image_files.listed(source, left_out))
     images_of = _dated(source, images)
     labels = {image["label"] for image in images}
     check_names(source.manifest or source.root, [*images_of, *labels])
     _add_hashes(images)
+    record = arrived.read(source.record)
+    _check_all_there(record, images_of)
+    past = _past(record, images_of)
     periods: list[ImagePeriod] = []
+    late: list[tuple[str, dict[str, Any]]] = []
     seen: set[str] = set()  # sha256 of the images of earlier periods
     classes: set[str] = set()
     split_of: dict[str, str] = {}
     for name, images in images_of.items():
+        recorded = record.get(name, {}) if name in past else None
+        arrivals = arrived.without_late(images, recorded, seen)
+        late += [(name, image) for image in arrivals.late]
+        if recorded is not None and not recorded:
+            continue
         by_hash: dict[str, dict[str, Any]] = {}
-        for image in sorted(images, key=lambda image: image["path"], reverse=True):
+        for image in sorted(arrivals.images, key=lambda image: image["path"], reverse=True):
             by_hash[image["sha256"]] = image  # paths descend, so the first path of copies stays
         kept = [by_hash[sha256] for sha256 in sorted(by_hash.keys() - seen)]
+        if recorded is not None and {image["sha256"] for image in kept} != recorded.keys():
+            raise _changed(name, arrived.changes(recorded, images))
         seen |= by_hash.keys()
         new_classes = sorted({image["label"] for image in kept} - classes)
         classes.update(new_classes)
         splits = _split(name, kept, source, split_of)
-        periods.append(ImagePeriod(name, splits, new_classes, len(images) - len(kept)))
+        copies = len(images) - len(kept) - len(arrivals.late)
+        period = ImagePeriod(name, splits, new_classes, copies)
+        if recorded is not None and not arrived.has_same_splits(period, recorded):
+            raise _changed(name, "its images have other splits or groups")
+        periods.append(period)
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
     counts = f"images: {len(seen):,}; periods: {len(periods)}; classes: {len(classes)}"
-    return tuple(periods), f"{counts}; other files left out: {reasons or 'none'}"
+    about = [f"{counts}; other files left out: {reasons or 'none'}", arrived.late_line(late)]
+    return tuple(periods), "\n".join(filter(None, about))
+
+
+def _check_all_there(record: arrived.Arrived, images_of: Mapping[str, Any]) -> None:
+    """UserError: a recorded period has no image now."""
+    for name in record:
+        if name not in images_of:
+            raise _changed(name, "all its images are gone")
+
+
+def _past(record: arrived.Arrived, images_of: Mapping[str, Any]) -> set[str]:
+    """The names of all periods up to the last recorded one."""
+    names = list(images_of)
+    last = max((names.index(name) for name in record), default=-1)
+    return set(names[: last + 1])
+
+
+def _changed(name: str, fault: str) -> UserError:
+    """The error of a period that has changed."""
+    remedy = "restore them, put new ones into later periods, or choose another --out"
+    return UserError(f"{name} had other images before: {fault}: {remedy}")
 
 
 def _add_hashes(images: Sequence[dict[str, Any]]) -> None:
@@ -130,76 +146,6 @@ def _add_hashes(images: Sequence[dict[str, Any]]) -> None:
     except OSError as error:
         reason = f"cannot read the image {error.filename} ({error.strerror})"
         raise UserError(f"{reason}: restore it") from None
-
-
-def _of_folders(source: ImageSource, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
-    """The images below ROOT/PERIOD/CLASS or, if no folder of ROOT has a date as its name,
-    ROOT/CLASS."""
-    from vision import folder
-
-    files = list(folder.below(Path(source.root), 1, left_out, _NEEDED))
-    dates = Dates(source.by)
-    names = {folders[0] for folders, _ in files}
-    has_periods = source.by == "folder"
-    if not has_periods:
-        has_periods = any(dates.period(name) is not LeftOut.UNREADABLE for name in names)
-    for folders, path in files:
-        if not has_periods:
-            yield {"path": path, "label": folders[0], "date": _taken(path)}
-        elif len(folders) > 1:
-            yield {"path": path, "label": folders[1], "date": folders[0]}
-        else:
-            left_out["in no class"] += 1
-
-
-def _taken(path: str) -> str:
-    """When a picture was taken, by its EXIF data, as a date that `alma.dates` reads; empty:
-    unknown."""
-    from PIL import Image
-
-    from vision.folder import NO_IMAGE
-
-    with contextlib.suppress(*NO_IMAGE), Image.open(path) as image:
-        day, _, time = (
-            str(image.getexif().get_ifd(_EXIF).get(_TAKEN, "")).strip("\0 ").partition(" ")
-        )
-        return f"{day.replace(':', '-')} {time}".strip()
-    return ""
-
-
-def _of_manifest(source: ImageSource) -> Iterator[dict[str, Any]]:
-    """The images of a manifest, .csv, .jsonl or .parquet, whose paths are relative to its
-    folder."""
-    manifest = Path(source.manifest or "")
-    try:
-        for number, row in enumerate(_rows(manifest), start=1):
-            filled = {name for name, value in row.items() if value not in (None, "")}
-            split = row.get("split") or "train"
-            if not {"path", "label"} <= filled or split not in SPLITS.values():
-                fault = "has no path or label, or a split but train, valid, test"
-                raise ValueError(f"image {number} {fault}")
-            path = os.path.join(manifest.parent, str(row["path"]))
-            if not os.path.isfile(path):  # before the next rows are read
-                raise UserError(f"cannot read the image {path} (no such file): restore it")
-            yield {"date": None, **row, "path": path, "label": str(row["label"])}
-    except (OSError, ValueError, AttributeError, ImportError, csv.Error) as error:
-        raise UserError(f"cannot read --manifest {manifest} ({error}): correct it") from None
-
-
-def _rows(manifest: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a manifest, a few at a time."""
-    if manifest.suffix == ".parquet":
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(manifest) as file:
-            for batch in file.iter_batches(_ROWS):
-                yield from batch.to_pylist()
-        return
-    with manifest.open(encoding="utf-8-sig", newline="") as lines:
-        if manifest.suffix == ".csv":
-            yield from csv.DictReader(lines)
-        else:
-            yield from map(parse_json, lines)
 
 
 def _dated(
@@ -224,7 +170,7 @@ def _dated(
     if not periods:
         faults.append(f"no image in {source.manifest or source.root}")
     if faults:
-        needed = f"{_NEEDED}, with dates within one period"
+        needed = f"{image_files.NEEDED}, with dates within one period"
         raise UserError(f"--by {source.by}: {'; '.join(faults)}: {needed}")
     named = {}
     for key in sorted(periods):
@@ -310,11 +256,14 @@ def check_classes(periods: Sequence[ImagePeriod], waiting_time: int, settings: S
         )
 
 
-def check_append(out: Path, periods: Sequence[ImagePeriod], append: bool) -> dict[str, Any]:
+def check_append(
+    out: Path, periods: Sequence[ImagePeriod], append: bool, only_test: bool = False
+) -> dict[str, Any]:
     """Check `periods` against the run in `out`, and return what its run.json records of them.
 
     The run's test set stays the one of its first command. Raises UserError if the run was trained
-    on other periods, or on fewer of them and `append` is not given or cannot add them.
+    on other periods, or on fewer of them and `append` is not given or cannot add them; with
+    `only_test` it may have been trained on fewer.
     """
     names = [period.name for period in periods]
     hashes = [period.sha256 for period in periods]
@@ -324,16 +273,47 @@ def check_append(out: Path, periods: Sequence[ImagePeriod], append: bool) -> dic
     run = Run.read(out)
     if not run.trained or "periods" not in run.config:
         return config
-    pairs = list(zip(names, hashes, strict=True))
-    trained = list(zip(run.config["periods"], run.config["megabatch_sha256"], strict=True))
-    for k, pair in enumerate(trained):
-        if pairs[k : k + 1] != [pair]:
-            fault = f"{pair[0]} had other images when it was trained"
-            remedy = "restore them, put new ones into later periods, or choose another --out"
+    _check_past(out, run, names, hashes)
+    if not only_test:
+        _check_new(out, run, names, append)
+    return config | {"test_periods": run.config["test_periods"]}
+
+
+def _check_past(out: Path, run: Run, names: Sequence[str], hashes: Sequence[str]) -> None:
+    """UserError: the periods begin with others than those of the run."""
+    hash_of = dict(zip(names, hashes, strict=True))
+    recorded = dict(zip(run.config["periods"], run.config["megabatch_sha256"], strict=True))
+    remedy = "restore them, put new ones into later periods, or choose another --out"
+    for name in recorded:
+        if name not in hash_of:
+            raise UserError(f"{out}: the images of {name} are gone: {remedy}")
+    before = [name for name in names[: len(recorded)] if name not in recorded]
+    if before:
+        new = f"{', '.join(before)} came after {list(recorded)[-1]} was used"
+        late = "take its images out, or put them into a later period"
+        raise UserError(f"{out}: {new}: {late}")
+    for name, sha256 in recorded.items():
+        if hash_of[name] != sha256:
+            fault = f"{name} had other images when it was trained"
             raise UserError(f"{out}: {fault}: {remedy}")
-    new = names[len(trained) :]
+
+
+def note_trained(out: Path) -> None:
+    """Record in run.json, if it is not there, how many mega-batches the run in `out` was trained
+    for: `megabatches` of its config also grows when it is only tested on later ones."""
+    if not (out / "run.json").exists():
+        return
+    run = Run.read(out)
+    if "periods" in run.config and TRAINED not in run.info:
+        run.note(**{TRAINED: run.config["megabatches"]})
+
+
+def _check_new(out: Path, run: Run, names: Sequence[str], append: bool) -> None:
+    """UserError: periods are new since the last training, and `append` is not given or does not
+    help."""
+    trained = run.info.get(TRAINED, run.config["megabatches"])
+    new = names[trained:]
     if new and not append:
         raise UserError(f"{out}: new since the last command: {', '.join(new)}: give --append")
-    if new and len(run.rows) >= len(trained):  # the last stage has already begun
-        check_growth(out, len(trained), len(names), run.config["waiting_time"])
-    return config | {"test_periods": run.config["test_periods"]}
+    if new and len(run.rows_as_written) >= trained:  # the last stage has already begun
+        check_growth(out, trained, len(names), run.config["waiting_time"])

@@ -27,10 +27,11 @@ from alma.help_texts import DATA_ROOT, JOBS, SEEDS, SIZE
 from alma.options import add_options, names_of, options_of
 from alma.protocol import StreamOptions
 from alma.tables import as_text
-from vision import presets
+from vision import arrived, presets
 from vision.dated_stream import write_stream
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
+from vision.periods import listed
 from vision.sections import USUAL, read_sections
 from vision.sweep import SweepRun, check_data, jobs_of
 
@@ -226,8 +227,13 @@ def _add_periods(command_line: Parser) -> None:
     add("--group-by", metavar="COLUMN", help=text)
     text = "errors count all images, or those of classes that the model has met (default: all)"
     add("--classes", choices=("all", "known"), default="all", help=text)
-    text = "go on with runs, or a stream of --write, of fewer periods"
+    text = (
+        "go on with runs, or a stream of --write, of fewer periods: earlier models are tested on "
+        "what has arrived, then the new stages are trained"
+    )
     add("--append", action="store_true", help=text)
+    text = "test the models of the newest N earlier stages only on what has arrived (default: all)"
+    add("--test-past", type=whole_number, metavar="N", help=text)
     text = "write the stream for alma train STREAM --trainer, and train nothing"
     add("--write", type=Path, metavar="STREAM", help=text)
 
@@ -280,8 +286,11 @@ def _add_where(command_line: Parser) -> None:
     add("--list", action="store_true", help=text)
     text = "seconds between two checkpoints (default: 30)"
     add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=text)
-    text = "keep the model of every stage, for `alma predict --t` and `alma tsne`"
-    add("--save-stages", action=argparse.BooleanOptionalAction, default=False, help=text)
+    text = (
+        "keep the model of every stage, for tests on later periods, `alma predict --t` and `alma "
+        "tsne` (default: with --by)"
+    )
+    add("--save-stages", action=argparse.BooleanOptionalAction, help=text)
 
 
 def _add_settings(command_line: Parser, settings: Mapping[str, Field]) -> None:
@@ -305,6 +314,13 @@ def _waits(text: str) -> list[int | str]:
         else:
             waits += number_list(part)
     return list(dict.fromkeys(waits))
+
+
+def whole_number(text: str) -> int:
+    """Parse a number from 0 on."""
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 0 on, such as 3")
+    return int(text)
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -332,7 +348,15 @@ def _start_on_cluster() -> None:
     importlib.import_module("slurm.vision.__main__").main()
 
 
-def _exit_with(failed: Sequence[Exception], count: int) -> NoReturn:
+def record_arrivals(jobs: Sequence[SweepRun]) -> None:
+    """Record the images of streams by date, before runs use them: later ones are late."""
+    for source in dict.fromkeys(job.source for job in jobs if job.source):
+        if source.record:
+            periods, _ = listed(source)
+            arrived.write(source.record, periods)
+
+
+def exit_with(failed: Sequence[Exception], count: int) -> NoReturn:
     """End with the errors of those runs, of `count`, that failed."""
     message = "; ".join(dict.fromkeys(map(str, failed)))
     if count > 1:
@@ -367,10 +391,12 @@ def main() -> None:
         write_stream(jobs[0].source, options.write, options.append)
         return
     if options.dry_run:
+        from vision import late_cost
         from vision.estimate import table
 
-        print(table(jobs))
+        print(table(jobs), *late_cost.lines(jobs), sep="\n")
         return
+    record_arrivals(jobs)
     failed = run_all(jobs, options.jobs)
     if len(failed) < len(jobs) and not options.part:  # other parts may still run
         places = [options.out]
@@ -378,7 +404,7 @@ def main() -> None:
             places = [job.out for job in jobs if job.out.exists()]
         summarise(places, options.out)
     if failed:
-        _exit_with(failed, len(jobs))
+        exit_with(failed, len(jobs))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alma.errors import UserError
-from vision import folder, presets
+from vision import folder, image_sizes, presets
 from vision.data import Dataset, Images, MegaBatchStream, make_dataset
 from vision.examples import Pixels
-from vision.periods import ImagePeriod, ImageSource, listed
+from vision.image_files import ImageSource
+from vision.periods import ImagePeriod, listed
 
 
 def make_stream(
@@ -111,13 +111,14 @@ def _changed_stream(
 def read_periods(
     source: ImageSource, size: folder.Size | None, cache: str | None = None
 ) -> MegaBatchStream:
-    """Images by date, see `vision.periods`, scaled to `size` if given.
+    """Images by date, see `vision.periods`, scaled to `size` if given, or else to that of the first
+    period's images.
 
     They are in memory or, with `cache`, mapped from a file of each period in that folder. Pixels
     are normalised by mean and deviation of the first period's training images.
 
-    UserError: as of `listed`, an image is unreadable, images differ in size, or `cache` cannot be
-    written.
+    UserError: as of `listed`, an image is unreadable, images of the first period differ in size, or
+    `cache` cannot be written.
     """
     periods, _ = listed(source)
     new_classes = [name for period in periods for name in period.new_classes]
@@ -125,9 +126,8 @@ def read_periods(
     train: list[Images] = []  # of each period
     test: list[Images] = []
     for period in periods:
-        images = _period_images(source, period, numbers, size, cache)
-        if train:
-            _check_same_size(period.name, images.images, train[0].images)
+        scaled_to = size or image_sizes.resized_to(period, periods[0])
+        images = _period_images(source, period, numbers, scaled_to, cache)
         cut = len(images.labels) - len(period.splits["test"])
         train.append(Images(images.images[:cut], images.labels[:cut]))
         test.append(Images(images.images[cut:], images.labels[cut:]))
@@ -168,14 +168,6 @@ def _period_images(
     pixels = folder.pixels_of(place, paths, size, Path(cache) if cache else None)
     labels = torch.tensor([numbers[image["label"]] for image in images])
     return Images(torch.from_numpy(pixels), labels)
-
-
-def _check_same_size(name: str, images: Tensor, first_images: Tensor) -> None:
-    """Raise a UserError if the images of period `name` differ in size from the first period's."""
-    if images.shape[1:] != first_images.shape[1:]:
-        size = tuple(images.shape[2:])
-        first_size = tuple(first_images.shape[2:])
-        raise UserError(f"{name}: images of {size}, others of {first_size}: give --image-size")
 
 
 def _joined(parts: Sequence[Images]) -> Images:

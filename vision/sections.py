@@ -9,7 +9,9 @@ from alma.errors import Parser, UserError, hint
 from alma.experiments import naming, sections_of, values_of
 from alma.options import flag_of
 from alma.sweeps import setting_text
-from vision.periods import ImageSource, listed
+from vision import arrived
+from vision.image_files import ImageSource
+from vision.periods import listed
 
 _OF_THE_COMMAND = {
     "cluster",
@@ -95,14 +97,20 @@ def _complete(section: argparse.Namespace) -> None:
     """Set what follows from other options. UserError: flags contradict --by, or need it."""
     section.source = None
     if section.by:
+        section.dataset = section.dataset or ["folder"]
+        section.out = section.out or _usual_out(section)
         section.source = _source(section)
         periods, _ = listed(section.source)
-        section.dataset = ["folder"]
         section.megabatches = [len(periods)]
     else:
         _check_without_by(section)
     section.dataset = section.dataset or ["digits"]
-    section.out = section.out or Path("runs", "_".join([*section.dataset, *section.learner]))
+    section.out = section.out or _usual_out(section)
+
+
+def _usual_out(section: argparse.Namespace) -> Path:
+    """The default of --out."""
+    return Path("runs", "_".join([*section.dataset, *section.learner]))
 
 
 def _source(section: argparse.Namespace) -> ImageSource:
@@ -113,12 +121,13 @@ def _source(section: argparse.Namespace) -> ImageSource:
     if section.manifest and section.data_root != USUAL["data_root"]:
         relative = "paths of --manifest are relative to its folder"
         raise UserError(f"--data-root: leave it out, {relative}")
-    return ImageSource(section.data_root, section.by, section.manifest, section.group_by)
+    record = str(section.write) if section.write else arrived.record_of(section.out)
+    return ImageSource(section.data_root, section.by, section.manifest, section.group_by, record)
 
 
 def _check_without_by(section: argparse.Namespace) -> None:
     """UserError: a flag needs --by."""
-    defaults = PERIODS | {"append": False, "write": None}
+    defaults = PERIODS | {"append": False, "test_past": None, "write": None}
     for name, default in defaults.items():
         if getattr(section, name) != default:
             raise UserError(f"{flag_of(name)} needs --by, such as --by week")

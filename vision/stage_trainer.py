@@ -16,10 +16,9 @@ from alma.stages import Stage
 from vision.learners import Learner
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from vision.data import MegaBatchStream
+    from vision.held_out import HeldOut
     from vision.stage_data import StageData
     from vision.train import Progress
 
@@ -28,6 +27,11 @@ if TYPE_CHECKING:
 AfterStage = Callable[[Stage, Learner], None]
 
 CHECKPOINT = "checkpoint.pt"
+
+
+def stage_file(stage: int) -> str:
+    """Name of the file with the model of a stage."""
+    return f"stage_{stage:03d}.pt"
 
 
 def name_of(function: Any) -> str:
@@ -42,10 +46,9 @@ class StageTrainer:
     def __init__(
         self,
         learner: Learner,
-        stream: "MegaBatchStream",
+        held_out: "HeldOut",
         data: "StageData",
         directory: Path,
-        config: Mapping[str, Any],
         save_interval: float,
         save_stages: bool,
         metric: "Metric | None" = None,
@@ -72,15 +75,8 @@ class StageTrainer:
             torch.cuda.reset_peak_memory_stats(learner.device)
         self._peak_is_of_run = self._on_gpu or processes.reset_peak_memory()
 
-        test = stream.dataset.test
-        all_images = torch.arange(len(test.labels))
-        self._test = stream.dataset.select(test, all_images, learner.device)
-        self._held_out = stream.held_out
-        self._periods = [period.name for period in stream.periods]
-        self._test_periods = config.get("test_periods")
-        self._known_only = config.get("classes") == "known"
-
-        self._cache: dict[str, Any] = {}  # passed to `Learner.predict` for the test set
+        self._held_out = held_out
+        self._caches: dict[int, Any] = {}  # passed to `HeldOut.predict`
         self._raw: dict[str, Any] = {}  # test errors of the weights without averaging
         self._matrix: list[float] = []  # test error on the held-out images of each mega-batch
         self._scores: dict[str, float] = {}  # the user's metric, by its name
@@ -94,11 +90,9 @@ class StageTrainer:
             state = read_checkpoint(path, self.learner.device)
             with reading(path):
                 self._restore(state)
-            stream_has_grown = state["tested_on"] != len(self._test.labels)
-            if stream_has_grown:
-                self._cache = {}
-                if not self._interrupted:
-                    self.test()
+            stream_has_grown = state["tested_on"] != len(self._held_out)
+            if stream_has_grown and not self._interrupted:
+                self.test()
         return self.done
 
     def _restore(self, state: Mapping[str, Any]) -> None:
@@ -109,12 +103,18 @@ class StageTrainer:
         self.done = state["done"]
         self.seconds = state["seconds"]
         self._peak = state["peak_memory"]
-        self._cache = state["kept"]
+        self._caches = self._caches_of(state["kept"])
         self._raw = state["raw"]
         self._matrix = state["matrix"]
         self._scores = state["scores"]
         if state["progress"]:
             self._interrupted = Progress(**state["progress"])
+
+    def _caches_of(self, kept: dict[Any, Any]) -> dict[int, Any]:
+        """The caches of a checkpoint; an earlier ALMA wrote one for all test images."""
+        if "members" not in kept:
+            return kept
+        return {} if self._held_out.periods else {0: kept}
 
     def save(self, progress: "Progress | None" = None, last_row: str = "") -> None:
         """Write the checkpoint; within a stage it includes the stage's progress."""
@@ -124,8 +124,8 @@ class StageTrainer:
             "peak_memory": self.peak_memory_bytes,
             "learner": self.learner.state(),
             "progress": progress and vars(progress),
-            "kept": self._cache,
-            "tested_on": len(self._test.labels),
+            "kept": self._caches,
+            "tested_on": len(self._held_out),
             "raw": self._raw,
             "matrix": self._matrix,
             "scores": self._scores,
@@ -155,7 +155,7 @@ class StageTrainer:
         self._interrupted = None
         self.done = stage.index + 1
         if self.save_stages:
-            self._write(f"stage_{stage.index:03d}.pt", self.learner.state())
+            self._write(stage_file(stage.index), self.learner.state())
         if self.after_stage:
             self.after_stage(stage, self.learner)
         return flops
@@ -172,26 +172,34 @@ class StageTrainer:
     def test(self) -> tuple[float, float]:
         """Test error (a fraction) and the FLOPs of the test.
 
-        UserError: the metric is not finite.
+        In a stream by date, it writes the losses by image. UserError: the metric is not finite.
         """
+        from vision.held_out import mean
+
         learner = self.learner
-        predicted, flops = learner.predict(self._test, self._cache)
-        error, self._matrix = self._errors(predicted)
+        held_out = self._held_out
+        predicted, flops = held_out.predict(learner, self._caches)
+        wrong = held_out.wrong(predicted, learner)
+        self._matrix = held_out.matrix(wrong)
+        if held_out.periods and self.done:
+            held_out.write(self.directory, self.done - 1, wrong)
         if self.metric:
             self._scores = {name_of(self.metric): self._score(self.metric, predicted)}
         if learner.average:
-            raw_error, raw_matrix = self._errors(learner.classify(learner.model, self._test))
-            self._raw = {"error": raw_error}
+            raw_wrong = held_out.wrong(held_out.classify(learner, learner.model), learner)
+            self._raw = {"error": mean(held_out.tested(raw_wrong))}
+            raw_matrix = held_out.matrix(raw_wrong)
             if raw_matrix:
                 self._raw["matrix"] = raw_matrix
             if self.done:
                 valid = self._data.valid(self.done - 1)
                 self._raw["valid"] = learner.assess(learner.model, valid)
-        return error, flops
+        return mean(held_out.tested(wrong)), flops
 
     def _score(self, metric: "Metric", predicted: "Tensor") -> float:
         """The metric of the predicted classes (n,). UserError: it is no finite number."""
-        score = metric(predicted.cpu(), self._test.labels.cpu())
+        held_out = self._held_out
+        score = metric(held_out.tested(predicted.cpu()), held_out.tested(held_out.labels))
         try:
             finite = math.isfinite(score)
         except TypeError:
@@ -199,23 +207,6 @@ class StageTrainer:
         if not finite:
             raise UserError(f"metric {name_of(metric)} is {score}: give a finite number")
         return float(score)
-
-    def _errors(self, predicted: "Tensor") -> tuple[float, list[float]]:
-        """Test error, and test error on the held-out images of each mega-batch (both 0 to 1).
-
-        `predicted` (n,) has the classes predicted for all test images. With --classes known, images
-        of classes that the model has not seen do not count; if none counts, the error is 1.
-        """
-        wrong = (predicted != self._test.labels).double()
-        if self._known_only:
-            wrong[self._test.labels >= self.learner.classes] = math.nan
-        wrong = wrong.cpu()
-        tested = len(wrong)
-        if self._test_periods:
-            tested = sum(map(len, self._held_out[: self._test_periods]))
-        error = _mean(wrong[:tested])
-        matrix = [_mean(wrong[part]) for part in self._held_out]
-        return error, matrix
 
     @property
     def parameters(self) -> int:
@@ -256,11 +247,6 @@ class StageTrainer:
             "matrix": self._matrix,
             "scores": self._scores,
             "memory_of": "" if self._peak_is_of_run else "process",
-            "matrix_periods": self._periods,
+            "matrix_periods": self._held_out.periods,
         }
         return self.learner.details | {name: value for name, value in extra.items() if value}
-
-
-def _mean(wrong: "torch.Tensor") -> float:
-    """Mean of the numbers that are not NaN; 1 if there is none."""
-    return float(wrong.nanmean().nan_to_num(1.0))

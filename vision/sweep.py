@@ -21,8 +21,9 @@ from alma.sweeps import (
 )
 from vision import presets
 from vision.experiment import fitting, run
+from vision.image_files import ImageSource
 from vision.learners import all_settings, resolve
-from vision.periods import ImageSource, check_append, check_classes, listed
+from vision.periods import check_append, check_classes, listed
 from vision.points import DATA, SweepPoint, points_of
 from vision.presets import Settings
 from vision.sections import USUAL
@@ -185,6 +186,7 @@ def _job(combination: _Combination, out: Path) -> SweepRun:
         periods, _ = listed(section.source)
         check_classes(periods, point.waiting_time, combination.settings)
         options["append"] = section.append
+        options["test_past"] = section.test_past
         options["classes"] = section.classes
     return SweepRun(
         out=out,
@@ -235,6 +237,8 @@ def _command(section: argparse.Namespace, point: SweepPoint, out: Path) -> str:
     for name in ("download", "save_stages"):
         if getattr(section, name):
             words.append(flag_of(name))
+    if section.source and section.save_stages is False:
+        words.append("--no-save-stages")
     return shlex.join(["alma", "images", *words, "--out", str(out)])
 
 
@@ -244,11 +248,15 @@ def check_data(jobs: Sequence[SweepRun]) -> list[str]:
     UserError: images are missing, a stream does not fit them, or does not continue that of the run.
     """
     from vision import folder
+    from vision.image_sizes import resized_lines
 
     lines = []
     for source in dict.fromkeys(job.source for job in jobs if job.source):
         periods, about_files = listed(source)
         lines += [*map(str, periods), about_files]
+    keeping_size = [job.source for job in jobs if job.source and not job.dataset["image_size"]]
+    for source in dict.fromkeys(keeping_size):
+        lines += resized_lines(source)
     listings: dict[str, folder.Listing] = {}
     for job in jobs:
         if job.dataset["name"] == "folder" and not job.source:
@@ -259,7 +267,8 @@ def check_data(jobs: Sequence[SweepRun]) -> list[str]:
         presets.check_seed(job.options["seed"])
         if job.source:
             periods, _ = listed(job.source)
-            check_append(job.out, periods, job.options["append"])
+            only_test = job.options.get("only_test", False)
+            check_append(job.out, periods, job.options["append"], only_test)
             continue
         if job.dataset["name"] == "folder":
             listing = listings[job.dataset["root"]]

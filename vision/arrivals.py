@@ -1,0 +1,89 @@
+"""`alma test` of image runs by date: test their models on the periods that have arrived.
+
+Nothing is trained.
+"""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+
+from alma.errors import UserError
+from alma.evaluations import LateEvaluation
+from alma.records import Run
+from alma.tables import as_text
+from vision.run import exit_with, parser, record_arrivals, run_all
+from vision.sections import read_sections
+from vision.sweep import SweepRun, check_data, jobs_of
+
+
+def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
+    """Test the models of `runs` on the periods that have arrived, and print the new cells of their
+    evaluation matrices.
+
+    `options` has test_past, dry_run, jobs, device, cluster and wait, perhaps data_root.
+
+    UserError: a run is none by date, its command is not recorded, or past periods have changed.
+    """
+    jobs = [job_of(run, options) for run in runs]
+    for line in check_data(jobs):
+        print(line, flush=True)
+    if options.dry_run:
+        from vision.late_cost import lines
+
+        print(*lines(jobs), sep="\n")
+        return
+    before = [run.late_evaluations for run in runs]
+    record_arrivals(jobs)
+    failed = run_all(jobs, options.jobs)
+    for run, old in zip(runs, before, strict=True):
+        new = Run.read(run.directory).late_evaluations[len(old) :]
+        print(table(run, new))
+    if failed:
+        exit_with(failed, len(jobs))
+
+
+def job_of(run: Run, options: argparse.Namespace) -> SweepRun:
+    """The job that tests a run, by the command in its run.json. UserError: it is none by date."""
+    words = shlex.split(run.info.get("command") or "")
+    if words[:2] != ["alma", "images"]:
+        how = "test it from Python: vision.run(stream, ..., only_test=True)"
+        raise UserError(f"{run.directory}: its command is not in run.json: {how}")
+    words = words[2:]
+    if "periods" not in run.config:
+        raise UserError(f"{run.directory}: its images have no dates: no period arrives")
+    if getattr(options, "data_root", None):
+        words += ["--data-root", str(options.data_root)]
+    words += ["--out", str(run.directory)]
+    if options.test_past is not None:
+        words += ["--test-past", str(options.test_past)]
+    if options.device:
+        words += ["--device", options.device]
+    (job,) = jobs_of(*read_sections(parser(), words))
+    return replace(job, options=job.options | {"only_test": True})
+
+
+def table(run: Run, cells: Sequence[LateEvaluation]) -> str:
+    """The error of each model, a line, on each period, a column, where it is new."""
+    if not cells:
+        return f"{run.directory}: no model to test on new periods"
+    names = {cell["megabatch"]: cell.get("period", "") for cell in cells}
+    megabatches = sorted(names)
+    errors: dict[int | None, dict[int, float]] = {}
+    for cell in cells:
+        errors.setdefault(cell["stage"], {})[cell["megabatch"]] = cell["value"]
+    lines = [["model", *(names[t] for t in megabatches)]]
+    for stage, of_stage in errors.items():
+        texts = [f"{of_stage[t]:.1%}" if t in of_stage else "" for t in megabatches]
+        lines.append([_model(run, stage), *texts])
+    return f"{run.directory}: error on what has arrived\n{as_text(lines)}"
+
+
+def _model(run: Run, stage: int | None) -> str:
+    """A name of the model of a stage: the last period that it was trained on."""
+    if stage is None:
+        return "untrained"
+    waiting_time = run.config["waiting_time"]
+    periods = run.config["periods"]
+    last = min((stage + 1) * waiting_time, len(periods))
+    return f"of {periods[last - 1]}"
