@@ -79,7 +79,6 @@ def _ratio(pair: Pair, groups: int, random: np.random.Generator) -> _Ratio:
     total = tokens.sum()
     value = float(gains.sum() / total)
     residuals = gains - value * tokens
-    correction = count / (count - 1)
     shares = tokens / total
     left = 1 - shares
     resampled = random.integers(0, count, (_RESAMPLES, count))
@@ -90,11 +89,11 @@ def _ratio(pair: Pair, groups: int, random: np.random.Generator) -> _Ratio:
     drawn_residuals = drawn_gains - values[:, None] * drawn_tokens
     return _Ratio(
         value,
-        correction * float(residuals @ residuals) / total**2,
+        float(residuals @ residuals) / total**2,
         float(((residuals / left) ** 2).sum()) / total**2,
         1 / float(shares @ shares),
         values,
-        correction * (drawn_residuals**2).sum(1) / totals**2,
+        (drawn_residuals**2).sum(1) / totals**2,
     )
 
 

@@ -155,7 +155,8 @@ def test_few_models_without_losses_of_items_say_what_is_missing(tmp_path):
 
 
 def test_few_documents_tell_too_little(tmp_path):
-    assert gate(Monthly(tmp_path / "19", items=19).months(3))[0] == 3
+    code, answer = gated(Monthly(tmp_path / "19", items=19).months(3))
+    assert (code, answer["newest_part"]) == (3, None)
     assert gated(Monthly(tmp_path / "20", items=20).months(3))[1]["newest_part"]["items"] == 20
 
 
@@ -234,8 +235,8 @@ def test_files_of_item_losses_that_do_not_fit_are_one_line(tmp_path, edit, told)
 
 
 def test_images_that_do_not_count_for_one_model_are_left_out():
-    deployed = np.array([[1.0, 1], [0, 0], [0, 1], [1, 1]])
-    newest = np.array([[0.0, 1], [1, 1], [0, 1], [1, 1]])
+    deployed = np.array([[1.0, 1], [0, 0], [0, 1], [1, 1], [1, 1]])
+    newest = np.array([[0.0, 1], [1, 1], [0, 1], [1, 1], [0, 0]])
     pair = Pair(deployed, newest).counted()
     assert (pair.deployed[:, 0] == [1, 0, 1]).all()
     assert (pair.newest[:, 0] == [0, 0, 1]).all()
