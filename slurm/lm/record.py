@@ -93,6 +93,9 @@ def open_run(plan: Plan) -> Run:
     run = Run.open(plan.out, config, plan.seeds, growing, untrained=[UNTRAINED])
     # Stages as requested, which may be fewer than the stream has.
     run.note(stages=len(plan.stages), command=plan.request.command)
+    stream = plan.request.stream
+    if is_stream(stream) and Stream.load(stream).ordered:
+        run.note(test_periods=Stream.load(stream).test_megabatches)
     placement = plan.request.placement
     if placement:
         run.note(
