@@ -30,7 +30,7 @@ _OF_PART = (
 
 def caption(results: Sequence[Result]) -> str:
     """The caption of `front`."""
-    compared = newest.comparable(results)
+    compared = newest.compared_at(results)
     part = compared[0].part if compared else ""
     return _OF_PART.format(part=part) if part else CAPTION
 
@@ -60,7 +60,7 @@ def front(results: Sequence[Result]) -> Any:
 
     Where the test set lacks periods of the stream, the metric is that of the newest held-out part.
     """
-    results = newest.comparable(results)
+    results = newest.compared_at(results)
     if not results:
         return None
     first = results[0]

@@ -7,6 +7,7 @@ found; an append leaves it as it is. So reports begin with the newest held-out p
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from alma.report import compare
 from alma.report.periods import arrived, period_names, test_span
@@ -86,40 +87,97 @@ def part_name(results: Sequence[Result], part: int) -> str:
     return names[part - 1] if part <= len(names) else f"mega-batch {part}"
 
 
-def titled(results: Sequence[Result], part: int | None = None) -> TitledTable | None:
-    """What each configuration's models lose on the newest held-out part, beside the test set.
+@dataclass(frozen=True)
+class NewestPart:
+    """What the models of some configurations lose on the newest held-out part."""
 
-    None if no result has periods. `part`: another held-out part in its place.
+    results: list[Result]
+    """Those that have periods and a trained model."""
+    part: int
+    """Its number."""
+
+    @property
+    def name(self) -> str:
+        """The name of its period."""
+        return part_name(self.results, self.part)
+
+    @property
+    def table(self) -> TitledTable:
+        """A row per configuration: its newest models, beside the test set."""
+        first = self.results[0]
+        columns = compare.configurations(self.results)
+        columns["n"] = [str(len(result.repeats)) for result in self.results]
+        cells_by_model: list[list[str]] = [[], [], []]
+        for result in self.results:
+            models = shown_models(models_of(result, self.part))
+            for cells, model in zip(cells_by_model, models, strict=True):
+                cells.append(_cell(result, model))
+        for name, cells in zip(MODELS, cells_by_model, strict=True):
+            if any(cells):
+                columns[name] = cells
+        spans = compare.test_spans(self.results)
+        texts = [span.text for span in spans]
+        on_test = [_on_test(result) for result in self.results]
+        if len(set(texts)) == 1:
+            columns[f"test: {texts[0]}"] = on_test
+        else:
+            pairs = zip(on_test, texts, strict=True)
+            columns["test"] = [f"{value} ({text})" for value, text in pairs]
+        note = _NOTE
+        if not all(span.whole for span in spans):
+            note += _NEW_DATA
+        cells_by_row = [list(columns), *map(list, zip(*columns.values(), strict=True))]
+        title = f"Test {first.display.name} on {self.name}, the newest held-out part"
+        return TitledTable(f"{title}, {first.stream}", cells_by_row, note)
+
+    def record(self) -> dict[str, Any]:
+        """For JSON: values as in results.jsonl, means over seeds."""
+        configurations = []
+        for result in self.results:
+            models = []
+            for model in models_of(result, self.part):
+                value = math.fsum(model.values) / len(model.values)
+                models.append({"until": model.until, "value": value})
+            span = test_span(result)
+            configurations.append(
+                {
+                    "label": result.label,
+                    "models": models,
+                    "test": result.over_seeds(lambda rows: rows[max(rows)]["value"])[0],
+                    "test_periods": span.count if span else None,
+                }
+            )
+        return {
+            "part": self.name,
+            "metric": self.results[0].metric,
+            "configurations": configurations,
+        }
+
+
+def newest_part_at(results: Sequence[Result], now: int | None = None) -> NewestPart | None:
+    """The newest held-out part of results, or that of mega-batch `now`.
+
+    None if no result has periods and a trained model.
     """
-    shown = with_periods(results)
+    shown = with_periods(results if now is None else [_until(result, now) for result in results])
     if not shown:
         return None
-    if part is None:
-        part = newest_part(shown)
-    first = shown[0]
-    columns = compare.configurations(shown)
-    columns["n"] = [str(len(result.repeats)) for result in shown]
-    cells_by_model: list[list[str]] = [[], [], []]
-    for result in shown:
-        models = shown_models(models_of(result, part))
-        for cells, model in zip(cells_by_model, models, strict=True):
-            cells.append(_cell(result, model))
-    for name, cells in zip(MODELS, cells_by_model, strict=True):
-        if any(cells):
-            columns[name] = cells
-    spans = [test_span(result) for result in shown]
-    texts = [span.text for span in spans if span]
-    if len(set(texts)) == 1:
-        columns[f"test: {texts[0]}"] = [_on_test(result) for result in shown]
-    else:
-        pairs = zip(shown, texts, strict=True)
-        columns["test"] = [f"{_on_test(result)} ({text})" for result, text in pairs]
-    note = _NOTE
-    if any(span and not span.whole for span in spans):
-        note += _NEW_DATA
-    cells_by_row = [list(columns), *map(list, zip(*columns.values(), strict=True))]
-    title = f"Test {first.display.name} on {part_name(shown, part)}, the newest held-out part"
-    return TitledTable(f"{title}, {first.stream}", cells_by_row, note)
+    part = newest_part(shown)
+    return NewestPart(shown, part if now is None else min(now, part))
+
+
+def _until(result: Result, now: int) -> Result:
+    """The result with its rows up to `now`."""
+    repeats = []
+    for rows in result.repeats:
+        repeats.append({t: row for t, row in rows.items() if t <= now})
+    return replace(result, repeats=tuple(repeats))
+
+
+def titled(results: Sequence[Result]) -> TitledTable | None:
+    """The table of the newest held-out part; None if no result has periods."""
+    of_newest = newest_part_at(results)
+    return of_newest.table if of_newest else None
 
 
 def _cell(result: Result, model: Model | None) -> str:
@@ -164,17 +222,17 @@ def _on_part(rows: Rows, part: int) -> Rows:
     return replaced
 
 
-def comparable(results: Sequence[Result], part: int | None = None) -> list[Result]:
+def compared_at(results: Sequence[Result], now: int | None = None) -> list[Result]:
     """The results to compare: on the test set or, if that lacks periods, on the newest part.
 
-    `part`: the number of the newest held-out part; None: of these results.
+    That of mega-batch `now`, if it is given. Results whose newest model was not tested on it are
+    left out.
     """
-    spans = [test_span(result) for result in results]
-    if all(span is None or span.whole for span in spans):
+    spans = compare.test_spans(results)
+    of_newest = newest_part_at(results, now)
+    if not of_newest or all(span.whole for span in spans):
         return list(results)
-    if part is None:
-        part = newest_part(with_periods(results) or results)
-    return on_newest(results, part)
+    return on_newest(results, of_newest.part)
 
 
 def by_model(result: Result, part: int) -> Iterator[tuple[Model, int]]:

@@ -15,6 +15,8 @@ from alma.report.losses import MeanOverSeeds
 
 _MOST_STARTS = 40  # values of the first training, and of the cadence, among which plans choose
 _SURPRISE = 4.0  # standard errors above the usual loss from which a deployed model counts as stale
+NEVER = "never"
+"""The name of the plan without trainings in `RetrainingPlan.savings`."""
 _USUAL_LOSSES = 4  # fewer do not tell how much losses vary
 
 
@@ -32,6 +34,21 @@ class RetrainingPlan(NamedTuple):
     """By the name of another plan: loss and price that it costs more."""
     flips: tuple[float, float]
     """The prices between which the plan of least cost has as many trainings."""
+
+    @property
+    def undecided(self) -> list[str]:
+        """The other plans that may cost less: the interval of the saving holds zero."""
+        return [name for name, saving in self.savings.items() if not saving.low > 0]
+
+    @property
+    def evident(self) -> bool:
+        """Whether there is evidence for or against retraining at all.
+
+        A plan with trainings must save against never, and never against retraining every period.
+        """
+        if self.first is None:
+            return not self.undecided
+        return NEVER not in self.undecided
 
 
 class Outlook:
@@ -189,7 +206,7 @@ def savings_of(
     trained_now = int(losses.until[-1] >= losses.periods[-1])
     alternatives = {
         f"retraining every {noun}": priced.plans.rhythms.index((trained_now, 1)),
-        "never": 0,
+        NEVER: 0,
     }
     savings = {}
     for name, index in alternatives.items():

@@ -18,7 +18,9 @@ _LARGEST_SHOWN = 9.0  # nats; perplexity is some 8,000 times as large then
 
 
 def advice_of(retraining: Retraining) -> str:
-    """The cadence to use, or that there is no evidence."""
+    """The plan at a price, else the cadence to use; or that there is no evidence."""
+    if not retraining.unknown and not math.isnan(retraining.price):
+        return _when(retraining) if retraining.plan.evident else NO_EVIDENCE
     every, is_open = retraining.choice
     if retraining.unknown or (is_open and every == retraining.cadences[-1]):
         return NO_EVIDENCE
@@ -54,20 +56,38 @@ def answer(retraining: Retraining) -> str:
 
 
 def _answer_at_price(retraining: Retraining) -> str:
-    """The plan in a sentence, what it saves, and the prices at which it is the best one."""
+    """The plan in a sentence, what it saves, and the prices at which it is the best one.
+
+    That there is no evidence, and the cheaper course, if the saving may be zero.
+    """
     plan = retraining.plan
     horizon = retraining.period.span(retraining.horizon)
-    text = f"{_when(retraining)} ({plan.trainings} in {horizon})"
+    when = _when(retraining)
+    count = f"({plan.trainings} in {horizon})"
     factor = retraining.money or 1.0
     savings = [f"{saving.text(factor)} against {name}" for name, saving in plan.savings.items()]
+    saved = f"{' and '.join(savings)}, in {unit_of_cost(retraining)}"
+    if not plan.evident:
+        open_saving = plan.savings[plan.undecided[-1]].text(factor)
+        return (
+            f'{NO_EVIDENCE.capitalize()}: "{when}" {count} may save {saved}, but {open_saving} '
+            "holds zero. Until more models are tested, the cheaper course is not to retrain"
+        )
+    text = f"{when} {count}"
     if savings:
-        unit = f"{retraining.unit} summed over periods"
-        if retraining.money:
-            unit = "the money of --price"
-        text += f": it saves {' and '.join(savings)}, in {unit}"
+        text += f": it saves {saved}"
+    for name in plan.undecided:
+        text += f". No evidence against {name}, but this takes fewer trainings"
     low, high = (factor * price for price in plan.flips)
     ends = f"from {number(low)} to {number(high)}" if high < math.inf else f"above {number(low)}"
     return f"{text}. So for prices {ends}{_beside_twin(retraining)}"
+
+
+def unit_of_cost(retraining: Retraining) -> str:
+    """The unit of the plan's savings and total, and of its limits of the price."""
+    if retraining.money:
+        return "the money of --price"
+    return f"{retraining.unit} summed over periods"
 
 
 def _when(retraining: Retraining) -> str:
