@@ -14,11 +14,14 @@ _CAPTION = (
     "it was trained on: mean over seeds, with a band of ±1 standard deviation. To the left are "
     "older models."
 )
+_MOST_NAMES = 15  # of periods, to write all of them
 _LETTER = 0.065  # inches
 
 
 def figure(results: Sequence[Result]) -> tuple[Any, str] | None:
     """The figure and its caption; None without periods, or if no model was tested."""
+    from matplotlib.ticker import FixedLocator
+
     shown = newest.with_periods(results)
     if not shown:
         return None
@@ -43,6 +46,8 @@ def figure(results: Sequence[Result]) -> tuple[Any, str] | None:
     for axes in panels.values():
         style.number_axis(axes, "x", times)
         style.number_axis(axes, "y", values, log_from=3)
+        if len(names) <= _MOST_NAMES:
+            axes.xaxis.set_major_locator(FixedLocator(list(names)))
         axes.xaxis.set_major_formatter(lambda t, _: names.get(t, ""))
         axes.tick_params(axis="x", labelrotation=90)
     longest = max(map(len, names.values()))

@@ -22,7 +22,7 @@ from alma.report.advice.forecast import (
 from alma.report.advice.law import Array
 from alma.report.advice.questions import LEARNER, QUESTIONS
 from alma.report.losses import MeanOverSeeds
-from alma.report.results import Result, Section, find_sections, trained
+from alma.report.results import Result, Section, find_sections, matrix, trained
 from alma.stages import stages
 
 DRAWS = 1000
@@ -100,12 +100,19 @@ class Candidate:
 
     @cached_property
     def curve(self) -> LearningCurve:
-        """The metric at the ends of stages. An error of 0 counts as half the smallest other one."""
+        """The metric at the ends of stages. An error of 0 counts as half the smallest other one.
+
+        If all are 0, that of the whole evaluation matrix.
+        """
         curves = []
         for rows in self.result.repeats:
             curves.append([rows[t]["value"] for t in self.ends])
         values = np.array(curves)
-        least = values[values > 0].min(initial=1.0) / 2
+        others = values
+        if not (values > 0).any():
+            cells = [matrix(rows).get(t, []) for rows in self.result.repeats for t in self.ends]
+            others = np.concatenate([values.ravel(), *map(np.array, cells)])
+        least = others[others > 0].min(initial=1.0) / 2
         return LearningCurve(np.array(self.ends, dtype=float), np.maximum(values, least))
 
     def mean_since(self, t: int) -> float:
@@ -246,7 +253,9 @@ def find_candidates(
         _check_values(candidate)
         candidates.append(candidate)
     candidates = [
-        candidate for candidate in candidates if candidate.ends and candidate.now in candidate.values
+        candidate
+        for candidate in candidates
+        if candidate.ends and candidate.now in candidate.values
     ]
     if not candidates:
         raise UserError(f"no stage is complete by t={now}: nothing to forecast from")

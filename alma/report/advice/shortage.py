@@ -39,6 +39,23 @@ class Shortage:
         remedy = "each further mega-batch adds some, once it has arrived"
         return f"{text} were tested, with {self.models} {models}; {remedy}. {NEEDS}"
 
+    @property
+    def plain(self) -> str:
+        """The same for readers who train no models."""
+        tests = f"{self.cells} of {self.possible} tests of a model on later data were made"
+        if self.cells < self.possible:
+            return f"No answer yet: {tests}. An answer takes {LEAST_CELLS} or more."
+        return (
+            f"No answer yet: an answer takes {LEAST_CELLS} tests of models on later data or more."
+        )
+
+    @property
+    def would_change(self) -> str:
+        """What would give an answer."""
+        if self.cells < self.possible:
+            return f"`alma test {self.run}` makes the missing tests of models on later data."
+        return "Data of further periods would tell how often to retrain."
+
     def record(self) -> dict[str, Any]:
         """For JSON."""
         return {
