@@ -42,7 +42,8 @@ def figure(results: Sequence[Result]) -> tuple[Any, str] | None:
             legend.setdefault(name, []).append((result.label, points))
     values = [value for curve in curves.values() for value in curve.y]
     times = [t for curve in curves.values() for t in curve.x]
-    names = dict(enumerate(max(map(period_names, shown), key=len), start=1))
+    longest_list = max((period_names(result) for result in shown), key=len)
+    names = dict(enumerate(longest_list, start=1))
     for axes in panels.values():
         style.number_axis(axes, "x", times)
         style.number_axis(axes, "y", values, log_from=3)

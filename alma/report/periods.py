@@ -83,7 +83,7 @@ def arrived(result: Result) -> int:
 
 def holes(results: Iterable[Result]) -> list[str]:
     """A line for each configuration whose models were not tested on all held-out parts."""
-    lines = {}
+    lines: dict[tuple[str, ...], str] = {}
     for result in results:
         missing = 0
         total = 0
@@ -95,13 +95,13 @@ def holes(results: Iterable[Result]) -> list[str]:
             if count:
                 places[str(run.directory)] = None
         if missing:
-            first, *others = places
+            first, *further_places = places
             line = (
                 f"not tested: {missing} of {total} cells of the evaluation matrix of "
                 f"{result.label}: `alma test {first}` tests the models whose checkpoints are there"
             )
-            if others:
-                line += f"; so for {len(others)} more of its runs"
+            if further_places:
+                line += f"; so for {len(further_places)} more of its runs"
             lines.setdefault(tuple(places), line)
     return list(lines.values())
 

@@ -148,7 +148,7 @@ def main() -> None:
         section = one_section(find_runs(options.runs, damaged), options.now)
         report = advise(section, options.now, options.budget, **terms)
         has_answer = report.retraining or report.shortage
-        if report.asked and report.choice and not has_answer:
+        if report.asks_how_often and report.choice and not has_answer:
             raise UserError(f"--every and --price are for a stream that drifts. {NEEDS}")
     if options.brief:
         print(write_brief(report, options.brief if options.brief.name else None))

@@ -7,21 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from alma.errors import UserError
 from alma.report.advice.backtest import naive_rule_won
 from alma.report.advice.candidates import Candidate, choose, find_candidates, within
 from alma.report.advice.comparison import Comparison, Field, compare
-from alma.report.advice.period import Period
 from alma.report.advice.questions import QUESTIONS
-from alma.report.advice.retraining import Retraining, TrainingCost
+from alma.report.advice.retraining import Retraining
+from alma.report.advice.retraining_of_runs import retraining_beside_twin, shortage_of_choice
 from alma.report.advice.retraining_table import QUESTION, record, titled
-from alma.report.advice.shortage import Shortage, shortage_of
-from alma.report.advice.staleness import known_at
-from alma.report.age import losses_of
-from alma.report.age_table import unit
-from alma.report.losses import Losses, MeanOverSeeds
+from alma.report.advice.shortage import Shortage
+from alma.report.losses import MeanOverSeeds
 from alma.report.newest import NewestPart, compared_at, models_of, newest_part_at
-from alma.report.periods import arrived, dated_names, holes, test_span
+from alma.report.periods import holes, test_span
 from alma.report.results import Display, Section, left_out, matrix, non_dominated, rounded
 from alma.report.tables import TitledTable
 from alma.tables import Table, number
@@ -60,7 +56,7 @@ class Advice(NamedTuple):
     """What the evaluation matrix of the choice lacks, if it is too small."""
     newest: NewestPart | None = None
     """What the models lose on the newest held-out part of a stream with periods."""
-    asked: bool = False
+    asks_how_often: bool = False
     """Whether options ask how often to retrain: --every or --price."""
 
     @property
@@ -208,9 +204,9 @@ def advise(
     retraining = None
     shortage = None
     if choice:
-        retraining = _retraining_beside_twin(choice, candidates, options, now)
+        retraining = retraining_beside_twin(choice, candidates, options, now)
         if not retraining:
-            shortage = _shortage(choice, now)
+            shortage = shortage_of_choice(choice, now)
     remarks = [
         *left_out(on_test_set),
         *holes(on_test_set),
@@ -233,7 +229,7 @@ def advise(
         retraining,
         shortage,
         of_newest,
-        asked=bool(options.get("every")) or not math.isnan(price),
+        asks_how_often=bool(options.get("every")) or not math.isnan(price),
     )
 
 
@@ -326,76 +322,6 @@ def _first_of(labels: Sequence[str]) -> str:
     text = "; ".join(labels[:_MOST_LABELS])
     hidden = len(labels) - _MOST_LABELS
     return f"{text} and {hidden} more" if hidden > 0 else text
-
-
-def _retraining_beside_twin(
-    choice: Candidate, candidates: Sequence[Candidate], options: dict[str, Any], now: int | None
-) -> Retraining | None:
-    """How often to retrain the choice, beside its twin: the same but for `--from-scratch`."""
-    twin = _twin_of(choice, candidates)
-    if twin:
-        price_ratio = (_cost_of(twin).flops or 1) / (_cost_of(choice).flops or 1)
-        price = options.get("price", math.nan) * price_ratio
-        options = options | {"twin": _retraining_of(twin, options | {"price": price}, now)}
-    return _retraining_of(choice, options, now)
-
-
-def _twin_of(choice: Candidate, candidates: Sequence[Candidate]) -> Candidate | None:
-    """The first candidate that differs from the choice in `--from-scratch` alone."""
-    ignored = {"from_scratch": None, "seed": None}
-    settings = choice.result.config | ignored
-    for candidate in candidates:
-        if candidate is not choice and candidate.result.config | ignored == settings:
-            return candidate
-    return None
-
-
-def _cost_of(candidate: Candidate) -> TrainingCost:
-    """What its last training cost, mean over seeds."""
-    last = candidate.ends[-1]
-    rows = [repeat[last] for repeat in candidate.result.repeats]
-    info = candidate.result.runs[0].info
-    devices = info.get("gpus") or info.get("processes") or 1
-    return TrainingCost(
-        flops=fmean(row["train_flops"] for row in rows) / 1e12,
-        hours=fmean(row["seconds"] for row in rows) / 3600 * devices,
-        machine="GPU-hours" if info.get("gpus") else "core-hours",
-    )
-
-
-def _measured_losses(candidate: Candidate, now: int | None) -> Losses | None:
-    """The losses of a candidate on the held-out parts that have arrived, or up to `now`."""
-    losses = losses_of(candidate.result)
-    if not losses:
-        return None
-    last = arrived(candidate.result) if now is None else candidate.now
-    return known_at(losses, last)
-
-
-def _retraining_of(
-    candidate: Candidate, options: dict[str, Any], now: int | None
-) -> Retraining | None:
-    """How often to retrain a candidate; None without an evaluation matrix, or of too few models."""
-    losses = _measured_losses(candidate, now)
-    if not losses:
-        return None
-    try:
-        return Retraining(
-            losses=losses,
-            unit=unit(candidate.result),
-            period=Period.of(dated_names(candidate.result)),
-            cost=_cost_of(candidate),
-            periods_to_come=candidate.result.megabatches - int(losses.periods[-1]),
-            **options,
-        )
-    except UserError:  # too few models or cells
-        return None
-
-
-def _shortage(choice: Candidate, now: int | None) -> Shortage | None:
-    """What the choice lacks for an answer; None without an evaluation matrix."""
-    losses = _measured_losses(choice, now)
-    return shortage_of(losses, str(choice.result.runs[0].directory)) if losses else None
 
 
 def decision_table(advice: Advice) -> Table:

@@ -39,7 +39,7 @@ def title_of(report: Advice | MatrixReport) -> str:
     if isinstance(report, MatrixReport):
         labels = [retraining.losses.label for retraining in report.groups]
         return f"{_HOW_OFTEN} {labels[0]}" if len(labels) == 1 else _HOW_OFTEN
-    question = _HOW_OFTEN if report.asked else "Which model to use"
+    question = _HOW_OFTEN if report.asks_how_often else "Which model to use"
     data = report.candidates[0].result.data
     return f"{question}: {data}" if data else question
 
@@ -50,7 +50,7 @@ def lines(report: Advice | MatrixReport) -> dict[str, str]:
         return _lines_of_matrix(report.groups)
     if not report.choice:
         return {"Recommendation": report.summary}
-    if report.asked:
+    if report.asks_how_often:
         return _lines_of_cadence(report, report.choice)
     return _lines_of_choice(report, report.choice)
 

@@ -108,11 +108,11 @@ class Candidate:
         for rows in self.result.repeats:
             curves.append([rows[t]["value"] for t in self.ends])
         values = np.array(curves)
-        others = values
+        observed = values
         if not (values > 0).any():
             cells = [matrix(rows).get(t, []) for rows in self.result.repeats for t in self.ends]
-            others = np.concatenate([values.ravel(), *map(np.array, cells)])
-        least = others[others > 0].min(initial=1.0) / 2
+            observed = np.concatenate([values.ravel(), *map(np.array, cells)])
+        least = observed[observed > 0].min(initial=1.0) / 2
         return LearningCurve(np.array(self.ends, dtype=float), np.maximum(values, least))
 
     def mean_since(self, t: int) -> float:
