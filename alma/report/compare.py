@@ -6,7 +6,7 @@ from functools import partial
 
 from alma import metrics
 from alma.report.labels import replay
-from alma.report.periods import TestSpan, test_span
+from alma.report.periods import PeriodSpan, span_of_test_set
 from alma.report.results import (
     Measure,
     Result,
@@ -154,7 +154,7 @@ def titled(results: Sequence[Result]) -> TitledTable:
             note += GEOMETRIC
     first = results[0]
     title = f"Test {first.display.name} after mega-batch t, {first.stream}"
-    spans = test_spans(results)
+    spans = spans_of_test_sets(results)
     texts = {span.text for span in spans}
     test = ""
     if len(texts) == 1:
@@ -164,16 +164,16 @@ def titled(results: Sequence[Result]) -> TitledTable:
     return TitledTable(title, table(results), note, lacking(results))
 
 
-def test_spans(results: Sequence[Result]) -> list[TestSpan]:
+def spans_of_test_sets(results: Sequence[Result]) -> list[PeriodSpan]:
     """The periods of the test sets of results that have periods."""
-    return [span for span in map(test_span, results) if span]
+    return [span for span in map(span_of_test_set, results) if span]
 
 
 def lacking(results: Sequence[Result]) -> list[str]:
     """A line for each test set that lacks periods of the stream."""
     first = results[0]
     lines = {}
-    for span in test_spans(results):
+    for span in spans_of_test_sets(results):
         if span.whole:
             continue
         newest = span.names[-1]

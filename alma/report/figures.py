@@ -53,7 +53,7 @@ def over_time_figure(results: Sequence[Result]) -> Any:
             curves.append(draw_over_time(axes, result, **look))
             legend.setdefault(name, []).append((result.label, look))
     label = f"test {results[0].display.name}"
-    spans = {span.text for span in compare.test_spans(results)}
+    spans = {span.text for span in compare.spans_of_test_sets(results)}
     if len(spans) == 1:
         label += f"\n({spans.pop()})"
     frame_over_time(figure, [(list(panels.values()), curves)], label)

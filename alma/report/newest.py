@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from alma.report import compare
-from alma.report.periods import arrived, period_names, test_span
+from alma.report.periods import arrived, period_names, span_of_test_set
 from alma.report.results import Result, Rows, matrix
 from alma.report.tables import TitledTable
 
@@ -76,7 +76,7 @@ def with_periods(results: Iterable[Result]) -> list[Result]:
     dated = []
     for result in results:
         is_trained = any(row["stage"] is not None for row in result.repeats[0].values())
-        if is_trained and test_span(result):
+        if is_trained and span_of_test_set(result):
             dated.append(result)
     return dated
 
@@ -115,7 +115,7 @@ class NewestPart:
         for name, cells in zip(MODELS, cells_by_model, strict=True):
             if any(cells):
                 columns[name] = cells
-        spans = compare.test_spans(self.results)
+        spans = compare.spans_of_test_sets(self.results)
         texts = [span.text for span in spans]
         on_test = [_on_test(result) for result in self.results]
         if len(set(texts)) == 1:
@@ -138,7 +138,7 @@ class NewestPart:
             for model in models_of(result, self.part):
                 value = math.fsum(model.values) / len(model.values)
                 models.append({"until": model.until, "value": value})
-            span = test_span(result)
+            span = span_of_test_set(result)
             configurations.append(
                 {
                     "label": result.label,
@@ -228,7 +228,7 @@ def compared_at(results: Sequence[Result], now: int | None = None) -> list[Resul
     That of mega-batch `now`, if it is given. Results whose newest model was not tested on it are
     left out.
     """
-    spans = compare.test_spans(results)
+    spans = compare.spans_of_test_sets(results)
     of_newest = newest_part_at(results, now)
     if not of_newest or all(span.whole for span in spans):
         return list(results)

@@ -11,10 +11,8 @@ from alma.report.results import Result, matrix
 
 
 @dataclass(frozen=True)
-class TestSpan:
+class PeriodSpan:
     """The periods whose held-out parts the test set of a run has."""
-
-    __test__ = False  # no test class, whatever pytest thinks of its name
 
     names: tuple[str, ...]
     """Of all periods of the stream."""
@@ -54,13 +52,13 @@ def period_names(result: Result) -> list[str]:
     return [*names, *without_name]
 
 
-def test_span(result: Result) -> TestSpan | None:
+def span_of_test_set(result: Result) -> PeriodSpan | None:
     """The periods of the test set; None of a stream that has none, or does not drift."""
     if not all(matrix(rows) for rows in result.repeats):
         return None
     names = period_names(result)
     counts = [_test_periods(run, len(names)) for run in result.runs]
-    span = TestSpan(tuple(names), min(counts, default=len(names)))
+    span = PeriodSpan(tuple(names), min(counts, default=len(names)))
     return span if dated_names(result) or not span.whole else None
 
 

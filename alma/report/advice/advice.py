@@ -17,7 +17,7 @@ from alma.report.advice.retraining_table import QUESTION, record, titled
 from alma.report.advice.shortage import Shortage
 from alma.report.losses import MeanOverSeeds
 from alma.report.newest import NewestPart, compared_at, models_of, newest_part_at
-from alma.report.periods import holes, test_span
+from alma.report.periods import holes, span_of_test_set
 from alma.report.results import Display, Section, left_out, matrix, non_dominated, rounded
 from alma.report.tables import TitledTable
 from alma.tables import Table, number
@@ -78,7 +78,7 @@ class Advice(NamedTuple):
         result = self.candidates[0].result
         if result.part:
             return f" on {result.part}"
-        span = test_span(result)
+        span = span_of_test_set(result)
         return f" on the test set of {span.text}" if span else ""
 
     def difference(self, comparison: Comparison) -> MeanOverSeeds:

@@ -85,7 +85,7 @@ def _answer_at_price(retraining: Retraining, plain: bool) -> str:
         text += f". No evidence against {name}, but this takes fewer trainings"
     low, high = (factor * price for price in plan.flips)
     ends = f"from {number(low)} to {number(high)}" if high < math.inf else f"above {number(low)}"
-    return f"{text}. So for prices {ends}{_beside_twin(retraining)}"
+    return f"{text}. So for prices {ends}{_beside_twin(retraining, plain)}"
 
 
 def unit_of_cost(retraining: Retraining, plain: bool = False) -> str:
@@ -113,8 +113,11 @@ def _when(retraining: Retraining) -> str:
     return text
 
 
-def _beside_twin(retraining: Retraining) -> str:
-    """What the twin costs more, and which to take; "" without a comparable twin."""
+def _beside_twin(retraining: Retraining, plain: bool) -> str:
+    """What the twin costs more, and which to take; "" without a comparable twin.
+
+    `plain`: without its label.
+    """
     twin = retraining.twin
     if not twin or twin.laws.values.shape != retraining.laws.values.shape or twin.unknown:
         return ""
@@ -123,7 +126,10 @@ def _beside_twin(retraining: Retraining) -> str:
     excess = twin.plan.total + retraining.horizon * gap - retraining.plan.total
     verdict = "keep to this one" if excess > 0 else "take that one"
     cost = number((retraining.money or 1.0) * excess)
-    return f". {twin.losses.label} costs {cost} more in all: {verdict}"
+    name = twin.losses.label
+    if plain:
+        name = "To begin a training the other way (from the last model, or from scratch)"
+    return f". {name} costs {cost} more in all: {verdict}"
 
 
 def costs_to_come(retraining: Retraining, every: int, plain: bool = False) -> str:
