@@ -8,10 +8,11 @@ import sys
 
 
 class _Finder:
-    """Imports the plug-in after fairseq has been executed; the other finders locate fairseq.
+    """A finder for sys.meta_path that imports the plug-in once the module fairseq is complete.
 
-    `fairseq.options` would be too early: at that time fairseq.tasks and fairseq.models are half
-    imported.
+    The other finders locate fairseq; this one wraps the loader that they return. Importing the
+    plug-in along with `fairseq.options` would be too early: fairseq.tasks and fairseq.models are
+    only half imported then.
     """
 
     def find_spec(self, name, path=None, target=None):

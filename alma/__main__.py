@@ -10,7 +10,7 @@ try:
     from typing import NamedTuple
 
     from alma.errors import Parser, command
-except KeyboardInterrupt:  # before `command` can answer it
+except KeyboardInterrupt:  # Ctrl-C during these imports: `command` cannot handle it yet
     sys.exit(130)
 
 
@@ -44,7 +44,7 @@ TOOLS = {
     "tsne": Tool("results", "vision.tsne", "draw the gating tree of an image mixture"),
     "predict": Tool("checkpoints", "vision.predict", "label images with the model of an image run"),
     "export": Tool(
-        "checkpoints", "fairseq_alma.export", "write a model for Hugging Face, of images for ONNX"
+        "checkpoints", "alma.export", "write a model for Hugging Face, of images for ONNX"
     ),
 }
 """The subcommands by name, in the order of the help."""
@@ -80,7 +80,7 @@ def parser() -> Parser:
 
 
 def load(name: str) -> ModuleType:
-    """Import the module of a subcommand; help and errors then call it `alma NAME`."""
+    """Import the module of a subcommand, and set its name in help and errors to `alma NAME`."""
     sys.argv[0] = f"alma {name}"
     return importlib.import_module(TOOLS[name].module)
 

@@ -1,21 +1,28 @@
-"""Averages of weights: how they are written on a command line, and how far an update moves them.
+"""Moving averages of weights: their command line syntax and their formulas.
 
-The k-th update moves the average this share of the way to the current weights:
+The k-th update is average += share * (weights - average), with this share:
 
 DECAY      exponential: max(1 - DECAY, 1 / k); the first ones are a plain mean.
 poly:ETA   polynomial (Shamir and Zhang 2013): (ETA + 1) / (k + ETA). The mean age of the averaged
            weights is near k / (ETA + 2) updates: the same share of the training at any k.
 
-last:K, the mean of the last K checkpoints, is for language models only; no update moves it.
+last:K is the mean of the last K checkpoints, for language models only; it has no updates.
 """
 
+import argparse
 import re
+
+WEIGHTS_HELP = (
+    "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the "
+    "mean of the last K checkpoints in the folder of the given one (default: trained)"
+)
+"""Help of --weights of commands that read a checkpoint."""
 
 
 def read(text: object, last: bool = False) -> float | str:
-    """A decay as a number (0: no average), `poly:ETA`, or with `last` `last:K`.
+    """Parse an average: a decay (returned as a number; 0: no average) or "poly:ETA".
 
-    ValueError: none of these.
+    With `last`, "last:K" is accepted too. Raises ValueError for anything else.
     """
     if re.fullmatch(r"poly:\d+(\.\d+)?", str(text)) or (last and last_of(text)):
         return str(text)
@@ -42,6 +49,13 @@ def last_of(average: object) -> int:
     return int(match[1]) if match else 0
 
 
+def weights(text: str) -> str:
+    """An argparse type: a value of --weights."""
+    if text in ("trained", "average") or last_of(text):
+        return text
+    raise argparse.ArgumentTypeError(f"{text}: give trained, average, or last:K such as last:8")
+
+
 def share(k: int, decay: float = 0.0, eta: float | None = None) -> float:
-    """The share of the way that update k = 1, 2, ... moves; polynomial if `eta` is given."""
+    """The share of update k = 1, 2, ..., see above; polynomial if `eta` is given."""
     return max(1 - decay, 1 / k) if eta is None else (eta + 1) / (k + eta)

@@ -39,7 +39,7 @@ def canonical(config: Mapping[str, Any], *without: str) -> str:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Settings in which flat configs differ, as they appear; an absent one counts as None."""
+    """Names of the settings in which flat configs differ; an absent setting counts as None."""
     differ = []
     for name in dict.fromkeys(itertools.chain(*configs)):
         values = {json.dumps(config.get(name)) for config in configs}
@@ -62,7 +62,7 @@ def changes(
     for name in sorted(differing([old, new])):
         before = old[name]
         now = new[name]
-        if before == now:  # 1 and 1.0
+        if before == now:  # equal, though their JSON texts differ, such as 1 and 1.0
             continue
         if name in growing and _is_increased(before, now):
             continue

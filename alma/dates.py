@@ -1,8 +1,8 @@
 """Dates, and the periods of a dated stream: years, quarters, months or ISO weeks of UTC.
 
-A date is an interval of UTC, because `2023` or `2023-05` names no moment. A document is in a period
-if all of its interval is. docs/data.md has the table of what is read; what could have several
-meanings is refused.
+A date is an interval of UTC, because `2023` or `2023-05` names no moment. A document belongs to a
+period if its whole interval lies in it. docs/data.md lists the formats of dates that are read;
+ambiguous ones are refused.
 """
 
 import argparse
@@ -41,27 +41,30 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 _HOUR = re.compile(r"(1[89]|2[01])\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])([01]\d|2[0-3])")
 """A number that could be YYYYMMDDHH."""
 _SINCE_1970 = ("days", "seconds", "milliseconds", "microseconds")
-"""Values of --date-format that are no pattern, all of them arguments of timedelta."""
+"""Values of --date-format for numbers since 1970; each is an argument name of timedelta."""
 LeftOut = StrEnum("LeftOut", ["UNDATED", "UNREADABLE", "IMPRECISE", "BEFORE", "AFTER", "LATE"])
-"""Why a document is in no period."""
+"""The reason why a document belongs to no period."""
 
 
 @dataclass(frozen=True)
 class Dates:
-    """How a document gets its period. stream.json records the fields by name, but `after`."""
+    """How documents are assigned to periods. stream.json records all fields except `after`."""
 
     by: str  # one of UNITS, or `N-years`
     key: str = "date"  # the field of .jsonl and .parquet files that holds the date
     format: str = ""  # see `date_format`; empty: as docs/data.md says
     start: str = ""  # documents before it are left out; empty: none
-    until: str = ""  # documents after all of it are left out
+    until: str = ""  # documents after the end of this date are left out; empty: none
     undated: str = "error"
     """`error`: a UserError lists documents without a usable date; `skip`: they are left out."""
     after: int | None = None
-    """Number of the last period of a stream that grows: what is not later is left out."""
+    """Number of the last period of the stream to append to; documents up to it are left out."""
 
     def period(self, value: Any) -> int | LeftOut:
-        """The number of the period of a document, by its date as in the file."""
+        """The number of a document's period; `value` is its date as the file has it.
+
+        Returns the reason instead if the document is left out.
+        """
         try:
             days = interval(value, self.format)
         except (ValueError, OverflowError):
@@ -90,7 +93,7 @@ class Dates:
 
 
 def date_format(text: str) -> str:
-    """An argparse type: what numbers since 1970 count, or a pattern of strptime with the year."""
+    """An argparse type: a unit for numbers since 1970, or a strptime pattern with the year."""
     day = datetime(2023, 4, 5, tzinfo=UTC)
     with contextlib.suppress(ValueError, re.error):
         if text in _SINCE_1970 or datetime.strptime(day.strftime(text), text).year == day.year:
@@ -100,9 +103,10 @@ def date_format(text: str) -> str:
 
 
 def interval(value: Any, written: str = "") -> Interval | None:
-    """First and last moment of a date, in UTC; None: there is none. `written`: see `date_format`.
+    """First and last moment of a date, in UTC; None for an empty value.
 
-    A time without a zone is UTC. ValueError, OverflowError: no date, or beyond the years 1 to 9999.
+    `written` is a value of --date-format, see `date_format`. A time without a zone is UTC. Raises
+    ValueError or OverflowError if `value` is no date or outside the years 1 to 9999.
     """
     if isinstance(value, str):
         value = value.strip()
@@ -209,9 +213,10 @@ def _months(by: str) -> int:
 
 
 def number_of(by: str, day: date) -> int:
-    """The number of the period with a day, or of the day (`by` "day"); numbers have no gaps.
+    """The number of the period that contains `day`, or of the day itself (`by` "day").
 
-    A week belongs to the ISO year of its Thursday. Spans of N years begin at multiples of N.
+    Consecutive periods have consecutive numbers. A week belongs to the ISO year of its Thursday.
+    Spans of N years begin at multiples of N.
     """
     if by in ("day", "week"):
         return (day.toordinal() - 1) // {"day": 1, "week": 7}[by]  # 0001-01-01 is a Monday
@@ -219,7 +224,7 @@ def number_of(by: str, day: date) -> int:
 
 
 def number_in(by: str, text: str) -> int:
-    """The number of the period, or day, that a text such as 2013-05 names. ValueError: none."""
+    """The number of the period or day named by a text such as 2013-05; ValueError for others."""
     days = interval(text)
     assert days
     return number_of(by, days[0])
@@ -229,12 +234,12 @@ def first_day(by: str, number: int) -> date:
     """The first day of a period. ValueError: it is beyond the year 9999."""
     if by == "week":
         return date.fromordinal(7 * number + 1)
-    month = max(_months(by) * number, 12)  # there is no year 0
+    month = max(_months(by) * number, 12)  # the span 0..N-1 begins in year 1: there is no year 0
     return date(month // 12, month % 12 + 1, 1)
 
 
 def label(by: str, number: int) -> str:
-    """The name of a period, a date that `interval` reads: `2023-W05`, `2020-2024`."""
+    """The name of a period, which `interval` reads as a date: `2023-W05`, `2020-2024`."""
     day = first_day(by, number)
     if by == "week":
         year, week, _ = day.isocalendar()

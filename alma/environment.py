@@ -15,7 +15,10 @@ class StageLearner(Protocol):
     """The interface of a learner to the environment. A multiply-add counts as two FLOPs."""
 
     def train(self, stage: Stage) -> Mapping[str, float]:
-        """Train on one stage; returns its FLOPs by purpose: all but "validation" count in Comp."""
+        """Train on one stage; return its FLOPs by purpose.
+
+        All purposes but "validation" count in Comp (eq. 2).
+        """
 
     @property
     def parameters(self) -> int:
@@ -51,10 +54,11 @@ def append_rows(
 ) -> None:
     """Play the stream: append a row to `run` for each t from 0 to the last stage (section 3.1).
 
-    `measure` returns the measured fields of a row, of the untrained model or after training on a
-    stage. While the learner waits, `waiting` derives them from the row before. `before_last` is
-    called with the last row before that is appended. A run may have more rows than its checkpoint,
-    which is that of `stages_done` stages: existing rows are kept.
+    `measure` trains on a stage (None: measures the untrained model) and returns the measured fields
+    of a row. For a t at which the learner waits, `waiting` derives them from the previous row.
+    `before_last` is called with the last row before it is appended. A resumed learner has completed
+    `stages_done` stages. The run may already have rows of later stages, if it was killed between a
+    row and the next checkpoint; these stages are computed again, and the existing rows are kept.
     """
     recorded = {row["t"]: row for row in run.rows_as_written}
     completed_at = {stage.last: stage for stage in schedule}
@@ -79,7 +83,8 @@ def append_rows(
             "stage": stage.index if stage else None,
             "trained_on": list(stage.train_on) if stage else [],
         }
-        row = place | measured | place  # first in the order, and not those of the row before
+        # `place` comes first in the order of fields, and overrides what `waiting` has copied.
+        row = place | measured | place
         if t == end:
             before_last(row)
         if t not in recorded:

@@ -1,11 +1,14 @@
-"""Updates and tokens of whole epochs (`--max-epoch`): in the plan of a training, and in it."""
+"""Number of updates and tokens in whole epochs (`--max-epoch`).
+
+Used both to plan a training and within it, so that the two agree.
+"""
 
 from collections.abc import Sequence
 
 from alma.batches import tokens_of
 
 WARMUP = 500
-"""Updates of linear warm-up, at most a tenth of all, before the linear decay to 0."""
+"""Updates of linear warm-up before the linear decay to 0; at most a tenth of all updates."""
 
 
 def warmup_of(updates: int) -> int:
@@ -14,7 +17,10 @@ def warmup_of(updates: int) -> int:
 
 
 def replayed_blocks(share: float, tokens: int, length: int) -> int:
-    """Blocks of earlier mega-batches that are `share` of all tokens, beside `tokens` new ones."""
+    """Blocks of earlier mega-batches that are `share` of all tokens, beside `tokens` new ones.
+
+    `alma.stages` describes replay.
+    """
     return round(share / (1 - share) * tokens / length)
 
 
@@ -23,10 +29,10 @@ def batches_of(
 ) -> tuple[int, int]:
     """Batches of one epoch over blocks of `length` tokens, and the blocks in them.
 
-    fairseq leaves out a last batch that is no multiple of `multiple`,
-    --required-batch-size-multiple; of fewer blocks than that, `AlmaLMTask` leaves out none. Near
-    the end of an epoch fairseq's batches may differ where --batch-size is above `multiple` and no
-    multiple of it.
+    `multiple` is --required-batch-size-multiple. fairseq drops a last batch whose size is no
+    multiple of it, unless the whole epoch has fewer blocks than `multiple` (`AlmaLMTask`). If
+    --batch-size is above `multiple` and no multiple of it, fairseq's batches near the end of an
+    epoch may differ from this count.
     """
     if blocks < multiple:
         multiple = 1

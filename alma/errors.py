@@ -22,9 +22,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNWRITABLE = (*_FULL, errno.EACCES, errno.EROFS, errno.EFBIG)
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE)
 _SCALE = {"": 1} | {suffix: 10 ** (3 * k) for k, suffix in enumerate("kMGTPE", start=1)}
-_COLUMNS = 100  # of help; longer lines are hard to read
-_SHOWN = 12  # choices that an error lists
-_MOST_NUMBERS = 100_000  # of a range
+_COLUMNS = 100  # width of help texts; longer lines are hard to read
+_SHOWN = 12  # most choices that an error lists
+_MOST_NUMBERS = 100_000  # most numbers in a range such as 0-9
 _TRAIN = (
     "torch",
     "torchvision",
@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         flags = self._option_string_actions
         words = message.partition("unrecognized arguments: ")[2].split()
-        if "arguments are required" in message:  # one may be present but misspelt
+        if "arguments are required" in message:  # the missing one may be there, misspelt
             words = list(itertools.takewhile(lambda word: word != "--", self._words))
         hints = []
         for name in dict.fromkeys(word.partition("=")[0] for word in words):
@@ -157,8 +157,11 @@ def number_list(text: str, repeats: bool = False) -> list[int]:
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
-    """Decorate a `main`: user errors, full or read-only disks, and folders or loops of links in
-    place of files end with one line and exit code 2. Its output has no control characters."""
+    """Decorate a `main` so that errors of the user end with one line and exit code 2.
+
+    These are UserError, a full or read-only disk, and a folder or a loop of links where a file is
+    expected. Control characters in the output are escaped.
+    """
 
     @functools.wraps(main)
     def run() -> None:
@@ -205,7 +208,10 @@ def interrupt(number: int, frame: object = None) -> NoReturn:
 
 
 def require_package(name: str, user: str, extra: str = "corpus") -> None:
-    """UserError: the package `name` of the extra, which `user` needs, is not installed."""
+    """Raise a UserError if the package `name`, which `user` needs, is not installed.
+
+    The message names `extra`, the optional dependencies of ALMA that include it.
+    """
     if importlib.util.find_spec(name) is None:
         raise UserError(f"{user} needs {name}; pip install 'alma-macroscale[{extra}]'")
 

@@ -1,4 +1,4 @@
-"""Text from files and folders of others, made harmless where it is shown or opened."""
+"""Escape untrusted text (file names, records) for terminals, Markdown and CSV."""
 
 import html
 import re
@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Any, TextIO
 
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-"""Unicode categories: control, format (text direction), surrogates, private, line separators."""
-_JOINERS = "\u200c\u200d\u00ad"  # words and emoji need them
+"""Unicode categories to escape: control, format (text direction), surrogates, private use, line
+separators."""
+_JOINERS = "\u200c\u200d\u00ad"  # format characters that are kept: words and emoji need them
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
@@ -52,14 +53,14 @@ class Output:
 
 
 def markdown(text: str) -> str:
-    """Text in Markdown, where none of it is markup: no link, no image, no code, no HTML."""
+    """Escape text for Markdown: no part of it becomes a link, an image, code or HTML."""
     escaped = html.escape(lines(text), quote=False)
     escaped = re.sub(r"[\\`*]|\](?=[(\[:])", r"\\\g<0>", escaped)
     return re.sub(r"(?i)(\bwww)?(://|(?<=www)\.)", r"\1\\\2", escaped)  # no address becomes a link
 
 
 def csv_cell(value: object) -> object:
-    """A cell of a CSV file: text that a spreadsheet would compute begins with an apostrophe."""
+    """Escape a cell of a CSV file: an apostrophe precedes text that would be a formula."""
     if not isinstance(value, str):
         return value
     text = lines(value)

@@ -27,7 +27,8 @@ LOCK = ".lock"
 _WAIT_SECONDS = 120
 _ZIP = b"PK\x03\x04"
 _BAD_ZIP = (zipfile.BadZipFile, ValueError, NotImplementedError)
-_NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # nor wait for the other end of a pipe
+# Follow no link, and do not block on a pipe that has no other end.
+_NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CANNOT_GROW = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -40,11 +41,11 @@ def atomic_write(
 ) -> Iterator[IO[Any]]:
     """Open a file for writing (text is UTF-8) that appears at `path` only if the block succeeds.
 
-    The bytes go to a temporary file beside `path`, which is fsynced and renamed over it, or
-    removed. The next write of `path` takes over the file that a killed process left. The OSError of
-    a full disk names `path`. `keep_same`: a file that has the same bytes already stays as it is,
-    with its time. `private`: only the owner may read it. UserError: the temporary file is a link,
-    as `open_for_writing` finds.
+    The bytes go to a temporary file beside `path`, which is fsynced and then renamed to `path`; if
+    the block raises, it is removed. A temporary file left by a killed process is reused by the next
+    write. The OSError of a full disk names `path`. `keep_same`: if the file already has the same
+    bytes, leave it and its modification time alone. `private`: only the owner may read the file.
+    Raises UserError if the temporary file is a link, pipe or device (`open_for_writing`).
     """
     path = Path(path)
     descriptor, temporary = _open_temporary(path, 0o600 if private else 0o666)
@@ -79,14 +80,14 @@ def filled(out: Path, last: str, errors: tuple[type[Exception], ...]) -> Iterato
     """
     make_directory(out)
     try:
-        for leftover in out.glob(".filled-*"):  # of a killed process
+        for leftover in out.glob(".filled-*"):  # left by a killed process
             shutil.rmtree(leftover)
         with tempfile.TemporaryDirectory(prefix=".filled-", dir=out) as folder:
             yield Path(folder)
             (out / last).unlink(missing_ok=True)
             mode = stat.S_IMODE(os.stat(Path(folder, last)).st_mode)
             for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == last):
-                file.chmod(mode)  # safetensors sets 0600
+                file.chmod(mode)  # safetensors writes files with mode 600
                 os.replace(file, out / file.name)
     except errors as error:
         problem = f"cannot be written ({error}: full disk, quota?)"
@@ -99,10 +100,10 @@ def temporary_of(path: Path) -> Path:
 
 
 def open_for_writing(path: Path, flags: int = 0, mode: int = 0o666) -> int:
-    """A descriptor to read and write the file `path`, made if missing, with more `flags` of open.
+    """Open `path` for reading and writing, and create it if missing; returns a descriptor.
 
-    The folder may come from somebody else. UserError: the file is a symbolic link, a pipe or a
-    device.
+    `flags` are further flags of os.open. The folder may be untrusted: raises UserError if the file
+    is a symbolic link, a pipe or a device.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_LINK | flags, mode)
@@ -130,9 +131,10 @@ def read_file(path: Path) -> bytes:
 
 
 def _open_temporary(path: Path, mode: int) -> tuple[int, Path]:
-    """An empty file beside `path` that no other process writes: `temporary_of`, if not locked.
+    """Open an empty temporary file beside `path`; returns its descriptor and path.
 
-    It is open for reading too, so that it can be mapped into memory.
+    It is `temporary_of(path)`, or one with a random name if another process has locked that. It is
+    open for reading too, so that it can be memory-mapped.
     """
     temporary = temporary_of(path)
     while True:
@@ -141,15 +143,15 @@ def _open_temporary(path: Path, mode: int) -> tuple[int, Path]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):
                 about = os.fstat(descriptor)
-                if about.st_nlink > 1:  # another name of a file elsewhere
+                if about.st_nlink > 1:  # a hard link to a file that may be elsewhere
                     raise FileExistsError
-                if os.path.samestat(about, os.lstat(temporary)):  # not renamed meanwhile
+                if os.path.samestat(about, os.lstat(temporary)):  # it was not renamed meanwhile
                     os.ftruncate(descriptor, 0)
-                    if mode == 0o600:  # else of an earlier, killed write
+                    if mode == 0o600:  # an earlier, killed write may have left a readable file
                         os.fchmod(descriptor, mode)
                     return descriptor, temporary
             os.close(descriptor)
-        except OSError:  # another process writes it, a hard link, or a file system without locks
+        except OSError:  # locked by another process, a hard link, or no locks on this file system
             os.close(descriptor)
             unique = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
             return open_for_writing(unique, os.O_EXCL, mode), unique
@@ -178,17 +180,17 @@ def checkpoint_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 def locked(directory: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
     """Hold a lock on `directory` that excludes every other thread, process and node.
 
-    It is a POSIX lock of the open file `name`, which is never removed (docs/design.md). UserError:
-    another process has held it for `patience` seconds, or the file is a link. A file system without
-    locks only causes a warning.
+    It is a POSIX lock of the open file `name`, which is never removed (docs/design.md). Raises
+    UserError if another process still holds it after `patience` seconds, or the file is a link. On
+    a file system without locks it only warns.
 
-    Whoever may open the file can hold the lock: it is the owner's alone, and the group's in a
-    folder that the group may write (`chmod g+w`).
+    Whoever can open the file can hold the lock. So only the owner may open it, and the group if the
+    folder is writable for the group (`chmod g+w`).
     """
     shared = os.stat(directory).st_mode & stat.S_IWGRP
     mode = 0o660 if shared else 0o600
     descriptor = open_for_writing(directory / name, mode=mode)
-    with suppress(PermissionError):  # another owner's
+    with suppress(PermissionError):  # the file belongs to another user
         os.fchmod(descriptor, mode)
     deadline = time.monotonic() + patience
     try:
@@ -212,7 +214,7 @@ def locked(directory: Path, name: str = LOCK, patience: float = 0.0) -> Iterator
             yield
         finally:
             _note(descriptor, "")
-            # To close is not enough: a child that was forked meanwhile has the lock too.
+            # Unlock explicitly: closing is not enough if a child was forked meanwhile.
             with suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_UNLCK))
     finally:
@@ -225,7 +227,7 @@ def patiently_locked(directory: Path, name: str = LOCK) -> AbstractContextManage
 
 
 def holder(directory: Path, name: str = LOCK) -> str | None:
-    """The process that holds `locked(directory, name)`, such as "pid 123 on node7"; None: none."""
+    """The process that holds the lock, such as "pid 123 on node7"; None if it is free."""
     try:
         with open(os.open(directory / name, os.O_RDONLY | _NO_LINK), "rb") as file:
             lock = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
@@ -242,7 +244,7 @@ def _whole_file(kind: int) -> bytes:
 
 def _note(descriptor: int, holder: str) -> None:
     """Write the holder into the file of the lock."""
-    if os.fstat(descriptor).st_nlink > 1:  # another name of a file elsewhere
+    if os.fstat(descriptor).st_nlink > 1:  # a hard link to a file that may be elsewhere
         return
     with suppress(OSError):  # a full disk is harmless: the note only serves messages
         os.ftruncate(descriptor, 0)
@@ -261,10 +263,10 @@ def sha256_file(path: str | os.PathLike[str]) -> str:
 
 
 def damage(path: str | os.PathLike[str]) -> str | None:
-    """What is wrong with a zip file as torch writes it; None: nothing, or it is no zip file.
+    """Describe the damage of a checkpoint; None if it is intact, or no zip file.
 
-    Compares its checksums, which torch never does. Reads the whole file once for each process
-    (about 1 GB/s).
+    Verifies the checksums of torch's zip file, which torch itself never does. Reads the whole file,
+    about 1 GB/s; the result is cached per process.
     """
     status = os.stat(path)
     return _damage(os.fspath(path), status.st_ino, status.st_size, status.st_mtime_ns)
@@ -305,8 +307,8 @@ def walk(
 ) -> Iterator[tuple[str, list[str], list[str]]]:
     """As `os.walk`, but in order, along links, and not into a folder that leads to itself.
 
-    The caller may take names out of the second list. UserError, with what is `needed`: a folder is
-    unreadable.
+    The caller may remove names from the second list to skip these folders. Raises a UserError that
+    ends with `needed` if a folder is unreadable.
     """
 
     def fail(error: OSError) -> None:

@@ -10,7 +10,7 @@ BACKWARD = 2  # the backward pass costs twice the forward pass
 
 
 class Arch(NamedTuple):
-    """Layers, width D and attention heads of an --arch of the plug-in; hidden width F = 4 D."""
+    """Sizes of an --arch of the plug-in: layers, width D, attention heads; hidden width F = 4 D."""
 
     layers: int
     dim: int
@@ -27,10 +27,10 @@ ARCHS = {
 
 @dataclass(frozen=True)
 class Weights:
-    """A model of another kind, such as an LSTM: a multiply-add per token and weight of a matrix.
+    """Counts of a model that is no Transformer, such as an LSTM.
 
-    Of dynamic convolutions, as of attention, the product is left out; looked-up embeddings do not
-    count.
+    Each weight of a matrix costs a multiply-add per token. Not counted: embedding look-ups, and the
+    convolution itself in dynamic convolutions (as the attention product in Transformers).
     """
 
     weights: int
@@ -53,8 +53,9 @@ class Shape:
 
     Layers L, width D, hidden width F, dictionary size V, positions P, experts E.
 
-    A dense model has 0 experts. N members (UMix) multiply all counts by N. Embeddings of another
-    width than D are projected to it, and features to the width of the output layer; 0 stands for D.
+    A dense model has 0 experts. N members (UMix) multiply all counts by N. `input_dim` is the width
+    of the embeddings, `output_dim` that of the output layer's input; if they differ from D, the
+    model has a projection. 0 stands for D.
     """
 
     layers: int
@@ -119,7 +120,7 @@ class Shape:
 
     @property
     def _projections(self) -> int:
-        """Weights between D and the widths of embedding and output layer."""
+        """Weights of the projections between D and `input_dim`, D and `output_dim`."""
         widths = (self.input_dim, self.output_dim)
         return sum(self.dim * width for width in widths if width not in (0, self.dim))
 

@@ -1,4 +1,4 @@
-"""The learners: what each trains and deploys, and its looks in reports. LEARNERS has them all.
+"""The table of all learners: what each trains and deploys, and its name and colour in reports.
 
 A learner of images is also a class in `vision/learners/`; one of language models needs only its
 entry.
@@ -13,21 +13,22 @@ _EXTENSION_COLOURS = ("#7557C4", "#6B8E00", "#B03A5B", "#5F7A87")
 
 @dataclass(frozen=True)
 class LearnerSpec:
-    """What a learner trains in each stage, which models it deploys (evaluates together), its looks.
+    """A learner: which models it trains in each stage, which it deploys, and how reports show it.
 
-    The number of members and what follows it describe language models; images have classes instead.
+    Deployed models are evaluated together, as an ensemble. The fields from `members` on describe
+    language models only; learners of images are classes in `vision.learners`.
     """
 
     help: str
     label: str = ""  # the paper's name; "": the key in LEARNERS
     colour: str = ""  # in every figure and page; "": a colour that depends on the key alone
-    text: bool = True  # whether there are language models of it
+    text: bool = True  # whether it trains language models too
     members: int | None = None
     """Default of --members, models of a stage; None: one model, without that option."""
     joint: bool = False
     """Whether the members are one model to fairseq-train; else each has a training."""
     fresh: bool = False
-    """Whether each stage trains new models, with seeds of their own, not the last stage's."""
+    """Whether each stage trains new models with other seeds, instead of the last stage's models."""
     deployed: int | None = 1
     """Number of latest stages whose models are deployed; None: all stages."""
     growth: bool = False
@@ -78,10 +79,11 @@ LEARNERS = {
         "a network that grows in width and depth", "FF", "#8A5A33", text=False, growth=True
     ),
 }
-"""By --learner, in the order of legends, panels and tables; two members as in most rows of Table 2.
+"""All learners by --learner, in the order of legends, panels and tables.
 
-The colours are after Okabe and Ito, readable on white and dark; those that a colour-blind reader
-confuses differ in lightness.
+Ensembles have two members by default, as in most rows of the paper's Table 2. The colours are after
+Okabe and Ito, readable on white and dark; colours that a colour-blind reader confuses differ in
+lightness.
 """
 
 

@@ -1,6 +1,8 @@
 """trained.json and result.json: markers of a training and of an evaluation of language models."""
 
+import shlex
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ from alma.errors import UserError
 from alma.files import read_file
 from alma.schema import TEXT, parse_json, require
 from alma.stream import INSIDE
+from alma.trainer import STAGE, TRAINED
 
 _TRAINED = {"checkpoint": INSIDE, "shared_with": TEXT}
 
@@ -28,3 +31,33 @@ def read_record(path: Path, kinds: Mapping[str, Any], needed: Collection[str]) -
     except ValueError as error:
         raise UserError(f"{path}: damaged ({error}): delete it and rerun `alma train`") from None
     return record
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What a run of language models evaluated after its last finished stage."""
+
+    checkpoints: list[Path]  # trained in that stage; at least one
+    models: int  # evaluated together; some may be of earlier stages
+
+
+def deployed_by(run: Path) -> Deployed:
+    """What the run in the folder `run` evaluated last.
+
+    UserError: no stage has finished, a marker is missing or damaged.
+    """
+    stages = sorted(folder for folder in run.glob("stage_*") if (folder / "result.json").is_file())
+    if not stages:
+        raise UserError(
+            f"{run}: no stage has finished yet; see `alma status {shlex.quote(str(run))}`"
+        )
+    checkpoints = []
+    for marker in sorted([*stages[-1].glob(TRAINED), *stages[-1].glob(f"*/{TRAINED}")]):
+        if not marker.with_name(STAGE).exists():  # else the answer of the user's own trainer
+            checkpoints.append(marker.parent / read_marker(marker)["checkpoint"])
+    if not checkpoints:
+        raise UserError(
+            f"{stages[-1]}: no training is complete there: rerun the command that trained it"
+        )
+    result = read_record(stages[-1] / "result.json", {"training": list}, ["training"])
+    return Deployed(checkpoints, len(result["training"]))

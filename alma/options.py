@@ -1,4 +1,7 @@
-"""Options, declared once as fields: flags, checks, words of a command and records follow."""
+"""Options, each declared once as a dataclass field.
+
+Flags, range checks, words of a command line and records are derived from the declarations.
+"""
 
 import argparse
 import math
@@ -15,7 +18,7 @@ from alma.schema import NATURAL, is_number, whole
 ALWAYS = "always"
 CHANGED = "changed"
 NEVER = "never"
-"""When run.json records an option: with any value but None, if not its default, or never."""
+"""When run.json records an option: always (unless it is None), if it is not the default, never."""
 
 
 def option(
@@ -32,10 +35,10 @@ def option(
 ) -> Any:
     """A field with a default and a help text; the value None means "not given".
 
-    Its range: `choices` of a string; for a number, the least value or a bound that it must be
-    `above`; for another value, a function that reads it from a command line and raises ValueError.
-    `record`: see ALWAYS. `passed`: fairseq-train has the option too; the launcher passes it on
-    unless it has its default.
+    The range is given by `choices` for a string, `at_least` or `above` for a number, and for other
+    values by `read`, which parses a word of the command line and raises ValueError. `record`: see
+    ALWAYS. `passed`: fairseq-train has the option too, and the launcher passes it on unless it has
+    its default.
     """
     limits = {"choices": choices, "at_least": at_least, "above": above, "read": read}
     about = {"help": text, "metavar": metavar, "record": record, "passed": passed}

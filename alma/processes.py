@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def reset_peak_memory() -> bool:
-    """Restart `peak_memory` at the memory in use; False if /proc/self/clear_refs is read-only."""
+    """Reset the peak to the memory in use; return False if /proc/self/clear_refs is read-only."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -17,13 +17,13 @@ def reset_peak_memory() -> bool:
 def peak_memory() -> int:
     """Peak resident memory of this process in bytes, without mapped files such as shared libraries.
 
-    A new process has all pages that its imports read; the same command as a fork only those that it
-    uses.
+    The same command has a lower peak as a fork than as a new process: a new process reads all pages
+    of its imports, a fork only those that it uses.
     """
     try:
         fields = dict(
             re.findall(r"(VmHWM|RssFile):\s+(\d+) kB", Path("/proc/self/status").read_text())
         )
         return 1024 * (int(fields["VmHWM"]) - int(fields["RssFile"]))
-    except (OSError, KeyError):  # second choice: a new process inherits ru_maxrss from its parent
+    except (OSError, KeyError):  # less exact: a new process inherits ru_maxrss from its parent
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,13 +1,12 @@
 """Options of a run on a stream: of every run, and of language models.
 
-Each is declared here, once. The launcher and `alma images` make their flags from the declarations,
-records the kinds of their values, labels of reports which of them tell two runs apart; the task
-`alma_lm` of fairseq-train has those that are `passed`.
+Each option is declared here, once. From the declarations follow the flags of the launcher and of
+`alma images`, the types that run records check, the settings that labels of reports may show, and
+the options of the task `alma_lm` of fairseq-train (those that are `passed`).
 """
 
 import contextlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any
 
 from alma import averages
 from alma.errors import number_list
-from alma.learners import DEFAULT_GROWTH, LEARNERS
+from alma.learners import DEFAULT_GROWTH
 from alma.options import CHANGED, option
 
 _if_changed = partial(option, record=CHANGED)
@@ -24,7 +23,7 @@ SCHEDULES = ("stage", "continuous")
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:
-    """Which learner is trained when, and on which mega-batches."""
+    """Options of every run: the learner, when it trains, and on which mega-batches."""
 
     learner: str = option(None, "learner")
     waiting_time: int = option(
@@ -50,7 +49,7 @@ class StreamOptions:
 
 
 def _growth(value: Any) -> list[int]:
-    """The value of --grow-experts. ValueError: it is none."""
+    """Parse a value of --grow-experts; raises ValueError."""
     numbers = value if isinstance(value, list) else number_list(value, repeats=True)
     if 0 in numbers:
         raise ValueError(
@@ -60,14 +59,14 @@ def _growth(value: Any) -> list[int]:
 
 
 def _budget(text: str) -> str:
-    """The value of --budget. ValueError: it is none."""
+    """Check a value of --budget; raises ValueError."""
     if not re.fullmatch(r"(updates|tokens|seconds)=[1-9]\d{0,17}", text):
         raise ValueError(f"{text}: give updates=N, tokens=N or seconds=N, such as updates=400")
     return text
 
 
 def _cutoff(text: str) -> str:
-    """The value of --cutoff. ValueError: it is none."""
+    """Check a value of --cutoff; raises ValueError."""
     with contextlib.suppress(ValueError):
         if re.fullmatch(r"\d{4}(-\d\d){0,2}", text) and date.fromisoformat(f"{text}-01-01"[:10]):
             return text
@@ -76,7 +75,7 @@ def _cutoff(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(StreamOptions):
-    """How a language model is trained in each stage, and which weights are evaluated."""
+    """Options of a run of language models: training in each stage, and the weights to evaluate."""
 
     members: int | None = option(None, "models of the ensemble", at_least=1)
     grow_experts: list[int] | None = option(
@@ -152,28 +151,3 @@ class TextOptions(StreamOptions):
         metavar="AMOUNT",
     )
     name: str | None = _if_changed(None, "label of the run in reports", metavar="TEXT")
-
-
-TEXT_PRESETS = ("paper", "anytime")
-ANYTIME: dict[str, Any] = {"schedule": "continuous", "average": "poly:8", "replay_share": 0.5}
-"""Options of --preset anytime for language models: what paid in docs/results/average.md.
-
-They were chosen without a search.
-"""
-
-
-def of_preset(preset: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a preset beside the `chosen` ones.
-
-    They are those that are not chosen and do not contradict the chosen ones. A learner that trains
-    new models in every stage has no schedule and no average over the stages.
-    """
-    options = dict(ANYTIME) if preset == "anytime" else {}
-    if chosen.get("replay"):
-        options.pop("replay_share", None)
-    anew = chosen.get("from_scratch") or LEARNERS[chosen["learner"]].fresh
-    if anew or chosen.get("grow_optimizer") == "reset":
-        options.pop("schedule", None)
-    if {**options, **chosen}.get("schedule", SCHEDULES[0]) == SCHEDULES[0]:
-        options.pop("average", None)
-    return options | dict(chosen)

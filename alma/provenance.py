@@ -27,14 +27,15 @@ def commit() -> str | None:
     """Git commit of this checkout, `-dirty` if files are modified; None for a package."""
     this_file = Path(__file__)
     git = ("git", "-C", str(this_file.parent))
-    # A virtual environment may lie inside another project's repository, which does not track it.
+    # If ALMA is installed in a virtual environment inside another project's repository, that
+    # repository does not track this file.
     if _output(*git, "ls-files", "--error-unmatch", this_file.name) is None:
         return None
     return _output(*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 def git_environment() -> dict[str, str]:
-    """The environment without the variables by which a git hook points at its own repository."""
+    """The environment without git's variables, by which a git hook names its own repository."""
     return {name: value for name, value in os.environ.items() if name not in _OF_GIT}
 
 

@@ -47,7 +47,7 @@ from alma.trainer import STAGE
 RESULTS = "results.jsonl"
 CONFIG_KEYS = ("learner", "megabatches", "waiting_time", "replay", "seed")
 MACHINE_FIELDS = frozenset({"seconds", "peak_memory_bytes"})
-"""Fields that measure the machine, to be left out when the results of two runs are compared."""
+"""Fields that depend on the machine; leave them out to compare the results of two runs."""
 
 
 class _Evaluation(TypedDict, total=False):
@@ -61,7 +61,7 @@ class _Raw(_Evaluation, total=False):
 
 
 class _Extra(_Evaluation, total=False):
-    """Further results that reports read; there may be others."""
+    """Further results in a row. These are the fields that reports read; a row may have others."""
 
     flops: dict[str, NUMBER]
     members: NATURAL | None
@@ -108,7 +108,7 @@ _CONFIG |= dict.fromkeys(("hidden", "experts", "grow_every"), COUNT) | {
     "megabatches": whole(1, 1_000_000)
 }
 _CONFIG |= {"moe_expert_count": COUNT | None, "fairseq_flags": list[str], "test_periods": COUNT}
-"""Kinds of the settings that other code reads; further ones may be whatever JSON has."""
+"""Types of the settings that other code reads; further settings may be any JSON value."""
 
 
 @dataclass
@@ -119,7 +119,8 @@ class Run:
     info: dict[str, Any]  # run.json: config, seeds, versions, commit, machine, created
     writable: bool = False
     _times: set[int] = field(default_factory=set, compare=False, repr=False)
-    """The t in `_version` of results.jsonl: reading all rows at each append is quadratic in B."""
+    """The t of all rows in the `_version` of results.jsonl that was last read. Reading all rows at
+    each append would be quadratic in B."""
     _version: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
@@ -135,10 +136,11 @@ class Run:
 
         `config` holds CONFIG_KEYS, optionally `name`, and every other setting that changes results
         (JSON values, no output paths): runs whose configs differ only in `seed` count as repeats.
-        `seeds` are derived from it, for the record. Settings in `growing` may increase, as for
-        `configs.changes`. A run with another config that has trained nothing is replaced: its rows
-        and the files `untrained`, which describe its untrained model, are removed. UserError: the
-        run has trained with another config. ValueError: `config` lacks one of CONFIG_KEYS.
+        `seeds` are the seeds derived from `config`, recorded for information. Settings in `growing`
+        may increase when a run resumes, see `configs.changes`. A run with another config that has
+        trained nothing is replaced: its rows and the files named in `untrained`, which describe its
+        untrained model, are removed. Raises UserError if the run has trained with another config,
+        ValueError if `config` lacks one of CONFIG_KEYS.
         """
         path = Path(directory)
         resumes = cls.check(path, config, growing)
@@ -150,7 +152,7 @@ class Run:
             drop_partial_line(run.results)
             drop_partial_line(run.evaluations)
             return run
-        # before run.json, which describes them
+        # Removed before run.json is replaced, which describes these files.
         for name in (RESULTS, EVALUATIONS, *untrained):
             (path / name).unlink(missing_ok=True)
         run = cls(path, {"config": config, "seeds": seeds or {}}, writable=True)
@@ -303,7 +305,7 @@ class Run:
 
 
 def check_row(row: Mapping[str, Any], megabatches: int) -> None:
-    """ValueError unless `row` has the fields of `Row`, of their kinds, none beyond mega-batch B."""
+    """Raise ValueError unless `row` has the fields and types of `Row`, with t <= B."""
     msgspec.convert(row, Row)
     if unknown := sorted(row.keys() - Row.__annotations__.keys()):
         raise ValueError(f"unknown fields {unknown} (others belong in `extra`)")

@@ -10,9 +10,9 @@ from msgspec import Meta
 
 from alma.errors import UserError
 
-LARGEST = 1e100  # sums, squares and ratios of such numbers are still numbers
+LARGEST = 1e100  # so that sums, squares and ratios of accepted numbers are finite
 _MOST = 2**63 - 1
-_SHOWN = 60  # characters of a value in a message
+_SHOWN = 60  # most characters of a value in a message
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z"  # no control characters, no lone surrogates
 
 TEXT = Annotated[str, Meta(pattern=_PRINTABLE)]
@@ -36,7 +36,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number, but no bool; NaN and infinity are numbers, 1e300 is none."""
+    """Whether a value is a number and no bool.
+
+    NaN and infinity count as numbers; finite ones beyond LARGEST do not.
+    """
     if isinstance(value, float):
         return not math.isfinite(value) or abs(value) <= LARGEST
     return type(value) is int and -_MOST <= value <= _MOST
@@ -58,7 +61,10 @@ def is_plain(value: Any, depth: int = 20) -> bool:
 
 
 def require(record: Any, kinds: Mapping[str, Any], needed: Collection[str] = ()) -> None:
-    """ValueError: `record` is no object, lacks a `needed` field, or a field is of another kind."""
+    """Raise ValueError unless `record` is an object with the right types.
+
+    `kinds` are the types of its fields by name, `needed` the fields that it must have.
+    """
     if not isinstance(record, dict):
         raise ValueError(f"it is {shown(record)}: it should be an object")
     if lacking := [name for name in needed if name not in record]:
@@ -72,7 +78,7 @@ def require(record: Any, kinds: Mapping[str, Any], needed: Collection[str] = ())
 
 
 def check_names(place: object, names: Iterable[str]) -> None:
-    """UserError: a class or period has a name that no record can hold."""
+    """Raise a UserError if a class or period has a name that a JSON record cannot hold."""
     for name in names:
         if not is_plain(name):
             problem = "has control characters in its name, or is no UTF-8"

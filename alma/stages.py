@@ -1,4 +1,18 @@
-"""The schedule of Algorithm 1: which mega-batches each stage waits for and trains on."""
+"""The schedule of Algorithm 1: which mega-batches each stage waits for and trains on.
+
+Replay, where N are the new training examples of a stage (blocks of tokens, or images) and O those
+of all earlier mega-batches. Text adds old blocks to an epoch, images replace new ones:
+
+                    an epoch of text              an epoch of images
+no replay           N new                         N new
+--replay            N new, O old                  N new, O old
+--replay-share S    N new, N S / (1 - S) old      N (1 - S) new, N S old
+
+A share takes equally many examples, up to one, of each earlier mega-batch, with `--replay-from
+recent` of each one of the stage before. Text draws its old blocks once for each stage, images
+draw anew for each epoch. The first stage has nothing to replay. Updates follow from the size of the
+epoch unless --max-update sets them. docs/concepts.md explains this to users.
+"""
 
 from dataclasses import dataclass
 
@@ -7,10 +21,10 @@ from alma.errors import UserError
 
 @dataclass(frozen=True)
 class Stage:
-    """One call of train. Mega-batches are numbered t = 1..B, stages from 0.
+    """One training of Algorithm 1. Mega-batches are numbered t = 1..B, stages from 0.
 
-    Mega-batches `first`..`last` arrive during the stage, which completes at t = `last`. It trains
-    on `train_on`: the same mega-batches, with replay earlier ones too.
+    The learner waits for the mega-batches `first`..`last` and trains at t = `last`. It trains on
+    `train_on`: these mega-batches and, with replay, earlier ones.
     """
 
     index: int
@@ -25,7 +39,11 @@ class Stage:
 
 
 def check_share(share: float, replay: bool, source: str = "all") -> None:
-    """UserError: `share` is no share, `replay` has all mega-batches, or `source` has no share."""
+    """Raise a UserError if the options of replay contradict one another.
+
+    `share` (--replay-share) must be in [0, 1); it excludes `replay` (--replay), which trains on all
+    earlier mega-batches; and `source` (--replay-from) needs a share.
+    """
     if not 0 <= share < 1:
         raise UserError(
             f"--replay-share {share}: a share of each stage's training data, from 0 to below 1"
@@ -39,9 +57,10 @@ def check_share(share: float, replay: bool, source: str = "all") -> None:
 
 
 def check_growth(out: object, before: int, now: int, waiting_time: int) -> None:
-    """UserError: the last stage of `out` would be longer.
+    """Raise a UserError if the run `out` cannot continue on a stream that has grown.
 
-    The stream had `before` mega-batches when it was trained, and has `now`.
+    The stream had `before` mega-batches when the run was trained, and has `now`. If the last stage
+    was cut short by the end of the stream, it would now be longer.
     """
     index = (before - 1) // waiting_time
     last = min((index + 1) * waiting_time, now)
@@ -57,9 +76,9 @@ def stages(
 ) -> list[Stage]:
     """The ceil(B / w) stages of a stream of B = `megabatches` with waiting time w = `waiting_time`.
 
-    The last stage may be shorter, so that all data are trained on, unlike in Algorithm 1. `replay`
-    adds all earlier mega-batches to those that a stage trains on, `replay_from` those of a replay
-    by share. UserError: B < 1, w < 1 or w > B.
+    The last stage may be shorter, so that all data are trained on, unlike in Algorithm 1. With
+    `replay`, a stage also trains on all earlier mega-batches; with `replay_from`, on those from
+    which --replay-share samples. Raises UserError if B < 1, w < 1 or w > B.
     """
     if megabatches < 1:
         raise UserError(f"a stream needs at least 1 mega-batch, not {megabatches}")

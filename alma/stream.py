@@ -38,7 +38,8 @@ _BLOCK = 1 << 20  # items of an index per write
 _HEADER = struct.Struct("<9sQBQ")  # magic, version 1, dtype code, number of items
 DTYPES = {4: "int32", 8: "uint16", 9: "uint32"}  # of NumPy, by fairseq's codes
 SPECIALS = 4
-"""fairseq's ids <s> 0, <pad> 1, </s> 2 and <unk> 3 are not in dict.txt: its first line has id 4."""
+"""Number of fairseq's special ids: <s> 0, <pad> 1, </s> 2, <unk> 3. They are not in dict.txt, so
+its first line has id 4."""
 _REMAKE = "rebuild the stream with `alma data`"
 _ABSENT_IF_EMPTY = ("period", "held_out", "held_out_valid")
 INSIDE = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|\Z))[^\x00-\x1f\x7f-\x9f]+\Z")]
@@ -58,7 +59,7 @@ class FileInfo:
         return cls(os.stat(path).st_size, sha256_file(path))
 
     def problem(self, path: str | os.PathLike[str]) -> str | None:
-        """How the file at `path` differs from this record; None if it does not."""
+        """A text saying how the file at `path` differs from this record; None if it does not."""
         size = os.path.getsize(path) if os.path.isfile(path) else None
         if size is None:
             return "missing"
@@ -102,9 +103,9 @@ class Stream:
     settings: dict[str, Any]
     files: dict[INSIDE, FileInfo]  # dict.txt and the tokenizer
     corpus: dict[str, Any] = field(default_factory=dict)
-    """Counts of documents, words, duplicates, surplus."""
+    """Counts of documents, words, duplicates and unused documents."""
     appended: tuple[dict[str, Any], ...] = ()
-    """Of each extension: settings, number of its `first` mega-batch, `corpus`."""
+    """For each --append: its settings, the number of its `first` mega-batch, and its `corpus`."""
     held_out: tuple[Part, ...] = ()  # if ordered: `test_00`, ..., the test set of each mega-batch
     held_out_valid: tuple[Part, ...] = ()  # if ordered: `valid_00`, ..., the validation set of each
 

@@ -28,7 +28,7 @@ def fixed(value: float) -> str:
 
 
 def decimals(value: float) -> str:
-    """The format of `fixed`, for numbers that belong to `value`, such as its deviation."""
+    """The format that `fixed` uses for `value`, to show its deviation in the same format."""
     if abs(value) >= 1000:
         return ",.0f"
     if abs(value) >= 0.1 or value == 0:

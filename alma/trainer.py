@@ -30,7 +30,7 @@ _LOSS = Annotated[float, msgspec.Meta(ge=0, le=math.log(LARGEST))]
 
 @dataclass(frozen=True)
 class TextPart:
-    """A mega-batch, or a set that is evaluated. The counts are those of the stream."""
+    """A mega-batch or an evaluation set of the stream, with its counts."""
 
     name: TEXT
     period: TEXT
@@ -40,14 +40,20 @@ class TextPart:
     files: tuple[TEXT, ...]
 
     def file(self, suffix: str) -> Path:
-        """Its only file with this suffix; else the program ends with one line and exit code 2."""
+        """The path of the part's only file with this suffix.
+
+        If there is none, or several, the program ends with one line and exit code 2.
+        """
         names = [name for name in self.files if name.endswith(suffix)]
         if len(names) != 1:
             fail(f"{self.name}: {len(names)} files {suffix}, not 1")
         return Path(names[0])
 
     def read_tokens(self) -> "np.ndarray":
-        """The ids in fairseq's .bin, (tokens,), in a memory map; 2 ends a line, a lone 2 a text."""
+        """The token ids in fairseq's .bin file, (tokens,), memory-mapped.
+
+        Id 2 ends a line; an empty line (a lone 2) ends a document.
+        """
         import numpy as np
 
         return np.memmap(self.file(".bin"), DTYPES[read_index(self.file(".idx"))[1]], "r")
@@ -60,7 +66,11 @@ class TextPart:
 
 @dataclass(frozen=True)
 class Answer:
-    """trained.json; a training has amounts, an evaluation has losses (nats a token, tokens)."""
+    """The contents of trained.json, COMMAND's answer.
+
+    A training answers with its costs and checkpoint, an evaluation with `losses`: for each part
+    (mean loss in nats per token, number of tokens).
+    """
 
     parameters: COUNT
     losses: dict[TEXT, tuple[_LOSS, COUNT]] = field(default_factory=dict)
@@ -76,7 +86,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class StageTask:
-    """stage.json: what COMMAND is to do."""
+    """The contents of stage.json, ALMA's request to COMMAND: one training or one evaluation."""
 
     version: Literal[1] = 1
     action: Literal["train", "evaluate"]
@@ -117,9 +127,10 @@ class StageTask:
         print(f"alma | train_inner | {json.dumps(stats)}", flush=True)
 
     def finish(self, losses: Mapping[str, tuple[float, int]] | None = None, **fields: Any) -> None:
-        """Write trained.json, last and atomically: `losses` by name of the part, more of `Answer`.
+        """Write trained.json atomically; call it last, after the checkpoint is written.
 
-        A wrong one ends the program with one line and exit code 2.
+        `losses` are by name of the part; `fields` are other fields of `Answer`. If a field is
+        wrong, the program ends with one line and exit code 2.
         """
         of_parts = {
             name: (float(loss), int(tokens)) for name, (loss, tokens) in (losses or {}).items()
@@ -152,7 +163,10 @@ class StageTask:
 
 
 def stop_requests() -> Callable[[], bool]:
-    """Whether ALMA or SLURM has asked to stop since this call: then save, and exit with code 75."""
+    """Return a function that says whether ALMA or SLURM has asked the process to stop since now.
+
+    If so, save a checkpoint and exit with code 75; ALMA runs the same command again later.
+    """
     received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, frame: received.append(number))

@@ -21,22 +21,21 @@ class Workers:
     """A pool of spawned processes, which end when their parent dies and ignore Ctrl-C.
 
     Leaving the context ends them: idle ones normally, busy ones and, if the block raised, all by
-    SIGKILL. Tasks must therefore write atomically. `setup` runs once in every process. Without it,
-    a single worker needs no process: it is this one.
+    SIGKILL. Tasks must therefore write atomically. `setup` runs once in every process, with its
+    number from 0. Without it, a single worker needs no process: it is this one.
     """
 
-    # Not a ProcessPoolExecutor: its threads and processes share locks. An interrupt or a killed
-    # process can leave one locked for good, and the end then waits forever. Here each worker has a
-    # pipe of its own.
+    # Not a ProcessPoolExecutor, whose processes share locks: after an interrupt or a kill one may
+    # stay locked, and shutdown waits forever. Here each worker has a pipe of its own.
 
     def __init__(
-        self, count: int, setup: Callable[[], None] | None = None, flag: str = "--workers"
+        self, count: int, setup: Callable[[int], None] | None = None, flag: str = "--workers"
     ) -> None:
         """`flag`: the option to lower when the system kills a worker."""
         self._count = count
         self._setup = setup
         self._flag = flag
-        self._processes: dict[Any, Any] = {}  # by their connection
+        self._processes: dict[Any, Any] = {}  # connection -> process
         self._idle: list[Any] = []
 
     def __enter__(self) -> "Workers":
@@ -46,7 +45,7 @@ class Workers:
         for pipe, process in self._processes.items():
             if error or pipe not in self._idle:
                 process.kill()
-            pipe.close()  # an idle worker then ends
+            pipe.close()  # tells an idle worker to end
         deadline = time.monotonic() + 5  # for idle workers to end
         for process in self._processes.values():
             process.join(max(0.0, deadline - time.monotonic()))
@@ -112,7 +111,10 @@ class Workers:
         # A forked process would inherit the parent's threads and CUDA state, and could hang.
         spawn = multiprocessing.get_context("spawn")
         pipe, its_end = spawn.Pipe()
-        process = spawn.Process(target=_serve, args=(its_end, self._setup), daemon=True)
+        setup = None
+        if self._setup:
+            setup = functools.partial(self._setup, len(self._processes))
+        process = spawn.Process(target=_serve, args=(its_end, setup), daemon=True)
         resource_tracker.ensure_running()  # before Ctrl-C is blocked: it unblocks it
         # The process inherits the block; without it, its imports would end in a traceback.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -138,7 +140,7 @@ def _serve(pipe: Any, setup: Callable[[], None] | None) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if setup:
         setup()
-    with suppress(EOFError, ConnectionError):  # of the pipe: the parent has closed it, or has ended
+    with suppress(EOFError, ConnectionError):  # the parent has closed the pipe, or has ended
         while True:
             function, task = pipe.recv()
             outcome: tuple[Any, Exception | None]

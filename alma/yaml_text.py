@@ -1,16 +1,20 @@
-"""YAML of users: plain values, and aliases that cannot grow without bounds."""
+"""Load users' YAML safely: plain values only, and a limit on the size that aliases expand to."""
 
 from typing import Any
 
 import yaml
 
-_MOST_VALUES = 100_000  # with each alias written out
+_MOST_VALUES = 100_000  # most values in a file after aliases are expanded
 _MERGE = "tag:yaml.org,2002:merge"
 
 
 def load(text: str) -> Any:
-    """The value of a YAML text. yaml.YAMLError: malformed; aliases that repeat too much or contain
-    themselves; a merge key (`<<`) in a mapping that is merged. ValueError: no such date."""
+    """Parse a YAML text.
+
+    Raises yaml.YAMLError if it is malformed, if its aliases expand to too many values or contain
+    themselves, or if a mapping that is merged by `<<` has a `<<` itself; ValueError for a date that
+    does not exist.
+    """
     loader = yaml.SafeLoader(text)
     try:
         root = loader.get_single_node()
@@ -23,8 +27,11 @@ def load(text: str) -> Any:
 
 
 def _check(node: yaml.Node, sizes: dict[int, int], above: set[int]) -> int:
-    """The number of values of a node, with aliases written out. `sizes`: of nodes that are counted,
-    `above`: the nodes that contain this one."""
+    """Count the values in a node, with aliases expanded.
+
+    `sizes` caches the counts of nodes by id; `above` has the ids of the nodes that contain this
+    one, to find aliases that contain themselves.
+    """
     if id(node) in sizes:
         return sizes[id(node)]
     if id(node) in above:
@@ -51,7 +58,7 @@ def _parts(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _merged(node: yaml.Node) -> list[yaml.Node]:
-    """The mappings that a mapping takes over by its merge keys."""
+    """The mappings that a mapping includes by its merge keys (`<<`)."""
     merged: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:

@@ -1,4 +1,4 @@
-"""What a stage of the pipeline is, and what stages know of the stream that they make."""
+"""The base class of the pipeline's stages, and `Build`, the state that they share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,19 +19,19 @@ from data_prep.work import Task, Work, Workspace
 
 @dataclass(kw_only=True)
 class Build:
-    """A stream in the making: what the stages read, and what they find out for later ones."""
+    """A stream that is being made: the inputs of all stages, and results for later stages."""
 
     settings: StreamSettings
     space: Workspace
     shards: Sequence[Shard]
-    past_keys: Sequence[Path] = ()  # .keys files of the stream that grows
-    past_entries: Sequence[Path] = ()  # and its .near files
+    past_keys: Sequence[Path] = ()  # .keys files of the stream to which --append adds
+    past_entries: Sequence[Path] = ()  # its .near files
 
     # Set by stages.
     splits: Splits = field(init=False)
-    """As in the settings; those of a dated stream get their periods from the stage dates."""
+    """Those of the settings; in a dated stream with the periods that the stage dates has found."""
     without_period: dict[str, int] | None = None
-    """Documents that are left out of a dated stream, by `LeftOut`."""
+    """Number of documents that a dated stream leaves out, by the reason (`LeftOut`)."""
     plan: CorpusPlan = field(init=False)
     parts: list[Part] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ class Build:
 
     @property
     def arrivals(self) -> np.ndarray:
-        """(sources,) number of the mega-batch of each source."""
+        """The number of the mega-batch of each source, (sources,)."""
         return self.splits.first + self.splits.arrivals(self.space.sources)
 
     @property
@@ -66,13 +66,13 @@ class PipelineStage:
     """A stage of the pipeline. Its tasks run in parallel and write files to the work directory."""
 
     name: ClassVar[str]
-    """In the progress bar, in the table of seconds and in its jobs on SLURM."""
+    """Name in the progress bar, the table of seconds, and its SLURM jobs."""
     needs: ClassVar[tuple[str, ...]]
     """Names of the stages whose files it reads."""
     writes: ClassVar[tuple[str, ...]]
-    """Its files NAME-NNNNN.SUFFIX as NAME.SUFFIX; the last marks a task as finished."""
+    """Its output files, NAME.SUFFIX for NAME-NNNNN.SUFFIX; the last one marks a finished task."""
     unit: ClassVar[str]
-    """What the weights of its tasks, and so the progress bar, count."""
+    """Unit of the weights of its tasks, which the progress bar adds up."""
 
     def is_needed(self, build: Build) -> bool:
         """Whether the stream needs this stage."""
@@ -83,7 +83,7 @@ class PipelineStage:
         raise NotImplementedError
 
     def finish(self, build: Build) -> None:
-        """Add to `build` what the stage has found out. Called when all tasks are finished."""
+        """Add the stage's results to `build`; called when all tasks are finished."""
 
     def run(self, build: Build, work: Work) -> None:
         """Run the stage. Raises the first error of a task."""

@@ -1,4 +1,4 @@
-"""Byte-level BPE: that of GPT-2 with the ids of fairseq, and that of a Hugging Face folder."""
+"""Byte-level BPE encoders: GPT-2 with fairseq's ids, and the tokenizer of a Hugging Face folder."""
 
 import json
 import os
@@ -24,18 +24,18 @@ _TOKENS = regex.compile(
 
 
 class GPT2(Encoder):
-    """GPT-2's tokenizer, with ids as in fairseq's dict.txt for it.
+    """GPT-2's tokenizer, with the ids of fairseq's dict.txt for GPT-2.
 
-    GPT-2's id i is the token spelt as the number i, and has fairseq id i + 4.
+    That dictionary spells GPT-2's token i as the number i; its fairseq id is i + 4.
     """
 
     files = ("encoder.json", "vocab.bpe")
 
     def __init__(self, encoder_json: str | Path, vocab_bpe: str | Path) -> None:
-        """Load encoder.json, {token: id}, and vocab.bpe, two tokens to merge on each line but one.
+        """Load encoder.json, {token: id}, and vocab.bpe, which has a merge of two tokens per line.
 
-        The first line of vocab.bpe is its version. UserError: damaged, not in GPT-2's format, or of
-        two vocabularies.
+        The first line of vocab.bpe is its version. Raises UserError if a file is damaged or not in
+        GPT-2's format, or if the two belong to different vocabularies.
         """
         require_package("tokenizers", "--bpe gpt2")
         from tokenizers import Tokenizer, models, pre_tokenizers
@@ -49,8 +49,8 @@ class GPT2(Encoder):
         super().__init__(tokens, range(SPECIALS, len(ids) + SPECIALS))
 
     def _cut(self, text: str) -> list[str]:
-        # A word keeps the space before it. END replaces line breaks first, so that "\n" can mark
-        # the cuts.
+        # A word keeps the space before it. Line breaks are first replaced by END, so that "\n" is
+        # free to mark the cuts.
         marked = text.replace("\n", END).replace(" ", "\n ").replace(END, f"\n{END}\n")
         return marked.split("\n")
 
@@ -77,7 +77,7 @@ def _read_merges(path: str | Path, ids: dict[str, int]) -> list[tuple[str, str]]
     except ValueError as error:
         problem = "not GPT-2's vocab.bpe, not lines of text; copy it"
         raise UserError(f"{path}: {problem}") from error
-    # fairseq would silently drop a first or last merge.
+    # Without the version line or the final newline, fairseq would silently drop a merge.
     if not first.startswith("#version") or last:
         problem = "does not begin with a line #version or not end with a newline"
         raise UserError(f"{path}: {problem}; copy it again")
@@ -92,14 +92,14 @@ def _read_merges(path: str | Path, ids: dict[str, int]) -> list[tuple[str, str]]
 
 
 class HuggingFace(Encoder):
-    """A tokenizer.json. The text of a document, line breaks too, is one item, which ends with eos.
+    """The tokenizer in a tokenizer.json. A document with its line breaks is one item, ended by eos.
 
-    The model's id i is the token spelt as the number i in dict.txt, and has fairseq id i + 4.
-    fairseq's eos (id 2) stands for the model's end of text, `eos_token_id` of its config.json. So
-    row i + 4 of a model trained on the stream is row i of the existing one, row 2 is its row
-    `eos_token_id`, and rows 0, 1 and 3 occur in no text. dict.txt has the ids of the tokenizer: a
-    model's table of embeddings may have more rows. The spelling of a special token in a text is
-    encoded as text, so that no text can end a document.
+    dict.txt spells the token i of the original model as the number i; its fairseq id is i + 4.
+    fairseq's eos (id 2) replaces the original end of text, `eos_token_id` of config.json. So if a
+    model is trained on the stream, row i + 4 of its embeddings corresponds to row i of the original
+    model, row 2 to row `eos_token_id`, and rows 0, 1 and 3 are never used. dict.txt has only the
+    tokenizer's ids, though the original table may have more rows. If a text spells a special token,
+    it is encoded as plain text, so that no text can end a document.
     """
 
     files: ClassVar[tuple[str, ...]] = ("tokenizer.json",)
@@ -109,7 +109,7 @@ class HuggingFace(Encoder):
         require_package("tokenizers", "--tokenizer FOLDER")
         import tokenizers
 
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each worker is one process already
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the worker processes are the parallelism
         name = paths[0]
         try:
             if len(paths) == 1:
@@ -152,6 +152,6 @@ class HuggingFace(Encoder):
 
 
 class HuggingFacePair(HuggingFace):
-    """A vocab.json and a merges.txt, which have GPT-2's pattern."""
+    """The tokenizer in a vocab.json and a merges.txt, which splits words by GPT-2's pattern."""
 
     files = ("vocab.json", "merges.txt")

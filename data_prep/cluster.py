@@ -59,7 +59,7 @@ class ClusterWork(Work):
         except BaseException:
             try:
                 scancel(list(ids.values()))
-            except UserError as error:  # must not hide the error that led here
+            except UserError as error:  # a failed cancel must not hide the error that led here
                 jobs = " ".join(ids.values())
                 say(f"warning: {error}; cancel these jobs yourself: scancel {jobs}")
             raise
@@ -103,7 +103,7 @@ def _watch(directory: Path, tasks: list[Task]) -> Iterator[int]:
     """
     weights = {task.done.name: task.weight for task in tasks}
     problems: list[queue.JobStatus] = []
-    # Patient: SLURM may not answer for a while.
+    # Patient, because SLURM's controller may not answer for a while.
     for statuses in queue.watch([directory], POLL_SECONDS, patient=True):
         for name in weights.keys() & set(os.listdir(directory)):
             yield weights.pop(name)

@@ -1,6 +1,7 @@
-"""Bytes of input files, compressed or not, in blocks and whole documents; bad input as `Skipped`.
+"""Read input files, compressed or not, in blocks or whole documents; bad input becomes `Skipped`.
 
-Memory is bounded by one document and one block of text: longer documents are read past, not kept.
+Memory is bounded by one document and one block of text: documents that are too long are skipped
+without being kept.
 """
 
 import bz2
@@ -17,7 +18,7 @@ from typing import IO, Any, NamedTuple, cast
 import zstandard
 
 MAX_DOCUMENT_BYTES = 32 << 20
-"""Longer documents (or lines of JSON) are bad input; a book of 500,000 words has 3 MB."""
+"""Most bytes of a document or line of JSON; longer ones are bad input. 500,000 words take 3 MB."""
 
 
 class Packing(NamedTuple):
@@ -26,7 +27,7 @@ class Packing(NamedTuple):
     magic: re.Pattern[bytes]
     frame: Callable[[], Any]  # makes the decompressor of a frame
     padding: int = 0
-    """Zeros that may follow the last frame, in multiples of this number; in .xz also any frame."""
+    """Zero bytes may follow the last frame (in .xz any frame), in multiples of this number."""
 
 
 PACKED = {
@@ -69,7 +70,7 @@ class Document(NamedTuple):
     """The text of a document, not normalised."""
 
     text: str
-    date: Any = None  # as it is in the file; None: it has none, or dates are not read
+    date: Any = None  # as in the file; None: no date, or dates are not read
     offset: int = 0  # see `Skipped`
 
 
@@ -83,7 +84,7 @@ class Segment(NamedTuple):
 
 
 class Damaged(Exception):
-    """The rest of the file cannot be read."""
+    """The file is damaged: its rest cannot be read."""
 
 
 class WrongKind(Exception):
@@ -95,7 +96,7 @@ class TextSpan(NamedTuple):
 
     offset: int
     text: bytes | None
-    """Without a byte order mark at its beginning; None: longer than a document may be."""
+    """The bytes, without a byte order mark; None: too long for a document."""
     closed: bool  # whether a border follows
 
 
@@ -179,17 +180,17 @@ class Input:
     def spans(self, border: re.Pattern[bytes]) -> Iterator[TextSpan]:
         """Yield the bytes between borders, which may be none, and those after the last border."""
         buffer = b""
-        start = self.position  # of the buffer in the file
+        start = self.position  # offset of the buffer in the file
         skipping = False  # whether the buffer is the rest of a document that is too long
         while True:
             step = BLOCK
-            if not skipping:  # doubles the buffer, so that the search takes linear time
+            if not skipping:  # double the buffer, so that the search takes linear time in total
                 step = min(max(BLOCK, len(buffer)), MAX_DOCUMENT_BYTES + 1 - len(buffer))
             block = self.read(step)
             if not block:
                 break
             buffer += block
-            at = 0  # of the document in the buffer
+            at = 0  # offset of the document in the buffer
             for match in border.finditer(buffer):
                 if not skipping:
                     at += _bom_bytes(buffer, at)
@@ -217,7 +218,10 @@ def _bom_bytes(text: bytes, at: int) -> int:
 
 
 def _tail(text: bytes) -> bytes:
-    """A short suffix of `text` with any beginning of a border; `text` itself contains no border."""
+    """A suffix of `text` that may be the start of a border; `text` contains no whole border.
+
+    It is kept so that a border that continues in the next block is found.
+    """
     line = text[max(text.rfind(b"\n"), 0) :]
     if len(line) <= _LINE_BYTES:
         return line
@@ -227,7 +231,7 @@ def _tail(text: bytes) -> bytes:
 
 
 def indent(text: bytes) -> int:
-    """Bytes of white space at the beginning."""
+    """Number of bytes of white space at the beginning of `text`."""
     return len(text) - len(text.lstrip())
 
 
@@ -257,7 +261,7 @@ def open_file(path: str) -> IO[bytes]:
     """
     suffix = packing(path)
     if suffix:
-        if not os.path.getsize(path):  # the archive of an empty file has a header
+        if not os.path.getsize(path):  # even the archive of an empty file has a header
             raise Damaged("an archive of no bytes")
         return io.BufferedReader(_Frames(path, PACKED[suffix]), BLOCK)
     file = io.BufferedReader(io.FileIO(path), BLOCK)
@@ -276,8 +280,8 @@ class _Frames(io.RawIOBase):
     fail or warn.
     """
 
-    # Python's own readers stop silently at bytes that begin no frame, and zstandard's at a
-    # truncated one.
+    # Not the libraries' own readers: Python's stop silently at bytes that begin no frame, and
+    # zstandard's at a truncated frame.
 
     def __init__(self, path: str, packing: Packing) -> None:
         self._file = open(path, "rb")  # noqa: SIM115
@@ -285,7 +289,7 @@ class _Frames(io.RawIOBase):
         self._frame = packing.frame()  # None between two frames
         self._ready = memoryview(b"")  # decompressed
         self._input = b""  # compressed, and not decompressed yet
-        self._zeros = 0  # after the last frame
+        self._zeros = 0  # number of zero bytes since the last frame
 
     def readable(self) -> bool:
         return True
@@ -310,7 +314,7 @@ class _Frames(io.RawIOBase):
         return count
 
     def _check_end(self) -> None:
-        """EOFError: the file ends within a frame or its padding."""
+        """Raise EOFError if the file ends within a frame or its padding."""
         if self._frame is not None or self._zeros % (self._packing.padding or 1):
             raise EOFError("the last frame is incomplete")
 

@@ -1,8 +1,8 @@
 """Contamination: how much of the held-out parts occurs in the training data.
 
-An n-gram of words of a held-out part is seen if a mega-batch that the learner receives before it is
-tested on the part has it: any mega-batch of an i.i.d. stream; in an ordered one those up to the
-part's own.
+An n-gram of words of a held-out part counts as seen if it occurs in a mega-batch that the learner
+receives before it is tested on the part. In an i.i.d. stream this is any mega-batch, in an ordered
+stream one up to the part's own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +17,10 @@ from data_prep.words import Spelling, n_grams, read_spelling, word_blocks
 from data_prep.work import run_all
 
 N = 8  # words of an n-gram
-MOSTLY = 0.8  # a document counts as seen if more than this share of its n-grams is
+MOSTLY = 0.8  # a document counts as seen if more than this fraction of its n-grams is seen
 SAMPLE = 1 << 23
-"""n-grams of all held-out parts together. Larger parts are counted by their beginnings, which are
-in random order."""
+"""Most n-grams of all held-out parts together. Of larger parts only the beginning is counted, which
+is a random sample because documents are in random order."""
 
 NOTES = (
     f"Contamination. {N}-grams: share of the {N}-grams of words of a held-out part that occur in "
@@ -31,7 +31,7 @@ NOTES = (
 
 
 def contamination(stream: Stream, workers: Workers) -> dict[str, list[float]]:
-    """By name of a held-out part: the shares of its n-grams and of its documents that are seen.
+    """For each held-out part by name: the fraction of its n-grams and of its documents seen.
 
     An n-gram is seen if it occurs in the training data, a document if more than MOSTLY of its
     n-grams are; documents without an n-gram are left out. Memory of a process: about 0.5 GB for
@@ -51,7 +51,7 @@ def contamination(stream: Stream, workers: Workers) -> dict[str, list[float]]:
     weights = [part.tokens for part in stream.megabatches]
     hits_of_batches = run_all(workers, "contamination", seen, tasks, weights, "token")
     shares = {}
-    start = 0  # of the n-grams of the part among those of all parts
+    start = 0  # offset of the part's n-grams among those of all parts
     for part, arrived in zip(parts, batches_before, strict=True):
         _, documents = held_out(stream.path(part), spelling, limit)
         end = start + len(documents)
@@ -103,8 +103,8 @@ def seen(path: str, held_out_paths: list[str], spelling: Spelling, limit: int) -
     ]
     distinct, places = np.unique(np.concatenate(held_out_grams), return_inverse=True)
     hits = np.zeros(len(distinct), bool)
-    # Most n-grams of the part fall into an empty cell of this table, which is much faster than a
-    # search.
+    # A table that tells for the leading bits of a hash whether any held-out n-gram has them. Most
+    # n-grams of the part fall into an empty cell, which is much faster to find than by a search.
     shift = np.uint64(64 - 4 - len(distinct).bit_length())
     cells = np.zeros(2 ** (64 - int(shift)), bool)
     cells[distinct >> shift] = True

@@ -1,9 +1,10 @@
-"""The splits of a stream; stage cut: where they end in the hash order of the documents.
+"""Stage cut: where the splits of a stream end in the hash order of the documents.
 
-A split is a mega-batch, `test` or `valid`; order.py has those of an ordered stream. Splits are cut
-from pools. A pool is a list of documents in hash order: in an ordered stream the documents that one
-mega-batch can take, else those of the validation set, or all others. The stage opens only the
-ranges in which a split ends.
+A split is a mega-batch, `test` or `valid` (order.py has those of an ordered stream). Splits are cut
+from pools. A pool is a list of documents in hash order. An i.i.d. stream has a pool of the
+documents for validation and one of all others; an ordered stream has a pool for each mega-batch, of
+the documents that it can take. The sums of each range of keys tell in which range a split ends, so
+the stage opens only these ranges.
 """
 
 import heapq
@@ -27,7 +28,7 @@ from data_prep.work import DOCUMENT_BYTES, Workspace, mapped, read_arrays
 
 CUT = "cut.npz"
 _VALIDATION = 1  # pool of the validation set
-_VALIDATION_REST = 2  # pool of the pieces that its last document leaves out
+_VALIDATION_REST = 2  # pool of the pieces of the last validation document that are left out
 
 Record = TypeVar("Record")
 
@@ -74,7 +75,7 @@ class Splits:
         return _VALIDATION_REST + 1 if self.valid_words else 1
 
     def record(self) -> dict[str, Any]:
-        """The fields as stream.json keeps them, known before any text is read."""
+        """The fields that stream.json records; known before any text is read."""
         return asdict(self)
 
     def sources(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -86,11 +87,11 @@ class Splits:
         return ""
 
     def rank(self, source: str) -> tuple[int, str]:
-        """Sort key of the sources; a document that several sources have counts for the first."""
+        """Sort key of a source; a document in several sources counts for the first of them."""
         return 0, source
 
     def arrivals(self, sources: Sequence[str]) -> np.ndarray:
-        """(sources,) the pool of the documents of each source, apart from validation."""
+        """The pool of each source's documents, (sources,), if they are not taken for validation."""
         return np.array([self.rank(source)[0] for source in sources])
 
     def cut(self, corpus: "SortedCorpus") -> tuple[list[Pool], list[Span]]:
@@ -112,7 +113,8 @@ class Splits:
         missing = sum(sizes) - pool.words
         if missing > 0:
             last_document = pool.words - pool.at(max(pool.documents - 1, 0)).words
-            if missing > last_document / 2:  # validation may exceed its words by half a document
+            # Validation may exceed its words by up to half a document; that is no lack of words.
+            if missing > last_document / 2:
                 has = f"{pool.words:,} words are left after validation"
                 remedy = f"ask for fewer words{corpus.or_split}, or add text"
                 raise UserError(f"{has}, {sum(sizes):,} are needed: {remedy}")
@@ -127,7 +129,7 @@ class Splits:
         return pools, spans
 
     def _spare_words(self, corpus: "SortedCorpus") -> int:
-        """Words that no split needs. UserError: too few words."""
+        """Number of words that no split needs. Raises UserError if the corpus has too few."""
         documents, total, _ = corpus.first.sum((0, 2)).tolist()
         needed = self.mega_batches * self.words + self.eval_words + self.valid_words
         duplicates = int(corpus.read[:, 0].sum()) - documents
@@ -156,15 +158,15 @@ class SortedCorpus:
     """The sorted ranges of a corpus, and the pools made of them."""
 
     read: np.ndarray
-    """(ranges, 3, sources) documents, words and bytes, copies included; see `sort_range`."""
+    """(ranges, 3, sources): numbers of documents, words and bytes read, with copies."""
     first: np.ndarray
-    """(ranges, 3, sources) the same of the documents kept, each in its first mega-batch."""
+    """(ranges, 3, sources): the same without copies; a document counts for its first mega-batch."""
     longest: int  # words of the longest document, or piece of one
     whole: int  # words of the longest document with all its pieces
     taken: np.ndarray
-    """(pools,) content key of the last document that each mega-batch of an ordered stream takes."""
+    """(pools,): key of the last document that each mega-batch of an ordered stream takes."""
     valid_last: np.ndarray
-    """(0 or 1,) record of the last document of validation, in the order of the second hash."""
+    """(1,): record of the last validation document in the order of the second hash; (0,): none."""
 
     def __init__(self, space: Workspace, splits: Splits, ranges: int) -> None:
         self.sources = space.sources
@@ -198,13 +200,17 @@ class SortedCorpus:
             pools = placed(records, self._space, number, self._splits, self)
             return records[pools == pool]
 
-        if pool > 0:  # earlier pools have left some of their documents to this one
+        if pool > 0:  # documents that earlier pools could have taken but did not
             for number in self._ranges:
                 self._add_undecided(pool, number)
         return Pool(self._sums[pool], opened)
 
     def _add_undecided(self, pool: int, number: int) -> None:
-        """Add the documents of a range that `first` does not count and that are in the pool."""
+        """Add documents of a range whose pool is known only now to the sums of the pool.
+
+        They are in several mega-batches, so `first` counts them for an earlier one, which has not
+        taken them.
+        """
         records = mapped(self._space.file("again", number, "bin"), RECORD)
         first, _ = distinct(records, self.arrivals)
         batches = self._splits.first + self.arrivals[records["source"]]
@@ -213,13 +219,13 @@ class SortedCorpus:
         self._sums[pool, number] += sums_of(records[(~first | is_near) & (pools == pool)])
 
     def select_validation(self, target: int, spare: int) -> None:
-        """Take documents of the validation source, the smallest second hashes first.
+        """Take documents of the validation source, in ascending order of their second hashes.
 
-        `target`: words to take. The rest of the last document is left out if it has at most `spare`
-        words, see `cut_document`.
+        `target` is the number of words to take. The last document is cut, and its rest left out, if
+        the rest has at most `spare` words; see `cut_document`.
         """
         missing = target
-        for pieces in self._by_second_hash():  # nearly always a document
+        for pieces in self._by_second_hash():  # one document, unless two second hashes are equal
             records = np.concatenate([record for _, record in pieces])
             words = int(records["words"].sum())
             end = len(pieces)
@@ -257,7 +263,7 @@ class SortedCorpus:
 def pools_of(
     records: np.ndarray, splits: Splits, sources: tuple[str, ...], valid_last: np.ndarray
 ) -> np.ndarray:
-    """(records,) the pool that each document would be in if it had no copies."""
+    """The pool of each document, (records,), not considering copies and earlier pools."""
     pools = splits.arrivals(sources)[records["source"]]
     if len(valid_last):
         assert splits.valid_source is not None
@@ -281,10 +287,10 @@ def placed(
     splits: Splits,
     ends: "SortedCorpus | Cut",
 ) -> np.ndarray:
-    """(records,) the pool of each document; LEFT_OUT: a copy, or taken by an earlier pool.
+    """The pool of each document, (records,); LEFT_OUT if it is a copy, or in an earlier pool.
 
-    `records`: of range `number`, in hash order. `ends`: where the pools end, as far as they are
-    cut.
+    `records` are those of range `number`, in hash order. `ends` says where the pools that are
+    already cut end.
     """
     first, stays = distinct(records, splits.arrivals(space.sources))
     stays &= ~near_copies(records, space, number, splits, ends)
@@ -307,7 +313,7 @@ def near_copies(
     splits: Splits,
     ends: "SortedCorpus | Cut",
 ) -> np.ndarray:
-    """(records,) whether each is dropped as a near duplicate; arguments as of `placed`."""
+    """Whether each document is dropped as a near duplicate, (records,); arguments as `placed`."""
     near = similar(space, number)
     batches = splits.first + splits.arrivals(space.sources)[records["source"]]
     dropped = near[is_dropped(near, splits.first, ends.taken)]
@@ -316,15 +322,15 @@ def near_copies(
 
 @dataclass(frozen=True)
 class Cut:
-    """Where the splits end. P spans, in the hash order of their pools."""
+    """Where the splits end: P spans, in the hash order of their pools."""
 
     pool: np.ndarray  # (P,)
     split: np.ndarray  # (P,)
     last: np.ndarray  # (P,) content key of the last document
     start: np.ndarray  # (P,) bytes of the pool before the span
     before: np.ndarray  # (pools, ranges) bytes of each pool before each range
-    taken: np.ndarray  # of `SortedCorpus`
-    valid_last: np.ndarray  # of `SortedCorpus`
+    taken: np.ndarray  # as in `SortedCorpus`
+    valid_last: np.ndarray  # as in `SortedCorpus`
     read: np.ndarray  # (2,) documents and words of the corpus, copies included
     kept: np.ndarray  # (2,) documents and words of all pools
     longest: int  # words of the longest document

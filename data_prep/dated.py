@@ -1,7 +1,8 @@
-"""Stage dates, and the splits of a dated stream, an ordered one whose mega-batches are periods.
+"""Stage dates, and the splits of a dated stream.
 
-The stage runs before the scan and finds the periods. The sources are then named NUMBER/SOURCE, with
-the number of the period, so that later stages are those of any ordered stream.
+A dated stream is an ordered stream whose mega-batches are periods. The stage runs before the scan
+and finds the periods. It renames the sources to NUMBER/SOURCE, where NUMBER is that of the period;
+so later stages treat the stream as any ordered one.
 """
 
 from collections import Counter
@@ -17,7 +18,7 @@ from data_prep.documents import Shard, count_words, normalise
 from data_prep.order import Ordered
 from data_prep.work import Workspace, read_json
 
-MOST = 1000  # mega-batches of a stream; each has three parts, and a row in tables
+MOST = 1000  # most mega-batches of a dated stream; each has three parts, and a row in tables
 _UNUSABLE = {
     LeftOut.UNDATED: "without a date",
     LeftOut.UNREADABLE: "with an unreadable date",
@@ -30,7 +31,7 @@ class Dated(Ordered):
     """Sizes of each period in words. `order` and `periods` are empty until the dates are read."""
 
     merge_small: bool = False
-    """Merge a period that is too small with the next one, and the last with the one before."""
+    """Merge a period that is too small with the next one; the last one with the one before it."""
     periods: list[str] = field(default_factory=list)
     """The period of each mega-batch; merged ones as FIRST..LAST."""
     remedy: ClassVar[str] = (
@@ -38,7 +39,7 @@ class Dated(Ordered):
     )
 
     def record(self) -> dict[str, Any]:
-        """The fields that are known before any text is read."""
+        """The fields that stream.json records; known before any text is read."""
         record = super().record()
         for name in ("mega_batches", "valid_source", "order", "periods"):
             del record[name]
@@ -51,14 +52,15 @@ class Dated(Ordered):
         return super().sources(name for batch in self.order for name in batch)
 
     def period(self, part: str) -> str:
-        """The period of a part; that of mixed parts is empty."""
+        """The period of a part; "" for the mixed parts `test` and `valid`."""
         number = part.rpartition("_")[2]
         return self.periods[int(number) - self.first] if number.isdecimal() else ""
 
     def with_periods(self, by: str, words: Mapping[str, int], merge: bool) -> "Dated":
-        """These splits with a mega-batch for each period, or for several with `merge`.
+        """A copy of these splits with a mega-batch for each period that has documents.
 
-        `words`: of the sources. UserError: too many mega-batches.
+        `by` is the kind of periods, `words` the number of words of each source NUMBER/SOURCE. With
+        `merge`, small periods are merged. Raises UserError if there are too many mega-batches.
         """
         sources: dict[int, list[str]] = {}
         for source in sorted(words):
@@ -86,12 +88,13 @@ class Dated(Ordered):
 
 
 def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> None:
-    """Write dates-NNNNN.json: the words of each source and period, and what has no period.
+    """Write dates-NNNNN.json: words by source and period, and documents without a period.
 
-    Memory: a number for each period. Without `words` the texts are not counted, and words are 0.
+    If `words` is False, texts are not counted, and all numbers of words are 0. Memory: a number for
+    each source and period.
     """
     totals: Counter[str] = Counter()
-    left_out: dict[LeftOut, list[Any]] = {}  # number of documents, and the first of them
+    left_out: dict[LeftOut, list[Any]] = {}  # reason -> number of documents, and the first one
 
     def leave(why: LeftOut, path: str, document: Document) -> None:
         if why not in left_out:
@@ -107,7 +110,7 @@ def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> Non
 
 
 class PeriodCounts(NamedTuple):
-    """What the stage dates has found in all shards."""
+    """The results of the stage dates for all shards."""
 
     words: Mapping[str, int]  # by source, PERIOD/NAME
     left_out: dict[str, int]  # documents without a period, by LeftOut
@@ -145,9 +148,9 @@ def read_dates(space: Workspace, dates: Dates, shards: int) -> PeriodCounts:
 
 
 def merged(sizes: Mapping[int, int], needed: int) -> list[list[int]]:
-    """Periods in runs of `needed` words or more; what is left at the end joins the last run.
+    """Merge consecutive periods into runs of at least `needed` words each.
 
-    `sizes`: words by period, in their order.
+    Periods that are left at the end join the last run. `sizes`: words by period, in order.
     """
     groups: list[list[int]] = []
     group: list[int] = []

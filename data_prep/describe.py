@@ -14,7 +14,7 @@ from data_prep.dictionary import UNKNOWN, read_tokens
 from data_prep.work import run_all
 
 _TOKENS_PER_WORD = 8
-"""More tokens per word mean text without spaces between words; code and URLs have up to 5."""
+"""Tokens per word above which a text has no spaces between words; code and URLs have up to 5."""
 DRIFT = (
     "Drift. new tokens, new words: share of the occurrences in a mega-batch whose token or word is "
     "in no mega-batch\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from alma.errors import UserError
 
-DICTIONARY = "dict.txt"  # its name in a stream
+DICTIONARY = "dict.txt"  # name of the dictionary in a stream
 EOS = 2
 UNKNOWN = 3
 

@@ -38,11 +38,11 @@ class Reader:
     """How documents are found in files and normalised. stream.json records the fields by name."""
 
     documents: str = "blank-line"
-    """What a document of a .txt or .md file is, a key of `formats.MODES`. `blank-line`: text
-    between lines of ASCII white space; `file`; `line`; `wikiextractor`: text between <doc id=...>
-    and </doc>."""
+    """How .txt and .md files are divided into documents, a key of `formats.MODES`. `blank-line`:
+    at lines of only ASCII white space; `file`: not at all; `line`: each line is a document;
+    `wikiextractor`: the text between <doc id=...> and </doc>."""
     max_document_words: int = 0  # `split` cuts longer documents between lines; 0: never
-    documents_of: dict[str, str] = field(default_factory=dict)  # `documents` of single sources
+    documents_of: dict[str, str] = field(default_factory=dict)  # overrides `documents`, by source
     text_key: str = "text"  # the field of .jsonl and .parquet files that holds the text
     on_bad_input: str = "error"  # `error`: raise a UserError; `skip`: report and continue
     dates: Dates | None = None
@@ -52,13 +52,13 @@ class Reader:
         """The fields as stream.json keeps them."""
         record = asdict(self)
         if self.dates:
-            del record["dates"]["after"]  # given by the stream
+            del record["dates"]["after"]  # follows from the stream, so it is not recorded
         else:
             del record["dates"]
         return record
 
     def mode(self, source: str) -> str:
-        """What a document of a .txt or .md file of this source is."""
+        """How .txt and .md files of this source are divided into documents, see `documents`."""
         return self.documents_of.get(source, self.documents)
 
     def read(
@@ -79,10 +79,10 @@ class Reader:
         skipped: Callable[[Skipped], None] | None = None,
         left_out: Callable[[LeftOut, str, Document], None] | None = None,
     ) -> Iterator[tuple[str, str]]:
-        """Yield source and text, not normalised, of each document.
+        """Yield (source, text) of each document; the text is not normalised.
 
-        `skipped`: see `read`. `left_out` is called for each document without a period: with the
-        reason, its file, and the document.
+        `skipped`: see `read`. `left_out` is called with (reason, file, document) for each document
+        without a period.
         """
         keys = Keys(self.text_key, self.dates.key if self.dates else "")
         for segment in shard:
@@ -121,7 +121,7 @@ class Reader:
 
 
 def count_words(text: str) -> int:
-    """Words of a normalised text, which is not empty."""
+    """Number of words of a normalised text, which must not be empty."""
     return text.count(" ") + text.count("\n") + 1
 
 
@@ -181,9 +181,9 @@ def _matches(pattern: str) -> list[str]:
     """
     named = [part for part in Path(pattern).parts if part.startswith("_")]
     matches: dict[tuple[str, str], str] = {}
-    # Links may lead in circles, so the shortest way to each name counts.
+    # Links may form loops, so the shortest path to each file comes first.
     paths = sorted(glob.glob(pattern, recursive=True), key=lambda path: (path.count("/"), path))
-    for path in paths:  # without .*, which glob itself ignores
+    for path in paths:  # glob itself already ignores names that begin with a dot
         if all(_is_named(part, named) for part in Path(path).parts if part.startswith("_")):
             place = (os.path.realpath(os.path.dirname(path)), Path(path).name)
             matches.setdefault(place, path)
@@ -210,7 +210,7 @@ def _paths_below(root: str, hidden: list[str]) -> Iterator[Path]:
 
 
 def _require_file(path: Path) -> None:
-    """UserError: the path is missing, or no regular file."""
+    """Raise a UserError if the path is missing or no regular file."""
     if path.is_file():
         return
     if path.exists():
@@ -223,7 +223,7 @@ def _require_file(path: Path) -> None:
 
 
 def _check_kinds(files: list[str]) -> None:
-    """UserError: a file of unknown format, or a README.md that describes data files."""
+    """Raise a UserError for a file of unknown format, or a README.md that describes data files."""
     for name in files:
         if not kind(name):
             raise UserError(f"{name}: unknown kind of file; known are {KNOWN}")
@@ -231,7 +231,7 @@ def _check_kinds(files: list[str]) -> None:
             require_package("pyarrow", f"{name}:")
     cards = [name for name in files if Path(name).name.lower() == "readme.md"]
     records = [name for name in files if kind(name) not in ("text", "wiki")]
-    if cards and records:  # such as a snapshot of Hugging Face
+    if cards and records:  # such as a snapshot of a data set from Hugging Face
         pattern = f"{Path(cards[0]).parent}/**/*{Path(records[0]).suffix}"
         remedy = f"name the data alone: '{pattern}'"
         raise UserError(f"{cards[0]}: would be text beside {records[0]}; {remedy}")
@@ -274,6 +274,6 @@ def _segments(source: str, path: str, mode: str, step: int) -> Iterator[Segment]
 
 
 def changed(shard: Shard) -> UserError:
-    """The error for a shard whose documents are not those of an earlier stage."""
+    """The error for a shard whose documents have changed since an earlier stage read them."""
     files = " ".join(sorted({segment.path for segment in shard})[:3])
     return UserError(f"{files}: changed since it was scanned; run again when the input is complete")

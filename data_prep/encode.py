@@ -38,9 +38,10 @@ def load_encoder(directory: Path) -> Encoder:
 
 
 def encode_bucket(space: Workspace, number: int, period: str, shards: int, write: str) -> None:
-    """Write the files of bucket `number`. An item ends with eos: see `Encoder.encode`.
+    """Write the files of bucket `number`: its token ids (see `Encoder.encode`), and its counts.
 
-    `period`: of its documents, or empty. `write`: a key of `written.WRITTEN`.
+    `period` is that of its documents, "" if the stream is not dated; `write` is a key of
+    `written.WRITTEN`.
     """
     encoder = load_encoder(space.directory)
     sizes = [np.zeros(0, np.int32)]

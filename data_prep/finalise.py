@@ -36,7 +36,7 @@ def finalise_part(
     prefix = f"{name}/train" if name.startswith("megabatch") else name
     path = space.finished / prefix
     path.parent.mkdir(parents=True, exist_ok=True)
-    # NAME.json must not outlive these folders in a power cut.
+    # After a power failure NAME.json must not exist without these folders, so flush them first.
     fsync_directory(space.finished)
     fsync_directory(space.directory)
     lengths, sums = _join_buckets(space, name, path, buckets)
@@ -77,7 +77,7 @@ def _join_buckets(
     """
     join_files(Path(f"{path}.bin"), (space.file("bucket", bucket, "bin") for bucket in buckets))
     sums = {"documents": 0, "words": 0, "bytes": 0}
-    sizes = space.directory / f"{name}.sizes"  # of all items, more than one process can hold
+    sizes = space.directory / f"{name}.sizes"  # a file: the sizes of all items may exceed memory
     with atomic_write(f"{path}.keys", "wb") as keys, atomic_write(sizes, "wb") as items:
         for bucket in buckets:
             arrays = read_arrays(space.file("bucket", bucket, "npz"), "sizes", "keys", *sums)

@@ -23,7 +23,7 @@ from data_prep.records import Format, Keys, field, no_text
 from data_prep.wet import Wet
 
 _LINE = re.compile(rb"\n")
-_NOTHING = re.compile(rb"\0(?!)")  # matches nothing, and looks at zeros only
+_NOTHING = re.compile(rb"\0(?!)")  # never matches; fast, because it looks at zero bytes only
 _BLANK_LINE = re.compile(rb"\n[ \t\r\v\f]*\n")
 _DOC_END = re.compile(rb"</doc>[ \t\r]{0,8}\n")
 _DOC_START = re.compile(rb"<doc id=(?<![^\n]<doc id=)[^\n]*>[ \t\r]*$", re.MULTILINE)
@@ -31,7 +31,7 @@ _TEXT = (".txt", ".md")
 
 
 class Bordered(Format):
-    """Text between borders; without a border all text of a file."""
+    """Documents are the text between borders; without a border, the whole file is a document."""
 
     def __init__(self, border: re.Pattern[bytes] | None = None) -> None:
         self.border = border
@@ -43,7 +43,8 @@ class Bordered(Format):
                 yield self._too_long(data, span.offset)
             elif is_whole_file and b"\n" not in span.text and b"\r" in span.text.strip():
                 remedy = "convert it by tr '\\r' '\\n', or leave it out with --on-bad-input skip"
-                yield data.bad(span.offset, "its lines end with CR alone", remedy)  # as on old Macs
+                # Line ends of old Macs.
+                yield data.bad(span.offset, "its lines end with CR alone", remedy)
             else:
                 yield data.decode(span.text, span.offset)
 
@@ -56,7 +57,7 @@ class Bordered(Format):
 
 
 class WikiExtractor(Format):
-    """Text between the lines <doc id=...> and </doc>."""
+    """Documents are the text between the lines <doc id=...> and </doc>, as WikiExtractor writes."""
 
     border = _DOC_END
 
@@ -81,7 +82,7 @@ class WikiExtractor(Format):
 
 
 class JsonLines(Format):
-    """The fields of the object on each line; empty lines are ignored."""
+    """Each line is a JSON object whose fields hold the text and date; empty lines are ignored."""
 
     border = _LINE
 
@@ -119,7 +120,8 @@ FORMATS = {
     ".wet": Wet(),
     ".parquet": Parquet(),
 }
-"""Formats by suffix: the last suffix decides, longer ones are removed from the name of a source."""
+"""Formats by suffix. The last suffix of a file decides its format; a longer suffix here, such as
+.warc.wet, is removed as a whole to get the name of its source."""
 
 MODES = {
     "blank-line": Bordered(_BLANK_LINE),
@@ -136,7 +138,7 @@ KNOWN = f"{_SUFFIXES} and wiki_NN (all but .parquet also with {_PACKED_SUFFIXES}
 
 
 def kind(path: str) -> str:
-    """`text`, `wiki` or a key of FORMATS, by the name of the file; empty if unknown."""
+    """The kind of a file by its name: "text", "wiki" or a key of FORMATS; "" if unknown."""
     name = Path(path).name
     packed = packing(name)
     name = name.removesuffix(packed)
@@ -153,8 +155,8 @@ def kind(path: str) -> str:
 def format_of(path: str, mode: str) -> Format:
     """The format of a file; `mode`: --documents, for .txt and .md.
 
-    WikiExtractor writes two formats as wiki_NN, told apart by the first byte. Damaged: neither of
-    them. WrongKind: a JSON array.
+    WikiExtractor writes two formats under the name wiki_NN; the first byte tells which. Raises
+    Damaged if it is neither of them, WrongKind for a JSON array.
     """
     file_kind = kind(path)
     if file_kind == "text":
@@ -182,7 +184,8 @@ def stem(name: str) -> str:
 
 def segment_starts(path: str, mode: str, size: int, step: int) -> list[int]:
     """Where segments of about `step` bytes begin in a file of `size` bytes. OSError: unreadable."""
-    if path.endswith(".parquet"):  # cut anywhere: a segment has the row groups that begin in it
+    # A .parquet file may be cut anywhere: a segment has the row groups that begin in it.
+    if path.endswith(".parquet"):
         return list(range(0, size, step)) or [0]
     starts = [0]
     if packing(path):

@@ -1,9 +1,9 @@
 """Install: move the finished files from the work directory to the stream, stream.json last.
 
-WORK/stream/ is a staging folder, complete once it has stream.json. A killed installation is
-finished by the next command, whatever its settings, so nothing is lost and files of different
-settings never mix. Files are renamed, which needs no disk space. Callers hold the lock of the
-stream.
+WORK/stream/ is a staging folder; it is complete once it has stream.json. If an installation is
+killed, the next command on the stream finishes it first, whatever its own settings are: nothing is
+lost, and files of different settings never mix. Files are renamed, which needs no disk space.
+Callers must hold the lock of the stream.
 """
 
 import os
@@ -28,7 +28,7 @@ def install(work: Path, out: Path) -> Stream:
     """
     staged = work / FINISHED
     finished = Stream.load(staged)
-    for folder in (out, staged):  # before anything is moved
+    for folder in (out, staged):  # check all sizes before anything is moved
         damaged = wrong_size(finished.parts, folder)
         if damaged:
             culprit = work if is_stream(out) else out
@@ -51,7 +51,7 @@ def _move(names: Iterable[str], staged: Path, out: Path) -> None:
             folders.add(target.parent)
             target.parent.mkdir(exist_ok=True)
             os.replace(staged / name, target)
-    for folder in sorted(folders, reverse=True):  # a folder before its parent
+    for folder in sorted(folders, reverse=True):  # reverse order: a folder before its parent
         fsync_directory(folder)
 
 
@@ -63,7 +63,7 @@ def recover(out: Path) -> None:
 
 
 def remove_others(out: Path, current: Path | None = None) -> None:
-    """Remove what killed runs have left, except in the work directory `current`."""
+    """Remove the files of killed runs, except those in the work directory `current`."""
     for work in works(out):
         if work != current:
             print(f"{work}: left by an interrupted run; removed", file=sys.stderr)
@@ -76,7 +76,7 @@ def remove_others(out: Path, current: Path | None = None) -> None:
 
 
 def _discard(work: Path) -> None:
-    """Remove a work directory; renamed first, so that no run resumes in its remains."""
+    """Remove a work directory. It is renamed first, so that no run can resume in a half of it."""
     aside = work.with_name(f".{secrets.token_hex(6)}{work.name}.tmp")
     os.replace(work, aside)
     shutil.rmtree(aside, ignore_errors=True)

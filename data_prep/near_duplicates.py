@@ -1,12 +1,12 @@
 """Near duplicates: documents whose word 5-grams have a Jaccard similarity of about THRESHOLD.
 
-MinHash estimates the similarity: the share of HASHES hashes in which two documents agree is, on
-average, the similarity of their sets. Documents that agree in a whole band of hashes are compared.
+MinHash estimates the similarity: the fraction of HASHES hashes in which two documents agree is, on
+average, the Jaccard similarity of their sets of 5-grams. Only documents that agree in a whole band
+of ROWS hashes are compared.
 
-Order: a document precedes another if its mega-batch does, or if both are of one mega-batch and it
-has the smaller content key. A document is dropped if an earlier one is similar, even if that one is
-itself dropped because of a third: so no decision depends on another, and all are functions of the
-text alone.
+Documents are ordered by mega-batch, then by content key. A document is dropped if an earlier one is
+similar, even if that one is itself dropped because of a third. So no decision depends on another
+decision, and all depend on the texts only.
 """
 
 import os
@@ -24,29 +24,30 @@ N = 5  # words of an n-gram. A shorter document is one n-gram of all its words.
 THRESHOLD = 0.8
 BANDS = 21
 ROWS = 6  # hashes of a band
-"""Documents of similarity .8 share a band with probability .998; of .7, .92; of .3, .015."""
+"""Two documents share a band with probability .998 if their similarity is .8; .92 for .7; .015 for
+.3."""
 HASHES = BANDS * ROWS
 KEY = f"S{DOCUMENT_BYTES}"  # first bytes of a document's content key, shared by all its pieces
 ENTRY = np.dtype([("key", KEY), ("arrival", "<u2"), ("hashes", "u1", HASHES)])
-"""A document: key, number of its mega-batch, the lowest bytes of its hashes."""
+"""Dtype of a document: its key, the number of its mega-batch, the lowest byte of each hash."""
 BAND = np.dtype([("band", ">u8"), ("row", "<u4")])
-"""Hashes and number of a band, row of its document among the entries."""
+"""Dtype of a band: a hash of its hashes and number, and the row of its document in the entries."""
 NEAR = np.dtype(
     [("key", KEY), ("arrival", "<u2"), ("other_arrival", "<u2"), ("other", KEY), ("equal", "u1")]
 )
-"""A document, the first similar one in another mega-batch or its own, and how many hashes agree.
+"""Dtype of a near duplicate: a document, the first similar document of one mega-batch (its own or
+an earlier one), and the number of hashes in which the two agree."""
 
-The mega-batch of the other one is not later."""
-
-RANGE_BANDS = 1 << 22  # bands of a range on average; a task takes about 300 MB
-_CHUNK = 1 << 18  # bytes of text whose hashes are computed at once; more leave the cache
-_RUN = 1 << 16  # documents of a sorted run of bands
-_FIRST = 16  # documents of a mega-batch in one band that others are compared with
+RANGE_BANDS = 1 << 22  # average number of bands in a range; a task takes about 300 MB
+_CHUNK = 1 << 18  # bytes of text hashed at once; more would not fit the processor's cache
+_RUN = 1 << 16  # documents in a sorted run of bands
+_FIRST = 16  # a document is compared with the first 16 of each mega-batch in its band
 _BLOCK = 1 << 18  # entries in memory: 40 MB
-_PAIRS = 1 << 17  # compared at once: 50 MB
+_PAIRS = 1 << 17  # pairs compared at once: 50 MB
 _SEED = 0
 _EQUAL = np.ceil(HASHES * (THRESHOLD + (1 - THRESHOLD) / 256))
-"""Equal hashes of near duplicates; of the bytes that stand for different hashes, 1 in 256 agree."""
+"""Least number of equal hashes of near duplicates. Only the lowest byte of each hash is kept, so 1
+in 256 pairs of different hashes count as equal too."""
 
 
 def hash_documents(texts: list[bytes]) -> np.ndarray:
@@ -65,7 +66,7 @@ def n_grams_of(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     short = np.flatnonzero(counts < N)
     if not len(short):
         return grams, gram_owners
-    # A short text is one n-gram of all its words.
+    # A text of fewer than N words is one n-gram of all its words.
     starts = (np.cumsum(counts) - counts)[short]
     short_grams = hashes[starts].copy()
     for k in range(1, N - 1):
@@ -79,8 +80,11 @@ def n_grams_of(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def library():  # type: ignore[no-untyped-def]
-    """rensa's RMinHash, whose hashes change with its version. UserError: it is not installed."""
-    os.environ["RAYON_NUM_THREADS"] = "1"  # --workers is the parallelism, whatever was exported
+    """The class RMinHash of rensa; its hashes change with its version.
+
+    Raises UserError if rensa is not installed.
+    """
+    os.environ["RAYON_NUM_THREADS"] = "1"  # the worker processes are the parallelism
     require_package("rensa", "--near-duplicates drop")
     from rensa import RMinHash
 
@@ -96,7 +100,7 @@ class EntryWriter:
         self._arrivals = arrivals
         self._run = np.zeros(_RUN, ENTRY)
         self._count = 0  # documents of the run
-        self._texts: list[bytes] = []  # of the last documents, which are not hashed yet
+        self._texts: list[bytes] = []  # texts that are not hashed yet
         self._size = 0  # bytes of `_texts`
 
     def add(self, hashes: bytes, source: str, text: bytes) -> None:
@@ -144,12 +148,12 @@ def write_bands(space: Workspace, number: int, path: Path) -> None:
 
 
 def entry_files(space: Workspace, shards: int, past: Sequence[Path]) -> list[Path]:
-    """The files of entries: of the shards, and the .near files of a stream that grows."""
+    """The files of entries: those of the shards, then .near files of the stream to append to."""
     return [*(space.file("entries", number, "bin") for number in range(shards)), *past]
 
 
 def count_ranges(entries: Sequence[Path]) -> int:
-    """The number of ranges of bands, a function of the number of documents alone."""
+    """The number of ranges of bands, which depends on the number of documents only."""
     documents = sum(len(mapped(path, ENTRY)) for path in entries)
     return 1 + BANDS * documents // RANGE_BANDS
 
@@ -177,7 +181,10 @@ def find_range(
 def _shared(
     number: int, ranges: int, paths: Sequence[Path]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bands of a range that several documents have: hashes, ascending, number of the file, row."""
+    """The bands of a range that several documents share, as three arrays (bands,).
+
+    They are the bands' hashes, ascending, the number of the file of entries, and the row in it.
+    """
     value_pieces = [np.zeros(0, np.uint64)]
     file_pieces = [np.zeros(0, np.uint32)]
     row_pieces = [np.zeros(0, np.uint32)]
@@ -224,9 +231,9 @@ def _compare(entries: np.ndarray, bands: np.ndarray, first: int) -> np.ndarray:
     batch_starts = np.maximum.accumulate(np.where(is_new_batch, places, 0))
     band_starts = np.maximum.accumulate(np.where(is_new_band, places, 0))
     is_lead = places - batch_starts < _FIRST
-    leads = np.flatnonzero(is_lead)  # documents that later ones are compared with
+    leads = np.flatnonzero(is_lead)  # documents with which later ones are compared
     leads_before: np.ndarray = np.cumsum(is_lead) - is_lead
-    first_lead: np.ndarray = leads_before[band_starts]  # of the band of each document
+    first_lead: np.ndarray = leads_before[band_starts]  # first lead of each document's band
     comparisons = np.where(entries["arrival"] >= first, leads_before - first_lead, 0)
     pairs = [np.zeros(0, NEAR)]
     for documents, counts in _slices(comparisons):
@@ -249,7 +256,11 @@ def _compare(entries: np.ndarray, bands: np.ndarray, first: int) -> np.ndarray:
 
 
 def _slices(counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Slices of documents with at most about _PAIRS comparisons: numbers and `counts` of each."""
+    """Divide documents into slices of about _PAIRS comparisons.
+
+    `counts` is the number of comparisons of each document. Yields the documents' numbers and counts
+    of each slice.
+    """
     numbers = np.flatnonzero(counts)
     until = np.cumsum(counts[numbers])
     start = 0
@@ -289,24 +300,25 @@ def entries_between(space: Workspace, shards: int, number: int, ranges: int) -> 
 
 
 def similar(space: Workspace, number: int) -> np.ndarray:
-    """The NEAR of a range of content keys; none unless near duplicates are dropped."""
+    """The NEARs of a range of content keys; empty if near duplicates are kept."""
     path = space.file("similar", number, "bin")
     return mapped(path, NEAR) if path.exists() else np.zeros(0, NEAR)
 
 
 def always_dropped(near: np.ndarray, first: int) -> np.ndarray:
-    """(near,) whether a document is dropped whatever the splits take.
+    """Whether each document of `near` is dropped however the splits are cut, (near,).
 
-    So it is if the other one is of its own mega-batch or of the stream.
+    That is so if the similar document is in the same mega-batch, or in the stream to append to.
     """
     return (near["other_arrival"] == near["arrival"]) | (near["other_arrival"] < first)
 
 
 def is_dropped(near: np.ndarray, first: int, taken: np.ndarray) -> np.ndarray:
-    """(near,) whether a document is dropped; not if the other is surplus of another mega-batch.
+    """Whether each document of `near` is dropped, (near,), given where earlier mega-batches end.
 
-    `taken`: (mega-batches,) content key of the last document that each takes, from mega-batch
-    `first` on.
+    It is not dropped if the similar document is surplus, which its mega-batch does not take.
+    `taken` (mega-batches,) are the content keys of the last document that each mega-batch from
+    `first` on takes.
     """
     batch = np.maximum(near["other_arrival"].astype(np.int64) - first, 0)
     is_taken = near["other"].astype(taken.dtype) <= taken[batch]
@@ -314,9 +326,9 @@ def is_dropped(near: np.ndarray, first: int, taken: np.ndarray) -> np.ndarray:
 
 
 def matching(keys: np.ndarray, arrivals: np.ndarray, near: np.ndarray) -> np.ndarray:
-    """(records,) whether the document of each record is among `near`.
+    """Whether the document of each record is in `near`, (records,).
 
-    `keys`: (records,) content keys, ascending. `arrivals`: (records,) numbers of the mega-batches.
+    `keys` (records,) are the content keys, ascending; `arrivals` (records,) the mega-batches.
     """
     matches = np.zeros(len(keys), bool)
     width = keys.dtype.itemsize
@@ -327,7 +339,7 @@ def matching(keys: np.ndarray, arrivals: np.ndarray, near: np.ndarray) -> np.nda
     stops = np.searchsorted(keys, np.array(last_keys, keys.dtype), "right")
     counts = stops - starts
     offsets = np.repeat(starts - np.cumsum(counts) + counts, counts)
-    places = offsets + np.arange(counts.sum())  # the records of all documents, one after another
+    places = offsets + np.arange(counts.sum())  # positions of the records of all matching documents
     of_batch = arrivals[places] == np.repeat(near["arrival"], counts)
     matches[places[of_batch]] = True
     return matches

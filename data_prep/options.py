@@ -1,4 +1,4 @@
-"""The settings of a stream from the options of `alma data`; all their problems at once."""
+"""Make the settings of a stream from the options of `alma data`; report all problems at once."""
 
 import argparse
 import contextlib
@@ -35,7 +35,7 @@ _FIXED = (
     *_TOKENIZERS,
     *_GPT2_FILES,
 )
-"""Flags that --append refuses: the stream determines them."""
+"""Flags that --append refuses, because the stream already determines their values."""
 
 
 class Refusal(NamedTuple):
@@ -140,7 +140,7 @@ def _missing_flags(arguments: argparse.Namespace) -> list[str]:
     needed = ["--mega-batches", "--words", "--valid-words"]
     if arguments.by or arguments.ordered:
         needed = ["--eval-words", "--valid-words"]
-        if arguments.words:  # the default of --eval-words
+        if arguments.words:  # --words is also the default of --eval-words
             needed.remove("--eval-words")
     missing = [flag for flag in needed if not _given(arguments, flag)]
     if missing:
@@ -198,7 +198,10 @@ def _splits(arguments: argparse.Namespace, stream: Stream | None, valid_source: 
 
 
 def _as_before(arguments: argparse.Namespace, stream: Stream) -> list[str]:
-    """Give an addition the flags of the stream that it grows; the problems of those that differ."""
+    """Set the flags of an addition to those of the stream.
+
+    Returns the problems: flags that were given with other values.
+    """
     settings = stream.settings
     dates = settings.get("dates", {})
     problems = []
@@ -250,7 +253,7 @@ def named_path(argument: str) -> tuple[str, str]:
 
 
 def noted(problems: list[str], function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function returns; a UserError is collected in `problems`."""
+    """Call the function and return its result; a UserError is added to `problems` instead."""
     try:
         return function(*arguments)
     except UserError as error:
@@ -258,7 +261,7 @@ def noted(problems: list[str], function: Callable[..., Any], *arguments: Any) ->
 
 
 def refuse(problems: list[str]) -> None:
-    """UserError: all problems, each once, if there are any."""
+    """If there are problems, raise one UserError that lists each of them once."""
     if problems:
         raise UserError("; ".join(dict.fromkeys(problems)))
 
@@ -330,7 +333,7 @@ def _dates(arguments: argparse.Namespace, stream: Stream | None) -> Dates | None
     """
     if not arguments.by:
         return None
-    start = vars(arguments)["from"]  # a keyword of Python
+    start = vars(arguments)["from"]  # `from` is a keyword of Python
     until = arguments.until
     bounds: dict[str, Any] = {}
     problems = []

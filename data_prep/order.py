@@ -1,18 +1,18 @@
 """The splits of an ordered stream, whose mega-batches are sources in a given order.
 
-A mega-batch takes the documents of its sources that no mega-batch before it has taken, in hash
-order:
+A mega-batch takes the documents of its sources that no earlier mega-batch has taken. In hash order,
+its documents become
 
     test_00        the first `eval_words` words
-    valid_00       the next `valid_words`
-    megabatch_00   the next `words`, or the rest
+    valid_00       the next `valid_words` words
+    megabatch_00   the next `words` words, or all others
 
-`test` and `valid` of a new stream mix the mega-batches: the first 1/B of the words of each test_00,
-... and of each valid_00, ....
+`test` and `valid` of a new stream mix the mega-batches: `test` has the first 1/B of the words of
+test_00, test_01, ..., `valid` those of valid_00, valid_01, ....
 
-The splits of a mega-batch depend on its own documents and on those taken before, never on what
-follows. So documents of the future change no part of the past but `test` and `valid`, and an
-addition makes the parts that a new stream of all mega-batches would have.
+The splits of a mega-batch depend on its own documents and on those taken before, never on later
+mega-batches. So additional mega-batches change no part but `test` and `valid`, and --append makes
+the same parts that a new stream of all mega-batches would have.
 """
 
 from dataclasses import dataclass, field
@@ -25,10 +25,11 @@ from alma.errors import UserError
 from data_prep.cut import SortedCorpus, Splits
 from data_prep.pools import Pool, Span, sizes_of, spans_of
 
-_SHOWN = 20  # mega-batches in a message
+_SHOWN = 20  # most mega-batches that a message lists
 _ROLES = ("megabatch", "test", "test", "valid", "valid")
-"""Parts of the splits. The split of mega-batch t in role r has number r * B + t. Roles 1 and 3 are
-the documents that `test` and `valid` have too, 2 and 4 the rest of the held-out parts."""
+"""Part of each role. Mega-batch t is divided into five splits, one for each role r, numbered
+r * B + t. Role 0 is the training part. Roles 1 and 3 are the documents of its test and validation
+part that are also in the mixed `test` and `valid`; 2 and 4 are the rest of these two parts."""
 _MIXED = {"test": 1, "valid": 3}  # roles of the mixed parts
 
 
@@ -76,8 +77,8 @@ class Ordered(Splits):
     def cut(self, corpus: SortedCorpus) -> tuple[list[Pool], list[Span]]:
         """Make the pools and cut them, one mega-batch after another.
 
-        A document that a mega-batch left out whole may be in a later one. UserError: too few words,
-        or an empty part, for all mega-batches at once.
+        A document that no part of a mega-batch takes may be taken by a later mega-batch. Raises one
+        UserError for all mega-batches with too few words or an empty part.
         """
         pools: list[Pool] = []
         spans: list[Span] = []
@@ -133,7 +134,7 @@ class Ordered(Splits):
         return spans
 
     def _insert_mixed(self, spans: list[Span], pool: Pool, split: int, size: int) -> None:
-        """Insert before a held-out split the part of it that the mixed part has, too.
+        """Insert, before a held-out split, the split of its documents that the mixed part has too.
 
         It has 1/B of the `size` words, and at least one document.
         """

@@ -42,7 +42,7 @@ def _has_text(file: Any, key: str) -> bool:
 
     types = {column.name: column.type for column in file.schema_arrow}
     column_type = types.get(key)
-    value_type = getattr(column_type, "value_type", column_type)  # of a dictionary
+    value_type = getattr(column_type, "value_type", column_type)  # dictionary-encoded columns
     return value_type in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
 
 
@@ -78,7 +78,7 @@ def _dates(column: Any) -> Iterator[Any]:
     """The dates of a column; those that Python cannot hold are NaN, which is no date."""
     import pyarrow
 
-    if pyarrow.types.is_timestamp(column.type):  # a datetime cannot hold nanoseconds
+    if pyarrow.types.is_timestamp(column.type):  # datetime has no nanoseconds
         column = column.cast(pyarrow.timestamp("us", column.type.tz), safe=False)
     for value in column:
         try:
@@ -94,7 +94,7 @@ def _row(value: Any, date: Any, key: str, data: Input) -> Document | Skipped:
         return data.bad(data.position, "not UTF-8")
     if not isinstance(text, str):
         return data.bad(data.position, no_text(key))
-    # A character has at most 4 bytes: only long strings need to be encoded to be measured.
+    # A character has at most 4 bytes in UTF-8, so only long strings must be encoded to be measured.
     longest = compressed.MAX_DOCUMENT_BYTES
     if 4 * len(text) > longest and len(text.encode()) > longest:
         return data.too_long(data.position)

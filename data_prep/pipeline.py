@@ -1,6 +1,6 @@
-"""The pipeline: makes a stream by the STAGES in STREAM/.work-DIGEST/, then installs it.
+"""The pipeline: run the STAGES in the work directory STREAM/.work-DIGEST/, then install the stream.
 
-A killed run is resumed by the same command, since the digest is of the settings.
+DIGEST is a hash of the settings, so the same command resumes a killed run.
 """
 
 import sys
@@ -26,8 +26,8 @@ from data_prep.stages import STAGES
 from data_prep.work import Work, Workspace, join_files, read_json
 
 _LAYOUT = 10  # version of the work directory; increase it when files of older code cannot be used
-_LISTED = 1000  # skipped documents that stream.json lists
-_SHOWN = 3  # skipped documents in the summary
+_LISTED = 1000  # most skipped documents that stream.json lists
+_SHOWN = 3  # most skipped documents that the summary shows
 
 
 def make_stream(settings: StreamSettings, out: Path, work: Work) -> Stream:
@@ -40,7 +40,7 @@ def make_stream(settings: StreamSettings, out: Path, work: Work) -> Stream:
         open_encoder(settings.tokenizer)  # bad files must fail now, not after hours of scanning
     make_directory(out)
     _require_ours(out)
-    if not is_stream(out) or install.leftovers(out):  # else `out` may be read-only
+    if not is_stream(out) or install.leftovers(out):  # a finished stream may be read-only
         with locked(out):
             install.recover(out)
             if not is_stream(out):
@@ -57,7 +57,7 @@ def make_stream(settings: StreamSettings, out: Path, work: Work) -> Stream:
 
 
 def _require_ours(out: Path) -> None:
-    """UserError: the directory is neither empty nor a stream, finished or not."""
+    """Raise a UserError unless the directory is empty, or a stream, finished or not."""
     remains = any(out.glob(f".*{install.WORK}*.tmp"))
     if is_stream(out) or install.works(out) or remains:
         return
@@ -68,10 +68,10 @@ def _require_ours(out: Path) -> None:
 def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Work) -> Stream:
     """Add mega-batches of new documents to the finished stream in `out`.
 
-    Only stream.json is rewritten. Returns at once if the same addition was made before.
-    `settings_for` gets the locked stream and returns the settings of the addition; `splits.first`
-    of them is the number of the first new mega-batch. UserError: a bad corpus, a stream without
-    .keys, or another process holds its lock.
+    Of its files only stream.json is rewritten. Returns at once if the same addition was made
+    before. `settings_for` gets the locked stream and returns the settings of the addition, whose
+    `splits.first` is the number of the first new mega-batch. Raises UserError if the corpus is bad,
+    the stream has no .keys, or another process holds its lock.
     """
     if not install.works(out):
         Stream.load(out)  # a UserError before there is a lock file
@@ -137,7 +137,7 @@ def _make(
 def _work_digest(
     settings: StreamSettings, record: dict[str, Any], past_parts: Sequence[Part]
 ) -> str:
-    """Names the work directory: of all that its files depend on."""
+    """The digest in the name of the work directory, of everything on which its files depend."""
     past_hashes = [info.sha256 for part in past_parts for info in part.files.values()]
     constants = [
         VERSION,
@@ -151,7 +151,7 @@ def _work_digest(
 
 
 def _new_stream(build: Build, record: dict[str, Any]) -> Stream:
-    """A new stream, without its mega-batches and held-out parts."""
+    """The record of a new stream, without its mega-batches and held-out parts."""
     parts = {part.name: part for part in build.parts}
     return Stream(
         directory=build.space.finished,
@@ -168,7 +168,7 @@ def _new_stream(build: Build, record: dict[str, Any]) -> Stream:
 
 
 def _grown_stream(stream: Stream, build: Build, record: dict[str, Any]) -> Stream:
-    """The stream with the record of an addition, without the parts of it."""
+    """The stream with the record of an addition, still without the new parts."""
     addition = {**record, "corpus": _corpus_record(build)}
     return replace(stream, appended=(*stream.appended, addition))
 
@@ -189,9 +189,10 @@ def _with_parts(stream: Stream, build: Build) -> Stream:
 
 
 def _corpus_record(build: Build) -> dict[str, Any]:
-    """The corpus in stream.json.
+    """The record of the corpus in stream.json.
 
-    `spread`: (max - min) / `words` of the mega-batches, unless they are taken whole.
+    Its `spread` is (largest - smallest) / `words` over the mega-batches' sizes in words; it is left
+    out if mega-batches take all their documents.
     """
     corpus_plan = build.plan
     documents_read, words_read = corpus_plan.read.tolist()
@@ -224,7 +225,7 @@ def _corpus_record(build: Build) -> dict[str, Any]:
 
 
 def _skipped(build: Build) -> list[Skipped]:
-    """The bad input of all shards, sorted; it repeats where several shards have read it."""
+    """The bad input of all shards, sorted; input that several shards read is in it repeatedly."""
     skips = []
     for number in range(len(build.shards)):
         path = build.space.file("skipped", number, "json")

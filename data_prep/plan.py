@@ -1,9 +1,9 @@
 """Stages plan, hashes and copies.
 
-plan    the buckets of every split. They follow the order of content keys, so the concatenation of
-        the buckets of a split is in random order.
-hashes  the entries that the stream keeps, with which documents of later additions are compared
-copies  with --write-dropped: the documents dropped as duplicates, and those that they repeat
+plan    divides every split into buckets of about equal size, in the order of content keys; so the
+        concatenation of a split's buckets is in random order
+hashes  chooses the MinHash entries that the stream keeps, to compare documents of later additions
+copies  with --write-dropped, lists the documents dropped as duplicates, and those that they repeat
 """
 
 import json
@@ -38,17 +38,17 @@ BUCKET_BYTES = 60_000_000
 words."""
 
 PLAN = "plan.npz"
-_CHANCE = 1 / 256  # bytes of different hashes agree
+_CHANCE = 1 / 256  # probability that the kept bytes of two different hashes agree
 _COUNTS = [(name, "i8") for name in ("split", "place", "documents", "words")]
 _PART = np.dtype([*_COUNTS, ("keys", "u8"), ("last", f"S{KEY_BYTES}")])
-"""A bucket, or the part of it in a range, with fields as of a CorpusPlan.
+"""Dtype of a bucket, or of the part of a bucket in a range of keys, with the fields of CorpusPlan.
 
-`place`: bytes of the split before the bucket, over BUCKET_BYTES."""
+`place` is the number of the bucket in its split: bytes of the split before it // BUCKET_BYTES."""
 
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """Where the documents go."""
+    """The plan of the whole corpus: the buckets, and what each of them holds."""
 
     bucket_split: np.ndarray  # (buckets,) number of the split, whose buckets are in hash order
     bucket_words: np.ndarray
@@ -57,7 +57,7 @@ class CorpusPlan:
     """(buckets,) uint64: sum of the low halves of the content keys, modulo 2**64"""
     bucket_last: np.ndarray  # (buckets,) content key of the last document
     source_words: np.ndarray  # (splits, sources)
-    valid_last: np.ndarray  # of `SortedCorpus`
+    valid_last: np.ndarray  # as in `SortedCorpus`
     read: np.ndarray  # (2,) documents and words of the corpus, copies included
     duplicates: np.ndarray  # (2,) copies of another document of the corpus or of the stream
     longest: int  # words of the longest document
@@ -70,7 +70,7 @@ class CorpusPlan:
     def buckets_of(
         self, records: np.ndarray, splits: Splits, sources: tuple[str, ...]
     ) -> np.ndarray:
-        """(records,) the bucket that each document would be in if it had no copies, or LEFT_OUT."""
+        """The bucket of each document, (records,), not considering copies; LEFT_OUT if in none."""
         result = np.full(len(records), LEFT_OUT)
         keys = content_keys(records)
         pools = pools_of(records, splits, sources, self.valid_last)
@@ -99,7 +99,7 @@ def plan_range(space: Workspace, number: int, splits: Splits) -> None:
         spans = np.flatnonzero(cut.pool == pool)
         stops = np.searchsorted(content_keys(documents), cut.last[spans], "right")
         span = np.repeat(spans, np.diff(stops, prepend=0))
-        documents = documents[: len(span)]  # those after the last span are surplus
+        documents = documents[: len(span)]  # documents after the last span are surplus
         starts = starts[: len(span)]
         is_rest = cut.split[span] == LEFT_OUT
         left_out.append(documents[is_rest])
@@ -133,9 +133,10 @@ def _bucket_parts(documents: np.ndarray, split: np.ndarray, place: np.ndarray) -
 
 
 def keep_entries(space: Workspace, number: int, ranges: int, shards: int, splits: Splits) -> None:
-    """Write past-NNNNN.bin: an ENTRY for each new document, and each dropped in its favour.
+    """Write past-NNNNN.bin: an ENTRY for each new document, and for each near duplicate of it.
 
-    What is dropped is kept for documents to come: so an addition drops what a new stream would.
+    Entries of dropped documents are kept too, because documents of later additions are compared
+    with them: so --append drops the same documents as a new stream of all mega-batches would.
     """
     cut = load(space.directory / CUT, Cut)
     records = sorted_records(space, number)
@@ -158,7 +159,7 @@ def collect_plan(space: Workspace, splits: Splits, ranges: int) -> CorpusPlan:
     cut = load(space.directory / CUT, Cut)
     arrays = [read_arrays(space.file("parts", number, "npz")) for number in range(ranges)]
     parts = np.concatenate([of_range["buckets"] for of_range in arrays])
-    # Stable: within a bucket the hash order stays.
+    # A stable sort, which keeps the hash order within a bucket.
     parts = parts[np.lexsort((parts["place"], parts["split"]))]
     starts = np.flatnonzero(changes(parts["split"]) | changes(parts["place"]))
     ends = np.append(starts[1:], len(parts))
@@ -185,7 +186,7 @@ def load_plan(space: Workspace) -> CorpusPlan:
 
 
 def dropped(space: Workspace, shard: int, ranges: int) -> np.ndarray:
-    """Places of the documents of a shard that are left out."""
+    """The places (reading order) of a shard's documents that are left out of the stream."""
     borders = np.array([shard, shard + 1], np.uint64) << np.uint64(32)
     pieces = []
     for number in range(ranges):
@@ -239,7 +240,7 @@ def write_copies(space: Workspace, number: int, ranges: int, shards: int, splits
 def _repeated_documents(
     space: Workspace, number: int, splits: Splits, cut: Cut
 ) -> Mapping[tuple[bytes, int], Repeated]:
-    """The first document that each near duplicate of a range repeats, by its key and mega-batch."""
+    """For each near duplicate of a range, by its key and mega-batch: the document it repeats."""
     near = similar(space, number)
     near = near[is_dropped(near, splits.first, cut.taken)]
     repeated: dict[tuple[bytes, int], Repeated] = {}
@@ -279,10 +280,10 @@ def _places(records: np.ndarray) -> np.ndarray:
 
 
 def add_copies(space: Workspace, part: Part, ranges: int, first: int) -> Part:
-    """Join the lines of all ranges in dropped.jsonl, and add it to the files of `part`.
+    """Join the lines of all ranges to dropped.jsonl, and add the file to those of `part`.
 
-    So `--verify` checks it. `part`: the first new mega-batch, of number `first`; an addition
-    writes dropped_NN.jsonl.
+    As a file of a part, `alma inspect --verify` checks it. `part` is the first new mega-batch, with
+    number `first`; an addition writes dropped_NN.jsonl.
     """
     name = f"dropped_{first:02d}.jsonl" if first else "dropped.jsonl"
     lines = (space.file("copies", number, "jsonl") for number in range(ranges))

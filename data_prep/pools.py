@@ -15,7 +15,7 @@ LEFT_OUT = -1
 
 
 class Span(NamedTuple):
-    """A split, or a part of it: the documents of a pool from the end of the span before."""
+    """A split, or a part of it: the documents of a pool from the end of the previous span."""
 
     pool: int
     split: int  # LEFT_OUT: the rest of the last document of the split before
@@ -23,7 +23,7 @@ class Span(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """Where the first documents of a pool end."""
+    """The position in a pool after its first n documents."""
 
     last: bytes  # content key of the last of them
     words: int
@@ -47,8 +47,9 @@ class Pool:
     def cuts(self, sizes: Sequence[int], spare: int) -> list[tuple[int, int]]:
         """Cut splits of `sizes` words from the pool, one after another.
 
-        Returns for each split the number of documents up to its end, and up to the start of the
-        next. At most `spare` words are left out between the splits; see `cut_document`.
+        Returns two numbers for each split: the documents of the pool up to its end, and up to the
+        start of the next split. Documents between the two are left out, at most `spare` words in
+        all; see `cut_document`.
         """
         cuts = []
         target = 0
@@ -56,7 +57,7 @@ class Pool:
         for number, size in enumerate(sizes):
             target += size
             is_last = number + 1 == len(sizes)
-            # The words that follow the last split are surplus anyway.
+            # After the last split any number of words may be left out: they are surplus anyway.
             allowed = self.words if is_last else spare - left_out
             end, stop = self._cut(target + left_out, allowed)
             cuts.append((end, stop))
@@ -87,11 +88,12 @@ class Pool:
 
 
 def cut_document(records: np.ndarray, target: int, spare: int) -> tuple[int, int]:
-    """Where a split of `target` words ends, and where the next can start: numbers of documents.
+    """Find the end of a split of `target` words and the start of the next, as numbers of pieces.
 
-    The next starts with another whole document. The split ends at the piece nearest to the target
-    if the rest of its document, which is then in no split, has at most `spare` words; else at the
-    end of the nearest whole document. `records`: whole documents, in hash order.
+    Long documents consist of pieces, and a document must not be in two splits. The split ends at
+    the piece nearest to the target if the rest of its document has at most `spare` words; the rest
+    is then in no split. Otherwise it ends at the nearest end of a whole document. `records` are the
+    pieces of whole documents, in hash order.
     """
     words = records["words"].astype(np.int64)
     end = nearest(words, target)
@@ -123,7 +125,7 @@ def spans_of(pool: int, splits: Iterable[int], cuts: list[tuple[int, int]]) -> l
 
 
 def sizes_of(spans: Sequence[Span]) -> list[int]:
-    """Documents of each split of a pool; below 1: it would be empty."""
+    """Number of documents of each split; below 1 if the split would be empty."""
     counts = np.diff([span.end for span in spans], prepend=0).tolist()
     return [count for span, count in zip(spans, counts, strict=True) if span.split != LEFT_OUT]
 

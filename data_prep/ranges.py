@@ -36,7 +36,7 @@ def keys_files(space: Workspace, count: int) -> list[Path]:
 
 
 def count_ranges(space: Workspace, shards: int, past: int) -> int:
-    """The number of ranges, a function of the number of documents alone.
+    """The number of ranges of content keys, which depends on the number of documents only.
 
     `past`: the number of .keys files of a stream that grows. UserError: an empty corpus.
     """
@@ -61,21 +61,26 @@ def sort_range(
 ) -> None:
     """Write the files of a range, see `data_prep`.
 
-    Memory: its records; of the copies of a text one for each run and source.
+    number        the range
+    ranges        number of ranges
+    shards        number of files scan-NNNNN.bin
+    past          number of .keys files of the stream to append to
+    arrivals      (sources,) number of the mega-batch of each source
+    valid         number of the validation source, whose documents go to valid-NNNNN.bin
+    near          number of files near-NNNNN.bin; None: near duplicates are kept
+    first_batch   number of the first mega-batch
 
-    `past`: see `count_ranges`. `arrivals`: see `distinct`. `valid`: number of the validation
-    source, whose documents go to valid-NNNNN.bin. `near`: number of files near-NNNNN.bin; None:
-    near duplicates are kept. `first_batch`: number of the first mega-batch.
-
-    The sums are `read`, (3, sources) documents, words and bytes of the range; `first`, the same of
-    those kept, each for the first mega-batch that has it; `longest`, words of the longest document;
-    `whole`, words of the longest with all its pieces.
+    sums-NNNNN.npz has `read`, (3, sources): documents, words and bytes of the range; `first`, the
+    same without duplicates, where a document counts for its first mega-batch; `longest`, words of
+    the longest piece; `whole`, words of the longest document. Memory: the records of the range,
+    with at most one copy of a text per run and source.
     """
     sources = len(arrivals)
     records, repeated = _gather(space, number, ranges, shards, past, sources)
     records = records[hash_order(records)]
     first, stays = distinct(records, arrivals)
-    undecided = np.zeros(len(records), bool)  # until earlier mega-batches are cut
+    # Documents whose mega-batch depends on where earlier mega-batches are cut.
+    undecided = np.zeros(len(records), bool)
     if near is not None:
         similar = near_between(space, near, number, ranges)
         with open_items(space.file("similar", number, "bin")) as file:
@@ -108,9 +113,9 @@ def sort_range(
 def _gather(
     space: Workspace, number: int, ranges: int, shards: int, past: int, sources: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The records of a range without the `repeats` of each run, and the sums of those repeats.
+    """Read the records of a range, without the `repeats` within each sorted run.
 
-    The sums are (3, sources) documents, words and bytes.
+    Also returns the documents, words and bytes of these repeats, (3, sources).
     """
     repeated = np.zeros((3, sources), np.int64)
     pieces = []
@@ -135,11 +140,12 @@ def _by_source(records: np.ndarray, chosen: np.ndarray, sources: int) -> np.ndar
 
 
 def distinct(records: np.ndarray, arrivals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(records,) whether each record is the first of equal ones, and whether it stays; two arrays.
+    """Find exact duplicates; returns two masks (records,).
 
-    A document stays once for each mega-batch that has it, unless the stream has a piece of it
-    already. `records`: in hash order. `arrivals`: (sources,) numbers of the mega-batches; all 0 if
-    the stream is not ordered.
+    The first says whether a record is the first of equal ones, the second whether it stays. A
+    document stays once in each mega-batch that has it, unless the stream to append to has a piece
+    of it. `records` are in hash order; `arrivals` (sources,) are the numbers of the mega-batches,
+    all 0 if the stream is not ordered.
     """
     arrival = arrivals[records["source"]]
     first = changes(records["high"]) | changes(records["low"])

@@ -1,4 +1,4 @@
-"""What a format of corpus files is, and fields of records."""
+"""The base class of corpus file formats, and access to fields of records."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from data_prep.compressed import Document, Input, Skipped
 
 
 class Keys(NamedTuple):
-    """Names of the fields of a record; a key with dots that is no field leads into objects."""
+    """Names of the fields with text and date; a key a.b that is no field means b in object a."""
 
     text: str
     date: str = ""  # empty: dates are not read
@@ -18,7 +18,7 @@ class Format:
     """A kind of corpus file."""
 
     border: re.Pattern[bytes] | None = None
-    """Where a file that is not compressed may be cut into segments; None: nowhere."""
+    """An uncompressed file may be cut into segments after a match; None: it may not be cut."""
 
     def documents(self, data: Input, keys: Keys) -> Iterator[Document | Skipped]:
         """Yield each document of a segment, and the bad input in it."""
@@ -26,7 +26,7 @@ class Format:
 
 
 def field(record: Any, key: str) -> Any:
-    """A field of a record; None: it is missing."""
+    """The value of a field of a record, see `Keys`; None if it is missing."""
     if not isinstance(record, dict):
         return None
     if key in record or "." not in key:
@@ -36,5 +36,5 @@ def field(record: Any, key: str) -> Any:
 
 
 def no_text(key: str) -> str:
-    """Why a record has no text."""
+    """The message for a record without the text field `key`."""
     return f"no field `{key}` that holds a string (--text-key names another)"

@@ -1,8 +1,8 @@
-"""Stage scan: a RECORD for each document, or each piece of one; stage keys: for each .keys entry.
+"""Stage scan writes a RECORD for each document or piece; stage keys for each entry of .keys files.
 
-A document is identified by a hash of its content, keyed by the seed. The order of these keys is
-random, and independent of the names, splitting and order of the input files; equal documents are
-neighbours in it.
+A document is identified by its content key, a hash of its text keyed by the seed. The order of
+these keys is random, and independent of the names, splitting and order of the input files; equal
+documents are neighbours.
 
 With --max-document-words the keys of the pieces of a document share the first DOCUMENT_BYTES of its
 hash, and end in the number of the piece. So pieces are neighbours in the order of the text, all in
@@ -26,9 +26,9 @@ from data_prep.work import DOCUMENT_BYTES, Workspace, changes, open_items
 
 _NUMBERS = [(name, "<u4") for name in ("words", "bytes", "source", "shard", "place")]
 RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("second", ">u8"), *_NUMBERS])
-"""A document: content key (128 bits in two halves), second hash (order of the validation set),
-words, bytes of text, number of its source in `Workspace.sources`, number of its shard, its place in
-the shard."""
+"""Dtype of a document: content key (128 bits in two halves), second hash (the order in which
+validation takes documents), words, bytes of text, number of its source in `Workspace.sources`,
+number of its shard, its place in the shard."""
 _NUMBERS_FORMAT = struct.Struct("<IIIII")  # words to place of a RECORD
 
 _PIECE_BITS = 8 * (KEY_BYTES - DOCUMENT_BYTES)
@@ -42,9 +42,9 @@ def content_key(text: bytes, seed: int) -> bytes:
 
 
 def content_keys(records: np.ndarray) -> np.ndarray:
-    """(records,) content keys, the first 16 bytes of each record.
+    """The content keys, (records,), as byte strings: the first 16 bytes of each record.
 
-    The bytes of big-endian numbers compare as the numbers do.
+    The halves are big-endian, so that byte strings compare as the numbers do.
     """
     key = np.dtype(
         {
@@ -57,10 +57,10 @@ def content_keys(records: np.ndarray) -> np.ndarray:
 
 
 def document_starts(records: np.ndarray) -> np.ndarray:
-    """(records,) whether each, in hash order, is of another document than the one before it.
+    """Whether each record starts a document, (records,): false for later pieces, and for copies.
 
-    Copies of a document count as one. Two of 10^9 documents without pieces share their first bytes,
-    and would be taken for one, with a probability of 10^-11.
+    `records` are in hash order. Pieces are recognised by the shared first bytes of their keys. The
+    probability that any two of 10^9 other documents share these bytes is 10^-11.
     """
     return changes(records["high"]) | changes(records["low"] >> _PIECE_BITS)
 
@@ -87,7 +87,7 @@ def keyed_texts(
     """
     sources = set(space.sources)
     for source, text, words in space.reader.read(shard, skipped):
-        if source not in sources:  # a new period
+        if source not in sources:  # the input has a period that the stage dates did not see
             raise changed(shard)
         data = text.encode()
         hashes = content_key(data, space.seed)
@@ -151,9 +151,10 @@ def write_run(file: IO[bytes], records: np.ndarray) -> None:
 
 
 def hash_order(records: np.ndarray) -> np.ndarray:
-    """Indices that sort the documents by content key.
+    """Indices that sort records by content key.
 
-    Equal documents: those of the stream (0 words) come first, then by source, shard and place.
+    Among equal documents, those of the stream to append to (0 words) come first, then the order is
+    by source, shard and place.
     """
     high = records["high"].astype(np.uint64)
     low = records["low"].astype(np.uint64)
@@ -162,8 +163,9 @@ def hash_order(records: np.ndarray) -> np.ndarray:
 
 
 def repeats(records: np.ndarray) -> np.ndarray:
-    """(records,) whether each has the text and the source of the one before it, in hash order.
+    """Whether each record has the text and the source of the previous one, (records,).
 
-    Left out of a run, because one range has all copies of a text, however many there are.
+    `records` are in hash order. Such repeats are removed from every sorted run: all copies of a
+    text are in one range, whose records must fit in memory however many copies there are.
     """
     return ~(changes(records["high"]) | changes(records["low"]) | changes(records["source"]))

@@ -14,7 +14,7 @@ from data_prep.documents import Reader
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """All that the stream is a function of, besides the text."""
+    """All settings on which a stream depends, besides the text of its files."""
 
     files: list[tuple[str, str]]  # (source, path) of every corpus file
     splits: Splits
@@ -48,7 +48,7 @@ class StreamSettings:
         if self.tokenizer:
             hashes = {name: sha256_file(path) for name, path in self.tokenizer.items()}
             record["tokenizer"] = hashes
-        # Absent by default: the records of older streams stay equal.
+        # Left out if off, so that the records of older streams stay equal.
         if self.near_duplicates:
             record["near_duplicates"] = "drop"
         if self.write_dropped:

@@ -1,6 +1,7 @@
-"""Stage shuffle: the spill of each shard, runs of documents sorted by bucket, then by content key.
+"""Stage shuffle: distribute the texts of each shard to the buckets (an external sort).
 
-`bucket_texts` gathers a bucket from the spills of all shards.
+Each shard is written as a spill: runs of documents sorted by bucket, then by content key.
+`bucket_texts` collects the texts of a bucket from the spills of all shards.
 """
 
 import zlib
@@ -88,9 +89,10 @@ def planned_documents(
 def _write_run(
     run: list[_Document], texts: IO[bytes], index: IO[bytes], bucket_count: int
 ) -> np.ndarray:
-    """Write and empty a run; returns its (buckets + 1, 2) part of spill-NNNNN.npy.
+    """Write a run and empty it; returns the borders of its buckets, (buckets + 1, 2).
 
-    Row b has where bucket b begins: its first document in the index, its first byte in the texts.
+    Row b is the position in the run at which bucket b begins: its first document in the index, and
+    its first byte in the texts.
     """
     begin = (index.tell() // INDEX.itemsize, texts.tell())
     run.sort()
@@ -122,7 +124,7 @@ def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[tuple[b
     sizes = rows["bytes"].astype(np.int64)
     documents = [len(part) // INDEX.itemsize for part in parts]
     chunk_numbers = np.repeat(np.arange(len(parts)), documents)
-    bytes_before = np.cumsum([0, *map(len, chunks)])  # of the chunks before each
+    bytes_before = np.cumsum([0, *map(len, chunks)])  # offset of each chunk in their concatenation
     starts = np.cumsum(sizes) - sizes - bytes_before[chunk_numbers]
     order = np.argsort(rows["key"])
     keys = rows["key"][order].tobytes()

@@ -56,7 +56,7 @@ def open_part(path: str) -> tuple[np.ndarray, np.ndarray]:
     keys = np.zeros(0, f"S{KEY_BYTES}")
     if os.path.isfile(f"{path}.keys"):
         keys = np.fromfile(f"{path}.keys", keys.dtype)
-    # Else items are lines, and an item of a lone eos ends a document.
+    # Otherwise items are lines, and an item that is a lone eos ends a document.
     items_are_documents = len(keys) == len(sizes)
     ends = _document_ends(sizes, items_are_documents)
     if not len(ends) or ends[-1] != len(ids) or (np.diff(ends) < 1).any():
@@ -90,7 +90,8 @@ def count_part(path: str, dictionary_size: int, half: int, number: int) -> Count
     lengths = np.diff(ends, prepend=0)
     order = np.random.default_rng([0, number]).permutation(len(lengths))
     starts = np.cumsum(lengths[order]) - lengths[order]
-    row_offset = np.empty(len(lengths), np.int64)  # of each document's row in the flat `tokens`
+    # Offset of each document's row (half or remainder) in the flattened `tokens`.
+    row_offset = np.empty(len(lengths), np.int64)
     row_offset[order] = np.minimum(starts // max(half, 1), 2) * dictionary_size
     tokens = np.zeros(3 * dictionary_size, np.uint32)
     for start, block in token_blocks(ids):
@@ -98,7 +99,7 @@ def count_part(path: str, dictionary_size: int, half: int, number: int) -> Count
         if block.max() >= dictionary_size:
             raise UserError(f"{path}: damaged (ids beyond the dictionary); {_REMEDY}")
         first, last = np.searchsorted(ends, [start, stop - 1], "right")
-        # Of the documents of the block, the tokens inside it.
+        # Number of tokens of each document that are inside the block.
         inside = np.diff(np.minimum(ends[first : last + 1], stop), prepend=start)
         cells = np.repeat(row_offset[first : last + 1], inside)
         cells += block

@@ -1,7 +1,4 @@
-"""Stage tokenizer, and the encoders of text.
-
-They give the ids that SentencePiece and fairseq-preprocess give.
-"""
+"""Stage tokenizer, and the encoders of text: same ids as SentencePiece and fairseq-preprocess."""
 
 import io
 import itertools
@@ -24,14 +21,15 @@ from data_prep.work import Workspace
 
 TRAINING_BYTES = 200_000_000  # text of the first mega-batch to train the tokenizer on, at most
 MODEL = "tokenizer.model"  # the model's name in a stream
-END = "\v"  # the end of a line in a list of words; normalised text has no such white space
-_THREADS = 4  # recorded in the .model, so fixed; 1, 2 and 4 give the same tokens
+END = "\v"  # marks the end of a line in a list of words; normalised text never contains it
+_THREADS = 4  # fixed, because the .model records it; 1, 2 and 4 give the same tokens
 _OWN_SPECIALS = 3  # SentencePiece's ids <unk> 0, <s> 1, </s> 2
 _SPACE = "\u2581"  # SentencePiece's mark for a space; it may also occur in text
-_CACHE_BYTES = 160 << 20  # of words and ids: 0.3 to 1.8 million words; 260 MB with the dict itself
-_CACHED_LENGTH = 64  # characters of the longest cached word
+# Bytes of the cached words and ids: 0.3 to 1.8 million words; 260 MB including the dict itself.
+_CACHE_BYTES = 160 << 20
+_CACHED_LENGTH = 64  # characters of the longest word that is cached
 _BLOCK = 1 << 15
-"""Words per look-up; in larger blocks, new words recur and leave more holes to fill."""
+"""Words per look-up. In larger blocks, a new word occurs several times before it is cached."""
 _ROW = 32  # words per sentence given to SentencePiece, which is fastest around this length
 
 
@@ -57,7 +55,7 @@ def train(texts: Iterable[bytes], vocab_size: int) -> bytes:
             model_writer=model,
             model_type="bpe",
             vocab_size=vocab_size + _OWN_SPECIALS,
-            # .9995 makes 1 in 2000 characters unknown; 1 spends tokens on noise.
+            # 0.9995 would make 1 in 2,000 characters unknown; 1 would spend tokens on noise.
             character_coverage=0.9999,
             normalization_rule_name="identity",
             max_sentence_length=1 << 30,
@@ -65,14 +63,14 @@ def train(texts: Iterable[bytes], vocab_size: int) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
-        if "KeyboardInterrupt" in str(error):  # of `_lines`
+        if "KeyboardInterrupt" in str(error):  # Ctrl-C while SentencePiece reads `_lines`
             raise KeyboardInterrupt from None
         raise UserError(_why_not_trained(str(error), vocab_size)) from error
     return model.getvalue()
 
 
 def _why_not_trained(error: str, vocab_size: int) -> str:
-    """SentencePiece's error of a training, in our words."""
+    """A message for the error that SentencePiece raised in training."""
     too_large = re.search(r"value <= (\d+)", error)
     if too_large:
         most = int(too_large[1]) - _OWN_SPECIALS
@@ -98,25 +96,25 @@ def _lines(texts: Iterable[bytes]) -> Iterator[str]:
 
 
 class Encoder(ABC):
-    """Normalised text to fairseq ids, exactly as the tokenizer and fairseq-preprocess give them.
+    """Encodes normalised text to fairseq ids, exactly as the tokenizer and fairseq-preprocess do.
 
-    The exception is a line without tokens, such as one of SentencePiece's mark for a space alone:
-    it becomes <unk>, because a lone eos ends a document. The ids of words, or of lines where words
-    depend on each other, are cached; the new ones of many documents are encoded in one call. The
-    constructor of a subclass takes the paths of `files`.
+    One exception: a line without tokens, such as a lone SentencePiece mark for a space, becomes
+    <unk>, because a lone eos would end the document. The ids of words are cached (of whole lines,
+    if the tokenizer's words depend on each other), and the new words of many documents are encoded
+    in one call. The constructor of a subclass takes the paths of `files`.
     """
 
     files: ClassVar[tuple[str, ...]]  # names of the tokenizer's files in a stream
 
     def __init__(self, tokens: list[str], ids: Sequence[int]) -> None:
-        """`tokens`: of dict.txt, in order; `ids`: the fairseq id of each id of the tokenizer."""
+        """`tokens`: those of dict.txt, in order; `ids`: the fairseq id of each tokenizer id."""
         self.tokens = tokens
         self.dictionary_size = len(tokens) + SPECIALS
         self.dtype_code = dtype_code(self.dictionary_size)
         self.dtype = np.dtype(DTYPES[self.dtype_code])
         self._ids = np.array(ids, self.dtype)
-        # Stands for an unknown word. It is no id: a dictionary of that size would have a larger
-        # dtype.
+        # Placeholder for a word that is not cached: the largest value of the dtype, which is never
+        # an id, because a dictionary of that size would have a larger dtype.
         self._hole = 256**self.dtype.itemsize - 1
         self._cache = _WordCache(np.array(self._hole, self.dtype).tobytes())
         self._cache[END] = np.array(EOS, self.dtype).tobytes()
@@ -124,7 +122,7 @@ class Encoder(ABC):
     def encode(self, documents: Iterable[str]) -> np.ndarray:
         """(tokens,) the ids of all documents: each line with eos, and one more eos per document."""
         words: list[str] = []
-        eos_counts: list[int] = []  # of each document
+        eos_counts: list[int] = []  # number of eos of each document
         for text in documents:
             words += self._cut(text)
             words += (END, END)
@@ -141,7 +139,8 @@ class Encoder(ABC):
 
     @abstractmethod
     def _cut(self, text: str) -> list[str]:
-        """Words, or lines, that can be encoded independently, with END between lines."""
+        """Cut a text into words or lines that can be encoded independently, with END between
+        lines."""
 
     @abstractmethod
     def _tokenize(self, text: str) -> list[int]:
@@ -152,7 +151,7 @@ class Encoder(ABC):
         return [self._ids[self._tokenize(word)].tobytes() for word in words]
 
     def _look_up(self, words: list[str]) -> np.ndarray:
-        """The ids of words: from the cache, with a hole for each new word, which is then filled."""
+        """The ids of words, from the cache; new words are first left as holes, then encoded."""
         ids = np.frombuffer(b"".join(map(self._cache.__getitem__, words)), self.dtype)
         unknown = self._cache.unknown
         if not unknown:
@@ -175,7 +174,10 @@ class Encoder(ABC):
 
 
 class _WordCache(dict[str, bytes]):
-    """Ids of words, up to _CACHE_BYTES. A missing word gives `hole`, and is added to `unknown`."""
+    """A dict from words to their ids (bytes), of up to _CACHE_BYTES.
+
+    Looking up a missing word returns `hole`, and adds the word to `unknown`.
+    """
 
     def __init__(self, hole: bytes) -> None:
         super().__init__()
@@ -223,15 +225,16 @@ class SentencePiece(Encoder):
         starts = [token.startswith(_SPACE) for token in tokens]
         self._starts = np.concatenate([np.zeros(_OWN_SPECIALS, bool), np.array(starts, bool)])
         scores = [processor.get_score(i) for i in model_ids]
-        # Whether the ids of a sentence are those of its words, as for every model trained here. Of
-        # a unigram model the log-probabilities add up along the sentence, so rounding decides
-        # between equally probable ways to split a word. The scores of BPE are whole numbers: the
-        # order of the merges.
+        # Whether the ids of a sentence are the ids of its words, as for every model trained here.
+        # They need not be for a unigram model: its log-probabilities are added up along the
+        # sentence, so rounding decides between equally probable splits of a word. BPE's scores are
+        # the ranks of its merges, whole numbers, whose sums are exact.
         is_exact = all(score.is_integer() for score in scores)
         is_prefix = _SPACE in tokens and not any(_SPACE in token[1:] for token in tokens)
         repeats = self._tokenize("a a") == 2 * self._tokenize("a")
         self._by_word = is_exact and is_prefix and repeats
-        # Whether the scores are those that BPE gets when it is trained.
+        # Whether the scores are the ranks that training gives to BPE: then many words can be
+        # encoded in one call.
         self._in_rows = self._by_word and scores == [-rank for rank in range(len(tokens))]
 
     def _cut(self, text: str) -> list[str]:
@@ -251,7 +254,7 @@ class SentencePiece(Encoder):
         marked = _SPACE + text.replace(" ", _SPACE)
         if not self._in_rows or self._processor.normalize(text) != marked:
             return super()._encode_words(words)
-        if marked.count(_SPACE) > len(words):  # some are lines, or contain the mark
+        if marked.count(_SPACE) > len(words):  # some are whole lines, or contain the mark
             return self._encode_apart(words)
         rows = [" ".join(words[start : start + _ROW]) for start in range(0, len(words), _ROW)]
         row_ids = self._processor.encode(rows, num_threads=1)
@@ -262,7 +265,7 @@ class SentencePiece(Encoder):
         return [data[start:end] for start, end in itertools.pairwise(borders)]
 
     def _encode_apart(self, words: list[str]) -> list[bytes]:
-        """The fairseq ids of words; lines, and words that contain the mark, are encoded singly."""
+        """The fairseq ids of words; lines, and words that contain the mark, one call each."""
         lines = [word for word in words if _SPACE in word or " " in word]
         ids = dict(zip(lines, super()._encode_words(lines), strict=True))
         plain_words = [word for word in words if word not in ids]

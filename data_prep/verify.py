@@ -1,4 +1,4 @@
-"""Verification of a stream: files against their checksums, and documents that are in two parts."""
+"""Verify a stream: compare files with their checksums, and find documents that are in two parts."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from alma.stream import KEY_BYTES, FileInfo, Part, Stream
 from alma.workers import Workers
 from data_prep.work import DOCUMENT_BYTES, run_all
 
-_KEY = f"S{KEY_BYTES}"  # compared byte by byte, as big-endian numbers are
+_KEY = f"S{KEY_BYTES}"  # dtype of keys; byte strings compare as big-endian numbers do
 _KEYS_AT_ONCE = 1 << 20
 
 _WHOLE = "documents are"
@@ -17,13 +17,14 @@ _PIECES = "documents have pieces"
 
 
 def leaks(stream: Stream) -> list[str]:
-    """Documents that are twice in a part, or in two parts, also with other pieces, by their .keys.
+    """Find documents that are twice in a part or in two parts; returns a line for each problem.
 
-    The keys of all parts are merged range by range: about 100 MB of memory for any number of
-    documents. Those of the mixed parts of an ordered stream do not ascend; they are sorted in
-    memory, 16 bytes each.
+    Documents are compared by their .keys; different pieces of one document in two parts count too.
+    The keys of all parts are merged range by range, in about 100 MB of memory for any number of
+    documents. The keys of the mixed parts of an ordered stream are not ascending, so they are
+    sorted in memory, 16 bytes each.
     """
-    may_share: dict[str, list[str]] = {}  # parts that a mixed part has documents of
+    may_share: dict[str, list[str]] = {}  # mixed part -> held-out parts whose documents it repeats
     if stream.ordered:
         may_share["valid"] = [part.name for part in stream.held_out_valid]
         may_share["test"] = [part.name for part in stream.held_out]

@@ -35,11 +35,11 @@ class _WarcRecord(NamedTuple):
 class Wet(Format):
     """The payload and WARC-Date of each `conversion` record.
 
-    fastwarc 2.0 and warcio 1.8 take truncated archives for whole ones, so neither is used.
+    fastwarc 2.0 and warcio 1.8 are not used: they accept truncated archives without an error.
     """
 
     def documents(self, data: Input, keys: Keys) -> Iterator[Document | Skipped]:
-        in_bad_record = False  # whether this is the rest of a bad record, which is reported once
+        in_bad_record = False  # whether a bad record was just reported; its rest is skipped
         while line := data.readline():
             start = data.position - len(line)
             if not line.startswith(b"WARC/"):
@@ -50,7 +50,8 @@ class Wet(Format):
             record = _WarcRecord(start, _warc_headers(data))
             size = record.size
             offset = data.position
-            payload = data.read(min(size, compressed.MAX_DOCUMENT_BYTES) + 64)  # and what follows
+            # Read 64 bytes more, to check what follows the payload.
+            payload = data.read(min(size, compressed.MAX_DOCUMENT_BYTES) + 64)
             if 0 <= size <= len(payload) and _RECORD_END.match(payload, size):
                 in_bad_record = False
                 data.unread(payload[size:])
@@ -65,11 +66,11 @@ class Wet(Format):
                     yield data.too_long(start)
                 _read_past(data, offset + size)
             else:
-                if record.headers or not in_bad_record:  # else a line of text
+                if record.headers or not in_bad_record:  # otherwise a line within the bad record
                     reason = "damaged or truncated (a WARC record without its Content-Length)"
                     yield data.bad(start, reason)
                 in_bad_record = True
-                data.unread(payload)  # the records that it swallowed are read
+                data.unread(payload)  # it may contain the next records, which are read again
 
 
 def _warc_headers(data: Input) -> dict[bytes, bytes]:

@@ -1,7 +1,8 @@
-"""Hashes of words and of n-grams of words, of text and of its tokens; new words of a mega-batch.
+"""Hashes of words and n-grams, computed from text or from token ids; new words of a mega-batch.
 
-The hash of a word is a polynomial of its bytes, so that it can be put together from the hashes of
-its tokens. All hashes are uint64, computed modulo 2**64; they depend on nothing but the spelling.
+The hash of a word is a polynomial of its bytes, so it can be composed from the hashes of its tokens
+without decoding them. All hashes are uint64, computed modulo 2**64; they depend on the spelling of
+the word only.
 """
 
 import json
@@ -26,7 +27,7 @@ _NEWLINE, _SPACE = b"\n "
 
 
 def hash_bytes(text: bytes) -> np.uint64:
-    """The hash of a word, or of a piece at its beginning."""
+    """The hash of a word, or of the first bytes of a word."""
     return (_BYTES[np.frombuffer(text, np.uint8)] * _powers(len(text))).sum(dtype=np.uint64)
 
 
@@ -35,11 +36,11 @@ def _powers(count: int) -> np.ndarray:
 
 
 def hash_texts(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """(words,) hashes of the words of normalised texts, and (words,) the numbers of their texts."""
+    """Hashes of all words of normalised texts, and the numbers of their texts; (words,) each."""
     data = np.frombuffer(b"\n".join(texts), np.uint8)
     gaps = np.flatnonzero((data == _SPACE) | (data == _NEWLINE))
     starts = np.concatenate([[0], gaps + 1])
-    sizes = np.diff(starts, append=len(data) + 1)  # with the gap
+    sizes = np.diff(starts, append=len(data) + 1)  # bytes of each word and the gap after it
     place = np.arange(len(data)) - np.repeat(starts, sizes)[: len(data)]
     values = _BYTES[data] * _powers(int(sizes.max()))[place]
     values[gaps] = 0
@@ -48,9 +49,10 @@ def hash_texts(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def n_grams(words: np.ndarray, owners: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of the n-grams of consecutive words with one owner, and the owner of each n-gram.
+    """Hashes of all n-grams of consecutive words with the same owner, and their owners.
 
-    `words`: (words,) hashes. `owners`: (words,) such as the number of the text.
+    `words` (words,) are hashes, `owners` (words,) for example the numbers of the texts. Both
+    results are (n-grams,).
     """
     count = max(len(words) - n + 1, 0)
     within = np.flatnonzero(owners[:count] == owners[n - 1 :])
@@ -63,9 +65,12 @@ def n_grams(words: np.ndarray, owners: np.ndarray, n: int) -> tuple[np.ndarray, 
 
 
 class Spelling(NamedTuple):
-    """How tokens make words, four arrays (V,); how a word is cut into tokens does not matter."""
+    """How tokens spell words, four arrays (V,).
 
-    begins: np.ndarray  # whether a word begins with the token, wherever it stands
+    With it, the hash of a word does not depend on how the word is cut into tokens.
+    """
+
+    begins: np.ndarray  # whether the token always begins a word
     ends: np.ndarray  # whether the next token begins a word
     codes: np.ndarray  # `hash_bytes` of the token without its marks of space, uint64
     sizes: np.ndarray  # bytes of the token without its marks, int32
@@ -88,7 +93,7 @@ def new_shares(stream: Stream, workers: Workers) -> list[float]:
 def read_spelling(stream: Stream) -> Spelling:
     """The spelling of a stream's tokens. UserError: damaged files."""
     tokens = read_tokens(stream.directory)
-    space = "\u2581"  # SentencePiece's mark; it has no tokens with line breaks
+    space = "\u2581"  # SentencePiece's mark for a space; no token contains a line break
     line = "\n"
     ids_file = next((name for name in _IDS if name in stream.files), None)
     if ids_file:
@@ -99,7 +104,8 @@ def read_spelling(stream: Stream) -> Spelling:
     bytes_of_tokens = [token.removeprefix(space).strip(line).encode() for token in tokens]
     pieces = [b""] * SPECIALS + bytes_of_tokens
     pieces[UNKNOWN] = b"\0"
-    is_eos = [number == EOS for number in range(SPECIALS)]  # a word of its own, without bytes
+    # eos counts as a word of its own, without bytes, so it separates words.
+    is_eos = [number == EOS for number in range(SPECIALS)]
     return Spelling(
         begins=np.array(is_eos + [token.startswith((space, line)) for token in tokens]),
         ends=np.array(is_eos + [token.endswith(line) for token in tokens]),
@@ -140,7 +146,7 @@ def word_blocks(path: str, spelling: Spelling) -> Iterator[tuple[np.ndarray, np.
     UserError: the files do not fit each other.
     """
     ids, ends = open_part(path)
-    last_word = ids[:0]  # of the block before; it may go on in this one
+    last_word = ids[:0]  # tokens of the previous block's last word, which may continue here
     for start, block in token_blocks(ids):
         start -= len(last_word)
         block = np.concatenate([last_word, block])
@@ -154,7 +160,7 @@ def word_blocks(path: str, spelling: Spelling) -> Iterator[tuple[np.ndarray, np.
             starts = starts[:-1]
         if len(starts):
             sizes = spelling.sizes[block]
-            is_word = np.add.reduceat(sizes, starts) > 0  # not eos or a line break
+            is_word = np.add.reduceat(sizes, starts) > 0  # false for eos and line breaks
             documents = _documents_of(starts, ends, start, len(block))
             yield _word_hashes(block, starts, spelling)[is_word], documents[is_word]
 

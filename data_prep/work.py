@@ -1,6 +1,6 @@
-"""The work directory, and restartable tasks: a task is finished once the file it writes exists.
+"""The work directory, and restartable tasks: a task is finished once its output file exists.
 
-`run_all` is for tasks that return a value instead.
+`run_all` runs tasks that return a value instead of writing a file.
 """
 
 import bisect
@@ -27,7 +27,7 @@ from data_prep.documents import Reader
 
 FINISHED = "stream"  # the folder of a work directory for finished files, laid out as the stream
 DOCUMENT_BYTES = 12  # bytes of a content key that the pieces of a document share
-_LENGTH = 8  # bytes of the length after items
+_LENGTH = 8  # bytes at the end of a file of items that hold their total size
 Result = TypeVar("Result")
 
 
@@ -39,7 +39,8 @@ class Workspace:
     seed: int
     reader: Reader
     sources: tuple[str, ...]
-    """Names, sorted by `Splits.rank`; a document that several sources have counts for the first."""
+    """Names of the sources, sorted by `Splits.rank`. A document in several sources counts for the
+    first of them."""
 
     @property
     def finished(self) -> Path:
@@ -47,7 +48,7 @@ class Workspace:
         return self.directory / FINISHED
 
     def by_name(self, values: Iterable[int]) -> dict[str, int]:
-        """Values of `sources` by their names, summed over the periods of a dated stream."""
+        """Values of the `sources`, in order, by name; summed over the periods of a dated stream."""
         totals: Counter[str] = Counter()
         for source, value in zip(self.sources, values, strict=True):
             totals[name_of(source)] += value
@@ -64,7 +65,7 @@ def name_of(source: str) -> str:
 
 
 def damaged(path: Path) -> UserError:
-    """The error for a file of the work directory that is not as it was written."""
+    """The error for a damaged file of the work directory."""
     return UserError(f"{path}: damaged; remove {path.parent} and run again")
 
 
@@ -103,16 +104,16 @@ def mapped_array(path: Path) -> np.ndarray:
 
 @contextmanager
 def open_items(path: Path) -> Iterator[IO[bytes]]:
-    """Write items for `mapped`, atomically; their size in bytes is appended."""
+    """Open a file to write items for `mapped`, atomically; appends their size in bytes."""
     with atomic_write(path, "wb") as file:
         yield file
         file.write(file.tell().to_bytes(_LENGTH, "little"))
 
 
 def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
-    """The items of a file, memory-mapped. UserError: it is damaged.
+    """The items of a file that `open_items` wrote, memory-mapped, (items,) of `dtype`.
 
-    np.memmap takes three times as long to open a file.
+    Raises UserError if it is damaged. Not by np.memmap, which takes three times as long to open.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size - _LENGTH
@@ -128,10 +129,10 @@ def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
 def slices(
     path: Path, dtype: np.dtype, run: int | None, number: int, ranges: int
 ) -> Iterator[np.ndarray]:
-    """Yield the items of a file that are in range `number` of `ranges`: a slice of each sorted run.
+    """Yield the items of a file that are in range `number` of `ranges`, a slice of each sorted run.
 
-    Items are sorted by their first 8 bytes, a big-endian number. The ranges cut all such numbers
-    into equal intervals. `run`: items of a run; None: the file is one run.
+    Items are sorted by their first 8 bytes, a big-endian number; the ranges divide all such numbers
+    into equal intervals. `run` is the number of items in a run; None: the file is one run.
     """
     items = mapped(path, dtype)
     first_bytes = np.dtype({"names": ["key"], "formats": [">u8"], "itemsize": dtype.itemsize})
@@ -150,7 +151,7 @@ class Task(NamedTuple):
     """A part of a stage: a call of `function`, which writes the file `done` last."""
 
     done: Path
-    weight: int  # its share of the progress bar, in the unit of the stage
+    weight: int  # its contribution to the progress bar, in the unit of the stage
     function: Callable[..., None]
     arguments: Mapping[str, Any]
 
@@ -195,7 +196,7 @@ class Work(AbstractContextManager["Work"]):
 
 
 def changes(values: np.ndarray) -> np.ndarray:
-    """(values,) whether each value differs from the one before it; True for the first."""
+    """Whether each value differs from the previous one, (values,); True for the first."""
     differs = np.ones(len(values), bool)
     differs[1:] = values[1:] != values[:-1]
     return differs

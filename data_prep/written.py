@@ -1,4 +1,4 @@
-"""Files of a stream for other software: --write. All commands of ALMA read fairseq's files."""
+"""Further files of a stream for other software (--write); ALMA itself reads only fairseq's."""
 
 import json
 import struct
@@ -16,16 +16,20 @@ WRITTEN = {
     "parquet": (".parquet",),
     "megatron": (".megatron.idx", ".megatron.bin"),
 }
-"""Suffixes of the files that --write adds to each part."""
+"""Values of --write, with the suffixes of the files that each adds to a part."""
 JSON_KINDS = ("jsonl", "parquet")
 """Keys of WRITTEN whose files are made from JSON lines of the buckets."""
 
 _MEGATRON_HEADER = struct.Struct("<9sQBQQ")
-"""Magic, version 1, dtype code, number of sequences, number of documents + 1."""
+"""Header of Megatron's index: magic, version 1, dtype code, number of sequences, number of
+documents + 1."""
 
 
 def json_line(key: bytes, source: str, period: str, text: str) -> bytes:
-    """A document, or a piece of one, by its content key; the pieces of a document have one id."""
+    """The JSON line of a document, or of a piece of one; pieces of a document have the same id.
+
+    The id is made from the content key.
+    """
     row = {"id": key[:DOCUMENT_BYTES].hex(), "source": source, "date": period, "text": text}
     return json.dumps(row, ensure_ascii=False).encode() + b"\n"
 

@@ -23,9 +23,10 @@ from fairseq_alma.defaults import FLAGS
 
 
 def resolve(words: list[str]) -> dict[str, Any]:
-    """The arch and all settings of a command line.
+    """Parse a command line as fairseq-train does.
 
-    Exits with code 2 if fairseq-train would refuse it.
+    `words` follow `fairseq-train`. Returns "arch" and "settings", the value of every flag. Exits
+    with code 2 if fairseq-train would refuse the command line.
     """
     from fairseq import options
     from fairseq.models import ARCH_MODEL_REGISTRY
@@ -43,7 +44,10 @@ def resolve(words: list[str]) -> dict[str, Any]:
 
 
 def check_run(words: Iterable[str]) -> None:
-    """UserError: a flag that fairseq-train takes, but no run."""
+    """Raise a UserError for a flag in `words` that `alma train` may not pass to fairseq-train.
+
+    The flags and reasons are the section "refused in runs" of flags.yaml.
+    """
     refused = yaml.safe_load(FLAGS.read_text())["refused in runs"]
     for flag in (word.partition("=")[0] for word in words):
         if flag in refused:

@@ -22,7 +22,7 @@ from alma.schema import require, whole
 from fairseq_alma import saved_config
 
 PREFIX = "decoder."  # prefix of every parameter name of a decoder-only language model
-# What torch, fairseq and the plug-in raise for a file with other content than theirs:
+# Exceptions of torch, fairseq and the plug-in on reading a file that is not a fairseq checkpoint:
 _FOREIGN = (
     ArithmeticError,
     AssertionError,
@@ -47,7 +47,7 @@ def reading(path: str) -> Iterator[None]:
     """
     try:
         with warnings.catch_warnings():
-            # The error that follows says more.
+            # torch also warns about such a file; the exception that follows says more.
             warnings.filterwarnings("ignore", "Detected pickle protocol")
             yield
     except FileNotFoundError as error:
@@ -66,7 +66,7 @@ def reading(path: str) -> Iterator[None]:
 
 
 def _foreign_content(error: Exception) -> str:
-    """What a file is whose reading ended with `error`, if it is no checkpoint of fairseq."""
+    """Guess from `error` what kind of file was read instead of a fairseq checkpoint."""
     python_object = re.search(r"GLOBAL (\S+)", str(error))
     if python_object:
         return (
@@ -81,7 +81,8 @@ def _foreign_content(error: Exception) -> str:
 def checked(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
     """Load a checkpoint by `load(path, ...)`.
 
-    UserError: as `reading`; wrong check sums, content or settings.
+    Returns the checkpoint. Raises UserError as `reading` does, and for wrong check sums, missing
+    parts, or settings that `saved_config.check` refuses.
     """
     with reading(path):
         is_empty = os.path.isfile(path) and not os.path.getsize(path)
@@ -109,9 +110,10 @@ def memory_map(path: str) -> dict[str, Any]:
 
 
 def loaded(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
-    """As `checked`, for fairseq's load_checkpoint_to_cpu.
+    """As `checked`, where `load` is fairseq's load_checkpoint_to_cpu.
 
-    fairseq converts old settings as it loads them, so the file's own are checked before, too.
+    That function converts settings of older versions while it loads, which may already evaluate
+    them. So the file's settings are checked before the conversion, and the converted ones after it.
     """
     if saved_config.applies() and os.path.exists(path):
         mapped = zipfile.is_zipfile(path)  # else of torch < 1.6
@@ -120,14 +122,16 @@ def loaded(load: Callable, path: str, *args, **kwargs) -> dict[str, Any]:
 
 
 def memory_map_last(path: str) -> dict[str, Any]:
-    """Memory-map the last checkpoint of the training that wrote `path`; `path` itself if there is
-    none."""
+    """Memory-map checkpoint_last.pt in the folder of `path`, or `path` if there is none.
+
+    `path` may be checkpoint_best.pt; the last checkpoint has the counts of the whole training.
+    """
     last = Path(path).with_name("checkpoint_last.pt")
     return memory_map(str(last) if last.exists() else path)
 
 
 def updates_so_far(path: str) -> int:
-    """Updates of the training that wrote the checkpoint `path`, and of the stages before it."""
+    """Number of updates behind the checkpoint `path`, over its stage and all earlier stages."""
     state = memory_map_last(path)
     counts = (state.get("extra_state") or {}).get("AlmaLMTask", {})
     history = state.get("optimizer_history") or [{"num_updates": 0}]
@@ -135,11 +139,12 @@ def updates_so_far(path: str) -> int:
 
 
 def with_weights(path: str, state: dict[str, Any], weights: str) -> dict[str, Any]:
-    """`state`, read from `path`, with the weights that `--weights` names as its model.
+    """Return `state`, read from `path`, with its "model" replaced as `--weights` asks.
 
-    last:K is the mean of the last K checkpoints in the folder of `path` (LAWA, Kaddour 2022), or of
-    fewer: fairseq writes none at an interval that ends with an epoch. UserError: no average; a
-    single checkpoint; checkpoints of different models.
+    `weights`: "trained" (no change), "average" (the moving average of --store-ema), or "last:K",
+    the mean of the last K checkpoints in the folder of `path` (LAWA, Kaddour 2022). There may be
+    fewer than K, because fairseq writes no checkpoint at an interval that ends with an epoch.
+    Raises UserError if there is no average, only one checkpoint, or if the models differ.
     """
     if weights == "trained":
         return state
@@ -154,7 +159,10 @@ def with_weights(path: str, state: dict[str, Any], weights: str) -> dict[str, An
 
 
 def _last_checkpoints(folder: Path, count: int) -> list[Path]:
-    """The last `count` checkpoints in a folder, or fewer, the oldest first. UserError: only one."""
+    """The last `count` periodic checkpoints in a folder, or all if fewer, the oldest first.
+
+    Raises UserError if there is only one.
+    """
     pattern = re.compile(r"checkpoint_\d+_(\d+)\.pt")  # of --save-interval-updates: epoch, update
     by_updates = {}
     for file in folder.glob("checkpoint_*_*.pt"):
@@ -217,7 +225,11 @@ def memory_map_members(paths: Sequence[str], weights: str = "trained") -> list[d
 
 
 def _sizes_of(state: dict[str, Any]) -> tuple[int | None, int]:
-    """Rows of the first embedding, None if there is none, and tokens of a block."""
+    """Two sizes that all members of an ensemble must share.
+
+    Returns the number of rows of the token embedding (None if the model has none) and the tokens
+    per block.
+    """
     tokens = state["cfg"]["task"]["tokens_per_sample"]
     for name, value in state["model"].items():
         if name.endswith("embed_tokens.weight"):

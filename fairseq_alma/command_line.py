@@ -40,7 +40,7 @@ def is_given(words: Sequence[str], default: str) -> bool:
 
 
 def missing_user_dir(error: FileNotFoundError) -> str:
-    """The line for fairseq's error of a --user-dir that does not exist."""
+    """The message for a --user-dir that does not exist; `error` is fairseq's."""
     return f"--user-dir {error}: no such directory; give the path of your code"
 
 
@@ -73,7 +73,9 @@ def parse(
         _describe_defaults(parser)
     help_flags = {"-h", "--help"}.intersection(words)
     if help_flags:
-        with contextlib.suppress(UserError):  # whatever else is wrong, the parser now has all flags
+        # Parsing adds the flags of arch, task and optimizer to the parser. Help needs these flags
+        # even if the command line has errors.
+        with contextlib.suppress(UserError):
             run([word for word in line.words if word not in help_flags])
         parser.print_help()
         sys.exit()
@@ -86,7 +88,7 @@ def parse(
 
 
 class _Line:
-    """A command line while fairseq parses it."""
+    """The state of one command line between the two calls of `prepare`."""
 
     def __init__(self, words: Sequence[str], training: bool, modify: Callable | None):
         self.training = training
@@ -98,7 +100,7 @@ class _Line:
             self.words += joined_words(flag, value)
         self.words += words  # after those of the model: the last of repeated flags counts
         schedule = _last_value(words, "--schedule", "stage")
-        # The parser refuses another schedule.
+        # An unknown --schedule gets any default here: the parser refuses it later.
         self.scheduler = defaults.SCHEDULES.get(schedule, "polynomial_decay")
         self.given_flags: set[str] = set()  # flags in `words`, each under the first of its names
         self.checked: set[argparse.Action] = set()
@@ -143,7 +145,7 @@ def _describe_defaults(parser: argparse.ArgumentParser) -> None:
 
 
 def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
-    """UserError: words that the parser does not know, with the flags closest to them."""
+    """Raise a UserError for words that the parser does not know; it suggests similar flags."""
     flags_alone = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     problems = []
     for name in flags_alone or unknown:
@@ -177,8 +179,11 @@ def _shown(values: dict[str, object]) -> str:
 
 
 def _check_model(args: argparse.Namespace) -> None:
-    """UserError: `fairseq_alma.evaluate` cannot measure the model, or would leave out long
-    blocks."""
+    """Raise a UserError for a model that cannot be evaluated after training.
+
+    `fairseq_alma.evaluate` needs logits and a FLOPs formula, and blocks no longer than the model's
+    context.
+    """
     length = args.tokens_per_sample
     for name in ("max_target_positions", "max_tokens", "max_tokens_valid"):
         limit = getattr(args, name)
@@ -196,7 +201,7 @@ def _check_model(args: argparse.Namespace) -> None:
     _check_tied(args)
     if ARCH_MODEL_NAME_REGISTRY[args.arch] not in ("transformer_lm", "lightconv_lm"):
         return  # the other models use the options below with adaptive_loss only
-    # They leave no logits, or alma.flops has no formula for them.
+    # With these options the model returns no logits, or alma.flops has no formula for it.
     for part in (
         "adaptive_softmax_cutoff",
         "adaptive_input",
@@ -209,7 +214,7 @@ def _check_model(args: argparse.Namespace) -> None:
 
 
 def _check_tied(args: argparse.Namespace) -> None:
-    """UserError: tied embeddings whose input and output have other widths."""
+    """Raise a UserError if tied input and output embeddings have different widths."""
     if not getattr(args, "share_decoder_input_output_embed", False):
         return
     pairs = (

@@ -84,7 +84,7 @@ def _several_processes(original, cfg, main, **kwargs) -> None:
         if distributed.distributed_no_spawn and rendezvous.is_ours(
             distributed.distributed_init_method
         ):
-            # One process of each GPU: as fairseq does for torchrun's.
+            # One process per GPU, as fairseq assigns them under torchrun.
             distributed.device_id = distributed.distributed_rank % max(1, torch.cuda.device_count())
         return original(cfg, main, **kwargs)
     with open_dict(cfg):
@@ -103,7 +103,7 @@ def _several_processes(original, cfg, main, **kwargs) -> None:
             distributed.distributed_backend = "gloo"
             distributed.device_id = 0
         if spawns:
-            meeting = tempfile.TemporaryDirectory()  # for this user alone
+            meeting = tempfile.TemporaryDirectory()  # holds the rendezvous file; mode 0700
             if not distributed.distributed_init_method:
                 distributed.distributed_init_method = rendezvous.here(meeting.name)
             distributed.distributed_num_procs = processes
@@ -145,7 +145,7 @@ def _mapped(original, path, *args, **kwargs):
     load = torch.load
 
     def load_mapped(file, **options):
-        zipped = zipfile.is_zipfile(file)  # else of torch < 1.6
+        zipped = zipfile.is_zipfile(file)  # torch < 1.6 wrote no zip files; they cannot be mapped
         file.seek(0)
         return load(file.name if zipped else file, mmap=zipped, **options)
 
@@ -158,7 +158,8 @@ def _data_parallel(original, module, device_ids=None, output_device=None, **kwar
     one.
 
     https://github.com/facebookresearch/fairseq/issues/2879; unnecessary once fairseq supports this.
-    Experts of this process alone stay out of the gradient average, as in fairseq's legacy_ddp.
+    With expert parallelism each process has other experts, so their gradients are not averaged, as
+    in fairseq's legacy_ddp.
     """
     experts = [name for name, param in module.named_parameters() if hasattr(param, "expert")]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, experts)
@@ -200,12 +201,12 @@ def _copy_atomically(original, src_path: str, dst_path: str, overwrite: bool = F
 
 
 def _empty_batches_first(original, trainer, samples, *args, **kwargs):
-    """Count the batches of a process whose last batch of an update is empty, as at the end of an
-    epoch.
+    """Move empty batches of an update to its front, so that the other batches are counted.
 
-    If it is the last of several (--update-freq), fairseq makes the sample size and the log of all
-    of them 0 and keeps their gradients. No upstream issue known; unnecessary once it leaves out
-    empty batches alone.
+    At the end of an epoch, a process may have fewer batches than the others; fairseq gives it empty
+    ones. If the last batch of an update (--update-freq) is empty, fairseq sets the sample size and
+    the log of the whole update to 0 but keeps the gradients of the other batches. No upstream issue
+    known; unnecessary once fairseq zeroes only the empty batch.
     """
     if samples[-1] or not any(samples):
         return original(trainer, samples, *args, **kwargs)
@@ -223,11 +224,11 @@ def _empty_batches_first(original, trainer, samples, *args, **kwargs):
 
 
 def _seed_without_traces(original, trainer) -> None:
-    """Seed the random numbers of an update with the same state as fairseq, without
-    torch.manual_seed.
+    """Seed the random numbers of an update as fairseq does, but without torch.manual_seed.
 
-    That stores a stack trace for each kind of GPU that is not there, 1 ms an update. No upstream
-    issue known; unnecessary once it does not.
+    torch.manual_seed also queues a seed, with a stack trace, for each kind of device that is not
+    initialised, which takes 1 ms per update. No upstream issue known; unnecessary once torch stops
+    doing so.
     """
     seed = trainer.cfg.common.seed + trainer.get_num_updates()
     torch.default_generator.manual_seed(seed)

@@ -1,17 +1,14 @@
-"""Choices of our commands, and the defaults of `--task alma_lm`: the paper's training, on 32 GB
-GPUs.
+"""The defaults of `--task alma_lm`: the paper's training, on 32 GB GPUs.
 
-They follow section 5 and appendix B.2. Without torch and fairseq, so that our commands parse at
-once.
+The defaults are the paper's training (section 5, appendix B.2) on 32 GB GPUs. This module imports
+neither torch nor fairseq, so that our commands parse at once.
 """
 
-import argparse
 from collections.abc import Collection
 from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from alma import averages
 from alma.options import options_of
 from alma.protocol import TextOptions
 
@@ -19,10 +16,6 @@ SCHEDULES = {
     "stage": "polynomial_decay",
     "continuous": "fixed",
 }  # --lr-scheduler of each --schedule
-WEIGHTS_HELP = (
-    "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the "
-)
-WEIGHTS_HELP += "mean of the last K checkpoints in the folder of the given one (default: trained)"
 
 
 def flag(default: Any, text: str) -> Any:
@@ -31,9 +24,10 @@ def flag(default: Any, text: str) -> Any:
 
 
 def shared(name: str) -> Any:
-    """The field of an option of `alma train`, which passes it on: same name, default and help.
+    """The field of a task option that is also an option of `alma train`: same name, default, help.
 
-    Of an option without a default the first choice is fairseq-train's.
+    `name` is a field of alma.protocol.TextOptions. If it has no default there, the default is its
+    first choice.
     """
     option = options_of(TextOptions)[name]
     default = option.default
@@ -80,7 +74,7 @@ UNLESS = {  # defaults that do not apply if one of these flags is given
 }
 
 FLAGS = Path(__file__).with_name("flags.yaml")
-"""What each flag of fairseq-train does to an interrupted training, and those that are refused."""
+"""A table of fairseq-train's flags: which survive an interruption, and which are refused."""
 
 
 def chosen(given_flags: Collection[str], scheduler: str) -> dict[str, object]:
@@ -94,10 +88,3 @@ def chosen(given_flags: Collection[str], scheduler: str) -> dict[str, object]:
         if name not in given_flags and not set(given_flags).intersection(UNLESS.get(name, ())):
             applicable[name] = value
     return applicable
-
-
-def weights(text: str) -> str:
-    """Check a value of --weights. ArgumentTypeError: it is none."""
-    if text in ("trained", "average") or averages.last_of(text):
-        return text
-    raise argparse.ArgumentTypeError(f"{text}: give trained, average, or last:K such as last:8")

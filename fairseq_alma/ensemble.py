@@ -33,12 +33,12 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
         features_only: bool = False,
         **kwargs,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Tokens (B, T) to logits (B, T, V) in fp32 of the averaged prediction; no attention
-        weights.
+        """Tokens (B, T) to the averaged prediction as logits (B, T, V), fp32.
 
-        With `features_only`, the members' features, concatenated and divided by N: their product
-        with the members' concatenated output weights is the mean of the logits. extra["routings"]
-        has the routings of all members' Switch layers, by "member.block".
+        With `features_only`, returns the members' features concatenated and divided by N instead,
+        (B, T, N * D): their product with the members' concatenated output weights is the mean of
+        the logits. The second result has no attention weights; its "routings" holds the routing of
+        every Switch layer by "member.block".
         """
         kwargs["incremental_state"] = incremental_state
         if features_only:
@@ -71,8 +71,10 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
 
 
 def ensemble_of(models: Sequence[Any]) -> FairseqLanguageModel:
-    """The mean of the probabilities of language models, which may differ in size; a single one as
-    it is."""
+    """An ensemble that averages the probabilities of `models`, which may differ in size.
+
+    A single model is returned unchanged.
+    """
     if len(models) == 1:
         return models[0]
     return FairseqLanguageModel(EnsembleDecoder([model.decoder for model in models], "probs"))

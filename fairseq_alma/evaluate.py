@@ -8,11 +8,11 @@ initialised.
 
 from pathlib import Path
 
+from alma.averages import WEIGHTS_HELP, weights
 from alma.errors import Parser, UserError, command, number_list
 from alma.files import make_directory, write_json_atomic
 from alma.options import add_options, options_of
 from alma.protocol import TextOptions
-from fairseq_alma.defaults import WEIGHTS_HELP, weights
 
 _EXAMPLES = """\
 examples:

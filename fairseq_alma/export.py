@@ -1,133 +1,77 @@
-"""Export a model to Hugging Face: `alma export`.
+"""Export a model of fairseq to Hugging Face, for `alma export`.
 
 `AutoModelForCausalLM.from_pretrained(DIR)` loads a dense model, a GPT-2. A Switch Transformer,
 whose code is modeling_alma.py, needs `trust_remote_code=True`. With a tokenizer, `AutoTokenizer`
 loads that, too.
 """
 
-import os
-import shlex
-import sys
 from pathlib import Path
 
-from alma.errors import Parser, UserError, command, require_package
-from alma.markers import read_marker, read_record
+from alma.errors import UserError, require_package
+from alma.markers import deployed_by
 from alma.records import Run
 from alma.stream import is_stream
-from fairseq_alma.defaults import WEIGHTS_HELP, weights
-
-_EXAMPLES = """\
-examples:
-  alma export runs/gmoe --out gmoe_hf
-  alma export runs/digits --out digits_onnx --onnx
-  alma export stage_03/checkpoint_best.pt --out stage_hf --tokenizer stream
-  alma export stage_03/checkpoint_last.pt --out average_hf --weights average
-"""
 
 
-def parser() -> Parser:
-    """The command line."""
-    parser = Parser(
-        prog="python -m fairseq_alma.export",
-        usage="%(prog)s {RUN | CHECKPOINT} --out DIR [options]",
-        description="Export a language model to a directory that Hugging Face's "
-        "AutoModelForCausalLM and, with --tokenizer, AutoTokenizer load. A run of `alma images` "
-        "becomes safetensors and, with --onnx, ONNX.",
-        epilog=_EXAMPLES,
-    )
-    add = parser.add_argument
-    kinds = "a run of `alma train`: the model of its last stage, with its tokenizer; "
-    kinds += "or a checkpoint of arch switch_gmoe* or transformer_lm"
-    add("model", metavar="RUN|CHECKPOINT", help=kinds)
-    add("--out", type=Path, required=True, metavar="DIR", help="directory to write")
-    tokenizer = "stream that the model was trained on; its tokenizer is exported too"
-    add("--tokenizer", type=Path, metavar="STREAM", help=tokenizer)
-    add(
-        "--t",
-        type=int,
-        metavar="N",
-        help="of images: the model after mega-batch N, kept by --save-stages",
-    )
-    add("--onnx", action="store_true", help="of images: write model.onnx too")
-    add(
-        "--weights",
-        type=weights,
-        metavar="WEIGHTS",
-        help=f"{WEIGHTS_HELP}; of RUN: those it evaluates",
-    )
-    return parser
-
-
-def deployed_by(run: Path) -> str:
+def checkpoint_of(run: Path) -> str:
     """The checkpoint evaluated after the last finished stage of `run`. UserError: none, or
     several."""
-    stages = sorted(folder for folder in run.glob("stage_*") if (folder / "result.json").is_file())
-    if not stages:
+    deployed = deployed_by(run)
+    if deployed.models != 1:
+        last = deployed.checkpoints[-1]
+        remedy = f"give a checkpoint, such as {last}, and its stream as --tokenizer"
         raise UserError(
-            f"{run}: no stage has finished yet; see `alma status {shlex.quote(str(run))}`"
+            f"{run} deploys an ensemble of {deployed.models} models, and export takes one: {remedy}"
         )
-    markers = sorted(stages[-1].rglob("trained.json"))
-    paths = [str(marker.parent / read_marker(marker)["checkpoint"]) for marker in markers]
-    result = read_record(stages[-1] / "result.json", {"training": list}, ["training"])
-    models = len(result["training"])
-    if not paths:
-        raise UserError(
-            f"{stages[-1]}: no training is complete there: rerun the command that trained it"
-        )
-    if models != 1:
-        remedy = f"give a checkpoint, such as {paths[-1]}, and its stream as --tokenizer"
-        raise UserError(
-            f"{run} deploys an ensemble of {models} models, and export takes one: {remedy}"
-        )
-    return paths[0]
+    return str(deployed.checkpoints[0])
 
 
 def _evaluated_weights(run: Run) -> str:
-    """The --weights that `run` evaluates."""
+    """The value of --weights with which `run` evaluates its checkpoints."""
     average = str(run.config.get("average", ""))
     if average.startswith("last:"):
         return average
     return "average" if average else "trained"
 
 
-@command
-def main() -> None:
-    """Export to Hugging Face."""
-    options = parser().parse_args()
-    is_run = (Path(options.model) / "run.json").is_file()
-    if is_run and "dataset" in Run.read(options.model).config:  # of another wing
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "vision.export", *sys.argv[1:]])
-    if options.onnx or options.t is not None:
-        raise UserError(f"{options.model}: --t and --onnx are for runs of `alma images`")
+def _tokenizer_of(run: str, checkpoint: str) -> Path | None:
+    """The stream of a run whose tokenizer is that of the model; None: it has none for the model.
+
+    UserError: the stream is gone.
+    """
+    from fairseq_alma.checkpoint import memory_map
+
+    task = memory_map(checkpoint)["cfg"]["task"]
+    data = Path(task["data"])
+    if not data.is_dir():
+        raise UserError(f"{data}: the stream of {run} is not here; give it as --tokenizer")
+    if not is_stream(data):
+        return None
+    of_a_model = (data / "tokenizer.json").is_file() or (data / "vocab.json").is_file()
+    starts_from_it = task.get("end_token", -1) >= 0
+    return data if starts_from_it or not of_a_model else None
+
+
+def export(
+    model: str, out: Path, tokenizer: Path | None = None, weights: str | None = None
+) -> None:
+    """Write the model of a run or of a checkpoint into the directory `out`.
+
+    `tokenizer`: a stream, by default that of a run; `weights`: as --weights, by default those that
+    a run evaluates. UserError: transformers is missing, the run deploys no single model, or as
+    `hugging_face.export`.
+    """
     require_package("transformers", "alma export", "export")
-    path = options.model
-    tokenizer = options.tokenizer
-    chosen_weights = options.weights or "trained"
+    checkpoint = model
+    is_run = Path(model, "run.json").is_file()
     if is_run:
-        if not options.weights:
-            chosen_weights = _evaluated_weights(Run.read(path))
-        path = deployed_by(Path(path))
-    from fairseq_alma.checkpoint import memory_map  # torch: seconds to import
-    from fairseq_alma.hugging_face import export
+        weights = weights or _evaluated_weights(Run.read(model))
+        checkpoint = checkpoint_of(Path(model))
+    from fairseq_alma import hugging_face  # torch: seconds to import
 
     if is_run and tokenizer is None:
-        task = memory_map(path)["cfg"]["task"]
-        data = Path(task["data"])
-        if not data.is_dir():
-            raise UserError(
-                f"{data}: the stream of {options.model} is not here; give it as --tokenizer"
-            )
-        foreign = any(
-            (data / name).is_file() for name in ("tokenizer.json", "vocab.json")
-        )  # of a model
-        tokenizer = (
-            data if is_stream(data) and (task.get("end_token", -1) >= 0 or not foreign) else None
-        )
-    export(path, options.out, tokenizer, chosen_weights)
-    has_code = (options.out / "modeling_alma.py").is_file()
+        tokenizer = _tokenizer_of(model, checkpoint)
+    hugging_face.export(checkpoint, out, tokenizer, weights or "trained")
+    has_code = (out / "modeling_alma.py").is_file()
     remote = ", trust_remote_code=True" if has_code else ""
-    print(f"{options.out}: load it with AutoModelForCausalLM.from_pretrained(…{remote})")
-
-
-if __name__ == "__main__":
-    main()
+    print(f"{out}: load it with AutoModelForCausalLM.from_pretrained(…{remote})")

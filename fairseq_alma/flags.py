@@ -19,9 +19,9 @@ _LAST = "checkpoint_last.pt"  # the default of --restore-file
 
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace, given_flags: set[str]) -> None:
-    """UserError: a flag or a choice that fails, does nothing, or differs after a restart.
+    """Raise a UserError for a flag or choice that fails, does nothing, or breaks restarts.
 
-    `given_flags`: those of the command line; `args`: the values that `parser` read from it.
+    `given_flags` are the flags on the command line; `args` holds the values that `parser` read.
     """
     table = yaml.safe_load(defaults.FLAGS.read_text())
     changed = {}  # values that differ from the defaults, by flag
@@ -43,7 +43,10 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace, given_flags
 
 
 def _check_metric(args: argparse.Namespace) -> None:
-    """UserError: a metric that validation does not compute, with a criterion of fairseq or ours."""
+    """Raise a UserError if --best-checkpoint-metric names a metric that validation lacks.
+
+    Only for criteria of fairseq and of this plug-in, whose metrics are known.
+    """
     metric = args.best_checkpoint_metric
     criterion = REGISTRIES["criterion"]["registry"][args.criterion]
     if args.disable_validation or not _is_fairseqs(criterion):
@@ -76,7 +79,7 @@ def _check_refused(table: Mapping, args: argparse.Namespace, changed: Mapping[st
 
 
 def _check_needs(table: Mapping, args: argparse.Namespace, changed: Mapping[str, Any]) -> None:
-    """UserError: a flag that does nothing without another flag or a package."""
+    """Raise a UserError for a flag that does nothing without another flag or package."""
     for flag in changed:
         needed = table["needs"].get(flag, [])
         if needed and not any(getattr(args, other[2:].replace("-", "_"), None) for other in needed):
@@ -98,8 +101,7 @@ def _check_choices(table: Mapping[str, list[str]], args: argparse.Namespace) -> 
 
 
 def _check_files(args: argparse.Namespace, changed: Mapping[str, Any]) -> None:
-    """UserError: a file that does not exist; fairseq would begin without it, or end with a
-    traceback."""
+    """Raise a UserError for a file that does not exist; fairseq would ignore it or crash."""
     read = ["--restore-file", "--decoder-embed-path", "--gpt2-encoder-json"]
     if not Path(args.save_dir, _LAST).exists():  # later starts do not read it
         read.append("--continue-once")

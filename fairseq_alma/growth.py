@@ -63,11 +63,12 @@ def grow_model_state(
     """Split experts in the Switch layers of a model's state dict, in place.
 
     `parents[prefix]` lists the experts to split in the layer `prefix`, such as
-    `decoder.layers.1.fc1`. The router rows of parent and copy differ by Gaussian noise of standard
-    deviation `noise`, half on each, which changes the gates least; in a tree the noise is the gate
-    of the split. It is orthogonal to the parent's mean token, `mean_tokens[prefix]` (E, D), and so
-    divides the tokens evenly. Otherwise most or all go to one of the two. UserError: another
-    `router` after a tree.
+    `decoder.layers.1.fc1`; `router` is a value of --grow-router. Gaussian noise of standard
+    deviation `noise` separates the router rows of parent and copy: half is added to one and half
+    subtracted from the other, which changes the gates least. With "tree", the noise itself is the
+    gate of the split. The noise is orthogonal to the parent's mean token, `mean_tokens[prefix]` (E,
+    D); otherwise most or all tokens would go to one of the two. `seed` seeds the noise. Raises
+    UserError if the layer has a tree and `router` is another.
     """
     generator = torch.Generator().manual_seed(seed)
     for prefix, split in parents.items():
@@ -100,10 +101,10 @@ def grow_model_state(
 def grow_optimizer_state(
     optimizer: dict[str, Any], shapes: dict[str, torch.Size], parents: dict[str, list[int]]
 ) -> dict[str, Any]:
-    """The optimizer's state dict after growth: new experts get the states of their parents.
+    """Return the optimizer's state dict after growth: new experts copy their parents' states.
 
-    `shapes` are the parameters' before growth, in the model's order. fp32 weights are dropped: the
-    grown model's own state dict has them.
+    `shapes` are those of the parameters before growth, in the model's order; `parents` as in
+    `grow_model_state`. The saved fp32 weights are dropped: the grown model's state dict has them.
     """
     split_of = {f"{prefix}.{name}": split for prefix, split in parents.items() for name in _ROWS}
     grown = {}
@@ -111,8 +112,7 @@ def grow_optimizer_state(
         saved = optimizer["state"].get(index, {})  # none: SGD without momentum
         state = {key: value for key, value in saved.items() if key != FP32}
         for key, value in state.items():
-            # Adafactor's statistics of columns have no dimension for the experts of a matrix (E,
-            # D).
+            # For a matrix (E, D), Adafactor's column statistics are (D,): nothing to copy.
             of_columns = key == "exp_avg_sq_col" and len(shape) == 2
             by_expert = torch.is_tensor(value) and value.shape[:1] == shape[:1] and not of_columns
             if name in split_of and by_expert:
@@ -167,9 +167,9 @@ def prepare(cfg, trainer) -> None:
 def _write_grown(path: str, grown: str, trainer) -> None:
     """Split the losing experts of the checkpoint at `path` and save it as `grown`. Collective.
 
-    Each process evaluates a part of the validation set, so that none times out. Process 0 chooses
-    the experts and saves; its UserError (too few experts, no optimizer state, no tree after a tree)
-    is raised on all.
+    Every process evaluates a part of the validation set: if one evaluated it all, the others would
+    time out. Process 0 chooses the experts and saves. Its UserError is raised on all processes: too
+    few experts, no optimizer state, or another --grow-router after a tree.
     """
     (model,), _ = checkpoint_utils.load_model_ensemble([path], task=trainer.task)
     model.to(trainer.device)
@@ -189,9 +189,9 @@ def _write_grown(path: str, grown: str, trainer) -> None:
 
 
 def _evaluate(model, trainer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The validation loss of each expert (E,), and its mean token (E, D), by layer. Collective.
+    """Two dicts by layer: the validation loss (E,) and the mean token (E, D) of each expert.
 
-    Mean tokens are sums: only their direction matters.
+    Mean tokens are not divided by the counts: only their direction matters. Collective.
     """
     task = trainer.task
     layers = {
@@ -238,8 +238,10 @@ def _validation_batches(model, trainer):
 def _grown_state(
     path: str, model, losses: dict[str, Tensor], mean_tokens: dict[str, Tensor], trainer
 ) -> dict[str, Any]:
-    """The checkpoint `path` of `model` with its losing experts split. UserError: see
-    `_write_grown`."""
+    """Read the checkpoint `path` of `model` and split its losing experts.
+
+    `losses` and `mean_tokens` are the results of `_evaluate`. Raises UserError as `_write_grown`.
+    """
     args = trainer.task.args
     parents = {prefix: losing_experts(loss, args.grow_experts) for prefix, loss in losses.items()}
     for prefix, split in parents.items():
@@ -258,7 +260,7 @@ def _grown_state(
         state["optimizer_history"][-1]["num_updates"] = 0
     elif average:
         grow_model_state(average, *growth)
-    # No settings: the training that loads it has its own.
+    # Saved without settings: the training that loads this checkpoint has its own.
     return state | {"cfg": None, "growth": parents}
 
 

@@ -45,7 +45,7 @@ def install_first(original, desc, default_task="translation"):
     install()
     try:
         return original(desc, default_task)
-    except FileNotFoundError as error:  # of --user-dir, which fairseq imports here
+    except FileNotFoundError as error:  # fairseq imports --user-dir here, which may not exist
         if not command_line.is_given(sys.argv[1:], default_task):
             raise
         fail(command_line.missing_user_dir(error))
@@ -53,7 +53,10 @@ def install_first(original, desc, default_task="translation"):
 
 @functools.cache
 def install() -> None:
-    """Install the work-arounds, then replace these, in this order; a second call does nothing."""
+    """Install the work-arounds of `compat`, then replace functions of fairseq in this order.
+
+    A second call does nothing.
+    """
     compat.install()
     replace(options, "parse_args_and_arch", _parse_with_our_defaults)
     replace(distributed_utils, "call_main", _run_with_our_errors)
@@ -105,15 +108,18 @@ def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
     try:
         original(cfg, functools.partial(_run, main, interrupt.flag()), **kwargs)
     except torch.multiprocessing.ProcessExitedException as error:
-        if error.exit_code in (2, interrupt.EXIT_CODE):  # the child has printed the reason
+        if error.exit_code in (2, interrupt.EXIT_CODE):  # the spawned process printed the reason
             sys.exit(error.exit_code)
-        if -error.exit_code in interrupt.SIGNALS:  # it arrived before the child had its handler
+        if -error.exit_code in interrupt.SIGNALS:  # killed before it had installed its handler
             sys.exit(interrupt.EXIT_CODE)
         raise
 
 
 def _run(main, received, cfg, **kwargs) -> None:
-    """Run `main` of a fairseq command in the process where it does its work."""
+    """Run `main` of a fairseq command in this process, which fairseq may have spawned.
+
+    `received` is the parent's `interrupt.flag`.
+    """
     install()  # a spawned process starts with an unchanged fairseq
     saved_config.set_task(str(getattr(cfg.task, "_name", None)))
     if getattr(cfg.task, "_name", None) == command_line.TASK:
@@ -125,7 +131,7 @@ def _run(main, received, cfg, **kwargs) -> None:
         if _trains(main, cfg):
             _check_batch(cfg)
             if cfg.checkpoint.finetune_from_model:
-                cfg.task.init = None  # only its architecture counts
+                cfg.task.init = None  # the flags come from --init, the weights from the checkpoint
                 initial.read.cache_clear()
         with _alone(cfg) if _trains(main, cfg) else nullcontext():
             try:
@@ -141,10 +147,13 @@ def _trains(main, cfg) -> bool:
 
 
 def _check_gpus(cfg) -> None:
-    """UserError: torch can use fewer GPUs than planned, such as none with an old driver."""
+    """Raise a UserError if torch can use fewer GPUs than --expect-gpus.
+
+    With an old driver, for example, it can use none.
+    """
     planned = cfg.task.expect_gpus
     usable = 0
-    # Without a usable driver device_count() may still count the GPUs.
+    # device_count() may count GPUs even if the driver cannot use them.
     if torch.cuda.is_available() and not cfg.common.cpu:
         usable = torch.cuda.device_count()
     if usable < planned:
@@ -155,9 +164,10 @@ def _check_gpus(cfg) -> None:
 
 
 def _check_processes(cfg) -> None:
-    """UserError: the environment contradicts --distributed-world-size, and would be followed.
+    """Raise a UserError if the environment contradicts --distributed-world-size.
 
-    On a GPU fairseq follows it if there are several processes, on a CPU `compat` does.
+    Variables of torchrun or SLURM would override the flag: in fairseq with several GPUs, and in
+    `compat` on a CPU.
     """
     flag = "--distributed-world-size"
     processes = cfg.distributed_training.distributed_world_size
@@ -176,9 +186,9 @@ def _check_processes(cfg) -> None:
 
 
 def _check_batch(cfg) -> None:
-    """UserError: the processes of this training have another batch than planned.
+    """Raise a UserError if an update has another number of tokens than --expect-tokens.
 
-    Also if there is one process, and --zero-sharding has nothing to shard.
+    Also if --zero-sharding is given to a single process, which has nothing to shard.
     """
     joined = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     sharding.check(cfg, joined)
@@ -200,10 +210,9 @@ def _check_batch(cfg) -> None:
 
 
 def _alone(cfg) -> AbstractContextManager:
-    """Hold the checkpoint folder: another training would write the same files. UserError: one does
-    already.
+    """Lock the checkpoint folder, in the first process of a training; the others lock nothing.
 
-    For the first process of a training; the others hold nothing.
+    Two trainings would write the same files. Raises UserError if another training has the lock.
     """
     if torch.distributed.is_initialized() and torch.distributed.get_rank():
         return nullcontext()
@@ -221,13 +230,13 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     if not isinstance(trainer.task, AlmaLMTask):
         return original(cfg, trainer, **kwargs)
     if torch.distributed.is_initialized():
-        torch.distributed.barrier()  # the first process may have waited for another training's end
+        torch.distributed.barrier()  # wait for process 0, which may be waiting for the lock
     if distributed_utils.get_global_rank() == 0:
         for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt*.tmp"):
             left_by_a_kill.unlink()
     if getattr(trainer.cfg.model, "moe_expert_parallel", False):
         expert_parallel.check(trainer.cfg)
-    cfg = copy.deepcopy(cfg)  # it changes; checkpoints store what the user gave
+    cfg = copy.deepcopy(cfg)  # changed below; checkpoints store the user's settings
     _drop_applied_resets(cfg)
     growth.prepare(cfg, trainer)
     is_new_stage = schedule.prepare(cfg, trainer)
@@ -254,9 +263,9 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
 
 
 def _drop_applied_resets(cfg) -> None:
-    """Turn off the --reset flags in `cfg` that the training of the last checkpoint had.
+    """Turn off the --reset flags in `cfg` with which the last checkpoint was trained.
 
-    It applied them as it began; this start resumes it.
+    The interrupted training applied them when it began; resuming must not apply them again.
     """
     last = Path(cfg.save_dir, "checkpoint_last.pt")
     resets = [name for name in cfg if name.startswith("reset_") and cfg[name]]
@@ -277,19 +286,22 @@ def _load_into(original, trainer, filename, *args, **kwargs):
     with checkpoint.reading(filename):
         try:
             return original(trainer, filename, *args, **kwargs)
-        except AssertionError as error:  # another optimizer or criterion
+        except AssertionError as error:  # saved with another optimizer or criterion
             raise UserError(f"{filename}: {error}") from error
         except Exception as error:
             if (
                 type(error) is Exception
-            ):  # fairseq's, which names the checkpoint: another architecture
+            ):  # fairseq's own message names the checkpoint: saved with another architecture
                 raise UserError(str(error)) from error
             raise
 
 
 def _state_of_plain_data(original, trainer):
-    """Save settings as plain data: those of fairseq's older optimizers and models are a Namespace,
-    which torch.load refuses with weights_only=True."""
+    """Save a checkpoint's settings as plain data.
+
+    Settings of fairseq's older optimizers and models are an argparse.Namespace, which torch.load
+    refuses with weights_only=True.
+    """
     state = original(trainer)
     if isinstance(trainer.task, AlmaLMTask):
         plain = {
@@ -300,11 +312,10 @@ def _state_of_plain_data(original, trainer):
 
 
 def _check_members(original, filenames, *args, **kwargs):
-    """Load `--path a.pt:b.pt` in fairseq-eval-lm too, which takes it as one name; check that they
-    can.
+    """Split `--path a.pt:b.pt` and check that the checkpoints can form an ensemble.
 
-    No upstream issue known; splitting is unnecessary once fairseq-eval-lm splits --path as
-    fairseq-generate.
+    fairseq-eval-lm takes such a --path as one file name. No upstream issue known; splitting is
+    unnecessary once fairseq-eval-lm splits --path as fairseq-generate does.
     """
     paths = [path for name in filenames for path in utils.split_paths(name)]
     try:
@@ -314,13 +325,16 @@ def _check_members(original, filenames, *args, **kwargs):
         kwargs["task"].args.end_token = of_task.get("end_token", -1)
         with checkpoint.reading(paths[0]):
             return original(paths, *args, **kwargs)
-    except UserError as error:  # fairseq-generate calls its main without `_run`
+    except UserError as error:  # fairseq-generate does not go through `_run`, which prints errors
         fail(str(error))
 
 
 def _build_optimizer(original, trainer) -> None:
-    """Use the optimizers of `precision`, the fused Adam and, in checkpoints, all experts'
-    states."""
+    """Build fairseq's optimizer, then give it our classes.
+
+    These are the mixed-precision optimizers of `training.precision`, the fused Adam and the sharded
+    state. With expert parallelism, the optimizer's state dict gets the states of all experts.
+    """
     if not isinstance(trainer.task, AlmaLMTask):
         return original(trainer)
     with open_dict(trainer.cfg):
@@ -331,7 +345,8 @@ def _build_optimizer(original, trainer) -> None:
         optimizer = sharding.optimizer_of_share(optimizer)
     precision.replace_optimizer(trainer, optimizer)
     if type(optimizer) is Adam and not trainer.cfg.optimizer.use_old_adam:
-        optimizer.__class__ = FusedAdam  # it has no state of its own; fairseq lets none choose
+        # fairseq has no option for the class of its Adam. FusedAdam adds no attributes.
+        optimizer.__class__ = FusedAdam
     group = _ep_group(trainer)
     if group:
         expert_parallel.whole_states(optimizer, group)

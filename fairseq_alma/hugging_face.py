@@ -86,9 +86,10 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
 
 
 def _check_supported(path: str, options: dict[str, Any]) -> None:
-    """UserError: an option that changes what the model computes, and that modeling_alma.py lacks.
+    """Raise a UserError for an option of the model that modeling_alma.py does not support.
 
-    Only those are checked that names and shapes of weights do not show.
+    Checks only options that leave the names and shapes of the weights unchanged; others fail when
+    the weights are loaded.
     """
     kind = options["_name"]
     arch = ARCH_MODEL_REGISTRY.get(kind, MODEL_REGISTRY.get(kind))
@@ -139,7 +140,11 @@ def _renamed(saved: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def as_gpt2(model: modeling_alma.AlmaForCausalLM) -> GPT2LMHeadModel:
-    """A dense model as GPT-2. Scaled embeddings differ from those of the output layer."""
+    """Convert a dense model to GPT-2.
+
+    If fairseq scales the input embeddings, they no longer equal the output layer's weights, so the
+    two are untied.
+    """
     old = model.config
     scale = old.hidden_size**0.5 if old.scale_embedding else 1.0
     same_names = [*GPT2Config.attribute_map, "vocab_size"]
@@ -159,9 +164,9 @@ def as_gpt2(model: modeling_alma.AlmaForCausalLM) -> GPT2LMHeadModel:
 def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
     """A stream's tokenizer for transformers; `config`: the model's.
 
-    Ids are those of the stream, in which eos ends every line: a newline is eos. Text starts as in
-    training (see `_special_settings`). UserError: not a stream, damaged, another vocabulary, not
-    BPE.
+    Token ids are the stream's. A newline becomes eos, which ends every line of a stream. Text
+    starts as in training (see `_special_settings`). Raises UserError if `directory` is no stream or
+    damaged, or if its tokenizer is not BPE or has another vocabulary than the model.
     """
     stream = Stream.load(directory)
     stream.check([])
@@ -203,7 +208,8 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
 
 def _tokenizer_of_model(stream: Stream, config: Any) -> PreTrainedTokenizerFast:
     """The tokenizer of the model of --init, which the stream has. UserError: of another model."""
-    if config.pad_token_id is not None or stream.vocab_size != config.vocab_size:
+    is_its_model = config.pad_token_id is None and stream.vocab_size == config.vocab_size
+    if not is_its_model or config.eos_token_id not in range(config.vocab_size):
         problem = "its tokenizer is of a model, from which the checkpoint does not start"
         raise UserError(f"{stream.directory}: {problem}: leave out --tokenizer")
     kind = PreTrainedTokenizerFast if "tokenizer.json" in stream.files else GPT2Tokenizer
@@ -221,7 +227,7 @@ def _gpt2_merges(directory: Path) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def _sentencepiece_merges(directory: Path) -> tuple[list[str], list[tuple[str, str]]]:
-    """As `_gpt2_merges`, of a SentencePiece model. UserError: it is not BPE."""
+    """As `_gpt2_merges`, for a SentencePiece model; raises UserError if it is not BPE."""
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
     tokens = [pieces.id_to_piece(i) for i in range(3, pieces.get_piece_size())]
     if any(pieces.get_score(i + 3) != -i for i in range(len(tokens))):  # BPE: ranks of merges
@@ -275,7 +281,7 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
     is_dense = not read.config.num_experts
     model = as_gpt2(read) if is_dense else read
     converted = tokenizer_of(tokenizer, model.config) if tokenizer else None
-    (out / _CODE.name).unlink(missing_ok=True)  # of an earlier export
+    (out / _CODE.name).unlink(missing_ok=True)  # left by an earlier export
     with filled(out, "config.json", (OSError, SafetensorError)) as folder:
         model.save_pretrained(folder)
         if not is_dense:

@@ -1,8 +1,8 @@
-"""The model that a run starts from (`--init`): a checkpoint, or a folder with GPT-2 of Hugging
-Face.
+"""The model that a run starts from (`--init`): a checkpoint, or a Hugging Face GPT-2 folder.
 
-GPT-2 is fairseq's transformer_lm, stored in another way. fairseq's tables begin with special rows:
-position p is row p + 2, and token i is row i + 4. Row 2, eos, is the model's end of text.
+GPT-2 computes the same as fairseq's transformer_lm; only the layout of the weights differs.
+fairseq's tables begin with rows for special tokens: position p is row p + 2, token i is row i + 4.
+Row 2, eos, holds the embedding of GPT-2's end-of-text token.
 """
 
 import functools
@@ -47,7 +47,7 @@ _TAKEN: dict[str, Any] = {
     "scale_attn_weights": [True],
     "scale_attn_by_inverse_layer_idx": [False],
 }
-"""Values of config.json with which fairseq computes the same."""
+"""Settings of config.json and the values that fairseq supports; others are refused."""
 _KINDS: dict[str, Any] = {
     "n_layer": COUNT,
     "n_head": COUNT,
@@ -85,7 +85,7 @@ _OF_MODEL = (
     "activation_fn",
     "moe_expert_count",
 )
-"""Options of fairseq that make the model."""
+"""Options of fairseq that define a model's architecture."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -102,7 +102,7 @@ def read(model: str) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
     try:
         config = json.loads((folder / "config.json").read_bytes())
         names = ["model.safetensors"]
-        # As in transformers: an index beside this file is that of an older model.
+        # As in transformers: if the single file exists, an index beside it is stale.
         if not (folder / names[0]).is_file():
             index = json.loads((folder / "model.safetensors.index.json").read_bytes())
             names = msgspec.convert(sorted(set(index["weight_map"].values())), list[INSIDE])
@@ -193,7 +193,7 @@ def _from_gpt2(
     tied = flags["--share-decoder-input-output-embed"]
     if tied and not torch.equal(weights.setdefault("lm_head.weight", tokens), tokens):
         raise ValueError("tie_word_embeddings is true, but lm_head.weight is not wte.weight")
-    # Sizes of the layers' weights, where they differ from the width.
+    # First dimension of the weights whose first dimension is not the model's width.
     rows = {"wte": vocabulary, "lm_head": vocabulary, "wpe": flags["--max-target-positions"]}
     names = dict(_names(flags["--decoder-layers"]))
     names |= {f"{table}.weight": [] for table in rows}
@@ -251,16 +251,20 @@ def _names(layers: int) -> list[tuple[str, list[str]]]:
 
 
 def model_rows(table: Tensor, end: int) -> Tensor:
-    """The rows (V, D) of the ids of a model whose end of text is `end`; for -1, all rows."""
+    """Reorder fairseq's embedding `table` (V + 4, D) to the ids of the original model, (V, D).
+
+    `end` is the original model's end-of-text id, whose embedding is fairseq's row eos. With -1
+    there is no original model, and `table` is returned unchanged.
+    """
     if end < 0:
         return table
     return table[UNK + 1 :].index_copy(0, torch.tensor([end]), table[EOS : EOS + 1])
 
 
 def unused(end: int) -> list[int]:
-    """The ids that occur in no text, if eos stands for the id `end` of a model; none for -1.
+    """fairseq's ids that never occur in text, if eos replaces the original model's id `end`.
 
-    The loss leaves them out, so that it is the model's.
+    The softmax leaves them out: the loss is then that of the original model. None for -1.
     """
     return [BOS, PAD, UNK, UNK + 1 + end] if end >= 0 else []
 
@@ -275,7 +279,7 @@ def exclude(output_projection: nn.Module, ids: list[int]) -> None:
 
 
 def check(args: Namespace) -> None:
-    """UserError: a command line or its stream contradicts its --init."""
+    """Raise a UserError if flags of the command line, or its stream, contradict --init."""
     model = args.init
     flags, weights, home = read(model)
     _check_flags(args, flags)
@@ -291,7 +295,7 @@ def check(args: Namespace) -> None:
         raise UserError("--init: not with --criterion label_smoothed_cross_entropy")
     tokenizer = next(home.glob("tokenizer.model"), home)
     remedy = f"make a stream by `alma data --tokenizer {tokenizer}`"
-    if is_stream(args.data):  # else of fairseq-preprocess, or only planned
+    if is_stream(args.data):  # else fairseq-preprocess's output, or a stream not built yet
         rows = len(weights["embed_tokens.weight"]) - UNK - 1
         _check_stream(Stream.load(args.data), args, rows, flags["--end-token"] >= 0, home, remedy)
     folders = [Path(args.data.split(":")[0]), home]
@@ -302,11 +306,11 @@ def check(args: Namespace) -> None:
 
 
 def _check_flags(args: Namespace, flags: dict[str, Any]) -> None:
-    """UserError: a flag of the command line contradicts the model's `flags`."""
+    """Raise a UserError if a flag in `args` contradicts `flags`, which the model determines."""
     for flag, value in flags.items():
         actual = getattr(args, attribute_of(flag), None)
         is_grown = flag == "--moe-expert-count" and args.finetune_from_model
-        both_off = not actual and not value  # None or False
+        both_off = not actual and not value  # both None or False
         if flag == "--arch" or is_grown or both_off or actual == value:
             continue
         remedy = "leave the flag out, or give its model"
@@ -316,7 +320,10 @@ def _check_flags(args: Namespace, flags: dict[str, Any]) -> None:
 def _check_stream(
     stream: Stream, args: Namespace, rows: int, is_gpt2: bool, home: Path, remedy: str
 ) -> None:
-    """UserError: the stream has another tokenizer than the model, which has `rows` tokens."""
+    """Raise a UserError if the stream has another tokenizer than the model of --init.
+
+    The model has `rows` tokens, and its tokenizer or dict.txt is in the folder `home`.
+    """
     names = ("tokenizer.json", "vocab.json", "merges.txt")
     of_stream = [name for name in names if name in stream.files]
     in_home = [name for name in of_stream if (home / name).exists()]
@@ -338,9 +345,9 @@ def _tokens(folder: Path) -> tuple[bytes, ...]:
 def load(module: nn.Module, model: str) -> None:
     """Give `module`, a language model of fairseq, the weights of `model`.
 
-    Experts begin as copies of a dense layer. The router is then a tree (see `Router`), in which
-    output weights are 1: so the function is that of `model`, whatever the gates are. UserError: as
-    `read`, or no such model.
+    If `module` has Switch layers and `model` is dense, every expert starts as a copy of the dense
+    FFN. The router is then a tree (see `Router`), whose output weights are 1, so `module` computes
+    the function of `model` whatever its gates are. Raises UserError as `read`.
     """
     state = {name: value for name, value in module.state_dict().items() if ".router." in name}
     state[f"{PREFIX}version"] = torch.Tensor([3])  # else fairseq would leave out the last norm

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 _received: list[ctypes.c_bool] = []  # the `flag` of this process, if it has one
 os.register_at_fork(
     after_in_child=_received.clear
-)  # memory that is shared with a sibling would end both
+)  # a forked process must not share its parent's flag: a signal to one would stop both
 
 
 def flag() -> ctypes.c_bool:
@@ -44,7 +44,7 @@ def flag() -> ctypes.c_bool:
 def install(of_parent: ctypes.c_bool | None = None) -> None:
     """Handle the signals, unless the process already handles them itself.
 
-    `of_parent` is the parent's `flag`, which the handler then sets.
+    `of_parent` is the parent's `flag`; if given, the handler sets it instead of an own one.
     """
     _received[:] = [flag() if of_parent is None else of_parent]
     if threading.current_thread() is not threading.main_thread():
@@ -64,16 +64,19 @@ def _note(number, frame) -> None:
 
 
 def is_train(main) -> bool:
-    """Whether `main` is that of fairseq_cli.train, by its globals: the module may be named
-    __main__."""
+    """Whether `main` is fairseq_cli.train.main.
+
+    Tested by its module's globals, because the module may be loaded under the name __main__.
+    """
     return "validate_and_save" in getattr(main, "__globals__", {})
 
 
 def watch(main) -> None:
     """If `main` trains, check after every update whether a signal has arrived.
 
-    Training then stops after any validation and saving that is due; a stage that is complete ends
-    as usual. Also let the task save what fairseq counts for --patience.
+    Training then stops after the validation and checkpoint that are due at this update; a complete
+    stage ends as usual. Also gives the task fairseq's counters of --patience, so that checkpoints
+    keep them.
     """
     original = main.__globals__["validate_and_save"] if is_train(main) else None
     if original is None or hasattr(original, "__wrapped__"):
@@ -129,5 +132,5 @@ def _save_if_unsaved(cfg, trainer, epoch_itr, end_of_epoch: bool) -> None:
     only_last = copy.deepcopy(saves)
     only_last.no_epoch_checkpoints = True
     only_last.save_interval_updates = 0
-    no_loss = None  # so that it does not become the best checkpoint
+    no_loss = None  # not validated, so it cannot become the best checkpoint
     checkpoint_utils.save_checkpoint(only_last, trainer, epoch_itr, no_loss)

@@ -1,7 +1,7 @@
 """Register the task, the archs and the criterion with fairseq.
 
-A script that imports fairseq gets these names and np.compat, and nothing else; `hooks` are
-installed when a command starts.
+A script that imports fairseq gets these registrations and np.compat, nothing else: the changes in
+`hooks` are installed when a fairseq command starts.
 """
 
 import types

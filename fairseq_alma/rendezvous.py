@@ -1,13 +1,14 @@
 """How the processes of a training find each other: `--distributed-init-method
 alma:///FILE?attempt=ID`.
 
-The first process opens a free port and writes it to FILE, which all nodes see; the others wait for
-the FILE of the same attempt, so that one that an earlier attempt left does no harm. Unlike
-fairseq's port, a function of SLURM_JOB_ID, no other process can have this one; and no node needs
-scontrol.
+The first process opens a free port and writes it to FILE on a file system that all nodes share. The
+others wait for a FILE with the same attempt ID, so a FILE of an earlier attempt is ignored. fairseq
+would derive the port from SLURM_JOB_ID, where another process may already listen, and would need
+scontrol on the nodes.
 
-The port is open on the address that the processes share: loopback, if `host` is localhost. FILE has
-a secret and is for its owner alone; each side proves that it has read it.
+The port is opened on the address by which the processes reach each other, which is loopback if
+`host` is localhost. torch's store has no password; so FILE also holds a secret, only its owner can
+read it, and each side proves that it has read the secret.
 """
 
 import contextlib
@@ -30,11 +31,11 @@ from alma.errors import UserError, fail
 from alma.files import write_json_atomic
 
 SCHEME = "alma"
-WAIT_SECONDS = 600  # for all processes to start: nodes may import torch from a slow disk
+WAIT_SECONDS = 600  # until all processes have started; importing torch from a slow disk takes long
 LOOPBACK = "127.0.0.1"
 _CONNECT_SECONDS = 120
-_BACKLOG = 4096  # processes that connect at once
-_OPENED = "opened"  # key of the first process
+_BACKLOG = 4096  # connections that may wait to be accepted
+_OPENED = "opened"  # key in the store that the first process sets
 
 
 def is_ours(init_method: str | None) -> bool:
@@ -42,16 +43,16 @@ def is_ours(init_method: str | None) -> bool:
 
 
 def here(folder: str) -> str:
-    """The --distributed-init-method of processes of this machine, by a file in `folder`."""
+    """The --distributed-init-method for processes on this machine; FILE is in `folder`."""
     return f"{SCHEME}://{quote(folder)}/meet.json?attempt={secrets.token_hex(8)}&host=localhost"
 
 
 def _meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[TCPStore, int, int]]:
-    """A handler of torch.distributed's rendezvous; it exits with one line and code 2 if others are
-    missing.
+    """The rendezvous handler for alma:// URLs, registered with torch.distributed.
 
-    The query of `url` may have a `host`, by which the others reach the first process; else it is
-    its node.
+    Yields the store, this process's rank and the number of processes. The query of `url` may name
+    the `host` on which the others reach the first process; the default is its node. Exits with one
+    line and code 2 if processes are missing after WAIT_SECONDS.
     """
     place = urlparse(url)
     query = {name: values[-1] for name, values in parse_qs(place.query).items()}
@@ -82,7 +83,7 @@ def _open(file: Path, attempt: str, host: str, processes: int) -> TCPStore:
         is_master=True,
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
-        use_libuv=False,  # whose store takes no open port before torch 2.8
+        use_libuv=False,  # before torch 2.8 the libuv store cannot take over an open socket
     )
     store.set(_OPENED, _proof(secret, attempt, 0))
     written = {"attempt": attempt, "host": host, "port": port, "secret": secret}
@@ -107,9 +108,11 @@ def _open(file: Path, attempt: str, host: str, processes: int) -> TCPStore:
 
 
 def _listen(host: str) -> socket.socket:
-    """A socket on a free port of the address of `host`. A name that stands for loopback on this
-    node, as some systems set it up, has another address for the other nodes: then on all
-    addresses."""
+    """A socket that listens on a free port of the address of `host`.
+
+    On some systems the node's own name resolves to loopback, though other nodes reach it by another
+    address; the socket then listens on all addresses.
+    """
     family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     place = str(address[0])
     if host == "localhost":
@@ -124,7 +127,7 @@ def _listen(host: str) -> socket.socket:
 
 
 def _proof(secret: str, attempt: str, rank: int) -> str:
-    """What only a process that has read the secret can write."""
+    """HMAC-SHA256 of the attempt and rank, keyed by the secret: proves knowledge of the secret."""
     return hmac.digest(secret.encode(), f"{attempt} {rank}".encode(), "sha256").hex()
 
 
@@ -136,7 +139,7 @@ def _join(file: Path, attempt: str, rank: int, processes: int) -> TCPStore:
         with contextlib.suppress(OSError, ValueError):
             os.listdir(
                 file.parent
-            )  # else NFS remembers for up to a minute that there is no such file
+            )  # refreshes NFS's cache, which remembers a missing file for up to a minute
             written = json.loads(file.read_bytes())
             if written["attempt"] == attempt:
                 break
@@ -173,5 +176,5 @@ def _node() -> str:
 
 with contextlib.suppress(
     RuntimeError
-):  # registered by another copy of this module, as of --user-dir
+):  # already registered, if --user-dir has imported a second copy of this module
     register_rendezvous_handler(SCHEME, _meet)

@@ -1,8 +1,8 @@
-"""The configuration that a checkpoint holds, checked before anything is built from it.
+"""Check the configuration in a checkpoint before anything is built from it.
 
-fairseq builds the model that a checkpoint names and evaluates some of its texts as Python. So a
-file of plain data could run code. `check` accepts known architectures, values of the declared types
-and texts without calls.
+fairseq builds the model that the configuration names, and passes some of its strings to Python's
+`eval`. A checkpoint of plain data could therefore run code. `check` accepts only known
+architectures, values of the declared types, and literals where fairseq evaluates a string.
 """
 
 import ast
@@ -19,7 +19,7 @@ from alma.schema import shown
 
 TASK = "alma_lm"
 FAIRSEQ_MODELS = ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")
-"""The models of fairseq that the task trains and that a checkpoint may name."""
+"""fairseq's models that the task can train, and that a checkpoint may therefore name."""
 _NAMES = """
     adafactor_eps adam_betas adamax_betas adaptive_input_cutoff adaptive_softmax_cutoff
     character_filters conv_aggregator_layers conv_feature_layers decoder_attention decoder_glu
@@ -32,9 +32,9 @@ _NAMES = """
     update_freq weight_softmax wer_args xformers_att_config
 """
 EVALUATED = frozenset(_NAMES.split())
-"""Settings whose texts fairseq evaluates; tests compare them with its sources."""
-_LONGEST = 4000  # characters of a text that fairseq evaluates
-_MOST_COPIES = 10_000  # elements that `[x] * n` may have in it
+"""Names of settings whose strings fairseq passes to `eval`; a test searches fairseq for others."""
+_LONGEST = 4000  # most characters of a string that fairseq evaluates
+_MOST_COPIES = 10_000  # most elements that `[x] * n` in such a string may make
 _DEEPEST = 20
 _LITERALS: tuple[type[ast.AST], ...] = (ast.Expression, ast.List, ast.Tuple, ast.Dict, ast.Constant)
 _LITERALS += (ast.Load, ast.UnaryOp, ast.USub, ast.UAdd, ast.BinOp, ast.Add, ast.Mult)
@@ -43,20 +43,22 @@ _task_of_command = TASK
 
 
 def set_task(name: str) -> None:
-    """Tell which task this process runs: what another task of fairseq's builds is not checked
-    here."""
+    """Set the task that this process runs; checkpoints of other tasks are left to fairseq."""
     global _task_of_command
     _task_of_command = name
 
 
 def applies() -> bool:
-    """Whether this process runs our task, so that `check` looks at a checkpoint."""
+    """Whether this process runs our task; for other tasks `check` does nothing."""
     return _task_of_command == TASK
 
 
 def is_trained(arch: str) -> bool:
-    """Whether the task trains models of `arch`: ours, those of FAIRSEQ_MODELS, and language models
-    that a --user-dir of the command line has registered."""
+    """Whether the task can train `arch`.
+
+    True for this plug-in's archs, archs of the models in FAIRSEQ_MODELS, and language models that
+    the command line's --user-dir has registered.
+    """
     from fairseq.models import (
         ARCH_MODEL_NAME_REGISTRY,
         ARCH_MODEL_REGISTRY,
@@ -73,10 +75,11 @@ def is_trained(arch: str) -> bool:
 
 
 def check(path: str, state: dict[str, Any]) -> None:
-    """Check the settings of a checkpoint that was loaded from `path`, and forget its --user-dir.
+    """Check the settings in `state`, loaded from `path`, and clear their user_dir.
 
-    UserError: another architecture, a value of another type, an object that is no plain data, a
-    text that is evaluated and has more than literals, or one that could pass for a flag.
+    Raises UserError for an unknown architecture, a value of the wrong type, an object that is not
+    plain data, a string that fairseq evaluates but that is no literal, or a string that starts with
+    a dash and could be parsed as a flag.
     """
     if not applies():
         return
@@ -85,7 +88,7 @@ def check(path: str, state: dict[str, Any]) -> None:
             f"{path}: its settings are of an old fairseq (args): save it with a newer one"
         )
     cfg = state.get("cfg")
-    if cfg is None:  # nothing is built from it
+    if cfg is None:  # a grown checkpoint has no settings; nothing is built from it
         return
     plain: Any = OmegaConf.to_container(cfg) if isinstance(cfg, DictConfig) else cfg
     try:
@@ -106,12 +109,14 @@ def check(path: str, state: dict[str, Any]) -> None:
         raise UserError(f"{path}: {error}: {remedy}") from None
     for settings in cfg.values():
         if isinstance(settings, dict | DictConfig) and settings.get("user_dir"):
-            settings["user_dir"] = None  # code is imported only from the command line's
+            settings["user_dir"] = None  # import code from the command line's --user-dir only
 
 
 def check_literal(text: str) -> None:
-    """ValueError: `text` is no Python literal, such as `[(512, 3)] * 4`; sums and multiples of
-    lists are."""
+    """Raise ValueError unless `text` is a Python literal.
+
+    Sums and multiples of lists also count as literals, such as `[(512, 3)] * 4`.
+    """
     if not text.strip():
         return
     try:
@@ -133,8 +138,7 @@ def check_literal(text: str) -> None:
 
 
 def _factor(product: ast.BinOp) -> int:
-    """The number by which a product repeats its list. ValueError: neither side is a whole
-    number."""
+    """The integer n in a product `list * n` or `n * list`; ValueError if neither side is one."""
     for side in (product.left, product.right):
         if isinstance(side, ast.Constant) and type(side.value) is int:
             return max(1, abs(side.value))
@@ -142,12 +146,15 @@ def _factor(product: ast.BinOp) -> int:
 
 
 def _check_plain(name: str, value: Any, depth: int = 0) -> None:
-    """ValueError: a value is no plain data, or a text that begins with a dash or refers to other
-    settings."""
+    """Raise ValueError unless `value` is plain data without unsafe strings.
+
+    Unsafe strings begin with a dash (argparse would take them for flags) or contain `${...}`
+    (OmegaConf would resolve them). `name` is the setting's name, for messages.
+    """
     if value is None or type(value) in (bool, int, float):
         return
     if type(value) is str:
-        if len(value) > 1 and value.startswith("-"):  # alone: standard input
+        if len(value) > 1 and value.startswith("-"):  # a single dash means standard input
             raise ValueError(f"{name} is {shown(value)}, which could pass for a flag")
         if "${" in value:
             raise ValueError(f"{name} is {shown(value)}, which refers to other settings")
@@ -164,7 +171,7 @@ def _check_plain(name: str, value: Any, depth: int = 0) -> None:
 
 
 def _check_texts(section: str, settings: Mapping[str, Any]) -> None:
-    """ValueError: a text that fairseq evaluates is no literal."""
+    """Raise ValueError if a string that fairseq evaluates is not a literal."""
     for name in EVALUATED & settings.keys():
         value = settings[name]
         for text in value if isinstance(value, list | tuple) else [value]:
@@ -176,8 +183,10 @@ def _check_texts(section: str, settings: Mapping[str, Any]) -> None:
 
 
 def _model_of(settings: Any) -> str:
-    """The model that its settings name. ValueError: an architecture that the task does not train,
-    or none."""
+    """The name of the model in its `settings`.
+
+    Raises ValueError if there is none, or if the task does not train this architecture.
+    """
     if not isinstance(settings, dict) or not isinstance(settings.get("_name"), str):
         raise ValueError("cfg.model names no model")
     name = settings["_name"]
@@ -189,7 +198,7 @@ def _model_of(settings: Any) -> str:
 
 
 def _check_model(name: str, settings: Mapping[str, Any]) -> None:
-    """ValueError: a setting of the model `name` has another type than its class declares."""
+    """Raise ValueError if a setting has another type than the model `name` declares."""
     from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 
     kind = ARCH_MODEL_REGISTRY.get(name, MODEL_REGISTRY.get(name))
@@ -210,7 +219,7 @@ def _check_model(name: str, settings: Mapping[str, Any]) -> None:
 
 
 def _check_task(settings: Any) -> None:
-    """ValueError: a setting of the task has another type than ours declares."""
+    """Raise ValueError if a setting of the task has another type than AlmaLMConfig declares."""
     from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
     if not isinstance(settings, dict):
@@ -219,7 +228,7 @@ def _check_task(settings: Any) -> None:
 
 
 def _check_fields(section: str, settings: Mapping[str, Any], declared: Any) -> None:
-    """ValueError: a setting has not the type of its field in the dataclass `declared`."""
+    """Raise ValueError if a setting has another type than its field in the dataclass `declared`."""
     for name, field in declared.__dataclass_fields__.items():
         if name.startswith("_") or settings.get(name) is None:
             continue
@@ -230,7 +239,10 @@ def _check_fields(section: str, settings: Mapping[str, Any], declared: Any) -> N
 
 
 def _fits(action: Action, value: Any) -> bool:
-    """Whether a value can be that of a flag of fairseq's older models."""
+    """Whether argparse could have set `value` for the flag `action`.
+
+    fairseq's older models declare their settings as argparse flags, not as dataclasses.
+    """
     if action.nargs == 0:
         return isinstance(value, bool)
     if action.choices is not None:
@@ -243,12 +255,14 @@ def _fits(action: Action, value: Any) -> bool:
         return isinstance(value, str)
     return isinstance(
         value, bool | list | str | ListConfig
-    )  # by a function, which `_check_texts` knows
+    )  # parsed by a function of fairseq, which evaluates text: see `_check_texts`
 
 
 def _check_meters(extra: Any) -> None:
-    """ValueError: saved statistics name what is no meter; fairseq looks their classes up by
-    name."""
+    """Raise ValueError if the saved statistics name a class that is not a meter of fairseq.
+
+    fairseq looks up these classes by name and instantiates them.
+    """
     metrics = extra.get("metrics") if isinstance(extra, dict) else None
     for meters in metrics.values() if isinstance(metrics, dict) else ():
         for meter in meters if isinstance(meters, list | tuple) else ():

@@ -1,4 +1,4 @@
-"""What `fairseq_alma.evaluate` measures on a stage's models, for the records of a run."""
+"""Measure a stage's models for the records of a run (`fairseq_alma.evaluate`)."""
 
 import sys
 from argparse import Namespace
@@ -23,24 +23,26 @@ from fairseq_alma.ensemble import EnsembleDecoder, ensemble_of
 from fairseq_alma.moe.metrics import Evaluation, evaluate
 
 _COUNTS = ("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory")
-"""What the task keeps of a training in its checkpoints."""
+"""Measurements of a training that the task saves in checkpoints (`get_checkpoint_dict`)."""
 
 
 @dataclass
 class Loaded:
-    """The model of a command line, or the ensemble of several."""
+    """A model to evaluate, which may be an ensemble, with what its evaluation needs."""
 
-    cfg: Any  # fairseq's
-    task: Any
+    cfg: Any  # fairseq's configuration
+    task: Any  # an AlmaLMTask
     model: torch.nn.Module
-    shapes: list[Shape | Weights]  # of the members
-    paths: list[str]  # the checkpoints; none for untrained models
-    context_window: int
+    shapes: list[Shape | Weights]  # sizes of each member, for counting FLOPs and parameters
+    paths: list[str]  # checkpoint of each member; empty for untrained models
+    context_window: int  # tokens of context before each evaluated block; as --context-window
 
 
 def build_untrained(arguments: list[str], seeds: Sequence[int], context_window: int = 0) -> Loaded:
-    """Initialise the model of a fairseq-train command line with each of `seeds`; none: with its own
-    seed."""
+    """Initialise the model of a fairseq-train command line once for each of `seeds`.
+
+    Several seeds give an ensemble. Without `seeds`, the command line's --seed is used.
+    """
     parser = options.get_training_parser(default_task="alma_lm")
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
     task = tasks.setup_task(cfg.task)
@@ -50,7 +52,8 @@ def build_untrained(arguments: list[str], seeds: Sequence[int], context_window: 
         utils.set_torch_seed(seed)
         models.append(task.build_model(cfg.model))
     shapes = [_shape(cfg.model, models[0].decoder)] * len(models)
-    task.args.tokens_per_sample -= context_window  # only now: the models have them all
+    # Not earlier: the models are built for blocks that include the context.
+    task.args.tokens_per_sample -= context_window
     return Loaded(cfg, task, ensemble_of(models), shapes, [], context_window)
 
 
@@ -80,7 +83,7 @@ def load_trained(arguments: list[str], weights: str, context_window: int) -> Loa
 
 
 def _shape(args, decoder) -> Shape | Weights:
-    """The sizes of the model of a `decoder`; `args`: its config."""
+    """The sizes of a model, for counting FLOPs and parameters; `args` is its configuration."""
     if isinstance(decoder, TransformerDecoder | EnsembleDecoder):
         return Shape.of(args, len(decoder.dictionary))
     weights: set[torch.nn.Parameter] = set()
@@ -215,5 +218,5 @@ def measure(loaded: Loaded, valid: bool) -> dict[str, Any]:
 
 
 def _shares(experts: dict[str, Any]) -> dict[str, list[float]]:
-    """Each expert's share of the tokens, by layer, of the `experts` of `describe`."""
+    """Each expert's share of the tokens (sum 1), by layer; `experts` is a field of `describe`."""
     return {layer: numbers["share"] for layer, numbers in experts.items()}

@@ -74,7 +74,7 @@ class CausalSelfAttention(MultiheadAttention):
                 attn_mask=mask_TT,
             )
             return h_TBD.transpose(0, 1)
-        # One product in place of three, which makes small models faster.
+        # One matrix product instead of three, faster for small models.
         projections = (self.q_proj, self.k_proj, self.v_proj)
         weight = torch.cat([projection.weight for projection in projections])
         bias = torch.cat([projection.bias for projection in projections])
@@ -162,7 +162,7 @@ class SwitchDecoder(TransformerDecoder):
     0."""
 
     padded: bool | None = (
-        None  # whether the next batch is padded; None: look, which waits for the GPU
+        None  # whether the next batch has padding; None: unknown, found by a host sync
     )
 
     def __init__(self, args, dictionary, embed_tokens):
@@ -265,7 +265,7 @@ class SwitchLanguageModel(transformer_lm.TransformerLanguageModel):
 
     @classmethod
     def check(cls, args) -> None:
-        """UserError: a count < 1, or an unsupported option, in fairseq's arguments."""
+        """Raise a UserError for a count < 1 or an unsupported option in fairseq's arguments."""
         counts = ("moe_expert_count", "moe_freq", "members")
         if min(safe_getattr(args, name, 1) for name in counts) < 1:
             raise UserError("--moe-expert-count, --moe-freq and --members must be 1 or more")

@@ -55,15 +55,17 @@ class AlmaLMTask(LanguageModelingTask):
     """
 
     early_stop: ClassVar[dict[str, Any]] = {}
-    """What fairseq's should_stop_early counts for --patience, if this process trains
-    (`interrupt.watch`)."""
+    """fairseq's counters of --patience, attributes of its function should_stop_early.
+
+    `interrupt.watch` sets this in a process that trains; empty in others.
+    """
 
     def __init__(self, args, dictionary, output_dictionary=None, targets=None):
         super().__init__(args, dictionary, output_dictionary, targets)
         self.stream = Stream.load(args.data) if is_stream(args.data) else None
         if self.stream:
             self._stage()  # raise before fairseq builds and prints a model
-        # Tokens and bytes of this stage, in this process and those that it resumes.
+        # Counts of this stage, including the interrupted processes that this one resumes.
         self.train_tokens = 0
         self.valid_tokens = 0
         self.growth_tokens = 0
@@ -71,15 +73,15 @@ class AlmaLMTask(LanguageModelingTask):
         self.earlier_updates = 0  # of earlier stages, unless the update count includes them
         self.first_update = 0  # update count at the start of this stage
         self.average_from = 0  # update count at the start of the weight average
-        self.seconds = 0.0  # of the processes that this one resumes
+        self.seconds = 0.0  # training time of the interrupted processes that this one resumes
         self.started = time.monotonic()
-        self.note = ""  # about the cut of a fairseq-preprocess directory
+        self.note = ""  # a hint about how the fairseq-preprocess directory was cut
         check_share(args.replay_share, args.replay)
         if args.replay_share and not args.stage:
             raise UserError(
                 "--replay-share: stage 0 has no earlier mega-batches; leave it out there"
             )
-        # By split: prefixes of the files, and the numbers of their items to use (None: all).
+        # For each split: the files' prefixes and the item numbers to use (None: all).
         self.sources: dict[str, tuple[list[str], NDArray[np.int64] | None]] = {}
 
     @classmethod
@@ -104,7 +106,7 @@ class AlmaLMTask(LanguageModelingTask):
         """
         is_later_stage = self.args.stage or self.args.waiting_time != 1
         if self.is_cut() and is_later_stage and not from_checkpoint:
-            self._stage()  # as in __init__
+            self._stage()  # raise before the model is built
         model = super().build_model(args, from_checkpoint)
         if self.args.init and not from_checkpoint:
             initial.load(model, self.args.init)
@@ -286,13 +288,14 @@ class AlmaLMTask(LanguageModelingTask):
         return super().eval_lm_dataloader(dataset, max_positions=max_positions, **kwargs)
 
     def get_batch_iterator(self, dataset, *args, **kwargs):
-        """As fairseq's, but every block is evaluated, and workers live for one epoch.
+        """As fairseq's, with two changes.
 
-        fairseq drops a last batch whose size is no multiple of --required-batch-size-multiple (8).
-        In training its blocks are random ones; in evaluation they would be missing.
+        Evaluation keeps the last batch. fairseq drops one whose size is no multiple of
+        --required-batch-size-multiple (8): harmless in training, where other blocks are dropped in
+        each epoch, but evaluation would miss the same blocks every time.
 
-        Persistent workers and their iterator are a reference cycle. The garbage collector would
-        end the workers, and wait 5 s for them, because it closes their queue first.
+        Workers are not persistent. Persistent ones form a reference cycle with their iterator, and
+        the garbage collector waits 5 s for each because it closes their queue first.
         """
         multiple = kwargs.get("required_batch_size_multiple", 1)
         if dataset is not self.datasets.get("train") or len(dataset) < multiple:
@@ -383,8 +386,10 @@ def _joined(numbers: Iterable[int]) -> str:
 
 @contextmanager
 def outputs_of(model, sample: dict[str, Any]) -> Iterator[list[tuple]]:
-    """A list that gains the output of each forward pass of the decoder on a batch, by any
-    criterion."""
+    """Context manager: the yielded list collects the decoder's outputs, whatever criterion runs it.
+
+    `sample` is the batch; if it says whether it is padded, the decoder needs no host sync.
+    """
     while not hasattr(model, "decoder"):  # fairseq's distributed wrappers
         model = model.module
     outputs: list[tuple] = []

@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _ties(jobs: Mapping[str, str]) -> tuple[list[str], set[str]]:
-    """Ids of jobs of other runs that wait for `jobs`, and of all jobs that those need."""
+    """Ids of jobs of other runs that wait for `jobs`, and ids of all jobs that these need."""
     waits: dict[str, frozenset[str]] = {}
     if jobs:
         waits = {job_id: state.waits_for for job_id, state in ask().items() if state.live}
@@ -79,10 +79,10 @@ def _needs_of(job_ids: set[str], waits: Mapping[str, frozenset[str]]) -> set[str
 
 
 def _print_left(left: Sequence[str], runs: Sequence[Path], jobs: Mapping[str, str]) -> None:
-    """Print the jobs that other runs wait for, with their names as far as they are found."""
+    """Print the jobs in `left`, which are not cancelled because other runs wait for them."""
     print("left are these, because other runs wait for them; give these runs too to cancel all:")
     names = dict(jobs)
-    with contextlib.suppress(UserError):  # a damaged jobs.json of another run
+    with contextlib.suppress(UserError):  # jobs.json of another run may be damaged
         beside = {file.parent for run in runs for file in run.resolve().parent.glob("*/jobs.json")}
         names = _live(sorted(beside)) | names
     for job_id in left:

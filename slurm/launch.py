@@ -4,7 +4,7 @@ import sys
 
 from alma.errors import command
 from slurm.lm.options import parse
-from slurm.lm.options import parser as parser  # as every tool has one
+from slurm.lm.options import parser as parser  # alma.__main__ expects a parser in every tool
 
 
 @command

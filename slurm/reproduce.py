@@ -27,7 +27,7 @@ from slurm.engine import children
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SIZES = ("small", "medium", "saturated", "paper")
 DATA = {"small": "digits", "medium": "mnist"}
-"""Data set of all image figures, by size; at other sizes each has its own."""
+"""The data set of all image figures at a size; at sizes not listed each figure has its own."""
 TABLE2 = "table2"
 TIME = "time"
 TEXT = (TABLE2, TIME)  # experiments of language models, and folders of their runs
@@ -36,7 +36,7 @@ MODELS = {
     "saturated": ("saturated_small", "saturated"),
     "paper": ("base", "large"),
 }
-"""The sizes of the rows of Table 2, by size."""
+"""The model sizes of the rows of Table 2, by --size."""
 _LOAD = "import sys; from alma.errors import command; from vision.data import load; "
 _LOAD += "command(lambda: load(sys.argv[1], sys.argv[2], sys.argv[3:] == ['download']))()"
 _DATA_SET = re.compile("cifar100?|e?mnist")
@@ -97,7 +97,7 @@ def _commands_of_text(
     if stream is None:
         recipe = f"size {models[-1]} of {EXPERIMENTS / experiment}.yaml"
         raise UserError(f"{name} needs the stream of {recipe}: make it, and give it with --stream")
-    for model in models:  # the launcher starts in `place`
+    for model in models:  # the launcher is started in the folder `place`
         words = [EXPERIMENTS / f"{experiment}.yaml", f"runs={','.join(rows)}", "--size", model]
         words += ["--stream", stream]
         if not is_table:
@@ -242,7 +242,7 @@ def main() -> None:
         for name in names:
             print(f"\n{name}", *commands(name, records[name], options), sep="\n")
         return
-    # before any run: read, with --download fetch, each image data set that the figures need
+    # Before any run, read each image data set that the figures need (with --download, fetch it).
     texts = [
         folder for name in names for folder in records[name]["experiments"] if folder not in TEXT
     ]

@@ -88,11 +88,10 @@ def _progress_of_training(job: SubmittedJob, text: str) -> tuple[str, str]:
 
 
 def _last_attempt(status: JobStatus, log: Path) -> str:
-    """What the last attempt of a training has written to its log; empty if it has written nothing
-    yet."""
+    """The part of a training's log that its last attempt has written; "" if nothing yet."""
     early = status.root or status.state in ("waiting", "queued", "requeued", "never submitted")
     if status.state == "running" and status.job.log:
-        with contextlib.suppress(OSError):  # a new attempt first writes to the log of its SLURM job
+        with contextlib.suppress(OSError):  # a new attempt writes to its SLURM job's log first
             early = status.job.log.stat().st_mtime > log.stat().st_mtime
     return "" if early else queue.tail(log).rpartition("\n$ ")[2]
 

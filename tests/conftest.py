@@ -110,6 +110,7 @@ _COMMANDS = {
     name: (f"fairseq_cli.{name.replace('-', '_')}", "cli_main")
     for name in ("train", "eval-lm", "interactive", "generate")
 }
+_COMMANDS["export"] = ("alma.export", "main")
 """Module and function of commands that are not named after a module of the plug-in."""
 
 

@@ -153,8 +153,7 @@ def test_launch_accepts_its_commands(monkeypatch, tmp_path):
 
 
 def test_images_accept_their_commands(monkeypatch):
-    from vision.run import parser
-    from vision.sweep import jobs_of, read_sections
+    from vision.run import jobs_of, parser, read_sections
 
     monkeypatch.chdir(ROOT)
     for words in arguments_of("vision.run"):

@@ -1,4 +1,7 @@
-"""Candidates for the growth of a hidden layer, see `vision.firefly`, which has the shapes."""
+"""The candidates of one hidden layer in Firefly growth (Wu et al., 2020).
+
+`vision.firefly` explains the method and defines the letters of the shapes.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,23 +16,27 @@ RADIUS = 0.05
 """Norm of a perturbation, relative to the norm of a neuron's incoming weights (splits), to the mean
 norm of the outgoing weights of the other neurons (new neurons), or to the identity (layers).
 
-A much larger norm changes the function. With a much smaller one, the copies of a neuron stay
-similar, and new layers are favoured: their effect is of first order, that of splits of second.
+A much larger norm changes the function too much. With a much smaller one, the two copies of a
+neuron stay similar; and new layers are favoured, because their effect on the loss is of first order
+in the perturbation, that of splits of second order.
 """
 
 
 Vectors = dict[str, Tensor]
 _VECTORS = {Dense: ("bias",), Conv: ("bias", "scale", "shift", "mean", "variance")}
-_CHANNEL = (0, 2, 3)  # dimensions of the values of one channel
+_CHANNEL = (0, 2, 3)  # dimensions to reduce for statistics per channel
 
 
 class Candidates:
-    """A hidden layer with its candidates, which are dimension 0 of each perturbation.
+    """A hidden layer and the perturbations of its candidates, one candidate per row (dimension 0).
 
-    `split` (H, I, *S) moves the two copies of a neuron from weights w to w + p and w - p.
-    `outgoing` (K, O, *S) are the outgoing weights of new neurons; their incoming weights `new` (K,
-    I, *S) are random. `layer` (1, H, H, *S), or (0, ...) where no layer fits, is added to the
-    identity.
+    Attributes:
+        split: (H, I, *S). Candidate h replaces neuron h, with weights w, by two copies with the
+            weights w + split[h] and w - split[h].
+        outgoing: (K, O, *S). Outgoing weights of K new neurons.
+        new: (K, I, *S). Their incoming weights: random, and no perturbation.
+        layer: (1, H, H, *S), or (0, ...) where no layer fits. Added to the identity, it is the
+            weight of a new layer after this one.
     """
 
     def __init__(
@@ -50,11 +57,11 @@ class Candidates:
         uniform(incoming, incoming[0].numel(), generator)
         self.new = incoming.to(self.weight.device)
         self.new_vectors = {name: self.weight.new_zeros(new) for name in self.vectors}
-        # of the new layer, for the neurons and all new ones (H + K,)
+        # Vectors of the new layer, (H + K,): for the present neurons, then for the new ones.
         self.layer_vectors = {name: self.weight.new_zeros(neurons + new) for name in self.vectors}
 
     def _random(self, shape: Sequence[int], norm: Tensor, generator: torch.Generator) -> Tensor:
-        """Candidates in random directions, with RADIUS times `norm` as their norm."""
+        """Perturbations (n, ...) of `shape` in random directions; each has norm RADIUS * `norm`."""
         values = torch.randn(*shape, generator=generator).to(self.weight.device)
         return (
             F.normalize(values.flatten(1))
@@ -73,9 +80,17 @@ class Candidates:
     def __call__(
         self, x: Tensor, carried: Tensor | float, measure: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Inputs (n, I, ...), and products (n, H, ...) `carried` from new neurons of the previous
-        layer -> activations (n, H, ...), and products (n, O, ...) of the new neurons of this
-        layer."""
+        """The forward pass of the layer with all its candidates.
+
+        Args:
+            x: inputs (n, I, ...), activations of the previous layer without its new neurons.
+            carried: contribution (n, H, ...) of the previous layer's new neurons to this layer's
+                products, before bias and ReLU; 0.0 for the first layer.
+            measure: set the batch normalisation of the candidates from this batch.
+
+        Returns:
+            Activations (n, H, ...), and `carried` (n, O, ...) for the next layer.
+        """
         neurons = len(self.weight)
         products = product(torch.cat([self.weight, self.split, self.new]), x)
         before, moved, new = products.split([neurons, neurons, len(self.new)], 1)
@@ -85,7 +100,7 @@ class Candidates:
         plus = _activation(before + moved, self.vectors)
         minus = _activation(before - moved, self.vectors)
         new = _activation(new, self.new_vectors)
-        if self.pool:  # each copy separately, as in the grown network
+        if self.pool:  # pool the two copies separately, as the grown network will
             plus = F.max_pool2d(plus, 2)
             minus = F.max_pool2d(minus, 2)
             new = F.max_pool2d(new, 2)
@@ -95,11 +110,15 @@ class Candidates:
         return x, product(self.outgoing.transpose(0, 1), new)
 
     def _measure(self, before: Tensor, new: Tensor) -> None:
-        """Set the batch normalisation of new neurons and of a new layer, given the products of
-        neurons (n, H, ...) and of new ones (n, K, ...)."""
+        """Set the batch normalisation of the new neurons and of the new layer.
+
+        `before` (n, H, ...) and `new` (n, K, ...) are the products of the present and of the new
+        neurons, before normalisation.
+        """
         values = new.numel() // new.shape[1]
         variance, mean = torch.var_mean(new, _CHANNEL, correction=0)
-        # One more value at distance 1: with few or dead examples, the variance is near 0.
+        # Count one more value at distance 1 from the mean: the variance would be near 0 with few
+        # examples or a dead neuron.
         variance = (variance * values + 1) / (values + 1)
         self.new_vectors = {
             "bias": torch.zeros_like(mean),
@@ -112,7 +131,8 @@ class Candidates:
         new_activations = _activation(new, self.new_vectors)
         activations = torch.cat([old_activations, new_activations], 1)
         variance, mean = torch.var_mean(activations, _CHANNEL, correction=0)
-        # Undoes the normalisation: the identity in evaluation mode, and nearly so in training mode.
+        # Scale and shift undo the normalisation, so that the new layer is the identity in
+        # evaluation mode, and nearly so in training mode.
         self.layer_vectors = {
             "bias": torch.zeros_like(mean),
             "scale": (variance + BATCH_NORM_EPSILON).sqrt(),
@@ -122,8 +142,11 @@ class Candidates:
         }
 
     def wider(self, layer: Any, split: Tensor, new: Tensor) -> tuple[Tensor, Vectors]:
-        """Weight (H + s + k, I, *S) and vectors (H + s + k,) of the grown layer: all neurons,
-        second copies of split ones, new neurons."""
+        """Weight (H + s + k, I, *S) and vectors (H + s + k,) of the widened layer.
+
+        Rows: the H present neurons, the second copies of the neurons `split` (s,), and the new
+        neurons `new` (k,). `layer` has the present weights.
+        """
         plus = layer.weight.data[0].clone()
         minus = plus[split] - self.split[split]
         plus[split] += self.split[split]
@@ -134,8 +157,11 @@ class Candidates:
         return torch.cat([plus, minus, self.new[new]]), vectors
 
     def deeper(self, new: Tensor) -> tuple[Tensor, Tensor, Vectors]:
-        """The new layer: its weights (H + k, H, *S) from the neurons, those (H + k, k, *S) from the
-        selected new neurons, which are the identity, and its vectors (H + k,)."""
+        """The new layer after this one, which has H + k neurons for the k new neurons `new`.
+
+        Returns its weights from the present neurons (H + k, H, *S), its weights from the new
+        neurons (H + k, k, *S), which are the identity, and its vectors (H + k,).
+        """
         neurons = len(self.weight)
         weight = self._identity(neurons + len(new))
         weight[:neurons, :neurons] += self.layer[0]
@@ -145,13 +171,16 @@ class Candidates:
 
 
 def vectors_of(layer: Any) -> Vectors:
-    """The vectors of a layer, by attribute."""
+    """The vectors of a layer (tensors with one value per neuron) by attribute name."""
     return {name: getattr(layer, name).data.flatten() for name in _VECTORS[type(layer)]}
 
 
 def product(weight: Tensor, x: Tensor) -> Tensor:
-    """Weight (H, I, *S) times activations (n, I, ...) -> (n, H, ...); a matrix takes means of
-    images."""
+    """Weight (H, I, *S) times activations (n, I, ...) -> (n, H, ...).
+
+    The weight is a 3x3 kernel or a matrix (S = ()). A matrix after a convolution is the classifier
+    of a VGG: it takes the mean over the pixels.
+    """
     if weight.dim() == 4:
         return F.conv2d(x, weight, padding=1)
     if x.dim() == 4:

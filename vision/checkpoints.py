@@ -1,4 +1,4 @@
-"""Reading files that `torch.save` wrote."""
+"""Read files written by `torch.save` safely (weights_only=True), with one-line errors."""
 
 import warnings
 from collections.abc import Iterator
@@ -16,16 +16,18 @@ _ANEW = "delete it, and the run starts again"
 
 @contextmanager
 def reading(path: str | Path, advice: str = _ANEW) -> Iterator[None]:
-    """Turn the errors of a damaged or foreign checkpoint, or one of another model, into a
-    UserError."""
+    """Turn any error while `path` is read or loaded into a model into a UserError with `advice`.
+
+    The file is then damaged, was not written by us, or belongs to another model.
+    """
     try:
         with warnings.catch_warnings():
-            # The error that follows says more.
+            # torch also warns about such a file; the exception that follows says more.
             warnings.filterwarnings("ignore", "Detected pickle protocol")
             yield
     except (MemoryError, torch.OutOfMemoryError):
         raise UserError(f"{path} needs more memory than there is, or is damaged") from None
-    except Exception as error:  # of torch and learners, for a file with other content than theirs
+    except Exception as error:  # torch and learners raise many types for foreign content
         reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
         raise UserError(f"{path} is damaged ({reason}): {advice}") from None
 
@@ -33,8 +35,10 @@ def reading(path: str | Path, advice: str = _ANEW) -> Iterator[None]:
 def read_checkpoint(
     path: str | Path, device: torch.device | str = "cpu", advice: str = _ANEW
 ) -> dict[str, Any]:
-    """Tensors and plain values that `torch.save` wrote. UserError, with `advice`, for a damaged or
-    foreign file."""
+    """The dict of tensors and plain values in the file `path`, with tensors on `device`.
+
+    Raises a UserError that ends with `advice` if the file is damaged or holds anything else.
+    """
     with reading(path, advice):
         if damaged := damage(path):
             raise ValueError(damaged)

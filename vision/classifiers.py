@@ -1,4 +1,4 @@
-"""Classifiers of torchvision, and networks of your own, as members of a `vision.mixture.Committee`.
+"""torchvision's classifiers and users' networks, as members of a `vision.mixture.Committee`.
 
 Shapes: n examples, C classes. Models of torchvision take images of three channels; gray ones are
 repeated.
@@ -23,7 +23,7 @@ from vision.models import Factory, Flops
 from vision.presets import TORCHVISION, Settings
 
 _AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
-"""Modules for a second loss in training, which we leave out; torchvision's weights have them."""
+"""Prefixes of auxiliary classifiers in torchvision's weights; our networks leave them out."""
 
 
 class Classifier(nn.Module):
@@ -61,7 +61,7 @@ class Classifier(nn.Module):
         x = x.expand(-1, self.channels, -1, -1)
         if not self.training:
             return self.network(x).t()[None]
-        self.network.train(len(x) > 1)  # one example may have no batch statistics
+        self.network.train(len(x) > 1)  # one example may have no variance for batch normalisation
         with _drawing_from(self.generator, x.device):
             return self.network(x).t()[None]
 

@@ -35,10 +35,10 @@ _DAMAGED = (
     *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
 )
 _SMALL = 1 << 14
-"""Values of an image up to which all images of a stage or test set are normalised at once."""
+"""Largest image, in values, for which a stage's or test set's images are all normalised at once."""
 NORMALISED = 1 << 28
-"""Bytes of normalised images up to which the same holds. Beyond either limit, each batch is
-normalised when it is used, which takes little time beside the network for such images."""
+"""Most bytes that the normalised images of a stage or test set may take. Beyond either limit, each
+batch is normalised when it is used, which takes little time compared with the network."""
 
 
 class Images(NamedTuple):
@@ -50,8 +50,7 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set in memory; `mean` and `std` are those of each channel, for pixel values in
-    0..1."""
+    """A data set in memory; `mean` and `std` of each channel are for pixel values in 0..1."""
 
     name: str
     train: Images
@@ -62,7 +61,7 @@ class Dataset:
     names: Sequence[str] = ()  # of the classes; (): their numbers
     resize_size: int | None = None  # see `load`
     source_fingerprint: str | None = None
-    """Fingerprint of the data from which a stream derived these images; None: a hash of them."""
+    """The fingerprint, if a stream derived these images from other data; None: hash the images."""
 
     @property
     def preparation(self) -> dict[str, Any]:
@@ -227,10 +226,9 @@ def _of_torchvision(name: str, root: str, download: bool) -> list[tuple[np.ndarr
 
 
 def _unpacked(raw: Path, target: Path) -> bool:
-    """Whether files of `raw` are packed only; `target` then gets them unpacked, and links to the
-    others.
+    """Unpack the files of `raw` that exist only packed into `target`, with links to all others.
 
-    torchvision reads unpacked files, and the folder of the user may be read-only.
+    torchvision needs unpacked files, and the user's folder may be read-only. False: none is packed.
     """
     packed = [path for path in raw.glob("*-ubyte.gz") if not path.with_suffix("").exists()]
     if not packed:
@@ -274,7 +272,8 @@ def make_dataset(
 def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of images (n, channels, height, width), in 0..1.
 
-    They are computed from counts of the 256 values: doubles of all pixels take 8 times the memory.
+    They are computed from counts of the 256 byte values; pixels as doubles would take 8 times the
+    memory.
     """
     counts = torch.zeros(())
     for chunk in images.split(256):
@@ -293,7 +292,7 @@ def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def prepared_like(record: Mapping[str, Any], name: str) -> Dataset:
-    """A data set without images, with the preparation that run.json records."""
+    """A data set without images that prepares others as `record`, a `Dataset.preparation`, says."""
     no_pixels = torch.empty(0, *record["shape"], dtype=torch.uint8)
     no_images = Images(no_pixels, torch.empty(0, dtype=torch.int64))
     return Dataset(
@@ -378,7 +377,7 @@ class MegaBatchStream:
 
     @property
     def partition(self) -> int | str:
-        """Identifies the partition: its seed, or 16 hex digits, a hash of the given `parts`."""
+        """An identifier of the partition: the seed, or a hash (16 hex digits) of `parts`."""
         if not self._parts_given or self.scenario:
             return self.seed
         digest = hashlib.blake2b(digest_size=8)

@@ -24,7 +24,7 @@ def write_stream(source: ImageSource, out: Path, append: bool) -> None:
     """
     periods, _ = listed(source)
     old = Stream.load(out) if is_stream(out) else None
-    # An append leaves the files valid and test as they are.
+    # An append must not change the files valid and test, so they hold the first periods only.
     mixed = periods[: len(old.megabatches)] if old else periods
 
     texts: dict[str, bytes] = {}
@@ -86,7 +86,7 @@ def _part(name: str, images: Sequence[dict[str, Any]], text: bytes, period: str 
     return Part(
         name=name,
         prefix=name,
-        words=count,  # an image counts as one unit of each kind
+        words=count,  # an image counts as one word, one token and one document
         tokens=count,
         documents=count,
         items=count,
@@ -98,7 +98,7 @@ def _part(name: str, images: Sequence[dict[str, Any]], text: bytes, period: str 
 
 
 def _check_old(out: Path, old: Stream, parts: Sequence[Part]) -> None:
-    """UserError: a part of the stream in `out` has changed."""
+    """Raise a UserError if a part of the old stream in `out` differs from the new `parts`."""
     new_parts = {part.name: part for part in parts}
     for part in old.parts:
         if new_parts.get(part.name) != part:

@@ -1,4 +1,4 @@
-"""The model that a run of images deploys, for predictions, exports and drawings."""
+"""Restore the learner of a finished or running image run, to predict, export or draw with it."""
 
 from pathlib import Path
 
@@ -21,10 +21,12 @@ def learner_of(
     device: torch.device | str = "cpu",
     backbone: Factory | None = None,
 ) -> Learner:
-    """The learner whose state is in `file`, a stage or the checkpoint of a run on `data`.
+    """Build the learner of `run` and load its state from `file`.
 
-    `backbone` is that of the run. UserError: the file is missing or damaged, or the learner is
-    unknown.
+    `file` is the run's checkpoint, or the model of a stage (--save-stages). `data` gives the shape
+    of the images and the number of classes. `backbone` must be the one that `vision.run` was called
+    with, if any. Raises UserError if the file is missing or damaged, the learner is unknown, or the
+    backbone is missing.
     """
     config = run.config
     name = config["learner"]
@@ -38,7 +40,7 @@ def learner_of(
     with reading(file, "restore it"):
         names = config.keys() & set(kind.settings_class.names()) - {
             "weights"
-        }  # of weights it has a hash
+        }  # run.json records only a hash of the file `weights`
         settings = kind.settings_class(**{name: config[name] for name in names})
         learner = kind(
             data.shape, data.classes, settings, config["seed"], torch.device(device), backbone
@@ -53,12 +55,12 @@ def load(
     device: torch.device | str = "cpu",
     backbone: Factory | None = None,
 ) -> tuple[Learner, Dataset]:
-    """The learner of a run of images as it was after mega-batch `t` (None: the last one), and a
-    data set without images that prepares others as the run did. `run` was called with the same
-    `backbone`.
+    """Load the learner of an image run as it was after mega-batch `t` (None: the last one).
 
-    `learner.judged(learner.deployed, data.examples(images))` predicts. UserError: the run is none
-    of images, has not gone so far, or kept no model of that stage.
+    Also returns a data set without images, whose `examples` prepares new images as the run did:
+    `learner.judged(learner.deployed, data.examples(images))` predicts. `backbone` must be the one
+    that `vision.run` was called with, if any. Raises UserError if `directory` is not an image run,
+    the run has not reached `t`, or the model of that stage was not saved (--save-stages).
     """
     run = Run.read(directory)
     place = Path(directory)

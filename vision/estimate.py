@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from alma.cost_table import GIGA, TERA, cost_table, scaled, with_commas
 from alma.stages import stages
-from alma.tables import as_text
 from vision import folder, presets
 from vision.data import NORMALISED, VALIDATION
 from vision.examples import Examples
@@ -21,10 +21,11 @@ from vision.periods import listed
 from vision.sweep import SweepRun
 from vision.train import evaluate, fit
 
+_COLUMNS = ("run", "learner", "parameters", "epochs", "TFLOPs", "minutes", "GB/process")
 PROCESS = 3e8
-"""Bytes of a process without images and model."""
+"""Memory of a process before it loads images or a model, in bytes."""
 VECTORS = 6
-"""Numbers per parameter: value, gradient, best epoch, average, and two of the optimizer."""
+"""Floats kept per parameter: value, gradient, best epoch, average, and two optimizer states."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,15 @@ class _Estimate:
 
 
 def table(jobs: Sequence[SweepRun]) -> str:
-    """A line for each run and one for all: parameters at the start, epochs and training FLOPs of
-    all stages, minutes, and memory of a process. A batch of each model is timed."""
+    """A table with a line for each run and one for the sum.
+
+    Columns: parameters at the start, epochs and training FLOPs of all stages, minutes, and memory
+    of a process. Minutes are extrapolated from one timed batch of each model.
+    """
     torch.set_num_threads(1 if len(jobs) > 1 else torch.get_num_threads())  # as `run_all` does
-    lines = [["run", "learner", "parameters", "epochs", "TFLOPs", "minutes", "GB/process"]]
     timed: dict[tuple, _Seconds] = {}
     estimates = []
+    runs = []
     for job in jobs:
         estimate, is_growing = _estimate(job, timed)
         estimates.append(estimate)
@@ -71,23 +75,26 @@ def table(jobs: Sequence[SweepRun]) -> str:
             about = ">"
         elif job.settings.patience > 0:
             about = "<"
-        lines.append(
-            [
-                str(job.out),
-                job.options["learner"],
-                f"{estimate.parameters:,}",
-                f"{estimate.epochs:,}",
-                f"{about}{estimate.teraflops:.3g}",
-                f"{about}{estimate.minutes:.2g}",
-                f"{estimate.memory / 1e9:.1f}",
-            ]
+        runs.append(
+            {
+                "run": str(job.out),
+                "learner": job.options["learner"],
+                "parameters": with_commas(estimate.parameters),
+                "epochs": with_commas(estimate.epochs),
+                "TFLOPs": f"{about}{estimate.teraflops:.3g}",
+                "minutes": f"{about}{estimate.minutes:.2g}",
+                "GB/process": scaled(estimate.memory, GIGA),
+            }
         )
-    epochs = sum(estimate.epochs for estimate in estimates)
     teraflops = sum(estimate.teraflops for estimate in estimates)
     minutes = sum(estimate.minutes for estimate in estimates)
-    total = [f"{epochs:,}", f"{teraflops:.3g}", f"{minutes:.3g}"]
-    lines.append([f"{len(jobs)} runs", "", "", *total, ""])
-    return as_text(lines)
+    sums = {
+        "run": f"{len(jobs)} runs",
+        "epochs": with_commas(sum(estimate.epochs for estimate in estimates)),
+        "TFLOPs": f"{teraflops:.3g}",
+        "minutes": f"{minutes:.3g}",
+    }
+    return cost_table(_COLUMNS, runs, sums)
 
 
 def _estimate(job: SweepRun, timed: dict[tuple, _Seconds]) -> tuple[_Estimate, bool]:
@@ -127,7 +134,7 @@ def _estimate(job: SweepRun, timed: dict[tuple, _Seconds]) -> tuple[_Estimate, b
     estimate = _Estimate(
         parameters=learner.parameters,
         epochs=len(schedule) * settings.epochs,
-        teraflops=trained * (flops.forward + flops.backward) / 1e12,
+        teraflops=trained * (flops.forward + flops.backward) / TERA,
         minutes=(trained * seconds.training + evaluated * seconds.evaluation) / 60,
         memory=PROCESS + stored + normalised + VECTORS * 4 * learner.parameters,
     )

@@ -1,5 +1,7 @@
-"""Examples of a stage: normalised images in memory, or bytes of a data set that each batch
-normalises."""
+"""The examples of a stage or test set.
+
+Either normalised images in memory, or bytes of the data set that are normalised batch by batch.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,12 +57,12 @@ class Pixels:
 class StoredExamples:
     """Examples whose images stay bytes in the memory of their data set; each batch is normalised.
 
-    Batches are those of `Examples`, in a quarter of the memory or, if images are mapped from files,
-    in none.
+    Batches equal those of `Examples`. Bytes take a quarter of the memory of floats, and none if the
+    images are memory-mapped from files.
     """
 
     source: Tensor | Pixels  # bytes of all images of the data set, (N, channels, height, width)
-    indices: Tensor  # (n,), of the examples among them
+    indices: Tensor  # (n,), the images of these examples in `source`
     labels: Tensor  # (n,), on the device
     normalise: Callable[[Tensor], Tensor]
     """Bytes (k, channels, height, width) -> floats on the device, channels last in memory."""

@@ -163,7 +163,8 @@ def execute(request: ImageRequest) -> Run:
         seeds = {"partition": request.stream.partition, "weights and order": request.seed}
         growing = periods.GROWING if request.stream.periods and request.append else ()
         record = Run.open(directory, config, seeds, growing)
-        temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
+        # Left behind if the process was killed while it saved the last checkpoint.
+        temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)
         stream = _normalised(request.stream, settings)
         record.note(images=stream.dataset.preparation)
         if _complete(record, len(schedule)):
@@ -218,7 +219,7 @@ def _trainer(
     device: "torch.device",
     config: dict[str, Any],
 ) -> StageTrainer:
-    """The trainer of a request, on its `stream` as normalised."""
+    """Build the trainer of a request; `stream` is its stream after `_normalised`."""
     from vision.stage_data import StageData
 
     data = StageData(stream, schedule, device, share)
@@ -248,7 +249,8 @@ def _play(record: Run, trainer: StageTrainer, schedule: Sequence[Stage], epochs:
         raise UserError(f"{record.results} lacks rows of completed stages: {remedy}")
 
     def save_last(row: Mapping[str, Any]) -> None:
-        # The last checkpoint holds the row that follows it, so that a complete run has its model.
+        # The checkpoint is written before the last row and holds that row: so a complete run always
+        # has its model, and a killed one loses no row.
         trainer.save(last_row=json.dumps(row))
 
     with tqdm(
@@ -280,7 +282,10 @@ def _complete(record: Run, stage_count: int) -> bool:
 
 
 def _checked_network(request: ImageRequest, settings: Settings) -> dict[str, str]:
-    """What run.json records of a backbone. UserError: the network does not take the images."""
+    """Check the run's network against its images, and return what run.json records of a backbone.
+
+    Raises UserError if the network does not take the images.
+    """
     if not settings.whole:
         return {}
     from vision import classifiers

@@ -1,4 +1,4 @@
-"""Export the model of a run of images: `alma export`."""
+"""Export the model of a run of images, for `alma export`."""
 
 import math
 import shutil
@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alma.errors import Parser, UserError, command, require_package
+from alma.errors import UserError, require_package
 from alma.files import filled, write_json_atomic
 from alma.records import Run
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vision.learners import Learner
 
 ONNX_ERROR = 1e-4
-"""Largest difference between probabilities of PyTorch and of onnxruntime."""
+"""Largest accepted difference between the probabilities of PyTorch and of onnxruntime."""
 _LOADER = Path(__file__).with_name("loader.py")
 
 
@@ -63,16 +63,13 @@ def write_onnx(learner: "Learner", data: "Dataset", file: Path) -> None:
         )
 
 
-@command
-def main() -> None:
-    """Export to safetensors, and ONNX; `alma export`, which starts this, has the help."""
-    command_line = Parser(prog="alma export")
-    command_line.add_argument("model", type=Path)
-    command_line.add_argument("--t", type=int)
-    command_line.add_argument("--out", type=Path, required=True)
-    command_line.add_argument("--onnx", action="store_true")
-    options = command_line.parse_args()
-    if options.onnx:
+def export(run: str, out: Path, t: int | None = None, onnx: bool = False) -> None:
+    """Write the model of a run after mega-batch `t` (None: the last one) into the directory `out`.
+
+    It is safetensors and, with `onnx`, ONNX. UserError: the run has no such model, or a learner
+    that cannot be exported; a package of `onnx` is missing; the disk is full.
+    """
+    if onnx:
         for package in ("onnx", "onnxscript", "onnxruntime"):
             require_package(package, "--onnx", "onnx")
     from safetensors import SafetensorError
@@ -80,8 +77,8 @@ def main() -> None:
 
     from vision.deployed import load
 
-    learner, data = load(options.model, options.t)
-    name = Run.read(options.model).config["learner"]
+    learner, data = load(run, t)
+    name = Run.read(run).config["learner"]
     if name not in ("sm", "ens", "umix"):
         raise UserError(
             f"{name} cannot be exported: sm, ens and umix can; `alma predict` takes all"
@@ -96,17 +93,17 @@ def main() -> None:
         "average": averages[model.joint],
         **data.preparation,
     }
-    with filled(options.out, "config.json", (OSError, SafetensorError)) as place:
+    with filled(out, "config.json", (OSError, SafetensorError)) as place:
         weights = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
         save_file(weights, place / "model.safetensors")
         shutil.copyfile(_LOADER, place / _LOADER.name)
-        if options.onnx:
+        if onnx:
             write_onnx(learner, data, place / "model.onnx")
         else:  # that of another model, from before
-            (options.out / "model.onnx").unlink(missing_ok=True)
+            (out / "model.onnx").unlink(missing_ok=True)
         write_json_atomic(place / "config.json", config)
-    files = "model.safetensors, model.onnx" if options.onnx else "model.safetensors"
-    print(f"{options.out}: {files}, and loader.py, which loads it without ALMA")
+    files = "model.safetensors, model.onnx" if onnx else "model.safetensors"
+    print(f"{out}: {files}, and loader.py, which loads it without ALMA")
 
 
 def _layers(model: Any, arch: str) -> list[str]:
@@ -119,7 +116,3 @@ def _layers(model: Any, arch: str) -> list[str]:
         last = max(k for k, layer in enumerate(layers) if layer.startswith(prefix))
         layers.insert(last + 1, "pool")
     return layers
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,12 @@
 """Growth of a network in width and depth (Wu et al. 2020, "Firefly Neural Architecture Descent").
 
-The network is first over-grown with candidates: a split of every neuron, some new neurons, a new
-layer wherever one fits. Each candidate is a perturbation p of the network that keeps its function
-at p = 0. A few gradient steps turn the perturbations to where the loss falls, another pass over the
-data scores them, and the best for their size are selected. Both backbones of `vision.models` are
-treated as a chain of hidden layers and a classifier, with M = 1; in a convolution, a neuron is a
-channel.
+The network is first over-grown with all candidates: a split of every neuron, some new neurons, and
+a new layer wherever one fits. Each candidate is a perturbation p of the network; at p = 0 the
+network computes its old function. Four steps follow: a few gradient steps `tune` the directions of
+the perturbations so that the loss falls, another pass over the data `scores` them, `select` takes
+those with the largest decrease of loss per parameter, and `write` builds the grown network. Both
+backbones of `vision.models` are treated as a chain of hidden layers and a classifier, with M = 1;
+in a convolution, a neuron is a channel.
 
 Shapes: n examples, C classes, I inputs and H neurons of a hidden layer, O neurons of the layer
 after it, K candidates for new neurons, S the kernel size, () or (3, 3). Activations are (n, H) or
@@ -28,8 +29,8 @@ from vision.examples import Examples
 from vision.models import MLP, VGG
 
 MEASURED = 512
-"""Examples that set the batch normalisation of candidates; more would exceed the memory of
-training."""
+"""Number of examples from which the candidates' batch normalisation is measured; more of them would
+take more memory than training does."""
 
 
 class Choice(NamedTuple):
@@ -56,7 +57,7 @@ class Overgrown:
         if isinstance(model, VGG):
             blocks = model.widths
             size = model.shape[1:]
-        self.pixels: list[int] = []  # positions of each hidden layer
+        self.pixels: list[int] = []  # pixels (height * width) of each hidden layer's output
         pools: list[bool] = []  # whether pooling follows
         for block in blocks:
             pooled = min(size) > 1
@@ -69,7 +70,7 @@ class Overgrown:
             Candidates(layer, follower, new, depth and not pool, pool, generator)
             for layer, follower, pool in zip(hidden, after, pools, strict=True)
         ]
-        # of each hidden layer, in the order of `Choice`
+        # Three for each hidden layer, in the order of `Choice`: splits, new neurons, new layer.
         self.perturbations: list[Tensor] = []
         for candidates in self.candidates:
             self.perturbations += [candidates.split, candidates.outgoing, candidates.layer]
@@ -97,10 +98,11 @@ class Overgrown:
         return list(torch.autograd.grad(loss, self.perturbations, materialize_grads=True))
 
     def tune(self, batches: Iterable[Examples]) -> float:
-        """Turn the perturbations to where the loss falls, with their norms kept; returns the FLOPs.
+        """Optimise the directions of the perturbations, one gradient step per batch.
 
-        Meanwhile they are divided by the number of layers: all at full size would move a deep
-        network too far for its gradient to describe the effect of a few.
+        Their norms do not change. During tuning they are divided by the number of layers: with all
+        of them at full size, the gradient at that point would not describe the effect of the few
+        that are selected. Returns the FLOPs.
         """
         torch._foreach_mul_([p.data for p in self.perturbations], 1 / len(self.candidates))
         seen = 0
@@ -113,11 +115,12 @@ class Overgrown:
         return seen * sum(self.flops)
 
     def scores(self, batches: Iterable[Examples]) -> tuple[list[Tensor], float]:
-        """Scores (candidates,) for each tensor of `perturbations`, and the FLOPs.
+        """Score all candidates; negative scores lower the loss.
 
-        A score is the derivative of the mean loss by a factor epsilon of the candidate, at epsilon
-        = 1 as in the authors' code. At 0, the derivative of a split is 0, and that of a layer
-        ignores how soon it overshoots.
+        The score of a candidate p is the derivative of the mean loss with respect to a factor
+        epsilon of p. It is taken at epsilon = 1, as in the authors' code: at 0 the derivative of a
+        split is always 0, and that of a layer ignores that a full step may overshoot. Returns a
+        tensor (candidates,) for each tensor of `perturbations`, and the FLOPs.
         """
         total = [torch.zeros_like(p) for p in self.perturbations]
         seen = 0
@@ -145,12 +148,12 @@ class Overgrown:
         return forward + head, 2 * forward + head - images
 
     def select(self, scores: Sequence[Tensor], budget: float) -> list[Choice]:
-        """Select candidates by decrease of loss per added parameter, until about `budget` are
-        added.
+        """Select candidates by decrease of loss per parameter, up to about `budget` parameters.
 
-        A candidate is skipped if the total is nearer to the budget without it; at least one is
-        selected. The order uses the parameters that a candidate adds alone, the total those that
-        all add together.
+        Candidates are visited in the order of score / parameters, where a candidate's parameters
+        are those that it would add alone. One is skipped if the total is nearer to the budget
+        without it; the total counts the parameters that the selected ones add together. At least
+        one candidate is selected.
         """
         counts = [
             [0, 0, 0] for _ in self.candidates
@@ -185,18 +188,19 @@ class Overgrown:
         return choices
 
     def parameters(self, counts: Sequence[Sequence[int]]) -> int:
-        """Parameters of the network grown by (splits, new neurons, new layers) at each hidden
-        layer."""
+        """Number of parameters of the network after growth.
+
+        `counts` has the numbers of splits, new neurons and new layers for each hidden layer.
+        """
         first = self.candidates[0].weight
-        taps = first[0, 0].numel()  # of the kernel
+        taps = first[0, 0].numel()  # size of the kernel: 1 or 9
         vectors = 1 if first.dim() == 2 else 3
         outputs = [first.shape[1], *chain(*self._outputs(counts))]
         hidden = sum((taps * before + vectors) * after for before, after in pairwise(outputs))
         return hidden + (outputs[-1] + 1) * self.classifier.weight.shape[1]
 
     def _outputs(self, counts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """For each hidden layer, its neurons and those of the new layer after it, if there is
-        one."""
+        """For each hidden layer, its neurons after growth, then those of the new layer, if any."""
         outputs = []
         for candidates, (splits, new, layer) in zip(self.candidates, counts, strict=True):
             neurons = len(candidates.weight)
@@ -217,8 +221,11 @@ class Overgrown:
 
     @torch.no_grad()
     def write(self, choices: Sequence[Choice], source: MLP | VGG, model: MLP | VGG) -> None:
-        """Write `source`, the network or an average of its weights, to `model`, with the selected
-        candidates only; `model` has `widths(choices)`."""
+        """Write the grown network into `model`, which has the widths `widths(choices)`.
+
+        `source` is the network, or its average of weights, to which the selected candidates are
+        added.
+        """
         *hidden, head = layers_of(source)
         layers = iter(layers_of(model))
 
@@ -253,8 +260,11 @@ def layers_of(model: MLP | VGG) -> list[Any]:
 
 
 def _columns(rows: Tensor, split: Tensor, outgoing: Tensor) -> Tensor:
-    """Weight (H, I, *S) `rows` with the inputs `split` (s,) halved and repeated, and the weights
-    `outgoing` (H, k, *S) of new inputs: (H, I + s + k, *S)."""
+    """Adapt the weights of a layer to a previous layer that has grown: (H, I + s + k, *S).
+
+    `rows` (H, I, *S) are the old weights. Columns of the `split` (s,) neurons are halved, and
+    repeated for the second copies; `outgoing` (H, k, *S) are the columns of the new neurons.
+    """
     rows = rows.clone()
     rows[:, split] /= 2
     return torch.cat([rows, rows[:, split], outgoing], 1)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vision.mixture import Committee
 
 ALIGNMENT = 64
-"""Bytes of a cache line and of the widest vector register."""
+"""Alignment of tensors in bytes: the size of a cache line and of the widest vector register."""
 
 
 class Flat:
@@ -41,7 +41,7 @@ class Flat:
             parameter.grad = gradient
         for buffer, value in zip(self._buffers, _views(self.buffers, self._buffers), strict=True):
             buffer.data = value
-        self._voters: dict[int, int] = {}  # of each tensor of a committee, by its id
+        self._voters: dict[int, int] = {}  # id() of each tensor of a committee -> its voter
         if isinstance(model, Committee):
             for voter, network in enumerate(model.networks):
                 for tensor in chain(network.parameters(), network.buffers()):
@@ -52,10 +52,10 @@ class Flat:
         torch._foreach_copy_(self._gradients, list(gradients))
 
     def keep(self, snapshot: tuple[Tensor, Tensor], voters: Tensor) -> None:
-        """Copy the values of the voters in the mask `voters` (V,) into a `snapshot`, copies of the
-        two vectors.
+        """Copy the current values of some voters into a snapshot, such as that of the best epoch.
 
-        A tensor of a `Committee` belongs to one voter; in a stack, dimension 0 of a tensor is the
+        `snapshot` has copies of `values` and `buffers`; `voters` (V,) is the mask of voters. In a
+        stack, the voter is dimension 0 of each tensor; in a `Committee`, each tensor belongs to one
         voter.
         """
         if len(voters) == 1:
@@ -68,7 +68,7 @@ class Flat:
                 self._keep_voters(view, tensor, chosen)
 
     def _keep_voters(self, view: Tensor, tensor: Tensor, chosen: Sequence[int]) -> None:
-        """Copy the values of the `chosen` voters from a tensor of the model into its `view`."""
+        """Copy `tensor`'s values of the `chosen` voters into `view`, its place in a snapshot."""
         if id(tensor) not in self._voters:
             for voter in chosen:
                 view[voter].copy_(tensor.data[voter])
@@ -103,6 +103,7 @@ def _views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     start = 0
     for tensor in like:
         part = vector[start : start + tensor.numel()]
-        views.append(part.as_strided(tensor.shape, tensor.stride()))  # perhaps channels last
+        # Strides are copied because tensors may be channels last in memory.
+        views.append(part.as_strided(tensor.shape, tensor.stride()))
         start += _padded_size(tensor)
     return views

@@ -23,7 +23,7 @@ from alma.schema import check_names
 
 KINDS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of images, in lower case."""
-_CHUNK = 64  # images of a task of a thread
+_CHUNK = 64  # images that a thread decodes per task
 NO_IMAGE = (
     OSError,
     SyntaxError,
@@ -115,10 +115,10 @@ def listed(root: Path) -> Listing:
 def below(
     root: Path, depth: int, left_out: Counter[str], needed: str
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """The folders, at least `depth`, and the path of each image below `root`, in order.
+    """Yield (folders below `root`, path) for each image that lies at least `depth` folders deep.
 
-    Other files are counted in `left_out`, by reason. UserError, which says what is `needed`: a
-    folder is missing or unreadable.
+    Images come in the order of their paths. Other files are counted in `left_out`, by reason.
+    Raises a UserError that ends with `needed` if a folder is missing or unreadable.
     """
     for folder, _, names in sorted(walk(root, needed)):
         inside = Path(folder).relative_to(root).parts
@@ -173,7 +173,8 @@ def pixels_of(
     file = cache / f"{part.name}_{digest.hexdigest()[:16]}.npy"
     make_directory(cache)
     try:
-        with FileLock(cache / ".lock", mode=0o660):  # not for others: who opens it can hold it
+        # Mode 660: whoever can open the lock file could hold the lock.
+        with FileLock(cache / ".lock", mode=0o660):
             if not file.exists():
                 with atomic_write(file, "wb") as out:
                     _decoded(paths, size, out)
@@ -181,7 +182,7 @@ def pixels_of(
         reason = f"cannot be written ({error.strerror})"
         raise UserError(f"{file}: {reason}: choose another --cache-images") from None
     try:
-        return np.load(file, mmap_mode="c")  # not "r", of which torch warns; nothing writes to it
+        return np.load(file, mmap_mode="c")  # torch warns about "r", though nothing writes to it
     except ValueError as error:
         raise UserError(f"{file} is damaged ({error}): delete it") from None
 
@@ -194,7 +195,7 @@ def _decoded(paths: Sequence[str], size: Size | None, out: IO[bytes] | None = No
     if out:
         npy.write_array_header_2_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})
         out.flush()
-        # Reserves the space: on a full disk, a write to the map would kill the process.
+        # Reserve the space: a write to the map of a full disk would kill the process.
         os.posix_fallocate(out.fileno(), out.tell(), int(np.prod(shape)))
         pixels: np.ndarray = np.memmap(out, np.uint8, "r+", out.tell(), shape)
     else:
@@ -217,7 +218,8 @@ def _decoded(paths: Sequence[str], size: Size | None, out: IO[bytes] | None = No
 def empty(shape: tuple[int, ...]) -> np.ndarray:
     """A new array of bytes.
 
-    MemoryError: more than this machine has; Linux would grant it, and kill the process much later.
+    Raises MemoryError if it exceeds the machine's memory: Linux would grant it, and kill the
+    process when it is filled.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if np.prod(shape, dtype=float) > memory:
@@ -258,7 +260,7 @@ def read_image(path: str, size: Size | None, mode: str = "RGB") -> np.ndarray:
                 depth = f"more than 8 bits per channel (mode {image.mode})"
                 raise UserError(f"{path} has {depth}: convert it first")
             image.load()
-            with contextlib.suppress(*NO_IMAGE):  # of damaged metadata
+            with contextlib.suppress(*NO_IMAGE):  # damaged EXIF data: keep the image as it is
                 ImageOps.exif_transpose(image, in_place=True)
             converted = image.convert(mode)
             return np.asarray(size.fit(converted) if size else converted)

@@ -9,8 +9,11 @@ from torch.nn import functional as F
 
 
 def load(folder):
-    """A function of images, bytes (n, channels, height, width), that gives probabilities (n,
-    classes)."""
+    """Load the model in `folder`.
+
+    Returns a function from images, bytes (n, channels, height, width), to probabilities (n,
+    classes).
+    """
     config = json.loads(Path(folder, "config.json").read_text())
     weights = load_file(Path(folder, "model.safetensors"))
     mean = torch.tensor(config["mean"]).view(-1, 1, 1)
@@ -36,7 +39,7 @@ def _network(config, weights, m):
 
     def forward(x):
         for layer in config["layers"]:  # in order, such as blocks.0.layers.1, or classifier
-            w = {}  # tensors of the layer, by attribute
+            w = {}  # the layer's tensors by name, such as "weight"
             for key, tensor in weights.items():
                 if key.startswith(f"{layer}."):
                     w[key.rpartition(".")[2]] = tensor[m]
@@ -48,7 +51,7 @@ def _network(config, weights, m):
                 x = F.linear(x, w["weight"], w["bias"].flatten())
                 if layer != config["layers"][-1]:
                     x = x.relu()
-            elif min(x.shape[2:]) > 1:  # the end of a block
+            elif min(x.shape[2:]) > 1:  # "pool", the end of a block
                 x = F.max_pool2d(x, 2)
         return x
 

@@ -25,7 +25,7 @@ from vision.models import (
     uniform,
 )
 
-POOLED = 4  # height and width to which images are averaged before gating, as in the authors' code
+POOLED = 4  # gating sees feature maps averaged to 4 x 4 pixels, as in the authors' code
 
 
 class Gating(nn.Module):
@@ -54,10 +54,11 @@ class Gating(nn.Module):
         return torch.mm(self.paths, branches).exp()
 
     def choose(self, z: Tensor) -> Tensor:
-        """Inputs (D, n) -> the expert (n,) reached by the more probable branch of each node.
+        """Inputs (D, n) -> the chosen expert (n,), by the more probable branch at each node.
 
-        A split then divides the examples of its leaf and moves no others. With the argmax of the
-        gate values, it would: a split lowers those of its leaf.
+        This is not the argmax of the gate values. When an expert is split, its gate value is
+        divided between two leaves; the argmax could then move its examples to a third expert,
+        whereas here they stay with the two.
         """
         logits = torch.addmm(self.bias, self.weight, z)
         if not self.tree:
@@ -128,7 +129,7 @@ class MixtureLayer(nn.Module):
     def apply_chosen(self, z: Tensor, chosen: Tensor) -> Tensor:
         """Outputs of the expert `chosen` (n,) for each example; each expert computes its examples
         at once."""
-        dimension = 1 if z.dim() == 2 else 0  # of the examples
+        dimension = 1 if z.dim() == 2 else 0  # where the examples are in z
         order = chosen.argsort()
         counts = torch.bincount(chosen, minlength=self.size).tolist()
         parts = z.index_select(dimension, order).split(counts, dimension)
@@ -163,7 +164,7 @@ class MixtureLayer(nn.Module):
         return len(next(self.experts.parameters()))
 
     def split(self, expert: int, generator: torch.Generator) -> None:
-        """Replace an expert by two exact copies with a random gate between them."""
+        """Split `expert`: append a copy of it, with a random gate between the two."""
         for module in self.experts.modules():
             parameters = list(module.named_parameters(recurse=False))
             buffers = list(module.named_buffers(recurse=False))
@@ -295,7 +296,10 @@ def mixture_vgg(
 
 
 class Committee(Backbone):
-    """M networks with one voter each, models of torchvision, computed one after the other."""
+    """M whole networks (of torchvision or the user), computed one after the other.
+
+    Each is a voter unless `joint` combines their logits.
+    """
 
     def __init__(self, networks: Sequence[Any], joint: str | None = None):
         super().__init__(len(networks), joint)

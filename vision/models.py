@@ -86,7 +86,7 @@ class Conv(nn.Module):
         W)."""
         groups = 1 if shared else len(self.weight)
         x = F.conv2d(x, self.weight.flatten(0, 1), self.bias.flatten(), padding=1, groups=groups)
-        values = x.numel() // x.shape[1]  # per channel; one value has no variance
+        values = x.numel() // x.shape[1]  # values per channel; a single one has no variance
         x = F.batch_norm(
             x,
             self.mean.view(-1),
@@ -124,15 +124,17 @@ class Backbone(nn.Module):
         return 1 if self.joint else self.members
 
     def reset(self, generator: torch.Generator, member: int = 0) -> None:
-        """Initialise one member, with the values that a stack of one would get."""
+        """Initialise one member with the same values that a stack of one would get."""
         for layer in self.modules():
             if isinstance(layer, Dense | Conv):
                 layer.reset(member, generator)
 
 
 def combined(logits: Tensor, joint: str | None) -> Tensor:
-    """Logits of the members (M, C, n), each a voter, or their mean or sum as the only one (1, C,
-    n)."""
+    """Members' logits (M, C, n) -> voters' logits.
+
+    Without `joint` they are the same, with "mean" or "sum" their mean or sum (1, C, n).
+    """
     if joint is None:
         return logits
     return logits.mean(0, True) if joint == "mean" else logits.sum(0, True)
@@ -154,7 +156,7 @@ class MLP(Backbone):
         return combined(_activations(layers, _rows(x).mT)[-1], self.joint)
 
     def train(self, mode: bool = True) -> "MLP":
-        """Set the mode of this module alone: its layers do not depend on it, and a walk takes
+        """Set the mode of this module only: its layers ignore the mode, and visiting them takes
         time."""
         self.training = mode
         return self
@@ -180,7 +182,7 @@ class MLP(Backbone):
             for i in reversed(range(len(layers))):
                 weight_gradient, bias_gradient = gradients[i]
                 torch.sum(d, 2, keepdim=True, out=bias_gradient)
-                if i == 0 and x.dim() == 2:  # same images: one product for all members
+                if i == 0 and x.dim() == 2:  # all members see the same images: one product
                     torch.mm(d.view(-1, n), x, out=weight_gradient.view(-1, x.shape[1]))
                 else:
                     torch.bmm(d, z[i].mT, out=weight_gradient)
@@ -245,7 +247,7 @@ class VGG(Backbone):
     def forward(self, x: Tensor) -> Tensor:
         """Images (n, channels, height, width), or (M, n, ...) -> logits (V, C, n)."""
         shared = x.dim() == 4
-        if not shared:  # members' channels side by side, channels last in memory
+        if not shared:  # put the members' channels side by side, channels last in memory
             x = x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
         for i, block in enumerate(self.blocks):
             x = block(x, shared and i == 0)

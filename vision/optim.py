@@ -1,8 +1,8 @@
-"""Optimizers of one vector of parameters, the schedule of their learning rate, and the average of
-weights.
+"""Optimizers, learning rate schedules, and moving averages of weights.
 
-All match torch.optim bit for bit (tests/vision/test_optim.py). On a small network, half of a
-torch.optim step is overhead, and torch.optim imports torch's compiler.
+The optimizers update all parameters as one vector (`vision.flat`) and match torch.optim bit for bit
+(tests/vision/test_optim.py). They exist because half of a torch.optim step on a small network is
+overhead, and because torch.optim imports torch's compiler.
 """
 
 import copy
@@ -23,7 +23,7 @@ class Optimizer:
 
     lr: float
     state: dict[str, Tensor]
-    """Vectors that checkpoints save."""
+    """Vectors of the optimizer's state by name, which checkpoints save."""
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
         """Update `values` in place; overwrites `gradients`."""
@@ -126,8 +126,10 @@ def make(values: Tensor, settings: Settings) -> Optimizer:
 
 
 def decay(scheduler: str, done: float) -> float:
-    """Factor of the learning rate after the share `done` of a stage's epochs: 1 at first, towards
-    0."""
+    """The factor of the learning rate, from 1 at the start of a stage towards 0 at its end.
+
+    `done` is the fraction of the stage's epochs that are complete.
+    """
     factors = {
         "constant": 1.0,
         "linear": 1 - done,
@@ -139,8 +141,9 @@ def decay(scheduler: str, done: float) -> float:
 class Average:
     """A moving average of a model's weights (Polyak and Juditsky 1992).
 
-    Its `kind` is a decay, for an average over stages, or `poly:ETA`, over epochs; `alma.averages`
-    has the formulas. Statistics of batch normalisation are averaged, too.
+    `kind` is a decay (a number), with one update after each stage, or "poly:ETA", with one update
+    after each epoch; `alma.averages` has the formulas. Statistics of batch normalisation are
+    averaged too.
     """
 
     def __init__(self, model: Any, kind: float | str):
@@ -151,9 +154,10 @@ class Average:
         self.every_epoch = self.eta is not None
 
     def following(self, model: nn.Module) -> Callable[[], None]:
-        """A function that updates the average with the current weights of `model`.
+        """Return a function that updates the average with the current weights of `model`.
 
-        `model` has the sizes of the average, and neither may replace its tensors meanwhile.
+        `model` must have the shapes of the average. The function holds references to the tensors of
+        both, so neither may replace its tensors while it is in use.
         """
         averaged = _floats(self.model)
         current = _floats(model)

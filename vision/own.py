@@ -12,7 +12,7 @@ from alma.errors import UserError
 from vision.data import Dataset, MegaBatchStream, make_dataset
 
 TEST = 0.2
-"""Share of the images, or of those of each period, that are the test set if none is given."""
+"""Fraction of the images (of each period, with dates) for testing, if no test set is given."""
 
 
 class OwnStream(MegaBatchStream):
@@ -45,7 +45,8 @@ class OwnStream(MegaBatchStream):
         images, labels = _arrays(dataset, name)
         if dates is not None and megabatches is not None:
             raise UserError("give megabatches, or dates: each period is a mega-batch")
-        random = np.random.RandomState(0)  # not the seed: runs that differ in the seed are repeats
+        # Not seeded by `seed`: repeats of a run with other seeds must share the test set.
+        random = np.random.RandomState(0)
         groups = [np.arange(len(labels))]
         if dates is not None:
             groups = _periods(dates, len(labels))
@@ -71,8 +72,7 @@ class OwnStream(MegaBatchStream):
 
 
 def _with_names(dataset: Dataset, names: Any) -> Dataset:
-    """The data set with the names of its classes, if they are a collection, as torchvision's
-    are."""
+    """The data set with `names` as class names, if they are a collection as in torchvision."""
     if not isinstance(names, list | tuple | dict):
         return dataset
     if len(names) < dataset.classes:
@@ -82,7 +82,7 @@ def _with_names(dataset: Dataset, names: Any) -> Dataset:
 
 
 def _places(groups: list[np.ndarray]) -> list[np.ndarray]:
-    """Indices of the members of each group in their concatenation."""
+    """The positions of each group's elements in the concatenation of all groups."""
     ends = np.cumsum([len(group) for group in groups])
     return np.split(np.arange(ends[-1]), ends[:-1])
 
@@ -119,7 +119,7 @@ def _arrays(data: Any, title: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _bytes_of(image: Any, title: str) -> np.ndarray:
     """An image (channels, height, width) as bytes. UserError: it is no image."""
-    if getattr(image, "mode", "") == "P":  # a palette of Pillow
+    if getattr(image, "mode", "") == "P":  # a Pillow image with a colour palette
         image = image.convert("RGB")
     x = np.asarray(image)
     if x.dtype.kind == "f" and x.size and x.min() >= 0 and x.max() <= 1:
@@ -140,10 +140,10 @@ def _periods(dates: Any, count: int) -> list[np.ndarray]:
     """Indices of the images of each period, in the order of the periods."""
     try:
         when = np.asarray(dates)
-    except ValueError:  # ragged
+    except ValueError:  # a ragged list
         when = np.empty(0)
     if when.dtype.kind == "U":
-        # ValueError of "Jan" or "2024-9"; TypeError of "", whose interval is None
+        # "Jan" or "2024-9" raises ValueError; "", whose interval is None, raises TypeError.
         with suppress(ValueError, TypeError):
             when = np.array([interval(text)[0] for text in when], "M8[s]")  # type: ignore[index]
     if when.shape != (count,) or when.dtype.kind not in "iuM" or any(when != when):  # NaT

@@ -1,9 +1,9 @@
 """Images that arrive over time: the files of each week, month, quarter, year or folder, cut into
 splits.
 
-A period depends on earlier ones alone: copies of a file belong to the first period that has one, a
-group stays in its first split, and classes are numbered as they appear. So new images change no
-past part.
+A period depends on earlier periods only, so appending images never changes a past period: a file
+with copies belongs to the first period that has one, a group stays in the split of its first
+period, and classes are numbered in the order of their appearance.
 """
 
 import contextlib
@@ -27,22 +27,26 @@ from alma.stages import check_growth
 from vision.presets import Settings
 
 SPLITS = {"megabatch": "train", "valid": "valid", "test": "test"}
-"""The split of each part of a period, by the names of parts in stream.json."""
+"""Names of a period's splits, by the names of its parts in stream.json."""
 GROWING = ("megabatches", "periods", "megabatch_sha256")
-"""Settings of a run that --append changes."""
+"""Settings in run.json that --append may change."""
 HELD_OUT = 0.1
-"""Share of a period's images that is its test set, and its validation set."""
+"""Fraction of a period's images in its test set; its validation set has the same fraction."""
 _NEEDED = (
     "give --data-root with PERIOD/CLASS/*.jpg, or CLASS/*.jpg with EXIF dates, or --manifest FILE"
 )
-_ROWS = 10_000  # of a Parquet file that are read at a time
+_ROWS = 10_000  # rows of a Parquet file that are read at a time
 _EXIF = 0x8769  # tag of the EXIF directory
 _TAKEN = 0x9003  # tag of DateTimeOriginal in it
 
 
 class ImageSource(NamedTuple):
-    """The place of a stream's images, the kind of its periods, and the column of groups that are
-    not split."""
+    """Where a dated stream's images come from.
+
+    `root` is the folder, `by` the kind of periods (--by), `manifest` a file with a row for each
+    image, and `group_by` the manifest's column of groups, such as patients; all images of a group
+    are in the same split.
+    """
 
     root: str
     by: str
@@ -53,8 +57,9 @@ class ImageSource(NamedTuple):
 class ImagePeriod(NamedTuple):
     """The images of a period by split, in the order of their hashes.
 
-    Each image has path, label, date, sha256, and the other columns of the manifest. `copies` is the
-    number of images left out, copies of others.
+    Each image is a dict with path, label, date, sha256, and the other columns of the manifest.
+    `new_classes` appear first in this period. `copies` is the number of images left out because
+    they equal others.
     """
 
     name: str
@@ -97,13 +102,13 @@ def listed(source: ImageSource) -> tuple[tuple[ImagePeriod, ...], str]:
     check_names(source.manifest or source.root, [*images_of, *labels])
     _add_hashes(images)
     periods: list[ImagePeriod] = []
-    seen: set[str] = set()  # hashes
+    seen: set[str] = set()  # sha256 of the images of earlier periods
     classes: set[str] = set()
     split_of: dict[str, str] = {}
     for name, images in images_of.items():
         by_hash: dict[str, dict[str, Any]] = {}
         for image in sorted(images, key=lambda image: image["path"], reverse=True):
-            by_hash[image["sha256"]] = image  # of copies, the one whose path is first stays
+            by_hash[image["sha256"]] = image  # paths descend, so the first path of copies stays
         kept = [by_hash[sha256] for sha256 in sorted(by_hash.keys() - seen)]
         seen |= by_hash.keys()
         new_classes = sorted({image["label"] for image in kept} - classes)
@@ -242,9 +247,10 @@ def _split(
 ) -> dict[str, list[dict[str, Any]]]:
     """The images of a period by split, in the order of their hashes.
 
-    `split_of` has the split of each group of earlier periods; new groups are added. Their split is
-    that of the manifest, if given. Others are taken in the order of a hash, first for the test set
-    until it has its share, then for the validation set.
+    `split_of` maps the groups of earlier periods to their splits; the function adds new groups. A
+    new group takes the split of the manifest, if given. Other groups are taken in the order of a
+    hash: first for the test set until it has its share, then for the validation set, then for
+    training. Without --group-by, each image is a group.
 
     UserError: a split has no image, a group has two, or an image no group.
     """
@@ -296,8 +302,7 @@ def _grouped(
 
 
 def check_classes(periods: Sequence[ImagePeriod], waiting_time: int, settings: Settings) -> None:
-    """UserError: classes appear after the first stage, which the learner with these settings cannot
-    add."""
+    """Raise a UserError if classes appear after the first stage and the learner cannot add them."""
     later = [name for period in periods[waiting_time:] for name in period.new_classes]
     if later and getattr(settings, "gens_average", None) == "logits":
         raise UserError(
@@ -306,10 +311,10 @@ def check_classes(periods: Sequence[ImagePeriod], waiting_time: int, settings: S
 
 
 def check_append(out: Path, periods: Sequence[ImagePeriod], append: bool) -> dict[str, Any]:
-    """The periods for run.json of the run in `out`; its test set is that of its first command.
+    """Check `periods` against the run in `out`, and return what its run.json records of them.
 
-    UserError: the run was trained on others, or on fewer and `append` is not given or does not
-    help.
+    The run's test set stays the one of its first command. Raises UserError if the run was trained
+    on other periods, or on fewer of them and `append` is not given or cannot add them.
     """
     names = [period.name for period in periods]
     hashes = [period.sha256 for period in periods]
@@ -329,6 +334,6 @@ def check_append(out: Path, periods: Sequence[ImagePeriod], append: bool) -> dic
     new = names[len(trained) :]
     if new and not append:
         raise UserError(f"{out}: new since the last command: {', '.join(new)}: give --append")
-    if new and len(run.rows) >= len(trained):  # the last stage has begun
+    if new and len(run.rows) >= len(trained):  # the last stage has already begun
         check_growth(out, len(trained), len(names), run.config["waiting_time"])
     return config | {"test_periods": run.config["test_periods"]}

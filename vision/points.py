@@ -1,11 +1,11 @@
 """The combinations of the values of a command line, or of a section of an experiment file."""
 
 import argparse
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from alma.sweeps import combinations
 from vision import presets
 from vision.learners import all_settings, refusal
 
@@ -71,16 +71,18 @@ class SweepPoint:
 
 
 def points_of(section: argparse.Namespace) -> Iterator[tuple[SweepPoint, dict[str, str]]]:
-    """Every combination of a section's values, and the settings that its learner refuses, with the
-    reason of each."""
+    """Yield every combination of a section's values.
+
+    With each comes a dict of the settings that its learner does not take, with the reasons; the
+    combination leaves them out.
+    """
     data_names = [name for name in DATA if getattr(section, name) is not None]
     settings_names = [name for name in all_settings() if getattr(section, name) is not None]
     # The order of the runs: sizes vary more slowly than data, other settings faster.
     sizes = [name for name in settings_names if name == "hidden"]
     choices = [name for name in settings_names if name != "hidden"]
     names = ["learner", "waiting_time", *sizes, *data_names, *choices, "replay", "seed"]
-    for values in itertools.product(*(getattr(section, name) for name in names)):
-        value_of = dict(zip(names, values, strict=True))
+    for value_of in combinations({name: getattr(section, name) for name in names}):
         data = {name: value_of[name] for name in data_names}
         waiting_time = value_of["waiting_time"]
         if waiting_time == "all":

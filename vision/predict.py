@@ -84,7 +84,7 @@ def predictions(
             pictures = list(pool.map(read, batch))
             pixels = np.stack([blank if picture is None else picture for picture in pictures])
             images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-            indices = torch.arange(len(batch))  # also as labels, which nothing reads
+            indices = torch.arange(len(batch))  # also passed as labels, which are never read
             examples = data.select(Images(images, indices), indices, learner.device)
             judged = learner.judged(learner.deployed, examples)
             chosen = judged[-1].long()

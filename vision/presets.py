@@ -16,6 +16,7 @@ from alma import averages
 from alma.errors import UserError, closest
 from alma.files import sha256_file
 from alma.options import CHANGED, NEVER, check_ranges, option, recorded
+from alma.presets import compatible, contradicts_replay
 
 DATASETS = ("digits", "mnist", "emnist", "cifar10", "cifar100", "folder")
 PRESETS = ("paper", "draft", "authors", "anytime")
@@ -25,7 +26,7 @@ OF_OPTIMIZER: dict[str, dict[str, Any]] = {
     "adam": {"lr": 0.001, "momentum": 0.0},
     "adamw": {"lr": 0.001, "momentum": 0.0, "weight_decay": 0.01},
 }
-"""Settings of an optimizer that is chosen in place of the data set's."""
+"""Default settings of each optimizer, used if the user chooses it instead of the data set's."""
 TORCHVISION = "torchvision:"
 """Prefix of --arch for a classifier of torchvision."""
 OWN = "own:"
@@ -64,7 +65,7 @@ class Settings:
     authors: ClassVar[dict[str, Any]] = {"select": "error", "patience": 25, "patience_delta": 0.001}
     """Where the authors' released code differs from the paper."""
     draft: ClassVar[dict[str, Any]] = {}
-    """Where the first draft differs for this learner; `of_preset` adds the general differences."""
+    """Where the first draft differs for this learner; `differences` adds the general ones."""
 
     own_layers: ClassVar[bool] = False
     """Whether the model needs ALMA's own layers, which grow or have gates."""
@@ -200,7 +201,7 @@ VGG = {
     "weight_decay": 1e-4,
     "augment": True,
 }
-"""Settings of `folder`, and of data sets of your own."""
+"""Default settings of `folder` and of users' data sets."""
 OF_DATASET: dict[str, dict[str, Any]] = {"digits": {"hidden": 32}, "mnist": {}, "emnist": {}}
 OF_DATASET |= {"cifar10": VGG, "cifar100": VGG}
 """Settings of each data set that differ from the defaults (appendix B.1)."""
@@ -221,9 +222,11 @@ def default_preset(dataset: str) -> str:
     return "draft" if dataset in ("emnist", "cifar100") else "paper"
 
 
-def of_preset(preset: str, dataset: str, kind: type[Settings], waiting_time: int) -> dict[str, Any]:
-    """Where a preset differs from the paper's settings, for learners with settings of the class
-    `kind`.
+def differences(
+    preset: str, dataset: str, kind: type[Settings], waiting_time: int
+) -> dict[str, Any]:
+    """The settings in which a preset differs from the paper, for learners with settings of the
+    class `kind`.
 
     The first draft (arXiv 2106.09563v1): sections 5 (Models: 4 to 32 units, growth every 5
     mega-batches, soft gates on CIFAR), 5.1 (w = 50 waits for the whole stream), 5.2 and E (two
@@ -253,7 +256,9 @@ def of_preset(preset: str, dataset: str, kind: type[Settings], waiting_time: int
 
 def replay_share(preset: str | None, replay: bool) -> float:
     """The default share of replay under a preset; 0 with `replay` of all earlier mega-batches."""
-    return 0.9 if preset == "anytime" and not replay else 0.0
+    values = {"replay_share": 0.9} if preset == "anytime" else {}
+    of_preset = compatible(values, {"replay": replay}, contradicts_replay)
+    return of_preset.get("replay_share", 0.0)
 
 
 def megabatches(dataset: str, preset: str | None = None, scenario: str | None = None) -> int:
@@ -272,7 +277,7 @@ def check_dataset(
     cache_images: str | None = None,
     **_: Any,
 ) -> None:
-    """UserError: these arguments of `data.load` do not fit together."""
+    """Raise a UserError if these arguments of `data.load` contradict one another."""
     if name not in DATASETS:
         raise UserError(f"--dataset {name}: choose from {', '.join(DATASETS)}")
     if cache_images is not None and name != "folder":
@@ -286,8 +291,10 @@ def check_dataset(
 
 
 def check_megabatches(number: int, images: int, classes: int = 0) -> None:
-    """UserError: the training images, or the `classes` that --scenario classes divides, are too
-    few."""
+    """Raise a UserError if `images` or `classes` are too few for `number` mega-batches.
+
+    `images` are those for training; `classes` are those that --scenario classes divides, else 0.
+    """
     if classes:
         most = classes
         divided = f"{classes} classes"
@@ -302,6 +309,6 @@ def check_megabatches(number: int, images: int, classes: int = 0) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """UserError: the seed is out of NumPy's range."""
+    """Raise a UserError if the seed is out of NumPy's range."""
     if not 0 <= seed < 2**32:
         raise UserError(f"--seed {seed}: from 0 to {2**32 - 1}")

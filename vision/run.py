@@ -1,7 +1,7 @@
 """Train image learners on a stream of mega-batches and compare them: `alma images`."""
 
 import argparse
-import multiprocessing
+import importlib
 import os
 import re
 import sys
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 if __name__ == "__main__":  # import from the checkout instead of the script's folder
     checkout = str(Path(__file__).resolve().parent.parent)
@@ -31,7 +31,8 @@ from vision import presets
 from vision.dated_stream import write_stream
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
-from vision.sweep import USUAL, SweepRun, check_data, jobs_of, read_sections
+from vision.sections import USUAL, read_sections
+from vision.sweep import SweepRun, check_data, jobs_of
 
 _EXAMPLES = """
 examples:
@@ -47,9 +48,9 @@ examples:
 def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     """Run the jobs in processes of one thread each; returns the errors of those that failed.
 
-    Each process takes the next GPU. A single job runs in this process; that of an MLP, which gains
-    nothing from more, in one thread unless OMP_NUM_THREADS is set. UserError: the system killed a
-    process.
+    Processes take the GPUs in turn. A single job runs in this process; if it is an MLP, which gains
+    nothing from more threads, in one thread unless OMP_NUM_THREADS is set. Raises UserError if the
+    system killed a process.
     """
     if not jobs:  # an empty part of a sweep
         return []
@@ -80,8 +81,7 @@ def _run_in_processes(jobs: Sequence[SweepRun], processes: int) -> list[Exceptio
 
     failed: list[Exception] = []
     began = time.monotonic()
-    count = multiprocessing.get_context("spawn").Value("i", 0)
-    setup = partial(_prepare, count, jobs[0].options["device"])
+    setup = partial(_prepare, jobs[0].options["device"])
     with (
         tempfile.TemporaryDirectory(
             prefix="alma-images-"
@@ -112,21 +112,22 @@ def _run_in_processes(jobs: Sequence[SweepRun], processes: int) -> list[Exceptio
 
 
 def _reported(error: Exception, name: str) -> Exception:
-    """The error of the run `name`; an error of the program is printed, and named in one line."""
+    """Return the error to show for the run `name`.
+
+    A UserError is returned as it is. Another error is a bug: its traceback is printed, and the
+    returned error names the run and the error in one line.
+    """
     if isinstance(error, UserError):
         return error
     traceback.print_exception(error)
     return RuntimeError(f"{name}: {type(error).__name__}: {error}")
 
 
-def _prepare(count: Any, device: str) -> None:
-    """Set up a worker process; `count` is the number of those set up so far."""
+def _prepare(device: str, number: int) -> None:
+    """Set up worker process `number`: one thread, and the next GPU."""
     import torch
 
     torch.set_num_threads(1)  # idle OpenMP threads spin, and would slow other runs down
-    with count.get_lock():
-        number = count.value
-        count.value += 1
     if device in ("auto", "cuda"):
         gpus = torch.cuda.device_count()
         if gpus:
@@ -314,17 +315,21 @@ def _part(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _start_on_cluster() -> None:
-    """Replace this process by `slurm.vision` if the command has `--cluster slurm`.
-
-    That package starts this command, so this module does not import it.
-    """
+def _is_for_cluster() -> bool:
+    """Whether the command line has `--cluster slurm`, also beside flags of slurm.vision only."""
     cluster = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     cluster.add_argument("--cluster", nargs="?")
     options, _ = cluster.parse_known_args()
-    if options.cluster == "slurm":
-        words = [sys.executable, "-P", "-m", "slurm.vision", *sys.argv[1:]]
-        os.execv(sys.executable, words)
+    return options.cluster == "slurm"
+
+
+def _start_on_cluster() -> None:
+    """Submit the runs as jobs, each of which runs this command for a part of them.
+
+    slurm.vision is found by its name: the launcher imports no wing, and no wing the launcher.
+    """
+    sys.argv[0] = "alma images --cluster slurm"  # the program in its errors
+    importlib.import_module("slurm.vision.__main__").main()
 
 
 def _exit_with(failed: Sequence[Exception], count: int) -> NoReturn:
@@ -340,7 +345,9 @@ def _exit_with(failed: Sequence[Exception], count: int) -> NoReturn:
 @command
 def main() -> None:
     """Entry point of `python vision/run.py`."""
-    _start_on_cluster()
+    if _is_for_cluster():
+        _start_on_cluster()
+        return
     sections = read_sections(parser(), sys.argv[1:])
     options = sections[0]
     if options.jobs < 1:

@@ -100,7 +100,8 @@ def _changed_stream(
         dataset,
         train=Images(images, dataset.train.labels),
         test=Images(tests, dataset.test.labels.repeat(megabatches)),
-        # Of the data set before the change: runs that differ in the seed are repeats.
+        # The fingerprint of the unchanged data set: pixel orders depend on the seed, but runs that
+        # differ only in the seed are repeats.
         source_fingerprint=dataset.fingerprint,
     )
     return MegaBatchStream(changed, seed=seed, parts=parts, held_out=held_out, scenario=scenario)
@@ -141,7 +142,8 @@ def read_periods(
         classes=len(numbers),
         names=list(numbers),
         resize_size=size and size.shorter,
-        source_fingerprint=digest.hexdigest()[:16],  # of the first period: appends do not change it
+        # A hash of the first period only, so that appends do not change it.
+        source_fingerprint=digest.hexdigest()[:16],
     )
     return MegaBatchStream(
         dataset,
@@ -169,7 +171,7 @@ def _period_images(
 
 
 def _check_same_size(name: str, images: Tensor, first_images: Tensor) -> None:
-    """UserError: the images of period `name` have another size than those of the first period."""
+    """Raise a UserError if the images of period `name` differ in size from the first period's."""
     if images.shape[1:] != first_images.shape[1:]:
         size = tuple(images.shape[2:])
         first_size = tuple(first_images.shape[2:])

@@ -13,10 +13,10 @@ from vision.train import Replay
 
 
 class StageData:
-    """Training and validation examples of the stages of a `schedule`, read anew at every call.
+    """Training and validation examples of the stages of a `schedule`.
 
-    With a `replay_share`, old examples replace that share of a stage's validation examples, which
-    are sampled once per stage. (In a language model, old blocks are added instead.)
+    With a `replay_share`, epochs are those of `alma.stages`, and a stage's validation examples have
+    the same share of old ones, sampled once per stage.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class StageData:
         self.black = stream.dataset.black.to(device)
 
     def train(self, index: int) -> AnyExamples:
-        """Training examples of stage `index`, from which `replay` draws."""
+        """Training examples of stage `index`; with replay, also the old ones to sample from."""
         return self._examples(index, 0)
 
     def valid(self, index: int) -> AnyExamples:
@@ -45,8 +45,10 @@ class StageData:
         return self._valid[1]
 
     def replay(self, index: int, part: int = 0) -> Replay | None:
-        """How epochs of stage `index` draw from its training examples (`part` 1: how its validation
-        examples are sampled); None: all examples are used."""
+        """How stage `index` samples old examples; None if it uses all of its examples.
+
+        `part` 0: for each training epoch; 1: for the validation set.
+        """
         stage = self._schedule[index]
         if not (self._replay_share and stage.earlier):
             return None
@@ -73,7 +75,7 @@ class StageData:
         if replay and part:
             random = np.random.RandomState([self._stream.seed, index])
             indices = indices[replay.sample(random)]
-        # Replay reads few of its training examples: normalising all would take longer than
-        # training.
+        # With replay, a stage reads few of its training examples: normalising them all would take
+        # longer than training.
         stored = replay is not None and not part
         return dataset.select(dataset.train, torch.from_numpy(indices), self._device, stored)

@@ -60,7 +60,7 @@ class StageTrainer:
         self.save_stages = save_stages
         self.metric = metric
         self.after_stage = after_stage
-        self.bar: Any = None  # of tqdm
+        self.bar: Any = None  # tqdm's progress bar
         self.done = 0  # completed stages
         self.seconds = 0.0  # spent on the current stage before an interruption
         self._interrupted: Progress | None = None
@@ -80,10 +80,10 @@ class StageTrainer:
         self._test_periods = config.get("test_periods")
         self._known_only = config.get("classes") == "known"
 
-        self._cache: dict[str, Any] = {}  # of `Learner.predict`
-        self._raw: dict[str, Any] = {}  # errors of the weights before averaging
+        self._cache: dict[str, Any] = {}  # passed to `Learner.predict` for the test set
+        self._raw: dict[str, Any] = {}  # test errors of the weights without averaging
         self._matrix: list[float] = []  # test error on the held-out images of each mega-batch
-        self._scores: dict[str, float] = {}  # of the metric
+        self._scores: dict[str, float] = {}  # the user's metric, by its name
 
     def load(self) -> int:
         """Restore the checkpoint if there is one; returns the number of completed stages."""
@@ -142,8 +142,8 @@ class StageTrainer:
 
     def train(self, stage: Stage) -> dict[str, float]:
         """Train on a stage; returns FLOPs by purpose."""
-        # A completed stage is saved here, after its row is on disk. While a stage resumes, nothing
-        # is saved: the checkpoint would lose the progress within the stage.
+        # Save the previous stage only now, after its row is on disk. If this stage resumes, save
+        # nothing: the new checkpoint would lack the progress within the stage.
         if not self._interrupted and self._due():
             self.save()
         self._began = time.monotonic() - self.seconds
@@ -201,8 +201,11 @@ class StageTrainer:
         return float(score)
 
     def _errors(self, predicted: "Tensor") -> tuple[float, list[float]]:
-        """Test error, and test error on the held-out images of each mega-batch; 1 where no image
-        counts."""
+        """Test error, and test error on the held-out images of each mega-batch (both 0 to 1).
+
+        `predicted` (n,) has the classes predicted for all test images. With --classes known, images
+        of classes that the model has not seen do not count; if none counts, the error is 1.
+        """
         wrong = (predicted != self._test.labels).double()
         if self._known_only:
             wrong[self._test.labels >= self.learner.classes] = math.nan

@@ -3,53 +3,52 @@ file."""
 
 import argparse
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from alma import experiments
-from alma.errors import Parser, UserError
-from alma.experiments import check_nesting, folder_part, setting_text
+from alma.errors import UserError
 from alma.options import flag_of
 from alma.stages import check_share, stages
+from alma.sweeps import (
+    check_nesting,
+    common_folder,
+    folder_parts,
+    seed_part,
+    setting_text,
+    varying,
+)
 from vision import presets
 from vision.experiment import fitting, run
 from vision.learners import all_settings, resolve
 from vision.periods import ImageSource, check_append, check_classes, listed
 from vision.points import DATA, SweepPoint, points_of
 from vision.presets import Settings
+from vision.sections import USUAL
 
 _OF_THE_STREAM = {*DATA} - {"preset", "replay_share", "replay_from"}
-_OF_THE_COMMAND = {
-    "cluster",
-    "device",
-    "dry-run",
-    "help",
-    "jobs",
-    "list",
-    "part",
-    "save-interval",
-}
-
-PERIODS = {"by": None, "manifest": None, "group_by": None, "classes": "all"}
-"""Flags of a stream by date, with their defaults."""
-USUAL = {"data_root": "data", "device": "auto", "cache_images": None} | PERIODS
-"""Defaults of flags that a recorded command leaves out."""
 
 
 @dataclass(frozen=True)
 class _Combination:
-    """A point that is valid, with the section that it is from and all settings of its learner."""
+    """A valid point of a sweep, with its section and all settings of its learner."""
 
     section: argparse.Namespace
     point: SweepPoint
     settings: Settings
 
     @property
+    def values(self) -> dict[str, Any]:
+        """All settings of the learner and the values of the point, by name."""
+        return vars(self.settings) | self.point.values
+
+    @property
     def identity(self) -> tuple[Any, ...]:
-        """Equal for runs with the same results, whatever the names of their values."""
+        """A key that is equal for combinations that give the same results.
+
+        For example, a value given by a preset and the same value given by a flag.
+        """
         point = self.point
         data = {name: value for name, value in point.data.items() if name != "preset"}
         data["megabatches"] = point.megabatches
@@ -102,17 +101,17 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
     of_learner: dict[str, list[_Combination]] = {}
     for combination in combinations:
         of_learner.setdefault(combination.point.learner, []).append(combination)
-    varying = {learner: _varying(group) for learner, group in of_learner.items()}
+    named = {learner: _varying(group) for learner, group in of_learner.items()}
     jobs = []
     for combination in combinations:
-        folder = ""
+        out = combination.section.out
         if not is_single:
-            folder = _folder(combination, varying[combination.point.learner])
-        jobs.append(_job(combination, combination.section.out / folder))
-    for place, number in Counter(job.out for job in jobs).items():
-        if number > 1:
-            conflict = "two runs of the sweep have this folder"
-            raise UserError(f"{place}: {conflict}: give them one at a time")
+            out = out / _folder(combination, named[combination.point.learner])
+        jobs.append(_job(combination, out))
+    folder = common_folder(job.out for job in jobs)
+    if folder:
+        conflict = "two runs of the sweep have this folder"
+        raise UserError(f"{folder}: {conflict}: give them one at a time")
     return jobs
 
 
@@ -138,7 +137,7 @@ def _combinations(sections: Sequence[argparse.Namespace]) -> list[_Combination]:
 def _resolved(point: SweepPoint) -> Settings:
     """All settings of the learner of a point. UserError: a value of the point is out of range."""
     stages(point.megabatches, point.waiting_time)
-    # A given share of 0, the baseline of a sweep, has no use for `replay_from`.
+    # `replay_from` has no effect on a run with an explicit share, such as a sweep's baseline of 0.
     replay_from = "all" if "replay_share" in point.data else point.replay_from
     check_share(point.replay_share, point.replay, replay_from)
     preset = point.data.get("preset")
@@ -148,35 +147,27 @@ def _resolved(point: SweepPoint) -> Settings:
 
 def _varying(combinations: Sequence[_Combination]) -> list[str]:
     """The given values, except the size, in which combinations of one learner differ."""
-    values = [combination.point.values for combination in combinations]
-    settings = [combination.settings for combination in combinations]
-    names = []
-    for name in (*DATA, *all_settings()):
-        if name == "hidden" or not any(name in given_values for given_values in values):
-            continue
-        values_of_name = set()
-        for given_values, defaults in zip(values, settings, strict=True):
-            values_of_name.add(given_values.get(name, getattr(defaults, name, None)))
-        if len(values_of_name) > 1:
-            names.append(name)
-    return names
+    given_names: set[str] = set()
+    for combination in combinations:
+        given_names.update(combination.point.values)
+    given_names.discard("hidden")
+    names = [name for name in (*DATA, *all_settings()) if name in given_names]
+    return varying(names, [combination.values for combination in combinations])
 
 
-def _folder(combination: _Combination, varying: Sequence[str]) -> str:
+def _folder(combination: _Combination, named: Sequence[str]) -> str:
     """The folder of a run in a sweep, such as gmoe_w1_h32_router-flat_replay_s0: learner, waiting
-    time, size, the values that are `varying`, seed."""
+    time, size, the values of `named`, seed."""
     point = combination.point
     settings = combination.settings
-    values = vars(settings) | point.values
+    values = combination.values
     parts = [point.learner, f"w{point.waiting_time}"]
     if not settings.whole:
         parts.append(f"h{settings.hidden}")
-    for name in varying:
-        if values.get(name) is not None:
-            parts.append(folder_part(name, values[name]))
+    parts += folder_parts({name: values.get(name) for name in named})
     if point.replay:
         parts.append("replay")
-    parts.append(f"s{point.seed}")
+    parts.append(seed_part(point.seed))
     return "_".join(parts)
 
 
@@ -280,43 +271,3 @@ def check_data(jobs: Sequence[SweepRun]) -> list[str]:
         presets.check_megabatches(job.megabatches, images, classes if by_classes else 0)
         presets.check_seed(job.stream_seed)
     return [*lines, *map(str, listings.values())]
-
-
-def read_sections(parser: Parser, words: Sequence[str]) -> list[argparse.Namespace]:
-    """The sections of a command line, see `experiments.read_sections`, with the default of --out,
-    and the data set and the number of mega-batches of a stream by date.
-
-    UserError: flags contradict --by, or need it.
-    """
-    sections = experiments.read_sections(parser, words, _OF_THE_COMMAND)
-    for section in sections:
-        section.source = None
-        if section.by:
-            section.source = _source(section)
-            periods, _ = listed(section.source)
-            section.dataset = ["folder"]
-            section.megabatches = [len(periods)]
-        else:
-            _check_without_by(section)
-        section.dataset = section.dataset or ["digits"]
-        section.out = section.out or Path("runs", "_".join([*section.dataset, *section.learner]))
-    return sections
-
-
-def _source(section: argparse.Namespace) -> ImageSource:
-    """The images of a section with --by. UserError: other flags contradict it."""
-    for name in ("dataset", "megabatches", "stream_seed", "scenario"):
-        if getattr(section, name) not in (None, ["folder"]):
-            raise UserError(f"{flag_of(name)}: leave it out, --by makes the stream")
-    if section.manifest and section.data_root != USUAL["data_root"]:
-        relative = "paths of --manifest are relative to its folder"
-        raise UserError(f"--data-root: leave it out, {relative}")
-    return ImageSource(section.data_root, section.by, section.manifest, section.group_by)
-
-
-def _check_without_by(section: argparse.Namespace) -> None:
-    """UserError: a flag needs --by."""
-    defaults = PERIODS | {"append": False, "write": None}
-    for name, default in defaults.items():
-        if getattr(section, name) != default:
-            raise UserError(f"{flag_of(name)} needs --by, such as --by week")

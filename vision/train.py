@@ -22,28 +22,23 @@ from vision.presets import Settings
 
 EVALUATION_BATCH = 2000  # examples, at most
 EVALUATION_BYTES = {"cpu": 20_000_000, "cuda": 1 << 30}
-"""Bytes of images and activations of an evaluation batch, at most, unless one example has more.
-Small batches are as fast on a CPU core, and every process of a sweep holds one."""
+"""Most bytes of images and activations in an evaluation batch, unless one example has more.
+Small batches are as fast on a CPU core, and every process of a sweep holds one in memory."""
 PADDING = 4
 DIVERGED = "training diverged: the validation loss is not finite; use a lower --lr"
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Draws an epoch with as many examples as are new, a `share` of them from earlier mega-batches.
+    """Draws the epochs of replay by share that `alma.stages` describes."""
 
-    Old examples replace new ones, so replay leaves the cost of an epoch as it is. (In a language
-    model, old blocks are added to the epoch.)
-    """
-
-    earlier: tuple[int, ...]  # examples of each earlier mega-batch; the new ones follow them
-    new: int
+    earlier: tuple[int, ...]  # number of examples of each earlier mega-batch, in order
+    new: int  # number of new examples; their indices follow the old ones
     share: float
 
     @cached_property
     def old(self) -> int:
-        """Old examples of an epoch: the share, rounded; if there are several examples, one is
-        new."""
+        """Number of old examples in an epoch: share * new, rounded, but at least one is new."""
         most = max(1, self.new - 1)
         return min(round(self.share * self.new), most)
 
@@ -76,7 +71,7 @@ class Replay:
         chosen = []
         start = 0
         for size, count in zip(self.earlier, counts, strict=True):
-            # Draws even where the count is 0: results of runs depend on it.
+            # Drawn even if the count is 0, because the results depend on the number of draws.
             chosen.append(start + np.resize(random.permutation(size), count))
             start += size
         fresh = start + random.permutation(self.new)[: self.new - self.old]
@@ -85,7 +80,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How minibatches draw from the training examples of a stage."""
+    """How minibatches are made from the training examples of a stage."""
 
     black: Tensor | float = 0.0  # pixel (channels,) that pads images in augmentation
     replay: Replay | None = None  # draws each epoch; None: all examples
@@ -109,8 +104,8 @@ class Progress:
 
 
 Callback = Callable[[Callable[[], Progress]], None]
-"""Called after every epoch with a function that returns the progress. The next epoch changes the
-tensors of the progress in place."""
+"""Called after every epoch with a function that returns the `Progress`. The next epoch overwrites
+the tensors of that object, so use or copy them at once."""
 
 
 def fit(
@@ -238,7 +233,7 @@ def evaluate(
 ) -> Tensor:
     """Outputs of `model` for all examples, which are the last dimension, in evaluation mode.
 
-    `function`, which uses the model, replaces it as the function of a batch of images.
+    `function` maps a batch of images to outputs; by default it is `model` itself.
     """
     model.eval()
     function = function or model
@@ -266,8 +261,8 @@ def minibatches(
     """The minibatches of one epoch in random order; with M `generators`, in one order per member
     (M, n).
 
-    If one minibatch holds all examples, it keeps their order, except with replay. A last minibatch
-    of one example would have no batch statistics, so it joins the one before.
+    If one minibatch holds all examples, they keep their order, except with replay. A last minibatch
+    of one example is joined to the one before it, because batch normalisation needs two.
     """
     replay = drawing.replay
     n = replay.new if replay else len(examples.labels)

@@ -36,7 +36,7 @@ def tree_of(paths: "Tensor") -> dict[frozenset[int], frozenset[int]]:
     """
     through = (
         paths[:, ::2] + paths[:, 1::2] > 0
-    )  # (E, E - 1): the node is on the path to the expert
+    )  # (E, E - 1): whether inner node k is on the path to expert e
     nodes = {frozenset(column.nonzero().flatten().tolist()) for column in through.T}
     nodes |= {frozenset([expert]) for expert in range(len(paths))}
     parents = {}
@@ -72,7 +72,7 @@ def load(directory: Path, root: str) -> "tuple[dict[str, Any], Dataset, dict[int
         raise UserError(
             f"{directory}: give a run of gmoe or moe, on images as they are in the data set"
         )
-    files = {}  # of stages
+    files = {}  # stage number -> file of its model
     for path in directory.glob("stage_[0-9][0-9][0-9]*.pt"):
         files[int(path.stem.removeprefix("stage_"))] = path
     if not files:

@@ -1,4 +1,8 @@
-"""Unpacking the files of MNIST and EMNIST, whose header tells their size."""
+"""Unpack gzip files in MNIST's format, with a limit on their size.
+
+The header of the format gives the type and the shape of the array, so the number of bytes to expect
+is known before they are unpacked: a file cannot fill the disk (a decompression bomb).
+"""
 
 import gzip
 import math
@@ -9,14 +13,18 @@ from pathlib import Path
 from alma.errors import UserError
 
 MOST_BYTES = 1 << 30
-"""Of an unpacked file; the largest of EMNIST has 547 MB."""
-_BYTES = {0x08: 1, 0x09: 1, 0x0B: 2, 0x0C: 4, 0x0D: 4, 0x0E: 8}  # of a value, by the header's code
+"""Most bytes of an unpacked file; EMNIST's largest has 547 MB."""
+# Bytes per value, by the type code in the header.
+_BYTES = {0x08: 1, 0x09: 1, 0x0B: 2, 0x0C: 4, 0x0D: 4, 0x0E: 8}
 _BLOCK = 1 << 20
 
 
 def unpack(packed: Path, target: Path) -> None:
-    """Unpack `packed`, block by block. UserError: damaged, of another format, or with more bytes
-    than its header says or MOST_BYTES."""
+    """Unpack the gzip file `packed` into the new file `target`, block by block.
+
+    Raises UserError if it is damaged, has another format, has more or fewer bytes than its header
+    says, or would have more than MOST_BYTES.
+    """
     try:
         with gzip.open(packed) as source, target.open("xb") as out:
             header = source.read(4)

@@ -109,15 +109,15 @@ def parser() -> Parser:
 
 @dataclass
 class Report:
-    """What is printed and written."""
+    """The content of a report, which `print` and `write` show."""
 
-    runs: list[Run]  # those that count, and those without rows
-    groups: list[list[Result]]  # of each general table
-    baselines: list[Result | None]  # of each group
-    left_out: list[str]  # lines about runs that were left out, not chosen, or not tested everywhere
-    entries: dict[str, list[Entry]]  # of the paper's table and figures for language models
+    runs: list[Run]  # runs that count, and runs without rows yet
+    groups: list[list[Result]]  # the results of each general table
+    baselines: list[Result | None]  # the baseline of each group (--baseline), if any
+    left_out: list[str]  # lines on runs left out, not chosen, not tested everywhere
+    entries: dict[str, list[Entry]]  # rows of the paper's Table 2 and Figure 5
     tables: dict[str, TitledTable]  # of the paper, by file name without suffix
-    paper_remarks: list[str]  # on what these leave out
+    paper_remarks: list[str]  # lines about runs that the paper's tables leave out
 
     @property
     def remarks(self) -> list[str]:

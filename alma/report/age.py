@@ -1,4 +1,4 @@
-"""Loss against age in run records: how far models are from the best one, and means over seeds.
+"""Losses by age from run records, regret against the best model, and means over seeds.
 
 `alma.report.losses` has the evaluation matrices and what age adds to them.
 """
@@ -14,10 +14,11 @@ from alma.stages import stages
 
 
 def losses_of(result: Result) -> Losses | None:
-    """The losses of a configuration, in nats a token or errors in %.
+    """The evaluation matrices of a configuration, in nats per token or error in percent.
 
     A row per trained model, at the mega-batch at which its stage ends; NaN on held-out parts that
-    the stream did not have then. None without an evaluation matrix, or before the first stage ends.
+    the stream did not have at that time. None without an evaluation matrix, or before the first
+    stage ends.
     """
     if not all(matrix(rows) for rows in result.repeats):
         return None
@@ -76,7 +77,7 @@ def over_seeds(values: Sequence[float]) -> MeanOverSeeds:
 
 
 def welch(ours: Sequence[float], theirs: Sequence[float]) -> MeanOverSeeds:
-    """Mean of ours less that of theirs, of other seeds: Welch's t-interval (1947)."""
+    """Difference of means over two groups of seeds, ours - theirs; Welch's t-interval (1947)."""
     mean = _mean(ours) - _mean(theirs)
     if min(len(ours), len(theirs)) < 2 or not math.isfinite(mean):
         return MeanOverSeeds(mean, math.nan, math.nan)
@@ -88,5 +89,5 @@ def welch(ours: Sequence[float], theirs: Sequence[float]) -> MeanOverSeeds:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """NaN of none."""
+    """The mean; NaN for an empty sequence."""
     return math.fsum(values) / len(values) if values else math.nan

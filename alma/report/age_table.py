@@ -55,9 +55,10 @@ class Aged:
 
 
 def aged(results: Sequence[Result]) -> list[Aged]:
-    """Loss against age of the results of one table that have an evaluation matrix and are trained.
+    """Loss against age for the trained results of one table that have an evaluation matrix.
 
-    Regret is against the best of their models. [] of a stream of one mega-batch, which has no ages.
+    Regret is against the best of their models. [] for a stream of one mega-batch, which has no
+    ages.
     """
     with_losses = []
     for result in results:
@@ -95,7 +96,7 @@ def titled(rows: Sequence[Aged]) -> TitledTable:
 
 
 def _digits(mean: float, least: int) -> int:
-    """Digits after the point that show at least two of the mean, from `least` to 6."""
+    """Decimals that show at least two significant digits of the mean; from `least` to 6."""
     if mean == 0 or not math.isfinite(mean):
         return least
     return max(least, min(6, 1 - math.floor(math.log10(abs(mean)))))

@@ -76,7 +76,7 @@ AVERAGES: dict[str, Measure] = {
     "validation": lambda rows: metrics.average(validation(rows)),
     **TRANSFERS,
 }
-"""Columns in the scale of the metric (errors in percent); NaN leaves a cell empty.
+"""Columns in the unit of the metric (errors in percent), by title; NaN leaves a cell empty.
 
 Add new columns here.
 """
@@ -92,7 +92,7 @@ def table(results: Sequence[Result]) -> Table:
     total = results[0].display.total
     last = results[0].megabatches
     times: Sequence[int] = range(1, last + 1)
-    if last > 8:  # the first, the quarters and the last
+    if last > 8:  # show only the first t, the quarters of the stream and the last t
         times = sorted({1, *(round(last * quarter / 4) for quarter in (1, 2, 3)), last})
     rows = []
     for result in results:
@@ -200,7 +200,7 @@ def configurations(results: Sequence[Result]) -> dict[str, list[str]]:
 
 
 def method(result: Result) -> str:
-    """The method, and how far it is if it is not finished."""
+    """The method and, if the runs are unfinished, their progress."""
     done = result.progress
     total = result.megabatches
     if done == total:

@@ -32,10 +32,11 @@ _NONE = MeanOverSeeds(math.nan, math.nan, math.nan)
 
 
 def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list[Result | None]:
-    """The baseline of each group: the result whose label, or learner as in tables, is `name`.
+    """Find the baseline of each group: the result whose label or learner is `name`.
 
-    None where the group has no such result, or no other one. UserError: no group has it and another
-    one; a group has several, such as one for each waiting time.
+    None for a group without such a result, or with no other result. Raises UserError if no group
+    has a baseline and another result, or if several results of a group have this name, such as one
+    for each waiting time.
     """
     if name is None:
         return [None] * len(groups)
@@ -133,9 +134,10 @@ def _compute_ratio(candidate: Result, baseline: Result) -> str:
 
 
 def _paired(candidate: Result, baseline: Result) -> tuple[Result, Result]:
-    """Both results with the seeds that both have, or all seeds if they share none.
+    """Restrict two results to what can be compared.
 
-    Rows are those up to the last t up to which all these runs have all rows.
+    Their runs are those with the seeds that both have, or all if they share none. Their rows are
+    those of t = 0..last, where `last` is the progress of the run that is least far.
     """
     runs_of_candidate = _by_seed(candidate)
     runs_of_baseline = _by_seed(baseline)
@@ -162,7 +164,7 @@ def _by_seed(result: Result) -> dict[int, Run]:
 
 
 def _cut(result: Result, runs: dict[int, Run], times: Sequence[int]) -> Result:
-    """The result with these runs, by seed, and their rows at `times` alone."""
+    """A copy of the result with only these runs (by seed), and only their rows at `times`."""
     ascending = [runs[seed] for seed in sorted(runs)]
     repeats = []
     for run in ascending:
@@ -179,7 +181,7 @@ class Cell(NamedTuple):
 
 
 def _cells(result: Result) -> dict[Cell, list[float]]:
-    """The loss of each cell that all seeds have, per seed; {} without an evaluation matrix."""
+    """The losses per seed of each cell that all seeds have; {} without an evaluation matrix."""
     losses = age.losses_of(result)
     if not losses:
         return {}
@@ -190,7 +192,10 @@ def _cells(result: Result) -> dict[Cell, list[float]]:
 
 
 def _parts(common: Collection[Cell]) -> dict[str, list[Cell]]:
-    """The groups of cells over which means are taken, by name; without empty ones."""
+    """Group the cells by the age of the model; also "end", the cells of the last model.
+
+    Returns the groups over which means are taken, by name, without empty ones.
+    """
     last = max((cell.until for cell in common), default=0)
     parts = {}
     for name, fits in AGES.items():
@@ -200,7 +205,10 @@ def _parts(common: Collection[Cell]) -> dict[str, list[Cell]]:
 
 
 def _measures(result: Result, begun: Sequence[int]) -> dict[str, list[float]]:
-    """Measures of all rows, a value per seed; `begun` are the t since both have trained."""
+    """Measures over the stream by name, a value per seed.
+
+    `begun` are the t at which both results of the comparison have completed a stage.
+    """
     factor = result.display.factor
     measures: dict[str, list[float]] = {"last": [], "trained": [], "average": []}
     totals = []
@@ -215,10 +223,11 @@ def _measures(result: Result, begun: Sequence[int]) -> dict[str, list[float]]:
 
 
 def _differences(candidate: Result, baseline: Result) -> dict[str, MeanOverSeeds]:
-    """Differences of a pair by name; {} if the two share no t from 1 on.
+    """The differences candidate - baseline, with 90% intervals, by name of the measure.
 
-    The measures are those of all rows, then means over the cells of the evaluation matrix that both
-    have.
+    First the measures over the stream, then means over groups of cells of the evaluation matrix
+    that both have. Paired by seed if the seeds are equal, else by Welch's interval. {} if the two
+    share no t from 1 on.
     """
     if 1 not in candidate.times:
         return {}

@@ -20,7 +20,8 @@ DISPLAYS = {
 
 
 def display_of(metric: str) -> Display:
-    """How a metric is shown; a score as a perplexity is: without the untrained model in figures."""
+    """How to show a metric. A score (`alma.report.scores`) has factor 1, and figures leave out the
+    untrained model."""
     if metric in DISPLAYS:
         return DISPLAYS[metric]
     return Display(metric, 1, f"cumulative {metric}", untrained=False)

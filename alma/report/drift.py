@@ -28,13 +28,14 @@ _STALENESS = (
     "these configurations on that mega-batch."
 )
 _HOLES = " Empty cells: the model was not tested there."
-WRITTEN = 12  # most rows and columns of a heat map with its values in the cells
+WRITTEN = 12  # heat maps with at most so many rows and columns show the values in the cells
 
 
 def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
-    """Name, figure and caption of each figure that the results of one table have numbers for.
+    """Yield (name, figure, caption) of the figures of drift for the results of one table.
 
-    Draw and save them in the context `style.drawing`.
+    Heat maps of evaluation matrices, then loss against age; a figure without any numbers is left
+    out. Draw and save the figures in the context `style.drawing`.
     """
     shown = []
     for result in sorted(results, key=lambda result: result.rank):
@@ -61,10 +62,11 @@ def _has_hole(cells: list[list[float]]) -> bool:
 
 
 def mean_matrix(result: Result) -> list[list[float]]:
-    """The evaluation matrix: rows t = 1, 2, ..., columns the held-out parts.
+    """The evaluation matrix to draw: rows t = 1, 2, ..., columns are the held-out parts.
 
-    Cells are means over seeds, as displayed. Rows of the untrained model are NaN where figures
-    leave it out (see `displays.DISPLAYS`). [] if a repeat has no matrix.
+    Cells are means over seeds in the unit of reports (errors in percent). Rows in which no stage is
+    complete yet are NaN if figures leave out the untrained model (see `displays.DISPLAYS`). [] if a
+    repeat has no matrix.
     """
     matrices = [matrix(rows) for rows in result.repeats]
     if not all(matrices):
@@ -77,15 +79,16 @@ def mean_matrix(result: Result) -> list[list[float]]:
             of_seeds = (of_seed[t] for of_seed in matrices)
             parts = itertools.zip_longest(*of_seeds, fillvalue=math.nan)
             rows.append([result.display.factor * (sum(cells) / len(cells)) for cells in parts])
-    most = max(map(len, rows))  # the stream may have grown
+    most = max(map(len, rows))  # earlier rows are shorter if the stream has grown
     return [row + [math.nan] * (most - len(row)) for row in rows]
 
 
 def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
-    """A figure with a heat map for each result and its matrix, in panels of one shape.
+    """A figure with a heat map for each pair of a result and its matrix, in panels of equal shape.
 
-    Row 1 is at the top; NaN leaves a cell empty. Up to WRITTEN rows and columns, values are written
-    in the cells. Panels with the same periods share those below the lowest panel of their column.
+    Row t = 1 is at the top; NaN leaves a cell empty. Small matrices (WRITTEN) show their values. On
+    a dated stream the x axis shows the periods: below the lowest panel of each column if all panels
+    have the same periods, else below every panel.
     """
     from matplotlib import colors, patches, ticker
 
@@ -124,7 +127,7 @@ def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
         axes.set_ylim(most + 0.5, 0.5)
         title = textwrap.fill(result.label, round(13 * inches[0]))
         axes.set_title(title, color=colour_of(result.learner), fontweight="bold")
-    # The periods of the held-out parts of a dated stream.
+    # Of each panel: names of the periods of the held-out parts; empty if the stream is not dated.
     names = [dated_names(result) for result, _ in shown]
     if any(names):
         lowest = {axes.get_subplotspec().colspan.start: axes for axes in panels}.values()
@@ -156,9 +159,9 @@ def _three_digits(value: float) -> str:
 
 
 def _staleness(aged: Sequence[Aged]) -> Any:
-    """Extra loss (left) and regret (right) against age.
+    """A figure of extra loss (left) and regret (right) against age, with a line per result.
 
-    Of many results, a row per learner and replay.
+    More than six results are divided into rows of panels, one per learner and replay (`by_kind`).
     """
     by_result = {id(row.result): row for row in aged}
     members = by_kind([row.result for row in aged])

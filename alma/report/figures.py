@@ -1,4 +1,4 @@
-"""Figures of any runs: the metric over the stream, and the front."""
+"""Figures for runs of any kind: the metric over the stream, drift, and the front."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ class Curve(NamedTuple):
 
 
 def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
-    """Write the figures of results of one table to `out`; returns the paths of the PNG files.
+    """Write all figures of the results of one table to `out`; returns the paths of the PNG files.
 
-    Over time they show the untrained error but not the untrained perplexity (see
-    `displays.DISPLAYS`).
+    Figures over time include the untrained model's error, but not its perplexity, which is too
+    large (see `displays.DISPLAYS`).
     """
     paths = []
     with style.drawing():
@@ -40,7 +40,10 @@ def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
 
 
 def over_time_figure(results: Sequence[Result]) -> Any:
-    """Lines over the stream; if many, in panels by learner and replay."""
+    """A figure of the metric over the stream, with a line per result.
+
+    More than six results are divided into panels, one per learner and replay (`by_kind`).
+    """
     members = by_kind(results)
     inches = (3.6, 3.0) if len(members) == 1 else (2.5, 2.2)
     figure, panels = style.named_panels(list(members), inches, sharex=True, sharey=True)
@@ -68,7 +71,10 @@ def over_time(result: Result) -> Curve:
 
 
 def curve(result: Result, times: Sequence[int], x: MeasureAt, y: MeasureAt) -> Curve:
-    """x and y at each of `times`, averaged over seeds; y is scaled for display."""
+    """The line of a result: x and y at each of `times`, averaged over seeds.
+
+    y and its deviation are multiplied by `Display.factor`.
+    """
     line = Curve(result, [], [], [])
     factor = result.display.factor
     for t in times:
@@ -95,7 +101,7 @@ def draw_curve(axes: Any, curve: Curve, steps: bool = False, **look: Any) -> Cur
     if any(curve.deviation):
         low = [mean - deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
         high = [mean + deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
-        # Faint, with edges: the colours of several bands must not mix to brown.
+        # A faint fill with edges, because the colours of overlapping bands would mix to brown.
         band = {
             "facecolor": (look["color"], 0.07),
             "edgecolor": (look["color"], 0.45),
@@ -124,13 +130,12 @@ def frame_over_time(
     label: str,
     area: bool = False,
 ) -> None:
-    """Scale and label the axes of `draw_over_time`.
+    """Scale and label the axes of panels that `draw_over_time` has drawn.
 
-    `rows` are panels that share a y axis, with their curves.
-
-    The y axis has the untrained part too, which is most of the CER of a learner that waits. With
-    `area` it is linear from 0: the area below a line is its CER. Otherwise it is logarithmic if the
-    values need it.
+    Each of `rows` is a pair: panels that share a y axis, and the curves in them. With `area`, the y
+    axis is linear from 0, so that the area below a line is its CER; otherwise it is logarithmic if
+    the values span more than a factor of 3. Its range includes the dotted untrained part, which is
+    most of the CER of a learner that waits.
     """
     times = [0, *(t for _, curves in rows for curve in curves for t in curve.result.times)]
     all_panels = [axes for panels, _ in rows for axes in panels]
@@ -153,11 +158,11 @@ def frame_over_time(
 
 
 def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Look of the line of each result of a panel.
+    """Colour and line style of each result in a panel.
 
-    Of several learners, each has its colour, and its variants are ever lighter. The waiting times
-    of a single learner have a ramp of colours instead, or else its configurations if they are more
-    than two.
+    If the panel has several learners, each has its own colour, lighter for each further variant. If
+    it has a single learner, each waiting time has a colour of a ramp; with a single waiting time
+    and more than two results, each result has one.
     """
     keys = [result.waiting_time for result in results]
     if len(set(keys)) == 1 and len(results) > 2:
@@ -171,7 +176,10 @@ def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def by_kind(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The results of each panel by its name: all in one; if more than 6, by learner and replay."""
+    """Divide the results into panels, by the panel's name.
+
+    Up to six results are in one panel with the name ""; more are divided by learner and replay.
+    """
     members: dict[str, list[Result]] = {}
     for result in sorted(results, key=lambda result: result.rank):
         name = result.learner + (", replay" if result.config["replay"] else "")

@@ -29,10 +29,14 @@ def write_report(
 ) -> list[Path]:
     """Write report.md, report.csv and figures to the directory `out`.
 
-    Returns their paths. `groups` are lists of results for a general table each. `pictures` are the
-    paper's figures, in place of the general ones (None). `tables` are the paper's tables by file
-    name without suffix, `choices` lines about runs that are left out. `baselines` are those of the
-    tables of differences, one for each group or None.
+    Returns their paths.
+
+    groups      results of each general table
+    runs        all runs, for the table of their origins and report.csv
+    pictures    the paper's figures, if they replace the general ones; None: draw the general ones
+    tables      the paper's tables, by file name without suffix
+    choices     lines about runs that are left out
+    baselines   for each group, the baseline of its table of differences, or None
     """
     written = [out / "report.md", out / "report.csv"]
     parts = ["# ALMA report", *map(markdown, choices)]
@@ -75,7 +79,10 @@ def write_report(
 
 
 def _origins(runs: Sequence[Run]) -> Table:
-    """Where the runs come from; a directory with an average is two runs, and has one row."""
+    """A table of the runs' origins, a row per directory.
+
+    A run with an average counts as two runs (see `raw`) but has one row here.
+    """
     rows = {}
     for run in runs:
         cells = (

@@ -36,14 +36,14 @@ def caption(results: Sequence[Result]) -> str:
 
 
 class Point(NamedTuple):
-    """A result in the figure."""
+    """A point of the figure: one result."""
 
     result: Result
     x: float  # training compute (TFLOPs)
     y: float  # mean metric
-    deviation: float  # of the metric over seeds
-    note: str = ""  # written at the non-dominated points where it changes
-    size: str = ""  # of the model; larger ones have larger markers
+    deviation: float  # standard deviation of y over seeds
+    note: str = ""  # label, written at non-dominated points where it changes along the line
+    size: str = ""  # size of the model; larger models have larger markers
 
     @property
     def kind(self) -> tuple[str, bool]:
@@ -52,11 +52,11 @@ class Point(NamedTuple):
 
 
 def front(results: Sequence[Result]) -> Any:
-    """The figure of the complete results of one table; None of fewer than two.
+    """The figure for the complete results of one table; None if fewer than two are left.
 
-    Of text, those with the smallest waiting time, so that all averages start at one stage: the
-    untrained perplexity would hide all differences. Raw weights are left out where the figure has
-    their average, except those of the paper's learners.
+    For language models only results with the smallest waiting time are shown: their averages all
+    start at the same t, and leave out the untrained perplexity, which would hide all differences.
+    Raw weights are left out if the figure has their average, except for the paper's learners.
 
     Where the test set lacks periods of the stream, the metric is that of the newest held-out part.
     """
@@ -102,7 +102,7 @@ def front(results: Sequence[Result]) -> Any:
 
 
 def _but_average(result: Result) -> str:
-    """Text that is the same for configurations that differ only in their average."""
+    """A key that is equal for configurations that differ only in their average of weights."""
     return canonical(result.config, "average", "seed")
 
 

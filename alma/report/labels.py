@@ -11,27 +11,28 @@ from alma.options import CHANGED, options_of
 from alma.protocol import TextOptions
 
 VARIANT = frozenset({"schedule", "average", "replay_share", "replay_from"})
-"""Settings that are part of a learner's name in reports, see `variants`; absent if off."""
+"""Settings that are part of a method's name in reports, see `variants`; absent if off."""
 ALWAYS_SHOWN = VARIANT | {"learner", "name", "waiting_time", "replay", "seed", "megabatches"}
 """Settings that every table and legend shows."""
 _OPTIONAL = {
     name for name, option in options_of(TextOptions).items() if option.metadata["record"] == CHANGED
 }
-"""Settings that run.json lacks if they have their defaults."""
+"""Settings that run.json leaves out if they have their defaults."""
 _CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data", "init_sha256")
-"""Shown only if no other setting distinguishes two configurations."""
+"""Checksums; labels show them only if no other setting distinguishes two configurations."""
 _OF_VARIANT = ("select", "--lr-scheduler", "--total-num-update")
-"""Settings that a schedule or a preset usually sets together with the variant."""
+"""Settings that usually change together with the variant, because a preset sets both."""
 
 
 def distinguishing(
     configs: Sequence[Mapping[str, Any]], shown: Collection[str] = ALWAYS_SHOWN
 ) -> list[str]:
-    """The settings that a label needs to distinguish flat configs, beside those `shown` elsewhere.
+    """The names of the settings that labels must show to distinguish flat configs.
 
-    A setting of only some learners is needed if it differs among them, or if another run of one of
-    them lacks it; one of _OF_VARIANT, if it differs within a variant; a checksum, if nothing else
-    differs.
+    `shown` are settings that tables and legends show anyway. Of the settings that differ, some are
+    needed only on a condition: a setting that only some learners have, if it differs among these,
+    or if another run of the same learner lacks it; one of _OF_VARIANT, if it differs within a
+    variant; a checksum, if nothing else distinguishes two configs.
     """
 
     def kinds(names: Iterable[str]) -> int:
@@ -51,7 +52,7 @@ def distinguishing(
         )
 
     follows = {name for name in _OF_VARIANT if kinds([*VARIANT, name]) == kinds([*VARIANT])}
-    # `flatten` leaves the key fairseq_flags in a run without flags.
+    # For a run without flags, `flatten` returns an empty fairseq_flags.
     left_out = {*shown, *_CHECKSUMS, *follows, "fairseq_flags"}
     names = [name for name in differing(configs) if name not in left_out and needed(name)]
     shown_elsewhere = [name for name in shown if name != "seed"]
@@ -83,10 +84,10 @@ def describe(
 
 
 def variants(configs: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -> list[str]:
-    """Schedule, average and replay share of each config: "", "continuous, average last:8".
+    """The variant of each config, a text such as "" or "continuous, average last:8".
 
-    A decay follows the word "average" only if averages differ among configs with the same settings
-    `within`.
+    It names the schedule, the average and the replay share, if not the defaults. The decay of an
+    average is named only if configs that agree in the settings `within` have different decays.
     """
     groups = []
     averages: dict[str, set[Any]] = {}
@@ -120,7 +121,11 @@ def replay(config: Mapping[str, Any]) -> str:
 
 
 def as_setting(value: Any) -> str:
-    """A setting as text: 2,4 for [2, 4], 2 for [2, 2]; 2*50,4*49; 8 digits of a checksum."""
+    """A setting as text.
+
+    Lists are shortened: 2,4 for [2, 4]; 2 for [2, 2]; 2*50,4*49 for fifty 2s and forty-nine 4s. A
+    checksum has 8 digits.
+    """
     if isinstance(value, list):
         texts = [as_setting(member) for member in value]
         if len(set(texts)) == 1:

@@ -1,4 +1,4 @@
-"""Losses of models by the time of their training and of their test, and what age adds to them.
+"""Evaluation matrices with two axes of time (`Losses`), staleness and the effect of age.
 
 A `Losses` is an evaluation matrix with two axes of time: a row is a model, at the newest period
 that it was trained on; a column is the held-out part of a period. The age of a cell is the period
@@ -54,7 +54,7 @@ class MeanOverSeeds(NamedTuple):
 
 def t_interval(mean: float, error: float, freedom: float) -> MeanOverSeeds:
     """Student's 90% interval of a mean with its standard error and degrees of freedom."""
-    # a sixth of the time that importing scipy.stats takes
+    # Importing scipy.special takes a sixth of the time of scipy.stats.
     from scipy.special import stdtrit
 
     half = float(stdtrit(freedom, 0.95)) * error

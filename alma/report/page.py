@@ -96,7 +96,7 @@ def _figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
 def tables(section: Section, baseline: Result | None) -> Iterator[TitledTable]:
     """The tables that `alma report` prints, and that of `alma advise`."""
     yield from differences.tables(section.results, baseline)
-    if section.results[0].metric not in DISPLAYS:  # advice knows no scores
+    if section.results[0].metric not in DISPLAYS:  # a score: there is no advice for scores
         return
     from alma.report.advice.advice import NOTE, advise, decision_table  # loads NumPy and SciPy
 

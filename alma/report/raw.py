@@ -15,7 +15,7 @@ from alma.records import Run
 
 _OF_THE_AVERAGE = {"raw", "valid", "nll", "perplexity_per_word", "bits_per_byte", "scores"}
 _OF_THE_AVERAGE |= {"expert_layers", "matrix", "matrix_experts"}
-"""Fields of `extra` that are about the averaged weights, or hold both."""
+"""Fields of `extra` that describe the averaged weights; rows of the raw weights leave them out."""
 
 
 @dataclass
@@ -57,7 +57,10 @@ def _extra_of_raw(row: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, A
 
 
 def raw_runs(runs: Iterable[Run]) -> list[Run]:
-    """The raw weights of each run with `--average`; those that differ only in it share them."""
+    """The raw weights of the runs with `--average`, as runs.
+
+    Runs that differ only in `--average` have the same raw weights, which are returned once.
+    """
     raw: list[Run] = []
     for run in runs:
         if "average" in run.config and any(row["extra"].get("raw") for row in run.rows):

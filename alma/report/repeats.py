@@ -26,16 +26,17 @@ class Repeat(NamedTuple):
 def one_per_seed(repeats: Iterable[Repeat], until: float) -> tuple[list[Repeat], list[str]]:
     """The repeats that count, seeds ascending, and a line for each run that does not.
 
-    Of several runs of a seed, the one with the most rows counts, then the first: the others are
-    copies of it, or have other numbers, as of another machine. Beside a finished run, another one
-    counts if it has as many rows, or those up to `until`.
+    Of several runs with the same seed, the one with the most rows counts, then the first; the
+    others are copies of it, or have slightly other numbers, such as from another machine. If some
+    seeds are finished, an unfinished one counts only if it has the same rows, or those up to
+    `until`.
     """
     counted: dict[int, Repeat] = {}
     left_out = []
     for repeat in sorted(repeats, key=lambda repeat: -len(repeat.rows)):
         run, rows = repeat
         first = counted.setdefault(run.config["seed"], repeat)
-        # Trainings that differ only in --average have the same raw weights: no line about these.
+        # Runs that differ only in --average have the same raw weights, so no line reports a copy.
         if first is repeat or isinstance(run, Raw):
             continue
         common = rows.keys() & first.rows.keys()

@@ -30,10 +30,10 @@ class Result:
 
     config: dict[str, Any]
     repeats: tuple[Rows, ...]  # restricted to the t that all of them have
-    data: str = ""  # name of its data, such as "mnist"; other data of one name have a checksum too
-    stem: str = ""  # begins the names of files about the results of its data, metric and B
+    data: str = ""  # name of its data, such as "mnist"; with a checksum if other data have the name
+    stem: str = ""  # prefix of the names of files about results of the same data, metric and B
     settings: str = ""
-    """What distinguishes it from the others, except learner, variant, w and replay."""
+    """Settings that distinguish it from the others, besides learner, variant, w and replay."""
     variant: str = ""
     """Schedule, average of weights and share of replay, such as "continuous, average"."""
     end: int = 0  # the t of the last requested stage
@@ -127,7 +127,7 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
 
 
 def trained(rows: Rows) -> list[int]:
-    """The t since the first stage."""
+    """The t from the end of the first stage on, ascending."""
     return [t for t, row in rows.items() if t >= 1 and row["stage"] is not None]
 
 
@@ -218,7 +218,7 @@ def _read(folder: str) -> Run:
 
 
 class Kind(NamedTuple):
-    """What results of one table have in common."""
+    """What all results of one table have in common."""
 
     metric: str
     megabatches: int
@@ -273,7 +273,10 @@ def _result_of(repeats: Sequence[Repeat], until: float) -> Result:
 
 
 def _table_of(result: Result) -> tuple[Any, ...]:
-    """What results must share to be in one table: data of one checksum may have several names."""
+    """The key by which results share a table.
+
+    Data are compared by their checksum, if known, since the same data may have several names.
+    """
     config = result.config
     name, checksum = data_of(config)
     data = (config.get("dataset"), config.get("scenario"), checksum or name)
@@ -281,7 +284,7 @@ def _table_of(result: Result) -> tuple[Any, ...]:
 
 
 def _named(tables: Sequence[Sequence[Result]]) -> list[list[Result]]:
-    """The tables in the order of their names, which distinguish each from the others."""
+    """Sort the tables by name, and give their results data names that are unique to each table."""
     kinds = []
     for table in tables:
         first = table[0]
@@ -294,7 +297,7 @@ def _named(tables: Sequence[Sequence[Result]]) -> list[list[Result]]:
         if kind.checksum and of_name[kind[:3]] > 1:
             name = f"{name} ({kind.checksum[:8]})".strip()
         parts = [kind.metric, slug(name), f"B{kind.megabatches}"]
-        if of_metric[kind[:2]] == 1:  # the file's name needs no data
+        if of_metric[kind[:2]] == 1:  # the only table of its metric and B: leave the data out
             del parts[1]
         stem = "_".join(filter(None, parts))
         key = (name, kind.metric, kind.megabatches)
@@ -356,7 +359,7 @@ def labelled(results: Sequence[Result]) -> list[Result]:
         settings = labels.describe(config, names)
         described.append(replace(result, settings=settings, variant=variant))
     uses = Counter(result.label for result in described)
-    for i, config in enumerate(configs):  # lists such as [2] and [2, 2] have the same short text
+    for i, config in enumerate(configs):  # short texts may be equal: [2] and [2, 2] are both "2"
         if uses[described[i].label] > 1:
             in_full = labels.describe(config, names, str)
             described[i] = replace(described[i], settings=in_full)

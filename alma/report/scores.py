@@ -1,4 +1,7 @@
-"""Runs shown by bits per byte, or by a score of `alma train --evaluate`, not their metric."""
+"""Show runs by another number than their metric.
+
+The number is bits per byte, or a score of `alma train --evaluate`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +15,16 @@ BITS = "bits-per-byte"  # name of bits per byte of the test text; other names ar
 
 @dataclass
 class Scored(Run):
-    """A run whose rows have the number `name` as `value`; rows without it are left out."""
+    """A run that is shown by the number `name`: it replaces the metric in every row.
+
+    Rows without the number are left out.
+    """
 
     name: str = ""
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """As `Run.rows`, without what is about the run's own metric."""
+        """As `Run.rows`, with the number as `value`, and without fields about the run's metric."""
         rows = []
         for row in super().rows:
             numbers = numbers_of(row)
@@ -40,10 +46,10 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def scored(runs: Sequence[Run], name: str) -> list[Run]:
-    """The runs that have the number `name`, shown by it. UserError: none has.
+    """The runs that have the number `name`, as `Scored` runs. Raises UserError if none has.
 
-    With bits per byte, streams of the same test text are one data set, so that tokenizers can be
-    compared: of several streams, a run without a name has that of its stream.
+    With bits per byte, streams with the same test text count as one data set, so that tokenizers
+    can be compared. If there are several streams, a run without a name is named after its stream.
     """
     with_number: list[Run] = []
     names: set[str] = set()
@@ -63,7 +69,10 @@ def scored(runs: Sequence[Run], name: str) -> list[Run]:
 
 
 def _by_test_text(config: dict[str, Any], extra: Mapping[str, Any], named: bool) -> dict[str, Any]:
-    """The config with the test text in place of the stream, whose name it gets if `named`."""
+    """The config with the test text as its data instead of the stream.
+
+    If `named`, the run is named after its stream.
+    """
     words = extra.get("words")
     size = extra.get("bytes")
     text = f"{words:,} words, {size:,} bytes" if words and size else "text"

@@ -1,7 +1,4 @@
-"""Select hyper-parameters by validation score, never by test score.
-
-Section 3.1 of the paper requires it.
-"""
+"""Select hyper-parameters by validation score, never by test score (paper, section 3.1)."""
 
 import json
 import math
@@ -16,7 +13,7 @@ from alma.report import labels
 from alma.report.results import Result, group, labelled, trained, validation
 
 CHOOSABLE = ("replay_share", "replay_from", "from_scratch", "update_multiplier")
-"""Settings that are chosen on request."""
+"""Settings that are chosen only on request (`choose`); otherwise each value is reported."""
 _FIXED = (
     "learner",
     "waiting_time",
@@ -29,23 +26,25 @@ _FIXED = (
     "megabatch_sha256",
     "context_window",
 )
-"""Settings that are never chosen: learner, waiting, data, evaluation."""
+"""Settings that are never chosen, since they define the experiment: learner, waiting, data, ..."""
 SELECTIONS = {"valid": "", "valid-first": " after the first stage"}
-"""Values of --select, and what they add to the name of the score."""
+"""Values of --select, each with its addition to the name of the score in messages."""
 
 
 def best_by_validation(
     runs: Sequence[Run], select: str, hold: Sequence[str] = (), choose: Sequence[str] = ()
 ) -> tuple[list[Run], list[str]]:
-    """Keep the best configuration for each learner, waiting time, replay, B and data.
+    """Keep only the best configuration of each experiment.
 
-    It is chosen for each value of the settings in `hold`, too. Settings in `choose`, of CHOOSABLE,
-    are chosen as others are.
+    An experiment is a combination of learner, waiting time, replay, B and data, and of the settings
+    named in `hold`. Configurations that differ in other settings are its candidates. The settings
+    CHOOSABLE also define the experiment, unless they are in `choose`.
 
     Returns the runs that are kept, and a line per choice, which names every configuration that is
-    left out. Scores are means over seeds and over the t since the first stage that all candidates
-    share; with "valid-first" only the first of these t counts, as in the paper. UserError: a
-    candidate has no validation score, candidates share no t, or no run has a setting of `hold`.
+    left out. A score is the validation metric, averaged over seeds and over the t since the first
+    stage that all candidates have; with `select` "valid-first", only the first of these t counts,
+    as in the paper. Raises UserError if a candidate has no validation score, candidates share no t,
+    or no run has a setting of `hold`.
     """
     tables = group(runs)
     chosen = [name.replace("-", "_") for name in choose]
@@ -58,7 +57,8 @@ def best_by_validation(
     settings = dict.fromkeys(
         name for table in tables for result in table for name in flatten(result.config)
     )
-    by_flag = {name.removeprefix("--").replace("_", "-"): name for name in settings}  # lr: --lr
+    # Settings by the name that --hold uses, such as lr for --lr.
+    by_flag = {name.removeprefix("--").replace("_", "-"): name for name in settings}
     for name in hold:
         if name.replace("_", "-") not in by_flag:
             raise UserError(f"--hold {name}: no run has this setting; {hint(name, by_flag)}")
@@ -69,7 +69,7 @@ def best_by_validation(
         experiments: dict[str, list[Result]] = {}
         for result in table:
             experiments.setdefault(_experiment(result, fixed), []).append(result)
-        plain = []  # a result of each experiment with its fixed settings alone, which name it
+        plain = []  # for each experiment, a result with its fixed settings only, to get its label
         for first, *_ in experiments.values():
             config = flatten(first.config)
             plain.append(

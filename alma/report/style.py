@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from alma.files import atomic_write
 
 WAIT_RAMP = ("#E08A00", "#EE7B51", "#DC5E66", "#BC3A85", "#960FA3", "#6600A7", "#2C0594")
-"""Colours of waiting times, from short to long, after matplotlib's plasma; see `wait_colours`."""
+"""Ramp of colours for waiting times, from short to long, after matplotlib's plasma."""
 LINE_STYLES = ("-", "--", "-.", (0, (4, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vPX"
 GREY = "0.25"  # colour of notes, and of legend entries that stand for any colour
@@ -26,7 +26,7 @@ SETTINGS: Any = {
     "axes.edgecolor": "0.4",
     "legend.fontsize": 8,
     "lines.linewidth": 1.1,
-    "svg.fonttype": "none",  # text stays text
+    "svg.fonttype": "none",  # write text as text, not as paths
     "svg.hashsalt": "alma",
     "pdf.fonttype": 42,
 }
@@ -35,7 +35,7 @@ METADATA: dict[str, dict[str, None]] = {
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
 }
-"""Metadata that would change the bytes of a figure from run to run, by format."""
+"""Metadata to write into figures, by format: without dates, so that their bytes are repeatable."""
 
 LegendEntries = list[tuple[str, dict[str, Any]]]  # labels, each with the properties of its Line2D
 
@@ -57,9 +57,10 @@ def drawing() -> AbstractContextManager[None]:
 def save(figure: Any, path: Path, formats: Iterable[str] = ("png", "svg", "pdf")) -> None:
     """Write a figure at `path`, a PNG, and beside it as SVG and PDF with selectable text."""
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # keep the layout: each file would compute it again
+    figure.set_layout_engine("none")  # keep the layout; otherwise each file computes it again
     for suffix in formats:
-        drawn = io.BytesIO()  # matplotlib hides the error of a full disk behind one of its own
+        # Drawn in memory: matplotlib would hide the error of a full disk behind one of its own.
+        drawn = io.BytesIO()
         figure.savefig(
             drawn, format=suffix, dpi=200, bbox_inches="tight", metadata=METADATA[suffix]
         )
@@ -70,7 +71,10 @@ def save(figure: Any, path: Path, formats: Iterable[str] = ("png", "svg", "pdf")
 
 
 def wait_colours(waits: Iterable[int]) -> dict[int, str]:
-    """A colour of WAIT_RAMP for each waiting time, spread over it; distinct for up to seven."""
+    """A colour for each waiting time, evenly spread over WAIT_RAMP.
+
+    The colours are distinct for up to seven waiting times.
+    """
     ascending = sorted(set(waits))
     steps = max(1, len(ascending) - 1)
     return {
@@ -79,7 +83,10 @@ def wait_colours(waits: Iterable[int]) -> dict[int, str]:
 
 
 def variant(colour: str, rank: int) -> dict[str, Any]:
-    """Look of the line of a learner's variant 0, 1, ...: ever lighter, and a line style each."""
+    """Look of the line of a learner's variant number `rank` = 0, 1, ...
+
+    Each further variant is lighter than the learner's `colour`, and has another line style.
+    """
     share = 0.15 * min(rank, 4)
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     lighter = "#" + "".join(f"{round(part + share * (255 - part)):02X}" for part in parts)
@@ -137,7 +144,7 @@ def named_panels(
     by_name = dict(zip(names, panels.flat, strict=False))
     for i, (name, axes) in enumerate(by_name.items()):
         axes.set_title(name)
-        if i >= len(names) - columns:  # the lowest panel of its column
+        if i >= len(names) - columns:  # no panel is below this one in its column
             axes.tick_params(labelbottom=True)
     return figure, by_name
 
@@ -175,10 +182,10 @@ def number_axis(axes: Any, name: str, values: Sequence[float], log_from: float =
     axis.set_major_formatter(digits)
 
 
-_LETTERS_OF_X = 26  # of all tick labels, which stand side by side
+_LETTERS_OF_X = 26  # most characters of all tick labels of an x axis, which stand side by side
 _TICKS_OF_Y = 9
 _LOG_STEPS = ((1, 1.5, *range(2, 10)), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,))
-"""Multiples of powers of ten that have ticks, from many to few."""
+"""Sets of tick positions, as multiples of each power of ten, from many ticks to few."""
 
 
 def _log_ticks(low: float, high: float, steps: Sequence[float]) -> list[float]:
@@ -188,7 +195,10 @@ def _log_ticks(low: float, high: float, steps: Sequence[float]) -> list[float]:
 
 
 def _log_locator_of_x(low: float, high: float) -> Any:
-    """The most ticks whose labels fit side by side; if none fit, every second power of ten."""
+    """A locator with the most ticks whose labels fit side by side.
+
+    If not even the powers of ten fit, every second one has a tick.
+    """
     from matplotlib import ticker
 
     for steps in _LOG_STEPS:
@@ -201,7 +211,7 @@ def _log_locator_of_x(low: float, high: float) -> Any:
 
 
 def _log_locator_of_y(low: float, high: float) -> Any:
-    """The most ticks up to _TICKS_OF_Y; else powers of ten."""
+    """A locator with the most ticks, at most _TICKS_OF_Y if possible; else powers of ten."""
     from matplotlib import ticker
 
     for steps in _LOG_STEPS:

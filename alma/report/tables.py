@@ -8,7 +8,7 @@ from alma.tables import Table, as_text
 
 
 class TitledTable(NamedTuple):
-    """A table with its title, and a note on its columns; or without one of these."""
+    """A table with a title and a note on its columns; each may be empty."""
 
     title: str
     cells: Table

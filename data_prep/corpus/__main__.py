@@ -71,9 +71,10 @@ def write(
 ) -> str:
     """Write a JSON line {"date": ..., "text": ...} for each document up to `max_words` words.
 
-    Without `date` if the document has none. Returns a summary, with dates in UTC. `left_out` gains
-    documents whose date `alma data` cannot read. The same bytes leave a file untouched: a stream
-    made from it would not match a newer one. UserError: a bad `out`, or no document.
+    `date` is left out if the document has none. Documents whose date `alma data` cannot read are
+    counted in `left_out`. If the file already has the same bytes, it keeps its modification time;
+    otherwise a stream made from it would no longer match it. Returns a summary with dates in UTC.
+    Raises UserError for a bad `out`, or if there is no document.
     """
     count = 0
     words = 0

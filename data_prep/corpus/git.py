@@ -1,7 +1,8 @@
 """Commit messages of a git repository, dated.
 
-The date is the author's: the message is of that day. A rebase, a cherry-pick or a conversion from
-another system gives many commits one committer date, which would put years of text into one period.
+The author's date is used, since the message was written on that day. A rebase, a cherry-pick or a
+conversion from another system gives many commits the same committer date, which would put years of
+text into one period.
 """
 
 import contextlib
@@ -69,10 +70,10 @@ def _iso_date(date: bytes, seconds: bytes) -> str:
 
 def _git(folder: str, *words: str) -> Generator[bytes, None, None]:
     """The output of a git command in a folder, cut at each NUL. UserError: it fails."""
-    # Nothing is fetched for partial clones.
+    # For a partial clone, do not fetch missing objects from the network.
     offline = git_environment() | {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
     with tempfile.TemporaryFile() as errors:
-        with subprocess.Popen(  # closed early, git ends by SIGPIPE
+        with subprocess.Popen(  # if the caller stops early, git ends by SIGPIPE
             ["git", *words], cwd=folder, env=offline, stdout=subprocess.PIPE, stderr=errors
         ) as process:
             assert process.stdout

@@ -96,7 +96,7 @@ def _part(name: str) -> Iterator[list[str]]:
         yield from (prose(topics[topic]) for topic in sorted(topics))
         return
     folders = [sysconfig.get_path("stdlib")]
-    if name == "packages":  # an environment may see those of another
+    if name == "packages":  # a virtual environment may see packages of its base environment too
         specs = filter(None, map(importlib.util.find_spec, PACKAGES))
         folders = [folder for spec in specs for folder in spec.submodule_search_locations or ()]
     paths = itertools.chain.from_iterable(modules(Path(folder)) for folder in folders)

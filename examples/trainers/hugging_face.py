@@ -33,7 +33,7 @@ def build(task: StageTask, seed: int, folder: str | None = None) -> transformers
     config = transformers.LlamaConfig(
         vocab_size=task.dictionary,
         max_position_embeddings=LENGTH,
-        bos_token_id=0,
+        bos_token_id=2,  # blocks begin with eos
         eos_token_id=2,
         **small,
     )

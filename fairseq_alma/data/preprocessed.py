@@ -19,7 +19,7 @@ from alma.errors import UserError
 from alma.schema import parse_json
 from alma.stream import DTYPES, read_index
 
-MEGABATCH_WORDS = 440_000_000  # of a mega-batch in the paper (section 5)
+MEGABATCH_WORDS = 440_000_000  # words per mega-batch in the paper (section 5)
 _CHUNK = 1 << 18  # items per pass of the word count
 
 
@@ -30,7 +30,10 @@ def indexed(prefixes: Sequence[str]) -> Any:
 
 
 def checked(prefixes: list[str]) -> list[str]:
-    """`prefixes`. UserError: PREFIX.bin or .idx of one is missing, or their sizes do not match."""
+    """Return `prefixes` unchanged if all their files are there and complete.
+
+    Raises UserError if PREFIX.bin or PREFIX.idx is missing, or their sizes do not match.
+    """
     for prefix in prefixes:
         for suffix in (".idx", ".bin"):
             if not os.path.isfile(prefix + suffix):
@@ -48,8 +51,8 @@ def checked(prefixes: list[str]) -> list[str]:
 def documents(sizes: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """First item and end item (exclusive) of each document, (documents,) each.
 
-    An item of length 1 (a blank line to fairseq-preprocess) ends a document; without these, each
-    item is one.
+    An item of length 1 ends a document: fairseq-preprocess writes it for a blank line. Without such
+    items, each item is a document.
     """
     ends = np.flatnonzero(np.asarray(sizes) == 1) + 1
     if not len(ends):
@@ -65,10 +68,10 @@ def count_words(
     """Words per item of the .bin/.idx files, (items,), counted from the ids at the speed of the
     disk.
 
-    A word is what white space separates in the text, as for `alma data`. White space that GPT-2's
-    BPE cut within a character (a rare Unicode space) is not seen. `encoder_json`: GPT-2's file, for
-    a dictionary of its ids as numbers. UserError: no symbol has a word mark, or the file is
-    missing, damaged or of another vocabulary.
+    Words are separated by white space, as for `alma data`. A rare Unicode space whose bytes GPT-2's
+    BPE splits over two tokens is missed. `encoder_json` is the path of GPT-2's encoder.json, needed
+    if the dictionary's symbols are GPT-2's ids as numbers. Raises UserError if no symbol has a word
+    mark, or if encoder.json is missing, damaged or of another vocabulary.
     """
     symbols = dictionary.symbols
     if has_ids(dictionary):
@@ -78,7 +81,7 @@ def count_words(
         problem = "the dictionary has no SentencePiece or GPT-2 word marks to count words"
         raise UserError(f"{problem}: give --megabatch-tokens instead of --megabatch-words")
     starts_word = np.array([symbol.startswith("▁") for symbol in symbols])  # (V,)
-    is_blank = None  # (V,): without text; SentencePiece needs none
+    is_blank = None  # (V,), for GPT-2 only: symbols of white space, and special ones
     if is_gpt2:
         starts_word, is_blank = _gpt2_marks(symbols, dictionary)
     counts = [words for prefix in prefixes for words in _words_of(prefix, starts_word, is_blank)]
@@ -86,8 +89,10 @@ def count_words(
 
 
 def _spelled(dictionary: Dictionary, encoder_json: str | None) -> list[str]:
-    """The symbols of a dictionary of GPT-2's ids, as GPT-2's tokens. UserError: as
-    `count_words`."""
+    """Translate a dictionary whose symbols are GPT-2's ids to GPT-2's tokens, (V,).
+
+    Raises UserError as `count_words`.
+    """
     if not encoder_json:
         problem = "dict.txt has GPT-2's ids, in which --megabatch-words sees no words"
         remedy = "give its encoder.json by --gpt2-encoder-json FILE, or --megabatch-tokens N"
@@ -109,9 +114,10 @@ def _spelled(dictionary: Dictionary, encoder_json: str | None) -> list[str]:
 def _gpt2_marks(
     symbols: Sequence[str], dictionary: Dictionary
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """By GPT-2's symbol, (V,): whether it starts a word, and whether it is blank.
+    """Two masks over GPT-2's symbols, (V,) each: those that start a word, and the blank ones.
 
-    A symbol is blank if it is special or white space alone.
+    A symbol starts a word if its text begins with white space. It is blank if it is a special
+    symbol or only white space.
     """
     byte_of = {character: number for number, character in bytes_to_unicode().items()}
     texts = []

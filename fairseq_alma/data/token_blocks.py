@@ -30,7 +30,7 @@ class Tokens:
     def __init__(self, prefixes: Sequence[str], items: NDArray[np.int64] | None = None):
         self.prefixes = list(prefixes)
         self.files = [_memory_map(prefix) for prefix in self.prefixes]
-        # By run: the number of its file, its first token there, its length in tokens.
+        # For each run: the number of its file, its first token in that file, its length in tokens.
         if items is None:
             self.file = np.arange(len(self.files))
             first = np.zeros_like(self.file)
@@ -47,7 +47,7 @@ class Tokens:
             first = edges[heads] - edges[file_items[self.file]]
             lengths = edges[tails + 1] - edges[heads]
         self.edges = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        # What to add to a position in the concatenation to get the position in the run's file.
+        # Add `shift` to a position in the concatenation to get the position in the run's file.
         self.shift = first - self.edges[:-1]
 
     def __len__(self) -> int:
@@ -76,8 +76,9 @@ class Tokens:
 
 
 class TokenBlocks(FairseqDataset):
-    """Blocks of `length` tokens (the last may be shorter) for a MonolingualDataset with targets
-    `future`.
+    """Blocks of `length` tokens (the last may be shorter), as MonolingualDataset reads them.
+
+    The dataset must use the targets "future", the next tokens.
 
     An item is (source, target, None): the source is the target shifted right by one token, with eos
     before the first. Every item of the data must end in eos, as fairseq-preprocess and data_prep
@@ -113,11 +114,11 @@ class TokenBlocks(FairseqDataset):
 
 
 class ReplayBlocks(TokenBlocks):
-    """The blocks of a stage, followed by replayed blocks of earlier mega-batches.
+    """The blocks of a stage, followed by the replayed blocks of `alma.stages`.
 
-    The replayed blocks are `share` of all tokens, chosen at random. The `earlier` mega-batches give
-    equally many, up to one block. The short block at the end of a mega-batch is not chosen; a
-    mega-batch with too few blocks repeats them. UserError: a mega-batch without a whole block.
+    They are `share` of all tokens, chosen at random from the `earlier` mega-batches. The short
+    block at the end of a mega-batch is not chosen; a mega-batch with too few blocks repeats them.
+    UserError: a mega-batch without a whole block.
     """
 
     def __init__(self, new: TokenBlocks, earlier: Sequence[Tokens], share: float, seed: int):
@@ -162,11 +163,11 @@ class LanguageModelDataset(MonolingualDataset):
     """fairseq's MonolingualDataset whose batches say whether they have padding: `padded`."""
 
     def num_tokens_vec(self, indices: NDArray[np.integer]) -> NDArray[np.integer]:
-        """Tokens of the items `indices`; with it fairseq needs no call of Python for each item."""
+        """Tokens of the items `indices`, (n,); spares fairseq a Python call for each item."""
         return self.sizes[indices]
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """As fairseq's; the batch is still on the host, where looking costs no wait for a GPU."""
+        """As fairseq's, plus `padded`; the batch is still on the host, so no GPU sync is needed."""
         batch = super().collater(samples)
         if batch:
             batch["padded"] = bool(batch["net_input"]["src_tokens"].eq(self.vocab.pad()).any())

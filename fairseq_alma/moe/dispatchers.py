@@ -1,7 +1,8 @@
-"""Move tokens to their experts and back by index, in O(S * D) memory: no tensor is (S, E, C).
+"""Move tokens to their experts and back by index.
 
-A dispatcher sorts the kept tokens into rows by expert, in the layout that is fastest on the device,
-and applies the experts to them.
+A dispatcher copies the kept tokens into rows (R, D), sorted by expert, applies each expert to its
+rows, and copies the outputs back to the order of the tokens. Memory is O(S * D): no tensor has the
+shape (S, E, C) of the one-hot formulation. The subclasses differ in the layout of the rows.
 """
 
 from collections.abc import MutableMapping
@@ -15,20 +16,27 @@ from fairseq_alma.moe.router import Routing
 
 
 class Dispatcher:
-    """Assigns rows to the first kept_E[e] tokens of each expert e, in position order
-    (docs/design.md).
+    """Base class: the mapping between tokens and rows.
+
+    Expert e keeps its first kept_E[e] tokens in position order (docs/design.md, Switch layer); they
+    take the rows first_E[e], first_E[e] + 1, ... Other tokens are dropped.
 
     Args:
-        routing: of the tokens.
+        routing: the routing of S tokens.
         first_E: the row of each expert's first token.
         rows: R. Unused rows copy token 0; their outputs are never read.
+
+    Attributes:
+        source_R: the token that each row copies.
+        row_S: the row of each token; 0 if it is dropped.
+        dropped_S: whether a token has no row, because it is dropped or padding.
     """
 
     def __init__(self, routing: Routing, first_E: Tensor, rows: int):
         counts_E = routing.counts_E
         device = counts_E.device
         sorted_S, order_S = torch.sort(routing.expert_S, stable=True)
-        # F.pad: index E, padding, keeps 0 tokens.
+        # Padding tokens have expert E; F.pad gives it 0 kept tokens.
         rank_S = torch.arange(len(order_S), device=device)
         rank_S = rank_S - F.pad(counts_E.cumsum(0) - counts_E, (0, 1))[sorted_S]
         kept_S = rank_S < F.pad(routing.kept_E, (0, 1))[sorted_S]
@@ -56,8 +64,10 @@ class Dispatcher:
 
 
 class LoopDispatcher(Dispatcher):
-    """One row per kept token, one product per expert. For CPUs: on a GPU, reading the number of
-    tokens of each expert makes the host wait.
+    """One row per kept token, one matrix product per expert.
+
+    For CPUs, and for batches without a capacity: it reads the number of tokens of each expert on
+    the host, which is a sync on a GPU.
     """
 
     def __init__(self, routing: Routing):
@@ -84,7 +94,10 @@ class PaddedDispatcher(Dispatcher):
 
 
 def fastest_dispatcher(x_SD: Tensor, routing: Routing, capacity: int | None) -> Dispatcher:
-    """The fastest dispatcher on the device of `x_SD`; with a capacity, one without a host sync."""
+    """The fastest dispatcher on the device of `x_SD`.
+
+    On a GPU with a capacity, it never syncs with the host. `capacity` None: no limit.
+    """
     # No grouped_mm: training on an H200 is slower with it, and torch.compile breaks it
     # (docs/design.md).
     if capacity is None or x_SD.device.type == "cpu":
@@ -101,8 +114,11 @@ def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 class _ToRows(torch.autograd.Function):
-    """index_select in both directions: no two rows hold the same kept token, so backward adds
-    nothing up."""
+    """Tokens (S, D) to rows (R, D) by index_select, in the backward pass too.
+
+    autograd's own backward would scatter-add. Each kept token has exactly one row, so its gradient
+    is that row's.
+    """
 
     @staticmethod
     def forward(ctx, x_SD: Tensor, source_R: Tensor, row_S: Tensor, dropped_S: Tensor) -> Tensor:
@@ -123,7 +139,7 @@ class _ToRows(torch.autograd.Function):
 
 
 class _ToTokens(torch.autograd.Function):
-    """The inverse of `_ToRows`, times the gates."""
+    """Rows (R, D) to tokens (S, D), times the gates (S,), by index_select in both directions."""
 
     @staticmethod
     def forward(
@@ -150,8 +166,11 @@ class _ToTokens(torch.autograd.Function):
 
 
 class _LoopLinear(torch.autograd.Function):
-    """One product per expert; gradients go straight into slices of one tensor, without
-    torch.stack's copy."""
+    """Rows (R, I) to (R, O): one product per expert, whose rows are consecutive.
+
+    `sizes[e]` is the number of rows of expert e. The backward pass writes each expert's gradient
+    into its slice of one (E, O, I) tensor; torch.stack would copy them.
+    """
 
     @staticmethod
     def forward(ctx, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, sizes: list[int]) -> Tensor:
@@ -179,17 +198,19 @@ class _LoopLinear(torch.autograd.Function):
 
 
 _references = getattr(torch._C, "_storage_Use_Count", None)
-"""Counts the tensors on a storage; torch has no public function for it. Without it no memory is
-reused."""
+"""Function that counts the references to a storage, private to torch.
+
+If torch has it no longer, `_gradient_buffer` reuses no memory.
+"""
 _buffers: MutableMapping[Tensor, torch.UntypedStorage] = WeakTensorKeyDictionary()
 
 
 def _gradient_buffer(weight: Tensor) -> Tensor:
-    """Uninitialised memory for the gradient of a leaf.
+    """An uninitialised tensor like `weight`, a leaf parameter, for its gradient.
 
-    It is that of the leaf's previous gradient, if nothing else refers to it any more. malloc
-    returns freed blocks above 32 MB to the kernel, which zeroes each page that it hands out again;
-    reuse saves 15% of the time of a layer with 32 experts.
+    Reuses the memory of the parameter's previous gradient if nothing refers to it any more. malloc
+    returns freed blocks above 32 MB to the kernel, which zeroes each page before it hands it out
+    again; reuse saves 15% of the time of a layer with 32 experts.
     """
     if torch.compiler.is_compiling():
         return torch.empty_like(weight)

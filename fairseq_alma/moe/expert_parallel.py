@@ -1,8 +1,9 @@
 """Expert parallelism: each of W data-parallel processes holds E / W experts (GShard, Lepikhin et
 al., 2020).
 
-Routing and capacity are per process, so that training computes the same as data parallelism.
-Checkpoints do not depend on W. There are R = E * C rows.
+Each process routes its own batch with its own capacity, so training computes the same as data
+parallelism. An all-to-all exchanges the rows of all experts, R = E * C per process. Checkpoints do
+not depend on W.
 """
 
 from dataclasses import dataclass
@@ -24,10 +25,10 @@ class ExpertParallelGroup:
     """The W processes that share the experts; process w holds experts w * E / W to (w + 1) * E / W
     - 1."""
 
-    process_group: Any  # of torch.distributed
+    process_group: Any  # torch.distributed.ProcessGroup
 
     def __deepcopy__(self, memo) -> "ExpertParallelGroup":
-        """A copied model shares its experts among the same processes."""
+        """Return self: process groups cannot be copied, and a copied model uses the same one."""
         return self
 
     @property
@@ -59,7 +60,7 @@ class ExpertParallelGroup:
 
 
 def _swap(x_RD: Tensor, outer: int, inner: int) -> Tensor:
-    """Rows in the order (outer, inner, C) to (inner, outer, C)."""
+    """Reorder the rows x_RD from (outer, inner, C) to (inner, outer, C); R = outer * inner * C."""
     return x_RD.view(outer, inner, -1, x_RD.size(-1)).transpose(0, 1).reshape(x_RD.shape)
 
 
@@ -77,17 +78,17 @@ class ExpertParallelDispatcher(PaddedDispatcher):
         return _swap(x_RD, self.group.size, self.local_experts)
 
     def to_tokens(self, y_RD: Tensor, gate_S: Tensor) -> Tensor:
-        """The outputs for this process's tokens, (S, D), from the local experts of all.
-        Collective."""
+        """Gated outputs of this process's tokens, (S, D), fetched from the processes that hold
+        their experts. Collective."""
         y_RD = _swap(y_RD, self.local_experts, self.group.size)
         return super().to_tokens(_AllToAll.apply(self.group.process_group, y_RD), gate_S)
 
 
 def clip_grad_norm_(original, params, max_norm: float, aggregate_norm_fn=None) -> Tensor:
-    """fairseq's clip_grad_norm_, `original`, with the experts of all processes in the norm.
+    """Clip gradients by a norm that includes the experts of all processes.
 
-    fairseq leaves out parameters with an attribute `expert`, which differ between processes.
-    Returns the norm over all processes, a scalar. Collective.
+    `original` is fairseq's clip_grad_norm_, which leaves out of the norm every parameter with an
+    attribute `expert` (they differ between processes). Returns the norm, a scalar. Collective.
     """
     params = [params] if torch.is_tensor(params) else list(params)
     experts = [param for param in params if hasattr(param, "expert")]
@@ -106,7 +107,7 @@ def clip_grad_norm_(original, params, max_norm: float, aggregate_norm_fn=None) -
 
 
 def check(cfg) -> None:
-    """UserError: options in fairseq's `cfg` that expert parallelism does not support."""
+    """Raise a UserError for options in fairseq's `cfg` that expert parallelism does not support."""
     if cfg.checkpoint.no_last_checkpoints:
         # Process 0 would skip some checkpoints while the others wait to send their experts.
         raise UserError("--moe-expert-parallel does not support --no-last-checkpoints")
@@ -118,8 +119,11 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def whole_states(optimizer: torch.optim.Optimizer, group: ExpertParallelGroup) -> None:
-    """Make the optimizer's state dicts hold all experts, as the model's do. Both become
-    collectives."""
+    """Register hooks so that the optimizer's state dict holds all experts, as the model's does.
+
+    state_dict() gathers them on process 0, load_state_dict() takes this process's share. Both
+    become collectives.
+    """
     optimizer.register_state_dict_post_hook(partial(_replace, group.gather, 1))
     optimizer.register_load_state_dict_pre_hook(partial(_replace, group.local, group.size))
 
@@ -127,9 +131,9 @@ def whole_states(optimizer: torch.optim.Optimizer, group: ExpertParallelGroup) -
 def _replace(
     function, processes: int, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
 ) -> None:
-    """Apply `function` to the experts' states in `state_dict`.
+    """Apply `function` to every state tensor of the experts in `state_dict`, in place.
 
-    `processes` is the number of processes whose experts they hold, 1 or all.
+    `processes` says how many processes' experts such a tensor holds: 1, or W if it is complete.
     """
     params = params_of(optimizer)
     for index, state in state_dict["state"].items():

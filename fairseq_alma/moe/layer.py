@@ -39,7 +39,7 @@ class SwitchFFN(nn.Module):
         activation_dropout,
     ):
         super().__init__()
-        # Drawn before the experts: initial weights depend on the order of random draws.
+        # Built first: the initial weights depend on the order of the random draws.
         router = Router(dim, experts)
         self.w1 = nn.Parameter(torch.empty(experts, hidden, dim))
         self.b1 = nn.Parameter(torch.empty(experts, hidden))
@@ -50,7 +50,7 @@ class SwitchFFN(nn.Module):
             nn.init.uniform_(weight, -(fan_in**-0.5), fan_in**-0.5)  # as nn.Linear does
         self.activation = activation
         self.activation_dropout = activation_dropout
-        # Registered after the experts: so is the order of parameters in checkpoints.
+        # Registered after the experts, because checkpoints have the parameters in this order.
         self.router = router
         self.experts = experts
         self.capacity_factor = capacity_factor
@@ -98,7 +98,8 @@ class SwitchFFN(nn.Module):
         self.ep_group = group
         for name in STACKED:
             local = nn.Parameter(group.local(getattr(self, name).data))
-            local.expert = True  # type: ignore[attr-defined]  # fairseq averages no such gradient
+            # fairseq does not average gradients of parameters with this attribute.
+            local.expert = True  # type: ignore[attr-defined]
             # The all-to-all already summed over processes; divide by W as DDP does.
             local.register_hook(lambda grad: grad / group.size)
             setattr(self, name, local)

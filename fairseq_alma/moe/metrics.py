@@ -14,7 +14,7 @@ from torch import Tensor
 from fairseq_alma.moe.layer import routings_of
 from fairseq_alma.moe.router import Routing
 
-_PREFIX = "moe_l"  # of the keys in a fairseq logging output: moe_l{layer}_{statistic}
+_PREFIX = "moe_l"  # keys in a fairseq logging output are moe_l{layer}_{statistic}
 
 
 @torch.no_grad()
@@ -31,10 +31,11 @@ def expert_losses(routing: Routing, nll_BT: Tensor) -> Tensor:
 
 @torch.no_grad()
 def layer_stats(routings: Mapping[str, Routing], nll_BT: Tensor | None = None) -> dict[str, Tensor]:
-    """Entries of a fairseq logging output: sums over the routed tokens of each layer.
+    """Routing statistics of one batch, as entries of a fairseq logging output.
 
-    Scalars, to be divided by `tokens` after adding up batches; `load` (E,) and, with `nll_BT`,
-    `nll` (E,).
+    Each entry is a sum over the routed tokens of a layer, so that batches can be added up; dividing
+    by the layer's entry `tokens` gives the mean. All are scalars, except `load` (E,), the tokens of
+    each expert, and, if `nll_BT` (nats) is given, `nll` (E,), the loss of each expert.
     """
     entries: dict[str, Tensor] = {}
     for layer, routing in routings.items():
@@ -90,8 +91,7 @@ def _sums_by_layer(
                 totals[key] = totals.get(key, 0) + value
     if not totals:
         return {}
-    # One transfer, so that the host waits for the GPU once; and meters are ten times as slow with
-    # tensors as with numbers.
+    # One transfer for all, so one sync. fairseq's meters take ten times as long with tensors.
     numbers = torch.cat([total.double().reshape(-1) for total in totals.values()]).tolist()
     layers: dict[str, dict[str, list[float]]] = {}
     start = 0

@@ -50,7 +50,7 @@ class Router(nn.Module):
         self.parent: Tensor
         self.splits: list[
             tuple[int, int]
-        ] = []  # `parent` as pairs (j, i) on the host: no sync per pass
+        ] = []  # `parent` as pairs (j, i), kept on the host so that no pass syncs
         self.register_load_state_dict_post_hook(Router._read_splits)
 
     def _read_splits(self, _) -> None:
@@ -87,12 +87,13 @@ class Router(nn.Module):
     def _descend(
         self, logits_SE: Tensor, expert_S: Tensor, gate_S: Tensor, probs_SE: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Follow the more probable branch of each split, from the root that a token chose.
+        """Walk each token down the tree, from the root that it chose to a leaf.
 
-        Takes experts (S,), gates (S,) and probabilities (S, E) of the roots, returns those of the
-        leaves. The output weight of a taken branch is 1, so a split changes no output. Its gradient
-        is that of the branch's probability (straight-through estimator, as for the paper's hard
-        gates).
+        Takes experts (S,), gates (S,) and probabilities (S, E) of the roots and returns those of
+        the leaves. Every expert is a leaf of the tree that its root has grown into. At a split a
+        token takes the more probable branch (hard gates of the paper, section 4.2). The branch
+        multiplies the gate by 1, so a split changes no output, but has the gradient of the branch's
+        probability (straight-through estimator).
         """
         stay = torch.sigmoid(logits_SE).unbind(1)
         move = torch.sigmoid(-logits_SE).unbind(1)
@@ -106,8 +107,8 @@ class Router(nn.Module):
             at_split_S = expert_S == old
             taken_S = taken_S + torch.where(moves[new], move[new], stay[new]) * at_split_S
             expert_S = torch.where(at_split_S & moves[new], new, expert_S)
-        # Value and gradient of the product of 1 + (q - q.detach()) over the branches'
-        # probabilities q.
+        # Straight-through: a factor 1 + (q - q.detach()) per taken branch has the value 1 and the
+        # gradient of its probability q. With q as sums, the product of the factors is this one.
         return expert_S, gate_S * (1 + (taken_S - taken_S.detach())), torch.stack(leaves, dim=1)
 
 

@@ -9,9 +9,11 @@ from fairseq.optim.adam import Adam
 from torch import Tensor
 
 _kernel: Any = getattr(torch, "_fused_adamw_", None)
-"""Private to torch. The public torch.optim.adamw.adamw(fused=True) calls it and gives the same
-bits, but first sorts the parameters by device and dtype, .5 ms per step. Without the kernel:
-fairseq's own step."""
+"""torch's fused AdamW kernel, a private function; if it is missing, fairseq's own step runs.
+
+The public torch.optim.adamw.adamw(fused=True) calls it and gives the same bits, but first sorts the
+parameters by device and dtype, which takes 0.5 ms per step.
+"""
 
 
 class FusedAdam(Adam):
@@ -32,7 +34,8 @@ class FusedAdam(Adam):
 
     def _step_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Update the `params` of one group."""
-        by_step = defaultdict(list)  # steps may differ, and one call of the kernel takes one step
+        # Parameters may differ in their step count, and one kernel call takes one step count.
+        by_step = defaultdict(list)
         for param in params:
             state = self.state[param]
             if not state:

@@ -18,9 +18,9 @@ from alma.errors import UserError
 logger = logging.getLogger(__name__)
 
 PLANNED_WARMUP = -1
-"""The --warmup-updates of a configuration whose warm-up follows from the number of updates."""
+"""Placeholder for --warmup-updates until the number of updates is known."""
 _UNKNOWN = 2**30
-_LENGTHS = ("max_update", "total_num_update")  # of schedules
+_LENGTHS = ("max_update", "total_num_update")  # settings that hold the length of a schedule
 
 
 def begin(trainer: Trainer) -> bool:
@@ -69,7 +69,7 @@ def _remaining_updates(trainer: Trainer, iterator: EpochBatchIterator) -> int:
     skip = optimization.skip_remainder_batch
     batches = len(iterator)
     if trainer.cfg.dataset.grouped_shuffling:
-        # It drops a last group that has not a batch for every process.
+        # fairseq drops the last group of batches if it has no batch for every process.
         batches = len(iterator.frozen_batches) // iterator.num_shards
     first = iterator.next_epoch_idx
     updates = 0

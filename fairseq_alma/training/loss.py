@@ -105,10 +105,10 @@ def chunked_nll(
 ) -> tuple[Tensor, Tensor]:
     """Negative log-likelihood of `target` (S,) in nats, fp32: the sum, and per token.
 
-    The logits are features (S, D) times weights (V, D). Several weights split the columns of the
-    features among themselves, in order, and their logits are added up. Logits exist for at most
-    `chunk` tokens at a time. The ids `unused` get no probability. The values per token have no
-    gradient.
+    The logits are features (S, D) times the transpose of the weights (V, D). With several weights
+    (members of UMix), the columns of the features are split among them in order, and the members'
+    logits are added up. Logits exist for at most `chunk` tokens at a time. `unused` ids get no
+    probability; targets `pad` have loss 0. Only the sum has a gradient.
     """
     features, *weights = as_autocast(features, *weights)  # once, not in every operation
     with torch.autocast(features.device.type, enabled=False):
@@ -153,7 +153,7 @@ class _ChunkedNLL(torch.autograd.Function):
         else:
             # In place: backward runs once.
             gradients = [gradient.mul_(grad_loss) for gradient in ctx.saved_tensors]
-        by_features, *by_weights = gradients  # autograd casts the weights' gradients from fp32
+        by_features, *by_weights = gradients  # fp32 for the weights; autograd casts them
         return by_features, None, None, None, None, *by_weights
 
 
@@ -210,10 +210,11 @@ def _run(
 def _logits_gradient(
     log_probs: Tensor, ids: Tensor, factor: Tensor, dtype: torch.dtype, may_be_padded: bool
 ) -> Tensor:
-    """The gradient of a chunk's summed loss by its logits (K, V), in `dtype`, times `factor`.
+    """The gradient of a chunk's summed loss with respect to its logits, (K, V) in `dtype`.
 
-    Overwrites `log_probs` (K, V) fp32. In fp32 only the zeros for padding in `factor` (K, 1) apply
-    here: nothing underflows, so backward scales the much smaller results instead.
+    `ids` (K,) are the targets. Overwrites `log_probs` (K, V) fp32. `factor` (K, 1) is the loss
+    scale, and 0 for padding; in fp32 the scale is 1, because nothing underflows and backward scales
+    the much smaller results instead. `may_be_padded`: whether `factor` may have zeros.
     """
     by_logits = log_probs.exp_()
     by_logits.scatter_add_(1, ids, by_logits.new_full(ids.shape, -1))
@@ -226,9 +227,9 @@ def _logits_gradient(
 
 
 def _chunks(target: Tensor, pad: int, chunk: int) -> tuple[Sequence[Tensor], bool]:
-    """The rows of each chunk, and whether they may include padding.
+    """The token indices of each chunk, and whether they may include padding.
 
-    On a GPU they may: to find the padding would make the host wait.
+    On a CPU padding is left out. On a GPU it is kept: finding it needs a host sync.
     """
     if target.device.type == "cpu":
         return (target != pad).nonzero().squeeze(1).split(chunk), False

@@ -16,15 +16,15 @@ from fairseq_alma.moe.expert_parallel import params_of
 FP32 = "fp32_weight"  # key of the fp32 weight in a parameter's saved optimizer state
 _SCALER = "scaler"
 _WINDOW = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")
-"""Counters of a DynamicLossScaler that decide when it next grows its scale."""
+"""Attributes of a DynamicLossScaler that decide when its scale changes next."""
 
 
 def replace_optimizer(trainer, of_torch: torch.optim.Optimizer) -> None:
-    """Give the optimizer that fairseq's `trainer` has just built its class in this module.
+    """Change the class of the trainer's mixed-precision optimizer to the one in this module.
 
-    `of_torch` is the one that it wraps, or, if that is sharded, the one of this process's share.
-    The object changes its class, as Trainer names the classes in code, and a checkpoint records the
-    name.
+    `of_torch` is the torch optimizer that it wraps; with --zero-sharding, the one of this process's
+    share. The object is not rebuilt, because fairseq's Trainer hard-codes its classes and a
+    checkpoint records the class name.
     """
     optimizer = trainer.optimizer
     if type(optimizer) is optim.MemoryEfficientFP16Optimizer:
@@ -73,9 +73,10 @@ def _take_weights(optimizer: torch.optim.Optimizer) -> None:
 
 
 def take_weights(params: list[Any], states: dict[int, dict[str, Any]]) -> None:
-    """Move the fp32 weights in `states`, whose keys are the parameters' indices, into `params`.
+    """Move the fp32 weights from the optimizer's `states` into `params`.
 
-    There are none after growth, where the model has them, or without FP16Optimizer.
+    Keys of `states` are indices into `params`. After growth, or without FP16Optimizer, there are no
+    fp32 weights, and nothing happens.
     """
     for index, state in states.items():
         if FP32 in state:

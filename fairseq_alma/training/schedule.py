@@ -1,7 +1,7 @@
-"""What a new stage keeps of the previous one besides its weights (--schedule, --grow-optimizer).
+"""State that a new stage inherits from the previous one besides the weights.
 
-By default nothing, as with --finetune-from-model. --schedule continuous keeps the optimizer state,
-the update count and the learning rate; --grow-optimizer copy keeps the optimizer state alone.
+By default none, as with --finetune-from-model. --schedule continuous inherits the optimizer state,
+the update count and the learning rate; --grow-optimizer copy inherits the optimizer state only.
 """
 
 import os
@@ -17,10 +17,11 @@ def keeps_optimizer(args) -> bool:
 
 
 def prepare(cfg, trainer) -> bool:
-    """Whether training starts a stage from the previous one; False if it is new, or resumes.
+    """Set up loading the previous stage's state; return whether the stage inherits any.
 
-    If so, `cfg`, a copy of fairseq's checkpoint config, changes to load what the stage keeps.
-    UserError: the checkpoint has no optimizer state, or as many updates as --max-update allows.
+    False for a first stage and for a resumed one. If True, `cfg`, a copy of fairseq's checkpoint
+    config, is changed to load the state. Raises UserError if the checkpoint has no optimizer state,
+    or already has the updates of --max-update.
     """
     args = trainer.task.args
     path = cfg.finetune_from_model
@@ -46,7 +47,7 @@ def prepare(cfg, trainer) -> bool:
 
 
 def check_optimizer(path: str, state: dict[str, Any] | None) -> None:
-    """UserError: the checkpoint `path` has no optimizer state."""
+    """Raise a UserError if the checkpoint `path` has no optimizer state."""
     if state is None:
         remedy = (
             "use --schedule stage and --grow-optimizer reset, or train the stage before with it"
@@ -55,9 +56,9 @@ def check_optimizer(path: str, state: dict[str, Any] | None) -> None:
 
 
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:
-    """Record where a new stage begins, once its checkpoint is loaded.
+    """Record the update count at which a new stage begins; call it once the checkpoint is loaded.
 
-    `extra_state` is that of the checkpoint.
+    `extra_state` is the dict of that name in the checkpoint; None if none was loaded.
     """
     task = trainer.task
     updates = trainer.get_num_updates()

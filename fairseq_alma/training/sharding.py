@@ -29,7 +29,7 @@ class ShardedOptimizer(OSS):
     disable_mem_eff_fp16_loading_hack = True  # OSS keeps the precision of the saved state
 
     def __getattr__(self, name: str) -> Any:
-        """fairseq asks for `supports_...`, which the optimizer of the share knows."""
+        """Forward `supports_...`, which fairseq reads, to the optimizer of this process's share."""
         if name.startswith("supports"):
             return getattr(self.optim, name)
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
@@ -68,16 +68,17 @@ class ShardedOptimizer(OSS):
 
 
 def optimizer_of_share(sharded: OSS) -> Optimizer:
-    """Give `sharded`, which fairseq has just made, the class of this module; returns its `optim`.
+    """Change the class of `sharded` to ShardedOptimizer, and return its `optim`.
 
-    The object changes its class, as fairseq defines its own within a function.
+    fairseq has just built the object. Its class is defined inside a function, so it cannot be
+    replaced before.
     """
     sharded.__class__ = ShardedOptimizer
     return sharded.optim
 
 
 def check(cfg, processes: int) -> None:
-    """UserError: fairseq's `cfg` shards the optimizer's state of a training with one process."""
+    """Raise a UserError if `cfg` asks for a sharded optimizer in a training with one process."""
     if cfg.distributed_training.zero_sharding == "os" and processes == 1:
         problem = "divides the optimizer's state among processes, and this training has one"
         remedy = "leave it out, or give --distributed-world-size 2 or more"

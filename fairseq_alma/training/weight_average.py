@@ -22,7 +22,7 @@ class WeightAverage(EMA):
     """The average of each parameter once, in fp32 (--ema-fp32 is implied); buffers are copied."""
 
     def __init__(self, model, config, device=None, updates: int = 0, eta: float | None = None):
-        """`updates`: how many the average has, if it is to be restored; `eta`: see --ema-poly."""
+        """`updates`: number of updates in a restored average, else 0; `eta`: as --ema-poly."""
         super().__init__(model, config, device)
         self.model.float()
         self.updates = updates
@@ -33,7 +33,7 @@ class WeightAverage(EMA):
 
     @torch.no_grad()
     def _step_internal(self, new_model: torch.nn.Module, updates=None) -> None:
-        if self.decay:  # fairseq sets it to 0 before --ema-start-update: then the average is a copy
+        if self.decay:  # 0 before --ema-start-update: then the average copies the weights
             self.updates += 1
         share = averages.share(max(1, self.updates), self.decay, self.eta)
         for average, weight in zip(self.model.parameters(), new_model.parameters(), strict=True):

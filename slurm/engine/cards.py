@@ -1,4 +1,4 @@
-"""Whether the installed torch has code for the GPUs, without importing it."""
+"""Check, without importing torch, whether the installed torch supports the GPUs."""
 
 import importlib.util
 import re
@@ -7,13 +7,15 @@ from pathlib import Path
 from slurm.engine.machine import Machine
 
 _FIRST_OF_CUDA_13 = 7.5
-"""Compute capability of Turing: CUDA 13 dropped all before it, such as V100 (7.0)."""
+"""Compute capability of Turing. CUDA 13 has no code for older GPUs, such as V100 (7.0)."""
 REMEDY = "install another torch by `make TORCH=2.7.1` (docs/install.md)"
 
 
 def misfit(machine: Machine) -> str | None:
-    """Why the torch installed here cannot use the GPUs of `machine`; None if it can, or nothing is
-    known."""
+    """The reason why the torch installed here cannot use the GPUs of `machine`.
+
+    None if it can, or if the GPUs or torch's CUDA version are unknown.
+    """
     lowest = machine.capability
     cuda = cuda_of_torch()
     if lowest is None or cuda is None or cuda < 13 or lowest >= _FIRST_OF_CUDA_13:

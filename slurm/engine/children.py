@@ -1,4 +1,5 @@
-"""Child processes: output in a log, none outlives the launcher, a failure is one clear line."""
+"""Run child processes: output goes to a log, no child outlives the launcher, and a failure is
+reported in one line."""
 
 import contextlib
 import os
@@ -17,16 +18,16 @@ from alma.errors import UserError
 from alma.files import open_for_writing
 from slurm.engine.forks import Fork, ForkServer, dies_with_parent
 
-Environment = Mapping[str, str] | None  # variables that a child has besides those of this process
-Watch = Callable[[str], None] | None  # gets each line of a child's output
+Environment = Mapping[str, str] | None  # variables added to those of this process for a child
+Watch = Callable[[str], None] | None  # called with each line of a child's output
 OWN_MODULES = {"PYTHONSAFEPATH": "1"}
-"""Environment of every child. Else `python -m` would first look for modules in the current folder,
-where a user may have a slurm.py."""
+"""Added to the environment of every child. Otherwise `python -m` would look for modules in the
+current folder first, where a user may have a slurm.py."""
 GRACE_SECONDS = 10  # between SIGTERM and SIGKILL
 _running: set[int] = set()  # process ids of the children that `run` waits for
 _forks: ForkServer | None = None
 _USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")
-"""Printed by alma.errors, or by argparse after the name of its program."""
+"""Pattern of an error line, as alma.errors prints it, or argparse after its program's name."""
 _EXCEPTION = re.compile(r"([\w.]+(?:Error|Exception|Interrupt)\b.*)")
 
 
@@ -84,13 +85,13 @@ def run(
         appended.seek(0, os.SEEK_END)
         process = _start(command, (nothing, output, output), environment or {})
         _running.add(process.pid)
-        rest = b""  # of an incomplete line
+        rest = b""  # the beginning of a line that is not complete yet
         ended = False
         try:
             while not ended:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=0.1)
-                # Before the last read, which then misses nothing.
+                # Determined before the last read, so that the read misses no output.
                 ended = process.returncode is not None
                 *lines, rest = (rest + appended.read()).split(b"\n")
                 for line in filter(None, [*lines, rest] if ended else lines):
@@ -151,7 +152,7 @@ def _start(
         stdin=stdin,
         stdout=output,
         stderr=errors,
-        process_group=0,  # Ctrl-C is for the launcher
+        process_group=0,  # so that Ctrl-C reaches the launcher only
         preexec_fn=dies_with_parent(),
         env=everything,
     )
@@ -167,7 +168,7 @@ def save(seconds: float = 0) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGUSR1)
     deadline = time.monotonic() + seconds
-    # Popen.wait would deadlock in a handler that interrupted it: it holds a lock.
+    # Not Popen.wait: it holds a lock, and a handler that interrupts it would deadlock.
     while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -182,7 +183,7 @@ def end_all() -> None:
 def _alive(pid: int) -> bool:
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    except ChildProcessError:  # ended, or a fork
+    except ChildProcessError:  # it has ended, or it is a fork, which is no child of this process
         return Path(f"/proc/{pid}").exists()
 
 
@@ -198,7 +199,7 @@ def failure(name: str, code: int, problem: re.Match[str] | None, where: str) -> 
 
 
 def last_problem(output: str) -> re.Match[str] | None:
-    """Match of the last line that reports an error, its message in group 1; None: none does."""
+    """The match of the last line that reports an error, with the message in group 1, or None."""
     for line in reversed(output.splitlines()):
         problem = _USER_ERROR.match(line) or _EXCEPTION.match(line)
         if problem:

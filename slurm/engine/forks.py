@@ -8,8 +8,8 @@ multiprocessing does not end when its client is killed while a fork runs.)
                         ╰ waiter ── command
 
 The server imports the libraries and forks a waiter for each request. The waiter forks the command,
-sends the launcher its process id, waits for it and sends the exit code. Each dies with the one
-before it.
+sends its process id to the launcher, waits for its end, and sends the exit code. Each process is
+killed when the one to its left dies.
 """
 
 import contextlib
@@ -73,7 +73,8 @@ class ForkServer:
         """
         reader, writer = os.pipe()
         try:
-            with tempfile.TemporaryFile("w+") as file:  # a message would hold 208 kB
+            # In a file, because a message over the socket may have at most 208 kB.
+            with tempfile.TemporaryFile("w+") as file:
                 json.dump(
                     {"words": words, "environment": dict(environment), "directory": os.getcwd()},
                     file,
@@ -91,7 +92,7 @@ class ForkServer:
 
 
 class Fork:
-    """A command that `ForkServer` runs; as much of subprocess.Popen as children.py uses."""
+    """A command that `ForkServer` runs, with the part of subprocess.Popen that children.py uses."""
 
     def __init__(self, words: Sequence[str], status: int):
         self.args = words
@@ -113,7 +114,7 @@ class Fork:
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            line = self._status.readline()  # "": the waiter was killed
+            line = self._status.readline()  # "" if the waiter was killed
             self.returncode = int(line or -signal.SIGKILL)
             self._status.close()
         return self.returncode
@@ -122,10 +123,10 @@ class Fork:
 def main() -> None:
     """The server: fork for each request on stdin, until the launcher has closed its end."""
     for name in sys.argv[1:]:
-        with contextlib.suppress(ImportError):  # a command that needs it says so
+        with contextlib.suppress(ImportError):  # a command that needs the module will say so
             importlib.import_module(name)
-    gc.freeze()  # a collection in a fork would copy all pages
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies of waiters
+    gc.freeze()  # otherwise a garbage collection in a fork would copy all shared pages
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # waiters that end leave no zombies
     requests = socket.socket(fileno=os.dup(0))
     while True:
         message, files, *_ = socket.recv_fds(requests, 1, 5)
@@ -136,20 +137,23 @@ def main() -> None:
             dies_first()
             requests.close()
             _wait_for_command(files)
-            return  # only in the fork that is the command
+            return  # reached only in the fork that runs the command
         for file in files:
             os.close(file)
 
 
 def _wait_for_command(files: list[int]) -> None:
-    """The waiter. Its fork, the command, returns from here at its end."""
+    """Run as a waiter: fork the command, report its process id and exit code, then exit.
+
+    Only the command returns from this function, and runs its module.
+    """
     *standard, status, request = files
     with open(request) as content:
         command = json.load(content)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     dies_first = dies_with_parent()
     if pid := os.fork():
-        with contextlib.suppress(OSError):  # as the command does; whichever is first
+        with contextlib.suppress(OSError):  # both parent and command set the group: no race
             os.setpgid(pid, 0)
         os.write(status, b"%d\n" % pid)
         os.write(status, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -163,7 +167,7 @@ def _wait_for_command(files: list[int]) -> None:
     os.chdir(command["directory"])
     os.environ.clear()
     os.environ.update(command["environment"])
-    logging.root.handlers.clear()  # of the imports; the command sets its own
+    logging.root.handlers.clear()  # set by the imports; the command sets its own
     sys.argv = command["words"]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

@@ -1,5 +1,4 @@
-"""What one SLURM job does: restartable work, which SLURM may kill, requeue and run again at any
-time."""
+"""The base class of SLURM jobs: restartable work that SLURM may kill and rerun at any time."""
 
 import contextlib
 import ctypes
@@ -16,7 +15,7 @@ from alma.errors import UserError
 from slurm.engine import children
 from slurm.engine.forks import PR_SET_PDEATHSIG
 
-SAVING_SECONDS = 90  # for a training to finish its update and write its checkpoint
+SAVING_SECONDS = 90  # time for a training to finish its update and write its checkpoint
 _REQUEUE_SECONDS = 600
 
 
@@ -24,17 +23,18 @@ _REQUEUE_SECONDS = 600
 class Job(ABC):
     """Restartable work for one SLURM job, complete once its `marker` exists.
 
-    submitit pickles it, so it holds no checkpoint: every start looks for the newest one itself.
+    submitit pickles the job when it is submitted, so it must not hold the path of a checkpoint: at
+    each start the job looks for the newest one.
     """
 
     run: Path  # its jobs.json lists the job
     name: str  # unique within `run`; shown to people
-    kind: str  # one of those of `SubmittedJob`
-    array: str  # SLURM name of the array job that this job is an element of
+    kind: str  # one of the kinds listed at `SubmittedJob`
+    array: str  # name of the SLURM array of which this job is an element
     directory: Path
     marker: Path  # the file that is written last
     needs: tuple[Path, ...] = ()  # markers of the jobs that must be complete before this one starts
-    updates: int | None = None  # of a training; None: not a training, or without a limit
+    updates: int | None = None  # number of updates; None: not a training, or without a limit
     alone: bool = False  # whether it runs as one process, on at most one GPU
 
     @property
@@ -60,12 +60,12 @@ class Job(ABC):
             ending.append(number)
             if number == signal.SIGUSR2 and callable(by_submitit):
                 by_submitit(number, frame)
-            else:  # scancel, or a preemption without its own signal
+            else:  # cancelled by scancel, or preempted without a signal of its own
                 children.save(0)
 
         def orphaned(number: int, frame) -> None:
-            # The kernel killed slurmstepd when memory ran out. SLURM does not notice: srun would
-            # wait, and this process run, until the job's time is over.
+            # The kernel has killed slurmstepd because memory ran out. SLURM does not notice this:
+            # srun and this process would go on until the job's time limit.
             if os.getppid() == slurmstepd:
                 return
             children.save(SAVING_SECONDS)
@@ -85,7 +85,8 @@ class Job(ABC):
         try:
             self.work()
         except (UserError, children.StageFailed) as error:
-            # SLURM, or submitit in another task, requeues the job, unless this process exits first.
+            # SLURM, or submitit in another task, will requeue the job; if this process exits before
+            # that, the job ends instead.
             if ending or isinstance(error, children.Saved):
                 print("waiting for SLURM to end or to requeue this job", flush=True)
                 time.sleep(_REQUEUE_SECONDS)

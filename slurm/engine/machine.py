@@ -12,11 +12,11 @@ from alma.errors import UserError
 
 @dataclass(frozen=True)
 class Machine:
-    """What trainings may use: bytes of each GPU, and bytes of free memory (None: unknown)."""
+    """The resources of a machine: bytes of each GPU, bytes of free memory (None: unknown)."""
 
     gpus: tuple[int, ...]
     memory: int | None
-    tasks: int | None = None  # of the SLURM job; None: this machine
+    tasks: int | None = None  # number of tasks of the SLURM job; None: this machine
     capability: float | None = None  # compute capability of its oldest GPU; None: unknown
 
     @classmethod
@@ -62,7 +62,7 @@ def _capability() -> float | None:
 
 
 def _query(field: str) -> list[str]:
-    """What nvidia-smi says about each GPU; [] without it."""
+    """The value of a field of nvidia-smi for each GPU; [] without nvidia-smi."""
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

@@ -22,33 +22,33 @@ JOBS = "jobs.json"
 LOGS = (
     "slurm_jobs"  # folder beside the runs: scripts and logs of each launch, in a folder of its own
 )
-PREFIX = "alma-"  # of the names of jobs
+PREFIX = "alma-"  # prefix of the names of jobs in SLURM
 MOVING = ("waiting", "queued", "requeued", "running")
 BAD = ("failed", "cancelled", "lost", "never submitted", "stopped")
-"""States that a job does not leave by itself, the most telling first."""
+"""States from which a job does not recover by itself, the most informative first."""
 _CHILD_LOGS = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
 _BY_SLURM = re.compile(
     r"^(?:srun|slurmstepd\S*|\S*slurm_script): (?:error: |fatal: )?(.+)", re.MULTILINE
 )
-"""Errors of SLURM about a task; those of its own processes tell more."""
+"""Pattern of SLURM's errors about a task; used only if the task's own processes report none."""
 _CONSEQUENCE = re.compile(r"Exited with|Terminat|Killed|\*\*\*|Job step aborted")
-"""Errors that follow from a failure elsewhere."""
+"""Pattern of errors that are only consequences of a failure in another process."""
 _PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
 _Text = Annotated[str, msgspec.Meta(pattern=_PRINTABLE)]
 _JobId = Annotated[str, msgspec.Meta(pattern=r"\A\d+(_\d+)?\Z")]
-"""Another text might be an option of scancel."""
+"""Type of a job id. Any other text might be taken for an option of scancel."""
 
 
 class SubmittedJob(msgspec.Struct, kw_only=True, eq=False):
-    """A job as jobs.json records it, where markers are relative to the run."""
+    """A job as jobs.json records it; paths of markers are relative to the run."""
 
     run: Path = Path()
     name: _Text
     kind: _Text  # untrained, train, evaluate, sweep, data_prep; run: a whole local run
     marker: Path  # exists once the job is complete
-    updates: Annotated[int, msgspec.Meta(ge=0)] | None = None  # of a whole training
+    updates: Annotated[int, msgspec.Meta(ge=0)] | None = None  # total updates of a training
     job_id: _JobId | None = msgspec.field(default=None, name="job")
-    """In SLURM, such as 7 or 7_1; None: it was complete at launch, or sbatch refused it."""
+    """Id in SLURM, such as 7 or 7_1; None: complete at launch, or sbatch refused it."""
     log: Path | None = None  # output of the SLURM job
     needs: tuple[Path, ...] = ()  # markers of the jobs, also of other runs, that it waits for
 
@@ -99,7 +99,7 @@ def find(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
                 below.append(Path(folder))
         if not below:
             raise UserError(f"no runs in {place}: no folder in it has a jobs.json or a run.json")
-        # The jobs of a sweep stand for its runs, which are folders below it.
+        # A sweep's jobs already cover its runs, which are folders below it.
         launched = set(filter(on_cluster, below))
         below = [folder for folder in below if folder in launched or folder.parent not in launched]
         runs |= {folder.resolve(): folder for folder in sorted(below)}
@@ -107,7 +107,10 @@ def find(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def is_there(marker: Path) -> bool:
-    """Whether a marker is listed in its folder; NFS caches for a minute that a file is missing."""
+    """Whether a marker exists.
+
+    Lists its folder, because NFS caches for a minute that a file is missing.
+    """
     try:
         return marker.name in os.listdir(marker.parent)
     except OSError:
@@ -151,9 +154,9 @@ def live_jobs(runs: Sequence[Path]) -> list[SubmittedJob]:
 
 
 def strangers(runs: Sequence[Path]) -> dict[str, JobState]:
-    """Jobs in the queue, by id, that jobs.json of a run names but that are not of the run.
+    """Jobs in the queue, by id, that jobs.json of a run names but that do not belong to the run.
 
-    The file comes from elsewhere, or SLURM has given an id again.
+    That happens if jobs.json was copied from elsewhere, or if SLURM has reused an id.
     """
     return _live(runs)[1]
 
@@ -178,7 +181,7 @@ def _is_of_run(state: JobState, run: Path) -> bool:
     """Whether this user submitted a job for `run`: by its name, and by the folder of its script."""
     if state.user != pwd.getpwuid(os.getuid()).pw_name or not state.name.startswith(PREFIX):
         return False
-    if not state.script.startswith("/"):  # from standard input
+    if not state.script.startswith("/"):  # submitted from standard input: there is no folder
         return True
     launches = Path(state.script).parent.parent
     return launches.name == LOGS and run.resolve().is_relative_to(launches.parent)
@@ -191,7 +194,8 @@ def look(runs: Sequence[Path]) -> list[JobStatus]:
     seen: dict[Path, JobStatus] = {}
     for job in jobs:
         needs = [seen[marker] for marker in job.needs if marker in seen]
-        # `_judge` rereads the marker: a job that SLURM reports as ended may just have written it.
+        # `_judge` checks the marker again: a job that SLURM reports as ended may just have
+        # written it.
         seen[job.marker] = _judge(job, states.get(job.job_id or ""), needs)
     return list(seen.values())
 
@@ -199,8 +203,8 @@ def look(runs: Sequence[Path]) -> list[JobStatus]:
 def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterator[list[JobStatus]]:
     """Yield `look(runs)` every `seconds` until all are done or none is moving.
 
-    Retries while SLURM does not answer; without `patient`, a first look without an answer raises
-    NoAnswer.
+    Retries while SLURM does not answer. Unless `patient`, raises NoAnswer if it does not answer at
+    the first time.
     """
     still = silent = False
     while True:
@@ -216,7 +220,8 @@ def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterat
             patient = True
             silent = False
             yield seen
-            # Two still looks: between a node's failure and its requeue, SLURM calls a job failed.
+            # Stop only after two looks without a moving job: between a node's failure and the
+            # requeue, SLURM reports the job as failed.
             was_still = still
             still = not any(status.state in MOVING for status in seen)
             if all(status.state == "done" for status in seen) or (was_still and still):
@@ -239,7 +244,10 @@ def wait(runs: Sequence[Path], seconds: float = 5.0) -> list[JobStatus]:
 
 
 def _is_news(status: JobStatus, last: JobStatus | None) -> bool:
-    """Whether a job's state has changed since the `last` look; at the first, whether it is held."""
+    """Whether a job's state has changed since the `last` look.
+
+    At the first look (None), only a job that SLURM holds is news.
+    """
     if last is None:
         return status.held
     return (status.state, status.held) != (last.state, last.held)
@@ -263,7 +271,10 @@ def tail(log: Path) -> str:
 
 
 def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]) -> JobStatus:
-    """Status from the marker, SLURM's `state` (None: unknown to it) and that of needed jobs."""
+    """The status of a job from its marker, SLURM's `state` and the status of the jobs it needs.
+
+    `state` is None if SLURM does not know the job.
+    """
     if job.done:
         return JobStatus(job, "done", state.node if state else "")
     if job.job_id is None:
@@ -271,7 +282,7 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
     if state and state.running:
         return JobStatus(job, "running", state.node)
     if state and not state.live and state.word != "CANCELLED":
-        # TIMEOUT, OUT_OF_MEMORY: the log's errors follow from it.
+        # Such as TIMEOUT or OUT_OF_MEMORY: SLURM's word is the cause, errors in the log follow.
         if state.word not in ("FAILED", "COMPLETED"):
             return JobStatus(job, "failed", state.node, f"SLURM says {state.word}", job.log)
         why, log = _last_error(job)
@@ -290,7 +301,7 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
 
 
 def _order_of_blame(status: JobStatus) -> int:
-    """A failure comes before a cancellation."""
+    """Sort key of the jobs that may have cancelled another one: failed before cancelled ones."""
     return BAD.index(status.state)
 
 
@@ -308,14 +319,14 @@ def _queued(job: SubmittedJob, state: JobState, needs: Sequence[JobStatus]) -> J
 
 def _last_error(job: SubmittedJob) -> tuple[str, Path | None]:
     """The last error in a job's logs, and its log."""
-    # Those of its processes first: `own_log` also has errors of earlier attempts. SLURM ends the
-    # first process when another one fails, which alone says why.
+    # Look at the logs of the SLURM job's processes first, since `own_log` also has errors of
+    # earlier attempts. When a process fails, SLURM ends the others, so only its log says why.
     process_logs = sorted(job.log.parent.glob(f"{job.job_id}_*_log.out")) if job.log else []
     for log in filter(None, (job.log, *process_logs, job.own_log)):
         lines = [line for line in tail(log).splitlines() if not _BY_SLURM.match(line)]
         if problem := last_problem("\n".join(lines)):
             return problem[1], log
-    # None of them may have started.
+    # Perhaps none of the processes started: then only SLURM's own error is in the log.
     by_slurm = _BY_SLURM.findall(tail(job.log)) if job.log else []
     causes = [line for line in by_slurm if not _CONSEQUENCE.search(line)]
     return (causes or by_slurm or [""])[-1], job.log

@@ -1,4 +1,4 @@
-"""What a job asks of SLURM: command-line flags, and their names in submitit."""
+"""The resources that a job requests from SLURM: flags, and their names in submitit."""
 
 import argparse
 import os
@@ -15,7 +15,7 @@ from alma.options import add_options, check_ranges, flag_of, given, option, opti
 from slurm.engine.machine import Machine
 
 _VOLTA = 7.0  # compute capability of a V100
-_SET_HERE = re.compile(  # options of sbatch that have a flag here, or that are set for each job
+_SET_HERE = re.compile(  # options of sbatch that --sbatch refuses: a flag or the launcher sets them
     r"partition|nodes|(n?tasks|gpus|cpus|mem)(-per-\w+)?|time|job-name|output|error|input|open-mode|chdir"
     r"|dependency|array|(no-)?requeue|kill-on-invalid-dep|wrap|wait|test-only|parsable"
 )
@@ -25,7 +25,8 @@ _SET_HERE = re.compile(  # options of sbatch that have a flag here, or that are 
 class Resources:
     """Resources of one training; the defaults are the paper's node of 8 GPUs.
 
-    Raises UserError for a number that is too small, and for --sbatch with what another flag sets.
+    Raises UserError for a number that is too small, and for an option in --sbatch that another flag
+    sets.
     """
 
     partition: str | None = option(None, "partition to submit to", metavar="NAME")
@@ -78,8 +79,8 @@ class Resources:
     def parameters(self, name: str, dependency: str | None = None) -> dict[str, Any]:
         """Arguments of submitit's SlurmExecutor.update_parameters for a job called `name`.
 
-        By default srun does not take over --cpus-per-task (since SLURM 22.05), nor end a job whose
-        process has died.
+        They also make srun take over --cpus-per-task (not the default since SLURM 22.05), and end a
+        job when one of its processes dies.
         """
         passed = {
             "signal": "USR2@120",
@@ -108,7 +109,7 @@ class Resources:
             "mem": f"{self.mem_gb}GB" if self.mem_gb else None,
             "time": self.timeout_min,
             "srun_args": srun_args,
-            "wckey": None,  # else submitit's, which a cluster may not know
+            "wckey": None,  # submitit would set its own, which a cluster may not accept
             "stderr_to_stdout": True,
             "additional_parameters": passed,
         }
@@ -121,17 +122,20 @@ class Resources:
         dependency: str | None = None,
         count: int | None = None,
     ) -> str:
-        """The input of sbatch as submitit makes it; `count`: of an array, whose logs go to
-        `folder`."""
+        """The batch script that submitit would submit.
+
+        `count` is the number of elements of an array (None: a single job); logs go to `folder`.
+        """
         from submitit.slurm.slurm import _make_sbatch_string
 
         options = self.parameters(name, dependency)
         return _make_sbatch_string(command, folder, map_count=count, **options)
 
     def machine(self) -> Machine:
-        """The machine of a training: its GPUs, of unknown size, and its memory if it is given.
+        """The machine on which a training will run, as far as the resources tell.
 
-        Of features that --sbatch constraint or gres name, it knows those of a V100.
+        GPUs are of unknown size; memory is known if --mem-gb is given. If the constraint or gres of
+        --sbatch names a V100, the GPUs' compute capability is known.
         """
         memory = self.mem_gb * 10**9 if self.mem_gb else None
         gpus = (sys.maxsize,) * self.gpus_per_node * self.nodes
@@ -146,7 +150,7 @@ class Resources:
             "tasks_per_node": 1,
             "gpus_per_node": min(1, self.gpus_per_node),
         }
-        gpus = max(1, self.gpus_per_node)  # shares of one GPU's process
+        gpus = max(1, self.gpus_per_node)  # the job gets 1 / gpus of the node
         if self.mem_gb:
             few["mem_gb"] = self.mem_gb_alone or max(1, self.mem_gb // gpus)
         if self.cpus_per_task and self.gpus_per_node:

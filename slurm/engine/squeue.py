@@ -1,4 +1,4 @@
-"""SLURM's programs and their environment: states of jobs, scancel, and what the cluster has."""
+"""Call SLURM's programs: states of jobs, scancel, and the sizes of nodes and arrays."""
 
 import contextlib
 import os
@@ -17,12 +17,12 @@ _OF_ANOTHER_JOB = re.compile(
     r"_?(SLURMD?|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SCANCEL|SCONTROL|SUBMITIT)_(?!CONF|JWT)"
     r"|(MASTER_(ADDR|PORT)|(LOCAL_)?(RANK|WORLD_SIZE)|[A-Z]+_VISIBLE_DEVICES)$"
 )
-"""Names of variables that clean_environment hides. SLURM_CONF and SLURM_JWT say how to reach
-SLURM."""
+"""Pattern of the variables that clean_environment hides; not SLURM_CONF and SLURM_JWT, which are
+needed to reach SLURM."""
 
 
 class NoAnswer(UserError):
-    """SLURM is installed but does not answer; it may later."""
+    """SLURM is installed but does not answer at the moment; try again later."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class JobState:
     waits_for: frozenset[str] = frozenset()  # ids of the jobs that must end before it starts
     user: str = ""
     name: str = ""
-    script: str = ""  # path; empty: from standard input
+    script: str = ""  # path of the batch script; empty: from standard input
 
     @property
     def running(self) -> bool:
@@ -47,7 +47,7 @@ class JobState:
 
 @contextlib.contextmanager
 def clean_environment() -> Iterator[None]:
-    """Hide variables that would override SLURM's input, or that a job would inherit from here."""
+    """Hide variables of this process that would override sbatch's options or leak into the job."""
     hidden = {
         name: os.environ.pop(name) for name in list(os.environ) if _OF_ANOTHER_JOB.match(name)
     }
@@ -58,8 +58,9 @@ def clean_environment() -> Iterator[None]:
 
 
 def ask(ids: Collection[str] | None = None) -> dict[str, JobState]:
-    """States of jobs by id (None: all of this user's), but those that slurmctld forgot after their
-    end.
+    """States of the jobs `ids` (None: all jobs of this user), by id.
+
+    Jobs that ended some time ago are missing, because slurmctld forgets them.
 
     Raises UserError without SLURM on this machine, NoAnswer if it does not answer.
     """
@@ -75,20 +76,20 @@ def ask(ids: Collection[str] | None = None) -> dict[str, JobState]:
         "Dependency",
     )
     fields += ("UserName", "Name", "Command")
-    form = ",".join(f"{field}:|" for field in fields)  # a suffix and no width, which would truncate
-    # The ids of jobs and of whole arrays, which SLURM answers much faster than single elements.
+    form = ",".join(f"{field}:|" for field in fields)  # suffix "|"; a width would truncate values
+    # Ask for whole arrays, which SLURM answers much faster than for their elements.
     whole = dict.fromkeys(job_id.partition("_")[0] for job_id in ids or ())
     chosen = ("-j", ",".join(whole)) if whole else ("-u", str(os.getuid()))
     answer = call("squeue", "-h", "-a", "-r", "-t", "all", "-O", form, *chosen)
-    # squeue omits invalid ids, but for a single one it fails.
+    # squeue ignores invalid ids, but fails if the only id is invalid.
     if answer.returncode and "Invalid job id" not in answer.stderr:
         raise NoAnswer(f"squeue: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
     for line in answer.stdout.splitlines():
-        with contextlib.suppress(ValueError):  # not a job but a message of the site
+        with contextlib.suppress(ValueError):  # a line of the site's own, not a job
             cells = [cell.strip() for cell in line.split("|")]
             job_id, word, node, restarts, reason, needs, *about = cells
             user, name, script = (*about, "", "", "")[:3]
-            # An element of an array that follows another one, 7_*, waits for that of its own index.
+            # With aftercorr, an array waits for 7_*: each element for the element of its index.
             waits_for = re.findall(
                 r":(\d+(?:_\d+)?)", needs.replace("_*", "_" + job_id.partition("_")[2])
             )

@@ -25,17 +25,18 @@ from slurm.engine.squeue import call, clean_environment, largest_array, scancel
 from slurm.engine.terminal import say
 
 _PYTHON = f"{shlex.quote(sys.executable)} -P"
-"""Without modules of the current folder, such as a slurm.py."""
+"""Python command of a job; -P ignores modules in the current folder, such as a slurm.py."""
 _TRANSIENT = ("nodes are busy", "node not available", "node configuration is not available")
 Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
-"""(name, jobs, resources, dependency) -> ids of the jobs: a SLURM job, or an array of several."""
+"""A function (name, jobs, resources, dependency) -> ids of the jobs, that submits a job, or several
+jobs as an array."""
 
 
 def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
-    """Jobs of `runs` that SLURM has and that can still run. Raises as `ask` does.
+    """Jobs of `runs` in SLURM's queue that can still run. Raises as `ask` does.
 
-    Cancels those that need a job of these runs which is neither complete nor queued: SLURM might
-    start them.
+    Cancels queued jobs that need another job of these runs which is neither complete nor queued,
+    because SLURM might start them too early.
     """
     launched = list(filter(queue.on_cluster, runs))
     live = {job.marker.resolve(): job for job in queue.live_jobs(launched)}
@@ -65,7 +66,7 @@ def launch(
 ) -> None:
     """Submit the jobs that are neither complete nor `busy`; write the jobs.json of their runs.
 
-    folder: of scripts and logs. busy: jobs that are already in the queue.
+    folder: where to write scripts and logs. busy: jobs that are already in the queue.
     """
     if busy:
         say(f"{len(busy)} jobs are already in the queue, among them {busy[0].run} {busy[0].name}")
@@ -75,7 +76,7 @@ def launch(
         for run in dict.fromkeys(job.run for job in about):
             record(run, [job for job in jobs if job.run == run], ids, folder, busy)
 
-    try:  # after each submission, so that a kill loses none
+    try:  # `submit` calls `write` after each submission, so that a kill loses no job
         submit(jobs, job_resources, to_slurm(folder), ids, write)
     except UserError as error:
         done = f"{len(ids) - len(busy)} jobs are submitted"
@@ -111,14 +112,14 @@ def submit(
     added. sent: called with the jobs of each submission when their ids are known.
     """
     missing = [job for job in jobs if job.marker not in ids and not job.done]
-    largest = largest_array()  # that follow others are no longer than these
+    largest = largest_array()  # most elements; an array that follows others is no longer than these
     followers: dict[Path, int] = defaultdict(int)
     """Length of the chain of jobs that wait for a marker."""
     for job in reversed(missing):
         for marker in job.needs:
             followers[marker] = max(followers[marker], 1 + followers[job.marker])
     groups: dict[str, list[Job]] = {job.array: [] for job in missing}
-    # Long runs keep their index.
+    # Runs with many stages come first, so that their jobs have the same index in all arrays.
     for job in sorted(missing, key=lambda job: -followers[job.marker]):
         groups[job.array].append(job)
     for name, group in groups.items():
@@ -135,8 +136,8 @@ def _arrays(
     group: Sequence[Job], ids: Mapping[Path, str]
 ) -> Iterator[tuple[list[Job], str | None]]:
     """Split a group into arrays and single jobs, each with its dependency."""
-    arrays: dict[tuple[str, ...], list[Job]] = defaultdict(list)  # by the arrays that they follow
-    needs: dict[Path, list[str]] = {}  # ids of the jobs that a job waits for
+    arrays: dict[tuple[str, ...], list[Job]] = defaultdict(list)  # by ids of the arrays they follow
+    needs: dict[Path, list[str]] = {}  # marker of a job -> ids of the jobs for which it waits
     for job in group:
         needs[job.marker] = [ids[marker] for marker in job.needs if marker in ids]
     for job in group:
@@ -164,7 +165,8 @@ def to_slurm(folder: Path, remedy: str = "--dry-run shows its input") -> Submit:
         try:
             executor = SlurmExecutor(folder / "%j", max_num_timeout=10, python=_PYTHON)
             executor.update_parameters(**resources.parameters(name, dependency))
-            # A job starts with the environment of sbatch. On errors submitit prints what it raises.
+            # A job inherits the environment of sbatch. On errors submitit also prints what it
+            # raises, hence the redirection.
             with clean_environment(), contextlib.redirect_stderr(io.StringIO()):
                 return [str(sent.job_id) for sent in executor.submit_array(jobs)]
         except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
@@ -177,7 +179,7 @@ def to_slurm(folder: Path, remedy: str = "--dry-run shows its input") -> Submit:
 def dry_run(jobs: Sequence[Job], resources: Resources, folder: Path) -> tuple[list[str], str]:
     """Submit nothing; return the input of sbatch for each job or array, and the totals in words."""
     texts: list[str] = []
-    gpu_hours: list[float] = []  # of each job
+    gpu_hours: list[float] = []  # one number for each job
 
     def send(
         name: str, group: Sequence[Job], job_resources: Resources, dependency: str | None
@@ -208,10 +210,10 @@ def record(
 ) -> None:
     """Write the run's jobs.json, whose entries are as `SubmittedJob`, each after the jobs it needs.
 
-    ids: by marker. folder: logs of the new jobs. before: jobs that were already queued; they keep
-    their logs, and stay recorded even if `jobs` no longer has them.
+    ids: ids of jobs by marker. folder: where the logs of new jobs are. before: jobs that were
+    already queued; they keep their logs, and stay recorded even if they are not in `jobs`.
     """
-    # As submitit names the output of a job's first task.
+    # submitit's name for the output of a job's first task.
     logs = {
         marker: os.path.abspath(folder / job / f"{job}_0_log.out") for marker, job in ids.items()
     }
@@ -245,6 +247,6 @@ def check(resources: Resources) -> None:
     for name, job_resources in (("training", resources), ("evaluation", resources.alone())):
         script = job_resources.script("true", Path(LOGS), name)
         answer = call("sbatch", "--test-only", text=script)
-        # A full, drained or reserved cluster fails the test but accepts jobs for later.
+        # On a full, drained or reserved cluster the test fails, but sbatch accepts the job.
         if answer.returncode and not any(reason in answer.stderr for reason in _TRANSIENT):
             raise UserError(f"sbatch would refuse the {name}: {' '.join(answer.stderr.split())}")

@@ -1,32 +1,32 @@
-"""What is printed before a launch, and the check that the remaining stages fit in memory."""
+"""Print the cost of a launch before it starts, and check that its stages fit in memory."""
 
 import argparse
 import shlex
 from collections.abc import Sequence
 from itertools import chain
 
+from alma.cost_table import GIGA, MEGA, TERA, cost_table, scaled, total, with_commas
 from alma.errors import UserError
 from alma.records import Run
-from alma.tables import as_text
 from slurm.engine.cards import misfit
 from slurm.engine.machine import Machine
 from slurm.engine.terminal import say
-from slurm.lm.estimate import Cost, Estimate, estimate, total, vocabulary_size
+from slurm.lm.estimate import Cost, Estimate, estimate, vocabulary_size
 from slurm.lm.plan import Plan
 from slurm.lm.record import run_config
 
 _VOCABULARY = 50_260  # the paper's
-_GB = 1e9
+_COLUMNS = ("run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs", "GB/process")
 
 
 def announce(
     plans: Sequence[Plan], machine: Machine, options: argparse.Namespace
 ) -> list[Estimate]:
-    """Print the cost of all runs and the programs of others that they start; return the cost.
+    """Print the estimated cost of all runs, and warn of foreign code that they run.
 
-    With --verbose it prints all commands too. Writes nothing. Raises UserError if a run does not
-    fit `machine` (with --dry-run it only says so), or its directory was trained with other
-    settings.
+    Returns the estimates. With --verbose all commands are printed too. Writes no file. Raises
+    UserError if a run does not fit on `machine` (with --dry-run this is only printed), or if its
+    directory was trained with other settings.
     """
     sizes = {plan.request.stream: vocabulary_size(plan.request.stream) for plan in plans}
     if options.megabatches and None in sizes.values():
@@ -62,7 +62,7 @@ def _say_commands(plans: Sequence[Plan]) -> None:
 
 
 def programs(plan: Plan) -> list[str]:
-    """Lines about code of others that a run starts or imports."""
+    """Lines about foreign code that a run starts or imports: --trainer, --evaluate, --user-dir."""
     request = plan.request
     programs = {"--trainer": request.trainer, "--evaluate": request.evaluate}
     programs["--user-dir"] = " ".join(request.flags.get("--user-dir", ())) or None
@@ -71,27 +71,30 @@ def programs(plan: Plan) -> list[str]:
 
 def table(estimates: Sequence[Estimate]) -> str:
     """A line for each run, and the totals of several runs."""
-    columns = "run learner experts parameters updates tokens TFLOPs GB/process"
-    lines = [columns.split()]
+    runs = []
     for run in estimates:
-        cells = [str(run.out), run.learner, run.experts, _text(run.parameters, 1e6, "M")]
-        lines.append([*cells, *_work(run.costs), _text(run.memory, _GB)])
+        about_model = {
+            "run": str(run.out),
+            "learner": run.learner,
+            "experts": run.experts,
+            "parameters": scaled(run.parameters, MEGA, "M"),
+            "GB/process": scaled(run.memory, GIGA),
+        }
+        runs.append(about_model | _work(run.costs))
+    sums = None
     if len(estimates) > 1:
-        own_costs = [cost for run in estimates for cost in run.costs if not cost.shared]
-        lines.append(["total", "", "", "", *_work(own_costs), ""])
-    return as_text(lines)
+        costs_once = [cost for run in estimates for cost in run.costs if not cost.shared]
+        sums = {"run": "total"} | _work(costs_once)
+    return cost_table(_COLUMNS, runs, sums)
 
 
-def _work(costs: Sequence[Cost]) -> list[str]:
+def _work(costs: Sequence[Cost]) -> dict[str, str]:
     """Cells of the table: updates, tokens and TFLOPs of some trainings."""
-    updates = total(cost.updates for cost in costs)
-    tokens = total(cost.tokens for cost in costs)
-    flops = total(cost.flops for cost in costs)
-    return [
-        "?" if updates is None else f"{updates:,}",
-        _text(tokens, 1e6, "M"),
-        _text(flops, 1e12),
-    ]
+    return {
+        "updates": with_commas(total(cost.updates for cost in costs)),
+        "tokens": scaled(total(cost.tokens for cost in costs), MEGA, "M"),
+        "TFLOPs": scaled(total(cost.flops for cost in costs), TERA),
+    }
 
 
 def check_fit(estimates: Sequence[Estimate]) -> None:
@@ -113,23 +116,23 @@ def _check_fp16(run: Estimate, cost: Cost) -> None:
 
 
 def _check_memory(run: Estimate, cost: Cost) -> None:
-    processes = 1 if cost.on_gpu else cost.processes  # which share a CPU's memory
+    processes = 1 if cost.on_gpu else cost.processes  # on a CPU, all processes share the memory
     available = min(cost.machine.gpus) if cost.on_gpu else cost.machine.memory
     needed = (cost.memory or 0) * processes
     if available is None or needed <= available:
         return
-    needs = f"training needs about {needed / _GB:,.1f} GB of memory"
+    needs = f"training needs about {needed / GIGA:,.1f} GB of memory"
     if processes > 1:
         needs += f" for {processes} processes"
     place = "a GPU here has" if cost.on_gpu else "this machine has free"
     flags = " or ".join(_memory_flags(cost))
     remedy = f"give a smaller --batch-size with a larger --update-freq, or {flags}"
-    limit = f"{place} {available / _GB:,.1f} GB"
+    limit = f"{place} {available / GIGA:,.1f} GB"
     raise UserError(f"{run.out}: {needs}, and {limit}: {remedy}, after the `--`")
 
 
 def _memory_flags(cost: Cost) -> list[str]:
-    """Flags with which the training would need less memory."""
+    """Flags that would reduce the memory of the training, for the error message."""
     flags = ["--checkpoint-activations"]
     if cost.on_gpu and not cost.half:
         flags.append("--fp16")
@@ -137,10 +140,3 @@ def _memory_flags(cost: Cost) -> list[str]:
     if cost.processes > 1 and not divided:
         flags.append("--zero-sharding os")
     return flags
-
-
-def _text(number: int | None, scale: float, name: str = "") -> str:
-    if number is None:
-        return "?"
-    scaled = number / scale
-    return f"{scaled:,.1f}{name}" if scaled < 1000 else f"{scaled:,.0f}{name}"

@@ -1,4 +1,4 @@
-"""Settings of a request that contradict its learner or each other; the length of its stream."""
+"""Check a request for settings that contradict its learner or each other; sizes of mega-batches."""
 
 import json
 import shlex
@@ -53,7 +53,7 @@ def _problems(request: Request) -> Iterator[str]:
 
 
 def _of_learner(request: Request) -> Iterator[str]:
-    """Options that the learner lacks, or that contradict how it trains."""
+    """Problems: options that the learner does not have, or that contradict how it trains."""
     learner = request.learner_spec
     learners_of_option: dict[str, list[str]] = {}
     for learner_name, spec in text_learners().items():
@@ -89,7 +89,7 @@ def _has_periods(stream: str) -> bool:
 
 
 def _of_numbers(request: Request) -> Iterator[str]:
-    """Numbers out of range."""
+    """Problems: numbers out of range."""
     for flag in _POSITIVE:
         values = request.settings[flag]
         if not isinstance(values, list):
@@ -103,7 +103,7 @@ def _of_numbers(request: Request) -> Iterator[str]:
 
 
 def _of_one_schedule(request: Request) -> Iterator[str]:
-    """Settings that contradict one schedule over all stages."""
+    """Problems: settings that contradict a single schedule over all stages."""
     schedule = f"--schedule {request.schedule}"
     for flag in ("--lr-scheduler", "--total-num-update"):
         if flag in request.flags:
@@ -117,7 +117,7 @@ def _of_one_schedule(request: Request) -> Iterator[str]:
 
 
 def _of_average(request: Request) -> Iterator[str]:
-    """Flags that --average sets itself."""
+    """Problems: flags of fairseq-train that --average sets itself."""
     flags: tuple[str, ...] = ("--store-ema", "--ema-decay", "--ema-poly")
     if averages.last_of(request.average):
         flags = ("--keep-interval-updates",)
@@ -136,7 +136,7 @@ def check_kept(request: Request, updates: int) -> None:
 
 
 def _of_kept(request: Request, updates: int) -> Iterator[str]:
-    """Whether stages of `updates` (0: unknown) save too few checkpoints for --average last:K."""
+    """Problems: stages of `updates` (0: unknown) save too few checkpoints for --average last:K."""
     count = averages.last_of(request.average)
     if not count:
         return

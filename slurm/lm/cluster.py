@@ -26,7 +26,7 @@ def launch_on_slurm(plans: Sequence[Plan], job_resources: Resources, wait: bool)
     folder = submission.log_folder(common_folder(plans))
     jobs = [job for plan in plans for job in jobs_of(plan)]
     outs = [plan.out for plan in plans]
-    with ExitStack() as stack:  # else two launches could both find an empty queue
+    with ExitStack() as stack:  # lock all runs: two launches could both find an empty queue
         for out in outs:
             make_directory(out)
             stack.enter_context(patiently_locked(out))
@@ -41,7 +41,7 @@ def launch_on_slurm(plans: Sequence[Plan], job_resources: Resources, wait: bool)
     if not wait:
         return
     for plan in plans:
-        with patiently_locked(plan.out):  # the last job may not have appended its rows yet
+        with patiently_locked(plan.out):  # the last job may still be appending its rows
             collect(plan, open_run(plan))
     if problems:
         raise children.StageFailed("; ".join(map(str, problems)))

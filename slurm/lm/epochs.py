@@ -1,4 +1,4 @@
-"""Updates and tokens of each stage of a run whose trainings end by `--max-epoch`."""
+"""Number of updates and tokens of a stage whose training ends by `--max-epoch`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ class Length:
     """Length of a training."""
 
     updates: int | None  # None: no limit, or unknown
-    tokens: int | None = None  # of all epochs; None: follows from the updates
+    tokens: int | None = None  # tokens of all epochs; None: follows from the updates
 
 
 def length_of(
     settings: Mapping[str, Any], sizes: Sequence[int], stage: Stage, replay: bool, share: float
 ) -> Length:
-    """Length of the training of a stage for --max-epoch epochs; unknown without sizes or a batch.
+    """Length of the training of `stage` for --max-epoch epochs.
 
-    settings: value of each flag of fairseq-train; sizes: tokens of each mega-batch; `replay` and
-    `share`: the launcher's --replay and --replay-share.
+    settings: value of each flag of fairseq-train; sizes: tokens of each mega-batch; replay, share:
+    --replay and --replay-share. Unknown without `sizes`, or if batches have no limit.
     """
     if not sizes:
         return Length(None)
@@ -30,7 +30,7 @@ def length_of(
     new = sum(sizes[first - 1 : stage.last])
     length = settings["--tokens-per-sample"]
     blocks = -(-new // length)
-    padding = blocks * length - new  # of the last new block
+    padding = blocks * length - new  # tokens by which the last new block is shorter
     if share and stage.index:
         blocks += replayed_blocks(share, new, length)
     limits = (settings["--batch-size"], settings["--max-tokens"], length)

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
+from alma.cost_table import total
 from alma.flops import Shape
 from alma.stream import SPECIALS, Stream, is_stream
 from slurm.engine.machine import Machine
@@ -21,10 +22,10 @@ from slurm.lm.run_options import FlagValues, tokens_of_batch
 PROCESS = 1.0e9
 """Bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context."""
 HOST_PROCESS = 4.0e9
-"""Bytes of host memory of a process on a GPU without a model: torch, CUDA and the buffers of NCCL.
-A guess on the safe side, not measured."""
+"""Bytes of host memory of a GPU process without a model: torch, CUDA and NCCL's buffers. A
+conservative guess, not measured."""
 _MOMENTS = {"adafactor": 0, "sgd": 0, "adagrad": 1, "nag": 1}
-"""Numbers of the optimizer for a parameter, in fp32; others have 2, as Adam."""
+"""fp32 numbers that an optimizer keeps per parameter; optimizers not listed keep 2, as Adam."""
 _EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
 
 
@@ -37,12 +38,12 @@ class Cost:
     vocabulary: int | None  # tokens in dict.txt
     machine: Machine
     shared: bool = False
-    """Whether another run of the launch trains it, and this one takes over its files."""
-    epoch_tokens: int | None = None  # of --max-epoch; None: follows from the updates
+    """Whether another run of the launch trains it, so that this run only links the files."""
+    epoch_tokens: int | None = None  # tokens of all epochs; None: follows from the updates
 
     @property
     def on_gpu(self) -> bool:
-        """Whether fairseq-train uses GPUs; it does if there are any."""
+        """Whether fairseq-train uses GPUs: if the machine has any, and --cpu is not given."""
         return bool(self.machine.gpus) and not self.settings["--cpu"]
 
     @property
@@ -56,14 +57,14 @@ class Cost:
 
     @cached_property
     def shape(self) -> Shape | None:
-        """Of the model; None for an unknown --arch."""
+        """The shape of the model; None for an unknown --arch."""
         settings = self.settings
         switch = settings["--arch"].startswith("switch_")
         if self.vocabulary is None or not (
             switch or settings["--arch"].startswith("transformer_lm")
         ):
             return None
-        if settings.get("--moe-freq", 1) < 1:  # refused by fairseq-train
+        if settings.get("--moe-freq", 1) < 1:  # fairseq-train will refuse it
             return None
         args = SimpleNamespace(
             **{name[2:].replace("-", "_"): value for name, value in settings.items()}
@@ -80,17 +81,19 @@ class Cost:
 
     @property
     def tokens(self) -> int | None:
-        """Of all epochs; else of the updates, with every batch full (the last of an epoch may be
-        smaller)."""
+        """Tokens of all epochs, if known; else of all updates, counting every batch as full.
+
+        The last batch of an epoch may be smaller.
+        """
         if self.epoch_tokens is not None:
             return self.epoch_tokens
-        passes = self.settings["--update-freq"][0]  # of a process per update, in the first epoch
+        passes = self.settings["--update-freq"][0]  # passes per update and process, in epoch 1
         factors = (tokens_of_batch(self.settings), passes, self.processes, self.updates)
         return None if None in factors else math.prod(factor or 0 for factor in factors)
 
     @property
     def flops(self) -> int | None:
-        """Of forward and backward passes, without attention scores, as in the records."""
+        """FLOPs of the forward and backward passes, without attention scores, as in records."""
         return (
             None
             if self.shape is None or self.tokens is None
@@ -104,22 +107,22 @@ class Cost:
 
     @property
     def _moments(self) -> int:
-        """Bytes of a parameter in the optimizer's moments, in fp32."""
+        """Bytes per parameter of the optimizer's moments, in fp32."""
         return 4 * _MOMENTS.get(self.settings["--optimizer"], 2)
 
     @property
     def _average(self) -> int:
-        """Bytes of a parameter in a moving average of the weights, in fp32."""
+        """Bytes per parameter of a moving average of the weights, in fp32; 0 without one."""
         return 4 if self.settings.get("--store-ema") else 0
 
     @property
     def _sharded(self) -> bool:
-        """Whether each process has the moments of its share of the parameters alone."""
+        """Whether each process keeps only the moments of its share of the parameters (ZeRO 1)."""
         return self.settings["--zero-sharding"] == "os" and self.processes > 1
 
     @property
     def _offloaded(self) -> int:
-        """Bytes of activations that one process keeps on the host: the input of each layer."""
+        """Bytes of activations that a process offloads to the host: the input of each layer."""
         batch = tokens_of_batch(self.settings)
         if self.shape is None or batch is None or not self.on_gpu:
             return 0
@@ -135,11 +138,11 @@ class Cost:
         return (weights + self._moments + self._average) * (self.parameters or 0)
 
     def host_memory(self, processes: int) -> int | None:
-        """Bytes of the memory of a node with so many of its processes; None if unknown.
+        """Bytes of host memory of a node that runs `processes` of the training; None if unknown.
 
-        On GPUs each builds its model in fp32 on the CPU, then all map the same checkpoint, and the
-        first copies its state to the CPU to save it; with --zero-sharding each copies the state of
-        its share.
+        On GPUs, each process builds its model in fp32 on the CPU. Later all processes memory-map
+        the same checkpoint, and the first one copies its state to the CPU to save it; with
+        --zero-sharding each copies the state of its share.
         """
         if not self.on_gpu:
             return self.memory and processes * self.memory
@@ -180,7 +183,7 @@ class Cost:
 
     @property
     def _width(self) -> int:
-        """Bytes of a weight, gradient or activation."""
+        """Bytes of one weight, gradient or activation: 2 or 4."""
         return 2 if self.half else 4
 
     def _expert_parameters(self, shape: Shape) -> int:
@@ -212,13 +215,14 @@ class Cost:
         """Bytes of saved activations for a token; see `memory` for the counts."""
         settings = self.settings
         width = self._width
-        mask = 1 if self.on_gpu else 4  # of dropout, which is a float on a CPU
+        mask = 1 if self.on_gpu else 4  # bytes per value of a dropout mask, a float on a CPU
         heads = settings["--decoder-attention-heads"]
         layer = (9 * shape.dim + shape.hidden) * width + 4 * shape.hidden
         layer += 2 * shape.dim * mask + 4 * heads
         if not self.on_gpu and settings["--attention-dropout"]:
             layer += heads * settings["--tokens-per-sample"] * (2 * width + mask)
-        # Tokens by expert, and outputs before the gate in fp32.
+        # A Switch layer saves the tokens sorted by expert, the outputs before the gate in fp32, and
+        # two fp32 numbers per expert.
         switch = shape.dim * (width + 4) + 8 * shape.experts
         layers = shape.layers * layer + shape.switch_layers * switch
         if self._offloaded and settings["--checkpoint-activations"]:
@@ -229,9 +233,10 @@ class Cost:
         return _TokenBytes(layer, layers, ends)
 
     def _logit_bytes(self, shape: Shape, batch: int) -> int:
-        """Bytes at the loss: logits, log-probabilities and gradients of `batch` tokens.
+        """Bytes at the loss: logits, log-probabilities and their gradients for `batch` tokens.
 
-        With --loss-chunk-tokens those of a chunk, and the gradients of the output weights.
+        With --loss-chunk-tokens they are those of one chunk, plus the gradients of the output
+        weights.
         """
         fused = self.settings.get("--fp16") or self.settings.get("--memory-efficient-fp16")
         logit = _LOGIT[self._width, bool(fused)]
@@ -240,7 +245,7 @@ class Cost:
             weights = shape.members * shape.dim * logit.weight
             return shape.vocabulary * (min(batch, chunk) * logit.chunked + weights)
         whole = logit.whole
-        if shape.members > 1:  # their sum
+        if shape.members > 1:  # UMix also holds the sum of the members' logits
             whole += 4
         return shape.vocabulary * batch * whole
 
@@ -249,18 +254,18 @@ class Cost:
 class _TokenBytes:
     """Bytes of the activations that training saves for one token."""
 
-    layer: int  # one layer, with all its activations
-    layers: int  # all layers, or what --checkpoint-activations keeps of them
-    ends: int  # before the first layer and after the last
+    layer: int  # all activations of one layer
+    layers: int  # saved activations of all layers; fewer with --checkpoint-activations
+    ends: int  # activations before the first layer and after the last one
 
 
 @dataclass(frozen=True)
 class _LogitBytes:
-    """Bytes of the loss for a token and an entry of the dictionary."""
+    """Bytes of the loss per token and dictionary entry."""
 
-    whole: int  # the loss of a whole batch
-    chunked: int  # the loss of a chunk
-    weight: int  # of an output weight and its gradient, with chunks
+    whole: int  # if the loss is computed for a whole batch
+    chunked: int  # if it is computed in chunks
+    weight: int  # per element of the output weights, with chunks: copy and gradient
 
 
 _LOGIT = {
@@ -268,7 +273,7 @@ _LOGIT = {
     (2, False): _LogitBytes(whole=12, chunked=10, weight=6),
     (2, True): _LogitBytes(whole=10, chunked=8, weight=6),
 }
-"""By bytes of an activation, and whether log_softmax writes fp32 itself, as with fp16."""
+"""Keys: bytes of an activation, and whether log_softmax returns fp32, as it does with fp16."""
 
 
 @dataclass(frozen=True)
@@ -278,11 +283,11 @@ class Estimate:
     out: Path
     learner: str
     costs: tuple[Cost, ...]
-    deployed: tuple[Cost, ...]  # of the trainings whose models are deployed after the last stage
+    deployed: tuple[Cost, ...]  # trainings whose models are deployed after the last stage
 
     @property
     def parameters(self) -> int | None:
-        """Of all models deployed at the end."""
+        """Parameters of all models deployed at the end; None if unknown."""
         return total(cost.parameters for cost in self.deployed)
 
     @property
@@ -333,16 +338,10 @@ def vocabulary_size(data: str) -> int | None:
 def largest_share(sizes: Iterable[int], processes: int) -> int:
     """Elements of the largest share of --zero-sharding os, of parameters with `sizes` elements.
 
-    fairscale gives each parameter, whole and in the model's order, to the process that has least so
-    far.
+    fairscale assigns whole parameters, in the model's order, each to the process with the fewest
+    elements so far.
     """
     shares = [0] * processes
     for size in sizes:
         shares[shares.index(min(shares))] += size
     return max(shares)
-
-
-def total(numbers: Iterable[int | None]) -> int | None:
-    """None if one of them is unknown."""
-    summands = list(numbers)
-    return None if None in summands else sum(number or 0 for number in summands)

@@ -29,8 +29,8 @@ from slurm.lm.sharing import share
 def start(words: Sequence[str], options: argparse.Namespace) -> None:
     """Run a command line of the launcher, whose own options are parsed."""
     for ending in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(ending) is signal.SIG_DFL:  # nohup ignores SIGHUP
-            signal.signal(ending, interrupt)  # end the child and say so, as on Ctrl-C
+        if signal.getsignal(ending) is signal.SIG_DFL:  # under nohup, SIGHUP stays ignored
+            signal.signal(ending, interrupt)  # end the child and print a line, as on Ctrl-C
     resources.check_cluster(options, slurm=("wait",), local=("jobs",))
     job_resources = resources.read(options)
     requests = _requests(words, options, job_resources)
@@ -76,7 +76,7 @@ def _requests(
 
 def _limit_threads(jobs: int) -> None:
     """Divide the cores among concurrent trainings, before the first child reads the variable."""
-    if jobs > 1:  # idle OpenMP threads spin, which slows trainings that share cores many times
+    if jobs > 1:  # idle OpenMP threads spin, which slows down trainings that share cores
         threads = max(1, len(os.sched_getaffinity(0)) // jobs)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
@@ -84,7 +84,7 @@ def _limit_threads(jobs: int) -> None:
 def _forks(
     requests: Sequence[Request], options: argparse.Namespace
 ) -> AbstractContextManager[None]:
-    """Start children as forks where that is safe, which is without GPUs, and worth it."""
+    """A context in which children are started as forks, if that is safe (no GPUs) and pays."""
     is_local_run = options.cluster == "local" and not options.dry_run
     only_trainers = all(request.trainer for request in requests)
     if is_local_run and not only_trainers and not Machine.here().gpus:
@@ -93,7 +93,10 @@ def _forks(
 
 
 def _plan(request: Request, machine: Machine, options: argparse.Namespace) -> Plan:
-    """Check a request, place it on the machine and plan it. UserError: with the run's directory."""
+    """Check a request, place it on the machine and plan it.
+
+    A UserError names the run's directory.
+    """
     sizes: Sequence[int] = () if options.megabatches else megabatch_sizes(request)
     try:
         check(request)

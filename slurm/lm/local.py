@@ -1,5 +1,4 @@
-"""Runs on this machine: stage after stage, or several jobs at a time; and the state of such a
-run."""
+"""Run plans on this machine, one job after another or several at a time; state of local runs."""
 
 import json
 import threading
@@ -26,15 +25,15 @@ from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect, open_run, read_
 from slurm.lm.stage import RunJob, TrainJob, jobs_of
 
 _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT}
-"""The marker that each log's job writes."""
-LINE_SECONDS = 60  # between lines about one training
+"""Name of each log -> name of the marker that the log's job writes."""
+LINE_SECONDS = 60  # seconds between two lines about a training, without a terminal
 
 
 def launch_here(plans: Sequence[Plan], jobs: int) -> None:
     """Run all plans on this machine, `jobs` jobs at a time, each with an equal share of the GPUs.
 
-    A failure ends everything if jobs are done one after the other. Of several at a time it stops
-    its dependents only, and the first error is raised once all others are done.
+    With one job at a time, the first failure ends everything. With several, a failure skips only
+    the jobs that depend on it, and the first error is raised when all other jobs are done.
     """
     errors: list[Exception] = []
     with ExitStack() as stack:
@@ -46,7 +45,7 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
         all_jobs = [job for plan in plans for job in jobs_of(plan)]  # each after those it needs
         progress = stack.enter_context(TrainingProgress(all_jobs))
         worker = _Worker(runs, progress, jobs)
-        if jobs == 1:  # in this thread, in which Ctrl-C ends the child
+        if jobs == 1:  # in the main thread, which Ctrl-C interrupts, so that it ends the child
             for job in all_jobs:
                 worker.do(job)
         else:
@@ -58,7 +57,7 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
 
 
 class _Worker:
-    """Does jobs of several runs, also in several threads, and appends their rows."""
+    """Does jobs of several runs, possibly in several threads, and appends rows to the runs."""
 
     def __init__(self, runs: Mapping[Path, Run], progress: "TrainingProgress", jobs: int) -> None:
         self._runs = runs
@@ -69,10 +68,10 @@ class _Worker:
             self._free_devices.put({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
 
     def do(self, job: RunJob) -> None:
-        """Do what is missing of a job, append the rows that follow from it, and say so."""
+        """Do a job unless it is complete, append the rows that are now known, and print a line."""
         began = time.monotonic()
         complete = job.done
-        if isinstance(job, TrainJob):  # the checkpoints of an evaluated stage may have been deleted
+        if isinstance(job, TrainJob):  # after its evaluation, checkpoints may have been deleted
             complete = complete or (job.spec.directory / RESULT).exists()
         if not complete:
             say(f"{job}: started")
@@ -81,7 +80,9 @@ class _Worker:
                 job.do(environment, self._progress.watch(job))
             finally:
                 self._free_devices.put(environment)
-        with self._appending:  # also after a complete job: a kill may have come before its rows
+        # Also for a job that was complete before: the launcher may have been killed before it
+        # appended the rows.
+        with self._appending:
             collect(job.plan, self._runs[job.run])
         outcome = "was complete" if complete else f"done in {time.monotonic() - began:.0f} s"
         outcome += self._details(job, complete)
@@ -110,13 +111,13 @@ def _do_concurrently(
     started: dict[Future, Path] = {}
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(limit))
-        stack.callback(children.end_all)  # on Ctrl-C, before the pool waits for its threads
+        stack.callback(children.end_all)  # on Ctrl-C: before the pool waits for its threads
         while waiting or started:
             ready = [marker for marker in waiting if not needs[marker]]
             for marker in ready[: limit - len(started)]:
                 started[pool.submit(do, waiting.pop(marker))] = marker
             if not started:
-                break  # only dependents of failed jobs are left
+                break  # the remaining jobs depend on failed ones
             done, _ = wait(started, return_when=FIRST_COMPLETED)
             for future in done:
                 marker = started.pop(future)
@@ -136,8 +137,8 @@ class TrainingProgress(AbstractContextManager):
     def __init__(self, jobs: Sequence[RunJob]) -> None:
         sizes = [job.training.updates for job in jobs if isinstance(job, TrainJob)]
         self.total = None if None in sizes else sum(size or 0 for size in sizes)
-        self.updates: dict[Path, int] = {}  # of each training
-        self.skipped = 0  # updates of an earlier launch, which took no time in this one
+        self.updates: dict[Path, int] = {}  # marker of a training -> its updates so far
+        self.skipped = 0  # updates that were done before this launch
         self.began = time.monotonic()
         # smoothing=0: the average speed, with start-ups and evaluations, predicts the end of all
         # trainings; disable=None: off without a terminal
@@ -173,7 +174,7 @@ class TrainingProgress(AbstractContextManager):
                 ValueError,
                 KeyError,
                 TypeError,
-            ):  # another line, or mixed lines of several processes
+            ):  # some other line, or lines of several processes mixed up
                 return
             self.count(job, updates, skipped=resumed)
             resumed = False
@@ -222,7 +223,7 @@ def state_of(directory: Path) -> JobStatus:
     for log in logs:
         if log.with_name(_MARKERS[log.name]).exists():
             continue
-        # Only the last child's output: earlier errors may be fixed.
+        # Look only at the output of the last child, since earlier errors may be fixed.
         if failed := children.last_problem(tail(log).rpartition("\n$ ")[2]):
             return JobStatus(job, "failed", why=failed[1], log=log)
     return JobStatus(job, "stopped", why="rerun the same command to resume", log=latest)

@@ -8,9 +8,9 @@ from alma.errors import Parser, count, number_list
 from alma.help_texts import SEEDS, SIZE
 from alma.learners import text_learners
 from alma.options import add_options, flag_of, options_of
-from alma.protocol import ANYTIME, TEXT_PRESETS
 from slurm.engine import resources
 from slurm.lm.plan import Request
+from slurm.lm.presets import ANYTIME, PRESETS
 
 _MAIN_FLAGS = (
     "--arch",
@@ -88,7 +88,7 @@ def parser() -> Parser:
     words = " ".join(f"{flag_of(name)} {value}" for name, value in ANYTIME.items())
     preset = f"options that are not given; anytime: {words}, as far as the learner has them "
     preset += "(default: paper)"
-    group.add_argument("--preset", choices=TEXT_PRESETS, help=preset)
+    group.add_argument("--preset", choices=PRESETS, help=preset)
     group.add_argument(
         "--seeds", type=number_list, metavar="LIST", help=f"{SEEDS}, in RUN_s0 and so on"
     )

@@ -1,21 +1,22 @@
-"""The processes of a training, how they share the batch of an update, and what they need of their
-nodes.
+"""Place a training on a machine: number of processes, batch of each, cores and memory of a node.
 
-The batch is the user's: --batch-size (or --max-tokens) x --update-freq x --distributed-world-size.
-If the machine has another number of GPUs, --update-freq changes so that the batch stays. Without
---distributed-world-size the batch follows from the first machine of a run, and the run keeps it.
+The user determines the batch of an update: --batch-size (or --max-tokens) x --update-freq x
+--distributed-world-size. On a machine with another number of GPUs, --update-freq is changed so that
+the batch stays the same. Without --distributed-world-size, the first machine of a run determines
+the batch, and the run keeps it.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from alma.cost_table import total
 from alma.errors import UserError
 from alma.records import Run
 from slurm.engine.machine import Machine
 from slurm.engine.resources import Resources
 from slurm.engine.squeue import largest_node
-from slurm.lm.estimate import HOST_PROCESS, Estimate, total
+from slurm.lm.estimate import HOST_PROCESS, Estimate
 from slurm.lm.plan import Request
 from slurm.lm.run_options import Placement, tokens_of_batch
 
@@ -38,12 +39,12 @@ def place(request: Request, machine: Machine) -> Request:
         processes = min(processes, gpus or processes)
     elif gpus or machine.tasks > 1:
         processes = gpus or machine.tasks
-    planned = requested or kept or processes  # whose batches the processes share
+    planned = requested or kept or processes  # number of processes for which the batch is meant
     sharing = _most_sharing(processes, [passes * planned for passes in freq])
     if sharing < processes:
         if not kept or machine.tasks:
             raise _uneven(request, processes, planned, sharing)
-        processes = sharing  # a run in progress goes on, on some of the GPUs
+        processes = sharing  # continue a run on fewer GPUs than the machine has
     if settings["--zero-sharding"] == "os" and processes == 1:
         problem = "--zero-sharding os divides the optimizer's state among processes"
         remedy = "leave it out, or use several GPUs (--cpu: --distributed-world-size 2)"
@@ -62,7 +63,10 @@ def place(request: Request, machine: Machine) -> Request:
 
 
 def _kept_processes(request: Request, batch: int | None, passes: int) -> int | None:
-    """Processes with which the run began, from the tokens of its updates; None: unknown or new."""
+    """Number of processes with which the run began; None: unknown, or a new run.
+
+    Derived from the tokens of an update that the run has recorded.
+    """
     if not batch or not _is_begun(request):
         return None
     run = Run.read(request.out)
@@ -77,7 +81,7 @@ def _is_begun(request: Request) -> bool:
 
 
 def _most_sharing(processes: int, batches: Sequence[int]) -> int:
-    """Most processes, up to `processes`, among which each of these numbers of batches divides."""
+    """The largest number of processes, up to `processes`, that divides each number of batches."""
     for count in range(processes, 1, -1):
         if not any(number % count for number in batches):
             return count
@@ -85,7 +89,10 @@ def _most_sharing(processes: int, batches: Sequence[int]) -> int:
 
 
 def _uneven(request: Request, processes: int, planned: int, sharing: int) -> UserError:
-    """The error if `processes` cannot share an update, with the flags for the most that can."""
+    """The error if `processes` cannot share an update evenly.
+
+    It suggests flags for the largest number of processes that can, `sharing`.
+    """
     passes = request.settings["--update-freq"][0]
     batches = passes * planned
     flags = f"--distributed-world-size {sharing} --update-freq {batches // sharing}"
@@ -98,10 +105,10 @@ def _uneven(request: Request, processes: int, planned: int, sharing: int) -> Use
 
 
 def with_hosts(resources: Resources, estimates: Sequence[Estimate]) -> Resources:
-    """`resources` with the cores and the memory that its GPUs need, at most those of a node.
+    """Add the cores and host memory that the trainings need to `resources`, if it has GPUs.
 
-    Numbers that the user gave stay, and so does everything without GPUs. Without an estimate the
-    memory is the cluster's default.
+    They are at most those of the largest node. Numbers that the user gave are not changed. If the
+    memory cannot be estimated, it stays the cluster's default.
     """
     if not resources.gpus_per_node:
         return resources
@@ -113,14 +120,14 @@ def with_hosts(resources: Resources, estimates: Sequence[Estimate]) -> Resources
     if resources.cpus_per_task is None:
         workers = max(cost.settings["--num-workers"] for cost in costs)
         processes = resources.gpus_per_node // resources.tasks_per_node
-        # submitit advises 2 for each process that trains, and for each that reads its data.
+        # submitit advises 2 cores for each training process and for each data worker.
         cores = min(2 * (1 + workers) * processes, most_cores // resources.tasks_per_node)
         sized = replace(sized, cpus_per_task=int(cores))
     if resources.mem_gb is None:
         trainings = [cost.host_memory(-(-cost.processes // resources.nodes)) for cost in costs]
         evaluations = [_memory_of_evaluation(run) for run in estimates]
         if total([*trainings, *evaluations]) is not None:
-            most_gb = most_memory / 1024  # SLURM's GB; less than 1: the cluster does not know
+            most_gb = most_memory / 1024  # SLURM's GB; below 1 if the cluster does not configure it
             sized = replace(
                 sized,
                 mem_gb=_largest_in_gb(trainings, most_gb),
@@ -130,7 +137,7 @@ def with_hosts(resources: Resources, estimates: Sequence[Estimate]) -> Resources
 
 
 def _memory_of_evaluation(run: Estimate) -> int | None:
-    """Bytes of host memory of a run's evaluations, which build and map all deployed models."""
+    """Bytes of host memory of an evaluation, which builds and memory-maps all deployed models."""
     return run.parameters and int(HOST_PROCESS) + 2 * 4 * run.parameters
 
 

@@ -22,14 +22,14 @@ from slurm.lm.epochs import Length, length_of
 from slurm.lm.planned import StageSpec, Training, by_trainer
 from slurm.lm.run_options import ENCODER, EVALUATION_FLAGS, Flags, FlagValues, Placement, RunOptions
 
-SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
+SEED_STEP = 1000  # difference of seeds between members of an ensemble; the first has sm's seed
 _EVALUATE = (sys.executable, "-m", "fairseq_alma.evaluate")
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
 _OF_GROWTH = ("grow_router", "grow_optimizer")  # passed only to a stage that grows
 _OF_REPLAY = ("replay_share", "replay_from")  # passed to all stages but the first
-_LOG_EVERY = 100  # updates at most between lines of the log, which `slurm.lm.local` reads
+_LOG_EVERY = 100  # most updates between two lines of the log, from which progress is shown
 _LINES_OF_A_STAGE = 20
-_UNKNOWN_UPDATES = 2000  # of a stage without a limit, to choose the interval of its log
+_UNKNOWN_UPDATES = 2000  # assumed length of a stage without a limit, for its logging interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class Request(RunOptions):
     """A run as requested: its options, and the flags of fairseq-train with their values."""
 
     flags: Flags = field(default_factory=dict)  # of fairseq-train
-    settings: FlagValues = field(default_factory=dict)  # values of all its flags, for `make_plan`
-    placement: Placement | None = None  # from `place`; None: not decided
+    settings: FlagValues = field(default_factory=dict)  # values of all flags, from `resolved`
+    placement: Placement | None = None  # from `place`; None: not placed yet
     sizes: Sequence[int] = ()  # tokens of each mega-batch, for --max-epoch; (): unknown
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Request(RunOptions):
 
     @property
     def one_schedule(self) -> bool:
-        """Whether one schedule spans all stages: optimizer and learning rate go on."""
+        """Whether one schedule spans all stages (--schedule continuous)."""
         return self.schedule != "stage"
 
     @property
@@ -86,7 +86,7 @@ class Request(RunOptions):
 
     @property
     def command(self) -> str:
-        """The shell line that requests this run alone: changed options and all flags."""
+        """The shell command that requests this single run: changed options and all flags."""
         options = changed(self)
         words = ["alma", "train", options.pop("stream")]
         for name, value in options.items():
@@ -106,7 +106,7 @@ class Plan:
 
     request: Request
     config: dict[str, Any]
-    seeds: dict[str, int]  # of the members, for alma.records
+    seeds: dict[str, int]  # seeds of the members, recorded in run.json
     untrained: tuple[str, ...]  # command line that evaluates the untrained model
     stages: tuple[StageSpec, ...]
 
@@ -155,7 +155,7 @@ def _with_defaults_of_learner(request: Request, stage_count: int) -> Request:
 
 
 def _growth_of_steps(request: Request, stage_count: int) -> list[int]:
-    """Experts that are added before each stage but the first. UserError: impossible growth."""
+    """Number of experts added before each stage but the first. UserError: impossible growth."""
     growth = request.grow_experts or [DEFAULT_GROWTH]
     steps = stage_count - 1
     text = f"--grow-experts {','.join(map(str, growth))}"
@@ -195,7 +195,7 @@ def _placement_flags(request: Request) -> Flags:
     flags = {}
     for name in ("--distributed-world-size", "--update-freq"):
         flags[name] = flag_words(name, request.settings[name])
-    # fairseq-train compares it with the tokens that it trains on.
+    # In the training, `fairseq_alma.hooks` compares it with the tokens of its updates.
     flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
     return flags
 
@@ -214,8 +214,8 @@ def _untrained(request: Request, seeds: Sequence[int], arguments: Sequence[str])
 def _stage(request: Request, stage: Stage, flags: Flags, lengths: Sequence[Length]) -> StageSpec:
     """Plan one stage.
 
-    request: with a value for each option of its learner. flags: of fairseq-train, the same for all
-    stages. lengths: of the trainings of each stage of the run.
+    request: has a value for each option of its learner. flags: flags of fairseq-train that all
+    stages share. lengths: length of the training of each stage of the run.
     """
     learner = request.learner_spec
     index = stage.index
@@ -263,7 +263,7 @@ def _trainings(
     trainings = []
     for member in range(members if learner.separate else 1):
         seed = request.seed + SEED_STEP * member
-        if learner.fresh:  # each stage adds its models to the ensemble
+        if learner.fresh:  # each stage trains new models, which join the ensemble
             seed += SEED_STEP * index * members
         directory = _folder(request, index, member)
         words = [*model_words, "--stage", str(index), "--seed", str(seed)]
@@ -314,7 +314,7 @@ def _model_words(request: Request, index: int, experts: int | None) -> list[str]
     words = [request.stream, "--task", "alma_lm", "--arch", request.settings["--arch"]]
     if experts is not None:
         words += ["--moe-expert-count", str(experts)]
-    if request.learner_spec.joint:  # all members in one fairseq-train
+    if request.learner_spec.joint:  # one fairseq-train trains all members
         words += ["--members", str(request.members or 1)]
     if request.trainer is not None:
         words += ["--trainer", request.trainer]
@@ -350,7 +350,7 @@ def _stage_words(request: Request, index: int, flags: Flags, updates: int | None
 def _flags_of_stage(request: Request, index: int, flags: Flags, lengths: Sequence[Length]) -> Flags:
     """The user's flags with the updates, warm-up and decay of a stage.
 
-    With one schedule over all stages fairseq-train counts the updates of the stages before too.
+    With one schedule over all stages, --max-update includes the updates of earlier stages.
     """
     changed_flags = dict(flags)
     counted_stages = index + 1 if request.one_schedule else 1

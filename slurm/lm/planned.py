@@ -1,4 +1,4 @@
-"""What a plan consists of: stages, their trainings, and the command lines of both."""
+"""The elements of a plan: stages, their trainings, and the command lines of both."""
 
 import shlex
 import sys
@@ -10,7 +10,8 @@ from alma.trainer import STAGE
 from slurm.lm.run_options import FlagValues
 
 FOREIGN = {"train": "model", "evaluate": "evaluation", "untrained": "untrained"}
-"""Folder of each kind of job of the user's own trainer, inside the folder of the job's marker."""
+"""Name of the folder in which the user's own trainer works, by the kind of job; it is inside the
+folder of the job's marker."""
 
 
 @dataclass(frozen=True)
@@ -19,17 +20,17 @@ class Training:
 
     directory: Path
     arguments: tuple[str, ...]
-    """Of fairseq-train, without --finetune-from-model: the best checkpoint is unknown until
-    `previous` ends."""
+    """Arguments of fairseq-train; --finetune-from-model is added later, because the best checkpoint
+    of `previous` is unknown until it has trained."""
     previous: Path | None  # directory of the training whose model it continues; None: a new model
-    updates: int | None  # of this training; None: no limit
+    updates: int | None  # number of updates of this training; None: no limit
     earlier: int = 0  # updates before it that fairseq-train counts too (one schedule)
-    tokens: int | None = None  # of its epochs; None: follows from the updates
+    tokens: int | None = None  # tokens of all epochs; None: follows from the updates
     source: Path | None = None
-    """Directory of the same training in another run, whose checkpoints it takes over."""
+    """Directory of an equal training in another run, whose checkpoints are linked."""
     seed: int = 0
     member: int = 0
-    trainer: str | None = None  # the user's command; `arguments` then only tell trainings apart
+    trainer: str | None = None  # the user's own trainer; `arguments` then identify the training
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -47,9 +48,9 @@ class StageSpec:
     trainings: tuple[Training, ...]
     models: tuple[Path, ...]  # directories of the trainings whose models are evaluated together
     evaluate: tuple[str, ...]
-    """Without --path: the best checkpoints are unknown until the trainings end."""
+    """Command line of the evaluation; --path is added when the trainings have ended."""
     settings: FlagValues
-    """Of its trainings: the request's, with the experts, members and updates of the stage."""
+    """Values of all flags: those of the request, with the stage's experts, members and updates."""
 
 
 def by_trainer(trainer: str, directory: Path, kind: str) -> tuple[str, ...]:

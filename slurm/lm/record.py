@@ -1,5 +1,4 @@
-"""The run directory of a plan: its config, its rows from what each stage measured, and their
-table."""
+"""The run directory of a plan: its config, and its rows, made from the stages' measurements."""
 
 import contextlib
 import hashlib
@@ -24,13 +23,14 @@ UNTRAINED = "untrained.json"  # measurements of the untrained model, in the run'
 RESULT = "result.json"  # measurements after a stage, in the stage's directory
 SCORES = "scores.json"  # what --evaluate printed, in the stage's directory
 TRAINED = "trained.json"
-"""Marker in the directory of a training, which `alma.markers` reads: the checkpoint that it chose.
+"""Marker in the directory of a training, with the name of the chosen checkpoint (`alma.markers`).
 
-The trained.json that a user's own trainer writes (`alma.trainer`) lies in a folder below it.
+Not to be confused with the trained.json of a user's own trainer (`alma.trainer`), which is in a
+folder below.
 """
 
 
-class _Costs(TypedDict):  # of a training
+class _Costs(TypedDict):  # costs of a training
     flops: AMOUNT
     growth_flops: AMOUNT
     seconds: AMOUNT
@@ -47,7 +47,10 @@ _KINDS |= {"expert_count": NATURAL | None, "training": list[_Costs]}
 
 
 def identity(stream: str) -> dict[str, Any]:
-    """Identity of the data for run.json; a moved stream stays the same, by its checksums."""
+    """Settings that identify the data in run.json.
+
+    A stream is identified by its checksums, so that it may be moved.
+    """
     if not is_stream(stream):
         return {"data": ":".join(str(Path(shard).resolve()) for shard in stream.split(":"))}
     loaded = Stream.load(stream)
@@ -66,10 +69,10 @@ def _digest(files: Mapping[str, FileInfo]) -> str:
 
 
 def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The run's config, and those of its keys that may grow with the stream.
+    """The run's config, and the names of its settings that may grow with the stream.
 
-    Raises UserError if the last stage of the existing run was cut short by the end of a shorter
-    stream.
+    Raises UserError if the stream has grown but the last stage of the existing run was cut short by
+    the stream's former end.
     """
     waiting_time = plan.config["waiting_time"]
     config = plan.config | identity(plan.request.stream)
@@ -91,7 +94,7 @@ def open_run(plan: Plan) -> Run:
     settings."""
     config, growing = run_config(plan)
     run = Run.open(plan.out, config, plan.seeds, growing, untrained=[UNTRAINED])
-    # Stages as requested, which may be fewer than the stream has.
+    # Record the number of requested stages, which may be fewer than the stream has.
     run.note(stages=len(plan.stages), command=plan.request.command)
     stream = plan.request.stream
     if is_stream(stream) and Stream.load(stream).ordered:
@@ -138,7 +141,7 @@ def _measured(plan: Plan, spec: StageSpec | None) -> Measured:
 
 
 def waiting_fields(row: Mapping[str, Any]) -> Measured:
-    """The fields of a row while the learner waits, after the row before it."""
+    """The fields of a row while the learner waits, derived from the previous row."""
     of_training = ("training", "validation", "shared_with")
     extra = {key: value for key, value in row["extra"].items() if key not in of_training}
     return {**row, **dict.fromkeys(("train_flops", *MACHINE_FIELDS), 0), "extra": extra}
@@ -147,7 +150,8 @@ def waiting_fields(row: Mapping[str, Any]) -> Measured:
 def read_measured(path: Path, trainings: int | None = None) -> dict[str, Any]:
     """Read untrained.json or result.json.
 
-    UserError: damaged, or not with the costs of as many trainings as `trainings` (None: any).
+    `trainings` is the number of trainings whose costs it must have (None: any). Raises UserError if
+    it is damaged or has another number.
     """
     record = read_record(path, _KINDS, _KINDS)
     count = len(record["training"])
@@ -158,9 +162,9 @@ def read_measured(path: Path, trainings: int | None = None) -> dict[str, Any]:
 
 
 def read_scores(text: bytes, where: Path) -> dict[str, float]:
-    """Read the scores of --evaluate: a JSON object of numbers, as its last line or in a file.
+    """Parse the scores of --evaluate, a JSON object of numbers on the last line of `text`.
 
-    where: the log or the file, for the UserError if the text is no such object.
+    where: the log or file of the text, which the UserError names if there is no such object.
     """
     with contextlib.suppress(ValueError):
         scores = parse_json(text)
@@ -174,10 +178,11 @@ def read_scores(text: bytes, where: Path) -> dict[str, float]:
 def measured_fields(
     measured: Mapping[str, Any], is_new: Sequence[bool], cutoff: str | None = None
 ) -> Measured:
-    """The fields of a row.
+    """The fields of a row, from the measurements of a stage.
 
     measured: content of untrained.json or result.json. is_new: for each deployed model, whether
-    this stage trained it; only then its training counts. cutoff: date of --cutoff.
+    this stage trained it; only the costs of these trainings count for the row. cutoff: date of
+    --cutoff; `matrix_seen` counts the held-out periods up to it.
     """
     costs = [cost for cost, counts in zip(measured["training"], is_new, strict=True) if counts]
     extra = {key: value for key, value in measured.items() if key not in (*_KINDS, "experts")}

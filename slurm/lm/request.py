@@ -1,4 +1,4 @@
-"""Options, experiments and flags of fairseq-train become requests."""
+"""Read command lines and experiment files into requests, and resolve flags of fairseq-train."""
 
 import argparse
 import itertools
@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError, closest
-from alma.experiments import check_nesting, read_experiment, read_overrides
+from alma.experiments import naming
 from alma.options import flag_of, flag_words, given, options_of
-from alma.protocol import of_preset
+from alma.sweeps import check_nesting, seed_part
 from slurm.engine import children
 from slurm.engine.resources import Resources
 from slurm.engine.terminal import say
+from slurm.lm.experiments import read_experiment, read_overrides
 from slurm.lm.options import parse, parser
 from slurm.lm.plan import Request
+from slurm.lm.presets import with_preset
 from slurm.lm.run_options import Flags, FlagValues
 
-USER_DIR = "--user-dir"  # a folder of Python that fairseq imports
+USER_DIR = "--user-dir"  # flag for a folder of Python code that fairseq imports
 _EVERY_STAGE = "leave it out, the launcher sets it for every stage"
 _OF_THE_LAUNCHER = {
     "--save-dir": "give --out RUN before the `--`",
@@ -73,39 +75,40 @@ def _of_experiment(
     flags: Flags,
     overrides: Mapping[str, Any],
 ) -> Iterator[Request]:
-    """The requests of an experiment; `words`, `options` and `flags` are of the command line."""
+    """The requests of an experiment file.
+
+    `words`, `options`, `flags` and `overrides` come from the command line and override the file.
+    """
     names_on_line = {*flags, *_flag_names(words)}
     option_names = [name.replace("_", "-") for name in vars(options)]
-    for swept, folder, run_words, run_flags in read_experiment(file, options.size, overrides):
-        names = _flag_names(run_words)
+    for run in read_experiment(file, options.size, overrides):
+        names = _flag_names(run.options)
         machine_flags = sorted(_OF_THE_MACHINE & names)
         if machine_flags:
             flag = machine_flags[0]
             remedy = f"give {flag} on the command line"
             raise UserError(f"{file}: {flag} says where to run: {remedy}")
-        for key in swept:
+        for key in run.swept:
             if f"--{key}" in names_on_line:
                 remedy = f"give {key}=VALUE in place of --{key}"
                 raise UserError(f"{file}: {key} is a list: {remedy}")
         for key in overrides:
             if f"--{key}" in names and key not in option_names:
-                raise _unknown_key(key, [*option_names, *_keys(run_flags)])
-        try:
-            merged = parse([*run_words, *words])
+                raise _unknown_key(key, [*option_names, *_keys(run.flags)])
+        with naming(file):
+            merged = parse([*run.options, *words])
             merged.what = [merged.stream]
-            requests = _requests(merged, {**read_flags(run_flags), **flags}, folder)
-        except UserError as error:
-            raise UserError(f"{file}: {error}") from None
+            requests = _requests(merged, {**read_flags(run.flags), **flags}, run.folder)
         yield from requests
 
 
 def _flag_names(words: Iterable[str]) -> set[str]:
-    """The words of a command line without `=VALUE`."""
+    """The words of a command line, without `=VALUE` at their ends."""
     return {word.partition("=")[0] for word in words}
 
 
 def _keys(flags: Iterable[str]) -> list[str]:
-    """The flags of a command line as keys of an experiment."""
+    """Convert flags to keys of an experiment file: --batch-size to batch-size."""
     return [name[2:] for name in _flag_names(flags)]
 
 
@@ -121,7 +124,7 @@ def _unknown_key(key: str, candidates: Sequence[str]) -> UserError:
 def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> list[Request]:
     """One request, or with --seeds one for each seed.
 
-    folder: of a combination of a sweep, below --out; "" without a sweep.
+    folder: name of the run's folder below --out, if it is part of a sweep; else "".
 
     Raises UserError for a missing option, one that only experiments have, or a run in a run.
     """
@@ -144,13 +147,13 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
         raise UserError(f"--out {out}: fairseq splits paths at colons; give another name")
     if options.out.name in ("", ".."):
         raise UserError(f"--out {options.out}: give the folder of a run, such as runs/sm")
-    chosen = of_preset(options.preset, given(Request, options))
+    chosen = with_preset(options.preset, given(Request, options))
     request = Request(**{**chosen, "stream": stream, "flags": flags, "out": out})
     requests = [request]
     if options.seeds:
         requests = []
         for seed in options.seeds:
-            folder_of_seed = out.with_name(f"{out.name}_s{seed}")
+            folder_of_seed = out.with_name(f"{out.name}_{seed_part(seed)}")
             requests.append(replace(request, seed=seed, out=folder_of_seed))
     for request in requests:
         check_nesting(options.out if folder else request.out, sweep=bool(folder))
@@ -192,9 +195,10 @@ def resolve(lines: Sequence[Sequence[str]]) -> list[FlagValues]:
 
 
 def resolved(requests: Sequence[Request], without_code: bool = False) -> list[Request]:
-    """The requests with their settings. Raises UserError if fairseq-train would refuse their flags.
+    """Return the requests with `settings`, the values of all flags of fairseq-train.
 
-    `without_code`: import no --user-dir, as in a dry run. Then what only that registers is refused.
+    `without_code`: do not import --user-dir, as in a dry run; names that only it registers are then
+    refused. Raises UserError if fairseq-train would refuse the flags.
     """
     by_fairseq = [request for request in requests if not request.trainer]
     lines = [_line_of_fairseq(request, without_code) for request in by_fairseq]
@@ -208,7 +212,7 @@ def resolved(requests: Sequence[Request], without_code: bool = False) -> list[Re
     requests_with_settings = []
     for request in requests:
         settings = _without_flags(request) if request.trainer else next(answers)
-        # Its default is the number of GPUs of this machine, which `place` decides about.
+        # fairseq's default is the number of GPUs of this machine; `place` sets it instead.
         if "--distributed-world-size" not in request.flags:
             settings = {**settings, "--distributed-world-size": None}
         requests_with_settings.append(replace(request, settings=settings))
@@ -216,14 +220,14 @@ def resolved(requests: Sequence[Request], without_code: bool = False) -> list[Re
 
 
 def _line_of_fairseq(request: Request, without_code: bool) -> list[str]:
-    """The command line of fairseq-train whose values `resolve` asks for."""
+    """The command line of fairseq-train to resolve for a request."""
     words = [request.stream, "--task", "alma_lm"]
-    # These options of the launcher change defaults of fairseq-train.
+    # These options of the launcher change defaults of fairseq-train's flags.
     words += ["--schedule", request.schedule, *request.average_words]
     if request.init:
         if request.learner_spec.switch:
             words += ["--arch", "switch_gmoe"]
-        words += flag_words("--init", request.init)  # whose architecture is the default
+        words += flag_words("--init", request.init)  # its architecture becomes the default
     for name, flag in request.flags.items():
         if not (without_code and name == USER_DIR):
             words += flag
@@ -231,7 +235,7 @@ def _line_of_fairseq(request: Request, without_code: bool) -> list[str]:
 
 
 def _without_flags(request: Request) -> FlagValues:
-    """The settings of the user's own trainer: only the number of updates may be known."""
+    """The settings of a run with the user's own trainer: at most the number of updates is known."""
     kind, _, amount = (request.budget or "").partition("=")
     unset = ("--cpu", "--fp16", "--batch-size", "--max-tokens")
     ones = ("--tokens-per-sample", "--required-batch-size-multiple", "--num-workers")

@@ -10,10 +10,10 @@ from alma.options import NEVER, option
 from alma.protocol import TextOptions
 
 Flags = Mapping[str, Sequence[str]]
-"""Flags of fairseq-train: for each name the words of the command line, the name first."""
-FlagValues = Mapping[str, Any]  # the value of every flag of fairseq-train by its first name
+"""Flags of fairseq-train as given: by name, the words of the command line, the name included."""
+FlagValues = Mapping[str, Any]  # parsed values of all flags of fairseq-train, by first name
 CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
-ENCODER = "--gpt2-encoder-json"  # its default is a URL, which nothing here reads
+ENCODER = "--gpt2-encoder-json"  # fairseq's default is a URL, which ALMA never downloads
 EVALUATION_FLAGS = (
     "--user-dir",
     "--cpu",
@@ -27,7 +27,7 @@ EVALUATION_FLAGS = (
     "--sample-break-mode",
     *CUT_FLAGS,
 )
-"""Flags of fairseq-train that evaluations take too."""
+"""Flags of fairseq-train that are passed to evaluations too."""
 
 
 def tokens_of_batch(settings: FlagValues) -> int | None:
@@ -46,9 +46,9 @@ class Placement:
     """Processes and GPUs of each training of a run."""
 
     processes: int
-    gpus: int  # of all processes; 0: a CPU
-    tokens: int | None  # of an update, in full batches; None: unknown
-    by_machine: bool  # whether the number of GPUs, and no flag, determines `tokens`
+    gpus: int  # GPUs of all processes together; 0: on a CPU
+    tokens: int | None  # tokens of an update, if batches are full; None: unknown
+    by_machine: bool  # whether `tokens` depends on the number of GPUs, since no flag sets it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
-"""Trainings that runs of one launch have in common: one run trains, the others take over its files.
+"""Equal trainings in the runs of a launch run once: one run trains, the others link its files.
 
-Two trainings are the same if their commands agree in all but the folder, and so do those whose
-models they continue: sm is the first member of ens, and gmoe's first stage is sm's.
+Two trainings are equal if their commands agree in all but the folder, and if the trainings that
+they continue are equal too. For example, sm equals the first member of ens, and gmoe's first stage
+equals that of sm.
 """
 
 import os
@@ -20,14 +21,14 @@ from slurm.lm.record import TRAINED
 _BEGUN = (
     "checkpoint_last.pt",
     FOREIGN["train"],
-)  # of a training that has begun, one of these exists
+)  # if a training has begun, one of these exists
 
 
 def share(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans with a `source` for each training that equals another one: its directory.
+    """Set the `source` of each training that equals another one to the other's directory.
 
-    The source is a complete training if there is one, else the first. A training with a checkpoint
-    of its own has no source and goes on by itself.
+    Of several equal trainings, the source is a complete one if there is one, else the first. A
+    training that already has a checkpoint gets no source and continues by itself.
     """
     sources: dict[Path, Path] = {}
     for directories in _equal_trainings(plans):
@@ -81,7 +82,8 @@ def take_over(source: Path, directory: Path) -> None:
         part.unlink(missing_ok=True)
         _link(path, part)
         os.replace(part, directory / path.name)
-        part.unlink(missing_ok=True)  # renaming a link to another of the same file does nothing
+        # Renaming a hard link onto another link of the same file would do nothing.
+        part.unlink(missing_ok=True)
     if (source / FOREIGN["train"]).exists():
         whole = directory / f"{FOREIGN['train']}.part"
         shutil.rmtree(whole, ignore_errors=True)
@@ -92,7 +94,7 @@ def take_over(source: Path, directory: Path) -> None:
 
 
 def _link(path: str | Path, to: str | Path) -> None:
-    """A link, or a copy where links are impossible: another file system, or one without them."""
+    """Make a hard link, or a copy if the file system does not allow it."""
     try:
         os.link(path, to)
     except OSError:

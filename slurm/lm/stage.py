@@ -1,7 +1,7 @@
 """The jobs of a run: evaluate the untrained model, train each model of a stage, evaluate the stage.
 
-untrained.json, trained.json and result.json are written whole and last. Before that, a restarted
-training resumes from its last checkpoint.
+Each job writes its marker (untrained.json, trained.json or result.json) atomically and last. A
+training that is restarted before that resumes from its last checkpoint.
 """
 
 import os
@@ -29,7 +29,7 @@ from slurm.lm.record import RESULT, SCORES, TRAINED, UNTRAINED, collect, read_sc
 from slurm.lm.sharing import take_over
 
 RENDEZVOUS = (
-    ".rendezvous.json"  # file in the folder of a training by which its processes find each other
+    ".rendezvous.json"  # file in a training's folder through which its processes find each other
 )
 
 
@@ -45,8 +45,10 @@ class RunJob(Job):
         return self.plan.stages[self.index]
 
     def model_of(self, directory: Path) -> Path:
-        """The checkpoint that the training in `directory` chose at its end. UserError: it is
-        missing."""
+        """The checkpoint that the training in `directory` chose at its end.
+
+        Raises UserError if it is missing.
+        """
         marker = directory / TRAINED
         model = directory / read_marker(marker)["checkpoint"] if marker.exists() else marker
         if not model.exists():
@@ -58,7 +60,7 @@ class RunJob(Job):
 
     @abstractmethod
     def do(self, environment: Environment = None, watch: Watch = None) -> None:
-        """Do what is missing on this machine."""
+        """Do the rest of the job on this machine."""
 
     def work(self) -> None:
         self.do()
@@ -78,11 +80,11 @@ class TrainJob(RunJob):
         arguments: Sequence[str] | None = None,
         log: str = "train.log",
     ) -> None:
-        """Train to the end, or take over the same training of another run.
+        """Train to the end, or link the checkpoints of an equal training of another run.
 
-        arguments: of one process of a distributed training; None: of a training that one process
-        does, or starts. log: name of the log; each process of a distributed training has its own,
-        and that of train.log writes the marker.
+        arguments: arguments of fairseq-train for this process of a distributed training; None: this
+        process trains alone, or starts the others. log: name of the log; each process of a
+        distributed training has its own, and the one with train.log writes the marker.
         """
         if self.done:
             return
@@ -114,7 +116,10 @@ class TrainJob(RunJob):
         write_json_atomic(self.marker, trainer.marker(task, answer))
 
     def _chosen_checkpoint(self) -> str:
-        """The best checkpoint by validation; a schedule over all stages goes on from the last."""
+        """The checkpoint to deploy and continue: the best by validation.
+
+        With one schedule over all stages it is the last one.
+        """
         best = "checkpoint_best.pt"
         if self.plan.request.one_schedule or not (self.directory / best).exists():
             return "checkpoint_last.pt"
@@ -138,13 +143,14 @@ class TrainJob(RunJob):
     def _joined(self, tasks: int, task: int, attempt: str, host: str | None) -> list[str]:
         """Flags by which the processes of a training find each other (fairseq_alma.rendezvous).
 
-        tasks: of the SLURM job, of which this is number `task`. attempt: a name of this start,
-        which no earlier start had. host: of the first process; None: its node.
+        tasks: number of tasks of the SLURM job; this is number `task`. attempt: an ID of this
+        start, different from those of earlier starts. host: where the first process is; None: its
+        node.
         """
         placement = self.plan.request.placement
         if not placement:
             return []
-        processes = placement.processes // tasks  # of this task
+        processes = placement.processes // tasks  # number of processes of this task
         arguments = flag_words("--expect-gpus", processes if placement.gpus else None)
         if placement.processes > 1:
             file = quote(str((self.directory / RENDEZVOUS).resolve()))
@@ -153,7 +159,7 @@ class TrainJob(RunJob):
                 meeting += f"&host={host}"
             arguments += ["--distributed-init-method", meeting]
             arguments += ["--distributed-rank", str(task * processes)]
-            if processes == 1:  # fairseq starts no processes
+            if processes == 1:  # this process trains; otherwise fairseq starts others
                 arguments.append("--distributed-no-spawn")
         return arguments
 
@@ -173,7 +179,7 @@ class EvaluateJob(RunJob):
             self._evaluate(self.plan.untrained, [], log, name, environment, watch)
             return
         models = [self.model_of(directory) for directory in self.spec.models]
-        # Before result.json, so that a failure of the user's program leaves no row.
+        # Run before result.json is written, so that a failure of the user's program leaves no row.
         if self.plan.request.evaluate and not (self.directory / SCORES).exists():
             self._score(models, environment)
         log = self.directory / "eval.log"

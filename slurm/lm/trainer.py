@@ -1,4 +1,4 @@
-"""Runs by the user's own trainer: the task file, the call, and the result file."""
+"""Run the user's own trainer: write the task file, start the command, read its answer."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from slurm.engine.children import Environment, Watch
 from slurm.lm.plan import Plan
 from slurm.lm.planned import StageSpec, Training
 
-_OF_PATH = {"PYTHONSAFEPATH": ""}  # `python my_trainer.py` finds the modules beside it
+_OF_PATH = {"PYTHONSAFEPATH": ""}  # lets `python my_trainer.py` import modules beside it
 
 
 def training_of(
@@ -107,10 +107,10 @@ def answer(
     watch: Watch,
     environment: Environment,
 ) -> Answer:
-    """The trainer's answer to a task; a killed launch may have left it, else run `command`.
+    """Run `command` for a task and return its answer; an answer left by a killed launch is reused.
 
-    name, log, watch, environment: as of `children.run`, which raises if the command fails.
-    UserError: trained.json is missing, or no answer to the task.
+    name, log, watch, environment: as for `children.run`, which raises if the command fails. Raises
+    UserError if trained.json is missing or does not answer the task.
     """
     text = msgspec.json.format(msgspec.json.encode(task), indent=2)
     folder = Path(task.out)
@@ -155,10 +155,10 @@ def marker(task: StageTask, trained: Answer) -> dict[str, Any]:
 def measured(
     plan: Plan, task: StageTask, evaluated: Answer, trainings: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The content of untrained.json or result.json.
+    """The content of untrained.json or result.json, from the trainer's answer.
 
-    evaluated: the trainer's answer; its losses are in nats a token. trainings: the costs of the
-    deployed models.
+    evaluated: the answer, with losses in nats per token. trainings: the costs of the trainings of
+    the deployed models.
     """
     stream = Stream.load(plan.request.stream)
     nll, tokens = evaluated.losses["test"]

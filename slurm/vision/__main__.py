@@ -50,7 +50,7 @@ def main() -> None:
     options, flags = parser().parse_known_args()
     resources.check_cluster(options)
     for flag in flags:
-        if flag in ("--append", "--write"):  # equal flags are equal jobs, which are done
+        if flag in ("--append", "--write"):  # a job with the same flags counts as done already
             raise UserError(f"{flag}: on this machine only: leave out --cluster slurm")
         if flag.partition("=")[0] in _SET_HERE:
             raise UserError(f"{flag}: not with --cluster slurm; --cpus-per-task runs go at a time")
@@ -65,7 +65,7 @@ def main() -> None:
         print(*texts, totals, sep="\n")
         return
     make_directory(folder.parent)
-    with patiently_locked(folder.parent):  # else two launches could both find an empty queue
+    with patiently_locked(folder.parent):  # two launches could both find an empty queue
         busy = submission.in_queue([out])
         markers = {part.marker for part in sweep}
         foreign = [job for job in busy if job.marker not in markers]

@@ -35,13 +35,13 @@ class PartJob(Job):
         # A job that SLURM declared dead may still be running.
         with patiently_locked(self.marker.parent, f".{self.marker.stem}.lock"):
             try:
-                # The signal of `children.save` only ends it: its checkpoints are at most half a
-                # minute old.
+                # `alma images` does not save on a signal, so it just ends; its last checkpoint is
+                # at most half a minute old.
                 log = self.marker.with_suffix(".log")
                 environment = {"OMP_NUM_THREADS": str(self.cpus)}
                 children.run([*_IMAGES, *words], log, self.name, environment=environment)
             except children.StageFailed:
-                time.sleep(2)  # a signal to the whole job may have reached the child first
+                time.sleep(2)  # a signal to the whole job may have reached the child before us
                 raise
             write_json_atomic(self.marker, {"flags": self.flags, "runs": self.runs})
 
@@ -54,7 +54,7 @@ def parts(flags: Sequence[str], runs_per_job: int, cpus: int) -> list[PartJob]:
     experiments = [Path(flag) for flag in flags if flag.endswith(".yaml")]
     files = [path for one in experiments for path in (one, *one.parent.glob("sizes.yaml"))]
     content = json.dumps([*flags, *outs, *(path.read_text() for path in files)])
-    # Other flags, or an experiment that has changed, have other markers.
+    # With other flags, or a changed experiment file, markers have other names.
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     return [
         PartJob(

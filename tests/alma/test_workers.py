@@ -28,8 +28,8 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def set_variable() -> None:
-    os.environ["PREPARED"] = "yes"
+def set_variable(number: int) -> None:
+    os.environ["PREPARED"] = str(number)
 
 
 def variable() -> str | None:
@@ -66,8 +66,14 @@ def test_one_worker_needs_no_process_unless_it_is_to_be_set_up():
         assert {result() for _, result in workers.run(process_id, [()])} != {os.getpid()}
     with Workers(1, set_variable) as workers:
         ((_, result),) = workers.run(variable, [()])
-        assert result() == "yes"
+        assert result() == "0"
     assert variable() is None
+
+
+def test_every_process_is_set_up_with_its_number():
+    with Workers(3, set_variable) as workers:
+        numbers = [result() for _, result in workers.run(variable, [()] * 3)]
+        assert sorted(numbers) == ["0", "1", "2"]
 
 
 def test_a_killed_worker_is_one_clear_line():

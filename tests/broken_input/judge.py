@@ -32,6 +32,7 @@ _FAIRSEQ = (
 )
 _VISION = ("vision.data", "vision.experiment", "torchvision.datasets", "sklearn.datasets")
 _LATE = dict.fromkeys(("fairseq-train", "fairseq-eval-lm", "evaluate", "export"), _FAIRSEQ)
+_LATE["export"] += ("fairseq_alma.export",)
 _LATE |= {"data": ("data_prep.pipeline",), "images": _VISION, "tsne": _VISION}
 """Modules that a command imports late."""
 _WARNING = re.compile(r"^.*\b\w*Warning: .*$", re.MULTILINE)

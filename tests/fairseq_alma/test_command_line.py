@@ -16,7 +16,7 @@ from tests import composed
 from tests.fairseq_alma.shared import config_of
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("check", "evaluate", "export", "reshard")
+COMMANDS = ("check", "evaluate", "reshard")
 
 
 def settings(*words: str) -> dict:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from alma.errors import UserError
-from fairseq_alma.export import deployed_by
+from fairseq_alma.export import checkpoint_of
 from fairseq_alma.moe.layer import routings_of
 from tests.fairseq_alma.shared import changed
 
@@ -371,7 +371,7 @@ def test_a_run_gives_the_model_that_it_evaluates_and_its_tokenizer(
 
 def test_a_run_without_a_single_model_is_one_line(tmp_path):
     with pytest.raises(UserError, match="no stage has finished yet; see `alma status '.*/my run'`"):
-        deployed_by(tmp_path / "my run")
+        checkpoint_of(tmp_path / "my run")
     for member in ("a", "b"):
         (tmp_path / "stage_00" / member).mkdir(parents=True)
         (tmp_path / "stage_00" / member / "trained.json").write_text(
@@ -379,7 +379,7 @@ def test_a_run_without_a_single_model_is_one_line(tmp_path):
         )
     (tmp_path / "stage_00" / "result.json").write_text('{"training": [{}, {}]}')
     with pytest.raises(UserError, match=r"deploys an ensemble of 2 models.*b/checkpoint_best\.pt"):
-        deployed_by(tmp_path)
+        checkpoint_of(tmp_path)
     (tmp_path / "stage_00" / "result.json").write_text("{")
     with pytest.raises(UserError, match="damaged .*: delete it and rerun `alma train`"):
-        deployed_by(tmp_path)
+        checkpoint_of(tmp_path)

@@ -11,7 +11,8 @@ from data_prep.__main__ import parser
 from data_prep.corpus.__main__ import parser as corpus_parser
 from slurm.lm.plan import make_plan
 from vision.run import parser as vision_parser
-from vision.sweep import jobs_of, read_sections
+from vision.sections import read_sections
+from vision.sweep import jobs_of
 
 SCRIPT = Path(__file__).parents[2] / "experiments/demo.sh"
 ALMA = """#!/usr/bin/env python3

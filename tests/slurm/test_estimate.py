@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from launcher import ESTIMATE, read_requests
 
+from alma.cost_table import total
 from alma.errors import UserError
 from slurm.engine.machine import Machine
 from slurm.lm.announce import check_fit as check
 from slurm.lm.announce import table
-from slurm.lm.estimate import Estimate, estimate, largest_share, total, vocabulary_size
+from slurm.lm.estimate import Estimate, estimate, largest_share, vocabulary_size
 from slurm.lm.placement import place
 from slurm.lm.plan import make_plan
 from slurm.lm.run_options import tokens_of_batch

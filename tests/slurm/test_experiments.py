@@ -7,9 +7,9 @@ import pytest
 from launcher import ROOT, read_requests
 
 from alma.errors import UserError
-from alma.experiments import read_overrides
 from alma.records import Run
 from alma.report.lm.reference import reference
+from slurm.lm.experiments import read_overrides
 from slurm.lm.plan import make_plan
 
 SIZES = """\

@@ -77,6 +77,8 @@ def test_stages_follow_waiting_time_and_replay(words, trained_on):
     assert [spec.stage.train_on for spec in made.stages] == trained_on
     assert values(made, "stage") == [str(k) for k in range(len(trained_on))]
     assert set(values(made, "waiting-time")) == {"2" if "--waiting-time" in words else None}
+    updates = {spec.trainings[0].updates for spec in made.stages}
+    assert updates == {made.request.updates}  # replay changes no --max-update
     assert all(
         ("--replay" in spec.trainings[0].command) == ("--replay" in words.split())
         for spec in made.stages

@@ -18,7 +18,8 @@ from slurm import reproduce
 from slurm.reproduce import EXPERIMENTS, MODELS, index, main
 from vision.run import main as images
 from vision.run import parser
-from vision.sweep import jobs_of, read_sections
+from vision.sections import read_sections
+from vision.sweep import jobs_of
 
 RECORDS = index()
 IMAGES = [

@@ -1,8 +1,8 @@
 """Sweeps of image runs as array jobs: `alma images --cluster slurm`; see also test_slurm.py."""
 
 import itertools
-import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,11 +39,14 @@ def test_malformed_parts_are_refused(monkeypatch, capsys, text):
 
 
 @pytest.mark.parametrize("words", [["--cluster", "slurm"], ["--cluster=slurm"]])
-def test_images_leaves_a_sweep_on_slurm_to_another_command(monkeypatch, words):
+def test_images_leaves_a_sweep_on_slurm_to_the_launcher(monkeypatch, capsys, words):
+    """In the same process, whose errors name the command."""
+    assert call(vision, monkeypatch, *words, "--runs-per-job", "0") == 2
+    assert "see `alma images --cluster slurm --help`" in capsys.readouterr().err
     started = []
-    monkeypatch.setattr(os, "execv", lambda _, command: started.append(command))
+    monkeypatch.setattr("slurm.vision.__main__.main", lambda: started.append(sys.argv[1:]))
     call(vision, monkeypatch, "--list", *words, "--partition", "learn")
-    assert started[0][1:] == ["-P", "-m", "slurm.vision", "--list", *words, "--partition", "learn"]
+    assert started == [["--list", *words, "--partition", "learn"]]
 
 
 def test_a_dry_run_shows_one_array_of_tasks_without_a_gpu(tmp_path, monkeypatch, capsys):

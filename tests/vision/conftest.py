@@ -15,7 +15,8 @@ from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from vision import data
 from vision.run import main, parser
-from vision.sweep import jobs_of, read_sections
+from vision.sections import read_sections
+from vision.sweep import jobs_of
 from vision.train import loss_of
 
 ROOT = Path(__file__).parents[2]

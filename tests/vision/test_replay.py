@@ -10,8 +10,9 @@ from alma.stages import stages
 from tests.vision.conftest import CPU, jobs
 from vision import MegaBatchStream, run
 from vision.data import Dataset, Images
+from vision.learners import LEARNERS
 from vision.stage_data import StageData
-from vision.train import Replay
+from vision.train import Drawing, Replay, minibatches
 
 STREAM = MegaBatchStream("digits", 20)
 FAST = {"hidden": 4, "epochs": 2, "waiting_time": 5}
@@ -40,6 +41,38 @@ def test_an_epoch_and_a_validation_sample_have_their_share_evenly_over_earlier_m
         assert counts.max() - counts.min() <= 1
     for k, size in enumerate(earlier):  # of the sample: none is repeated needlessly
         assert len(set(old[whose == k].tolist())) == min(counts[k], size)
+
+
+@pytest.mark.parametrize(
+    ("options", "share", "source", "counts"),
+    [
+        ("none", 0, None, {3: 180}),
+        ("--replay", 0, None, {1: 180, 2: 180, 3: 180}),
+        ("--replay-share .5", 0.5, "all", {1: 45, 2: 45, 3: 90}),
+        ("--replay-share .8", 0.8, "all", {1: 72, 2: 72, 3: 36}),
+        ("--replay-share .5 --replay-from recent", 0.5, "recent", {2: 90, 3: 90}),
+    ],
+)
+def test_in_an_epoch_old_images_replace_new_ones(options, share, source, counts):
+    """As docs/concepts.md states it, with the numbers of minibatches; labels are numbers of images."""
+    labels = torch.arange(600)
+    images = Images(torch.zeros(600, 1, 1, 1, dtype=torch.uint8), labels)
+    stream = MegaBatchStream(Dataset("digits", images, images, 600, (0.0,), (1.0,)), 3, seed=4)
+    data = StageData(stream, stages(3, 1, options == "--replay", source), CPU, share)
+    settings = LEARNERS["sm"].settings_class(batch_size=20, augment=False)
+    drawing = Drawing(replay=data.replay(2))
+    generator = torch.Generator().manual_seed(0)
+    epochs = []
+    for _ in range(2):
+        batches = list(minibatches(data.train(2), settings, [generator], drawing))
+        assert len(batches) == sum(counts.values()) / 20
+        epochs.append(torch.cat([batch.labels for batch in batches]).tolist())
+    for epoch in epochs:
+        of = {t: [k for k in epoch if k in set(stream.split(t)[0].tolist())] for t in (1, 2, 3)}
+        assert {t: len(drawn) for t, drawn in of.items() if drawn} == counts
+        assert len(set(of[3])) == counts[3]  # none is repeated
+    if share:
+        assert {*epochs[0]} != {*epochs[1]}  # drawn anew
 
 
 def test_every_new_example_is_drawn_as_often():

@@ -1,6 +1,5 @@
 """The command line: single runs, sweeps, resuming, and errors."""
 
-import multiprocessing
 import sys
 from dataclasses import replace
 from itertools import cycle
@@ -140,11 +139,11 @@ def test_wrong_input_is_one_clear_line(tmp_path, monkeypatch, capsys, words, mes
     ],
 )
 def test_processes_take_the_gpus_in_turn(monkeypatch, device, gpus, taken):
-    found, count = [], multiprocessing.Value("i", 0)
+    found = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
-    for _ in range(5):
-        sys.modules["vision.run"]._prepare(count, device)
+    for number in range(5):
+        sys.modules["vision.run"]._prepare(device, number)
     assert found == taken
 
 

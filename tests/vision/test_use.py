@@ -15,7 +15,7 @@ from alma.__main__ import main
 from alma.records import Run
 from tests.vision.conftest import picture, python
 from tests.vision.test_torchvision import ARCH, pictures
-from vision import MegaBatchStream, data, deployed, export, run
+from vision import MegaBatchStream, data, deployed, run
 from vision.data import make_dataset
 
 QUICK = {"epochs": 2, "batch_size": 8, "augment": False, "device": "cpu"}
@@ -180,9 +180,8 @@ def test_an_export_has_the_probabilities_of_the_run(tmp_path, monkeypatch, arch,
     onnx = onnx and all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime")))
     (tmp_path / "out/.filled-x").mkdir(parents=True)  # of a killed export
     (tmp_path / "out/model.onnx").touch()  # of another model
-    words = f"{tmp_path}/run --out {tmp_path}/out" + " --onnx" * onnx
-    monkeypatch.setattr(sys, "argv", ["alma export", *words.split()])
-    export.main()
+    flags = ["--onnx"] if onnx else []
+    alma(monkeypatch, "export", tmp_path / "run", "--out", tmp_path / "out", *flags)
     trained, like = deployed.load(tmp_path / "run")
     images = stream.dataset.test.images
     expected = trained.judged(trained.deployed, like.examples(stream.dataset.test))[:-1].exp().t()
@@ -205,10 +204,16 @@ def test_an_export_has_the_probabilities_of_the_run(tmp_path, monkeypatch, arch,
 
 def test_what_cannot_be_exported_is_one_line_and_writes_nothing(gray, tmp_path):
     place, _ = gray
-    with pytest.raises(
-        subprocess.CalledProcessError
-    ) as done:  # through `alma export`, without fairseq
-        python("-m", "alma", "export", str(place / "run"), "--out", str(tmp_path / "out"))
+    (tmp_path / "fairseq.py").write_text("raise SystemExit('fairseq is imported')")
+    with pytest.raises(subprocess.CalledProcessError) as done:
+        python("-m", "alma", "export", place / "run", "--out", tmp_path / "out", folder=tmp_path)
     assert done.value.returncode == 2
     assert done.value.stderr.startswith("error: gens cannot be exported: sm, ens and umix can")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["--tokenizer", "--weights"])
+def test_options_of_language_models_are_refused(gray, tmp_path, monkeypatch, capsys, option):
+    place, _ = gray
+    words = ("export", place / "run", "--out", tmp_path / "out", option, "trained")
+    assert f"run: {option} is for" in refusal(monkeypatch, capsys, *words)

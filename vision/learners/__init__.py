@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import Field, fields
+from functools import partial
 from typing import Any
 
 from alma.errors import UserError
 from alma.options import flag_of
+from alma.presets import compatible
 from vision import presets
 from vision.learners.base import Learner
 from vision.learners.ens import Ens, UMix
@@ -27,7 +29,10 @@ LEARNERS: dict[str, type[Learner]] = {
 
 
 def all_settings() -> dict[str, Field]:
-    """The settings of all learners by name; of several definitions, that of the first learner."""
+    """The settings of all learners by name.
+
+    If several learners define a setting, the definition of the first one counts.
+    """
     settings: dict[str, Field] = {}
     for kind in LEARNERS.values():
         for field in fields(kind.settings_class):
@@ -41,7 +46,10 @@ def owners(setting: str) -> list[str]:
 
 
 def refusal(learner: str, name: str, chosen: Mapping[str, Any]) -> str | None:
-    """Why `learner` does not take the setting `name`, one of those `chosen`; None if it does."""
+    """The reason why `learner` does not take the setting `name`; None if it takes it.
+
+    `chosen` has all settings that the user gave, by name: some exclude others.
+    """
     learners = owners(name)
     if not learners:
         return f"{name} is not a setting: choose from {', '.join(all_settings())}"
@@ -76,12 +84,9 @@ def resolve(
     for name in chosen:
         _check(learner, name, chosen)
     kind = LEARNERS[learner].settings_class
-    of_preset = presets.of_preset(preset, dataset, kind, waiting_time)
-    if preset == "anytime":  # settings that conflict with chosen ones are left out
-        for name, value in list(of_preset.items()):
-            together = {**chosen, name: value}
-            if any(kind.conflict(other, together) for other in together):
-                del of_preset[name]
+    of_preset = presets.differences(preset, dataset, kind, waiting_time)
+    if preset == "anytime":
+        of_preset = compatible(of_preset, chosen, partial(_contradicts, kind))
     settings = presets.OF_DATASET.get(dataset, presets.VGG) | of_preset
     default_optimizer = settings.get("optimizer", "adadelta")
     optimizer = chosen.get("optimizer", default_optimizer)
@@ -96,8 +101,13 @@ def resolve(
     return kind(**settings)
 
 
+def _contradicts(kind: type[Settings], _: str, together: Mapping[str, Any]) -> bool:
+    """Whether one of the settings `together` has no effect beside the others."""
+    return any(kind.conflict(name, together) for name in together)
+
+
 def _check(learner: str, name: str, chosen: Mapping[str, Any]) -> None:
-    """UserError: `learner` does not take the setting `name`."""
+    """Raise a UserError if `learner` does not take the setting `name`."""
     problem = refusal(learner, name, chosen)
     if problem:
         raise UserError(problem)

@@ -49,7 +49,7 @@ class Learner:
         device: "torch.device",
         factory: "Factory | None" = None,
     ):
-        self.factory = factory  # of the backbone, in place of `settings.arch`
+        self.factory = factory  # builds the user's backbone; None: the one of `settings.arch`
         self.shape = tuple(shape)
         self.classes = classes
         self.settings = settings
@@ -64,12 +64,15 @@ class Learner:
 
     @property
     def orders(self) -> int:
-        """Number of independent orders of minibatches (with augmentation): 1, or one per member."""
+        """Number of generators that shuffle and augment minibatches: 1, or one per member."""
         return 1
 
     def build(self, structure: dict[str, Any]) -> Any:
-        """A new model, here one network. `structure` is a saved `structure` of a learner that
-        grows; {} gives the initial sizes."""
+        """Build a new model; here one network.
+
+        `structure` has the sizes of a model that has grown, as the property `structure` returned
+        them; {} gives the initial sizes.
+        """
         return self.backbone()
 
     def reset(self, stage: int, purpose: str = "init") -> None:
@@ -114,8 +117,7 @@ class Learner:
         resumed: "Progress | None" = None,
         callback: "Callback | None" = None,
     ) -> dict[str, float]:
-        """Train on stage `index`, and set `valid` to mean loss and error on its validation
-        examples.
+        """Train on stage `index`, then set `valid`, the mean loss and error on its validation set.
 
         `resumed` is the progress that an interrupted call passed to `callback`. Returns FLOPs by
         purpose.
@@ -181,8 +183,11 @@ class Learner:
         return {"loss": loss, "error": float((judged[-1] != examples.labels).double().mean())}
 
     def judged(self, model: Any, examples: "AnyExamples") -> "Tensor":
-        """Logarithms of the probabilities of the C classes, then the predicted classes, (C + 1,
-        n)."""
+        """Predictions of `model`, (C + 1, n).
+
+        The first C rows are the logarithms of the classes' probabilities, the last row is the
+        predicted class.
+        """
         import torch
 
         from vision.train import evaluate
@@ -198,8 +203,10 @@ class Learner:
         return model(images)
 
     def scores(self, logits: "Tensor") -> "Tensor":
-        """Logits (V, C, n) of the voters -> mean of their probabilities (C, n); of one voter, its
-        logits."""
+        """Logits (V, C, n) of the voters -> values (C, n) whose argmax is the predicted class.
+
+        These are the mean of the voters' probabilities, or the logits of a single voter.
+        """
         return logits.softmax(1).mean(0) if len(logits) > 1 else logits[0]
 
     def log_probabilities(self, logits: "Tensor") -> "Tensor":
@@ -309,7 +316,7 @@ class Learner:
 
 
 def _copy_into(model: Any, old_model: Any) -> None:
-    """Copy the tensors of `old_model` into the first rows and columns of those of `model`."""
+    """Copy each tensor of `old_model` into the leading corner of the larger tensor in `model`."""
     weights = model.state_dict()
     for name, values in old_model.state_dict().items():
         rows_and_columns = tuple(slice(size) for size in values.shape)

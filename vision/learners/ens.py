@@ -42,7 +42,7 @@ class Ens(Learner):
 
     @property
     def orders(self) -> int:
-        """One per member, or one shared by all."""
+        """One generator per member or, by `member_order`, one shared by all."""
         return self.settings.members if self.settings.member_order == "own" else 1
 
     def build(self, structure: dict[str, Any]) -> Any:

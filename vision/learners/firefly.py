@@ -83,7 +83,7 @@ class Firefly(GrowingLearner):
             self.average.model = self._grown(network, choices, self.average.model)
         logits_before = evaluate(before, valid)
         logits_after = evaluate(self.model, valid)
-        self.growth = {  # the effect on validation examples, and the selected candidates
+        self.growth = {  # effect of this growth on validation examples, and selected candidates
             "function_error": float((logits_after - logits_before).abs().max()),
             "loss_before": float(loss_of(logits_before, valid.labels)),
             "loss_after": float(loss_of(logits_after, valid.labels)),
@@ -96,7 +96,7 @@ class Firefly(GrowingLearner):
         return {"growth": flops, "validation": len(valid.labels) * flops_per_example}
 
     def _grown(self, network: "Overgrown", choices: "list[Choice]", source: Any) -> Any:
-        """The network `source`, or its average, with the selected candidates."""
+        """A new model: `source`, the network or its average of weights, grown by `choices`."""
         model = self.build({"widths": network.widths(choices)}).to(self.device)
         network.write(choices, source, model)
         return model

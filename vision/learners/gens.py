@@ -35,7 +35,7 @@ class GEnsSettings(MixtureSettings):
         return self.experts > 1
 
     def config(self) -> dict[str, Any]:
-        """As of the base class, without the settings of gates if members are plain networks."""
+        """As in the base class, but without gate settings if the members are plain networks."""
         written = super().config()
         if self.experts == 1:
             for name in ("gate", "router", "experts"):
@@ -65,7 +65,8 @@ class GEns(Learner):
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.members: list[Any] = []
-        self._classes: list[int] = []  # of each member, which gives later classes the probability 0
+        # Classes that each member has learned; it gives later classes the probability 0.
+        self._classes: list[int] = []
 
     def build(self, structure: dict[str, Any]) -> Any:
         """A new member, for structure["classes"] classes if given."""
@@ -107,15 +108,19 @@ class GEns(Learner):
         return F.pad(scores, (0, 0, 0, later_classes), value=value)
 
     def log_probabilities(self, logits: "Tensor") -> "Tensor":
-        """From the mean of the members' probabilities, or with `gens_average` "logits" of their
-        logits."""
+        """Logits (V, C, n) of the members -> logarithms of the ensemble's probabilities (C, n).
+
+        They come from the mean of the members' probabilities, or of their logits (`gens_average`).
+        """
         if self.settings.gens_average == "logits":
             logits = logits.mean(0, True)
         return super().log_probabilities(logits)
 
     def predict(self, examples: "AnyExamples", cache: dict[str, Any]) -> tuple["Tensor", float]:
-        """As the base class; `cache` keeps the sum over members, so each member is evaluated
-        once."""
+        """As in the base class; `cache` keeps the sum of the finished members' scores.
+
+        Each member is then evaluated on `examples` only once.
+        """
         from vision.train import evaluate
 
         if not self.members:

@@ -79,14 +79,18 @@ class GMoE(GrowingLearner, MoE):
         if self.average:
             models.append(self.average.model)
         for model in models:
-            generator = self.generator_for("growth", index)  # the same new gates for both
+            # The same seed for the model and its average, so that both get the same new gates.
+            generator = self.generator_for("growth", index)
             for layer, expert in zip(model.layers, losing, strict=True):
                 layer.split(expert, generator)
         return {"growth": flops}
 
     def split_scores(self, examples: "AnyExamples") -> "list[Tensor]":
-        """Scores (E,) of each layer's experts: the sum over examples of gate value times loss or,
-        with `grow_by` "usage", of the gate value."""
+        """Scores (E,) of each layer's experts; the largest is split (appendix A).
+
+        A score is the sum over examples of gate value times loss or, with `grow_by` "usage", of the
+        gate values alone.
+        """
         import torch
         from torch.nn import functional as F
 

@@ -13,7 +13,7 @@ from alma.help_texts import RUNS
 from alma.report.results import find_runs
 
 _MOST_CADENCES = 20
-_RAREST = 1000  # periods between trainings
+_RAREST = 1000  # largest cadence, in periods between trainings
 _FLOPS = re.compile("flops?$", re.IGNORECASE)
 _EXAMPLES = """\
 Exit code 1: a run was left out, because its run.json or results.jsonl is damaged.
@@ -83,7 +83,7 @@ def _cadences(text: str) -> list[int]:
 
 
 def _worth(text: str) -> tuple[float, bool]:
-    """A number, and whether it is percent."""
+    """Parse a number that may end in %; returns the number, and whether it is percent."""
     try:
         value = float(text.removesuffix("%"))
     except ValueError:
@@ -108,7 +108,7 @@ def _price(text: str) -> tuple[float, float]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """UserError: options do not fit together."""
+    """Raise a UserError if options contradict one another."""
     brief = options.brief
     if brief and brief.name and brief.suffix not in (".md", ".html"):
         raise UserError(f"--brief {brief}: give a .md or .html file, or --brief after the runs")
@@ -129,7 +129,7 @@ def main() -> None:
     """Entry point of `alma advise`."""
     options = parser().parse_args()
     _check(options)
-    # these load NumPy and SciPy, so the options come first
+    # These imports load NumPy and SciPy, so the options are parsed before.
     from alma.report.advice.advice import Advice, advise
     from alma.report.advice.brief import write_brief
     from alma.report.advice.candidates import one_section

@@ -22,8 +22,10 @@ from alma.report.results import Display, Section, left_out, matrix, non_dominate
 from alma.report.tables import TitledTable
 from alma.tables import Table, number
 
-_MOST_LABELS = 2  # of a remark
-_SHORT_WAIT = 10  # w and t of the run that tells: `python -m benchmarks waiting_rule`
+_MOST_LABELS = 2  # most labels that a remark names
+# Waiting time and length of a short run that tells whether waiting pays; chosen by
+# `python -m benchmarks waiting_rule`.
+_SHORT_WAIT = 10
 _SHORT_RUN = 20
 NOTE = (
     "Difference: the other configuration less the choice; positive values are worse. Intervals are "
@@ -43,15 +45,15 @@ class Advice(NamedTuple):
 
     title: str
     budget: float | None
-    """TFLOPs of training to come."""
+    """Limit of future training compute, in TFLOPs; None: no limit."""
     candidates: list[Candidate]
     choice: Candidate | None
-    """None: nothing stays within the budget."""
+    """The recommended candidate; None: no candidate stays within the budget."""
     comparisons: list[Comparison]
     remarks: list[str]
-    """What weakens the advice."""
+    """Sentences about what weakens the advice."""
     retraining: Retraining | None
-    """How often to train the choice; None: no evaluation matrix, or too small a one."""
+    """How often to retrain the choice; None without a large enough evaluation matrix."""
     shortage: Shortage | None = None
     """What the evaluation matrix of the choice lacks, if it is too small."""
     newest: NewestPart | None = None
@@ -90,7 +92,7 @@ class Advice(NamedTuple):
 
     @property
     def parts(self) -> list[TitledTable]:
-        """The document."""
+        """The parts of the printed document."""
         tables = [TitledTable(f"Advice: {self.title}", [], above=self._scope())]
         if self.newest:
             tables.append(self.newest.table)
@@ -105,7 +107,7 @@ class Advice(NamedTuple):
         return tables
 
     def _scope(self) -> list[str]:
-        """What was read and is forecast; that there is no choice."""
+        """Sentences: the rows read, the mega-batches forecast, and whether there is no choice."""
         first = self.candidates[0]
         text = f"Rows up to t={first.start} of {len(self.candidates)} configurations; "
         text += f"forecast to t={first.until}"
@@ -188,8 +190,9 @@ def advise(
     Configurations are compared on the test set or, if that lacks periods of the stream, on the
     newest held-out part.
 
-    now        None: the last one
-    budget     of training compute to come, in TFLOPs; None: no limit
+    section    the results to compare
+    now        the mega-batch at which to advise; None: the last one with a row
+    budget     limit of future training compute, in TFLOPs; None: no limit
     options    fields of `Retraining`: `every`, `worth`, `price`, `money`
 
     UserError: no stage is complete by then, or the stream has no such mega-batch.
@@ -258,14 +261,14 @@ def _better_on_newest(
 
 
 def _without_stage(section: Section, candidates: Sequence[Candidate]) -> list[str]:
-    """A remark on configurations that are no candidates."""
+    """A remark naming configurations that have no complete stage yet; [] if there are none."""
     ready = {candidate.label for candidate in candidates}
     waiting = [result.label for result in section.results if result.label not in ready]
     return [f"No complete stage yet, left out: {_first_of(waiting)}."] if waiting else []
 
 
 def _single_seeds(comparisons: Sequence[Comparison]) -> list[str]:
-    """A remark on comparisons with a side of one seed."""
+    """A remark on comparisons in which a side has only one seed, so that they have no interval."""
     single = []
     for comparison in comparisons:
         if min(len(comparison.choice.seeds), len(comparison.other.seeds)) < 2:
@@ -302,13 +305,13 @@ def _short_run(
     candidates: Sequence[Candidate],
     choice: Candidate | None,
 ) -> list[str]:
-    """A remark on the cheapest run that would tell whether to wait, if no candidate waits."""
+    """If no candidate waits, a remark that suggests the cheapest run to learn whether to wait."""
     end = section.results[0].megabatches
     all_at_once = all(candidate.result.waiting_time == 1 for candidate in candidates)
     if not choice or end <= _SHORT_RUN or not all_at_once:
         return []
     rows = choice.result.repeats[0]
-    flops = fmean(rows[t]["train_flops"] for t in range(1, choice.now + 1))  # of a mega-batch
+    flops = fmean(rows[t]["train_flops"] for t in range(1, choice.now + 1))  # per mega-batch
     return [
         "Runs at w = 1 cannot tell whether to wait. The cheapest run that would: "
         f"w = {_SHORT_WAIT} up to {_SHORT_RUN}, "
@@ -341,7 +344,10 @@ def decision_table(advice: Advice) -> Table:
 
 
 def _seeds_to_settle(comparison: Comparison) -> str:
-    """The number of seeds a side; "" if there is evidence already, "?" if no number is known."""
+    """Seeds per side that would give evidence, as a cell of the table.
+
+    "" if there is evidence already, "?" if the number is unknown.
+    """
     if comparison.seeds:
         return str(comparison.seeds)
     return "" if comparison.evidence else "?"

@@ -1,4 +1,8 @@
-"""The rules of choice at earlier mega-batches: would one without forecasts have been better?"""
+"""Backtest of the advice: would a simpler rule of choice have done better at earlier mega-batches?
+
+At each earlier mega-batch, every rule chooses a candidate from the rows up to there; the rows that
+followed tell how good the choice was.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -10,17 +14,17 @@ from alma.report.advice.candidates import Candidate, choose, find_candidates, wi
 from alma.report.advice.law import Array
 from alma.report.results import Result, Section
 
-LEAST_ORIGINS = 5  # earlier mega-batches that it takes to compare the rules of choice
+LEAST_ORIGINS = 5  # fewest earlier mega-batches from which the rules are compared
 
 
 class Origin(NamedTuple):
-    """A mega-batch to which advice looks back."""
+    """An earlier mega-batch at which the rules choose."""
 
     now: int
     candidates: list[Candidate]
-    """As they were there."""
+    """The candidates, from the rows up to `now`."""
     actual: dict[str, Candidate]
-    """As they are later, by label."""
+    """The same candidates by label, with the rows that followed."""
 
 
 def lowest_so_far(candidates: Sequence[Candidate]) -> Candidate:
@@ -38,7 +42,7 @@ RULES: dict[str, Callable[[Sequence[Candidate]], Candidate]] = {
     "lowest so far": lowest_so_far,
     "lowest now": lowest_now,
 }
-"""The rule of the advice, and two that need no forecast."""
+"""The rules of choice by name: that of the advice, and two that need no forecast."""
 
 
 def look_back(section: Section, until: int) -> Iterator[Origin]:
@@ -67,10 +71,11 @@ def _is_tested(result: Result, t: int) -> bool:
 
 
 def regrets_of(candidates: Sequence[Candidate], actual: dict[str, Candidate]) -> Array:
-    """How much worse than the best candidate that of each rule turned out, as a share.
+    """The regret of each rule: how much worse its choice turned out than the best candidate.
 
-    (limits, rules): the limits are those of training compute that leave different sets of two or
-    more candidates. `actual` are the candidates later, by label.
+    Returns (limits, rules), as fractions of the best candidate's metric. The rules choose under
+    each limit of training compute that allows another set of two or more candidates. `actual` has
+    the candidates by label with the rows that followed.
     """
     now = candidates[0].now
     measures = {label: candidate.mean_since(now) for label, candidate in actual.items()}
@@ -86,9 +91,9 @@ def regrets_of(candidates: Sequence[Candidate], actual: dict[str, Candidate]) ->
 
 
 def naive_rule_won(section: Section, until: int) -> list[str]:
-    """A remark on a rule without forecasts that chose better before `until`.
+    """A remark if a rule without forecasts chose better than the advice before `until`.
 
-    [] if none did, or if fewer than LEAST_ORIGINS mega-batches can tell.
+    [] if none did, or if there are fewer than LEAST_ORIGINS mega-batches to judge by.
     """
     regrets = []
     for _, candidates, actual in look_back(section, until):

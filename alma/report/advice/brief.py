@@ -219,7 +219,7 @@ def _weaknesses(report: Advice, choice: Candidate) -> list[str]:
 
 
 def _gain(report: Advice, comparison: Comparison) -> str:
-    """What the better side gains over the worse one."""
+    """A sentence: how much the better side of a comparison gains over the worse one."""
     better = comparison.choice
     worse = comparison.other
     if comparison.difference < 0:
@@ -234,7 +234,7 @@ def _gain(report: Advice, comparison: Comparison) -> str:
 
 
 def _would_settle(comparison: Comparison) -> str:
-    """How many repeats would give evidence, and whether the other side is cheaper."""
+    """A sentence: how many seeds would give evidence, and whether the other side is cheaper."""
     question = comparison.question
     period = _period(comparison.choice)
     candidates = (comparison.choice, comparison.other)
@@ -282,7 +282,7 @@ def write_brief(report: Advice | MatrixReport, path: Path | None) -> str:
 
 
 def _markdown(title: str, sections: dict[str, str], picture: str) -> str:
-    """The page, which shows the file of a picture; nothing from records is markup."""
+    """The brief in Markdown, with a link to the file `picture`; text from records is escaped."""
     parts = [f"# {markdown(title)}"]
     for heading, body in sections.items():
         parts.append(f"**{heading}.** {markdown(body)}")

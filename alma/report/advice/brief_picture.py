@@ -18,7 +18,7 @@ from alma.report.advice.retraining import Retraining
 from alma.report.advice.retraining_table import MatrixReport
 from alma.report.periods import dated_names
 
-_LARGEST_DRAWN = 9.0  # nats
+_LARGEST_DRAWN = 9.0  # nats; larger losses are left out of the picture
 
 
 def _retrainings(report: Advice | MatrixReport) -> list[Retraining]:
@@ -29,7 +29,10 @@ def _retrainings(report: Advice | MatrixReport) -> list[Retraining]:
 
 
 def picture(report: Advice | MatrixReport) -> bytes:
-    """SVG of loss by age, by the laws; without any, of the metric of the choice and its rivals."""
+    """The picture as SVG: loss against age by the fitted laws.
+
+    Without a law, the metric of the choice and its rivals over the stream.
+    """
     with style.drawing():
         from matplotlib.figure import Figure
 

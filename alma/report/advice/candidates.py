@@ -1,4 +1,4 @@
-"""Candidates: configurations at a mega-batch, the metric they will have and what they will cost."""
+"""Candidates of the advice: configurations, with forecasts of their metric and their cost."""
 
 import math
 from collections.abc import Sequence
@@ -26,29 +26,30 @@ from alma.report.results import Result, Section, find_sections, matrix, trained
 from alma.stages import stages
 
 DRAWS = 1000
-_LEAST = 1e-9  # of a metric to come: differences are of logs
-_TOLERANCE = 1.01  # of a budget: stages differ in size
+_LEAST = 1e-9  # least forecast of a metric, since differences are taken of logs
+_TOLERANCE = 1.01  # a budget may be exceeded by 1%, since stages differ in size
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A configuration as it was after mega-batch `now`, from the rows up to then.
 
-    The *measure* is the mean of the metric over the mega-batches to come, start+1..until, of the
-    models that serve there: a learner that waits serves its old one.
+    Candidates are compared by their *measure*: the mean of the metric over the mega-batches to
+    come, start+1..until, each with the model that is deployed then. A learner that waits keeps its
+    old model deployed.
     """
 
     result: Result
     now: int
-    """The last t that was read."""
+    """The last t whose row is used."""
     start: int
-    """The last t that was read of any candidate: mega-batches after it are to come."""
+    """The last t of any candidate's rows; mega-batches after it are to come."""
     until: int
     """The last t of the forecast."""
     scatter: Scatter | None = None
-    """Of all candidates; None: not yet estimated."""
+    """Noise and drift, estimated from all candidates; None: not yet estimated."""
     prior: Array | None = field(default=None, compare=False)
-    """Of the laws, (cells,); None: not yet estimated."""
+    """Prior of the laws, (cells,), see `forecast`; None: not yet estimated."""
 
     @property
     def label(self) -> str:
@@ -67,7 +68,7 @@ class Candidate:
 
     @cached_property
     def sides(self) -> dict[str, str]:
-        """The side of each question, and the learner."""
+        """The side that it takes on each question, see `questions`, and its learner."""
         sides = {question: side(self.result) for question, side in QUESTIONS.items()}
         return sides | {LEARNER: self.result.learner}
 
@@ -130,7 +131,7 @@ class Candidate:
         return self._to_come("seconds") / 3600
 
     def _to_come(self, cost: str) -> float:
-        """The sum of a cost over the stages to come, on a line through past stages."""
+        """The sum of a cost over the stages to come, extrapolated on a line through past stages."""
         costs = []
         for t in self.ends:
             costs.append(fmean(rows[t][cost] for rows in self.result.repeats))
@@ -143,32 +144,33 @@ class Candidate:
 
     @cached_property
     def fit(self) -> Fit:
-        """The posterior of the law of the mean over seeds."""
+        """The fit of the laws to the mean curve over seeds."""
         return self._fit(self.curve.values)
 
     def _fit(self, values: Array) -> Fit:
-        """The posterior of the law of some curves, (seeds, stages)."""
+        """The fit of the laws to the mean of the curves `values` (seeds, stages)."""
         assert self.scatter
         assert self.prior is not None
         curve = self.curve._replace(values=values)
         return Fit(curve, self.scatter, len(self.curve.values), self.prior)
 
     def measure(self, metric: Array, present: float | None = None) -> Array:
-        """The measure, (n,), from the metric at `to_come`, (n, stages).
+        """The measure, (n,), given the metric after each stage to come, (n, stages).
 
-        `present`: the metric of the present model; None: the mean over seeds.
+        `present` is the metric of the model that is deployed now; None: its mean over seeds.
         """
         if present is None:
             present = self.values[self.now]
         present_column = np.full(len(metric), present)
         by_model = np.maximum(np.column_stack([present_column, metric]), _LEAST)
         serving = np.searchsorted(self.to_come, range(self.start + 1, self.until + 1), "right")
-        served = np.bincount(serving, minlength=by_model.shape[1])  # mega-batches of each model
+        # Number of mega-batches for which each model is deployed.
+        served = np.bincount(serving, minlength=by_model.shape[1])
         return by_model @ served / served.sum()
 
     @cached_property
     def expected(self) -> float:
-        """The measure that the laws expect."""
+        """The expected measure by the fitted laws."""
         return float(self.measure(self.fit.expected(self.to_come)[None])[0])
 
     @property
@@ -178,7 +180,7 @@ class Candidate:
 
     @cached_property
     def of_runs(self) -> list[float]:
-        """The measure that each seed is expected to have by its own curve."""
+        """The expected measure of each seed, from a fit to its own curve."""
         measures = []
         for values, rows in zip(self.curve.values, self.result.repeats, strict=True):
             expected = self._fit(values[None]).expected(self.to_come)
@@ -188,18 +190,19 @@ class Candidate:
 
     @cached_property
     def draws(self) -> tuple[Array, Array]:
-        """Draws of the metric at `to_come`, and of its walk, (DRAWS, stages) each: see `Fit.draw`.
+        """Draws of the metric after each stage to come, and of its walk: (DRAWS, stages) each.
 
-        The same configuration has the same draws.
+        See `Fit.draw`. The random seed depends on the configuration only, so draws are repeatable.
         """
         random = np.random.default_rng(list(canonical(self.result.config).encode()))
         return self.fit.draw(self.to_come, DRAWS, random)
 
     @cached_property
     def departures(self) -> Array:
-        """Draws of the log ratio of the measure to the expected one, (DRAWS,).
+        """Draws of the error of the forecast: log(measure / expected measure), (DRAWS,).
 
-        The ratio is the product of two: that of the drawn law, in ascending order, and of the walk.
+        Each is the sum of an error of the law, ascending over the draws, and of one of the walk.
+        Sorted errors let `Field` pair candidates so that their laws err in the same direction.
         """
         by_law = self.measure(self.fit.of_laws(self.to_come))
         order = by_law.argsort()
@@ -231,7 +234,7 @@ def find_candidates(
 ) -> list[Candidate]:
     """The configurations with a complete stage by `now`.
 
-    now      None: the last t of any run
+    now      the last t to use; None: the last t of any run
     until    last t of the forecasts; None: the end of the stream or, if that is reached, one more
              stage of all
 
@@ -269,7 +272,7 @@ def find_candidates(
 
 
 def _check_values(candidate: Candidate) -> None:
-    """UserError: a value that was read is not a finite number >= 0.
+    """Raise a UserError if a value of the metric up to `now` is not a finite number >= 0.
 
     NaN is allowed on a held-out part: the model was not tested there.
     """

@@ -1,17 +1,18 @@
-"""The choice against its rivals: intervals of differences over new seeds, valid for a whole report.
+"""Compare the choice with its rivals, with intervals that hold for all comparisons of a report.
 
-z_is is the log of the measure that run s of configuration i is expected to have, by a law through
-its own curve; it is normal with a variance v_i of its own. Few seeds say little about one v_i, so
-the variances have a common prior, v_i ~ d s^2 / chi^2_d: the field's scale s, and d, which is large
-if the variances hardly differ, have a grid of values (Lonnstedt and Speed, 2002; Smyth, 2004). Two
-configurations with the same seeds share a part of their runs' deviations: a correlation that all
-pairs of one question have in common, on a grid, too.
+Variance between seeds. Let z_is be the log of the expected measure of run s of configuration i, by
+a law fitted to its own curve. It is normal with a variance v_i. A few seeds say little about v_i,
+so the variances have a common prior v_i ~ d s^2 / chi^2_d (Lonnstedt and Speed, 2002; Smyth, 2004).
+Its scale s and its degrees of freedom d (large if the variances hardly differ) are integrated over
+a grid. Runs of two configurations with the same seed are correlated; all pairs that differ in the
+same question have the same correlation, also integrated over a grid.
 
-The choice is the best of many, and a report makes several comparisons. So reports are simulated in
-which all configurations are equal: the choice, its best rival in each question, and the largest of
-their differences in multiples of the half-width of its own 90% interval. A high quantile of that,
-the `widening`, multiplies all half-widths. For one pair it is 1; Hsu (1984) treats the comparison
-with the best.
+Several comparisons. The choice is the best of many candidates, and a report compares it with
+several rivals, so 90% intervals of single pairs would be too narrow. Reports are simulated in which
+all configurations are equal: each has a choice, its best rival in each question, and the largest
+difference among them in multiples of the half-width of its own 90% interval. A high quantile of
+that number, the `widening`, multiplies all half-widths; it is 1 for a single pair. (Hsu, 1984,
+treats comparisons with the best.)
 """
 
 import math
@@ -26,12 +27,14 @@ from alma.report.advice.candidates import DRAWS, Candidate
 from alma.report.advice.law import Array
 from alma.report.advice.questions import NO_EVIDENCE, QUESTIONS, differ_in
 
-_DEGREES = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 64.0])  # d
-_SCALES = np.geomspace(1e-4, 1.0, 41)  # s
+_DEGREES = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 64.0])  # grid of d
+_SCALES = np.geomspace(1e-4, 1.0, 41)  # grid of s
 _CORRELATIONS = 1 - np.array([1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, 1e-4, 1e-5])
-_UNCORRELATED = 30.0  # how much likelier 0 is a priori than each other one
-_LEAST = 1e-10  # of a variance: records round values
-_REPORTS = 0.94  # quantile of simulated reports; above .9, since few seeds tell unequal variances
+_UNCORRELATED = 30.0  # prior odds of a correlation of 0 against each other value
+_LEAST = 1e-10  # least variance, since records round values
+# Quantile of the simulated reports. It is above 0.9 because a few seeds hardly show that variances
+# are unequal.
+_REPORTS = 0.94
 _MOST_SEEDS = 20
 
 
@@ -44,10 +47,10 @@ class Comparison(NamedTuple):
     difference: float
     """Expected measure of the other less that of the choice."""
     low: float
-    """Of the 90% interval, simultaneous over the report; -inf: unknown."""
+    """Lower end of the 90% interval, simultaneous over the report; -inf: unknown."""
     high: float
     seeds: int | None
-    """A side, that would settle it if the difference stays; None: no number up to 20 would."""
+    """Seeds per side that would give evidence if the difference stays; None: more than 20."""
 
     @property
     def evidence(self) -> bool:
@@ -62,7 +65,7 @@ class Comparison(NamedTuple):
 
 
 class Field:
-    """The candidates of one section, and draws of how far each measure is from its estimate."""
+    """All candidates of a section, with draws of the errors of their forecasts."""
 
     def __init__(self, candidates: Sequence[Candidate]):
         self.candidates = list(candidates)
@@ -70,14 +73,15 @@ class Field:
         self._counts = np.array([len(logs) for logs in self._logs])
         squares = np.array([((logs - logs.mean()) ** 2).sum() for logs in self._logs])
         self._variances = _draw_variances(squares, self._counts - 1, np.random.default_rng(0))
-        # one order for all candidates: learners on one stream level off together
+        # The errors of the laws are sorted; one permutation for all candidates makes them err in
+        # the same direction, because learners on one stream level off together.
         order = np.random.default_rng(1).permutation(DRAWS)
         departures = np.column_stack([candidate.departures for candidate in candidates])[order]
         self._departures = departures - departures.mean(0)
 
     @cached_property
     def partners(self) -> list[dict[str, list[int]]]:
-        """For each candidate: by question the candidates that differ from it in this one alone."""
+        """For each candidate, by question: indices of those that differ from it only there."""
         partners = []
         for candidate in self.candidates:
             partners_by_question = {}
@@ -89,7 +93,7 @@ class Field:
         return partners
 
     def _differing_in(self, question: str, candidate: Candidate) -> list[int]:
-        """The candidates that differ from this one in the question alone."""
+        """Indices of the candidates that differ from this one only in the question."""
         indices = []
         for j, rival in enumerate(self.candidates):
             if differ_in(question, candidate.sides, rival.sides):
@@ -98,7 +102,7 @@ class Field:
 
     @cached_property
     def widening(self) -> float:
-        """Ratio of the widths of a report's intervals and that of a pair chosen beforehand."""
+        """The factor by which a report's intervals are wider than that of a single, fixed pair."""
         normal = np.random.default_rng(2).standard_normal(self._variances.shape)
         of_runs = np.sqrt(self._variances / self._counts) * normal
         errors = self._departures + of_runs  # (reports, candidates)
@@ -116,9 +120,9 @@ class Field:
         return max(1.0, float(np.quantile(largest, _REPORTS)))
 
     def half_width(self, question: str, i: int, j: int, seeds: int | None = None) -> float:
-        """Half of the 90% interval of the log ratio of two measures, for a pair chosen beforehand.
+        """Half-width of the 90% interval of log(measure of j / measure of i), for a fixed pair.
 
-        `seeds`: as it would be with so many a side; None: with those that there are.
+        `seeds`: the half-width to expect with so many seeds per side; None: with those at hand.
         """
         counts = self._counts[[i, j]] if seeds is None else np.array([seeds, seeds])
         variance = (self._variances[:, [i, j]] / counts).sum(1)
@@ -131,9 +135,9 @@ class Field:
         return self.candidates[i].seeds == self.candidates[j].seeds
 
     def _correlation(self, question: str) -> Array:
-        """Draws of the correlation of runs with one seed, (DRAWS,).
+        """Posterior draws of the correlation between two runs with the same seed, (DRAWS,).
 
-        From all pairs with the same seeds that differ in this question.
+        Estimated from all pairs of candidates with the same seeds that differ only in `question`.
         """
         weight = np.zeros(len(_CORRELATIONS))
         weight[0] = math.log(_UNCORRELATED)
@@ -145,7 +149,9 @@ class Field:
                     of_difference = np.var(self._logs[i] - self._logs[j]) + _LEAST
                     of_sum = np.var(self._logs[i] + self._logs[j]) + _LEAST
                     x = of_difference / of_sum / ratio  # has an F distribution
-                    share = 2 / (1 + len(partners[question]))  # pairs of one block are dependent
+                    # n candidates that differ only in the question form n (n - 1) / 2 dependent
+                    # pairs, which count as n - 1.
+                    share = 2 / (1 + len(partners[question]))
                     weight += share * freedom * (0.5 * np.log(x) - np.log1p(x))
         probability = np.exp(weight - weight.max())
         probability /= probability.sum()
@@ -161,10 +167,10 @@ class Field:
         return of_j * math.exp(-half) - of_i, of_j * math.exp(half) - of_i
 
     def seeds_to_settle(self, question: str, i: int, j: int) -> int | None:
-        """The fewest seeds a side with which a difference as large as this would be evidence.
+        """The fewest seeds per side with which the present difference would be evidence.
 
-        None: no number up to 20 would do, or no configuration has two seeds, so that nothing tells
-        how far runs differ.
+        None if more than 20 are needed, or if no configuration has two seeds, so that the variance
+        between seeds is unknown.
         """
         difference = abs(math.log(self.candidates[j].expected / self.candidates[i].expected))
         if max(self._counts) < 2:
@@ -185,7 +191,7 @@ def _draw_variances(squares: Array, freedom: Array, random: np.random.Generator)
 
     `squares` and `freedom`: sum of squares and degrees of freedom of each, (configurations,).
     """
-    # a cell of the grid is a row
+    # The grid of (d, s), one cell per row.
     d, scale = (axis.ravel() for axis in np.meshgrid(_DEGREES, _SCALES**2, indexing="ij"))
     squares = squares + _LEAST * freedom
     total_squares = d[:, None] * scale[:, None] + squares
@@ -199,9 +205,10 @@ def _draw_variances(squares: Array, freedom: Array, random: np.random.Generator)
 
 
 def compare(field: Field, choice: Candidate, allowed: Sequence[Candidate]) -> list[Comparison]:
-    """The choice against the best allowed candidate that answers one question otherwise.
+    """For each question, compare the choice with the best allowed candidate that differs only in
+    it.
 
-    A comparison for each question with such a candidate; all else is equal.
+    Questions without such a candidate are left out.
     """
     index_by_label = {candidate.label: i for i, candidate in enumerate(field.candidates)}
     i = index_by_label[choice.label]

@@ -1,10 +1,10 @@
-"""Forecasts of a learner's metric: laws in the data seen, with intervals.
+"""Forecast a learner's metric by laws in the amount of data, with intervals.
 
-The log of the metric of run s of a configuration, after t of the T mega-batches that were read, is
+After t mega-batches, of T whose rows are read, the log of the metric of run s of a configuration is
 
     y_s(t) = level + a_s + f(log(t / T)) + walk(log t) + e_s(t),     e ~ N(0, noise^2)
 
-with one of these laws f(x), x = log(t / T). No one knows which, so a forecast mixes them:
+with one of these laws f(x), x = log(t / T). The true one is unknown, so a forecast mixes them:
 
     level        0
     power        -b x                                      (Hestness et al., 2017, arXiv 1712.00409)
@@ -17,16 +17,17 @@ with one of these laws f(x), x = log(t / T). No one knows which, so a forecast m
 No data can show a kink at T, so it widens every forecast. A kink in the first fifth of the data
 only slows the fall, since learning from little data is steeper.
 
-a_s is the effect of the run, which `comparison.py` estimates: a forecast is of the runs at hand.
-The mean of n runs has noise / sqrt(n) but the same walk, of variance (drift * noise)^2 over e times
-the data. Noise and drift are estimated from all configurations (`estimate_scatter`); close stages
-are averaged first, for speed.
+a_s is the effect of the seed, which `comparison.py` estimates; forecasts here are for the runs at
+hand. walk is a random walk in log t, whose variance is (drift * noise)^2 when the data grow by a
+factor e; all runs of a configuration share it. So the mean of n runs has noise / sqrt(n) but the
+same walk. Noise and drift are estimated from all configurations (`estimate_scatter`); neighbouring
+stages are averaged first, for speed.
 
-The parameters of the laws are on a grid; level and variance have the usual conjugate prior, so that
-the marginal likelihood of each cell of the grid is exact and weighs the laws. Learners on one
-stream improve alike, so half of a curve's prior is the posterior of the other curves
-(`shared_priors`). Without it the forecast of a learner with two stages would be mostly assumed, and
-the choice the best of many such guesses.
+The parameters of the laws are on a grid. Level and variance have the usual conjugate prior, so the
+marginal likelihood of each cell of the grid is exact; it gives the weights of the laws. Learners on
+one stream improve alike, so half of a curve's prior is the mean posterior of the other curves
+(`shared_priors`). Without it, the forecast of a learner with two stages would rest mostly on the
+prior, and the choice would be the best of many such guesses.
 """
 
 import itertools
@@ -42,7 +43,7 @@ from scipy.special import gammaln
 from alma.report.advice.law import Array
 
 DRIFTS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""Compared deviations of the walk over e times the data, in multiples of the noise."""
+"""Grid of the drift: the walk's deviation over a factor e of data, in multiples of the noise."""
 LAWS = {
     "level": 0.1,
     "power": 0.19,
@@ -52,16 +53,16 @@ LAWS = {
     "kink": 0.2,
     "kink ahead": 0.08,
 }
-"""The laws with their probability a priori."""
-_SHARED = 0.5  # of the prior: the mean of the other curves' posteriors
-_TELLING = 5  # degrees of freedom of the residuals from which a curve counts in others' priors
-_NO_DRIFT = 3.0  # how much likelier no drift is a priori than each other one
-_EXPONENT = 0.35  # median of b a priori
-_SPREAD = 0.8  # log-deviation of b a priori
-_DEGREES = 5.0  # of freedom: the weight of the pooled noise against the residuals of one curve
-_USUAL_NOISE = 0.03  # of one run; counts as one residual, so it matters where there are none
-_GROUP = 1.1  # stages are averaged in groups of mega-batches up to this factor apart
-_LEAST = 0.02  # of 1 - b x
+"""The laws by name, with their prior probabilities."""
+_SHARED = 0.5  # fraction of the prior that is the mean of the other curves' posteriors
+_TELLING = 5  # fewest residual degrees of freedom with which a curve counts in others' priors
+_NO_DRIFT = 3.0  # prior odds of no drift against each other value of the grid
+_EXPONENT = 0.35  # prior median of b
+_SPREAD = 0.8  # prior standard deviation of log b
+_DEGREES = 5.0  # degrees of freedom of the prior of a curve's noise, centred at the pooled noise
+_USUAL_NOISE = 0.03  # prior noise of one run; weighs as much as one residual
+_GROUP = 1.1  # stages whose t differ by less than this factor are averaged
+_LEAST = 0.02  # lower bound of 1 - b x in the law "logarithm"
 
 
 class _Cells(NamedTuple):
@@ -132,17 +133,21 @@ class LearningCurve(NamedTuple):
 
 
 class Scatter(NamedTuple):
-    """How the points of one run scatter around its law."""
+    """How far the points of one run are from its law, in logs of the metric."""
 
     noise: float
-    """Deviation of the log of one stage; 0: not yet estimated."""
+    """Standard deviation of one stage; 0: not yet estimated."""
     drift: float
-    """Deviation of the walk over e times the data, in multiples of the noise."""
+    """Standard deviation of the walk over a factor e of data, in multiples of the noise."""
 
 
 @lru_cache(64)
 class _Groups:
-    """Groups of close times of a curve, and the laws whitened by the covariance of group means."""
+    """The stages of a curve, averaged in groups of close times, and the laws at these groups.
+
+    Both are whitened by the covariance of the group means (noise and walk), so that least squares
+    is the maximum likelihood.
+    """
 
     def __init__(self, times: tuple[float, ...], drift: float):
         log_times = np.log(times)
@@ -154,7 +159,7 @@ class _Groups:
         self.root = np.linalg.cholesky(np.diag(1 / self.sizes) + walk)
         self.one = self.whitened(np.ones(len(ahead)))
         self.precision = float(self.one @ self.one)
-        self.error = self.precision**-0.5  # of a level, in multiples of the noise
+        self.error = self.precision**-0.5  # standard error of the level, in multiples of the noise
         self.shapes = self.whitened(_log_shape(ahead).T)  # (groups, cells)
         self.shape_levels = self.one @ self.shapes / self.precision
         self.shapes -= np.outer(self.one, self.shape_levels)
@@ -178,7 +183,7 @@ class _Groups:
 
 
 class Fit:
-    """The posterior of a curve's law."""
+    """The posterior over the laws, given a curve."""
 
     def __init__(
         self,
@@ -189,30 +194,33 @@ class Fit:
     ):
         """Fit the mean over the curve's seeds.
 
-        scatter    from `estimate_scatter`; without noise the laws are not weighed yet
-        seeds      the noise is that of the mean of so many runs; None: of the curve's seeds
-        prior      of the cells, (cells,)
+        curve      the metric of all seeds
+        scatter    noise and drift, from `estimate_scatter`; with noise 0 the laws get no weights
+        seeds      number of runs in the mean, which reduces the noise; None: the curve's seeds
+        prior      prior probability of the cells of the grid, (cells,)
         """
         seeds = seeds or len(curve.values)
-        self._drift = scatter.drift * math.sqrt(seeds)  # more seeds lessen the noise, not the walk
+        # In multiples of the noise of the mean: averaging seeds reduces the noise, not the walk.
+        self._drift = scatter.drift * math.sqrt(seeds)
         groups = self._groups = _Groups(tuple(curve.times), self._drift)
         values = groups.whitened(groups.mean(np.log(curve.values.mean(0))))
         self._now = math.log(curve.times[-1])
         self._seeds = seeds
         self._prior = prior
         self._level, self._squares = groups.fit(values)
-        # level, exponent and offset fit three groups
+        # Three parameters are fitted: level, exponent and offset.
         self.residual_freedom = max(0, len(values) - 3)
-        self.residual_squares = float(self._squares.min()) * seeds  # of one run
+        self.residual_squares = float(self._squares.min()) * seeds  # scaled to a single run
         if scatter.noise:
             self.weigh(scatter.noise)
 
     def weigh(self, noise: float) -> float:
-        """Weigh the laws by their likelihood at this noise of one run; return the log evidence."""
+        """Set the posterior weights of the laws, given the noise of one run; return the log
+        evidence."""
         prior_squares = _DEGREES * noise**2 / self._seeds
         squares = prior_squares + self._squares
         self._freedom = _DEGREES + len(self._groups.sizes) - 1
-        self._scale = squares / self._freedom  # of the variance, (cells,)
+        self._scale = squares / self._freedom  # scale of the variance's posterior, (cells,)
         weight = np.log(self._prior) - 0.5 * self._freedom * np.log(squares)
         self.probability = np.exp(weight - weight.max())
         total = float(self.probability.sum())
@@ -227,12 +235,12 @@ class Fit:
         return list(LAWS)[int(np.bincount(_CELLS.law, self.probability).argmax())]
 
     def expected(self, times: Sequence[float]) -> Array:
-        """The metric expected at times after the curve's end, mean of logs over laws, (times,)."""
+        """The expected metric at later times, (times,): exp of the mean log over the laws."""
         shape = self.probability @ _log_shapes(tuple(times), self._now)
         return np.asarray(np.exp(self.probability @ self._level + shape))
 
     def of_laws(self, times: Sequence[float]) -> Array:
-        """The metric by each law at times after the curve's end, (cells, times)."""
+        """The metric at later times by each cell of the grid, (cells, times)."""
         return np.exp(self._level[:, None] + _log_shapes(tuple(times), self._now))
 
     def draw(
@@ -241,9 +249,9 @@ class Fit:
         draws: int,
         random: np.random.Generator,
     ) -> tuple[Array, Array]:
-        """Draws of the metric at times after the curve's end, and of its walk, (draws, times) each.
+        """Posterior draws of the metric at later times, and of its walk, (draws, times) each.
 
-        The walk is the log of the factor between the metric and its law.
+        The walk is log(metric / law).
         """
         ahead = np.log(np.asarray(times, dtype=float)) - self._now
         cell = random.choice(len(self._level), draws, p=self.probability)
@@ -270,10 +278,11 @@ def interval(draws: Array, level: float = 0.9) -> Any:
 
 
 def estimate_scatter(curves: Sequence[LearningCurve]) -> Scatter:
-    """Noise and drift of one run: the likeliest of DRIFTS, with the noise that fits it.
+    """Estimate noise and drift of one run from all curves.
 
-    The noise is that of the residuals of all curves and of the differences between the steps of
-    runs of one configuration.
+    For each drift of DRIFTS, the noise is pooled over the residuals of all curves and over the
+    differences between runs of one configuration (`_between_seeds`). The drift with the largest
+    evidence is taken.
     """
     squares_between, freedom_between = _between_seeds(curves)
     candidates = []
@@ -291,9 +300,10 @@ def estimate_scatter(curves: Sequence[LearningCurve]) -> Scatter:
 
 
 def _between_seeds(curves: Sequence[LearningCurve]) -> tuple[float, int]:
-    """Sum of squares, and its degrees of freedom, by which steps between stages differ by seed.
+    """Sum of squares, and degrees of freedom, of the differences between seeds in steps of a curve.
 
-    The effect of a run cancels in a step, which has the noise of two stages.
+    A step is the change of the log metric from one stage to the next: the effect of the seed
+    cancels in it, and it has the noise of two stages.
     """
     squares = 0.0
     freedom = 0
@@ -305,9 +315,10 @@ def _between_seeds(curves: Sequence[LearningCurve]) -> tuple[float, int]:
 
 
 def shared_priors(curves: Sequence[LearningCurve], scatter: Scatter) -> list[Array]:
-    """The prior of each curve, (cells,): half of it is the mean posterior of the other curves.
+    """The prior of each curve, (cells,): half the grid's prior, half the other curves' posteriors.
 
-    Only curves with many residuals count; without any the prior is that of the grid.
+    Only curves with at least _TELLING residual degrees of freedom count; without any, the prior is
+    that of the grid.
     """
     fits = [Fit(curve, scatter) for curve in curves]
     telling = np.array([fit.residual_freedom >= _TELLING for fit in fits])

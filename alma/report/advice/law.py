@@ -1,6 +1,8 @@
-"""The law of staleness: what age adds to the loss of a model, with what less training costs apart.
+"""The law of staleness: how the loss of a model grows with its age.
 
-The loss of the model that was trained until period u on the held-out part of a period p is
+It separates two reasons why an older model is worse: the stream has moved on (age), and the model
+has been trained on less data. The loss of the model that was trained until period u, on the
+held-out part of period p, is
 
     R(u, p) = d(p) + b a^c + g h(n(u)) + s w(u, p),   a = p - u > 0   (f |a|^c for b a^c if a < 0)
 
@@ -12,8 +14,8 @@ The loss of the model that was trained until period u on the held-out part of a 
     h   h(n) = (n^-k - 1) / k, or -log n for k = 0 (`left_to_gain`)
     s   size of an event beside age, 0 without one; w: its shape, see `Break` and `Season`
 
-`alma.report.advice.staleness` fits the law. No law of a few exponents is true, so a bend is added
-to it: at each age the mean residual there, and between ages on a line.
+`alma.report.advice.staleness` fits the law. A law with few parameters never fits exactly, so a
+*bend* is added to it: the mean residual at each age, interpolated linearly between ages.
 """
 
 import math
@@ -27,7 +29,10 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Break:
-    """The stream changed once: models from before lose on periods after it, and the reverse."""
+    """An event: the stream changed once.
+
+    Models trained before the break have a larger loss on periods after it, and the reverse.
+    """
 
     first: float
     """First period after the break, on the axis of the losses."""
@@ -35,10 +40,13 @@ class Break:
 
 @dataclass(frozen=True)
 class Season:
-    """Loss depends on the time of the year: w = sin^2(pi a / year), lowest at that of training."""
+    """An event: the stream repeats every year, w = sin^2(pi a / year).
+
+    The loss is lowest at the time of the year at which the model's training ended.
+    """
 
     year: float
-    """On the axis of the losses."""
+    """Length of a year on the axis of the losses."""
 
 
 Event = Break | Season
@@ -59,19 +67,19 @@ class Law(NamedTuple):
     bend: tuple[list[float], list[float]]
     """Ages, and what the mean residual adds at each."""
     s: float = 0.0
-    """Loss at the opposite time of the year above that at the same time; 0: no season."""
+    """How much larger the loss is half a year away from the end of training; 0: no season."""
     year: float = math.inf
 
     def aged(self, ages: Any) -> Array:
-        """Loss that age alone adds, at ages >= 0; a break adds nothing."""
+        """The loss that age alone adds, at `ages` >= 0, without that of a break."""
         season = self.s * np.sin(np.pi * ages / self.year) ** 2
         return np.asarray(self.b * ages**self.c + season + np.interp(ages, *self.bend))
 
     def extra(self, ages: Any, ahead: Any = 0.0) -> Array:
-        """Loss of models of such ages >= 0 above that of a new model, less training included.
+        """The extra loss of models of these `ages` >= 0, compared with a new model.
 
-        `ahead`: how long after the last period of the losses the models are tested; it broadcasts
-        with `ages`.
+        It includes what the older model has missed in training. `ahead` is the time from the last
+        period of the losses to the test; it broadcasts with `ages`.
         """
         amount = self.amount + np.asarray(ahead) / self.step
         ages = np.asarray(ages, dtype=float)
@@ -81,5 +89,6 @@ class Law(NamedTuple):
 
 
 def left_to_gain(amount: Any, k: float) -> Array:
-    """h(n): what training beyond such amounts can still gain, up to a constant."""
+    """h(n) of the law: the loss that training beyond the amount n can still gain, up to a
+    constant."""
     return np.asarray((amount**-k - 1) / k if k else -np.log(amount))

@@ -1,4 +1,7 @@
-"""Losses measured by other software, from CSV files: models of some times, tested on others."""
+"""Read losses measured by other software from CSV files.
+
+A line has the loss of a model, the time until which it was trained, and the time of its test data.
+"""
 
 import csv
 import itertools
@@ -29,7 +32,7 @@ class LossGroup(NamedTuple):
     losses: Losses
     period: Period
     gpu_hours: float | None
-    """Of the newest training that has them; None: the file has none."""
+    """Cost of the newest training that has one in the file; None: none has."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,9 @@ class _Line:
 
 
 def read_groups(paths: Sequence[Path], patterns: Sequence[str] = ()) -> list[LossGroup]:
-    """The losses of each model and domain of the files, in the order of the files.
+    """The losses of each model and domain in the files, in the order of the files.
 
-    `patterns`: only groups whose names fit one of them, if there are any.
+    If there are `patterns`, only groups whose names match one of them are returned.
 
     UserError: a file cannot be read, lacks a column, or has a bad or repeated value; labels of time
     are of several kinds; a pattern fits no name; a group has fewer than two models or periods.
@@ -116,7 +119,10 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _line(place: str, row: dict[str, str], kinds: dict[str, str]) -> _Line:
-    """A line; the kind of its labels of time is added to `kinds`, with the first place of each."""
+    """Parse a line, and note the kind of its time labels in `kinds`.
+
+    `kinds` maps each kind, such as "month", to the place of its first label, for errors.
+    """
     until, tested = (_time(row[name], f"{place}, {name}", kinds) for name in _TIMES)
     names = [row[column].strip() for column in ("model", "domain") if row.get(column)]
     hours = None
@@ -137,7 +143,7 @@ def _line(place: str, row: dict[str, str], kinds: dict[str, str]) -> _Line:
 
 
 def _time(label: str, place: str, kinds: dict[str, str]) -> float:
-    """A label of time as a number: that of its quarter, month, week or day, or its own."""
+    """A time label as a number: that of its quarter, month, week or day, or the number itself."""
     label = label.strip()
     try:
         kind = Period.of([label]).noun
@@ -168,7 +174,10 @@ def _number(text: str, place: str, form: str = _NUMBER_FORM) -> float:
 
 
 def _group(lines: Sequence[_Line], kind: str) -> LossGroup:
-    """The matrix of each seed of one group; `kind`: of its labels of time, "" for numbers."""
+    """Build the matrices of one group, one per seed.
+
+    `kind` is the kind of its time labels, such as "month"; "" for numbers.
+    """
     label = lines[0].group
     line_by_cell = _lines_by_cell(lines)
     until = sorted({line.until for line in lines})
@@ -202,7 +211,10 @@ def _lines_by_cell(lines: Sequence[_Line]) -> dict[tuple[str, float, float], _Li
 
 
 def _check_extremes(lines: Sequence[_Line]) -> None:
-    """UserError: a loss, maybe by a slip, is far from all others of its period and its model."""
+    """Raise a UserError if a loss, such as a typo, is far from all others of its period and model.
+
+    `lines` are those of one group.
+    """
     losses_of_period: dict[float, list[float]] = {}
     losses_of_model: dict[tuple[str, float], list[float]] = {}
     for line in lines:
@@ -216,7 +228,7 @@ def _check_extremes(lines: Sequence[_Line]) -> None:
         from_model = abs(line.loss - usual_of_model[line.model])
         distances.append(min(from_period, from_model))
     largest = max(distances)
-    usual = sorted(distances)[-len(distances) // 20 - 1]  # a twentieth are above it
+    usual = sorted(distances)[-len(distances) // 20 - 1]  # the 95th percentile
     if largest > max(1.0, 10 * usual):
         line = lines[distances.index(largest)]
         far = "is far from the others of its period and model"
@@ -224,7 +236,10 @@ def _check_extremes(lines: Sequence[_Line]) -> None:
 
 
 def _period(until: Sequence[float], tested: Sequence[float], kind: str) -> Period:
-    """The time between two tests, by their median distance."""
+    """The period of a group: the median distance between two test times.
+
+    `until` and `tested` are the times of training and test, `kind` the kind of their labels.
+    """
     gaps = [later - earlier for earlier, later in itertools.pairwise(tested)]
     step = median(gaps)
     if kind == "day":

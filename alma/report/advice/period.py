@@ -22,7 +22,7 @@ class Calendar(NamedTuple):
     year: int = 1
     """Periods in a year."""
     cadences: tuple[int, ...] = (1, 2, 4, 8)
-    """Compared by default, in periods."""
+    """Cadences that are compared by default, in periods."""
 
 
 CALENDAR = {
@@ -35,18 +35,19 @@ CALENDAR = {
 
 
 class Period(NamedTuple):
-    """The time between two occasions to retrain."""
+    """The unit of time of a stream: the time between two occasions to retrain."""
 
     noun: str = "period"
     """A key of CALENDAR, "mega-batch" or "period"."""
     size: float = 1.0
-    """On the axis of the losses."""
+    """Length of a period on the axis of the losses."""
 
     @classmethod
     def of(cls, labels: Sequence[str]) -> "Period":
-        """The period with such labels; a mega-batch unless they are dates that follow one another.
+        """The kind of period that these labels name, if they are consecutive dates; else a
+        mega-batch.
 
-        ValueError: a label is no date that exists.
+        Raises ValueError if a label is a date that does not exist.
         """
         for noun, calendar in CALENDAR.items():
             if labels and all(re.fullmatch(calendar.label, label) for label in labels):
@@ -67,7 +68,7 @@ class Period(NamedTuple):
 
     @property
     def year(self) -> float:
-        """Length on the axis of the losses; inf: unknown, or not longer than a period."""
+        """Length of a year on the axis of the losses; inf if unknown, or not above a period."""
         return self.calendar.year * self.size if self.calendar.year > 1 else math.inf
 
     def every(self, k: int) -> str:

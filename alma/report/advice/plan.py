@@ -1,4 +1,8 @@
-"""When to retrain at a price: the plan of least expected total cost over the periods to come."""
+"""When to retrain, given the price of a training.
+
+The chosen plan has the least expected total cost over the periods to come: the extra loss of the
+deployed models plus the price of all trainings.
+"""
 
 import math
 from collections.abc import Callable
@@ -13,11 +17,11 @@ from alma.report.advice.law import Array, Law
 from alma.report.advice.staleness import Laws
 from alma.report.losses import MeanOverSeeds
 
-_MOST_STARTS = 40  # values of the first training, and of the cadence, among which plans choose
-_SURPRISE = 4.0  # standard errors above the usual loss from which a deployed model counts as stale
+_MOST_STARTS = 40  # most values of the first training, and of the cadence, that are tried
+_SURPRISE = 4.0  # standard errors above the usual loss at which a deployed model counts as stale
+_USUAL_LOSSES = 4  # fewest losses from which their usual variation is estimated
 NEVER = "never"
 """The name of the plan without trainings in `RetrainingPlan.savings`."""
-_USUAL_LOSSES = 4  # fewer do not tell how much losses vary
 
 
 class RetrainingPlan(NamedTuple):
@@ -31,9 +35,9 @@ class RetrainingPlan(NamedTuple):
     total: float
     """Expected cost, in units of loss summed over the periods to come."""
     savings: dict[str, MeanOverSeeds]
-    """By the name of another plan: loss and price that it costs more."""
+    """By the name of another plan: its total cost minus that of this plan."""
     flips: tuple[float, float]
-    """The prices between which the plan of least cost has as many trainings."""
+    """Lowest and highest price at which the best plan has this number of trainings."""
 
     @property
     def undecided(self) -> list[str]:
@@ -52,19 +56,19 @@ class RetrainingPlan(NamedTuple):
 
 
 class Outlook:
-    """What models will lose over the periods to come, by the laws of what was measured."""
+    """Forecast of the extra loss of deployed models over the periods to come, by fitted laws."""
 
     def __init__(self, laws: Laws, size: float, horizon: int):
-        """`size`: of a period, on the axis of the losses; `horizon`: how many are to come."""
+        """`size`: length of a period on the axis of the losses; `horizon`: number of periods."""
         self.laws = laws
         self.size = size
         self.horizon = horizon
 
     def totals(self, ages: Any, law: Law) -> Array:
-        """Extra loss of plans, (plans,), summed over the periods to come.
+        """The extra loss of plans, (plans,), summed over the periods to come.
 
-        `ages`: int (plans, periods to come), the periods since the serving model was trained; 0:
-        the present model serves.
+        `ages` (plans, periods to come) are integers: how many periods ago the model that is
+        deployed in this period was trained; 0 if it is still the present model.
         """
         span = self.size * np.arange(1, self.horizon + 1)
         present_age = max(0.0, self.laws.losses.periods[-1] - self.laws.losses.until[-1])
@@ -75,10 +79,11 @@ class Outlook:
 
     @cached_property
     def hopeful(self) -> Law:
-        """The law with a b that is no less than 0, since a likely drift favours retraining.
+        """The law by which plans are chosen: the fitted one with a coefficient b >= 0.
 
-        That is the mean of max(b, 0), with b normal around its estimate, times the probability of a
-        b above 0.
+        The estimate of b, what age adds, is uncertain and may be negative. Its replacement is
+        E[max(b, 0)] * P(b > 0), with b normal around the estimate: near the estimate if drift is
+        clear, small but positive if it is merely likely.
         """
         law = self.laws.whole
         age = self.size * max(1, self.horizon // 2)
@@ -91,10 +96,10 @@ class Outlook:
 
     @cached_property
     def excess(self) -> float:
-        """How far the present model's last losses are above those of earlier models in service.
+        """By how much the present model's last losses exceed the usual loss of deployed models.
 
-        What age adds is taken out. 0 unless they are _SURPRISE standard errors above: ordinary
-        variation is no reason to retrain.
+        The part that the law explains by age is subtracted. 0 unless the excess is above _SURPRISE
+        standard errors: ordinary variation is no reason to retrain.
         """
         before, since = self._served()
         if not len(since) or len(before) < _USUAL_LOSSES:
@@ -107,7 +112,10 @@ class Outlook:
         return rise if rise * root > _SURPRISE * before.std(ddof=1) else 0.0
 
     def _served(self) -> tuple[Array, Array]:
-        """Losses, without what age adds, of earlier models in service, and of the present one."""
+        """Losses of the model deployed in each past period, minus the extra loss by the law.
+
+        Returns those of earlier models, then those of the present model.
+        """
         until = self.laws.until
         periods = np.array(self.laws.losses.periods)
         before: list[float] = []
@@ -126,19 +134,19 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Plans:
-    """Plans to choose from: a first training, then one every so many periods."""
+    """The plans to choose from: a first training, then one every k periods."""
 
     rhythms: list[tuple[int, int]]
-    """Periods to the first training, and between trainings."""
+    """Of each plan: periods from now to the first training, and between trainings."""
     ages: Any
-    """int (plans, periods to come), see `Outlook.totals`."""
+    """Ages of the deployed models, integers (plans, periods to come), see `Outlook.totals`."""
     trainings: Any
-    """int (plans,)"""
+    """Number of trainings of each plan, integers (plans,)."""
 
 
 @dataclass(frozen=True)
 class PricedPlans:
-    """Plans with their cost at a price of a training."""
+    """Plans with their costs at a given price of a training."""
 
     plans: Plans
     price: float
@@ -147,7 +155,7 @@ class PricedPlans:
 
     @cached_property
     def totals(self) -> Array:
-        """Loss and price of all trainings, (plans,)."""
+        """Total costs, (plans,): extra loss plus the price of all trainings."""
         return self.losses + self.price * self.plans.trainings
 
 
@@ -198,9 +206,10 @@ def savings_of(
     best: int,
     noun: str,
 ) -> dict[str, MeanOverSeeds]:
-    """What retraining every period, and never, cost more than the best plan, with 90% intervals.
+    """How much more two other plans cost than the best one, with 90% intervals.
 
-    The mean is that by which the plan was chosen; the width is by the laws as they were fitted.
+    The two are retraining every period and never retraining. Means are by `Outlook.hopeful`, by
+    which the plan was chosen; the widths of the intervals are by the fitted laws.
     """
     losses = outlook.laws.losses
     trained_now = int(losses.until[-1] >= losses.periods[-1])
@@ -223,7 +232,7 @@ def saving_by_law(
     index: int,
     best: int,
 ) -> Callable[[Law], float]:
-    """What the plan of this index costs more than the best one, as a function of the law."""
+    """A function of a law: how much more the plan `index` costs than the plan `best`."""
     plans = priced.plans
     further_trainings = plans.trainings[index] - plans.trainings[best]
 
@@ -235,7 +244,7 @@ def saving_by_law(
 
 
 def price_limits(priced: PricedPlans, trainings: int) -> tuple[float, float]:
-    """The prices between which a plan of so many trainings has the least total cost."""
+    """Lowest and highest price at which a plan with this number of trainings is the best."""
     counts = priced.plans.trainings
     least = {n: priced.losses[counts == n].min() for n in np.unique(counts).tolist()}
     lowest = 0.0

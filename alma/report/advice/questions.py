@@ -7,9 +7,9 @@ from alma.report.lm.entries import model_size
 from alma.report.results import Result
 
 NO_EVIDENCE = "no evidence either way"
-LEARNER = "learner"  # beside the questions in `Candidate.sides`
+LEARNER = "learner"  # key of the learner in `Candidate.sides`, beside the questions
 _OF_THE_LEARNER = ("grow the model?", "one model or several?")
-_GROWN = 1.01  # ratio of sizes from which a model counts as grown
+_GROWN = 1.01  # a model counts as grown if its size increases by this factor
 
 
 def _members(result: Result) -> list[int]:
@@ -64,7 +64,8 @@ QUESTIONS: dict[str, Callable[[Result], str]] = {
     "one schedule?": lambda result: f"schedule: {result.config.get('schedule', 'each stage')}",
     "which size?": lambda result: f"size {model_size(result)}",
 }
-"""Decisions, and the side of each that a result takes."""
+"""The questions (decisions such as waiting or replay), each with a function from a result to its
+side."""
 
 
 def differ_in(question: str, sides: dict[str, str], rival_sides: dict[str, str]) -> bool:

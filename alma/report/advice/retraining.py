@@ -1,4 +1,4 @@
-"""How often to retrain on a stream that drifts: what cadences lose, and which is enough."""
+"""How often to retrain on a stream that drifts: the extra loss of each cadence, and the choice."""
 
 import math
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from alma.report.advice.plan import Outlook, RetrainingPlan, best_plan
 from alma.report.advice.staleness import Laws
 from alma.report.losses import Losses, MeanOverSeeds
 
-_LEAST_HORIZON = 12  # periods to come, unless they are known
+_LEAST_HORIZON = 12  # fewest periods to plan for, unless their number is given
 
 
 class TrainingCost(NamedTuple):
-    """What one training costs; None: unknown."""
+    """The cost of one training; None: unknown."""
 
     flops: float | None = None
     """TFLOPs."""
@@ -28,12 +28,12 @@ class TrainingCost(NamedTuple):
 
 
 class CadenceChoice(NamedTuple):
-    """A cadence that is often enough."""
+    """The recommended cadence."""
 
     every: int
     """In periods."""
     open: bool
-    """Whether a higher frequency may still gain what it is worth."""
+    """Whether an even higher frequency, which was not compared, may still pay off."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,24 +45,26 @@ class Retraining:
 
     losses: Losses
     unit: str
-    """Of the losses; those that begin with "nats" are of text."""
+    """Unit of the losses; it begins with "nats" for text."""
     period: Period = field(default_factory=Period)
     cost: TrainingCost = field(default_factory=TrainingCost)
     every: Sequence[int] = ()
-    """Cadences to compare, in periods; none: the calendar's, up to the age of the oldest model."""
+    """Cadences to compare, in periods; empty: the calendar's, up to the oldest model's age."""
     worth: tuple[float, bool] = (1.0, True)
-    """A gain below it is a tie: in the unit; if True, percent of perplexity or points of error."""
+    """Least gain that counts; smaller ones are ties. The flag says whether it is percent (of
+    perplexity, or points of error) instead of in the unit of the losses."""
     price: float = math.nan
-    """Of a training, in the unit summed over periods; NaN: unknown, so no plan."""
+    """Price of a training, in the unit of the losses times periods; NaN: unknown, so no plan."""
     money: float = 0.0
-    """What one unit costs in one period; 0: unknown. The plan is stated in it."""
+    """Money that one unit of loss costs in one period; 0: unknown. If given, the plan's savings are
+    stated in money."""
     periods_to_come: int = 0
-    """0: a year of days or weeks, else 12."""
+    """Number of periods to plan for; 0: a year of days or weeks, else 12."""
     twin: "Retraining | None" = None
-    """The same configuration with the other value of `--from-scratch`, and its price."""
+    """The same for the configuration that differs only in `--from-scratch`."""
 
     def __post_init__(self) -> None:
-        _ = self.laws  # raises UserError
+        _ = self.laws  # fit at once, so that a UserError is raised here
 
     @cached_property
     def laws(self) -> Laws:
@@ -71,12 +73,12 @@ class Retraining:
 
     @cached_property
     def effect(self) -> MeanOverSeeds:
-        """Extra loss per unit of age, whatever training gains."""
+        """Extra loss per unit of age, in which the effect of training cancels (`age_effect`)."""
         return self.laws.effect_of_age()
 
     @property
     def unknown(self) -> bool:
-        """Whether there are no losses on the past, so that drift cannot be told from training."""
+        """Whether drift and training cannot be told apart: no model is tested on the past."""
         return math.isnan(self.effect.mean)
 
     @cached_property
@@ -96,7 +98,7 @@ class Retraining:
 
     @property
     def least_gain(self) -> float:
-        """The gain that a higher frequency is worth, in the unit."""
+        """`worth` in the unit of the losses: the least gain for which to retrain more often."""
         value, is_percent = self.worth
         if is_percent and self.unit.startswith("nats"):
             return math.log1p(value / 100)
@@ -107,7 +109,7 @@ class Retraining:
         return self.laws.estimate(lambda law: self._extra(every, law))
 
     def gain(self, every: int, rarer: int) -> MeanOverSeeds:
-        """Mean extra loss that a rarer cadence has more."""
+        """How much larger the mean extra loss is with the rarer cadence."""
         return self.laws.estimate(lambda law: self._extra(rarer, law) - self._extra(every, law))
 
     def _extra(self, every: int, law: Law) -> float:
@@ -117,9 +119,10 @@ class Retraining:
         return float(np.mean(law.extra(ages[:, None], ahead)))
 
     def last_time(self, every: int) -> float:
-        """Mean extra loss at ages of 1 to `every` periods, on the last period with a new model.
+        """Mean extra loss at ages of 1 to `every` periods, as measured most recently.
 
-        NaN if no period has one, or if no model on it is so old.
+        Measured on the last period that has a new model to compare with. NaN if there is no such
+        period, or no model of age `every` was tested on it.
         """
         for j in reversed(range(len(self.losses.periods))):
             extra = self._extra_measured_on(j)
@@ -130,7 +133,10 @@ class Retraining:
         return math.nan
 
     def _extra_measured_on(self, j: int) -> dict[float, float]:
-        """Losses on column j above that at age 0, by age, ascending; {} without that model."""
+        """Extra loss on period j by age, ascending, compared with the model of age 0.
+
+        {} if there is no such model.
+        """
         loss_by_age = {}
         for age, loss in zip(self.laws.ages[:, j], self.laws.values[:, j], strict=True):
             if age >= 0 and np.isfinite(loss):
@@ -140,27 +146,27 @@ class Retraining:
         return {age: loss_by_age[age] - loss_by_age[0] for age in sorted(loss_by_age)}
 
     def aged(self, age: int) -> MeanOverSeeds:
-        """Largest loss that age alone adds, at ages of 1 to `age` periods."""
+        """The largest loss that age alone adds, over ages of 1 to `age` periods."""
         ages = self.period.size * np.arange(1, age + 1)
         return self.laws.estimate(lambda law: law.aged(ages).max())
 
     @property
     def slope(self) -> MeanOverSeeds:
-        """Loss that b adds per period of age, up to the oldest model."""
+        """Mean slope of the law's age term b a^c: loss per period, up to the oldest model's age."""
         oldest = max(self.losses.by_age)
         size = self.period.size
         return self.laws.estimate(lambda law: law.b * oldest**law.c * size / oldest)
 
     @cached_property
     def drifts(self) -> bool:
-        """Whether there is evidence that age adds loss, by the law and by the effect of age."""
+        """Whether both the law and `effect` give evidence that age adds loss."""
         oldest = int(max(self.losses.by_age) / self.period.size)
         age = max(1, min(oldest, self.cadences[-1]))
         return self.aged(age).low > 0 and self.effect.low > 0
 
     @cached_property
     def choice(self) -> CadenceChoice:
-        """The rarest cadence over which the most frequent one does not gain what it is worth."""
+        """The rarest cadence that loses less than `least_gain` to the most frequent one."""
         most_frequent, *rarer = self.cadences
         for every in reversed(rarer):
             gain = self.gain(most_frequent, every)
@@ -170,7 +176,7 @@ class Retraining:
 
     @cached_property
     def outlook(self) -> Outlook:
-        """What models will lose over the periods to come."""
+        """Forecast of the extra loss of deployed models over the periods to come."""
         return Outlook(self.laws, self.period.size, self.horizon)
 
     @cached_property

@@ -20,7 +20,10 @@ from alma.report.periods import arrived, dated_names
 def retraining_beside_twin(
     choice: Candidate, candidates: Sequence[Candidate], options: dict[str, Any], now: int | None
 ) -> Retraining | None:
-    """How often to retrain the choice, beside its twin: the same but for `--from-scratch`."""
+    """How often to retrain the choice, compared with its twin if there is one.
+
+    The twin is the candidate that differs from it only in `--from-scratch`.
+    """
     twin = _twin_of(choice, candidates)
     if twin:
         price_ratio = (_cost_of(twin).flops or 1) / (_cost_of(choice).flops or 1)
@@ -40,7 +43,7 @@ def _twin_of(choice: Candidate, candidates: Sequence[Candidate]) -> Candidate | 
 
 
 def _cost_of(candidate: Candidate) -> TrainingCost:
-    """What its last training cost, mean over seeds."""
+    """The cost of the candidate's last training, mean over seeds."""
     last = candidate.ends[-1]
     rows = [repeat[last] for repeat in candidate.result.repeats]
     info = candidate.result.runs[0].info

@@ -28,7 +28,7 @@ trainings to come."""
 
 
 class MatrixReport:
-    """How often to retrain each of several groups of losses."""
+    """The report on several groups of losses from CSV files: how often to retrain each model."""
 
     def __init__(self, groups: Sequence[LossGroup], **options: Any):
         """`options`: fields of `Retraining`, for all groups. UserError: a group is too small."""
@@ -40,7 +40,7 @@ class MatrixReport:
 
     @property
     def parts(self) -> list[TitledTable]:
-        """The document; only the last part has the note."""
+        """The parts of the printed document; only the last one has the note on the columns."""
         tables = [titled(retraining) for retraining in self.groups]
         return [*(table._replace(note="") for table in tables[:-1]), tables[-1]]
 
@@ -50,7 +50,10 @@ class MatrixReport:
 
 
 def titled(retraining: Retraining) -> TitledTable:
-    """The sentences and a row per cadence; without losses on the past only what needs none."""
+    """The sentences, and a table with a row per cadence.
+
+    Without losses on the past, the columns that need the law are left out.
+    """
     unit = retraining.unit
     header = ["training", f"extra loss ({unit}), 90%", "as last time", "gain, 90%"]
     table = [[*header, "pays below a price of", "cost of trainings to come"]]
@@ -83,12 +86,12 @@ def _row(retraining: Retraining, every: int, rarer: Sequence[int]) -> list[str]:
 
 def _pays_below(retraining: Retraining, every: int, rarer: int) -> float:
     """The price of a training below which a cadence pays against a rarer one, in the unit."""
-    further_trainings = 1 / every - 1 / rarer  # a period
+    further_trainings = 1 / every - 1 / rarer  # per period
     return retraining.gain(every, rarer).mean / further_trainings
 
 
 def _without_law(table: Table) -> Table:
-    """The columns that need no law: training, as last time, cost."""
+    """Keep the columns that need no law: cadence, loss as last measured, cost."""
     return [[row[0], row[2], row[5]] for row in table]
 
 

@@ -1,4 +1,4 @@
-"""How often to retrain, in sentences: the answer, what it gains and costs, and how sure it is."""
+"""Sentences on how often to retrain: the answer, its gain and cost, and how sure it is."""
 
 import math
 from functools import partial
@@ -14,7 +14,7 @@ from alma.tables import number
 _UNKNOWN = """\
 No answer: without losses on the periods before a model's training, drift and lack of training \
 cannot be told apart. Test each model on its own period and earlier ones, too"""
-_LARGEST_SHOWN = 9.0  # nats; perplexity is some 8,000 times as large then
+_LARGEST_SHOWN = 9.0  # nats; a larger extra loss would be above 800,000% of perplexity
 
 
 def advice_of(retraining: Retraining) -> str:
@@ -59,9 +59,9 @@ def answer(retraining: Retraining, plain: bool = False) -> str:
 
 
 def _answer_at_price(retraining: Retraining, plain: bool) -> str:
-    """The plan in a sentence, what it saves, and the prices at which it is the best one.
+    """Sentences: the plan, its savings, and the prices between which it stays the best.
 
-    That there is no evidence, and the cheaper course, if the saving may be zero.
+    If the saving may be zero: that there is no evidence, and the cheaper course.
     """
     plan = retraining.plan
     horizon = retraining.period.span(retraining.horizon)
@@ -114,15 +114,16 @@ def _when(retraining: Retraining) -> str:
 
 
 def _beside_twin(retraining: Retraining, plain: bool) -> str:
-    """What the twin costs more, and which to take; "" without a comparable twin.
+    """A sentence: how much more the twin costs, and which of the two to use.
 
+    The twin differs only in --from-scratch. "" if there is none with the same models and periods.
     `plain`: without its label.
     """
     twin = retraining.twin
     if not twin or twin.laws.values.shape != retraining.laws.values.shape or twin.unknown:
         return ""
     gaps = (twin.laws.values - retraining.laws.values)[retraining.laws.ages == 0]
-    gap = float(gaps[np.isfinite(gaps)].mean())  # of new models
+    gap = float(gaps[np.isfinite(gaps)].mean())  # mean difference between new models of the two
     excess = twin.plan.total + retraining.horizon * gap - retraining.plan.total
     verdict = "keep to this one" if excess > 0 else "take that one"
     cost = number((retraining.money or 1.0) * excess)
@@ -133,7 +134,7 @@ def _beside_twin(retraining: Retraining, plain: bool) -> str:
 
 
 def costs_to_come(retraining: Retraining, every: int, plain: bool = False) -> str:
-    """What trainings to come cost, such as "12 trainings a year, 3 GPU-hours"."""
+    """The cost of the trainings to come, such as "12 trainings a year, 3 GPU-hours"."""
     period = retraining.period
     if period.dated:
         count = period.calendar.year / every
@@ -152,7 +153,7 @@ def costs_to_come(retraining: Retraining, every: int, plain: bool = False) -> st
 
 
 def percent(retraining: Retraining, loss: float) -> str:
-    """A loss for readers who know no nats: percent of perplexity, or points of error."""
+    """An extra loss in familiar units: percent of perplexity, or percentage points of error."""
     if not retraining.unit.startswith("nats"):
         return f"{number(loss)} points"
     value = 100 * math.expm1(min(loss, _LARGEST_SHOWN))
@@ -162,7 +163,7 @@ def percent(retraining: Retraining, loss: float) -> str:
 
 
 def points(retraining: Retraining, loss: MeanOverSeeds) -> str:
-    """The same with the interval, such as "4.1% [3%, 5.2%]"."""
+    """As `percent`, with the interval, such as "4.1% [3%, 5.2%]"."""
     mean, low, high = (percent(retraining, value) for value in loss)
     if not loss.low <= loss.high:
         return f"{mean} [?]"

@@ -1,9 +1,10 @@
-"""Fits the law of staleness (`alma.report.advice.law`) to an evaluation matrix, with intervals.
+"""Fit the law of staleness (`alma.report.advice.law`) to an evaluation matrix, with intervals.
 
-Of exponents c of age and k of training the pair with the least squares counts; an event is part of
-the law only if it explains enough of the residuals. Only losses on the past tell what age adds from
-what less training costs. Intervals are of a jackknife over periods, by Student's t; the laws of
-other exponents add their differences, weighed by likelihood, for which a model is one observation.
+The exponents c of age and k of training are on a grid; the pair with the least sum of squares is
+taken. A break or season becomes part of the law only if it explains enough of the residuals. To
+separate age from less training, the matrix must have losses on the past. Intervals come from a
+jackknife over periods with Student's t. They are widened by the differences between the laws of
+other exponents, weighed by likelihood, where each model counts as one observation.
 """
 
 import math
@@ -19,13 +20,13 @@ from alma.errors import UserError
 from alma.report.advice.law import Array, Break, Event, Law, Season, left_to_gain
 from alma.report.losses import Losses, MeanOverSeeds, age_effect, t_interval
 
-_EXPONENTS = (0.25, 0.5, 1.0)  # c
-_LEARNING = (0.0, 0.5, 1.0)  # k
-_MOST_LEFT = {Break: 0.5, Season: 0.85}  # share of the residuals that an event may leave
-_LEAST_MODELS = 6  # for a season: three of TiC-LM seem to have one
+_EXPONENTS = (0.25, 0.5, 1.0)  # grid of c
+_LEARNING = (0.0, 0.5, 1.0)  # grid of k
+_MOST_LEFT = {Break: 0.5, Season: 0.85}  # largest fraction of residuals that an event may leave
+_LEAST_MODELS = 6  # fewest models for a season; the three models of TiC-LM would seem to have one
 LEAST_CELLS = 3
 """Cells of age above 0 from which the law tells what age adds, see `tells_age`."""
-_LEAST_YEAR = 0.75  # share of a year that the oldest model must reach for a season
+_LEAST_YEAR = 0.75  # age in years that the oldest model must reach for a season
 
 
 def known_at(losses: Losses, last: float) -> Losses:
@@ -56,7 +57,7 @@ class Axes(NamedTuple):
 
     @property
     def amounts(self) -> Array:
-        """The amount of training of each model, (models,), in steps; 1 for the first."""
+        """The amount of training n of each model, (models,), in `step`s; the first has 1."""
         return 1 + (self.until - self.until[0]) / self.step
 
     @property
@@ -102,16 +103,21 @@ def fit_laws(
     exponents: Sequence[float] = _EXPONENTS,
     learning: Sequence[float] = _LEARNING,
 ) -> list[FittedLaw]:
-    """The laws of least squares for each exponent c and k, the best first.
+    """The least-squares law for each pair of exponents c and k, the best first.
 
     values     losses (models, periods)
     used       cells to fit, bool (models, periods); others may be NaN
-    event      what the law has beside age
+    event      a break or season to include in the law
+    exponents  values of c to try
+    learning   values of k to try
     """
     counts = np.maximum(used.sum(0), 1)
 
     def centred(x: Array) -> Array:
-        """The used cells, (cells,), without the mean of their period: the difficulty is free."""
+        """The used cells, (cells,), minus the mean of their period.
+
+        This removes the difficulty d of each period, which is a free parameter.
+        """
         x = np.where(used, x, 0.0)
         return np.asarray((x - x.sum(0) / counts)[used])
 
@@ -129,7 +135,8 @@ def fit_laws(
         aged = centred(np.maximum(ages, 0.0) ** c)
         forgotten = centred(np.maximum(-ages, 0.0) ** c)
         for k, gain in gains.items():
-            # b may be below 0, or the interval of no drift would end there: two columns share it
+            # The fit has non-negative coefficients; two columns of opposite sign let b be negative.
+            # Otherwise the interval of b would end at 0 on a stream without drift.
             design = np.column_stack([aged, -aged, forgotten, gain, *of_event])
             solution, residual = nnls(design, target)
             rise, fall, f, g, *size = map(float, solution)
@@ -142,7 +149,10 @@ def fit_laws(
 
 
 def event_shapes(axes: Axes, event: Event | None) -> list[Array]:
-    """What an event of size 1 adds to cells, (models, periods): of later periods, of the past."""
+    """Columns of the design for an event of size 1, (models, periods) each; [] without one.
+
+    For cells of later periods and of the past, which have separate coefficients.
+    """
     if event is None:
         return []
     if isinstance(event, Season):
@@ -155,14 +165,14 @@ def event_shapes(axes: Axes, event: Event | None) -> list[Array]:
 
 
 def _bend(ages: Array, used: Any, residuals: Array) -> tuple[list[float], list[float]]:
-    """Ages from 0 on, and how far the mean residual at each is above that at age 0.
+    """The bend of the law: ages from 0 on, and the mean residual at each, relative to age 0.
 
-    Each mean is shrunk towards 0: the more, the less the means differ beyond what the scatter of
-    their cells explains (empirical Bayes).
+    Each mean is shrunk towards 0 by empirical Bayes: strongly, if the means differ no more than the
+    scatter of their cells explains.
     """
     cell_ages = ages[used]
     later = cell_ages >= 0
-    ages_with_0 = np.append(0.0, cell_ages[later])  # the law is exact at age 0: a residual of 0
+    ages_with_0 = np.append(0.0, cell_ages[later])  # the extra loss at age 0 is 0 by definition
     at, index, counts = np.unique(ages_with_0, return_inverse=True, return_counts=True)
     means = np.bincount(index, np.append(0.0, residuals[later])) / counts
     freedom = max(1, len(residuals) - used.any(0).sum() - 3)
@@ -173,7 +183,10 @@ def _bend(ages: Array, used: Any, residuals: Array) -> tuple[list[float], list[f
 
 
 def find_event(axes: Axes, values: Array, used: Any, plain: FittedLaw, year: float) -> Event | None:
-    """The event that explains most of what the `plain` law leaves; None: none explains enough."""
+    """The break or season that explains most of the residuals of the `plain` law.
+
+    None if none explains enough (_MOST_LEFT).
+    """
     inner = (axes.periods > axes.until[1]) & (axes.periods <= axes.until[-1])
     events: list[Event] = [Break(period) for period in axes.periods[inner].tolist()]
     oldest = axes.ages[used].max()
@@ -192,10 +205,13 @@ def find_event(axes: Axes, values: Array, used: Any, plain: FittedLaw, year: flo
 
 
 class Laws:
-    """The law of a matrix, and those without each period, of each seed, and of other exponents."""
+    """The law fitted to a matrix, and the further fits from which intervals are computed.
+
+    These are fits without each period (jackknife), to each seed, and with other exponents.
+    """
 
     def __init__(self, losses: Losses, year: float = math.inf):
-        """Fit the laws. A season is looked for if a `year` is given, on the axis of the losses.
+        """Fit the laws; `year` is the length of a year on the axis of the losses, inf: no seasons.
 
         UserError: fewer than three models share periods, or too few are tested after their
         training (`tells_age`).
@@ -218,7 +234,7 @@ class Laws:
         best, *alternatives = fit_laws(self.axes, self.values, measured, self.event)
         self.whole = best.law
         freedom = measured.sum() - measured.any(0).sum() - 3
-        self.scatter = best.residual / math.sqrt(max(1, freedom))  # deviation of one cell
+        self.scatter = best.residual / math.sqrt(max(1, freedom))  # residual deviation of a cell
         self.alternatives = self._weighed(best, alternatives)
         self._cells_without = cells_without(self.axes)
         self.without = [self._law(self.values, measured & cells) for cells in self._cells_without]
@@ -232,16 +248,17 @@ class Laws:
         best: FittedLaw,
         alternatives: Sequence[FittedLaw],
     ) -> list[tuple[float, Law]]:
-        """The laws beside the best one with their likelihood as a share of that of all laws."""
+        """The alternatives to the best law, each with its share of the total likelihood."""
         power = len(self.until) - 1
         ratios = [(best.residual / max(fit.residual, 1e-9)) ** power for fit in alternatives]
         total = 1 + sum(ratios)
         return [(ratio / total, fit.law) for ratio, fit in zip(ratios, alternatives, strict=True)]
 
     def estimate(self, of: Callable[[Law], Any], cell: bool = False) -> MeanOverSeeds:
-        """What `of` computes from a law, with its 90% interval; that is NaN of fewer than 3 models.
+        """The value of `of`, a function of the law, with its 90% interval.
 
-        `cell`: of the difference of two losses, so that the scatter of two cells counts as well.
+        The interval is NaN with fewer than 3 models. `cell`: the value is a difference of two
+        single losses, so that their scatter widens the interval.
         """
         value = float(of(self.whole))
         without = [float(of(law)) for law in self.without]
@@ -269,11 +286,11 @@ class Laws:
 def _jackknife(
     value: float, without: Sequence[float], seeds: Sequence[float], variance: float = 0.0
 ) -> MeanOverSeeds:
-    """A value with its 90% interval by the jackknife (Tukey, 1958); NaN with fewer than 3 periods.
+    """A value with its 90% jackknife interval (Tukey, 1958); NaN with fewer than 3 periods.
 
-    without    the value without each period
-    seeds      the value of each seed
-    variance   from further sources
+    without    the values computed without each period
+    seeds      the values computed from each seed
+    variance   further variance to add
     """
     count = len(without)
     if count < 3 or not np.isfinite([value, *without]).all():

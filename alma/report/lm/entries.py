@@ -20,9 +20,9 @@ it describes has 63.8, 89.0 and 114.2M, about 1.6M fewer shared parameters. For 
 paper's 210, 323 and 436M match.
 """
 SHOWN = ALWAYS_SHOWN - {"name"} | {"update_multiplier", "from_scratch"}
-"""Settings that the title of a table or the name of a setting includes."""
+"""Settings that labels need not show: the title or the name of the setting includes them."""
 _DIMENSIONS = ("--decoder-", "--moe-freq")
-"""Flags of fairseq-train that change the size of an --arch, or how these begin."""
+"""Prefixes of the flags of fairseq-train that change the size of an --arch."""
 
 
 class Entry(NamedTuple):
@@ -106,7 +106,7 @@ def find_entries(runs: Sequence[Run]) -> tuple[dict[str, list[Entry]], list[str]
         if entry.result.unfinished:
             done = f"t={entry.result.progress}/{entry.result.end}"
             remarks.append(f"not finished ({done}): {entry.setting} of {entry.size}")
-    # A run with an average has the remarks of its raw weights.
+    # A run with an average and its raw weights have the same remarks: keep each once.
     remarks = list(dict.fromkeys(remarks))
     if len(entries) == 1:
         return {"": next(iter(entries.values()))}, remarks
@@ -118,7 +118,8 @@ def _named(results: Sequence[Result]) -> list[Entry]:
     configs = [flatten(result.config) for result in results]
     dimensions = {name for config in configs for name in config if name.startswith(_DIMENSIONS)}
     different = dimensions.intersection(differing(configs))
-    shared = dimensions - different if different else ()  # sizes differ without them
+    # Dimensions that all entries share are not needed to tell their sizes apart.
+    shared = dimensions - different if different else ()
     same: dict[tuple[str, str, str], list[Entry]] = {}
     for result in results:
         entry = Entry(result, size_of(result, shared), "")

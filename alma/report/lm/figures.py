@@ -159,7 +159,7 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
         drawn.append((entry, line, look | dot(look["color"], markers[entry.size])))
     for i, (axes, title) in enumerate(zip(panels, _TITLES, strict=True)):
         values = [x for _, line, _ in drawn for x in line.x[i]]
-        # Sideways by learner, since several have the same number of experts.
+        # Shift the points sideways by learner: several learners have the same number of experts.
         shift = 0.012 * (max(values) - min(values)) if i == 2 else 0
         for entry, line, look in drawn:
             x = [value + shift * (entry.result.rank - 2) for value in line.x[i]]

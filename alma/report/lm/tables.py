@@ -34,13 +34,13 @@ def tables(groups: Mapping[str, list[Entry]]) -> tuple[dict[str, TitledTable], l
 
 
 class Line(NamedTuple):
-    """Rows of Table 2 that belong to one line of it; also the order of the lines."""
+    """Key of a line of Table 2: results with equal keys share the line, and keys sort the lines."""
 
     rank: int  # of the learner
     waiting_time: int
     setting: str
     start: tuple[int, ...]  # number of experts or members at first
-    phase: int  # 0, 1, ...: those times with one number of experts or members
+    phase: int  # 0, 1, ...: increases when the number of experts or members changes
     structure: tuple[int, ...]
 
 
@@ -144,7 +144,8 @@ def table1(entries: Sequence[Entry]) -> TitledTable | str:
     """I.i.d. against sequential training on k mega-batches with the same updates.
 
     I.i.d. training waits for k mega-batches and takes k times the updates, measured after its first
-    stage. Sequential training has w = 1, measured at t = k. A text: why there is no table.
+    stage. Sequential training has w = 1, measured at t = k. Returns a text with the reason if there
+    is no table.
     """
     paper = reference()
     published = reference_iid()

@@ -148,7 +148,8 @@ def radars(results: Sequence[Result]) -> dict[str, Any]:
         for i, result in enumerate(members):
             radii = [spoke.radii[i] for spoke in measured.values()]
             methods_from_here = [later.method for later in members[i:]]
-            wider = methods_from_here.count(result.method)  # all are seen where lines coincide
+            # Earlier lines are wider, so that all are visible where they coincide.
+            wider = methods_from_here.count(result.method)
             look = {
                 "color": colours[wait(result)],
                 "marker": ".",

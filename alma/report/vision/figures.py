@@ -101,5 +101,5 @@ FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
         "one stage (gens).",
     ),
 }
-"""By name: a function from results to figures by file-name suffix, which may raise Missing; and
-their caption, with the paper's errata."""
+"""The paper's figures by name. Each has a function from results to a dict of figures by file-name
+suffix, which raises Missing if they cannot be drawn, and a caption, with the paper's errata."""

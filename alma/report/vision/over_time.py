@@ -93,9 +93,9 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
 def two_learners(results: Sequence[Result]) -> dict[str, Any]:
     """Figure 3: error over time of sm and ens in one panel.
 
-    Smallest models are on the left, largest on the right. A colour per waiting time, a line style
-    per learner. Bars above show where waiting wins, and which waiting time: where the lowest error
-    is not that of the shortest one.
+    The smallest models are on the left, the largest on the right; a colour per waiting time, a line
+    style per learner. Bars above the panel show where waiting wins, in the colour of the waiting
+    time with the lowest error, wherever it is not the shortest one.
     """
     shown = [result for result in select.extreme_sizes(results) if result.learner in _OVERLAID]
     if {result.learner for result in shown} != _OVERLAID.keys():
@@ -108,7 +108,7 @@ def two_learners(results: Sequence[Result]) -> dict[str, Any]:
     curves = []
     for hidden, axes in zip(sizes, row, strict=True):
         axes.set_title(select.size_label(next(r for r in shown if size(r) == hidden)), pad=20)
-        heights = (1.09, 1.04)  # the panel ends at 1
+        heights = (1.09, 1.04)  # above the panel, which ends at 1
         for (learner, line), height in zip(_OVERLAID.items(), heights, strict=True):
             members = [r for r in shown if (r.learner, size(r)) == (learner, hidden)]
             curves += [

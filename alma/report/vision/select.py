@@ -25,14 +25,14 @@ from alma.report.style import LegendEntries
 
 _NOT_METHOD = ALWAYS_SHOWN | {"hidden", "dataset", "data"}
 _CONTROLLED = ("hidden", "waiting_time", "replay", "epochs", "arch")
-"""Settings that all learners of an ablation share."""
+"""Settings that all results of an ablation must share."""
 
 Pair = tuple[Result, Result]
 wait = operator.attrgetter("waiting_time")
 
 
 class Missing(Exception):
-    """Why a figure cannot be drawn from these runs."""
+    """A figure cannot be drawn from these runs; the message gives the reason."""
 
 
 def is_image(run: Run) -> bool:
@@ -60,7 +60,7 @@ def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
             )
         else:
             done.append(run)
-    # A run with an average has the remarks of its raw weights: each remark once.
+    # A run with an average and its raw weights have the same remarks: keep each once.
     return done, list(dict.fromkeys(remarks))
 
 
@@ -263,7 +263,7 @@ SPOKES: dict[str, Measure] = {
     "CER": cer,
     "Mem": memory,
     "train FLOPs": lambda rows: 1e12 * compute(rows),
-    # Of one example at each t = 0..B, the first draft's compute at test time.
+    # The first draft's compute at test time: FLOPs of one example, summed over t = 0..B.
     "test FLOPs": lambda rows: math.fsum(column(rows, "eval_flops_per_example").values()),
 }
 
@@ -312,7 +312,7 @@ def ablation(results: Sequence[Result]) -> dict[str, Result]:
 
 
 def _controlled(result: Result) -> list[Any]:
-    """The settings of a result that an ablation keeps the same."""
+    """The settings of a result that must be equal to those of other results of an ablation."""
     return [result.config.get(name) for name in _CONTROLLED]
 
 

@@ -1,0 +1,96 @@
+"""Write a model for other programs: `alma export`.
+
+The wing that knows a model writes it. This module reads which wing that is, and imports it only
+then.
+"""
+
+import importlib
+from argparse import Namespace
+from pathlib import Path
+from typing import NamedTuple
+
+from alma.averages import WEIGHTS_HELP, weights
+from alma.errors import Parser, UserError, command
+from alma.records import Run
+
+_EXAMPLES = """\
+examples:
+  alma export runs/gmoe --out gmoe_hf
+  alma export runs/digits --out digits_onnx --onnx
+  alma export stage_03/checkpoint_best.pt --out stage_hf --tokenizer stream
+  alma export stage_03/checkpoint_last.pt --out average_hf --weights average
+"""
+
+
+class Exporter(NamedTuple):
+    """Writes one kind of model."""
+
+    module: str  # has `export(model, out, **options)`, which prints what it wrote
+    options: tuple[str, ...]  # of the command line, that it takes beside --out
+
+
+IMAGES = Exporter("vision.export", ("t", "onnx"))
+TRAINER = Exporter("fairseq_alma.trainer_export", ("tokenizer",))
+FAIRSEQ = Exporter("fairseq_alma.export", ("tokenizer", "weights"))
+
+
+def parser() -> Parser:
+    """The command line."""
+    command_line = Parser(
+        prog="alma export",
+        usage="%(prog)s {RUN | CHECKPOINT} --out DIR [options]",
+        description="Export a language model to a directory that Hugging Face's "
+        "AutoModelForCausalLM and, with --tokenizer, AutoTokenizer load. A run of `alma images` "
+        "becomes safetensors and, with --onnx, ONNX.",
+        epilog=_EXAMPLES,
+    )
+    add = command_line.add_argument
+    text = (
+        "a run of `alma train`: the model of its last stage, with its tokenizer; or a checkpoint "
+        "of arch switch_gmoe* or transformer_lm"
+    )
+    add("model", metavar="RUN|CHECKPOINT", help=text)
+    add("--out", type=Path, required=True, metavar="DIR", help="directory to write")
+    text = "stream that the model was trained on; its tokenizer is exported too"
+    add("--tokenizer", type=Path, metavar="STREAM", help=text)
+    text = "of images: the model after mega-batch N, kept by --save-stages"
+    add("--t", type=int, metavar="N", help=text)
+    add("--onnx", action="store_true", help="of images: write model.onnx too")
+    text = f"{WEIGHTS_HELP}; of RUN: those it evaluates"
+    add("--weights", type=weights, metavar="WEIGHTS", help=text)
+    return command_line
+
+
+def exporter_of(model: str) -> Exporter:
+    """The exporter of a run or a checkpoint. UserError: run.json is damaged."""
+    if not Path(model, "run.json").is_file():
+        return FAIRSEQ
+    config = Run.read(model).config
+    if "dataset" in config:
+        return IMAGES
+    return TRAINER if config.get("trainer") else FAIRSEQ
+
+
+def _check(options: Namespace, exporter: Exporter) -> None:
+    """UserError: an option is of another kind of model."""
+    of_images = options.onnx or options.t is not None
+    if of_images and exporter is not IMAGES:
+        raise UserError(f"{options.model}: --t and --onnx are for runs of `alma images`")
+    if options.tokenizer and exporter is IMAGES:
+        raise UserError(f"{options.model}: --tokenizer is for language models: leave it out")
+    if options.weights and exporter is not FAIRSEQ:
+        raise UserError(f"{options.model}: --weights is for models of fairseq: leave it out")
+
+
+@command
+def main() -> None:
+    """Export a model by the wing that knows it."""
+    options = parser().parse_args()
+    exporter = exporter_of(options.model)
+    _check(options, exporter)
+    accepted = {name: getattr(options, name) for name in exporter.options}
+    importlib.import_module(exporter.module).export(options.model, options.out, **accepted)
+
+
+if __name__ == "__main__":
+    main()
