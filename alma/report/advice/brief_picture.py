@@ -43,7 +43,7 @@ def picture(report: Advice | MatrixReport) -> bytes:
             _draw_ages(axes, retrainings, isinstance(report, MatrixReport))
         elif isinstance(report, Advice):
             _draw_forecasts(axes, report)
-        axes.legend(fontsize=9)
+        axes.legend(fontsize=9, loc="lower left", bbox_to_anchor=(0, 1))
         image = io.BytesIO()
         metadata = style.METADATA["svg"]
         figure.savefig(image, format="svg", bbox_inches="tight", metadata=metadata)
@@ -72,11 +72,13 @@ def _draw_ages(axes: Any, retrainings: Sequence[Retraining], named: bool) -> Non
         (line,) = axes.plot(ages, mean, label=label)
         axes.fill_between(ages, low, high, alpha=0.15, color=line.get_color())
     axes.set_xlabel(f"age of the model ({first.period.plural})")
-    axes.set_ylabel("worse than a new model (%), 90%" if is_text else "points of error worse")
+    axes.set_ylabel("worse than a new model (%), 90%" if is_text else "points of error worse, 90%")
 
 
 def _draw_forecasts(axes: Any, report: Advice) -> None:
     """The metric so far and its forecast with an interval, of the choice and its rivals."""
+    from matplotlib.ticker import MaxNLocator
+
     factor = report.display.factor
     shown: dict[str, Candidate] = {}
     period = Period("mega-batch")
@@ -95,8 +97,13 @@ def _draw_forecasts(axes: Any, report: Advice) -> None:
         low, high = factor * interval(draws)
         median = factor * np.median(draws, 0)
         to_come = candidate.to_come
-        axes.plot(to_come, median, linestyle="--", color=color, drawstyle="steps-post")
-        axes.fill_between(to_come, low, high, step="post", alpha=0.15, color=color)
-    axes.set_xlabel(f"{period.noun} (dashed: forecast, 90%)")
+        if len(to_come) > 1:
+            axes.plot(to_come, median, linestyle="--", color=color, drawstyle="steps-post")
+            axes.fill_between(to_come, low, high, step="post", alpha=0.15, color=color)
+        else:
+            sides = (median - low, high - median)
+            axes.errorbar(to_come, median, sides, color=color, linestyle="", marker="_", capsize=4)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.set_xlabel(f"{period.noun} (dashed or with a bar: forecast, 90%)")
     axes.set_ylabel(f"{report.display.name}\n{report.tested_on.strip()}".strip())
     axes.set_ylim(0, None)
