@@ -41,6 +41,10 @@ TOOLS = {
     "advise": Tool(
         "results", "alma.report.advice.__main__", "wait, train, grow, average? advice from runs"
     ),
+    "due": Tool("results", "alma.decisions.due", "is a training due now? for cron and CI"),
+    "gate": Tool(
+        "results", "alma.decisions.gate", "may the newest model replace the deployed one?"
+    ),
     "tsne": Tool("results", "vision.tsne", "draw the gating tree of an image mixture"),
     "predict": Tool("checkpoints", "vision.predict", "label images with the model of an image run"),
     "export": Tool(

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from alma.tables import number
 
+_LARGEST_SHOWN = 9.0  # nats; a larger extra loss would be above 800,000% of perplexity
+
 
 @dataclass(frozen=True)
 class Losses:
@@ -59,6 +61,27 @@ def t_interval(mean: float, error: float, freedom: float) -> MeanOverSeeds:
 
     half = float(stdtrit(freedom, 0.95)) * error
     return MeanOverSeeds(mean, mean - half, mean + half)
+
+
+def in_unit(worth: tuple[float, bool], unit: str) -> float:
+    """What a gain must be worth, as --worth states it, in the unit of the losses.
+
+    `worth`: a number, and whether it is percent, of perplexity or points of error.
+    """
+    value, is_percent = worth
+    if is_percent and unit.startswith("nats"):
+        return math.log1p(value / 100)
+    return value
+
+
+def percent(loss: float, unit: str) -> str:
+    """An extra loss in familiar units: percent of perplexity, or percentage points of error."""
+    if not unit.startswith("nats"):
+        return f"{number(loss)} points"
+    value = 100 * math.expm1(min(loss, _LARGEST_SHOWN))
+    if abs(value) < 99.5:
+        return f"{value:.2g}%"
+    return f"over {value:,.0f}%" if loss > _LARGEST_SHOWN else f"{value:,.0f}%"
 
 
 def staleness_curve(losses: Losses) -> dict[float, list[float]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from alma.errors import Parser, UserError, command, count, number_list
 from alma.files import atomic_write, make_directory, write_json_atomic
 from alma.help_texts import RUNS
+from alma.report.advice.terms import PRICE, price_of, worth_of
 from alma.report.results import find_runs
 
 _MOST_CADENCES = 20
@@ -51,12 +52,9 @@ def parser() -> Parser:
     add("--every", type=_cadences, default=(), metavar="LIST", help=every)
     worth = "a gain below this is a tie: a loss, or percent of perplexity or points of error "
     worth += "(default: 1%%)"
-    add("--worth", type=_worth, default="1%", metavar="LOSS|PERCENT", help=worth)
-    price = "of a training, in units of loss summed over periods, or both in money: TRAINING/LOSS "
-    price += "such as 400/1000, LOSS for a unit in one period; "
-    price += "1%% of perplexity is 0.01 of the unit nats. "
-    price += "Gives one plan: when to retrain first, and how often then (default: no plan)"
-    add("--price", type=_price, default=(math.nan, 0.0), metavar="PRICE", help=price)
+    add("--worth", type=worth_of, default="1%", metavar="LOSS|PERCENT", help=worth)
+    price = f"{PRICE}. Gives one plan: when to retrain first, and how often then (default: no plan)"
+    add("--price", type=price_of, default=(math.nan, 0.0), metavar="PRICE", help=price)
     now = "give the advice of mega-batch T: rows after it are not read (default: the last one)"
     add("--from", type=int, dest="now", metavar="T", help=now)
     brief = "one screen for readers who know no nats, with a picture: "
@@ -80,31 +78,6 @@ def _cadences(text: str) -> list[int]:
         form = f"from 2 to {_MOST_CADENCES} whole numbers from 1 to {_RAREST}, such as 1,3,12"
         raise argparse.ArgumentTypeError(f"{text!r}: {form}")
     return cadences
-
-
-def _worth(text: str) -> tuple[float, bool]:
-    """Parse a number that may end in %; returns the number, and whether it is percent."""
-    try:
-        value = float(text.removesuffix("%"))
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 on, such as 0.02 or 1%")
-    return value, text.endswith("%")
-
-
-def _price(text: str) -> tuple[float, float]:
-    """The price of a training in units of loss, and the money that a unit costs (0: unknown)."""
-    try:
-        training, slash, unit = text.partition("/")
-        value = float(training) / float(unit or 1)
-        money = float(unit) if slash else 0.0
-    except (ValueError, ZeroDivisionError):
-        value = money = math.nan
-    if not (0 <= value <= 1e12 and 0 <= money <= 1e12):
-        form = "numbers from 0 to 1e12, such as 0.3 or 400/1000"
-        raise argparse.ArgumentTypeError(f"{text!r}: {form}")
-    return value, money
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -101,9 +101,9 @@ class Outlook:
         The part that the law explains by age is subtracted. 0 unless the excess is above _SURPRISE
         standard errors: ordinary variation is no reason to retrain.
         """
-        before, since = self._served()
-        if not len(since) or len(before) < _USUAL_LOSSES:
+        if not self.has_usual_losses:
             return 0.0
+        before, since = self._served
         rises = []
         for start in range(len(since)):
             rise = float(since[start:].mean() - before.mean())
@@ -111,6 +111,13 @@ class Outlook:
         rise, root = max(rises, key=lambda candidate: candidate[0] * candidate[1])
         return rise if rise * root > _SURPRISE * before.std(ddof=1) else 0.0
 
+    @property
+    def has_usual_losses(self) -> bool:
+        """Whether the present model's losses can be compared with those of earlier models."""
+        before, since = self._served
+        return len(since) > 0 and len(before) >= _USUAL_LOSSES
+
+    @cached_property
     def _served(self) -> tuple[Array, Array]:
         """Losses of the model deployed in each past period, minus the extra loss by the law.
 

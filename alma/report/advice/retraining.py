@@ -12,7 +12,7 @@ from alma.report.advice.law import Law
 from alma.report.advice.period import Period
 from alma.report.advice.plan import Outlook, RetrainingPlan, best_plan
 from alma.report.advice.staleness import Laws
-from alma.report.losses import Losses, MeanOverSeeds
+from alma.report.losses import Losses, MeanOverSeeds, in_unit
 
 _LEAST_HORIZON = 12  # fewest periods to plan for, unless their number is given
 
@@ -99,10 +99,7 @@ class Retraining:
     @property
     def least_gain(self) -> float:
         """`worth` in the unit of the losses: the least gain for which to retrain more often."""
-        value, is_percent = self.worth
-        if is_percent and self.unit.startswith("nats"):
-            return math.log1p(value / 100)
-        return value
+        return in_unit(self.worth, self.unit)
 
     def extra(self, every: int) -> MeanOverSeeds:
         """Mean extra loss at ages of 1 to `every` periods, on the periods to come."""

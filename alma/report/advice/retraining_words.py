@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 
+from alma.report import losses
 from alma.report.advice.law import Law, Season
 from alma.report.advice.questions import NO_EVIDENCE
 from alma.report.advice.retraining import Retraining
@@ -14,7 +15,6 @@ from alma.tables import number
 _UNKNOWN = """\
 No answer: without losses on the periods before a model's training, drift and lack of training \
 cannot be told apart. Test each model on its own period and earlier ones, too"""
-_LARGEST_SHOWN = 9.0  # nats; a larger extra loss would be above 800,000% of perplexity
 
 
 def advice_of(retraining: Retraining) -> str:
@@ -154,12 +154,7 @@ def costs_to_come(retraining: Retraining, every: int, plain: bool = False) -> st
 
 def percent(retraining: Retraining, loss: float) -> str:
     """An extra loss in familiar units: percent of perplexity, or percentage points of error."""
-    if not retraining.unit.startswith("nats"):
-        return f"{number(loss)} points"
-    value = 100 * math.expm1(min(loss, _LARGEST_SHOWN))
-    if abs(value) < 99.5:
-        return f"{value:.2g}%"
-    return f"over {value:,.0f}%" if loss > _LARGEST_SHOWN else f"{value:,.0f}%"
+    return losses.percent(loss, retraining.unit)
 
 
 def points(retraining: Retraining, loss: MeanOverSeeds) -> str:

@@ -1,0 +1,1 @@
+"""Decisions from the record of one run: `alma due`, `alma gate`."""
