@@ -115,6 +115,23 @@ class Stream:
         return bool(self.held_out)
 
     @property
+    def test_megabatches(self) -> int:
+        """Number of first mega-batches that `test` has; an append leaves `test` as it is."""
+        count = len(self.megabatches)
+        if self.appended:
+            return int(self.appended[0].get("first", count))
+        is_text = bool(self.files)
+        if is_text:
+            return count
+        # images by date: `test` joins the first held-out parts, and additions have no record
+        documents = 0
+        for number, part in enumerate(self.held_out, start=1):
+            documents += part.documents
+            if documents >= self.test.documents:
+                return number
+        return count
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """All splits: the mega-batches in order, valid, test, the held-out parts."""
         return (*self.megabatches, self.valid, self.test, *self.held_out, *self.held_out_valid)

@@ -117,6 +117,9 @@ def open_run(plan: Plan) -> Run:
         return run
     # Record the number of requested stages, which may be fewer than the stream has.
     run.note(stages=len(plan.stages), command=plan.request.command)
+    stream = plan.request.stream
+    if is_stream(stream) and Stream.load(stream).ordered:
+        run.note(test_periods=Stream.load(stream).test_megabatches)
     placement = plan.request.placement
     if placement:
         run.note(
