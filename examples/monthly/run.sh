@@ -19,9 +19,10 @@ month() {
 images() {
 	first=1
 	for week in 2 3 4 5 6 7 8; do
-		python3 "$here/../weekly_digits.py" "$folder/shop" --weeks "$first-$week"
+		grep -qs "W0$week" "$folder/shop/manifest.csv" ||
+			python3 "$here/../weekly_digits.py" "$folder/shop" --weeks "$first-$week" --test-every 3
 		first=$((week + 1))
-		month "week $week" alma images --data-root "$folder/shop" --by week --append --arch mlp --hidden 32 \
+		month "week $week" alma images --manifest "$folder/shop/manifest.csv" --by week --append --arch mlp --hidden 32 \
 			--optimizer adadelta --batch-size 16 --epochs "${EPOCHS:-20}" --no-augment --replay-share .5 \
 			--device cpu --out "$folder/run"
 	done
@@ -43,13 +44,18 @@ text() {
 	done
 }
 
-kind=${1:-}
-folder=${2:-}
-if [ "$kind" = images ] && [ $# = 2 ] || [ "$kind" = text ] && [ $# -ge 4 ]; then
-	mkdir -p "$folder"
-	shift 2
-	"$kind" "$@"
-else
+usage() {
 	sed -n '2,11s/^# \{0,1\}//p' "$0" >&2
 	exit 2
-fi
+}
+
+kind=${1:-}
+folder=${2:-}
+case $kind in
+images) [ $# = 2 ] || usage ;;
+text) [ $# -ge 4 ] || usage ;;
+*) usage ;;
+esac
+mkdir -p "$folder"
+shift 2
+"$kind" "$@"
