@@ -74,7 +74,8 @@ def is_due(record: Record, terms: Terms) -> DueAnswer:
             "so only the calendar can say: give --every N"
         )
     if not record.models:
-        return _answer(record, terms, [_of_untrained(record)])
+        reason = f"no model is trained yet, and {record.period.span(record.arrived)} arrived"
+        return _answer(record, terms, [Verdict("losses", "yes", reason)])
     newest = record.models[-1]
     since = record.arrived - newest.megabatch
     if not since:
@@ -92,16 +93,6 @@ def is_due(record: Record, terms: Terms) -> DueAnswer:
         verdicts.append(_of_untested(record))
         return _answer(record, terms, verdicts)
     return _by_losses(record, record.losses, terms, verdicts)
-
-
-def _of_untrained(record: Record) -> Verdict:
-    """The first training is due when its mega-batches are there."""
-    wait = record.result.waiting_time
-    arrived = record.period.span(record.arrived)
-    if record.arrived >= wait:
-        return Verdict("every", "yes", f"no model is trained yet, and {arrived} arrived")
-    reason = f"{arrived} arrived, and the first training waits for {wait}"
-    return Verdict("every", "no", reason)
 
 
 def _by_calendar(record: Record, since: int, every: int) -> Verdict:
