@@ -128,13 +128,15 @@ def interval(value: Any, written: str = "") -> Interval | None:
 
 
 def _of_text(text: str) -> date | Interval:
-    if match := _CALENDAR.fullmatch(text):
+    match = _CALENDAR.fullmatch(text)
+    if match:
         return _named_days(**match.groupdict())
     if _RFC_2822.fullmatch(text):
         from email.utils import parsedate_to_datetime  # slow to import
 
         return parsedate_to_datetime(text)
-    if match := _ISO.fullmatch(text):
+    match = _ISO.fullmatch(text)
+    if match:
         day = date.fromisoformat(re.sub("[/.]", "-", match["day"]))
         zone = (match["zone"] or "").upper().replace("UTC", "Z").replace("GMT", "Z")
         return datetime.fromisoformat(f"{day}T{match['time']}{zone}") if match["time"] else day
@@ -198,7 +200,8 @@ def _named_days(
 
 def span(text: str) -> str:
     """An argparse type: one of UNITS, or `N-years`."""
-    if match := _YEARS.fullmatch(text):
+    match = _YEARS.fullmatch(text)
+    if match:
         return f"{match[1]}-years" if match[1] != "1" else "year"
     if text not in UNITS:
         choices = f"give N-years, such as 5-years; {hint(text, UNITS)}"

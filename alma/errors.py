@@ -112,7 +112,8 @@ def closest(word: str, names: Iterable[str]) -> str | None:
 def hint(word: str, names: Iterable[str]) -> str:
     """What to write for an unknown word: "did you mean gmoe?", else "choose from sm, ens, gmoe"."""
     choices = list(names)
-    if meant := closest(word, choices):
+    meant = closest(word, choices)
+    if meant:
         return f"did you mean {meant}?"
     text = f"choose from {', '.join(choices[:_SHOWN])}"
     return f"{text} and more" if len(choices) > _SHOWN else text

@@ -53,7 +53,8 @@ def as_line(evaluation: LateEvaluation, megabatches: int) -> str:
 def _check(record: Any, megabatches: int) -> None:
     """ValueError unless `record` is a `LateEvaluation` of a stream of B = `megabatches`."""
     msgspec.convert(record, LateEvaluation)
-    if unknown := sorted(record.keys() - LateEvaluation.__annotations__.keys()):
+    unknown = sorted(record.keys() - LateEvaluation.__annotations__.keys())
+    if unknown:
         raise ValueError(f"unknown fields {unknown}")
     stages = 0 if record["stage"] is None else record["stage"] + 1
     if max(record["megabatch"], stages) > megabatches:

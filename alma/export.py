@@ -16,6 +16,7 @@ from alma.records import Run
 _EXAMPLES = """\
 examples:
   alma export runs/gmoe --out gmoe_hf
+  alma export runs/gmoe --t 3 --out gmoe_3_hf
   alma export runs/digits --out digits_onnx --onnx
   alma export stage_03/checkpoint_best.pt --out stage_hf --tokenizer stream
   alma export stage_03/checkpoint_last.pt --out average_hf --weights average
@@ -30,8 +31,8 @@ class Exporter(NamedTuple):
 
 
 IMAGES = Exporter("vision.export", ("t", "onnx"))
-TRAINER = Exporter("fairseq_alma.trainer_export", ("tokenizer",))
-FAIRSEQ = Exporter("fairseq_alma.export", ("tokenizer", "weights"))
+TRAINER = Exporter("fairseq_alma.trainer_export", ("t", "tokenizer"))
+FAIRSEQ = Exporter("fairseq_alma.export", ("t", "tokenizer", "weights"))
 
 
 def parser() -> Parser:
@@ -46,14 +47,14 @@ def parser() -> Parser:
     )
     add = command_line.add_argument
     text = (
-        "a run of `alma train`: the model of its last stage, with its tokenizer; or a checkpoint "
-        "of arch switch_gmoe* or transformer_lm"
+        "a run of `alma train`: the model of its last stage or of --t, with its tokenizer; or a "
+        "checkpoint of arch switch_gmoe* or transformer_lm"
     )
     add("model", metavar="RUN|CHECKPOINT", help=text)
     add("--out", type=Path, required=True, metavar="DIR", help="directory to write")
     text = "stream that the model was trained on; its tokenizer is exported too"
     add("--tokenizer", type=Path, metavar="STREAM", help=text)
-    text = "of images: the model after mega-batch N, kept by --save-stages"
+    text = "of a run: the model after mega-batch N, if its files are there (default: the newest)"
     add("--t", type=int, metavar="N", help=text)
     add("--onnx", action="store_true", help="of images: write model.onnx too")
     text = f"{WEIGHTS_HELP}; of RUN: those it evaluates"
@@ -73,9 +74,10 @@ def exporter_of(model: str) -> Exporter:
 
 def _check(options: Namespace, exporter: Exporter) -> None:
     """UserError: an option is of another kind of model."""
-    of_images = options.onnx or options.t is not None
-    if of_images and exporter is not IMAGES:
-        raise UserError(f"{options.model}: --t and --onnx are for runs of `alma images`")
+    if options.onnx and exporter is not IMAGES:
+        raise UserError(f"{options.model}: --onnx is for runs of `alma images`: leave it out")
+    if options.t is not None and not Path(options.model, "run.json").is_file():
+        raise UserError(f"{options.model}: --t is for runs: give the checkpoint of that stage")
     if options.tokenizer and exporter is IMAGES:
         raise UserError(f"{options.model}: --tokenizer is for language models: leave it out")
     if options.weights and exporter is not FAIRSEQ:

@@ -8,7 +8,9 @@ from typing import Any
 
 from alma.errors import UserError
 from alma.files import read_file
+from alma.records import Run
 from alma.schema import TEXT, parse_json, require
+from alma.stages import stages
 from alma.stream import INSIDE
 from alma.trainer import STAGE, TRAINED
 
@@ -41,23 +43,39 @@ class Deployed:
     models: int  # evaluated together; some may be of earlier stages
 
 
-def deployed_by(run: Path) -> Deployed:
-    """What the run in the folder `run` evaluated last.
+def deployed_by(run: Path, t: int | None = None) -> Deployed:
+    """What the run in the folder `run` evaluated last, or after mega-batch `t`.
 
-    UserError: no stage has finished, a marker is missing or damaged.
+    UserError: no stage has finished then, a marker is missing or damaged.
     """
-    stages = sorted(folder for folder in run.glob("stage_*") if (folder / "result.json").is_file())
-    if not stages:
+    finished = {
+        _index_of(marker.parent): marker.parent for marker in run.glob("stage_[0-9]*/result.json")
+    }
+    if not finished:
         raise UserError(
             f"{run}: no stage has finished yet; see `alma status {shlex.quote(str(run))}`"
         )
+    index = max(finished)
+    if t is not None:
+        config = Run.read(run).config
+        schedule = stages(config["megabatches"], config["waiting_time"])
+        ends = [stage.last for stage in schedule if stage.index in finished]
+        if not ends[0] <= t <= ends[-1]:
+            raise UserError(f"--t {t}: {run} has models after mega-batches {ends[0]} to {ends[-1]}")
+        index = sum(end <= t for end in ends) - 1
+    stage = finished[index]
     checkpoints = []
-    for marker in sorted([*stages[-1].glob(TRAINED), *stages[-1].glob(f"*/{TRAINED}")]):
+    for marker in sorted([*stage.glob(TRAINED), *stage.glob(f"*/{TRAINED}")]):
         if not marker.with_name(STAGE).exists():  # else the answer of the user's own trainer
             checkpoints.append(marker.parent / read_marker(marker)["checkpoint"])
     if not checkpoints:
         raise UserError(
-            f"{stages[-1]}: no training is complete there: rerun the command that trained it"
+            f"{stage}: no training is complete there: rerun the command that trained it"
         )
-    result = read_record(stages[-1] / "result.json", {"training": list}, ["training"])
+    result = read_record(stage / "result.json", {"training": list}, ["training"])
     return Deployed(checkpoints, len(result["training"]))
+
+
+def _index_of(folder: Path) -> int:
+    """The number of a stage from the name of its folder."""
+    return int(folder.name.removeprefix("stage_"))

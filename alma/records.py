@@ -168,7 +168,8 @@ class Run:
         cls, directory: str | os.PathLike[str], config: dict, growing: Collection[str] = ()
     ) -> bool:
         """Whether `open` would resume the run in `directory`; writes nothing, raises as it does."""
-        if missing := [key for key in CONFIG_KEYS if key not in config]:
+        missing = [key for key in CONFIG_KEYS if key not in config]
+        if missing:
             raise ValueError(f"config lacks {', '.join(missing)}")
         path = Path(directory)
         if not (path / "run.json").exists():
@@ -306,7 +307,8 @@ class Run:
 def check_row(row: Mapping[str, Any], megabatches: int) -> None:
     """Raise ValueError unless `row` has the fields and types of `Row`, with t <= B."""
     msgspec.convert(row, Row)
-    if unknown := sorted(row.keys() - Row.__annotations__.keys()):
+    unknown = sorted(row.keys() - Row.__annotations__.keys())
+    if unknown:
         raise ValueError(f"unknown fields {unknown} (others belong in `extra`)")
     stage = row["stage"]
     trained_on = row["trained_on"]

@@ -67,7 +67,8 @@ def require(record: Any, kinds: Mapping[str, Any], needed: Collection[str] = ())
     """
     if not isinstance(record, dict):
         raise ValueError(f"it is {shown(record)}: it should be an object")
-    if lacking := [name for name in needed if name not in record]:
+    lacking = [name for name in needed if name not in record]
+    if lacking:
         raise ValueError(f"it lacks {', '.join(lacking)}")
     for name, kind in kinds.items():
         if name in record:

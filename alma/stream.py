@@ -174,7 +174,8 @@ class Stream:
             files |= part.files
         for name, info in files.items():
             path = self.directory / name
-            if problem := info.problem(path):
+            problem = info.problem(path)
+            if problem:
                 raise UserError(
                     f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}"
                 )

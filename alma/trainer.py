@@ -147,9 +147,11 @@ class StageTask:
         try:
             require(record, {}, ["parameters"])
             answer = msgspec.convert(record, Answer)
-            if unknown := sorted(record.keys() - {declared.name for declared in fields(Answer)}):
+            unknown = sorted(record.keys() - {declared.name for declared in fields(Answer)})
+            if unknown:
                 raise ValueError(f"unknown fields {', '.join(unknown)}")
-            if lacking := [part.name for part in self.evaluate if part.name not in answer.losses]:
+            lacking = [part.name for part in self.evaluate if part.name not in answer.losses]
+            if lacking:
                 raise ValueError(f"no loss of {', '.join(lacking)}")
             if self.action == "train" and not (answer.updates and answer.tokens):
                 raise ValueError("a training without updates, or without tokens")

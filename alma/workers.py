@@ -153,6 +153,7 @@ def _serve(pipe: Any, setup: Callable[[], None] | None) -> None:
 
 
 def _end_with_parent() -> None:
-    if parent := multiprocessing.parent_process():
+    parent = multiprocessing.parent_process()
+    if parent:
         parent.join()
     os._exit(1)

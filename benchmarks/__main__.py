@@ -74,7 +74,8 @@ def main() -> None:
     if args.repeats < 2:
         parser.error("--repeats is 2 or more, for quartiles")
     make_directory(args.out)
-    hardware, software = machine(), versions()
+    hardware = machine()
+    software = versions()
     print(f"{hardware['cpu']}, {hardware['cores']} cores, 1 thread; torch {software['torch']}")
     for name in args.names or BENCHMARKS:
         paired = "" if name == "training_memory" else "; medians and quartiles of paired runs"

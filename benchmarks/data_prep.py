@@ -72,7 +72,10 @@ def line_pool() -> list[str]:
     vocabulary = list(itertools.islice(words, WORDS))
     share = 1 / np.arange(1, WORDS + 1)
     ranks = np.random.default_rng(0).choice(WORDS, (LINES, LINE_WORDS), p=share / share.sum())
-    return [" ".join([vocabulary[rank] for rank in row]) for row in ranks.tolist()]
+    lines = []
+    for row in ranks.tolist():
+        lines.append(" ".join([vocabulary[rank] for rank in row]))
+    return lines
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,9 @@ class MadeUpReader(Reader):
                 place = file, number
                 if file and not rng.randrange(COPIES):
                     place = rng.randrange(file), rng.randrange(FILE_DOCUMENTS)
-                own = random.Random(f"{place}")
-                lines = own.choices(line_pool(), k=1 + int(own.expovariate(1 / LINE_WORDS)))
+                document_rng = random.Random(f"{place}")
+                count = 1 + int(document_rng.expovariate(1 / LINE_WORDS))
+                lines = document_rng.choices(line_pool(), k=count)
                 text = "\n".join([f"{place[0]}x{place[1]}", *lines])
                 yield segment.source, text, LINE_WORDS * len(lines) + 1
 
@@ -123,15 +127,17 @@ class MeasuredWork(Work):
 
 def stages(files: Files, reader: Reader, repeats: int, out: Path) -> Rows:
     """A row per stage, on one core; the last stream stays in `out`."""
-    size, words = 0, Counter[str]()
+    size = 0
+    words = Counter[str]()
     for shard in make_shards(files, reader):
         for source, text, count in reader.read(shard):
             size += len(text.encode()) + 1
             words[source] += count
     source, largest = words.most_common(1)[0]
     valid = min(500_000, largest // 20)
-    each = int(0.7 * (words.total() - valid)) // (MEGA_BATCHES + 1)  # the rest may be duplicates
-    splits = Splits(MEGA_BATCHES, each, each, valid, source)
+    unique = int(0.7 * (words.total() - valid))  # the rest may be duplicates
+    split_words = unique // (MEGA_BATCHES + 1)
+    splits = Splits(MEGA_BATCHES, split_words, split_words, valid, source)
     settings = StreamSettings(files, splits, 0, reader, VOCABULARY, {})
     runs = defaultdict(list)
     for _ in tqdm(range(repeats), disable=None, unit="turn"):
@@ -163,22 +169,24 @@ def encoding(model: Path, lines: list[str], repeats: int) -> Rows:
         encoder = SentencePiece(model)
         ids = b"".join([encoder.encode(["\n".join(block)])[:-1].tobytes() for block in cuts])
         turned = time.process_time()
-        theirs = [processor.encode(block, num_threads=1) for block in cuts]
+        peer_ids = [processor.encode(block, num_threads=1) for block in cuts]
         pairs.append((turned - started, time.process_time() - turned))
     # fairseq's ids are SentencePiece's plus 1, but for <unk>
     expected = (
-        i + 1 if i else UNKNOWN for block in theirs for line in block for i in [*line, EOS - 1]
+        i + 1 if i else UNKNOWN for block in peer_ids for line in block for i in [*line, EOS - 1]
     )
     if ids != np.fromiter(expected, encoder.dtype).tobytes():
         raise AssertionError("the ids are not SentencePiece's")
     size = sum(len(line.encode()) + 1 for line in lines) / 1e6
+    our_seconds = median([ours for ours, _ in pairs])
+    peer_seconds = median([peer for _, peer in pairs])
     return [
         {
             "MB": f"{size:.1f}",
             "lines": len(lines),
-            "data_prep, MB/s": f"{size / median(own for own, _ in pairs):.2f}",
-            "SentencePiece, MB/s": f"{size / median(peer for _, peer in pairs):.2f}",
-            "time, SentencePiece / data_prep": spread([peer / own for own, peer in pairs]),
+            "data_prep, MB/s": f"{size / our_seconds:.2f}",
+            "SentencePiece, MB/s": f"{size / peer_seconds:.2f}",
+            "time, SentencePiece / data_prep": spread([peer / ours for ours, peer in pairs]),
         }
     ]
 
@@ -194,9 +202,11 @@ def highest_similarities(texts: list[bytes]) -> np.ndarray:
     highest = np.zeros(len(texts))
     for start in range(0, len(texts), _ROWS):
         both = (sets[start : start + _ROWS] @ sets.T).tocoo()
-        one, other = both.row + start, both.col
-        similarity = both.data / (sizes[one] + sizes[other] - both.data)
-        np.maximum.at(highest, one[other < one], similarity[other < one])
+        document = both.row + start
+        peer = both.col
+        similarity = both.data / (sizes[document] + sizes[peer] - both.data)
+        is_earlier = peer < document
+        np.maximum.at(highest, document[is_earlier], similarity[is_earlier])
     return highest
 
 
@@ -242,10 +252,11 @@ def contaminated(files: Files, words: int, folder: Path) -> Rows:
                 files, splits, seed, Reader(), SMALL_VOCABULARY, {}, near_duplicates=drop
             )
             with Work(1) as work, Workers(1) as workers:
-                made = make_stream(settings, folder / f"{drop}{seed}", work)
-                shares.append(contamination(made, workers)["test"])
+                stream = make_stream(settings, folder / f"{drop}{seed}", work)
+                shares.append(contamination(stream, workers)["test"])
         row: dict[str, Any] = {"near duplicates": "drop" if drop else "keep"}
-        for name, values in zip(("8-grams", "documents"), zip(*shares, strict=True), strict=True):
+        grams, documents = zip(*shares, strict=True)
+        for name, values in (("8-grams", grams), ("documents", documents)):
             row[name] = f"{np.mean(values):.1%} [{min(values):.1%}-{max(values):.1%}]"
         rows.append(row)
     return rows
@@ -271,7 +282,9 @@ def measure(repeats: int, corpus: Sequence[str] = (), gigabytes: float = 0) -> I
         reader = Reader(max_document_words=MAX_DOCUMENT_WORDS)
         rows = stages(files, reader, max(LEAST_RUNS, repeats // 2), folder / "stream")
         yield Table("data_prep_stages", "data_prep, one core", rows)
-        texts, size, words = [], 0, 0
+        texts = []
+        size = 0
+        words = 0
         for shard in make_shards(files, Reader()):
             for _, text, count in Reader().read(shard):
                 words += count

@@ -16,7 +16,10 @@ from tqdm import tqdm
 from benchmarks.timing import Rows, one_thread, ratios, turns
 from fairseq_alma.training.loss import chunked_nll
 
-TOKENS, VOCABULARY, CHUNK, PAD = 1536, 50_264, 1024, 1
+TOKENS = 1536
+VOCABULARY = 50_264
+CHUNK = 1024
+PAD = 1
 
 
 def gradient(loss: str, x: Tensor, weight: Tensor, target: Tensor) -> Tensor | None:

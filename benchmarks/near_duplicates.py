@@ -29,7 +29,10 @@ from data_prep.near_duplicates import BANDS, KEY, ROWS, THRESHOLD, N
 from data_prep.options import named_files
 from data_prep.scan import content_key
 
-LEAST, MOST, FEW, MORE = 50, 400, 0.01, 0.05  # words of a document; share of the words
+LEAST = 50  # words of a document
+MOST = 400
+FEW = 0.01  # share of the words
+MORE = 0.05
 
 
 def documents(
@@ -37,17 +40,22 @@ def documents(
 ) -> tuple[list[str], dict[float, list[tuple[int, int]]]]:
     """`count` texts, then copies; the numbers of a text and its copy, by the share of words that
     differ."""
-    found: dict[str, dict[str, None]] = defaultdict(dict)
-    files, rng = named_files(corpus), random.Random(0)
+    texts_of_source: dict[str, dict[str, None]] = defaultdict(dict)
+    files = named_files(corpus)
+    rng = random.Random(0)
+    count_of_source = count // len({name for name, _ in files})
     for shard in make_shards(files, Reader()):
         for source, text, _ in Reader().read(shard):
-            enough = len(found[source]) >= count // len({name for name, _ in files})
-            if not enough and len(words := re.findall(r"\w+", text.lower())) >= LEAST:
-                found[source][" ".join(words[:MOST])] = None
-    texts = list(itertools.chain(*found.values()))
+            if len(texts_of_source[source]) >= count_of_source:
+                continue
+            words = re.findall(r"\w+", text.lower())
+            if len(words) >= LEAST:
+                texts_of_source[source][" ".join(words[:MOST])] = None
+    texts = list(itertools.chain(*texts_of_source.values()))
     pairs: dict[float, list[tuple[int, int]]] = {FEW: [], MORE: []}
     for place, number in enumerate(rng.sample(range(len(texts)), len(texts) * 15 // 100)):
-        share, words = MORE if place % 3 == 2 else FEW, texts[number].split()
+        share = MORE if place % 3 == 2 else FEW
+        words = texts[number].split()
         for at in rng.sample(range(len(words)), max(1, round(share * len(words)))):
             words[at] = f"replaced{place}x{at}"
         pairs[share].append((number, len(texts)))
@@ -75,11 +83,14 @@ def by_datatrove(bands: int, rows: int, texts: list[str], folder: Path) -> set[i
         "span_tokenize": None,
     }
     config = minhash.MinhashConfig(N, bands, rows)
-    found, pairs, out = (str(folder / name) for name in ("signatures", "pairs", "out"))
-    step = minhash.MinhashDedupSignature(found, config, type("Words", (WordTokenizer,), split)())
+    signatures, pairs, out = (str(folder / name) for name in ("signatures", "pairs", "out"))
+    tokenizer = type("Words", (WordTokenizer,), split)()
+    step = minhash.MinhashDedupSignature(signatures, config, tokenizer)
     step.run(Document(text, str(number)) for number, text in enumerate(texts))
     for rank in range(bands):
-        minhash.MinhashDedupBuckets(found, pairs, config=config).run(rank=rank, world_size=bands)
+        minhash.MinhashDedupBuckets(signatures, pairs, config=config).run(
+            rank=rank, world_size=bands
+        )
     minhash.MinhashDedupCluster(pairs, out, config=config).run()
     return set(np.fromfile(f"{out}/000000.remove", "<u4").tolist())
 
@@ -102,9 +113,10 @@ def by_text_dedup(flags: str, texts: list[str], folder: Path) -> set[int]:
 
 def measure(texts: list[str], pairs: dict[float, list[tuple[int, int]]]) -> Rows:
     """A row for each tool that is installed."""
-    exact = [
-        highest_similarities([text.encode() for text in texts[::step]])[::step] for step in (1, -1)
-    ]
+    encoded = [text.encode() for text in texts]
+    to_earlier = highest_similarities(encoded)
+    to_later = highest_similarities(encoded[::-1])[::-1]
+    is_near = np.maximum(to_earlier, to_later) >= THRESHOLD
     tools = {f"alma data, {BANDS} x {ROWS}": by_alma}
     for bands, rows in ((BANDS, ROWS), (14, 8)):
         tools[f"datatrove, {bands} x {rows}"] = functools.partial(by_datatrove, bands, rows)
@@ -113,26 +125,35 @@ def measure(texts: list[str], pairs: dict[float, list[tuple[int, int]]]) -> Rows
     for name in [name for name in list(tools)[1:] if not find_spec(name.split(",")[0])]:
         print(f"{name}: not installed")
         del tools[name]
-    found: dict[str, list[list[float]]] = defaultdict(list)
+    figures: dict[str, list[list[float]]] = defaultdict(list)
     for turn, (name, tool) in itertools.product(range(4), tools.items()):
         with tempfile.TemporaryDirectory() as folder:
             before = os.times()
             dropped = tool(texts if turn else texts[:99] * 2, Path(folder))  # at first it imports
             row = [np.subtract(os.times(), before)[[0, 2]].sum()]
-        row += [np.mean([bool({*pair} & dropped) for pair in each]) for each in pairs.values()]
-        found[name] += (
-            [[*row, np.mean(np.maximum(*exact)[[*dropped]] >= THRESHOLD)]] if turn else []
+        if turn == 0:
+            continue
+        for copies in pairs.values():
+            row.append(np.mean([bool({*pair} & dropped) for pair in copies]))
+        row.append(np.mean(is_near[[*dropped]]))
+        figures[name].append(row)
+    our_seconds = [row[0] for row in next(iter(figures.values()))]
+    table: Rows = []
+    for name, values in figures.items():
+        tool_seconds = [row[0] for row in values]
+        ratios = [theirs / ours for theirs, ours in zip(tool_seconds, our_seconds, strict=True)]
+        _, few_share, more_share, precision = np.mean(values, axis=0).round(3)
+        table.append(
+            {
+                "tool, bands x hashes": name,
+                "CPU s": spread(tool_seconds),
+                "relative": spread(ratios),
+                f"found at {FEW:.0%}": few_share,
+                f"at {MORE:.0%}": more_share,
+                f"precision at {THRESHOLD}": precision,
+            }
         )
-    made: Rows = []
-    for name, values in found.items():
-        ratios = [
-            row[0] / own[0] for row, own in zip(values, next(iter(found.values())), strict=True)
-        ]
-        _, few, more, right = np.mean(values, axis=0).round(3)
-        shown = {"tool, bands x hashes": name, "CPU s": spread([row[0] for row in values])}
-        shown |= {"relative": spread(ratios), f"found at {FEW:.0%}": few, f"at {MORE:.0%}": more}
-        made.append(shown | {f"precision at {THRESHOLD}": right})
-    return made
+    return table
 
 
 def main(words: Sequence[str]) -> None:

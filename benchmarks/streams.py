@@ -29,8 +29,12 @@ def write_stream(directory: Path, tokens: int, item: int, vocabulary: int = VOCA
 
     (directory / "dict.txt").write_text("".join(f"token{i} 1\n" for i in range(vocabulary)))
     train = tuple(part(name, f"{name}/train") for name in ("megabatch_00", "megabatch_01"))
-    items, ids, sizes = len(sizes), np.array([2], np.uint16), np.ones(1, np.int32)
-    valid, test = part("valid", "valid"), part("test", "test")
+    items = len(sizes)
+    # the other parts have one item, of eos alone
+    ids = np.array([2], np.uint16)
+    sizes = np.ones(1, np.int32)
+    valid = part("valid", "valid")
+    test = part("test", "test")
     Stream(directory, VERSION, 1, vocabulary, train, valid, test, {}, {}).write()
     for suffix in (".bin", ".idx"):  # where fairseq's task looks for it
         os.link(directory / f"megabatch_00/train{suffix}", directory / f"train{suffix}")

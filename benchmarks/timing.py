@@ -63,12 +63,15 @@ def seconds(work: Callable[[], Any]) -> float:
 
 def turns(kinds: Mapping[Any, Callable[[], Any]], repeats: int) -> list[Turn]:
     """Time all kinds of work `repeats` times, in turn, after a warm-up."""
-    return [{name: seconds(work) for name, work in kinds.items()} for _ in range(repeats + 1)][1:]
+    measured = []
+    for _ in range(repeats + 1):
+        measured.append({name: seconds(work) for name, work in kinds.items()})
+    return measured[1:]
 
 
-def ratios(measured: Sequence[Turn], one: Any, other: Any) -> str:
-    """The spread of the times of `one` relative to those of `other`."""
-    return spread([turn[one] / turn[other] for turn in measured])
+def ratios(measured: Sequence[Turn], name: Any, peer: Any) -> str:
+    """The spread of the times of `name` relative to those of `peer`."""
+    return spread([turn[name] / turn[peer] for turn in measured])
 
 
 def spread(values: Sequence[float]) -> str:
@@ -85,4 +88,7 @@ def show(folder: Path, table: Table) -> None:
         writer.writeheader()
         writer.writerows(table.rows)
     print(f"\n{table.title}")
-    print(as_text([header, *([str(value) for value in row.values()] for row in table.rows)]))
+    lines = [header]
+    for row in table.rows:
+        lines.append([str(value) for value in row.values()])
+    print(as_text(lines))

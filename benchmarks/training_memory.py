@@ -60,7 +60,8 @@ SETTINGS = [
 ]
 """--arch, experts, processes (GPUs), flags; the paper trains on 8 V100 with 32 GB, 8 sequences on
 each."""
-BATCH, LENGTH = 8, 512
+BATCH = 8
+LENGTH = 512
 MODELS = {
     "base, 16 experts, 139M": "switch_gmoe_base --moe-expert-count 16",
     "large, 16 experts, 549M": "switch_gmoe_large --moe-expert-count 16",
@@ -169,10 +170,10 @@ class Step:
         self.trained: torch.nn.Module = self.model
         if processes > 1:
             kind = torch.nn.parallel.DistributedDataParallel
-            own = [
+            experts = [
                 name for name, param in self.model.named_parameters() if hasattr(param, "expert")
             ]
-            kind._set_params_and_buffers_to_ignore_for_model(self.model, own)
+            kind._set_params_and_buffers_to_ignore_for_model(self.model, experts)
             parallel = kind(self.model, init_sync=False, broadcast_buffers=False)
             parallel.register_comm_hook(None, noop_hook)
             self.trained = ModuleProxyWrapper(parallel)

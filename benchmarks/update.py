@@ -24,7 +24,11 @@ from tqdm import tqdm
 from benchmarks.streams import write_stream
 from benchmarks.timing import Rows, one_thread, seconds, spread
 
-BATCH, TIME, VOCABULARY, HEADS, EXPERTS = 32, 64, 400, 2, 4
+BATCH = 32
+TIME = 64
+VOCABULARY = 400
+HEADS = 2
+EXPERTS = 4
 UPDATES = {16: 400, 256: 40}
 """Of a measurement, by width; fairseq's log has ten intervals of them."""
 
@@ -45,7 +49,8 @@ class PlainSwitch(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         probs = self.router(x).softmax(-1)
         gate, chosen = probs.max(-1)
-        y, counts = torch.zeros_like(x), []
+        y = torch.zeros_like(x)
+        counts = []
         for expert, ffn in enumerate(self.experts):
             rows = (chosen == expert).nonzero().squeeze(1)
             counts.append(len(rows))
@@ -59,12 +64,11 @@ class PlainBlock(nn.Module):
 
     def __init__(self, dim: int):
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv, self.out, self.ffn = (
-            nn.Linear(dim, 3 * dim),
-            nn.Linear(dim, dim),
-            PlainSwitch(dim),
-        )
+        self.norm1 = nn.LayerNorm(dim)
+        self.norm2 = nn.LayerNorm(dim)
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.out = nn.Linear(dim, dim)
+        self.ffn = PlainSwitch(dim)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         heads = self.qkv(self.norm1(x)).view(BATCH, TIME, 3, HEADS, -1)
@@ -80,14 +84,14 @@ class PlainModel(nn.Module):
 
     def __init__(self, dim: int):
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, dim), nn.Embedding(TIME, dim)
-        self.blocks, self.norm = (
-            nn.ModuleList([PlainBlock(dim), PlainBlock(dim)]),
-            nn.LayerNorm(dim),
-        )
+        self.tokens = nn.Embedding(VOCABULARY, dim)
+        self.positions = nn.Embedding(TIME, dim)
+        self.blocks = nn.ModuleList([PlainBlock(dim), PlainBlock(dim)])
+        self.norm = nn.LayerNorm(dim)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        x, total = self.tokens(tokens) + self.positions.weight, torch.zeros(())
+        x = self.tokens(tokens) + self.positions.weight
+        total = torch.zeros(())
         for block in self.blocks:
             x, balance = block(x)
             total = total + balance

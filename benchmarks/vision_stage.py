@@ -30,8 +30,10 @@ from vision.train import Examples, fit
 
 SIZES = ((4, 1), (8, 1), (32, 1), (64, 1), (4, 25), (64, 25))
 """Hidden units and waiting times."""
-MEGABATCH, MEMBERS = 120, 5
-MNIST, LARGE = (1, 28, 28), (3, 224, 224)
+MEGABATCH = 120
+MEMBERS = 5
+MNIST = (1, 28, 28)
+LARGE = (3, 224, 224)
 
 
 def minibatches(examples: Examples, settings: Settings) -> Iterable[Sequence[Tensor]]:
@@ -55,10 +57,16 @@ def plain(train: Examples, valid: Examples, settings: Settings) -> None:
     model.to(train.images.device)
     optimizer: torch.optim.Optimizer = torch.optim.Adadelta(model.parameters(), lr=settings.lr)
     if settings.optimizer == "sgd":
-        momentum, decay = settings.momentum, settings.weight_decay
-        optimizer = torch.optim.SGD(model.parameters(), settings.lr, momentum, weight_decay=decay)
-    best, kept = torch.inf, copy.deepcopy(model.state_dict())
-    shuffled, held_out = minibatches(train, settings), minibatches(valid, settings)
+        optimizer = torch.optim.SGD(
+            model.parameters(),
+            settings.lr,
+            settings.momentum,
+            weight_decay=settings.weight_decay,
+        )
+    best_loss = torch.inf
+    best_weights = copy.deepcopy(model.state_dict())
+    shuffled = minibatches(train, settings)
+    held_out = minibatches(valid, settings)
     for _ in range(settings.epochs):
         model.train()
         for images, labels in shuffled:
@@ -68,9 +76,11 @@ def plain(train: Examples, valid: Examples, settings: Settings) -> None:
         model.eval()
         with torch.no_grad():
             losses = [F.cross_entropy(model(images), labels) for images, labels in held_out]
-        if (loss := sum(map(float, losses))) < best:
-            best, kept = loss, copy.deepcopy(model.state_dict())
-    model.load_state_dict(kept)
+        loss = sum(map(float, losses))
+        if loss < best_loss:
+            best_loss = loss
+            best_weights = copy.deepcopy(model.state_dict())
+    model.load_state_dict(best_weights)
 
 
 def compare(
@@ -78,12 +88,12 @@ def compare(
 ) -> dict[str, list]:
     """Milliseconds of a stage of sm, and ratios of times in the same turn."""
     settings = {name: resolve(data, name, "paper", chosen) for name in ("sm", "ens")}
-    generator, labels = torch.Generator().manual_seed(0), torch.arange(images) % 10
-    pixels = torch.randn(images, *shape, generator=generator).contiguous(
-        memory_format=torch.channels_last
-    )
+    labels = torch.arange(images) % 10
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randn(images, *shape, generator=generator)
+    pixels = pixels.contiguous(memory_format=torch.channels_last)
     stage = Examples(pixels.to(device()), labels.to(device()))
-    parts = stage.part(images // 10, images), stage.part(0, images // 10)
+    parts = (stage.part(images // 10, images), stage.part(0, images // 10))
 
     def ours(name: str, orders: int | None = None) -> None:
         learner = LEARNERS[name](shape, 10, settings[name], 0, device())
@@ -103,8 +113,10 @@ def compare(
         kinds["one by one"] = one_by_one
         pairs += [("ens", "sm"), ("shared order", "sm"), ("one by one", "ens")]
     measured = turns({name: partial(finished, work, 1) for name, work in kinds.items()}, repeats)
-    ratios = {f"{one} / {two}": [turn[one] / turn[two] for turn in measured] for one, two in pairs}
-    return {"sm, ms": [1000 * turn["sm"] for turn in measured]} | ratios
+    figures = {"sm, ms": [1000 * turn["sm"] for turn in measured]}
+    for name, peer in pairs:
+        figures[f"{name} / {peer}"] = [turn[name] / turn[peer] for turn in measured]
+    return figures
 
 
 def cases(args: Any) -> Any:

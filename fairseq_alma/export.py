@@ -13,17 +13,22 @@ from alma.records import Run
 from alma.stream import is_stream
 
 
-def checkpoint_of(run: Path) -> str:
-    """The checkpoint evaluated after the last finished stage of `run`. UserError: none, or
-    several."""
-    deployed = deployed_by(run)
+def checkpoint_of(run: Path, t: int | None = None) -> str:
+    """The checkpoint that `run` evaluated last, or after mega-batch `t`.
+
+    UserError: none, or several; its file is missing.
+    """
+    deployed = deployed_by(run, t)
     if deployed.models != 1:
         last = deployed.checkpoints[-1]
         remedy = f"give a checkpoint, such as {last}, and its stream as --tokenizer"
         raise UserError(
             f"{run} deploys an ensemble of {deployed.models} models, and export takes one: {remedy}"
         )
-    return str(deployed.checkpoints[0])
+    checkpoint = deployed.checkpoints[0]
+    if not checkpoint.is_file():
+        raise UserError(f"{checkpoint}: missing: restore it, or export another stage by --t")
+    return str(checkpoint)
 
 
 def _evaluated_weights(run: Run) -> str:
@@ -53,12 +58,17 @@ def _tokenizer_of(run: str, checkpoint: str) -> Path | None:
 
 
 def export(
-    model: str, out: Path, tokenizer: Path | None = None, weights: str | None = None
+    model: str,
+    out: Path,
+    t: int | None = None,
+    tokenizer: Path | None = None,
+    weights: str | None = None,
 ) -> None:
     """Write the model of a run or of a checkpoint into the directory `out`.
 
-    `tokenizer`: a stream, by default that of a run; `weights`: as --weights, by default those that
-    a run evaluates. UserError: transformers is missing, the run deploys no single model, or as
+    `t`: of a run, the model after that mega-batch, by default the last one; `tokenizer`: a stream,
+    by default that of a run; `weights`: as --weights, by default those that a run evaluates.
+    UserError: transformers is missing, the run deploys no single model, or as
     `hugging_face.export`.
     """
     require_package("transformers", "alma export", "export")
@@ -66,7 +76,7 @@ def export(
     is_run = Path(model, "run.json").is_file()
     if is_run:
         weights = weights or _evaluated_weights(Run.read(model))
-        checkpoint = checkpoint_of(Path(model))
+        checkpoint = checkpoint_of(Path(model), t)
     from fairseq_alma import hugging_face  # torch: seconds to import
 
     if is_run and tokenizer is None:

@@ -50,9 +50,12 @@ _CONFIG: dict[str, Any] = {
 """Settings of config.json that a tokenizer needs; eos_token_id may also be a list."""
 
 
-def checkpoint_of(run: Path) -> Path:
-    """The folder of Hugging Face that `run` evaluated last. UserError: it is none, or several."""
-    deployed = deployed_by(run)
+def checkpoint_of(run: Path, t: int | None = None) -> Path:
+    """The folder of Hugging Face that `run` evaluated last, or after mega-batch `t`.
+
+    UserError: it is none, or several.
+    """
+    deployed = deployed_by(run, t)
     checkpoint = deployed.checkpoints[-1]
     if deployed.models != 1:
         raise UserError(
@@ -111,14 +114,15 @@ def _tokenizer_of(stream: Path, checkpoint: Path) -> "PreTrainedTokenizerFast":
     return tokenizer_of(stream, SimpleNamespace(**settings))
 
 
-def export(model: str, out: Path, tokenizer: Path | None = None) -> None:
+def export(model: str, out: Path, t: int | None = None, tokenizer: Path | None = None) -> None:
     """Copy the model of a run into the directory `out`, without the state of its training.
 
-    `tokenizer`: a stream whose tokenizer replaces the model's own. UserError: the run deploys no
-    folder of Hugging Face, the ids of `tokenizer` are not the model's, or the disk is full.
+    `t`: the model after that mega-batch, by default the last one; `tokenizer`: a stream whose
+    tokenizer replaces the model's own. UserError: the run deploys no folder of Hugging Face, the
+    ids of `tokenizer` are not the model's, or the disk is full.
     """
     run = Path(model)
-    checkpoint = checkpoint_of(run)
+    checkpoint = checkpoint_of(run, t)
     own_tokenizer = _named(checkpoint, _TOKENIZER)
     names = _named(checkpoint, ("[!.]*",)) - _named(checkpoint, _TRAINING_STATE)
     converted = None

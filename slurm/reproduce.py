@@ -140,7 +140,8 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> s
     began = time.monotonic()
     for step in list(commands(name, record, options)):
         print(f"\n{name} {step}", flush=True)
-        if code := run(step):
+        code = run(step)
+        if code:
             sys.exit(code)
     shows = re.compile(rf"(^|_)({'|'.join(record['drawn'])})(_[hB]\d+)*$")
     files = [
@@ -223,6 +224,13 @@ def parser() -> Parser:
     return reproduce_parser
 
 
+def data_sets(records: list[dict[str, Any]], size: str) -> set[str]:
+    """The image data sets of the records' experiments at a size."""
+    folders = [folder for record in records for folder in record["experiments"]]
+    matches = [_DATA_SET.search(folder) for folder in folders if folder not in TEXT]
+    return {DATA.get(size, match[0]) for match in matches if match}
+
+
 @command
 @children.failures_in_one_line()
 def main() -> None:
@@ -243,15 +251,12 @@ def main() -> None:
             print(f"\n{name}", *commands(name, records[name], options), sep="\n")
         return
     # Before any run, read each image data set that the figures need (with --download, fetch it).
-    texts = [
-        folder for name in names for folder in records[name]["experiments"] if folder not in TEXT
-    ]
-    sets = {DATA.get(options.size) or _DATA_SET.search(text)[0] for text in texts}  # type: ignore[index]
-    for data in sorted(sets - {"digits"}):
+    for data in sorted(data_sets([records[name] for name in names], options.size) - {"digits"}):
         words = [sys.executable, "-c", _LOAD, data, str(options.data_root or "data")]
         if options.download:
             words.append("download")
-        if code := run(Command(words)):
+        code = run(Command(words))
+        if code:
             sys.exit(code)
     summary: list[str] = []
     try:

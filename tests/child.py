@@ -11,7 +11,8 @@ from typing import NoReturn
 def run_and_exit(
     function: Callable[[], object], out: Path, err: Path | None = None, stdin: str = os.devnull
 ) -> NoReturn:
-    """In a forked child: call `function`, add its output to files (`err`: `out`), exit with its code."""
+    """In a forked child: call `function`, add its output to files (`err`: `out`),
+    exit with its code."""
     code = 1
     try:
         os.dup2(os.open(stdin, os.O_RDONLY), 0)

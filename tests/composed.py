@@ -1,4 +1,5 @@
-"""fairseq's configurations as hydra composes them, for forked children: what the parent composed is there.
+"""fairseq's configurations as hydra composes them, for forked children:
+what the parent composed is there.
 
 Hydra needs half a second for each, as long as a small training.
 """
@@ -23,10 +24,10 @@ def _of_groups(*overrides: str) -> DictConfig:
 
 def compose(name: str, overrides: list[str], strict: bool) -> DictConfig:
     """As hydra's: first the groups (`task=alma_lm`), then the values in them."""
-    groups = [each for each in overrides if "." not in each.partition("=")[0]]
+    groups = [override for override in overrides if "." not in override.partition("=")[0]]
     try:
         config = copy.deepcopy(_of_groups(*groups))
-        values = [_parsed(each) for each in overrides if each not in groups]
+        values = [_parsed(override) for override in overrides if override not in groups]
         ConfigLoaderImpl._apply_overrides_to_config(values, config)
     except Exception:  # hydra's own error
         return hydras(name, overrides=overrides, strict=strict)
@@ -36,7 +37,8 @@ def compose(name: str, overrides: list[str], strict: bool) -> DictConfig:
 
 def compose_usual() -> None:
     """What most children need: a training, and an evaluation."""
-    flags = "STREAM --arch switch_gmoe_tiny --optimizer adam --lr-scheduler polynomial_decay --cpu".split()
+    flags = ["STREAM", "--arch", "switch_gmoe_tiny", "--optimizer", "adam"]
+    flags += ["--lr-scheduler", "polynomial_decay", "--cpu"]
     for parser, words in (
         (options.get_training_parser(default_task="alma_lm"), flags),
         (options.get_eval_lm_parser(default_task="alma_lm"), ["STREAM"]),

@@ -1,4 +1,5 @@
-"""Real text, a small stream of it, and fairseq's commands run in forked children (no second import)."""
+"""Real text, a small stream of it, and fairseq's commands run in forked children (no second
+import)."""
 
 import gc
 import importlib
@@ -24,7 +25,8 @@ from tests.child import run_and_exit
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# nohup, a background shell and some CI ignore these signals. Children inherit that, and tests send them.
+# nohup, a background shell and some CI ignore these signals.
+# Children inherit that, and tests send them.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
@@ -32,15 +34,16 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.SIGHUP, lambda *_: None
     )  # a child has the default again, and pytest goes on
 
-# Forked children must not inherit a pool of OpenMP threads, so this process has none. The programs that
-# tests start get the number of threads of the command line (`OMP_NUM_THREADS=2 make test`).
+# Forked children must not inherit a pool of OpenMP threads, so this process has none. The programs
+# that tests start get the number of threads of the command line (`OMP_NUM_THREADS=2 make test`).
 with pytest.MonkeyPatch.context() as one_thread:
     one_thread.setenv("OMP_NUM_THREADS", "1")
     import torch  # noqa: F401  reads it here
 
 ROOT = Path(__file__).parent.parent
 
-# Minutes each. They come first: a long file that comes last runs alone while the other processes are idle.
+# Minutes each. They come first: a long file that comes last runs alone while the other processes
+# are idle.
 _LONGEST = [
     "slurm/test_slurm.py",  # waits more than it computes
     "fairseq_alma/test_interrupt.py",
@@ -71,7 +74,8 @@ class Finished:
 
     @property
     def error(self) -> str:
-        """The only line of the error, without its prefix; the child must have ended with exit code 2."""
+        """The only line of the error, without its prefix;
+        the child must have ended with exit code 2."""
         assert self.code == 2, self.output
         lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
         assert len(lines) == 1, self.output
@@ -95,7 +99,8 @@ class Child:
         return Finished(code, self.log.read_text())
 
     def kill_when(self, condition, seconds: float = 120) -> Finished:
-        """SIGKILL it as soon as `condition()` holds; fails if it ends, or nothing happens, before."""
+        """SIGKILL it as soon as `condition()` holds; fails if it ends, or nothing happens,
+        before."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, self.log.read_text()
@@ -115,7 +120,8 @@ _COMMANDS["export"] = ("alma.export", "main")
 
 
 def _fairseq(command: str, arguments: Sequence[str], file_bytes: int | None = None) -> None:
-    """Run a fairseq command as its script would; no file can be written longer than `file_bytes`."""
+    """Run a fairseq command as its script would; no file can be written longer than
+    `file_bytes`."""
     import logging
 
     if file_bytes:
@@ -151,7 +157,8 @@ def child() -> type[Child]:
 
 @pytest.fixture(scope="session")
 def imported():
-    """fairseq's commands, imported before forks and frozen: a collection in a fork would copy their pages."""
+    """fairseq's commands, imported before forks and frozen:
+    a collection in a fork would copy their pages."""
     import fairseq_cli.eval_lm
     import fairseq_cli.generate
     import fairseq_cli.interactive
@@ -190,10 +197,11 @@ def start(imported, tmp_path):
 
 @pytest.fixture
 def forked(monkeypatch, start):
-    """`forked.launch(*words)` is `alma train` in this process with forked children: one import of fairseq.
+    """`forked.launch(*words)` is `alma train` in this process with forked children:
+    one import of fairseq.
 
-    `forked.kill = (folder, update)` kills the training in a folder when it has saved that update, and raises
-    `forked.Killed` in place of the launcher's own death.
+    `forked.kill = (folder, update)` kills the training in a folder when it has saved that update,
+    and raises `forked.Killed` in place of the launcher's own death.
     """
     from fairseq_alma.check import resolve
     from slurm.engine import children
@@ -209,38 +217,39 @@ def forked(monkeypatch, start):
         kill: tuple[str, int] | None = None
 
         def launch(self, *words) -> None:
-            (wanted,) = request.resolved(request.read_requests(list(map(str, words))))
-            sizes = megabatch_sizes(wanted)
-            launch_here([make_plan(replace(wanted, sizes=sizes), len(sizes))], jobs=1)
+            (request_of_run,) = request.resolved(request.read_requests(list(map(str, words))))
+            sizes = megabatch_sizes(request_of_run)
+            launch_here([make_plan(replace(request_of_run, sizes=sizes), len(sizes))], jobs=1)
 
         def run(self, command, log, what, watch=None, environment=None):
             child = start(
                 "train" if command[2] == "fairseq_cli.train" else "evaluate", *command[3:]
             )
             if self.kill and str(log.parent).endswith(self.kill[0]) and log.name == "train.log":
-                found = f"checkpoint_*_{self.kill[1]}.pt"
+                pattern = f"checkpoint_*_{self.kill[1]}.pt"
                 self.kill = None
-                child.kill_when(lambda: any(log.parent.glob(found)))
+                child.kill_when(lambda: any(log.parent.glob(pattern)))
                 raise self.Killed
             finished = child.wait()
             assert finished.code == 0, finished.output
 
-    made = Forked()
-    monkeypatch.setattr(children, "run", made.run)
+    forks = Forked()
+    monkeypatch.setattr(children, "run", forks.run)
     monkeypatch.setattr(
         request, "resolve", lambda lines: [resolve(list(line))["settings"] for line in lines]
     )
-    return made
+    return forks
 
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> Path:
-    """Real English text in two files: the help topics that come with Python, as blank-line documents."""
+    """Real English text in two files: the help topics that come with Python,
+    as blank-line documents."""
     directory = tmp_path_factory.mktemp("text")
-    documents = [
-        "\n".join(" ".join(block.split()) for block in topic.split("\n\n") if block.strip())
-        for _, topic in sorted(topics.items())
-    ]
+    documents = []
+    for _, topic in sorted(topics.items()):
+        blocks = [" ".join(block.split()) for block in topic.split("\n\n") if block.strip()]
+        documents.append("\n".join(blocks))
     for name, part in (("help", documents[::2]), ("reference", documents[1::2])):
         (directory / f"{name}.txt").write_text("\n\n".join(part) + "\n", encoding="utf-8")
     return directory

@@ -15,7 +15,8 @@ def points(folder: Path, hide: bool = True) -> dict[str, list[tuple[int, Any]]]:
     """
     tags = defaultdict(list)
     for path in sorted(folder.glob("events.out.tfevents.*")):
-        content, at = path.read_bytes(), 0
+        content = path.read_bytes()
+        at = 0
         while at < len(content):
             (size,) = struct.unpack_from("<Q", content, at)
             event = Event.FromString(content[at + 12 : at + 12 + size])

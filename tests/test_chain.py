@@ -15,15 +15,16 @@ from pathlib import Path
 import pytest
 
 from alma.errors import UserError
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
 from tests.fairseq_alma.shared import assert_same_training
+from tests.machine_fields import without_machine_fields
 
 ROOT = Path(__file__).parent.parent
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
-    --tokens-per-sample 64 --max-tokens 1024 --optimizer adam --lr 1e-2 --lr-scheduler polynomial_decay
-    --total-num-update 24 --max-update 24 --warmup-updates 4 --save-interval-updates 6
-    --keep-interval-updates 1 --no-epoch-checkpoints --num-workers 0
+    --tokens-per-sample 64 --max-tokens 1024 --optimizer adam --lr 1e-2
+    --lr-scheduler polynomial_decay --total-num-update 24 --max-update 24 --warmup-updates 4
+    --save-interval-updates 6 --keep-interval-updates 1 --no-epoch-checkpoints --num-workers 0
 """.split()
 
 
@@ -40,7 +41,7 @@ def command(stream, out) -> list[str]:
 def comparable(out) -> list[dict]:
     """The rows of results.jsonl without what belongs to the machine."""
     rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]
+    return without_machine_fields(rows)
 
 
 @pytest.fixture(scope="module")

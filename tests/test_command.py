@@ -40,7 +40,8 @@ MODULES = (
 
 
 def calls(*lines: str, stubs: Path) -> list[tuple[int, str, str]]:
-    """Exit code, stdout and stderr of each `python -m LINE`, where the import of a heavy package fails."""
+    """Exit code, stdout and stderr of each `python -m LINE`,
+    where the import of a heavy package fails."""
     for name in HEAVY:
         (stubs / f"{name}.py").write_text(f"raise SystemExit('{name} is imported')")
     environment = os.environ | {"PYTHONPATH": f"{stubs}{os.pathsep}{ROOT}"}
@@ -94,12 +95,12 @@ def test_help_and_what_parsing_refuses_come_before_heavy_imports(tmp_path):
     required |= dict.fromkeys(("status", "cancel", "report", "advise", "due", "gate"), "r")
     required |= dict.fromkeys(("tsne", "reproduce"), "r")
     refused = [f"alma {name} {required.get(name, '')} --nonsense" for name in alma.TOOLS]
-    found = calls(*(f"{line} --help" for line in helps), *refused, stubs=tmp_path)
+    outcomes = calls(*(f"{line} --help" for line in helps), *refused, stubs=tmp_path)
     names += [f"python -m {name}" for name in MODULES]
-    for line, (code, out, err) in zip(names, found, strict=False):
+    for line, (code, out, err) in zip(names, outcomes, strict=False):
         assert (code, err) == (0, ""), line
         assert out.startswith(f"usage: {line} "), out
-    for name, (code, out, err) in zip(alma.TOOLS, found[len(helps) :], strict=True):
+    for name, (code, out, err) in zip(alma.TOOLS, outcomes[len(helps) :], strict=True):
         assert (code, out) == (2, ""), (name, err)
         assert "unrecognized arguments: --nonsense" in err
         assert err.endswith(f"see `alma {name} --help`\n")
@@ -158,8 +159,8 @@ def examples(text: str) -> list[list[str]]:
 
 def test_the_examples_in_help_are_accepted(parsers):
     for name, parser in {"alma": alma.parser(), **parsers}.items():
-        found = examples(parser.epilog)
-        assert len(found) > 1, name
-        for subcommand, *words in found:
-            own = words[: words.index("--")] if "--" in words else words
-            parsers[subcommand].parse_intermixed_args(own)
+        lines = examples(parser.epilog)
+        assert len(lines) > 1, name
+        for subcommand, *words in lines:
+            arguments = words[: words.index("--")] if "--" in words else words
+            parsers[subcommand].parse_intermixed_args(arguments)

@@ -1,7 +1,7 @@
-"""README.md, CONTRIBUTING.md and docs/: their commands, links, paths and tables of keys and flags are true.
+"""README.md, CONTRIBUTING.md and docs/: commands, links, paths, tables of keys and flags are true.
 
-Every line of a ```bash block is parsed by the program that it calls. Blocks after the line `<!-- run -->` are
-executed, those of a page one after the other in an empty directory.
+Every line of a ```bash block is parsed by the program that it calls. Blocks after the line `<!--
+run -->` are executed, those of a page one after the other in an empty directory.
 """
 
 import ast
@@ -34,8 +34,9 @@ PAGES |= {
     for name in ("README.md", "CONTRIBUTING.md", "log/README.md")
 }
 BLOCK = re.compile(r"^(<!-- run -->\n)?```(bash|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-FAIRSEQ = {"fairseq-train": "get_training_parser", "fairseq-eval-lm": "get_eval_lm_parser"}
-FAIRSEQ |= {
+FAIRSEQ = {
+    "fairseq-train": "get_training_parser",
+    "fairseq-eval-lm": "get_eval_lm_parser",
     "fairseq-interactive": "get_generation_parser",
     "fairseq-generate": "get_generation_parser",
 }
@@ -49,8 +50,8 @@ TYPES = {
     "null": type(None),
     "object": dict,
     "string": str,
+    "number": (int, float),
 }
-TYPES |= {"number": (int, float)}
 """Types in the tables of docs/outputs.md."""
 
 Words = list[str]
@@ -59,7 +60,8 @@ Words = list[str]
 def lines_of(block: str) -> list[Words]:
     """The commands of a ```bash block, without comments."""
     lines = re.split(r"\n|&&", block.replace("\\\n", " "))
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    commands = [shlex.split(line, comments=True) for line in lines]
+    return [words for words in commands if words]
 
 
 COMMANDS = [
@@ -79,7 +81,7 @@ def module_of(words: Words) -> tuple[str | None, Words]:
     if words[:2] == ["python", "-m"]:
         package = importlib.util.find_spec(words[2])
         is_package = package is not None and package.submodule_search_locations is not None
-        return words[2] + ".__main__" * is_package, words[3:]
+        return f"{words[2]}.__main__" if is_package else words[2], words[3:]
     return ("vision.run", words[2:]) if words[:2] == ["python", "vision/run.py"] else (None, words)
 
 
@@ -100,10 +102,9 @@ def test_every_command_is_of_a_kind_that_is_tested_here():
     makefile = (ROOT / "Makefile").read_text()
     for program, *words in COMMANDS:
         options = program == "alma" and words[0] in ("--help", "--version")
-        known = program in SHELL | FAIRSEQ.keys() | {"make", "pytest"} or words[0].startswith(
-            "examples/"
-        )
-        assert known or options or module_of([program, *words])[0] in tools, (program, words)
+        is_known = program in SHELL | FAIRSEQ.keys() | {"make", "pytest"}
+        is_known = is_known or words[0].startswith("examples/")
+        assert is_known or options or module_of([program, *words])[0] in tools, (program, words)
         assert all((ROOT / word).exists() for word in words if word.startswith("tests/"))
         for target in words if program == "make" else []:
             assert "=" in target or re.search(rf"^{target}:", makefile, re.MULTILINE), target
@@ -145,10 +146,9 @@ def test_launch_accepts_its_commands(monkeypatch, tmp_path):
     (tmp_path / "encoder.json").touch()  # the reader's own
     monkeypatch.chdir(tmp_path)
     model = ("--init", "models/gpt2")  # which is not here
-    commands = [
-        [word for word in words if word not in model] for words in arguments_of("slurm.launch")
-    ]
-    requests = [request for words in commands for request in read_requests(words)]
+    requests = []
+    for words in arguments_of("slurm.launch"):
+        requests += read_requests([word for word in words if word not in model])
     assert all(make_plan(request, 4).stages for request in resolved(requests))
 
 
@@ -179,7 +179,8 @@ def test_fairseq_accepts_its_commands(program):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name, text in PAGES.items() if "<!-- run -->" in text])
 def test_marked_blocks_run(name, tmp_path, child):
-    """In forked children, which have imported torch; a training takes one epoch, a sweep one seed."""
+    """In forked children, which have imported torch; a training takes one epoch, a sweep one
+    seed."""
 
     def run(kind: str, words: Words, text: str) -> None:
         os.chdir(tmp_path)
@@ -193,11 +194,11 @@ def test_marked_blocks_run(name, tmp_path, child):
             alma.main()
 
     environment = {"PYTHONPATH": str(ROOT)}
-    text_of_page = re.sub("--epochs [0-9]+", "--epochs 1", PAGES[name]).replace(
-        "--seeds 0-2 --jobs 2 ", ""
-    )
+    text_of_page = re.sub("--epochs [0-9]+", "--epochs 1", PAGES[name])
+    text_of_page = text_of_page.replace("--seeds 0-2 --jobs 2 ", "")
     for marked, kind, text in BLOCK.findall(text_of_page):
-        for words in (lines_of(text) if kind == "bash" else [[]]) if marked else []:
+        commands = lines_of(text) if kind == "bash" else [[]]
+        for words in commands if marked else []:
             done = child(tmp_path / "log", run, kind, words, text, environment=environment).wait()
             assert done.code == 0, (words, done.output)
 
@@ -226,7 +227,8 @@ def test_tables_of_learners_are_complete(name):
 
 
 def documented(heading: str) -> dict[str, tuple[str, set[str]]]:
-    """Keys in a table of docs/outputs.md: their type, and all names in backticks in the row's last cell."""
+    """Keys in a table of docs/outputs.md: their type,
+    and all names in backticks in the row's last cell."""
     rows = [line.strip("|").split("|") for line in section("docs/outputs.md", heading).splitlines()]
     keys = [
         (key, cells) for cells in rows for key in re.findall(r"`(\w+)`", cells[0]) if len(cells) > 1
@@ -240,10 +242,11 @@ def documented(heading: str) -> dict[str, tuple[str, set[str]]]:
 def assert_described(
     objects: Iterable[dict[str, Any]], *headings: str, unseen: Iterable[str] = ()
 ) -> None:
-    """The keys of the objects are exactly those of the tables, except `unseen`, with the types there."""
+    """The keys of the objects are exactly those of the tables, except `unseen`,
+    with the types there."""
     tables = {key: entry for heading in headings for key, entry in documented(heading).items()}
     seen = set()
-    for key, value in (item for each in objects for item in each.items()):
+    for key, value in (item for entry in objects for item in entry.items()):
         kinds = tuple(TYPES[words.split()[0]] for words in tables[key][0].split(" or "))
         assert isinstance(value, bool) == (bool in kinds), key
         assert any(isinstance(value, kind) for kind in kinds), (key, value)
@@ -266,15 +269,18 @@ def test_documented_keys_of_image_runs(tmp_path):
         "umix": {"replay_share": 0.5, "replay_from": "recent", "amp": "bf16"},
         "ff": {"replay": True, "seed": 1},
     }
-    stream, small = MegaBatchStream("digits", 3), {"hidden": 2, "epochs": 1}
-    runs = [run(stream, name, tmp_path / name, **small, **more) for name, more in settings.items()]
-    runs.append(
-        run(make_stream(load("digits"), 3, 0, "classes"), "sm", tmp_path / "drift", **small)
-    )
+    stream = MegaBatchStream("digits", 3)
+    small = {"hidden": 2, "epochs": 1}
+    runs = []
+    for name, changes in settings.items():
+        runs.append(run(stream, name, tmp_path / name, **small, **changes))
+    classes = make_stream(load("digits"), 3, 0, "classes")
+    runs.append(run(classes, "sm", tmp_path / "drift", **small))
     arrive(tmp_path / "shop", 1, 2)
     stream = read_periods(ImageSource(str(tmp_path / "shop"), "week"), None)
     runs.append(run(stream, "sm", tmp_path / "weeks", arch="mlp", **small))
-    infos, rows = [run.info for run in runs], [row for run in runs for row in run.rows]
+    infos = [run.info for run in runs]
+    rows = [row for run in runs for row in run.rows]
     assert_described(infos, "run.json", unseen=["stages", "processes", "gpus", "tokens_per_update"])
     of_torchvision = ["weights"]
     configs = (info["config"] for info in infos)
@@ -294,8 +300,9 @@ def keys_in(path: str, *functions: str) -> set[str]:
         node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in functions
     ]
     assert {node.name for node in chosen} == set(functions)
-    literals = [each for node in chosen for each in ast.walk(node) if isinstance(each, ast.Dict)]
-    return {key.value for each in literals for key in each.keys if isinstance(key, ast.Constant)}
+    parts = [part for node in chosen for part in ast.walk(node) if isinstance(part, ast.Dict)]
+    keys = [key for part in parts for key in part.keys]
+    return {key.value for key in keys if isinstance(key, ast.Constant)}
 
 
 def test_documented_keys_of_text_runs():
@@ -304,11 +311,12 @@ def test_documented_keys_of_text_runs():
     from slurm.lm.plan import make_plan
     from slurm.lm.record import measured_fields
 
-    options = "--from-scratch --context-window 4 --name N --update-multiplier 2 --members 2"
-    commands = [f"S --learner ens --out R {options} -- --max-update 2", "S --learner gmoe --out R"]
-    more = "--schedule continuous --average .9 --replay-share .5 --replay-from recent"
-    commands += [
-        f"S --learner sm --out R {more}",
+    ensemble = "--from-scratch --context-window 4 --name N --update-multiplier 2 --members 2"
+    continuous = "--schedule continuous --average .9 --replay-share .5 --replay-from recent"
+    commands = [
+        f"S --learner ens --out R {ensemble} -- --max-update 2",
+        "S --learner gmoe --out R",
+        f"S --learner sm --out R {continuous}",
         "S --learner sm --out R --init M --cutoff 2023",
     ]
     requests = [request for words in commands for request in read_with_stand_in(words.split())]
@@ -319,24 +327,18 @@ def test_documented_keys_of_text_runs():
     assert_described(configs, "config, all runs", "config, text", unseen=data)
     assert data <= documented("config, text").keys()
 
-    path, nested = "fairseq_alma/stage_record.py", {"loss", "share", "test"}
+    path = "fairseq_alma/stage_record.py"
+    nested = {"loss", "share", "test"}
     training = dict.fromkeys(keys_in(path, "training_record"), 1)
     measured = dict.fromkeys(keys_in(path, "describe", "measure") - nested, 1) | {
         "training": [training]
     }
     row = measured_fields(measured, [True])
     extra = documented("extra, text")
-    # with --average or --cutoff, if the stream drifts, if another run of the launch has the same training
-    at_times = {
-        "raw",
-        "matrix",
-        "matrix_experts",
-        "matrix_periods",
-        "matrix_seen",
-        "scores",
-        "shared_with",
-    }
-    assert row["extra"].keys() | at_times == extra.keys()
+    # with --average or --cutoff, if the stream drifts,
+    # if another run of the launch has the same training
+    at_times = "raw matrix matrix_experts matrix_periods matrix_seen scores shared_with".split()
+    assert row["extra"].keys() | set(at_times) == extra.keys()
     assert training.keys() - MACHINE_FIELDS == extra["training"][1]
 
 
@@ -369,10 +371,8 @@ def test_links_and_paths_of_a_page_exist(name):
     for path in re.findall(r"`([\w./]+(?:\.py|\.yaml|/)|log/[\w./-]+)`", text):
         existing = [folder / path for folder in folders if (folder / path).exists()]
         assert existing or (path.endswith("/") and Path(path).parts[0] not in tops), path
-        folders = [
-            ROOT,
-            *(each.parent for each in existing),
-        ]  # `plan.py` after `data_prep/formats.py`
+        # `plan.py` after `data_prep/formats.py`
+        folders = [ROOT, *(place.parent for place in existing)]
 
 
 @pytest.mark.thorough
@@ -385,7 +385,7 @@ def test_the_web_site_is_built_and_needs_no_network(tmp_path):
         loaded = re.findall(
             r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]*)"', page.read_text("utf-8")
         )
-        assert not [each for each in loaded if "canonical" not in each], page.name
+        assert not [address for address in loaded if "canonical" not in address], page.name
     commands = (tmp_path / "cli.html").read_text("utf-8")
     assert all(f"alma {name} (" in re.sub(r"<[^>]*>", "", commands) for name in TOOLS)
 

@@ -1,4 +1,5 @@
-"""Every example runs. fairseq's trainings are stand-ins (tests/slurm/fake), but for the test marked slow."""
+"""Every example runs. fairseq's trainings are stand-ins (tests/slurm/fake),
+but for the test marked slow."""
 
 import json
 import os
@@ -27,7 +28,8 @@ nbformat.write(notebook, sys.argv[2])
 
 
 def environment(folder: Path, *first: Path) -> dict[str, str]:
-    """In which `alma` is this tree's, whatever is installed; modules come from `first` if they are there."""
+    """In which `alma` is this tree's, whatever is installed;
+    modules come from `first` if they are there."""
     program = folder / "bin/alma"
     program.parent.mkdir(exist_ok=True)
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m alma "$@"\n')
@@ -50,7 +52,8 @@ def executed(folder: Path, *first: Path) -> list[dict]:
 
 
 def check(cells: list[dict], folder: Path) -> None:
-    """The digits are learnt, the ensemble beats its member, a figure is shown, and text has all its rows."""
+    """The digits are learnt, the ensemble beats its member, a figure is shown,
+    and text has all its rows."""
     out = folder / "notebook_out"
     last = {name: Run.read(out / name).rows[-1]["value"] for name in ("sm", "ens", "gmoe", "sm_w5")}
     assert max(last.values()) < 0.25
@@ -101,10 +104,13 @@ def test_the_notebook_trains_a_language_model(tmp_path):
 
 @pytest.mark.thorough
 def test_wikipedia_from_the_downloaded_file_to_the_report(tmp_path, text):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     out = tmp_path / "wiki"
     out.mkdir()
-    documents = [each for file in sorted(text.iterdir()) for each in file.read_text().split("\n\n")]
+    documents = [
+        document for file in sorted(text.iterdir()) for document in file.read_text().split("\n\n")
+    ]
     articles = ["Only a stub.", *documents]
     titles = [f"Article {number}" for number in range(len(articles))]
     columns = {"id": titles, "title": titles, "text": articles}  # as in the download
@@ -115,7 +121,7 @@ def test_wikipedia_from_the_downloaded_file_to_the_report(tmp_path, text):
     finished = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     lines = [json.loads(line) for line in (out / "wiki.jsonl").read_text().splitlines()]
-    assert len(lines) == sum(len(each.split()) >= 50 for each in documents)
+    assert len(lines) == sum(len(document.split()) >= 50 for document in documents)
     assert all(line["text"].startswith("Article ") for line in lines)
     for learner in ("sm4", "gmoe"):
         assert [row["t"] for row in Run.read(out / "runs" / learner).rows] == [0, 1, 2, 3, 4]

@@ -1,4 +1,5 @@
-"""docs/extend.md and extend_more.md: pasted as they say, their code and commands do what they promise."""
+"""docs/extend.md and extend_more.md: pasted as they say,
+their code and commands do what they promise."""
 
 import ast
 import json
@@ -20,7 +21,8 @@ BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def paste(place, where, text):
-    """Add `text` at the end of a file, or of a class in it: `where` is "# FILE" or "# FILE, in CLASS"."""
+    """Add `text` at the end of a file, or of a class in it:
+    `where` is "# FILE" or "# FILE, in CLASS"."""
     name, _, kind = where.removeprefix("# ").partition(", in ")
     file = place / name
     lines = file.read_text().splitlines() if file.exists() else []
@@ -35,7 +37,8 @@ def paste(place, where, text):
 
 @pytest.fixture(scope="module")
 def pasted(tmp_path_factory):
-    """A copy of the code with the blocks of the pages pasted, and the output of each of its commands."""
+    """A copy of the code with the blocks of the pages pasted,
+    and the output of each of its commands."""
     place = tmp_path_factory.mktemp("checkout")
     for name in CODE:
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -78,9 +81,11 @@ def test_images_network_and_metric_of_ones_own(pasted):
 
 
 def test_a_learner_of_images(pasted):
-    """It restarts every second stage: equal to SM before the first restart, and no worse than untrained."""
+    """It restarts every second stage: equal to SM before the first restart,
+    and no worse than untrained."""
     place, _ = pasted
-    restart, sm = values(place, "restart"), values(place, "sm")
+    restart = values(place, "restart")
+    sm = values(place, "sm")
     assert restart[:2] == sm[:2]
     assert restart[3:] != sm[3:]
     assert max(restart[1:]) < restart[0]
@@ -101,7 +106,8 @@ def test_a_learner_of_language_models(pasted):
 
 
 def test_an_option_of_language_models(pasted):
-    """Neither the launcher nor fairseq's side names it but where it is declared and where it acts."""
+    """Neither the launcher nor fairseq's side names it but where it is declared and where it
+    acts."""
     run = pasted[0] / "runs/frozen"
     assert json.loads((run / "run.json").read_text())["config"]["freeze_embeddings"] is True
     files = [run / f"stage_0{stage}/checkpoint_best.pt" for stage in (0, 1)]

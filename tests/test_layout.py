@@ -24,13 +24,15 @@ ARROWS = {
     "slurm.vision": ("alma", "slurm.engine", "slurm.vision"),
     "vision": ("alma", "alma.report", "vision"),
 }
-"""What each wing may import of this repository; the modules of the longest name that fits are a wing."""
+"""What each wing may import of this repository;
+the modules of the longest name that fits are a wing."""
 FORBIDDEN = {
     "alma": {"torch", "fairseq", "matplotlib"},
     "slurm": {"torch", "fairseq"},
     "vision": {"fairseq"},
 }
-FILE_LINES, FUNCTION_LINES = 400, 80
+FILE_LINES = 400
+FUNCTION_LINES = 80
 STALENESS = ("law", "matrix", "period", "plan", "retraining", "staleness")
 """Modules of alma.report.advice that take losses from anywhere: they need no run records."""
 STALENESS_NEEDS = {"alma.dates", "alma.errors", "alma.escape", "alma.report.losses", "alma.tables"}
@@ -90,7 +92,8 @@ def test_the_law_of_staleness_and_plans_need_losses_numpy_and_scipy_alone():
     """Imports of imports and late ones count."""
     wing = {f"alma.report.advice.{name}" for name in STALENESS}
     modules = {module_of(path): path for path in sources("alma")}
-    reached, packages = set(), set()
+    reached = set()
+    packages = set()
     left = list(wing)
     while left:
         module = left.pop()
@@ -108,7 +111,8 @@ def test_the_law_of_staleness_and_plans_need_losses_numpy_and_scipy_alone():
 def test_no_module_loads_what_its_wing_does_without(package):
     names = [module_of(path) for path in sources(package) if path.stem != "__main__"]
     names += [f"{package}.report.__main__"] if package == "alma" else []
-    code = f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\nprint(*sys.modules)"
+    code = f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\n"
+    code += "print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -117,14 +121,15 @@ def test_no_module_loads_what_its_wing_does_without(package):
 
 def circle(arrows: dict[str, set[str]]) -> list[str]:
     """Names that cannot be put in an order in which each imports earlier ones only."""
-    left = set(arrows).union(*arrows.values())
-    while free := {name for name in left if not arrows.get(name, set()) & left}:
-        left -= free
-    return sorted(left)
+    remaining = set(arrows).union(*arrows.values())
+    while free := {name for name in remaining if not arrows.get(name, set()) & remaining}:
+        remaining -= free
+    return sorted(remaining)
 
 
 def test_no_two_modules_or_packages_import_each_other():
-    """Late imports count too. A package may import those that contain it, and a wing its packages."""
+    """Late imports count too. A package may import those that contain it, and a wing its
+    packages."""
     modules = {module_of(path): path for path in sources(*PACKAGES)}
     arrows = {
         module: set(imports(path)) & modules.keys() - {module} for module, path in modules.items()
@@ -136,11 +141,13 @@ def test_no_two_modules_or_packages_import_each_other():
         return max((name for name in packages if f"{module}.".startswith(f"{name}.")), key=len)
 
     between: dict[str, set[str]] = defaultdict(set)
-    for module, others in arrows.items():
-        one = package_of(module)
-        for two in map(package_of, others):
-            if not f"{one}.".startswith(f"{two}.") and not f"{two}.".startswith(f"{one}."):
-                between[one].add(two)
+    for module, imported in arrows.items():
+        package = package_of(module)
+        for other_package in map(package_of, imported):
+            if not f"{package}.".startswith(
+                f"{other_package}."
+            ) and not f"{other_package}.".startswith(f"{package}."):
+                between[package].add(other_package)
     assert not circle(between)
 
 
@@ -168,7 +175,6 @@ def test_files_and_functions_are_short():
                 isinstance(node, ast.FunctionDef)
                 and node.end_lineno - node.lineno >= FUNCTION_LINES
             ):
-                long.append(
-                    f"{path}:{node.lineno}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
-                )
+                lines = node.end_lineno - node.lineno + 1
+                long.append(f"{path}:{node.lineno}: {node.name} has {lines} lines")
     assert not long

@@ -1,4 +1,5 @@
-"""Every learner on real text, from the launcher's plan to the paper's tables, and interrupted in between.
+"""Every learner on real text, from the launcher's plan to the paper's tables,
+and interrupted in between.
 
 The launcher runs in this process and its children are forked, so that fairseq is imported once.
 """
@@ -9,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from alma.learners import text_learners
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
+from tests.machine_fields import without_machine_fields
 
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
-    --tokens-per-sample 64 --max-tokens 1024 --optimizer adam --lr 1e-2 --lr-scheduler polynomial_decay
-    --total-num-update 8 --max-update 8 --warmup-updates 2 --save-interval-updates 3
-    --keep-interval-updates 1 --no-epoch-checkpoints --num-workers 0 --cpu
+    --tokens-per-sample 64 --max-tokens 1024 --optimizer adam --lr 1e-2
+    --lr-scheduler polynomial_decay --total-num-update 8 --max-update 8 --warmup-updates 2
+    --save-interval-updates 3 --keep-interval-updates 1 --no-epoch-checkpoints --num-workers 0 --cpu
 """.split()
 
 RUNS = [
@@ -36,7 +38,7 @@ LAST |= {"gens_w2": 700.91, "gmoe_w2": 509.01}
 def run(forked, stream, out, *options) -> list[dict]:
     """The rows of a run without what belongs to the machine."""
     forked.launch(stream, "--out", out, *options, "--", *FLAGS)
-    return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(out).rows]
+    return without_machine_fields(Run.read(out).rows)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def test_every_learner_trains_and_the_report_prints_both_tables(
         assert [row["extra"]["members"] for row in rows] == members.get(learner, [1] * 4)
         trained = [stage != before for before, stage in itertools.pairwise([None, *stages])]
         assert [row["train_flops"] > 0 for row in rows] == trained
-    assert {name: found[-1] for name, found in values.items()} == pytest.approx(LAST, rel=0.01)
+    assert {name: losses[-1] for name, losses in values.items()} == pytest.approx(LAST, rel=0.01)
     assert values["sm_w1"] == values["moe_w1"]
     assert values["gens_w1"][:2] == values["sm_w1"][:2]  # gens with one stage is sm
     tripled = ("--learner", "sm", "--waiting-time", "3", "--update-multiplier", "3")
@@ -108,7 +110,8 @@ SLOW = [pytest.param(learner, marks=pytest.mark.slow) for learner in ("umix", "g
 def test_killed_within_a_stage_it_goes_on_with_the_same_numbers(
     forked, stream, finished, tmp_path, learner
 ):
-    out, options = tmp_path / "killed", ("--learner", learner, "--waiting-time", "2", "--replay")
+    out = tmp_path / "killed"
+    options = ("--learner", learner, "--waiting-time", "2", "--replay")
     for update in (3, 6):
         forked.kill = ("stage_00/member_1" if learner == "ens" else "stage_01", update)
         with pytest.raises(forked.Killed):

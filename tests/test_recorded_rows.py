@@ -48,7 +48,8 @@ ROWS = {
         [1.21772, 0.62399, 0.28394, 0.51901],
     ),
 }
-"""Parameters and training FLOPs of the last row, test errors of all rows, validation losses of all stages."""
+"""Parameters and training FLOPs of the last row, test errors of all rows,
+validation losses of all stages."""
 
 
 @pytest.mark.parametrize("learner", ROWS)

@@ -40,7 +40,8 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A site-packages directory with the hook and the minimal fairseq, used by every `python(…, site)`."""
+    """A site-packages directory with the hook and the minimal fairseq,
+    used by every `python(…, site)`."""
     for name in (PTH, "fairseq_alma_hook.py"):
         shutil.copy2(ROOT / name, tmp_path)
     for name, text in FAIRSEQ.items():
@@ -134,9 +135,12 @@ def test_processes_without_fairseq_import_only_the_hook() -> None:
 
 
 def test_importing_fairseq_replaces_nothing_and_a_command_installs_the_hooks_once(tmp_path) -> None:
-    """Handlers of signals only for our task: they would keep another training from ending. --user-dir names
-    task and arch too; without it: tests/test_chain.py."""
-    words = f"{tmp_path} --user-dir {ROOT}/fairseq_alma --task alma_lm --arch switch_gmoe --cpu --max-tokens 512"
+    """Handlers of signals only for our task: they would keep another training from ending.
+    --user-dir names task and arch too; without it: tests/test_chain.py."""
+    words = (
+        f"{tmp_path} --user-dir {ROOT}/fairseq_alma --task alma_lm --arch switch_gmoe --cpu "
+        "--max-tokens 512"
+    )
     done = python(
         "import signal, sys, fairseq, fairseq.trainer\n"
         "from fairseq import checkpoint_utils, models, options, tasks\n"
@@ -202,12 +206,12 @@ def test_make_joins_the_lines_of_a_package_and_drops_hashes_for_another_torch(
             command, cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.splitlines()
 
-    own = [line for line in pins() if not line.startswith("#")]
-    assert all(" --hash=sha256:" in line for line in own)
-    other = [line for line in pins("TORCH=2.7.1") if not line.startswith("#")]
-    assert "torch==2.7.1" in other
-    assert not [line for line in other if "hash" in line or line.startswith("nvidia")]
-    same = {line.partition(" --hash")[0] for line in own} & set(other)
+    lines = [line for line in pins() if not line.startswith("#")]
+    assert all(" --hash=sha256:" in line for line in lines)
+    lines_of_torch = [line for line in pins("TORCH=2.7.1") if not line.startswith("#")]
+    assert "torch==2.7.1" in lines_of_torch
+    assert not [line for line in lines_of_torch if "hash" in line or line.startswith("nvidia")]
+    same = {line.partition(" --hash")[0] for line in lines} & set(lines_of_torch)
     assert len(same) > 100
 
 
@@ -221,6 +225,7 @@ def test_make_refuses_other_pythons(tmp_path: Path) -> None:
     done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == (
-        f"error: {fake} does not start or is not Python 3.11 to 3.13; try make PYTHON=/path/to/python3.12"
+        f"error: {fake} does not start or is not Python 3.11 to 3.13; "
+        "try make PYTHON=/path/to/python3.12"
     )
     assert not venv.exists()

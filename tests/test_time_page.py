@@ -30,16 +30,16 @@ def _words(rng: random.Random, number: int) -> list[str]:
 def make_history(folder: Path) -> None:
     """A repository of 6 years, 60 commits a year; each year has words of its own."""
     rng = random.Random(1)
-    common, lines = _words(rng, 200), []
+    common = _words(rng, 200)
+    lines = []
     for year in range(2004, 2010):
         words = common + _words(rng, 50)
         for number in range(60):
             message = " ".join(rng.choices(words, k=40))
             seconds = int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) + number * 86_400 * 6
             who = f"A <a@b> {seconds} +0000"
-            lines.append(
-                f"commit refs/heads/main\nauthor {who}\ncommitter {who}\ndata {len(message)}\n{message}\n"
-            )
+            lines.append(f"commit refs/heads/main\nauthor {who}\ncommitter {who}\n")
+            lines.append(f"data {len(message)}\n{message}\n")
     git = ["git", "-C", str(folder)]
     folder.mkdir()
     subprocess.run([*git, "init", "-q", "-b", "main"], check=True)
@@ -58,7 +58,7 @@ def test_from_commits_to_advice(tmp_path):
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
-    said = {}
+    output = {}
     for line in commands.replace("\\\n", " ").splitlines():
         if line.startswith("git clone"):
             make_history(tmp_path / "git")
@@ -68,9 +68,9 @@ def test_from_commits_to_advice(tmp_path):
         start = [sys.executable, "-m", *words]
         done = subprocess.run(start, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, (line, done.stderr)
-        said[words[1]] = done.stdout
-    assert "megabatch_02  2008-2009" in said["data"]
-    assert "Loss against age" in said["report"]
+        output[words[1]] = done.stdout
+    assert "megabatch_02  2008-2009" in output["data"]
+    assert "Loss against age" in output["report"]
     assert (tmp_path / "report/perplexity_B3_staleness.png").exists()
-    assert "How often to retrain?" in said["advise"]
-    assert "replay?" in said["advise"]
+    assert "How often to retrain?" in output["advise"]
+    assert "replay?" in output["advise"]

@@ -40,7 +40,8 @@ def read_checkpoint(
     Raises a UserError that ends with `advice` if the file is damaged or holds anything else.
     """
     with reading(path, advice):
-        if damaged := damage(path):
+        damaged = damage(path)
+        if damaged:
             raise ValueError(damaged)
         state = torch.load(path, map_location=device, weights_only=True)
         if not isinstance(state, dict):

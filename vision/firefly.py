@@ -61,7 +61,7 @@ class Overgrown:
         pools: list[bool] = []  # whether pooling follows
         for block in blocks:
             pooled = min(size) > 1
-            self.pixels += [math.prod(size)] * len(block)
+            self.pixels += [math.prod(size) for _ in block]
             pools += [False] * (len(block) - 1) + [pooled]
             if pooled:
                 size = tuple(side // 2 for side in size)

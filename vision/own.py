@@ -146,7 +146,8 @@ def _periods(dates: Any, count: int) -> list[np.ndarray]:
         # "Jan" or "2024-9" raises ValueError; "", whose interval is None, raises TypeError.
         with suppress(ValueError, TypeError):
             when = np.array([interval(text)[0] for text in when], "M8[s]")  # type: ignore[index]
-    if when.shape != (count,) or when.dtype.kind not in "iuM" or any(when != when):  # NaT
+    is_dated = when.shape == (count,) and when.dtype.kind in "iuM"
+    if not is_dated or (when.dtype.kind == "M" and np.isnat(when).any()):
         needed = f"give the period of each of {count} images, such as 2024 or '2024-03'"
         raise UserError(f"dates are {when.dtype} {when.shape}: {needed}")
     return [np.flatnonzero(when == period) for period in np.unique(when)]

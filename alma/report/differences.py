@@ -39,7 +39,7 @@ def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list
     for each waiting time.
     """
     if name is None:
-        return [None] * len(groups)
+        return [None for _ in groups]
     baselines: list[Result | None] = []
     for results in groups:
         fitting = [result for result in results if result.label == name]

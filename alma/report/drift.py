@@ -62,7 +62,7 @@ def mean_matrix(result: Result) -> list[list[float]]:
     rows = []
     for t in range(1, result.progress + 1):
         if result.waiting(t) and not result.display.untrained:
-            rows.append([math.nan] * len(matrices[0][t]))
+            rows.append([math.nan for _ in matrices[0][t]])
         else:
             of_seeds = (of_seed[t] for of_seed in matrices)
             parts = itertools.zip_longest(*of_seeds, fillvalue=math.nan)

@@ -32,7 +32,8 @@ def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
     paths = []
     with style.drawing():
         for name, make in (("over_time", over_time_figure), ("front", front)):
-            if figure := make(results):
+            figure = make(results)
+            if figure:
                 paths.append(out / f"{results[0].stem}_{name}.png")
                 style.save(figure, paths[-1])
     return paths

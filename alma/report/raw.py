@@ -51,7 +51,8 @@ def _extra_of_raw(row: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, A
     if row["metric"] == "perplexity" and words and tokens and value:
         nll = math.log(value) * tokens
         extra["perplexity_per_word"] = metrics.perplexity(nll / words)
-        if size := averaged.get("bytes"):
+        size = averaged.get("bytes")
+        if size:
             extra["bits_per_byte"] = metrics.bits_per_byte(nll, size)
     return extra
 

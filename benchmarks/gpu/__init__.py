@@ -59,7 +59,7 @@ STEPS = {
     ),
     "stream": Limit(
         30,
-        "gpu.language.stream",
+        "gpu.stream.stream",
         "stages of a stream by alma train; has what the others leave of their time",
     ),
 }
@@ -78,8 +78,8 @@ REMARKS: list[tuple[str, Callable[[Any], bool], str]] = [
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(prog="python -m benchmarks gpu", description=__doc__)
-    add = made.add_argument
+    command_line = Parser(prog="python -m benchmarks gpu", description=__doc__)
+    add = command_line.add_argument
     add(
         "command",
         choices=("wheels", "all", "again", "step"),
@@ -108,7 +108,7 @@ def parser() -> Parser:
     )
     add("--cases", type=json.loads, help="cases of step: a list of labels in JSON (default: all)")
     add("--dry-run", action="store_true", help="tiny sizes (default where there is no GPU)")
-    return made
+    return command_line
 
 
 def main(words: list[str]) -> None:
@@ -133,61 +133,90 @@ def drive(args: Any) -> bool:
     """Run steps, each a process that is killed at its limit, and print a summary; returns whether
     every case has a result. `again` keeps the rows of an earlier gpu.json and runs what is left of
     its cases."""
-    began, path, log = time.monotonic(), args.out / "gpu.json", args.out / "gpu.log"
+    began = time.monotonic()
+    path = args.out / "gpu.json"
     again = args.command == "again"
-    steps: dict[str, Any] = json.loads(path.read_text())["steps"] if again and path.exists() else {}
-    known = {
+    steps: dict[str, Any] = {}
+    if again and path.exists():
+        steps = json.loads(path.read_text())["steps"]
+    record = {
         "command": shlex.join([sys.executable, *sys.argv]),
         "tiny": args.tiny,
         "commit": commit(),
+        "machine": machine(),
+        "versions": versions(),
+        "steps": steps,
     }
-    known |= {"machine": machine(), "versions": versions(), "steps": steps}
     left = [name for name in args.steps or STEPS if not steps or open_cases(steps.get(name))]
-    chosen = ["setup"] * bool(
-        args.wheels and "setup" not in left
-    ) + left  # a new machine has no environment
+    chosen = list(left)
+    if args.wheels and "setup" not in left:  # a new machine has no environment
+        chosen.insert(0, "setup")
     for place, name in enumerate(chosen):
         remaining = args.seconds - (time.monotonic() - began)
         share = STEPS[name].seconds * args.seconds / WHOLE
-        limit = remaining if again or place == len(chosen) - 1 else min(share, remaining)
+        is_last = place == len(chosen) - 1
+        limit = remaining if again or is_last else min(share, remaining)
         step = steps.setdefault(name, {"rows": []}) | {"title": STEPS[name].title, "limit": limit}
-        cases = [row["case"] for row in step["rows"] if "error" in row] if name in left else []
+        cases = []
+        if name in left:
+            cases = [row["case"] for row in step["rows"] if "error" in row]
         earlier = [row for row in step["rows"] if "error" not in row]
-        steps[name], started = step, time.monotonic()
+        steps[name] = step
+        started = time.monotonic()
         print(f"\n{name}: {step['title']}; at most {limit:.0f} s", flush=True)
-        for rows, ended in follow(command(name, cases, args), limit, log):
-            kept = [row for row in earlier if all(row["case"] != other["case"] for other in rows)]
-            step |= {"rows": kept + rows, "ended": ended, "seconds": time.monotonic() - started}
-            write_json_atomic(path, known)
-    known |= {
-        "seconds": time.monotonic() - began,
-        "look first": (first := look_first(steps, args.tiny)),
-    }
-    write_json_atomic(path, known)
+        for rows, ended in follow(command(name, cases, args), limit, args.out / "gpu.log"):
+            step["rows"] = without_cases(earlier, rows) + rows
+            step |= {"ended": ended, "seconds": time.monotonic() - started}
+            write_json_atomic(path, record)
+    first = look_first(steps, args.tiny)
+    record |= {"seconds": time.monotonic() - began, "look first": first}
+    write_json_atomic(path, record)
     for name, step in steps.items():
-        rows = [row["case"] | {k: v for k, v in row.items() if k != "case"} for row in step["rows"]]
-        header = list(dict.fromkeys(column for row in rows for column in row))
-        table = [header, *([shown(row.get(column, "")) for column in header] for row in rows)]
-        print(
-            f"\n{name}: {step['title']}; {step['ended']}, "
-            f"{step['seconds']:.0f} of {step['limit']:.0f} s"
-        )
-        print(as_text(table) if rows else "no case")
+        print_step(name, step)
     print("\nLook first at:\n" + ("\n".join(first) or "nothing: every case has a result"))
     return not any(open_cases(step) for step in steps.values())
 
 
+def without_cases(rows: list[Row], replaced: list[Row]) -> list[Row]:
+    """`rows` without those whose cases are in `replaced`."""
+    cases = [row["case"] for row in replaced]
+    return [row for row in rows if row["case"] not in cases]
+
+
+def print_step(name: str, step: dict[str, Any]) -> None:
+    """Print a table of the step's rows: the labels of the case, then its figures."""
+    rows = []
+    for row in step["rows"]:
+        figures = {column: value for column, value in row.items() if column != "case"}
+        rows.append(row["case"] | figures)
+    header = list(dict.fromkeys(column for row in rows for column in row))
+    table = [header]
+    for row in rows:
+        table.append([shown(row.get(column, "")) for column in header])
+    print(
+        f"\n{name}: {step['title']}; {step['ended']}, "
+        f"{step['seconds']:.0f} of {step['limit']:.0f} s"
+    )
+    print(as_text(table) if rows else "no case")
+
+
 def command(name: str, cases: list[Row], args: Any) -> list[str]:
     """A step as a process of the environment that setup has made, if there is one."""
-    made = args.environment / "bin/python"
-    python = str(made) if args.wheels and made.exists() and name != "setup" else sys.executable
+    python = sys.executable
+    environment_python = args.environment / "bin/python"
+    if args.wheels and environment_python.exists() and name != "setup":
+        python = str(environment_python)
     words = [python, "-m", "benchmarks", "gpu", "step", name]
     words += [
         f"--{key}={getattr(args, key)}"
         for key in ("out", "environment", "wheels")
         if getattr(args, key)
     ]
-    return words + ["--dry-run"] * args.tiny + ([f"--cases={json.dumps(cases)}"] if cases else [])
+    if args.tiny:
+        words.append("--dry-run")
+    if cases:
+        words.append(f"--cases={json.dumps(cases)}")
+    return words
 
 
 def open_cases(step: dict[str, Any] | None) -> bool:

@@ -1,5 +1,4 @@
-"""Steps `train`, `profile`, `resume` and `stream`: whole processes of fairseq-train and `alma
-train`.
+"""Steps `train`, `profile` and `resume`: whole processes of fairseq-train.
 
 train: a Switch model and fairseq's transformer_lm of equal active size, on random tokens. MFU is
 the model's FLOPs, without attention scores as in the paper, over those of a large matrix product in
@@ -16,13 +15,10 @@ updates since then. After SIGUSR1 it saves first (exit code 75) and repeats none
 no fixed order, so losses are equal within TOLERANCE. `worst loss` and `weights` are relative
 differences.
 
-stream: rows of `alma train`, base size, on documentation of Python, as many as time allows.
-
 torch and fairseq are imported where a step itself needs them: most of it happens in its child
 processes.
 """
 
-import itertools
 import json
 import re
 import shutil
@@ -30,7 +26,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -62,8 +58,12 @@ SETTINGS = [
 SETTINGS += [("large", 12, "--bf16"), ("base", 8, "--fp16"), ("base", 8, "")]
 SETTINGS += [("base", 8, "--fp16 --batch-size 8 --update-freq 3")]
 """Size, experts and flags, the most important first."""
-INTERVAL, INTERVALS, WARM_UP = 5, 8, 2
-"""Updates of a measurement; measurements that count, and those before them."""
+INTERVAL = 5
+"""Updates of a measurement."""
+INTERVALS = 8
+"""Measurements that count."""
+WARM_UP = 2
+"""Measurements before them."""
 
 
 class RandomTokens(NamedTuple):
@@ -80,13 +80,13 @@ class RandomTokens(NamedTuple):
     def of(cls, args: Any) -> "RandomTokens":
         """Written by the first step that asks."""
         sizes = (104, 32) if args.tiny else (50_264, 512)
-        made = cls(Path(f"{args.environment}-tokens-{sizes[0]}"), args.tiny, *sizes)
-        if not (made.folder / "stream.json").exists():
+        data = cls(Path(f"{args.environment}-tokens-{sizes[0]}"), args.tiny, *sizes)
+        if not (data.folder / "stream.json").exists():
             from benchmarks.streams import write_stream
 
-            made.folder.mkdir(parents=True, exist_ok=True)
-            write_stream(made.folder, 40_000 if args.tiny else 8_000_000, 70, made.vocabulary - 4)
-        return made
+            data.folder.mkdir(parents=True, exist_ok=True)
+            write_stream(data.folder, 40_000 if args.tiny else 8_000_000, 70, data.vocabulary - 4)
+        return data
 
     def arch(self, size: str) -> Arch:
         """Layers, width and heads."""
@@ -125,10 +125,12 @@ def updates_of(
     lines = text.splitlines()
     if ended != code:
         raise UserError(f"exit code {ended}: {' '.join(line[-150:] for line in lines[-2:])}")
-    updates = [
-        json.loads(line.split("train_inner | ")[1]) for line in lines if "train_inner | " in line
-    ]
-    return [{name: float(value) for name, value in update.items()} for update in updates]
+    updates = []
+    for line in lines:
+        if "train_inner | " in line:
+            update = json.loads(line.split("train_inner | ")[1])
+            updates.append({name: float(value) for name, value in update.items()})
+    return updates
 
 
 def train(args: Any) -> Cases:
@@ -149,7 +151,8 @@ def trained(data: RandomTokens, size: str, experts: int, flags: str) -> Row:
     switch = updates_of(words)[WARM_UP:]
     peer = tokens_per_second(tuple(data.words(size, 0, f"{flags} --no-save", updates, INTERVAL)))
     row: Row = {"tokens/s": [update["wps"] for update in switch], "transformer_lm, tokens/s": peer}
-    speed, (layers, dim, _) = median(row["tokens/s"]), data.arch(size)
+    speed = median(row["tokens/s"])
+    layers, dim, _ = data.arch(size)
     flops = Shape(layers, dim, 4 * dim, data.vocabulary, data.length, experts, 2).training_flops(1)
     dtype = {"--bf16": torch.bfloat16, "--fp16": torch.float16}.get(
         flags.partition(" ")[0], torch.float32
@@ -181,7 +184,8 @@ def product(dtype: Any, size: int) -> float:
     )
 
 
-SKIPPED, PROFILED = 10, 10
+SKIPPED = 10  # updates
+PROFILED = 10
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 """CUDA's calls that return when the GPU is done; cudaMemcpyAsync, which may not wait, is not
 one."""
@@ -213,15 +217,15 @@ def shares(events: Iterable[Any], wall: float, inside: float) -> Row:
     events."""
     events = list(events)
     gpu = [event for event in events if str(event.device_type).endswith("CUDA")]
-    on_gpu = [
-        event for event in gpu if not event.is_user_annotation
-    ]  # those are names of blocks of kernels
+    # annotations are names of blocks of kernels
+    on_gpu = [event for event in gpu if not event.is_user_annotation]
     waits = [event for event in events if event.name in WAITS]
     kernels: Counter[str] = Counter()
     for event in on_gpu:
         short = re.sub(r"void |at::native::|\(anonymous namespace\)::|<.*", "", event.name)[:40]
         kernels[short] += event.time_range.elapsed_us()
-    busy, until = 0.0, float("-inf")  # microseconds with at least one kernel; they overlap
+    busy = 0.0  # microseconds with at least one kernel; they overlap
+    until = float("-inf")
     for start, end in sorted((event.time_range.start, event.time_range.end) for event in on_gpu):
         busy += max(0.0, end - max(start, until))
         until = max(until, end)
@@ -247,26 +251,26 @@ def profile_training() -> None:
     from torch import profiler as torch_profiler
 
     out, *words = sys.argv[1:]
-    original, profiler, called, inside, started = (
-        Trainer.train_step,
-        torch_profiler.profile(),
-        0,
-        0.0,
-        0.0,
-    )
+    original = Trainer.train_step
+    profiler = torch_profiler.profile()
+    called = 0
+    inside = 0.0
+    started = 0.0
 
     def train_step(self: Trainer, samples: Any, *arguments: Any) -> Any:
         nonlocal called, inside, started
         if called == SKIPPED:
             profiler.start()
             finished(dict, 0)  # waits for the GPU
-            started, inside = time.perf_counter(), 0.0
+            started = time.perf_counter()
+            inside = 0.0
         if called == SKIPPED + PROFILED:
             finished(dict, 0)
             wall = time.perf_counter() - started
             profiler.stop()
             write_json_atomic(Path(out), shares(profiler.events(), wall, inside))
-        called, before = called + 1, time.perf_counter()
+        called += 1
+        before = time.perf_counter()
         result = original(self, samples, *arguments)
         inside += time.perf_counter() - before
         return result
@@ -276,8 +280,12 @@ def profile_training() -> None:
         cli_main()
 
 
-UPDATES, SAVED, STOP_AT = 60, 16, 24
-"""Of a training; between two checkpoints; the update after which the signal comes."""
+UPDATES = 60
+"""Of a training."""
+SAVED = 16
+"""Updates between two checkpoints."""
+STOP_AT = 24
+"""The update after which the signal comes."""
 TOLERANCE = 0.01
 CODES = {"SIGTERM": -signal.SIGTERM, "SIGUSR1": 75}
 """Exit codes after signals."""
@@ -285,12 +293,14 @@ CODES = {"SIGTERM": -signal.SIGTERM, "SIGUSR1": 75}
 
 def resume(args: Any) -> Cases:
     """SIGTERM in bf16 first."""
-    for flags, name in (
-        [("", "SIGTERM")] if args.tiny else [("--bf16", "SIGTERM"), ("--fp16", "SIGUSR1")]
-    ):
-        few = "" if args.tiny else "--batch-size 8"
+    signals = [("--bf16", "SIGTERM"), ("--fp16", "SIGUSR1")]
+    batch = "--batch-size 8"
+    if args.tiny:
+        signals = [("", "SIGTERM")]
+        batch = ""
+    for flags, name in signals:
         data = RandomTokens.of(args)
-        words = data.words("base", 8, f"{flags} {few} --save-interval-updates {SAVED}", UPDATES)
+        words = data.words("base", 8, f"{flags} {batch} --save-interval-updates {SAVED}", UPDATES)
         yield {"flags": flags or "fp32", "signal": name}, partial(resumed, words, name, data.folder)
 
 
@@ -306,87 +316,27 @@ def resumed(words: list[str], name: str, folder: Path) -> Row:
         shutil.rmtree(save, ignore_errors=True)
     stopped, through = ([*words, "--save-dir", save] for save in saves)
     with ThreadPoolExecutor(1) as pool:
-        whole = pool.submit(updates_of, through)
+        undisturbed = pool.submit(updates_of, through)
         before = updates_of(
             stopped, getattr(signal, name), f'"num_updates": "{STOP_AT}"', CODES[name]
         )
         after = updates_of(stopped)
-        expected = [update["loss"] for update in whole.result()]
+        expected = [update["loss"] for update in undisturbed.result()]
     losses = {int(update["num_updates"]): update["loss"] for update in (*before, *after)}
     if sorted(losses) != list(range(1, UPDATES + 1)):
         raise UserError(f"logged are the updates {sorted(losses)}, not 1 to {UPDATES}")
     worst = max(abs(losses[i + 1] / loss - 1) for i, loss in enumerate(expected))
     if worst > TOLERANCE:
         raise UserError(f"a loss differs by {worst:.1%} from that of a training without a signal")
-    states = [
-        torch.load(f"{save}/checkpoint_last.pt", "cpu", weights_only=True)["model"]
-        for save in saves
-    ]
-    ours, theirs = (torch.cat([x.flatten().float() for x in state.values()]) for state in states)
-    weights = ((ours - theirs).norm() / theirs.norm()).item()
+    vectors = []
+    for save in saves:
+        checkpoint = torch.load(f"{save}/checkpoint_last.pt", "cpu", weights_only=True)
+        vectors.append(torch.cat([x.flatten().float() for x in checkpoint["model"].values()]))
+    resumed_weights, through_weights = vectors
+    weights = ((resumed_weights - through_weights).norm() / through_weights.norm()).item()
     done = int(before[-1]["num_updates"])
     row = {"updates before": done, "repeated": done - int(after[0]["num_updates"]) + 1}
     return row | {"worst loss": f"{worst:.1e}", "weights": f"{weights:.1e}"}
-
-
-STREAM = "--learner moe --schedule continuous --average poly:8"
-BASE = (
-    "--arch switch_gmoe_base --moe-expert-count 8 --bf16 --criterion chunked_cross_entropy "
-    "--batch-size 32 --max-update 60 --lr 1e-3 --warmup-updates 30 "
-    "--validate-interval 100 --save-interval 100"
-)
-TINY = (
-    "--arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --tokens-per-sample 32 "
-    "--batch-size 2 --max-update 2 --validate-interval 100 --save-interval 100"
-)
-
-
-def stream(args: Any) -> Cases:
-    """The stream, then a case for each row of its run, all of them again if one has failed."""
-    base, count = Path(f"{args.environment}-stream"), 1 if args.tiny else 4
-    args.cases, rows = None, rows_of(base, args.tiny)
-    yield {"t": "stream"}, partial(make_stream, base, count, args.tiny)
-    for t in range(count + 1):
-        yield {"t": t}, partial(next, rows)
-
-
-def make_stream(base: Path, count: int, tiny: bool) -> Row:
-    """A stream of `count` equal mega-batches. UserError: a command failed."""
-    shutil.rmtree(base, ignore_errors=True)
-    base.mkdir(parents=True)
-    do(f"alma corpus pydoc {'topics' if tiny else ''} --out {base}/text.jsonl")
-    documents = (base / "text.jsonl").read_text("utf-8").splitlines()
-    total = sum(len(json.loads(line)["text"].split()) for line in documents)
-    words = int(0.75 * total / count)  # duplicates are dropped
-    held_out = total // 40
-    sizes = f"--mega-batches {count} --words {words}"
-    sizes += f" --eval-words {held_out} --valid-words {held_out}"
-    vocabulary = f"--vocab-size {500 if tiny else 8000} --max-document-words 1k"
-    do(f"alma data {base}/text.jsonl --out {base}/stream {sizes} {vocabulary}")
-    return {"words": words}
-
-
-def do(words: str) -> None:
-    """Run a command. UserError: it failed."""
-    code, text = process.child(words.split())
-    if code:
-        raise UserError(f"{words.split(' -')[0]}: exit code {code}: {text[-200:]}")
-
-
-def rows_of(base: Path, tiny: bool) -> Iterator[Row]:
-    """Train; yield the figures of each row. UserError: the training ended without one."""
-    words = f"alma train {base}/stream {STREAM} --out {base}/run -- {TINY if tiny else BASE}"
-    path = base / "run/results.jsonl"
-    with process.started([sys.executable, "-m", *words.split()], None) as training:
-        for t in itertools.count():
-            while not path.exists() or path.read_text().count("\n") <= t:
-                if training.poll() is not None:
-                    raise UserError(f"`alma train` ended with exit code {training.returncode}")
-                time.sleep(0.2)
-            row = json.loads(path.read_text().splitlines()[t])
-            raw = row["extra"].get("raw", {}).get("perplexity", row["value"])
-            figures = {"averaged": row["value"], "raw": raw, "seconds": row["seconds"]}
-            yield figures | {"peak GB": row["peak_memory_bytes"] / 1e9}
 
 
 if __name__ == "__main__":

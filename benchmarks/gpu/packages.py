@@ -58,7 +58,8 @@ def carry(folder: Path | None) -> None:
     build = ["wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={folder}", *sources]
     download = ["download", "--no-deps", "--only-binary=:all:", *TARGET, f"--dest={folder}"]
     for words in (build, download + [pin for pin in pinned if pin not in sources]):
-        if subprocess.run([sys.executable, "-m", "pip", *words, "--quiet"]).returncode:
+        pip = [sys.executable, "-m", "pip", *words, "--quiet"]
+        if subprocess.run(pip, check=False).returncode:
             raise UserError(f"pip {words[0]} failed; is there a network?")
     listed = [
         "git",
@@ -84,9 +85,10 @@ def carry(folder: Path | None) -> None:
 def pins(text: str) -> list[str]:
     """`name==version` of each package in MISSING, from requirements.txt. UserError: one has no
     pin."""
-    found = (re.match(r"([\w.-]+)==([\w.]+)", line) for line in text.splitlines())
-    pinned = {match[1]: match[2] for match in found if match}
-    if absent := [name for name in MISSING if name not in pinned]:
+    matches = (re.match(r"([\w.-]+)==([\w.]+)", line) for line in text.splitlines())
+    pinned = {match[1]: match[2] for match in matches if match}
+    absent = [name for name in MISSING if name not in pinned]
+    if absent:
         raise UserError(f"requirements.txt has no {', '.join(absent)}: `make pin` renews it")
     return [f"{name}=={pinned[name]}" for name in MISSING]
 
@@ -146,7 +148,7 @@ def install(environment: Path, wheels: list[Path]) -> Row:
 
 def do(words: list[str]) -> str:
     """The last line that a command printed. UserError: it failed."""
-    ended = subprocess.run(words, capture_output=True, text=True)
+    ended = subprocess.run(words, check=False, capture_output=True, text=True)
     if ended.returncode:
         raise UserError(
             f"exit code {ended.returncode}: {(ended.stderr or ended.stdout).strip()[-250:]}"

@@ -60,12 +60,14 @@ def tell(labels: Row, figures: Row) -> None:
 def follow(words: Sequence[str], limit: float, log: Path) -> Iterator[tuple[list[Row], str]]:
     """Run a step for at most `limit` seconds. After each row and at the end it yields all rows,
     those of cases without a result with the error NO_RESULT, and how the step ended."""
-    deadline, text, rows = time.monotonic() + limit, b"", list[Row]()
+    deadline = time.monotonic() + limit
+    text = b""
+    rows: list[Row] = []
     yield rows, "running"
     with open(log, "ab") as output, started(words, PIPE) as process:
         assert process.stdout
-        while (left := deadline - time.monotonic()) > 0:
-            if not select.select([process.stdout], [], [], min(left, 0.1))[0]:
+        while (seconds := deadline - time.monotonic()) > 0:
+            if not select.select([process.stdout], [], [], min(seconds, 0.1))[0]:
                 if process.poll() is not None:  # what it has left running may hold the pipe
                     break
                 continue
@@ -74,20 +76,23 @@ def follow(words: Sequence[str], limit: float, log: Path) -> Iterator[tuple[list
             output.flush()
             *lines, text = (text + read).split(b"\n")
             for line in lines:
-                if row := parse(line):
-                    rows = [other for other in rows if other["case"] != row["case"]] + [row]
-                    if "error" not in row or row["error"] != NO_RESULT:
-                        print(
-                            "  ".join(f"{name} {shown(value)}" for name, value in row.items()),
-                            flush=True,
-                        )
+                row = parse(line)
+                if row:
+                    rows = [earlier for earlier in rows if earlier["case"] != row["case"]] + [row]
+                    if row.get("error") != NO_RESULT:
+                        figures = [f"{name} {shown(value)}" for name, value in row.items()]
+                        print("  ".join(figures), flush=True)
                     yield rows, "running"
             if not read:
                 break
         with contextlib.suppress(TimeoutExpired):
             process.wait(max(0.0, deadline - time.monotonic()))
         code = process.poll()
-    ended = "stopped at its limit" if code is None else f"exit code {code}" if code else "complete"
+    ended = "complete"
+    if code is None:
+        ended = "stopped at its limit"
+    elif code:
+        ended = f"exit code {code}"
     yield rows, ended
 
 
@@ -105,10 +110,10 @@ def parse(line: bytes) -> Row | None:
 def shown(value: Any) -> str:
     """A figure as text: four digits; of several their median and quartiles."""
     if isinstance(value, list):
-        several = (
-            statistics.quantiles(value, n=4, method="inclusive") if len(value) > 1 else [*value] * 3
-        )
-        first, middle, third = map(shown, several)
+        quartiles = [*value] * 3
+        if len(value) > 1:
+            quartiles = statistics.quantiles(value, n=4, method="inclusive")
+        first, middle, third = map(shown, quartiles)
         return f"{middle} [{first}-{third}]"
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -121,9 +126,8 @@ def started(words: Sequence[str], output: Any) -> Iterator[Popen]:
     group."""
     root = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": root, "PYTHONSAFEPATH": "1"}
-    environment.pop(
-        "PYTHONDONTWRITEBYTECODE", None
-    )  # each process would compile torch and fairseq anew
+    # each process would compile torch and fairseq anew
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     process = Popen(
         words,
         stdin=DEVNULL,

@@ -4,11 +4,11 @@ for `alma train STREAM --learner sm --trainer 'python examples/trainers/detectio
 The manifest has `boxes`, a list of [x1, y1, x2, y2] in pixels, of the class `label`.
 """
 
+import itertools
 import os
 import sys
 import time
 from collections import OrderedDict
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,8 @@ from alma.errors import fail
 from alma.trainer import StageTask, TextPart, stop_requests
 
 CLASSES = ("circle", "square")
-BATCH, EVERY = 8, 20  # images of an update; updates between saves
+BATCH = 8  # images of an update
+EVERY = 20  # updates between saves
 
 
 class Features(nn.Module):
@@ -33,7 +34,9 @@ class Features(nn.Module):
     def __init__(self):
         super().__init__()
         sizes = (3, 16, 32, 32)
-        layers = [nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.ReLU()) for a, b in pairwise(sizes)]
+        layers = [
+            nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.ReLU()) for a, b in itertools.pairwise(sizes)
+        ]
         self.layers = nn.Sequential(*layers)
 
     def forward(self, images):
@@ -42,13 +45,13 @@ class Features(nn.Module):
 
 def examples(task: StageTask, parts: tuple[TextPart, ...]) -> list[tuple[torch.Tensor, dict]]:
     """Images (3, height, width) in 0..1, and the boxes and labels of each."""
-    found = []
-    for line in (line for part in parts for line in part.read_documents()):
+    labelled = []
+    for line in itertools.chain.from_iterable(part.read_documents() for part in parts):
         image = decode_image(str(Path(task.stream, line["path"])), ImageReadMode.RGB) / 255
         boxes = torch.tensor(line["boxes"], dtype=torch.float32).view(-1, 4)
         labels = torch.full((len(boxes),), CLASSES.index(line["label"]))
-        found.append((image, {"boxes": boxes, "labels": labels}))
-    return found
+        labelled.append((image, {"boxes": boxes, "labels": labels}))
+    return labelled
 
 
 def build(seed: int, checkpoint: str | None = None) -> RetinaNet:
@@ -66,19 +69,26 @@ def loss_of(model: RetinaNet, batch: list[tuple[torch.Tensor, dict]]) -> torch.T
 
 
 def train(task: StageTask) -> None:
-    stopped, began = stop_requests(), time.monotonic()
-    new, old = examples(task, task.train), examples(task, task.earlier)
+    stopped = stop_requests()
+    began = time.monotonic()
+    new = examples(task, task.train)
+    old = examples(task, task.earlier)
     model = build(task.seeds[0], task.checkpoint)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    path, first, before = Path(task.out, "model.pt"), 0, 0.0
+    path = Path(task.out, "model.pt")
+    first = 0
+    before = 0.0  # seconds
     if path.exists():  # a start before this one was stopped
         state = torch.load(path, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        first, before = state["updates"], state["seconds"]
-    for update in range(first, end := task.budget.get("updates", 60)):
+        first = state["updates"]
+        before = state["seconds"]
+    end = task.budget.get("updates", 60)
+    for update in range(first, end):
         rng = np.random.default_rng([task.seeds[0], task.t, update])  # the same after a restart
-        pools = [old if x else new for x in rng.random(BATCH) < task.replay_share]
+        is_replay = rng.random(BATCH) < task.replay_share
+        pools = [old if replay else new for replay in is_replay]
         loss = loss_of(model, [pool[rng.integers(len(pool))] for pool in pools])
         optimizer.zero_grad()
         loss.backward()
@@ -110,13 +120,14 @@ def evaluate(task: StageTask) -> None:
     losses = {}
     for part in task.evaluate:
         batch = examples(task, (part,))
-        losses[part.name] = (
-            sum(loss_of(model, [one]).item() for one in batch) / len(batch),
-            len(batch),
-        )
+        total = sum(loss_of(model, [example]).item() for example in batch)
+        losses[part.name] = (total / len(batch), len(batch))
     task.finish(losses, parameters=sum(p.numel() for p in model.parameters()))
 
 
 if __name__ == "__main__":
-    given = StageTask.read(sys.argv[1])
-    train(given) if given.action == "train" else evaluate(given)
+    stage_task = StageTask.read(sys.argv[1])
+    if stage_task.action == "train":
+        train(stage_task)
+    else:
+        evaluate(stage_task)

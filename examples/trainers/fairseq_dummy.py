@@ -25,45 +25,39 @@ def run(module: str, *words: object) -> None:
 def measure(task: StageTask, paths: str, flags: list[str]) -> dict[str, Any]:
     """What ALMA's own evaluation measures."""
     file = Path(task.out, "measured.json")
-    words = [
-        task.stream,
-        "--task",
-        "alma_lm",
-        "--valid",
-        "--stage",
-        str(task.stage or 0),
-        "--out",
-        file,
-    ]
+    words = [task.stream, "--task", "alma_lm", "--valid", "--out", file]
+    words += ["--stage", str(task.stage or 0)]
     words += ["--waiting-time", str(task.waiting_time), "--seed", str(task.seeds[0])]
     if paths:
         pairs = zip(flags, [*flags[1:], ""], strict=True)
-        own = [word for flag, value in pairs if flag in SIZES for word in (flag, value)]
-        run("fairseq_alma.evaluate", *words, "--gen-subset", "test", "--path", paths, *own)
+        sizes = [word for flag, value in pairs if flag in SIZES for word in (flag, value)]
+        run("fairseq_alma.evaluate", *words, "--gen-subset", "test", "--path", paths, *sizes)
     else:
         run("fairseq_alma.evaluate", *words, "--untrained", *flags)
     return json.loads(file.read_text())
 
 
 def main() -> None:
-    task, flags = StageTask.read(sys.argv[-1]), sys.argv[1:-1]
+    task = StageTask.read(sys.argv[-1])
+    flags = sys.argv[1:-1]
     if task.action == "train":
         words = ["--task", "alma_lm", "--stage", str(task.stage), "--seed", str(task.seeds[0])]
         words += ["--waiting-time", str(task.waiting_time), "--save-dir", task.out]
-        words += ["--finetune-from-model", task.checkpoint] if task.checkpoint else []
+        if task.checkpoint:
+            words += ["--finetune-from-model", task.checkpoint]
         run("fairseq_cli.train", task.stream, *words, *flags)
-        best = (
-            "checkpoint_best.pt"
-            if Path(task.out, "checkpoint_best.pt").exists()
-            else "checkpoint_last.pt"
-        )
+        best = "checkpoint_best.pt"
+        if not Path(task.out, best).exists():
+            best = "checkpoint_last.pt"
         measured = measure(task, str(Path(task.out, best)), flags)
         costs = {name: measured["training"][0][name] for name in COSTS}
         task.finish(parameters=measured["parameters"], checkpoint=best, **costs)
         return
     measured = measure(task, ":".join(task.members), flags)
-    losses = {"test": (measured["nll"], measured["tokens"])}
-    losses["valid"] = measured["valid"]["loss"], task.valid[0].tokens
+    losses = {
+        "test": (measured["nll"], measured["tokens"]),
+        "valid": (measured["valid"]["loss"], task.valid[0].tokens),
+    }
     flops = measured["eval_flops_per_example"]
     task.finish(losses, parameters=measured["parameters"], eval_flops_per_example=flops)
 

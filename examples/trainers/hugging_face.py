@@ -17,16 +17,15 @@ from torch.nn import functional
 
 from alma.trainer import StageTask, TextPart, stop_requests
 
-LENGTH, BATCH, EVERY = (
-    64,
-    16,
-    20,
-)  # tokens of a block, blocks of an update, updates between checkpoints
+LENGTH = 64  # tokens of a block
+BATCH = 16  # blocks of an update
+EVERY = 20  # updates between checkpoints
 
 
 def build(task: StageTask, seed: int, folder: str | None = None) -> transformers.PreTrainedModel:
     transformers.set_seed(seed)
-    if folder := folder or next(iter(sys.argv[1:-1]), None):
+    folder = folder or next(iter(sys.argv[1:-1]), None)
+    if folder:
         return transformers.AutoModelForCausalLM.from_pretrained(folder)
     small: Any = {"hidden_size": 32, "intermediate_size": 64}
     small |= {"num_hidden_layers": 2, "num_attention_heads": 2}
@@ -51,7 +50,9 @@ class Reports(transformers.TrainerCallback):
     """Progress for `alma status`, the seconds of all starts, and a checkpoint at a signal."""
 
     def __init__(self, task: StageTask) -> None:
-        self.task, self.stopped, self.file = task, stop_requests(), Path(task.out, "seconds")
+        self.task = task
+        self.stopped = stop_requests()
+        self.file = Path(task.out, "seconds")
         before = float(self.file.read_text()) if self.file.exists() else 0.0
         self.began = time.monotonic() - before
 
@@ -68,11 +69,11 @@ class Reports(transformers.TrainerCallback):
 
 
 def train(task: StageTask) -> None:
-    end, reports = task.budget.get("updates", 100), Reports(task)
+    end = task.budget.get("updates", 100)
+    reports = Reports(task)
     rng = np.random.default_rng([*task.seeds, task.t])
-    new, old = (
-        [one for one in blocks(parts) if len(one) == LENGTH] for parts in (task.train, task.earlier)
-    )
+    new = [block for block in blocks(task.train) if len(block) == LENGTH]
+    old = [block for block in blocks(task.earlier) if len(block) == LENGTH]
     drawn = []  # the same at each start
     for _ in range(end * BATCH):
         source = old if rng.random() < task.replay_share else new
@@ -105,21 +106,24 @@ def train(task: StageTask) -> None:
 
 @torch.no_grad()
 def evaluate(task: StageTask) -> None:
-    models = [build(task, 0, path) for path in task.members] or [
-        build(task, seed) for seed in task.seeds
-    ]
-    models, losses = [model.eval() for model in models], {}
+    if task.members:
+        models = [build(task, 0, path).eval() for path in task.members]
+    else:
+        models = [build(task, seed).eval() for seed in task.seeds]
+    losses = {}
     for part in task.evaluate:
         nats = 0.0
         for block in blocks((part,)):
-            mean = torch.stack(
-                [model(block[None, :-1]).logits.softmax(-1) for model in models]
-            ).mean(0)
+            probabilities = [model(block[None, :-1]).logits.softmax(-1) for model in models]
+            mean = torch.stack(probabilities).mean(0)
             nats += functional.nll_loss(mean[0].log(), block[1:], reduction="sum").item()
-        losses[part.name] = nats / part.tokens, part.tokens
+        losses[part.name] = (nats / part.tokens, part.tokens)
     task.finish(losses, parameters=sum(model.num_parameters() for model in models))
 
 
 if __name__ == "__main__":
-    given = StageTask.read(sys.argv[-1])
-    train(given) if given.action == "train" else evaluate(given)
+    stage_task = StageTask.read(sys.argv[-1])
+    if stage_task.action == "train":
+        train(stage_task)
+    else:
+        evaluate(stage_task)

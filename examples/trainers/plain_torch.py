@@ -12,12 +12,10 @@ from torch import nn
 
 from alma.trainer import StageTask, TextPart, stop_requests
 
-LENGTH, BATCH, WIDTH, EVERY = (
-    64,
-    16,
-    32,
-    20,
-)  # tokens of a block; blocks of an update; updates between saves
+LENGTH = 64  # tokens of a block
+BATCH = 16  # blocks of an update
+WIDTH = 32
+EVERY = 20  # updates between saves
 
 
 class TinyLM(nn.Module):
@@ -25,7 +23,8 @@ class TinyLM(nn.Module):
 
     def __init__(self, dictionary: int):
         super().__init__()
-        self.words, self.places = nn.Embedding(dictionary, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.words = nn.Embedding(dictionary, WIDTH)
+        self.places = nn.Embedding(LENGTH, WIDTH)
         layer = nn.TransformerEncoderLayer(
             WIDTH, 2, 4 * WIDTH, 0.0, batch_first=True, norm_first=True
         )
@@ -38,9 +37,8 @@ class TinyLM(nn.Module):
     def forward(self, ids):
         length = ids.shape[1]
         vectors = self.words(ids) + self.places.weight[:length]
-        return (
-            self.layers(vectors, self.mask[:length, :length], is_causal=True) @ self.words.weight.T
-        )
+        outputs = self.layers(vectors, self.mask[:length, :length], is_causal=True)
+        return outputs @ self.words.weight.T
 
 
 def blocks(parts: tuple[TextPart, ...]) -> list[torch.Tensor]:
@@ -59,25 +57,29 @@ def build(task: StageTask, seed: int, checkpoint: str | None = None) -> TinyLM:
 
 
 def train(task: StageTask) -> None:
-    stopped, began = stop_requests(), time.monotonic()
-    new, old = ([one for one in blocks(p) if len(one) > LENGTH] for p in (task.train, task.earlier))
+    stopped = stop_requests()
+    began = time.monotonic()
+    new = [block for block in blocks(task.train) if len(block) > LENGTH]
+    old = [block for block in blocks(task.earlier) if len(block) > LENGTH]
     model = build(task, task.seeds[0], task.checkpoint)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    path, first, before = Path(task.out, "model.pt"), 0, 0.0
+    path = Path(task.out, "model.pt")
+    first = 0
+    before = 0.0  # seconds
     if path.exists():  # a start before this one was stopped
         state = torch.load(path, weights_only=True)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        first, before = state["updates"], state["seconds"]
-    for update in range(first, end := task.budget.get("updates", 100)):
+        first = state["updates"]
+        before = state["seconds"]
+    end = task.budget.get("updates", 100)
+    for update in range(first, end):
         rng = np.random.default_rng([task.seeds[0], task.t, update])  # the same after a restart
-        from_old = rng.random(BATCH) < task.replay_share
-        batch = torch.stack(
-            [(old if o else new)[rng.integers(len(old if o else new))] for o in from_old]
-        )
-        loss = nn.functional.cross_entropy(
-            model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
-        )
+        is_replay = rng.random(BATCH) < task.replay_share
+        pools = [old if replay else new for replay in is_replay]
+        batch = torch.stack([pool[rng.integers(len(pool))] for pool in pools])
+        logits = model(batch[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -104,21 +106,24 @@ def train(task: StageTask) -> None:
 
 @torch.no_grad()
 def evaluate(task: StageTask) -> None:
-    models = [build(task, 0, path) for path in task.members] or [
-        build(task, seed) for seed in task.seeds
-    ]
+    if task.members:
+        models = [build(task, 0, path).eval() for path in task.members]
+    else:
+        models = [build(task, seed).eval() for seed in task.seeds]
     losses = {}
     for part in task.evaluate:
         nats = 0.0
         for block in blocks((part,)):
-            mean = torch.stack(
-                [model.eval()(block[None, :-1]).softmax(-1) for model in models]
-            ).mean(0)
+            probabilities = [model(block[None, :-1]).softmax(-1) for model in models]
+            mean = torch.stack(probabilities).mean(0)
             nats += nn.functional.nll_loss(mean[0].log(), block[1:], reduction="sum").item()
-        losses[part.name] = nats / part.tokens, part.tokens
+        losses[part.name] = (nats / part.tokens, part.tokens)
     task.finish(losses, parameters=sum(p.numel() for model in models for p in model.parameters()))
 
 
 if __name__ == "__main__":
-    given = StageTask.read(sys.argv[1])
-    train(given) if given.action == "train" else evaluate(given)
+    stage_task = StageTask.read(sys.argv[1])
+    if stage_task.action == "train":
+        train(stage_task)
+    else:
+        evaluate(stage_task)

@@ -91,7 +91,7 @@ class TokenBlocks(FairseqDataset):
         self.eos = eos
 
     def __len__(self) -> int:
-        return -(-len(self.tokens) // self.length)
+        return (len(self.tokens) + self.length - 1) // self.length
 
     @property
     def sizes(self) -> NDArray[np.integer]:

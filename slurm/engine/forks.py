@@ -152,7 +152,8 @@ def _wait_for_command(files: list[int]) -> None:
         command = json.load(content)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     dies_first = dies_with_parent()
-    if pid := os.fork():
+    pid = os.fork()
+    if pid:
         with contextlib.suppress(OSError):  # both parent and command set the group: no race
             os.setpgid(pid, 0)
         os.write(status, b"%d\n" % pid)

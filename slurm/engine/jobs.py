@@ -73,7 +73,7 @@ class Job(ABC):
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 # Fails if another task has already requeued the job.
                 requeue = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]
-                subprocess.run(requeue, timeout=_REQUEUE_SECONDS)
+                subprocess.run(requeue, check=False, timeout=_REQUEUE_SECONDS)
             sys.exit(1)
 
         for number in (signal.SIGTERM, signal.SIGUSR2):

@@ -31,7 +31,8 @@ class Machine:
 
     def slot(self, jobs: int, on_cpu: bool) -> "Machine":
         """The equal share of each of `jobs` concurrent trainings. UserError: too few GPUs."""
-        if 0 < (gpus := len(self.gpus)) < jobs and not on_cpu:
+        gpus = len(self.gpus)
+        if 0 < gpus < jobs and not on_cpu:
             need = f"GPUs on this machine: {gpus}, and each training needs at least one of its own"
             raise UserError(
                 f"--jobs {jobs}: {need}: give --jobs {gpus} or fewer, or --cpu after the `--`"

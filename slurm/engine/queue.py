@@ -288,7 +288,8 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
         why, log = _last_error(job)
         why = why or f"its job ended without {job.marker.name}"
         return JobStatus(job, "failed", state.node, why, log)
-    if roots := [need.root or need for need in needs if need.state in BAD]:
+    roots = [need.root or need for need in needs if need.state in BAD]
+    if roots:
         root = min(roots, key=_order_of_blame)
         return JobStatus(job, "cancelled", why=f"needs {root.job.name} ({root.state})", root=root)
     if state is None:
@@ -324,7 +325,8 @@ def _last_error(job: SubmittedJob) -> tuple[str, Path | None]:
     process_logs = sorted(job.log.parent.glob(f"{job.job_id}_*_log.out")) if job.log else []
     for log in filter(None, (job.log, *process_logs, job.own_log)):
         lines = [line for line in tail(log).splitlines() if not _BY_SLURM.match(line)]
-        if problem := last_problem("\n".join(lines)):
+        problem = last_problem("\n".join(lines))
+        if problem:
             return problem[1], log
     # Perhaps none of the processes started: then only SLURM's own error is in the log.
     by_slurm = _BY_SLURM.findall(tail(job.log)) if job.log else []

@@ -16,7 +16,8 @@ from slurm.engine.machine import Machine
 
 _VOLTA = 7.0  # compute capability of a V100
 _SET_HERE = re.compile(  # options of sbatch that --sbatch refuses: a flag or the launcher sets them
-    r"partition|nodes|(n?tasks|gpus|cpus|mem)(-per-\w+)?|time|job-name|output|error|input|open-mode|chdir"
+    r"partition|nodes|(n?tasks|gpus|cpus|mem)(-per-\w+)?|time|job-name"
+    r"|output|error|input|open-mode|chdir"
     r"|dependency|array|(no-)?requeue|kill-on-invalid-dep|wrap|wait|test-only|parsable"
 )
 
@@ -193,9 +194,10 @@ def check_cluster(
     on_slurm = options.cluster == "slurm"
     names = local if on_slurm else (*options_of(Resources), *slurm)
     values = {name: getattr(options, name, None) for name in names}
-    if wrong := [
+    wrong = [
         flag_of(name) for name, value in values.items() if value is not None and value is not False
-    ]:
+    ]
+    if wrong:
         where = (
             "not with --cluster slurm, only on this machine"
             if on_slurm

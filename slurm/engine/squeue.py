@@ -157,7 +157,13 @@ def call(
         env = {**os.environ, "SLURM_BITSTR_LEN": "0"}
     try:
         return subprocess.run(
-            command, input=text, env=env, capture_output=True, text=True, timeout=limit
+            command,
+            check=False,
+            input=text,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=limit,
         )
     except FileNotFoundError:
         raise UserError(

@@ -212,7 +212,8 @@ def state_of(directory: Path) -> JobStatus:
     logs = [path for log in _MARKERS for path in directory.rglob(log)]
     logs.sort(key=lambda log: log.stat().st_mtime, reverse=True)
     latest = logs[0] if logs else None
-    if who := holder(directory):
+    who = holder(directory)
+    if who:
         return JobStatus(job, "running", why=who, log=latest)
     schedule = stages(end, run.config["waiting_time"], run.config["replay"])
     count = min(run.info.get("stages") or len(schedule), len(schedule))
@@ -224,6 +225,7 @@ def state_of(directory: Path) -> JobStatus:
         if log.with_name(_MARKERS[log.name]).exists():
             continue
         # Look only at the output of the last child, since earlier errors may be fixed.
-        if failed := children.last_problem(tail(log).rpartition("\n$ ")[2]):
+        failed = children.last_problem(tail(log).rpartition("\n$ ")[2])
+        if failed:
             return JobStatus(job, "failed", why=failed[1], log=log)
     return JobStatus(job, "stopped", why="rerun the same command to resume", log=latest)

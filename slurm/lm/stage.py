@@ -129,7 +129,7 @@ class TrainJob(RunJob):
         from submitit import JobEnvironment
 
         job = JobEnvironment()
-        attempt = f"{job.raw_job_id}.{os.environ.get('SLURM_RESTART_COUNT', 0)}"
+        attempt = f"{job.raw_job_id}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
         host = "localhost" if job.num_nodes == 1 else None
         arguments = self._joined(job.num_tasks, job.global_rank, attempt, host)
         if job.global_rank:

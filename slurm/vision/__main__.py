@@ -74,7 +74,8 @@ def main() -> None:
             remedy = f"wait, or cancel it with: alma cancel {shlex.quote(str(out))}"
             raise UserError(f"{out}: {problem} is in the queue: {remedy}")
         submission.launch(sweep, job_resources, folder, busy)
-    if problems := submission.follow([out], options.wait):
+    problems = submission.follow([out], options.wait)
+    if problems:
         raise children.StageFailed("; ".join(map(str, problems)))
     if options.wait:
         print("compare runs with:", shlex.join(["alma", "report", str(out)]))

@@ -7,7 +7,8 @@ from .synthetic import image_run
 
 @pytest.fixture(scope="session")
 def grid(tmp_path_factory):
-    """Runs for all figures: sm (two seeds) and ens, sizes 4 and 8, waits 1, 2, 4; replay; gmoe and moe."""
+    """Runs for all figures: sm (two seeds) and ens, sizes 4 and 8, waits 1, 2, 4; replay;
+    gmoe and moe."""
     place = tmp_path_factory.mktemp("grid")
     for size in (4, 8):
         for w in (1, 2, 4):

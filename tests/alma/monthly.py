@@ -23,7 +23,7 @@ def drifting(u, p):
 
 
 def text_items(count, loss, seed, part):
-    """Losses of a model, in nats, on the `count` documents of a part: the documents are those of any model."""
+    """Losses of a model, in nats, on the `count` documents of a part, the same for any model."""
     of_part = np.random.default_rng(part)
     median, deviation = LENGTHS
     tokens = np.maximum(np.round(of_part.lognormal(math.log(median), deviation, count)), 10)

@@ -20,7 +20,8 @@ from alma.report.vision import select
 from alma.stages import stages
 
 ROOT = Path(__file__).resolve().parents[2]
-PARAMETERS, STAGE_FLOPS = 65_000_000, 2e15
+PARAMETERS = 65_000_000
+STAGE_FLOPS = 2e15
 B = 40
 """Errors of `law`."""
 
@@ -33,17 +34,21 @@ def law(level, exponent, offset, noise=0.0, seed=0, count=B):
 
 
 def losses(law, seeds=1, count=8, models=None):
-    """Losses of the models of some periods, or all: law(u, p, seed) is that of the model of u on period p."""
-    at, models = range(1, count + 1), models or range(1, count + 1)
-    made = tuple(tuple(tuple(law(u, p, s) for p in at) for u in models) for s in range(seeds))
-    return Losses("made up", tuple(models), tuple(at), made)
+    """Losses of the models of some periods, or all:
+    law(u, p, seed) is that of the model of u on period p."""
+    at = range(1, count + 1)
+    models = models or at
+    matrices = []
+    for seed in range(seeds):
+        matrices.append(tuple(tuple(law(u, p, seed) for p in at) for u in models))
+    return Losses("made up", tuple(models), tuple(at), tuple(matrices))
 
 
 def write_run(directory, values, config, rows, metric, parameters, flops, extra=None):
     """A run with `values` of the metric at t = 0..B, or its first `rows` rows.
 
-    `flops` is a function of a stage; `parameters` and `extra` are constant, or functions of (t, stage), where
-    the stage is None while the learner is untrained.
+    `flops` is a function of a stage; `parameters` and `extra` are constant,
+    or functions of (t, stage), where the stage is None while the learner is untrained.
     """
     megabatches = len(values) - 1
     config = {"learner": "sm", "waiting_time": 1, "replay": False, "seed": 0} | config
@@ -82,13 +87,16 @@ def make_run(
     valid=None,
     **config,
 ):
-    """A run with `values` of the metric and `experts` at t = 0..B, and `valid` scores of trained models."""
+    """A run with `values` of the metric and `experts` at t = 0..B,
+    and `valid` scores of trained models."""
 
     def extra(t, stage):
-        known = {"experts": experts[t]} if experts else {}
-        return known | (
-            {"valid": {"loss": 1.0, metric: valid[t]} if stage else None} if valid else {}
-        )
+        fields = {}
+        if experts:
+            fields["experts"] = experts[t]
+        if valid:
+            fields["valid"] = {"loss": 1.0, metric: valid[t]} if stage else None
+        return fields
 
     def stage_flops(stage):
         return STAGE_FLOPS * len(stage.train_on)
@@ -128,19 +136,21 @@ def with_info(run, **info):
 def lm_run(
     directory, values, learner="sm", w=1, experts=4, members=None, millions=64, rows=None, **config
 ):
-    """A language-model run of B = len(values) mega-batches: perplexity 5e4 while untrained, then values[t-1].
+    """A language-model run of B = len(values) mega-batches:
+    perplexity 5e4 while untrained, then values[t-1].
 
-    `experts`, `members` (None: a single model) and `millions` of parameters are numbers, or lists over
-    t = 1..B; a stage costs `flops`. Perplexity per word is twice the perplexity.
+    `experts`, `members` (None: a single model) and `millions` of parameters are numbers,
+    or lists over t = 1..B; a stage costs `flops`. Perplexity per word is twice the perplexity.
     """
     flops = config.pop("flops", 1e15)
     lists = {
         name: value if isinstance(value, list) else [value] * len(values)
         for name, value in (("experts", experts), ("members", members), ("millions", millions))
     }
-    at = [
-        {name: each[max(t, 1) - 1] for name, each in lists.items()} for t in range(len(values) + 1)
-    ]
+    at = []
+    for t in range(len(values) + 1):
+        place = max(t, 1) - 1
+        at.append({name: settings[place] for name, settings in lists.items()})
     settings = {"learner": learner, "waiting_time": w, "arch": "switch_gmoe", "fairseq_flags": []}
     settings |= {"moe_expert_count": at[0]["experts"]} | (
         {"members": members} if isinstance(members, int) else {}
@@ -148,8 +158,10 @@ def lm_run(
     shown = [5e4 if t < w else value for t, value in enumerate([0, *values])]
 
     def extra(t, stage):
-        known = {name: at[t][name] for name in ("experts", "members") if lists[name][0] is not None}
-        return known | {"perplexity_per_word": 2 * shown[t]}
+        constants = {
+            name: at[t][name] for name in ("experts", "members") if lists[name][0] is not None
+        }
+        return constants | {"perplexity_per_word": 2 * shown[t]}
 
     def parameters(t, stage):
         return round(1e6 * at[t]["millions"])
@@ -182,7 +194,8 @@ def image_run(directory, trained, w=1, size=8, seed=0, rows=None, **config):
 
 
 def averaged(run, factor):
-    """Make the metric of a run the raw one; that of the averaged weights is `factor` times as large."""
+    """Make the metric of a run the raw one; that of the averaged weights is `factor` times as
+    large."""
 
     def edit(row):
         if row["stage"] is not None:
@@ -193,7 +206,8 @@ def averaged(run, factor):
 
 
 def drifting(run, cell, experts=None):
-    """Add an evaluation matrix to a run: cell(t, j) on the held-out part of mega-batch j; untrained, t = 0.
+    """Add an evaluation matrix to a run: cell(t, j) on the held-out part of mega-batch j;
+    untrained, t = 0.
 
     `experts`, too, is a function of (t, j): the shares of the experts by layer.
     """
@@ -220,8 +234,8 @@ def by_learner(*places):
 
 def entries_of(*places):
     """The language-model entries of folders, all of one B."""
-    (found,) = find_entries(find_runs(places))[0].values()
-    return found
+    (entry,) = find_entries(find_runs(places))[0].values()
+    return entry
 
 
 def error_of(done):
@@ -252,7 +266,9 @@ def report(*arguments, cwd=ROOT):
 
 def run_here(main, arguments, cwd=ROOT):
     """Run the entry point of a tool in this process: its exit code, stdout and stderr."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out = io.StringIO()
+    err = io.StringIO()
+    code = 0
     words = [main.__module__, *map(str, arguments)]
     with (
         contextlib.chdir(cwd),
@@ -268,7 +284,8 @@ def run_here(main, arguments, cwd=ROOT):
 
 
 def call_advise(*arguments):
-    """Run `alma advise` in this process; if it ends with --out, `record` is what it wrote there as JSON."""
+    """Run `alma advise` in this process; if it ends with --out,
+    `record` is what it wrote there as JSON."""
     done = run_here(advise_main, arguments)
     if arguments[-2:-1] == ("--out",):
         (file,) = Path(arguments[-1]).glob("*.json")

@@ -45,7 +45,7 @@ def test_the_better_learner_is_chosen_within_the_budget(tmp_path):
     assert (comparison.question, comparison.advice) == ("one model or several?", "several models")
     assert 0 < comparison.low < comparison.difference < comparison.high
     # each run trains with 1 TFLOP per mega-batch; what is spent does not count
-    assert [round(each.compute, 6) for each in free.candidates] == [B - 20, B - 20]
+    assert [round(candidate.compute, 6) for candidate in free.candidates] == [B - 20, B - 20]
     assert advice_on(tmp_path, 20, B - 21).choice is None
     text = call_advise(tmp_path, "--from", 20, "--budget", "19TFLOPs").stdout
     assert "No configuration stays within the budget: the least is 20 TFLOPs to come" in text
@@ -63,11 +63,14 @@ def test_a_run_with_fewer_rows_says_so(tmp_path):
     """Of ens only t = 10 is known. There it is better, but not better than sm at t = 40."""
     two_learners(tmp_path, seeds=1, noise=0)
     image_run(tmp_path / "ens0", law(0.5, 0.4, 0.02), rows=11, learner="ens", members=5)
-    found = advice_on(tmp_path)
-    assert {each.label: each.now for each in found.candidates} == {"sm w=1": 40, "ens w=1": 10}
-    assert {row[0]: row[2] for row in front_table(found)}["ens w=1"].endswith(" (t=10)")
+    advice = advice_on(tmp_path)
+    assert {candidate.label: candidate.now for candidate in advice.candidates} == {
+        "sm w=1": 40,
+        "ens w=1": 10,
+    }
+    assert {row[0]: row[2] for row in front_table(advice)}["ens w=1"].endswith(" (t=10)")
     record = call_advise(tmp_path, "--out", tmp_path).record
-    assert {each["label"]: each["from"] for each in record["configurations"]} == {
+    assert {entry["label"]: entry["from"] for entry in record["configurations"]} == {
         "sm w=1": 40,
         "ens w=1": 10,
     }
@@ -78,9 +81,9 @@ def test_rows_after_the_chosen_mega_batch_are_not_read(tmp_path):
         two_learners(tmp_path / place)
     for run in find_runs([tmp_path / "b"]):
         edited(run, lambda row: row.update(value=row["t"] / 100 if row["t"] > 20 else row["value"]))
-    one, two = (call_advise(tmp_path / name, "--from", 20).stdout for name in "ab")
-    assert one == two  # draws, too, are the same for the same records
-    assert "t=21..40" in one
+    first, second = (call_advise(tmp_path / name, "--from", 20).stdout for name in "ab")
+    assert first == second  # draws, too, are the same for the same records
+    assert "t=21..40" in first
     assert call_advise(tmp_path / "b").stdout != call_advise(tmp_path / "a").stdout
 
 
@@ -111,10 +114,10 @@ def test_only_what_comes_counts(tmp_path):
         level = 1 + seed / 100
         image_run(tmp_path / f"now{seed}", [0.2 * level] * B, seed=seed)
         image_run(tmp_path / f"wait{seed}", [0.9] * 9 + [0.15 * level] * (B - 9), 10, seed=seed)
-    found = advice_on(tmp_path, 20)
-    assert found.choice.label == "sm w=10"
-    assert found.choice.expected == pytest.approx(0.15, rel=0.1)
-    (comparison,) = found.comparisons
+    advice = advice_on(tmp_path, 20)
+    assert advice.choice.label == "sm w=10"
+    assert advice.choice.expected == pytest.approx(0.15, rel=0.1)
+    (comparison,) = advice.comparisons
     assert (comparison.question, comparison.advice) == (
         "train now or wait?",
         "wait for 10 mega-batches",
@@ -124,29 +127,32 @@ def test_only_what_comes_counts(tmp_path):
 @pytest.mark.parametrize("spreads", [[0.03] * 12, np.geomspace(0.01, 0.16, 12).tolist()])
 def test_equal_configurations_are_no_evidence(spreads):
     """Of 20 reports on a dozen equal configurations 7 or fewer, at 99.9% if 13% have evidence."""
-    random, evident = np.random.default_rng(0), 0
+    random = np.random.default_rng(0)
+    evident = 0
     for _ in range(20):
-        found = find_candidates(
+        candidates = find_candidates(
             make_section([0.0] * 12, random.permutation(spreads), 3, random), NOW
         )
-        choice = min(found, key=lambda each: each.expected)
-        evident += any(each.evidence for each in compare(Field(found), choice, found))
+        choice = min(candidates, key=lambda candidate: candidate.expected)
+        comparisons = compare(Field(candidates), choice, candidates)
+        evident += any(comparison.evidence for comparison in comparisons)
     assert evident <= 7
 
 
 def test_a_large_difference_is_evidence_among_many():
     random = np.random.default_rng(0)
     for _ in range(5):
-        found = find_candidates(make_section([0.0, *[0.4] * 11], [0.03] * 12, 3, random), NOW)
-        assert all(each.evidence for each in compare(Field(found), found[0], found))
+        candidates = find_candidates(make_section([0.0, *[0.4] * 11], [0.03] * 12, 3, random), NOW)
+        comparisons = compare(Field(candidates), candidates[0], candidates)
+        assert all(comparison.evidence for comparison in comparisons)
 
 
 def test_one_seed_is_no_evidence_and_says_how_many_would_settle_it(tmp_path):
     two_learners(tmp_path, seeds=1)
-    found = advice_on(tmp_path, 20)
-    assert not found.comparisons[0].evidence
+    advice = advice_on(tmp_path, 20)
+    assert not advice.comparisons[0].evidence
     assert any(
-        "One seed says nothing" in line and "run 3 seeds of" in line for line in found.remarks
+        "One seed says nothing" in line and "run 3 seeds of" in line for line in advice.remarks
     )
     two_learners(tmp_path / "more", seeds=3, gap=1.02, noise=0.05)
     (comparison,) = advice_on(tmp_path / "more", 20).comparisons
@@ -159,21 +165,23 @@ def test_a_naive_rule_that_was_better_is_named_and_not_used(tmp_path):
     image_run(tmp_path / "steady", [0.2] * B)
     image_run(tmp_path / "falls", law(0.6, 0.5, 0)[:19] + [0.9] * (B - 19), size=16)
     section = one_section(find_runs([tmp_path]))
-    best = min(find_candidates(section, 30), key=lambda each: each.expected)
-    found = advise(section, 30)
-    assert found.choice.label == best.label
-    assert any(" chose better: its choice was " in line for line in found.remarks)
+    best = min(find_candidates(section, 30), key=lambda candidate: candidate.expected)
+    advice = advise(section, 30)
+    assert advice.choice.label == best.label
+    assert any(" chose better: its choice was " in line for line in advice.remarks)
 
 
 def test_what_a_run_records_says_whether_it_is_several_or_grows(tmp_path):
     """Learners of one's own, as `recent` in docs/extend.md."""
     values = law(200, 0.2, 10, count=6)
     lm_run(tmp_path / "sm", values)
-    lm_run(tmp_path / "recent", [each / 2 for each in values], "recent", members=[1, 2, 2, 2, 2, 2])
+    lm_run(
+        tmp_path / "recent", [value / 2 for value in values], "recent", members=[1, 2, 2, 2, 2, 2]
+    )
     lm_run(tmp_path / "mine", values, "mine", millions=[64, 70, 80, 90, 100, 110])
     advice = advice_on(tmp_path, 5)
-    assert [each.question for each in advice.comparisons] == ["one model or several?"]
-    sides = {each.label: each.sides for each in advice.candidates}
+    assert [comparison.question for comparison in advice.comparisons] == ["one model or several?"]
+    sides = {candidate.label: candidate.sides for candidate in advice.candidates}
     assert sides["recent w=1"]["one model or several?"] == "several models"
     assert sides["mine w=1"]["grow the model?"] == "grow"
     assert sides["sm w=1"]["grow the model?"] == "keep the size"
@@ -182,11 +190,11 @@ def test_what_a_run_records_says_whether_it_is_several_or_grows(tmp_path):
 def test_the_measure_counts_the_present_model_until_the_next_stage(tmp_path):
     """Of the run with fewer rows t = 5 to 8 have passed: they do not come."""
     image_run(tmp_path / "a/sm", [0.9, 0.9, 0.9, 0.5, 0.5, 0.5, 0.5, 0.3, 0.3, 0.3], w=4)
-    (found,) = find_candidates(one_section(find_runs([tmp_path / "a"])), 5)
-    assert [found.ends, found.to_come] == [[4], [8, 10]]
+    (candidate,) = find_candidates(one_section(find_runs([tmp_path / "a"])), 5)
+    assert [candidate.ends, candidate.to_come] == [[4], [8, 10]]
     draws = np.array([[0.25, 0.2], [0.15, 0.1]])
-    assert found.measure(draws) == pytest.approx([(2 * 0.5 + 2 * a + b) / 5 for a, b in draws])
-    assert found.mean_since(3) == pytest.approx(0.5)
+    assert candidate.measure(draws) == pytest.approx([(2 * 0.5 + 2 * a + b) / 5 for a, b in draws])
+    assert candidate.mean_since(3) == pytest.approx(0.5)
     image_run(tmp_path / "b/behind", [0.5] * 12, rows=5, learner="ens")
     image_run(tmp_path / "b/ahead", [0.5] * 12, rows=9)
     behind = next(
@@ -201,10 +209,12 @@ def test_costs_to_come_follow_growing_costs(tmp_path):
     image_run(tmp_path / "plain", law(0.5, 0.4, 0), w=4)
     image_run(tmp_path / "replay", law(0.5, 0.4, 0), w=4, replay=True)
     section = one_section(find_runs([tmp_path]))
-    found = {each.result.config["replay"]: each for each in find_candidates(section, 12)}
-    assert found[False].compute == pytest.approx(28)
-    assert found[True].compute == pytest.approx(sum(range(16, 41, 4)))
-    assert found[False].hours == pytest.approx(7 * 1.5 / 3600)
+    by_replay = {
+        candidate.result.config["replay"]: candidate for candidate in find_candidates(section, 12)
+    }
+    assert by_replay[False].compute == pytest.approx(28)
+    assert by_replay[True].compute == pytest.approx(sum(range(16, 41, 4)))
+    assert by_replay[False].hours == pytest.approx(7 * 1.5 / 3600)
 
 
 def test_the_front_is_in_error_and_compute_to_come(tmp_path):
@@ -223,10 +233,9 @@ def test_perplexity_at_the_end_of_the_stream_is_forecast_beyond_it(tmp_path):
     assert "Choice by mean perplexity over t=5..6" in done.stdout
     assert "difference (% of perplexity), 90%" in done.stdout
     assert "Command: alma train stream --waiting-time 1" in done.stdout
-    found = next(each for each in done.record["configurations"] if each["label"] == "sm w=1")[
-        "expected"
-    ]
-    assert 100 < found["low"] < found["mean"] < found["high"] < 160
+    configurations = {entry["label"]: entry for entry in done.record["configurations"]}
+    expected = configurations["sm w=1"]["expected"]
+    assert 100 < expected["low"] < expected["mean"] < expected["high"] < 160
     assert (tmp_path / "out/advice.md").read_text().startswith("# Advice: ")
 
 
@@ -237,12 +246,12 @@ def _run(values, *names, **settings):
     ]
 
 
-_FOUR, _ENS = (_run([0.5, 0.4, 0.3, 0.2], learner=each) for each in ("sm", "ens"))
+_FOUR, _ENS = (_run([0.5, 0.4, 0.3, 0.2], learner=learner) for learner in ("sm", "ens"))
 _OTHER = "runs of different streams, metrics or B"
 
 
 @pytest.mark.parametrize(
-    ("make", "arguments", "told"),
+    ("make", "arguments", "message"),
     [
         (_FOUR, "--from 0", "--from 0: a mega-batch of the stream, from 1 to 4"),
         (_FOUR, "--from 5", "--from 5: a mega-batch of the stream, from 1 to 4"),
@@ -260,17 +269,17 @@ _OTHER = "runs of different streams, metrics or B"
         ),
     ],
 )
-def test_bad_options_and_records_are_one_line(tmp_path, make, arguments, told):
+def test_bad_options_and_records_are_one_line(tmp_path, make, arguments, message):
     make(tmp_path)
-    said = error_of(call_advise(tmp_path, *arguments.split()))
-    assert told in said
-    assert ("--from" in said) == ("--from" in arguments)  # no option that was not given
+    error = error_of(call_advise(tmp_path, *arguments.split()))
+    assert message in error
+    assert ("--from" in error) == ("--from" in arguments)  # no option that was not given
 
 
 def test_an_error_of_zero_is_forecast(tmp_path):
     image_run(tmp_path / "run", [0.5, 0.0, 0.2, 0.0])
-    (found,) = find_candidates(one_section(find_runs([tmp_path])), 3)
-    assert np.isfinite([*found.draws[0].flat, found.expected]).all()
+    (candidate,) = find_candidates(one_section(find_runs([tmp_path])), 3)
+    assert np.isfinite([*candidate.draws[0].flat, candidate.expected]).all()
 
 
 def test_the_page_shows_the_advice(tmp_path):
@@ -289,13 +298,13 @@ def test_the_brief_is_one_screen_with_a_picture(tmp_path):
     two_learners(tmp_path / "runs", seeds=3)
     done = call_advise(tmp_path / "runs", "--from", 20, "--brief", tmp_path / "advice.html")
     page = (tmp_path / "advice.html").read_text()
-    for said in (
+    for sentence in (
         "ens: several models",
         "Several models instead of one",
         "TFLOPs, ",
         "data:image/svg+xml",
     ):
-        assert said in page
+        assert sentence in page
     assert len(done.stdout.splitlines()) < 25
     call_advise(tmp_path / "runs", "--brief", tmp_path / "advice.md")
     assert "](advice.svg)" in (tmp_path / "advice.md").read_text()
@@ -308,9 +317,9 @@ def test_the_order_of_the_seeds_changes_nothing(tmp_path):
             for seed, name in enumerate(names if w == 1 else "012"):
                 errors = law(level, 0.3, 0.1, noise=0.05, seed=seed, count=12)
                 image_run(tmp_path / place / str(w) / name, errors, w, seed=seed)
-    one, other = (decision_table(advice_on(tmp_path / place)) for place in "ab")
-    assert one == other
-    assert len(one) > 1
+    first, second = (decision_table(advice_on(tmp_path / place)) for place in "ab")
+    assert first == second
+    assert len(first) > 1
 
 
 def test_a_choice_among_configurations_behind_one_beyond_the_budget(tmp_path):

@@ -30,16 +30,16 @@ def noisy(law, deviation=0.003, *, seed=0, **settings):
 def test_a_known_law_is_found(exponent):
     """However hard the periods are, and what training gains; what came later does not matter."""
     hard = [3.0, 2.0, 4.0, 1.0, 2.5, 3.5, 2.0, 1.5, 9.0, 5.0]
-    made = noisy(
+    run_losses = noisy(
         lambda u, p, _: hard[p - 1] + 0.1 * abs(p - u) ** exponent - 0.2 * math.log(u), count=10
     )
-    laws = Laws(known_at(made, 8))
+    laws = Laws(known_at(run_losses, 8))
     assert (laws.whole.c, laws.whole.amount) == (exponent, 8)
     for age in (1, 2, 4):
-        found = laws.estimate(lambda law, age=age: float(law.extra(age, 100 - 8)))
+        estimated = laws.estimate(lambda law, age=age: float(law.extra(age, 100 - 8)))
         true = 0.1 * age**exponent + 0.2 * math.log(100 / (100 - age))
-        assert found.low < true < found.high
-        assert found.high - found.low < 0.12
+        assert estimated.low < true < estimated.high
+        assert estimated.high - estimated.low < 0.12
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.01])
@@ -49,15 +49,17 @@ def test_a_season_of_the_calendar_is_told_from_drift(drift):
     def loss(u, p, _):
         return 2 + drift * abs(p - u) + 0.2 * math.sin(math.pi * (p - u) / 12) ** 2
 
-    found = Retraining(
+    retraining = Retraining(
         noisy(loss, 0.005, count=14), "nats a token", Period("month"), every=(1, 6, 12)
     )
     assert "The stream has a season: a model half a year old is 22% [" in " ".join(
-        words.lines(found)
+        words.lines(retraining)
     )
-    extra = {k: sum(loss(0, a, 0) - 2 for a in range(1, k + 1)) / k for k in found.cadences}
+    extra = {}
+    for k in retraining.cadences:
+        extra[k] = sum(loss(0, a, 0) - 2 for a in range(1, k + 1)) / k
     for k, rarer in (1, 6), (6, 12):
-        gain = found.gain(k, rarer)
+        gain = retraining.gain(k, rarer)
         assert gain.low < extra[rarer] - extra[k] < gain.high
     unnamed = Retraining(
         noisy(loss, 0.005, count=14), "nats a token"
@@ -66,7 +68,7 @@ def test_a_season_of_the_calendar_is_told_from_drift(drift):
     few = Retraining(
         noisy(loss, 0.005, count=24, models=(1, 6, 13)), "nats a token", Period("month")
     )
-    assert [each.laws.event for each in (found, unnamed, young, few)] == [
+    assert [variant.laws.event for variant in (retraining, unnamed, young, few)] == [
         Season(12),
         None,
         None,
@@ -77,23 +79,25 @@ def test_a_season_of_the_calendar_is_told_from_drift(drift):
 @pytest.mark.parametrize("start", [1, -5])
 def test_a_break_is_told_whatever_the_number_of_its_period(start):
     """The first period after it is the sixth one: 6 or, of labels from -5 on, 0."""
-    made = noisy(lambda u, p, _: 2 + 0.3 * ((u < 6) != (p < 6)), 0.0005, count=10)
+    run_losses = noisy(lambda u, p, _: 2 + 0.3 * ((u < 6) != (p < 6)), 0.0005, count=10)
     axis = tuple(range(start, start + 10))
-    found = Retraining(replace(made, until=axis, periods=axis), "nats a token")
-    assert found.laws.event == Break(start + 5)
-    assert words.lines(found)[2].startswith("The stream broke 4 periods before the last period;")
+    retraining = Retraining(replace(run_losses, until=axis, periods=axis), "nats a token")
+    assert retraining.laws.event == Break(start + 5)
+    assert words.lines(retraining)[2].startswith(
+        "The stream broke 4 periods before the last period;"
+    )
 
 
 def test_without_losses_on_the_past_there_is_no_answer():
-    made = noisy(lambda u, p, _: 3 - 0.1 * math.log(u) if p >= u else math.nan)
-    found = Retraining(made, "nats a token", price=0.1)
-    assert words.answer(found).startswith("No answer: without losses on the periods before")
-    assert (words.advice_of(found), words.lines(found)) == (
+    run_losses = noisy(lambda u, p, _: 3 - 0.1 * math.log(u) if p >= u else math.nan)
+    retraining = Retraining(run_losses, "nats a token", price=0.1)
+    assert words.answer(retraining).startswith("No answer: without losses on the periods before")
+    assert (words.advice_of(retraining), words.lines(retraining)) == (
         NO_EVIDENCE,
-        [f"{words.answer(found)}."],
+        [f"{words.answer(retraining)}."],
     )
-    assert titled(found).cells[0] == ["training", "as last time", "cost of trainings to come"]
-    assert json.loads(json.dumps(record(found)))["plan"] is None
+    assert titled(retraining).cells[0] == ["training", "as last time", "cost of trainings to come"]
+    assert json.loads(json.dumps(record(retraining)))["plan"] is None
 
 
 def test_without_models_on_their_own_periods_there_is_no_answer():
@@ -104,15 +108,17 @@ def test_without_models_on_their_own_periods_there_is_no_answer():
 
     two_later = noisy(lambda *cell: loss(*cell, 2), count=12)
     assert "No answer" in words.answer(Retraining(two_later, "nats a token"))
-    one = noisy(lambda u, p, _: 3 - 0.05 * u if p >= u or (u, p) == (3, 2) else math.nan, count=12)
-    assert words.advice_of(Retraining(one, "nats a token")) == NO_EVIDENCE
+    run_losses = noisy(
+        lambda u, p, _: 3 - 0.05 * u if p >= u or (u, p) == (3, 2) else math.nan, count=12
+    )
+    assert words.advice_of(Retraining(run_losses, "nats a token")) == NO_EVIDENCE
 
 
 def test_what_training_gains_shrinks_and_is_not_drift():
-    found = Retraining(noisy(lambda u, p, _: 3 - 0.5 * math.log(u), seed=1), "nats a token")
-    assert words.advice_of(found) == NO_EVIDENCE
-    assert found.last_time(1) == pytest.approx(0.5 * math.log(8 / 7), abs=0.01)
-    assert found.extra(1).mean < 0.7 * found.last_time(1)
+    retraining = Retraining(noisy(lambda u, p, _: 3 - 0.5 * math.log(u), seed=1), "nats a token")
+    assert words.advice_of(retraining) == NO_EVIDENCE
+    assert retraining.last_time(1) == pytest.approx(0.5 * math.log(8 / 7), abs=0.01)
+    assert retraining.extra(1).mean < 0.7 * retraining.last_time(1)
     even = noisy(lambda u, p, _: 3 - 0.1 * u, count=24)  # no law of training: that of age takes it
     assert words.advice_of(Retraining(even, "nats a token")) == NO_EVIDENCE
 
@@ -125,51 +131,52 @@ def test_without_drift_slopes_lie_on_both_sides_of_zero():
     ]
     bends = [Laws(noisy(lambda u, p, _: 3.0, seed=seed)).whole.bend[1] for seed in range(10)]
     assert sum(max(map(abs, bend)) < 0.001 for bend in bends) >= 6  # of noise of 0.003, shrunk
-    assert min(each.mean for each in slopes) < 0 < min(each.high for each in slopes)
-    assert sum(each.low < 0 for each in slopes) >= 8
+    assert min(slope.mean for slope in slopes) < 0 < min(slope.high for slope in slopes)
+    assert sum(slope.low < 0 for slope in slopes) >= 8
 
 
 @pytest.mark.parametrize(
     "curve", [lambda a: 0.1 - 0.1 * math.exp(-a), lambda a: 0.05 * max(0, a - 4)]
 )
 def test_intervals_hold_for_curves_outside_of_the_law(curve):
-    made = noisy(lambda u, p, _: 3 + (curve(p - u) if p > u else 0.02 * (u - p)), count=24)
-    found, true = (
-        Retraining(made, "nats a token").gain(1, 6),
-        sum(map(curve, range(1, 7))) / 6 - curve(1),
-    )
-    assert found.low < true < found.high < 3 * true
+    run_losses = noisy(lambda u, p, _: 3 + (curve(p - u) if p > u else 0.02 * (u - p)), count=24)
+    extra = Retraining(run_losses, "nats a token").gain(1, 6)
+    true = sum(map(curve, range(1, 7))) / 6 - curve(1)
+    assert extra.low < true < extra.high < 3 * true
 
 
 def test_a_model_that_is_newer_than_all_tests_has_no_age():
     """As one that was trained until the last test."""
-    made = noisy(lambda u, p, _: 2 + 0.1 * abs(p - u), 0.0005, count=12)
-    early = Losses(
-        "", made.until, made.periods[:8], tuple(tuple(row[:8] for row in s) for s in made.seeds)
-    )
+    run_losses = noisy(lambda u, p, _: 2 + 0.1 * abs(p - u), 0.0005, count=12)
+    seeds = []
+    for matrix in run_losses.seeds:
+        seeds.append(tuple(row[:8] for row in matrix))
+    early = Losses("", run_losses.until, run_losses.periods[:8], tuple(seeds))
     assert Retraining(early, "nats a token", price=0.5).plan.first == 3
 
 
 @pytest.mark.parametrize("every", [(1, 3), (1, 3, 12), (1, 2, 3, 6), (1, 3, 6, 12, 24)])
 def test_the_cadence_is_the_same_beside_any_others(every):
     """0.004 nats a month: 3 months lose 0.4% to 1 month, 6 months 1%."""
-    made = noisy(lambda u, p, _: 0.0045 * abs(p - u), 0.0005, count=14)
-    found = Retraining(made, "nats a token", Period("month"), every=every)
-    assert words.advice_of(found) == "every quarter"
+    run_losses = noisy(lambda u, p, _: 0.0045 * abs(p - u), 0.0005, count=14)
+    retraining = Retraining(run_losses, "nats a token", Period("month"), every=every)
+    assert words.advice_of(retraining) == "every quarter"
 
 
 def test_costs_are_of_trainings_to_come():
-    made = noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005)
-    found = Retraining(made, "nats a token", Period("month"), TrainingCost(2.0, 3.0), (1, 3))
-    assert titled(found).cells[2][-1] == "4 trainings a year, 8 TFLOPs, 12 GPU-hours"
-    assert words.answer(found).startswith(
+    run_losses = noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005)
+    retraining = Retraining(
+        run_losses, "nats a token", Period("month"), TrainingCost(2.0, 3.0), (1, 3)
+    )
+    assert titled(retraining).cells[2][-1] == "4 trainings a year, 8 TFLOPs, 12 GPU-hours"
+    assert words.answer(retraining).startswith(
         "Every month, 12 trainings a year, 24 TFLOPs, 36 GPU-hours: 11% ["
     )
     pays = (
-        3 / 2 * found.gain(1, 3).mean
+        3 / 2 * retraining.gain(1, 3).mean
     )  # the price at which 12 and 4 trainings in 12 months cost as much
-    assert float(titled(found).cells[1][4]) == pytest.approx(pays, rel=0.01)
-    in_money = replace(found, money=10)
+    assert float(titled(retraining).cells[1][4]) == pytest.approx(pays, rel=0.01)
+    in_money = replace(retraining, money=10)
     assert float(titled(in_money).cells[1][4]) == pytest.approx(10 * pays, rel=0.01)
     assert [Period("month").every(k) for k in (1, 3, 12)] == [
         "every month",
@@ -200,27 +207,27 @@ def test_cadences_have_english_ordinals():
 )
 def test_a_price_gives_the_cheapest_plan(price, first, every, trainings):
     """Loss 0.1 a period: k periods cost 0.05 k (k + 1); the present model is new."""
-    found = Retraining(
+    retraining = Retraining(
         noisy(lambda u, p, _: 2 + 0.1 * abs(p - u), 0.001), "nats a token", price=price
     )
-    assert (found.plan.trainings, found.plan.first) == (trainings, first)
-    assert trainings < 2 or found.plan.every == every
-    assert found.plan.flips[0] <= price <= found.plan.flips[1]
-    assert ("never" in found.plan.savings) == (trainings > 0)
-    for mean, low, high in found.plan.savings.values():
+    assert (retraining.plan.trainings, retraining.plan.first) == (trainings, first)
+    assert trainings < 2 or retraining.plan.every == every
+    assert retraining.plan.flips[0] <= price <= retraining.plan.flips[1]
+    assert ("never" in retraining.plan.savings) == (trainings > 0)
+    for mean, low, high in retraining.plan.savings.values():
         assert max(low, -1e-9) <= mean <= high
-    assert ("retraining every period" in found.plan.savings) == (
+    assert ("retraining every period" in retraining.plan.savings) == (
         price > 0
     )  # none that gains nothing
 
 
 def test_savings_are_told_by_the_law_that_chose_the_plan():
     """Where loss falls with age, a plan that trains does not say that it loses by it."""
-    found = [
+    plans = [
         Retraining(noisy(lambda u, p, _: 3.0, seed=i), "nats", price=0.0002).plan for i in range(10)
     ]
-    assert any(plan.trainings for plan in found)
-    assert min(each.mean for plan in found for each in plan.savings.values()) > -1e-9
+    assert any(plan.trainings for plan in plans)
+    assert min(saving.mean for plan in plans for saving in plan.savings.values()) > -1e-9
 
 
 def test_periods_are_named_and_counted_by_their_labels():
@@ -229,10 +236,10 @@ def test_periods_are_named_and_counted_by_their_labels():
     assert Period.of(["2025-Q4"]).noun == "quarter"
     uneven = (["2025-12", "2026-02"], ["2020..2021", "2022"], [])
     assert {Period.of(labels) for labels in uneven} == {Period("mega-batch")}
-    made = Retraining(
+    retraining = Retraining(
         noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005), "nats a token", week, every=(1, 4)
     )
-    assert [row[-1] for row in titled(made).cells[1:]] == [
+    assert [row[-1] for row in titled(retraining).cells[1:]] == [
         "52 trainings a year",
         "13 trainings a year",
     ]
@@ -241,17 +248,17 @@ def test_periods_are_named_and_counted_by_their_labels():
 def test_a_jump_of_the_served_loss_is_a_reason_to_retrain():
     hard = np.random.default_rng(0).normal(0, 0.02, 13)
     for jump, first in ((0, None), (0.5, 0)):
-        made = losses(
+        run_losses = losses(
             lambda u, p, _, j=jump: 2 + hard[p] + j * (p > 10), count=12, models=range(1, 9)
         )
-        assert Retraining(made, "nats a token", price=0.3).plan.first == first
+        assert Retraining(run_losses, "nats a token", price=0.3).plan.first == first
 
 
 def test_streams_without_drift_are_no_evidence_and_drift_is_found():
     """Of 40 matrices a twentieth may show evidence: 5 or fewer with a probability of 98%."""
     for kind in calibration.STREAMS[:2]:
         assert calibration.outcome(kind, 8, 1, 40)[0] <= 5 / 40
-    more, _, held = calibration.outcome(calibration.STREAMS[3], 12, 1, 40)
-    assert more > 0.9
+    more_often, _, held = calibration.outcome(calibration.STREAMS[3], 12, 1, 40)
+    assert more_often > 0.9
     assert held >= 32 / 40
     assert calibration.outcome(calibration.STREAMS[6], 12, 1, 20)[0] <= 0.1  # one break is no trend

@@ -31,15 +31,15 @@ def drifting_runs(place, kinds=("plain", "replay", "anew"), jump=0.0):
 def test_three_questions_on_runs(tmp_path):
     drifting_runs(tmp_path / "runs")
     done = call_advise(tmp_path / "runs", "--from", 6, "--out", tmp_path)
-    answers = {each["question"]: each["advice"] for each in done.record["decisions"]}
+    answers = {decision["question"]: decision["advice"] for decision in done.record["decisions"]}
     assert answers == {"replay?": "replay 0.5", "last weights or anew?": "last weights"}
     often = done.record["retraining"]
     assert (often["advice"], often["unit"]) == ("every 2nd mega-batch", "percentage points")
     assert often["slope"]["mean"] == pytest.approx(2, abs=0.3)
-    two, four = (often["cadences"][i]["extra"]["mean"] for i in (1, 2))
-    assert four - two == pytest.approx(2, abs=0.3)
+    every_two, every_four = (often["cadences"][i]["extra"]["mean"] for i in (1, 2))
+    assert every_four - every_two == pytest.approx(2, abs=0.3)
     # 1 TFLOP for a training: in both mega-batches to come, or in one; what is spent does not count
-    costs = [each["cost"].split(", ")[:2] for each in often["cadences"]]
+    costs = [cadence["cost"].split(", ")[:2] for cadence in often["cadences"]]
     assert costs[0] == ["2 trainings in 2 mega-batches", "2 TFLOPs"]
     assert costs[1] == ["1 training in 2 mega-batches", "1 TFLOPs"]
     planned = call_advise(tmp_path / "runs", "--from", 6, "--price", "1/2").stdout
@@ -51,9 +51,9 @@ def test_three_questions_on_runs(tmp_path):
 def test_parts_to_come_are_not_read(tmp_path):
     for name, jump in (("a", 0.0), ("b", 0.5)):
         drifting_runs(tmp_path / name, ("plain", "replay"), jump)
-    one, two = (call_advise(tmp_path / name, "--from", 5).stdout for name in "ab")
-    assert one == two
-    assert "the stream drifts" in one
+    first, second = (call_advise(tmp_path / name, "--from", 5).stdout for name in "ab")
+    assert first == second
+    assert "the stream drifts" in first
     assert call_advise(tmp_path / "a").stdout != call_advise(tmp_path / "b").stdout
 
 
@@ -84,5 +84,6 @@ def test_a_bad_value_in_the_matrix_does_not_count(tmp_path, make, value):
 
 def test_a_stream_of_two_mega_batches_has_no_answer(tmp_path):
     drifting(image_run(tmp_path / "run", [0.5, 0.4]), lambda t, j: 0.5)
-    assert "assume an i.i.d. stream. If" in (said := call_advise(tmp_path).stdout)
-    assert "How often to retrain takes three models" in said
+    output = call_advise(tmp_path).stdout
+    assert "assume an i.i.d. stream. If" in output
+    assert "How often to retrain takes three models" in output

@@ -17,7 +17,8 @@ HEADER = "model,trained_until,domain,tested_on,loss,lower_95,upper_95"
 def lines(model="1b", domain="news", slope=0.001, seed=0, trained=range(0, 96, 24)):
     """Lines of a file as that of TiC-LM: models of every second year, tested on every year."""
     months = [f"{2013 + m // 12}-{1 + m % 12:02}" for m in range(96)]
-    cells, random = [(u, p) for u in trained for p in range(0, 96, 12)], np.random.default_rng(seed)
+    cells = [(u, p) for u in trained for p in range(0, 96, 12)]
+    random = np.random.default_rng(seed)
     losses = [2.5 + slope * abs(p - u) + random.normal(0, 0.001) for u, p in cells]
     rows = zip(cells, losses, strict=True)
     return [f"{model},{months[u]},{domain},{months[p]},{loss:.4f},2,3" for (u, p), loss in rows]
@@ -124,7 +125,7 @@ def _bad(old, new):
 
 
 @pytest.mark.parametrize(
-    ("edit", "told"),
+    ("edit", "message"),
     [
         (_bad("tested_on", "tested"), "no column tested_on"),
         (_bad(",news,2014-01,", ",news,2013-01,"), "the same model, period and seed as"),
@@ -173,10 +174,10 @@ def _bad(old, new):
         ("--price 0/-1", "numbers from 0 to 1e12, such as 0.3 or 400/1000"),
     ],
 )
-def test_a_bad_file_or_option_is_one_line(table, edit, told):
+def test_a_bad_file_or_option_is_one_line(table, edit, message):
     if not (options := edit.split() if isinstance(edit, str) else []):
         edit(table)
-    assert told in error_of(call_advise("--matrix", table, *options))
+    assert message in error_of(call_advise("--matrix", table, *options))
 
 
 def test_hours_are_those_of_the_newest_training_that_has_them(tmp_path):

@@ -19,10 +19,10 @@ difficulty = st.lists(st.floats(1, 5), min_size=B, max_size=B)
 @given(difficulty, st.floats(0.01, 0.5))
 def test_staleness_is_the_loss_that_a_period_adds(hard, slope):
     """How difficult the periods are does not matter."""
-    made = losses(lambda t, j, _: hard[j - 1] + slope * abs(j - t))
-    assert staleness(made) == pytest.approx([slope])
-    assert age_effect(made) == pytest.approx([slope])
-    curve = staleness_curve(made)
+    run_losses = losses(lambda t, j, _: hard[j - 1] + slope * abs(j - t))
+    assert staleness(run_losses) == pytest.approx([slope])
+    assert age_effect(run_losses) == pytest.approx([slope])
+    curve = staleness_curve(run_losses)
     assert list(curve) == list(range(1 - B, B))
     assert curve[-3] == pytest.approx([3 * slope])
     assert curve[0] == [0]
@@ -31,27 +31,27 @@ def test_staleness_is_the_loss_that_a_period_adds(hard, slope):
 @given(difficulty, difficulty, st.floats(0, 0.3))
 def test_less_training_counts_as_staleness_but_not_as_effect_of_age(hard, trained, slope):
     """However the loss falls with training."""
-    made = losses(lambda t, j, _: hard[j - 1] + trained[t - 1] + slope * abs(j - t))
-    assert age_effect(made) == pytest.approx([slope], abs=1e-9)
+    run_losses = losses(lambda t, j, _: hard[j - 1] + trained[t - 1] + slope * abs(j - t))
+    assert age_effect(run_losses) == pytest.approx([slope], abs=1e-9)
     falls = losses(lambda t, j, _: hard[j - 1] - 0.3 * t + slope * abs(j - t))
     assert staleness(falls) == pytest.approx([0.3 + slope])
 
 
 def test_a_model_that_keeps_the_past_has_half_the_effect():
-    made = losses(lambda t, j, _: 0.2 * max(0, j - t))
-    assert staleness(made) == pytest.approx([0.2])
-    assert age_effect(made) == pytest.approx([0.1])
+    run_losses = losses(lambda t, j, _: 0.2 * max(0, j - t))
+    assert staleness(run_losses) == pytest.approx([0.2])
+    assert age_effect(run_losses) == pytest.approx([0.1])
 
 
 def test_a_learner_that_waits_has_ages_with_a_model_of_that_period_only():
-    made = losses(lambda t, j, _: abs(j - t), models=(2, 4, 6, 8))
-    assert list(staleness_curve(made)) == [-6, -4, -2, 0, 2, 4, 6]
+    run_losses = losses(lambda t, j, _: abs(j - t), models=(2, 4, 6, 8))
+    assert list(staleness_curve(run_losses)) == [-6, -4, -2, 0, 2, 4, 6]
 
 
 def test_a_missing_cell_does_not_count():
-    made = losses(lambda t, j, _: math.nan if (t, j) == (1, 4) else 0.1 * abs(j - t))
-    assert staleness(made) == pytest.approx([0.1])
-    assert age.best_by_period([made])[4] == 0
+    run_losses = losses(lambda t, j, _: math.nan if (t, j) == (1, 4) else 0.1 * abs(j - t))
+    assert staleness(run_losses) == pytest.approx([0.1])
+    assert age.best_by_period([run_losses])[4] == 0
 
 
 def test_regret_is_the_distance_from_the_best_model_of_any_configuration():

@@ -41,12 +41,14 @@ def runs(tmp_path):
 
 def test_the_table_has_slopes_and_regrets_with_intervals_over_seeds(runs):
     rows = rows_of(runs)
-    # Two seeds, 4 and 6 points a mega-batch: 6.314 times their standard error of 1 is the half width.
+    # Two seeds, 4 and 6 points a mega-batch:
+    # 6.314 times their standard error of 1 is the half width.
     assert rows["sm"]["staleness"] == "5.00 [-1.31, 11.31]"
     assert rows["sm"]["effect of age"] == "2.50 [-0.66, 5.66]"  # the past is kept: half
     assert [rows["ens"][name] for name in ("staleness", "effect of age")] == ["7.00", "5.00"]
     assert rows["gmoe"]["staleness"] == "3.00"
-    # The best on parts 1 to 4 has 18, 16, 14 and 12%: ens, fresh. Its loss falls by 2 points a mega-batch.
+    # The best on parts 1 to 4 has 18, 16, 14 and 12%: ens, fresh.
+    # Its loss falls by 2 points a mega-batch.
     regrets = [
         [rows[name][f"regret, {age}"] for age in ("newest", "next", "past")]
         for name in ("ens", "gmoe")
@@ -96,10 +98,10 @@ def test_a_run_is_compared_on_its_own_data_only(tmp_path):
 
 def test_an_unfinished_run_has_the_ages_of_its_models(tmp_path):
     drifting(image_run(tmp_path / "a", [0.5, 0.4, 0.3, 0.2], rows=3), law(0.04))
-    (found,) = [age_table.aged(results) for results in group(find_runs([tmp_path]))]
-    assert list(found[0].curves["extra loss"]) == [-1, 0, 1]
-    assert list(found[0].curves["regret"]) == [-1, 0, 1, 2, 3]
-    assert found[0].columns["staleness"] == pytest.approx([4])
+    (aged,) = [age_table.aged(results) for results in group(find_runs([tmp_path]))]
+    assert list(aged[0].curves["extra loss"]) == [-1, 0, 1]
+    assert list(aged[0].curves["regret"]) == [-1, 0, 1, 2, 3]
+    assert aged[0].columns["staleness"] == pytest.approx([4])
     assert rows_of(tmp_path)["sm (not finished, t=2/4)"]["staleness"] == "4.00"
 
 

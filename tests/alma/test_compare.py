@@ -63,14 +63,14 @@ def test_validation_has_a_column_if_rows_have_it(tmp_path):
         make_run(tmp_path / f"a{seed}", [0.9] * 5, 2, metric="error", valid=scores, seed=seed, lr=1)
     make_run(tmp_path / "old", [0.9] * 5, 2, metric="error", lr=2)
     make_run(tmp_path / "lm", [90.0, 40.0, 20.0], valid=[None, 44.0, 22.0])
-    found = by_learner(tmp_path)
+    cells = by_learner(tmp_path)
     # The mean of 50, 50, 50 and of 50, 50, 30 percent.
-    assert (found["sm lr=1"]["validation"], found["sm lr=2"]["validation"]) == ("46.67 ±4.71", "")
-    assert found["sm"]["validation"] == "33.00"
+    assert (cells["sm lr=1"]["validation"], cells["sm lr=2"]["validation"]) == ("46.67 ±4.71", "")
+    assert cells["sm"]["validation"] == "33.00"
     done = report(tmp_path, "--out", tmp_path / "out")
     text, images = done.stdout.split("Test perplexity")[::-1]
     assert "Validation is the mean error on the learner's own validation data" in images
-    assert ["--valid-source" in each for each in (text, images)] == [True, False]
+    assert ["--valid-source" in command for command in (text, images)] == [True, False]
     with open(tmp_path / "out/report.csv") as file:
         assert [line["extra.valid.error"] for line in csv.DictReader(file)][:4] == [
             "",

@@ -40,7 +40,8 @@ def test_what_is_no_date_is_refused(text):
 
 
 def made(folder, seen):
-    """A run whose loss grows by 0.1 a period ahead; on periods that may be `seen` it falls with training."""
+    """A run whose loss grows by 0.1 a period ahead;
+    on periods that may be `seen` it falls with training."""
     run = drifting(
         lm_run(folder, [30.0] * 6, cutoff="2021-06"),
         lambda t, j: math.exp(2 + 0.1 * max(j - t, 0) - (j <= 2) * t),
@@ -52,19 +53,19 @@ def made(folder, seen):
 def test_seen_periods_count_in_no_average_and_are_named(tmp_path):
     made(tmp_path / "seen", seen=True)
     made(tmp_path / "all", seen=False)
-    found = {}
+    values = {}
     for name in ("seen", "all"):
         ((result,),) = group(find_runs([tmp_path / name]))
-        found[name] = (
+        values[name] = (
             compare.transfer(result.repeats[0]),
             age_table.aged([result])[0].columns,
             result,
         )
-    transfer, columns, result = found["seen"]
+    transfer, columns, result = values["seen"]
     assert columns["staleness"] == pytest.approx([0.1])
     assert transfer.in_distribution == pytest.approx(math.exp(2))
     assert transfer.backward_transfer == transfer.average_seen == pytest.approx(math.exp(2))
-    assert found["all"][0].in_distribution < transfer.in_distribution - 1
+    assert values["all"][0].in_distribution < transfer.in_distribution - 1
     assert result.left_out == (
         f"left out of averages: {tmp_path / 'seen'}, 2020, 2021: before its model's cutoff",
     )

@@ -47,7 +47,7 @@ def year(tmp_path_factory):
 
 
 def call(*words):
-    """Run `alma WORDS` as a program: it, its seconds of CPU, and the heavy packages that it loaded."""
+    """Run `alma WORDS`: the process, its seconds of CPU, and the heavy packages it loaded."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *map(str, words)],

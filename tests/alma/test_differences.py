@@ -1,4 +1,5 @@
-"""Differences from a baseline, paired by seed, in everything that `alma report --baseline` writes."""
+"""Differences from a baseline, paired by seed, in everything that `alma report --baseline`
+writes."""
 
 import math
 
@@ -13,9 +14,9 @@ from .synthetic import drifting, image_run, lm_run, report
 def rows_of(place, baseline):
     """The rows of the table of the one group in a folder, by learner."""
     (results,) = group(find_runs([place]))
-    (found,) = differences.find_baselines([results], baseline)
-    assert found is not None
-    header, *rows = differences.titled(found, results).cells
+    (baselines,) = differences.find_baselines([results], baseline)
+    assert baselines is not None
+    header, *rows = differences.titled(baselines, results).cells
     return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
 
 
@@ -25,7 +26,8 @@ def test_a_difference_is_taken_seed_by_seed(tmp_path):
         image_run(tmp_path / f"sm{seed}", [error] * 4, seed=seed)
         image_run(tmp_path / f"ens{seed}", [error - less] * 4, seed=seed, learner="ens")
     (row,) = rows_of(tmp_path, "sm").values()
-    # 6.314 (Student's t, one degree of freedom, 90%) times the standard error of 1 point is the half width.
+    # 6.314 (Student's t, one degree of freedom, 90%)
+    # times the standard error of 1 point is the half width.
     assert row["average"] == row["last"] == "-2.00 [-8.31, +4.31]"
     assert row["CER"] == "-0.08 [-0.33, +0.17]"
     assert (row["n"], row["Comp"]) == ("2", "1x")
@@ -33,7 +35,8 @@ def test_a_difference_is_taken_seed_by_seed(tmp_path):
 
 
 def test_only_common_seeds_and_common_t_count(tmp_path):
-    """The baseline has seeds 0 and 1 up to t = 4, the other seeds 1 and 2 up to t = 2; they differ later."""
+    """The baseline has seeds 0 and 1 up to t = 4, the other seeds 1 and 2 up to t = 2;
+    they differ later."""
     for seed in (0, 1):
         image_run(tmp_path / f"sm{seed}", [0.4 + seed / 10, 0.4, 0.1, 0.1], seed=seed)
     for seed in (1, 2):
@@ -93,20 +96,24 @@ def test_other_data_are_left_out(tmp_path):
 
 
 def loss(newest, following, past):
-    """Perplexity of a model: its log on its newest mega-batch, on later ones, and on earlier ones."""
+    """Perplexity of a model: its log on its newest mega-batch, on later ones, and on earlier
+    ones."""
 
     def cell(t, j):
-        return (
-            math.exp(1 + j + (newest if j == t else following * (j - t) if j > t else past))
-            if t
-            else 9e9
-        )
+        if not t:
+            return 9e9
+        if j == t:
+            return math.exp(1 + j + newest)
+        if j > t:
+            return math.exp(1 + j + following * (j - t))
+        return math.exp(1 + j + past)
 
     return cell
 
 
 def test_losses_are_compared_by_age(tmp_path):
-    """The difficulty of a part, 1 + j, cancels; a model that waits is compared where both were trained."""
+    """The difficulty of a part, 1 + j, cancels;
+    a model that waits is compared where both were trained."""
     drifting(lm_run(tmp_path / "a", [30, 20, 10, 5]), loss(0, 0.5, 0.25))
     drifting(
         lm_run(tmp_path / "b", [30, 20, 10, 5], replay_share=0.5, flops=2e15), loss(0.125, 0.75, 0)

@@ -141,8 +141,8 @@ def test_periods_name_the_held_out_parts(tmp_path):
 def test_large_matrices_have_no_numbers_and_untrained_perplexities_no_cells(tmp_path):
     run = lm_run(tmp_path, [30.0 + t for t in range(13)], w=2)
     result = result_of(drifting(run, lambda t, j: 20.0 + t + j if t else 5e4).directory)
-    found = drift.mean_matrix(result)
-    assert [math.isnan(row[0]) for row in found] == [True] + [False] * 12
+    mean = drift.mean_matrix(result)
+    assert [math.isnan(row[0]) for row in mean] == [True] + [False] * 12
     axes, _ = drawn([result]).axes
     assert not axes.texts
     assert axes.images[0].get_clim() == (23, 46)
@@ -196,9 +196,9 @@ def test_raw_weights_have_their_own_matrix_or_none(tmp_path):
         run = averaged(image_run(tmp_path / name, [0.5, 0.3], average=0.9, lr=name), 0.5)
         drifting(run, cells)
     replaced(run, '"raw": {', '"raw": {"matrix": [0.25, 0.25], ')
-    found = {name: row["in-distribution"] for name, row in by_learner(tmp_path).items()}
+    in_distribution = {name: row["in-distribution"] for name, row in by_learner(tmp_path).items()}
     averages = {"sm, average lr=a": "10.00", "sm, average lr=b": "10.00"}
-    assert found == {"sm lr=a": "", "sm lr=b": "25.00"} | averages
+    assert in_distribution == {"sm lr=a": "", "sm lr=b": "25.00"} | averages
 
 
 def test_shares_of_replay_distinguish_methods(tmp_path):

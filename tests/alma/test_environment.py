@@ -13,7 +13,9 @@ class Fake:
     """A learner whose error falls with each stage, and that records its calls."""
 
     def __init__(self, done: int = 0):
-        self.trained, self.tested, self.done = [], 0, done
+        self.trained = []
+        self.tested = 0
+        self.done = done
 
     def train(self, stage):
         self.trained.append(stage)
@@ -75,33 +77,37 @@ def test_one_row_per_megabatch_and_one_test_per_model(tmp_path_factory, data):
 
 @pytest.mark.parametrize("rows_kept", [4, 5, 6])
 def test_a_resumed_learner_completes_the_rows(tmp_path, rows_kept):
-    """Existing rows, up to any t at or after the checkpoint's stage, are kept; the others are appended."""
-    whole, schedule = start(tmp_path / "whole", 7, 2)
-    environment.play(whole, learner := Fake(), schedule, learner.test)
+    """Existing rows, up to any t at or after the checkpoint's stage, are kept;
+    the others are appended."""
+    undisturbed, schedule = start(tmp_path / "whole", 7, 2)
+    learner = Fake()
+    environment.play(undisturbed, learner, schedule, learner.test)
     part, _ = start(tmp_path / "part", 7, 2)
-    for row in whole.rows[: rows_kept + 1]:
+    for row in undisturbed.rows[: rows_kept + 1]:
         part.append(row)
-    kept = part.results.read_bytes()
+    content = part.results.read_bytes()
     learner = Fake(done=2)  # t = 4
     environment.play(part, learner, schedule, learner.test, stages_done=2)
-    assert part.results.read_bytes().startswith(kept)
+    assert part.results.read_bytes().startswith(content)
     assert [stage.index for stage in learner.trained] == [2, 3]
 
     def numbers(run):
         return [{key: value for key, value in row.items() if key != "seconds"} for row in run.rows]
 
-    assert numbers(part) == numbers(whole)
+    assert numbers(part) == numbers(undisturbed)
 
 
 def test_seconds_before_an_interruption_count_in_the_row_of_their_stage(tmp_path):
     run, schedule = start(tmp_path, 4, 2)
-    environment.play(run, learner := Fake(), schedule, learner.test, seconds=1000.0)
+    learner = Fake()
+    environment.play(run, learner, schedule, learner.test, seconds=1000.0)
     assert [row["seconds"] >= 1000 for row in run.rows] == [False, False, True, False, False]
 
 
 def test_a_failure_in_training_leaves_the_rows_before_it(tmp_path, monkeypatch):
     run, schedule = start(tmp_path, 3)
-    learner, train = Fake(), Fake.train
+    learner = Fake()
+    train = Fake.train
     monkeypatch.setattr(
         Fake, "train", lambda self, stage: train(self, stage) if stage.index < 1 else 1 / 0
     )

@@ -10,12 +10,12 @@ from alma.errors import Parser, UserError, command, count, number_list
 
 
 def parser(**settings) -> Parser:
-    made = Parser(prog="it", **settings)
-    made.add_argument("files", nargs="*")
-    made.add_argument("--out", required=True)
-    made.add_argument("--mega-batches", type=int)
-    made.add_argument("--workers", type=int)
-    return made
+    command_line = Parser(prog="it", **settings)
+    command_line.add_argument("files", nargs="*")
+    command_line.add_argument("--out", required=True)
+    command_line.add_argument("--mega-batches", type=int)
+    command_line.add_argument("--workers", type=int)
+    return command_line
 
 
 @pytest.mark.parametrize("method", ["parse_args", "parse_intermixed_args"])
@@ -50,17 +50,18 @@ def test_a_misspelt_option_has_a_hint(method, words, message):
     ],
 )
 def test_a_flag_of_another_program_belongs_after_the_dashes(words, hints):
-    made = parser(allow_abbrev=False, other="that", other_flags=["--max-update"])
+    command_line = parser(allow_abbrev=False, other="that", other_flags=["--max-update"])
     with pytest.raises(UserError) as refused:
-        made.parse_args(["--out", "x", *words.split()])
+        command_line.parse_args(["--out", "x", *words.split()])
     assert f"({hints})" in str(refused.value)
 
 
 def test_help_wraps_a_line_and_keeps_several(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    words, lines = " ".join(["word"] * 40), "examples:\n  one\n  two"
-    made = parser(description=words, epilog=lines)
-    text = made.format_help()
+    words = " ".join(["word"] * 40)
+    lines = "examples:\n  one\n  two"
+    command_line = parser(description=words, epilog=lines)
+    text = command_line.format_help()
     assert max(map(len, text.splitlines())) in range(90, 101)
     assert text.endswith(f"\n{lines}\n")
 

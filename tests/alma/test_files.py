@@ -45,7 +45,7 @@ def test_a_write_takes_over_what_a_killed_process_left(tmp_path):
         "    file.write('a long text'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     assert subprocess.run([sys.executable, "-c", code, path]).returncode == -signal.SIGKILL
-    assert [each.name for each in tmp_path.iterdir()] == [".file.tmp"]
+    assert [path.name for path in tmp_path.iterdir()] == [".file.tmp"]
     with atomic_write(path) as file:
         file.write("new")
     assert path.read_text() == "new"
@@ -88,7 +88,8 @@ HOLD += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.re
 
 
 def hold(directory: Path) -> subprocess.Popen[str]:
-    """Start a process that locks the directory until its stdin is closed; returns once it holds the lock."""
+    """Start a process that locks the directory until its stdin is closed;
+    returns once it holds the lock."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(directory)],
         stdin=subprocess.PIPE,
@@ -125,10 +126,10 @@ def test_the_lock_is_posix_as_nfs_needs(tmp_path):
     script = (
         "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     )
-    other = [sys.executable, "-c", script, str(tmp_path / ".lock")]
+    command = [sys.executable, "-c", script, str(tmp_path / ".lock")]
     with locked(tmp_path):
-        assert "BlockingIOError" in subprocess.run(other, capture_output=True, text=True).stderr
-    assert subprocess.run(other).returncode == 0
+        assert "BlockingIOError" in subprocess.run(command, capture_output=True, text=True).stderr
+    assert subprocess.run(command).returncode == 0
 
 
 def test_a_fork_does_not_keep_the_lock(tmp_path):

@@ -31,14 +31,14 @@ def test_noise_and_drift_come_from_residuals():
     t = np.arange(1.0, 101)
     for noise in (0.2, 0.002):
         curves = [np.array(law(0.5, 0.4, 0.02, noise, seed, 100))[None] for seed in range(4)]
-        found = estimate_scatter([LearningCurve(t, each) for each in curves])
-        assert 0.5 * noise < found.noise < 2 * noise + 0.005
-        assert found.drift <= 1  # the grid of laws is not infinitely fine
+        scatter = estimate_scatter([LearningCurve(t, curve) for curve in curves])
+        assert 0.5 * noise < scatter.noise < 2 * noise + 0.005
+        assert scatter.drift <= 1  # the grid of laws is not infinitely fine
     steps = np.random.default_rng(0).normal(0, 0.2, (4, 100)) * np.sqrt(
         np.diff(np.log(t), prepend=0)
     )
     walks = [np.exp(np.log(law(0.5, 0.4, 0.02, 0.01, 9, 100)) + step.cumsum()) for step in steps]
-    assert estimate_scatter([LearningCurve(t, each[None]) for each in walks]).drift > 0
+    assert estimate_scatter([LearningCurve(t, walk[None]) for walk in walks]).drift > 0
 
 
 @pytest.mark.parametrize("change", [0.0, 0.1])
@@ -53,16 +53,18 @@ def test_a_curve_that_stops_to_fall_soon_after_stays_in_its_interval(change):
 
 
 def test_a_learner_with_one_stage_takes_half_of_its_prior_from_the_others():
-    """Three learners fall as t^-.8; what is expected of a fourth lies between that and no knowledge."""
-    t, random = np.arange(1.0, 21), np.random.default_rng(0)
-    known = [
+    """Three learners fall as t^-.8; what is expected of a fourth lies between that and no
+    knowledge."""
+    t = np.arange(1.0, 21)
+    random = np.random.default_rng(0)
+    curves = [
         LearningCurve(t, 0.5 * t**-0.8 * np.exp(0.01 * random.normal(size=(3, 20))))
         for _ in range(3)
     ]
     new = LearningCurve(np.array([20.0]), np.full((3, 1), 0.2))
-    scatter = estimate_scatter([*known, new])
+    scatter = estimate_scatter([*curves, new])
     alone, shared = (
-        Fit(new, scatter, 3, shared_priors(each, scatter)[-1]) for each in ([new], [*known, new])
+        Fit(new, scatter, 3, shared_priors(peers, scatter)[-1]) for peers in ([new], [*curves, new])
     )
     assert shared.expected([40])[0] < 0.5 * alone.expected([40])[0] + 0.5 * 0.2 * 2**-0.8 + 0.005
     assert np.array_equal(alone.probability, Fit(new, scatter).probability)

@@ -51,5 +51,5 @@ def test_the_command_writes_the_page(tmp_path):
 def test_the_page_has_the_tables_of_the_report(grid):
     (section,) = find_sections(find_runs([grid]))
     (results,) = group(find_runs([grid]))
-    found, *_ = page.tables(section, None)
-    assert sorted(found.cells) == sorted(compare.table(results))
+    tables, *_ = page.tables(section, None)
+    assert sorted(tables.cells) == sorted(compare.table(results))

@@ -53,8 +53,8 @@ def test_the_papers_line_has_its_averages_and_sizes_and_derived_compute(tmp_path
     lm_run(tmp_path / "d", [30.0] * 4, "gmoe", millions=[210, 266, 999, 436], experts=[4, 6, 8, 12])
     lm_run(tmp_path / "e", [30.0] * 4, millions=500, arch="switch_gmoe_large")
     lm_run(tmp_path / "f", [30.0] * 4, "moe")
-    found = entries(tmp_path)
-    of = {(e.result.learner, round(e.parameters(1) / 1e6)): e for e in found}
+    figure_entries = entries(tmp_path)
+    of = {(e.result.learner, round(e.parameters(1) / 1e6)): e for e in figure_entries}
     sm, ens, gens, gmoe = (
         lm_figures.paper_trajectory(of[key], PAPER)
         for key in (("sm", 64), ("ens", 130), ("gens", 64), ("gmoe", 210))
@@ -95,7 +95,8 @@ def test_the_figure_draws_ours_in_colour_the_papers_in_grey_and_experts_in_red(t
     assert [len(lines_of(axes, "0.62")) for axes in figure.axes] == [3, 3, 3]
     starts = sorted(line[0] for line in lines_of(parameters, "0.62"))
     assert starts == [(65e6, 28.57), (91e6, 26.29), (130e6, 26.20)]
-    (side,), (middle,) = lines_of(experts, vermilion), lines_of(experts, green)
+    (side,) = lines_of(experts, vermilion)
+    (middle,) = lines_of(experts, green)
     assert 0 < middle[0][0] - side[0][0] < 1  # side by side, less than one expert apart
     assert middle[0][0] == pytest.approx(8)
     texts = [text for text in compute.texts if colors.to_rgba(text.get_color()) == RED]
@@ -129,13 +130,14 @@ def test_captions_and_remarks_name_the_paper_and_what_is_left_out(tmp_path, monk
     monkeypatch.setattr(style, "save", lambda figure, path: None)
     lm_run(tmp_path / "a", [30.0, 29.0, 28.0, 27.0])
     lm_run(tmp_path / "b", [0, 0, 0, 18.0], w=4)
-    found, _ = find_entries(find_runs([tmp_path]))
-    ((path, caption),), remarks = lm_figures.write_figures(found, tmp_path)
+    figure_entries, _ = find_entries(find_runs([tmp_path]))
+    ((path, caption),), remarks = lm_figures.write_figures(figure_entries, tmp_path)
     assert path == tmp_path / "figure5.png"
     assert "Grey: the paper" in caption
     assert "45.7 GFLOPs per input of 512 tokens for base" in caption
     assert remarks == [
-        "not in Figure 5 (one waiting time, usual updates, no replay, not from scratch): SM_w4 of base",
+        "not in Figure 5 (one waiting time, usual updates, no replay, not from scratch): "
+        "SM_w4 of base",
         "Figure 5: 1 of 1 runs have a counterpart in the paper",
         "front: no two complete runs of one waiting time",
     ]
@@ -143,8 +145,8 @@ def test_captions_and_remarks_name_the_paper_and_what_is_left_out(tmp_path, monk
 
 def test_without_comparable_runs_there_is_no_picture(tmp_path):
     lm_run(tmp_path / "a", [9.0, 9.0], replay=True)
-    found, _ = find_entries(find_runs([tmp_path]))
-    pictures, remarks = lm_figures.write_figures(found, tmp_path)
+    figure_entries, _ = find_entries(find_runs([tmp_path]))
+    pictures, remarks = lm_figures.write_figures(figure_entries, tmp_path)
     assert (pictures, len(remarks)) == ([], 2)
     assert remarks[0].startswith("not in Figure 5 (one waiting time")
     assert remarks[0].endswith(": SM_w1 (replay) of base")

@@ -16,5 +16,5 @@ def test_reference_tables_hold_the_papers_numbers():
     assert (sm.parameters, sm.perplexity) == (436e6, {1: 21.63, 2: 20.26, 3: 19.44, 4: 18.98})
     assert by["gmoe", 1, 1, "6", "base"][5:] == (78e6, {2: 26.46})
     for size, total in (("base", 911.84), ("large", 712.67)):
-        found = sum(sum(line.perplexity.values()) for line in PAPER if line.size == size)
-        assert found == pytest.approx(total)
+        perplexities = sum(sum(line.perplexity.values()) for line in PAPER if line.size == size)
+        assert perplexities == pytest.approx(total)

@@ -12,16 +12,18 @@ from alma.report.results import find_runs
 
 from .synthetic import ROOT, lm_run, rename_metric, report
 
-BASE, LARGE = (38.6, 6.3), (95.7, 28.34)  # millions of shared parameters, and of each expert
+BASE = (38.6, 6.3)  # millions of shared parameters, and of each expert
+LARGE = (95.7, 28.34)
 PAPER = reference()
 
 
 def make_run(directory, values, learner="sm", w=1, size=BASE, experts=4, members=None, **config):
     """`lm_run` with the parameters of a `size`: (shared, per expert) in millions."""
     counts = [experts] * len(values) if not isinstance(experts, list) else experts
-    each = [members] * len(values) if not isinstance(members, list) else members
+    member_counts = [members] * len(values) if not isinstance(members, list) else members
     millions = [
-        (size[0] + size[1] * (e or 0)) * (m or 1) for e, m in zip(counts, each, strict=True)
+        (size[0] + size[1] * (e or 0)) * (m or 1)
+        for e, m in zip(counts, member_counts, strict=True)
     ]
     config = {"arch": "switch_gmoe_large" if size is LARGE else "switch_gmoe"} | config
     return lm_run(directory, values, learner, w, experts, members, millions, **config)
@@ -30,8 +32,8 @@ def make_run(directory, values, learner="sm", w=1, size=BASE, experts=4, members
 def tables_of(*places):
     """Tables by file name, remarks, and lines on missing tables."""
     entries, remarks = find_entries(find_runs(places))
-    found, missing = lm_tables.tables(entries)
-    return found, remarks, missing
+    tables, missing = lm_tables.tables(entries)
+    return tables, remarks, missing
 
 
 def table2(place):
@@ -49,24 +51,24 @@ def paper_runs(tmp_path_factory):
         for i, line in enumerate(line for line in lines if line.learner not in grown):
             experts, _, members = line.experts.partition("@")
             values = [line.perplexity.get(t, 99) + 1 for t in range(1, 5)]
-            more = (
+            fields = (
                 {} if line.update_multiplier == 1 else {"update_multiplier": line.update_multiplier}
             )
-            more |= {"w": line.waiting_time, "experts": int(experts)}
-            more |= {"members": int(members)} if members else {}
-            make_run(place / f"{size}{i}", values, line.learner, size=shape, **more)
+            fields |= {"w": line.waiting_time, "experts": int(experts)}
+            fields |= {"members": int(members)} if members else {}
+            make_run(place / f"{size}{i}", values, line.learner, size=shape, **fields)
         for learner, (experts, members) in grown.items():
             diagonal = [line.perplexity for line in lines if line.learner == learner]
-            values = [found[t] + 1 for t, found in enumerate(diagonal, start=1)]
+            values = [diagonal_value[t] + 1 for t, diagonal_value in enumerate(diagonal, start=1)]
             settings = {"size": shape, "experts": experts, "members": members}
             make_run(place / f"{size}{learner}", values, learner, **settings)
     return place
 
 
 def test_table_2_has_the_papers_layout_and_numbers(paper_runs):
-    found, remarks, missing = tables_of(paper_runs)
+    tables, remarks, missing = tables_of(paper_runs)
     assert (remarks, missing) == ([], [])
-    table = found["table2"]
+    table = tables["table2"]
     assert table.cells[0][:4] == ["setting", "# experts", "base |θ|", "base t=1"]
     assert table.cells[0][-1] == "large t=4"
     lines = table.cells[1:]
@@ -107,9 +109,9 @@ def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
     make_run(tmp_path / "gmoe", [0, 33.0, 31.0], "gmoe", w=2, experts=[4, 4, 6], **tiny)
     make_run(tmp_path / "moe", [1234.5, 33.5, 33.25], "moe", experts=8, from_scratch=True, **tiny)
     make_run(tmp_path / "dense", [40.0, 39.0, 38.0], experts=None, arch="transformer_lm")
-    found, _, missing = tables_of(tmp_path)
-    assert found["table2"].cells[0][2::4] == ["transformer_lm |θ|", "tiny |θ|"]
-    tiny_cells = [[*line[:2], *line[6:]] for line in found["table2"].cells[1:]]
+    tables, _, missing = tables_of(tmp_path)
+    assert tables["table2"].cells[0][2::4] == ["transformer_lm |θ|", "tiny |θ|"]
+    tiny_cells = [[*line[:2], *line[6:]] for line in tables["table2"].cells[1:]]
     assert tiny_cells == [
         ["SM_w1", "dense", "", "", "", ""],
         [
@@ -129,14 +131,14 @@ def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
         ["", "6", "76.4M", "", "", "31.00"],
         ["MoE_w1 (from scratch)", "8", "89M", "1,234.50", "33.50", "33.25"],
     ]
-    assert found["table2"].cells[1][2:6] == ["38.6M", "40.00", "39.00", "38.00"]
-    star, spread, matched = found["table2"].note.splitlines()
+    assert tables["table2"].cells[1][2:6] == ["38.6M", "40.00", "39.00", "38.00"]
+    star, spread, matched = tables["table2"].note.splitlines()
     assert star.startswith("* the learner waits")
     assert spread.startswith("± is the sample standard deviation")
     assert "4 of 10 rows match" in matched
     assert missing == [
-        "Table 1 left out: no run with waiting_time = update_multiplier = 3 or 4 has a counterpart of "
-        "the same learner, size and number of experts with both 1"
+        "Table 1 left out: no run with waiting_time = update_multiplier = 3 or 4 has a counterpart "
+        "of the same learner, size and number of experts with both 1"
     ]
 
 
@@ -144,8 +146,8 @@ def test_sizes_are_named_by_the_dimensions_that_differ(tmp_path):
     for width in ("8", "16"):
         flags = ["--decoder-layers", "2", "--decoder-embed-dim", width]
         make_run(tmp_path / width, [30.0], fairseq_flags=flags)
-    found, *_ = tables_of(tmp_path)
-    assert set(found["table2"].cells[0][2::2]) == {"base embed-dim=8 |θ|", "base embed-dim=16 |θ|"}
+    tables, *_ = tables_of(tmp_path)
+    assert set(tables["table2"].cells[0][2::2]) == {"base embed-dim=8 |θ|", "base embed-dim=16 |θ|"}
 
 
 def test_equal_names_are_extended_by_differences(tmp_path):
@@ -159,17 +161,17 @@ def test_equal_names_are_extended_by_differences(tmp_path):
         make_run(
             tmp_path / name, [9.0, 8.0], "gmoe", experts=[4, 4 + growth[0]], grow_experts=growth
         )
-    found, *_ = tables_of(tmp_path)
+    tables, *_ = tables_of(tmp_path)
     assert (
-        found["table2_B1"].title
+        tables["table2_B1"].title
         == "Table 2: test perplexity of base layers=2 after mega-batch t, B = 1"
     )
-    assert [line[:2] for line in found["table2_B1"].cells[1:]] == [
+    assert [line[:2] for line in tables["table2_B1"].cells[1:]] == [
         ["SM_w1", "8"],
         ["SM_w1 fp16 lr=1e-3", "4"],
         ["SM_w1 lr=2e-3", "4"],
     ]
-    grown = [line[:2] for line in found["table2_B2"].cells[1:]]
+    grown = [line[:2] for line in tables["table2_B2"].cells[1:]]
     assert grown[:2] == [["gMoE_w1 grow_experts=2", "4"], ["", "6"]]
     assert grown[2:] == [["gMoE_w1 grow_experts=4", "4"], ["", "8"]]
 
@@ -177,9 +179,9 @@ def test_equal_names_are_extended_by_differences(tmp_path):
 def test_other_protocols_have_no_number_of_the_paper(tmp_path):
     for name, value in (("replay", True), ("from_scratch", True), ("update_multiplier", 2)):
         make_run(tmp_path / name, [30.0, 29.0], **{name: value})
-    found = [(line[0], *line[3:]) for line in table2(tmp_path)]
+    cells = [(line[0], *line[3:]) for line in table2(tmp_path)]
     protocols = ("2x steps", "from scratch", "replay")
-    assert found == [(f"SM_w1 ({told})", "30.00", "29.00") for told in protocols]
+    assert cells == [(f"SM_w1 ({protocol})", "30.00", "29.00") for protocol in protocols]
 
 
 @pytest.mark.parametrize(
@@ -196,8 +198,8 @@ def test_table_1_pairs_iid_with_sequential(paper_runs, tmp_path):
     make_run(
         tmp_path / "umix8", [0, 0, 0, 3.0], "umix", w=4, members=2, experts=8, update_multiplier=4
     )
-    found, *_ = tables_of(paper_runs, tmp_path)
-    assert found["table1"].cells == [
+    tables, *_ = tables_of(paper_runs, tmp_path)
+    assert tables["table1"].cells == [
         ["method", "# experts", "k=3 i.i.d.", "k=3 seq.", "k=4 i.i.d.", "k=4 seq."],
         ["base SM", "8", "25.21", "25.74", "", ""],
         ["base SM", "12", "", "", "23.87", "24.78"],
@@ -207,7 +209,7 @@ def test_table_1_pairs_iid_with_sequential(paper_runs, tmp_path):
         ["large Ens", "4@2", "19.04 [18.04]", "20.14 [19.14]", "18.84 [17.88]", "19.92 [18.92]"],
         ["base UMix", "4@2", "", "", "4.00", "8.00"],
     ]
-    assert "2 of 7 rows" in found["table1"].note
+    assert "2 of 7 rows" in tables["table1"].note
 
 
 def test_table_1_takes_the_most_similar_sequential_run(tmp_path):
@@ -222,21 +224,19 @@ def test_table_1_takes_the_most_similar_sequential_run(tmp_path):
     [({"update_multiplier": 1}, {}), ({}, {"rows": 3}), ({}, {"learner": "umix"})],
 )
 def test_without_a_pair_one_line_says_what_is_missing(tmp_path, iid, sequential):
-    iid, sequential = (
-        {"update_multiplier": 3, **iid},
-        {"learner": "ens", "members": 2, **sequential},
-    )
+    iid = {"update_multiplier": 3, **iid}
+    sequential = {"learner": "ens", "members": 2, **sequential}
     make_run(tmp_path / "iid", [0, 0, 20.0], "ens", w=3, members=2, **iid)
     make_run(tmp_path / "seq", [23.0, 22.0, 21.0], **sequential)
-    found, _, (missing,) = tables_of(tmp_path)
-    assert found.keys() == {"table2"}
+    tables, _, (missing,) = tables_of(tmp_path)
+    assert tables.keys() == {"table2"}
     assert missing.startswith("Table 1 left out: ")
 
 
 def test_runs_without_perplexity_have_a_remark(tmp_path):
     make_run(tmp_path / "a", [30.0, 20.0])
-    other = rename_metric(make_run(tmp_path / "b", [0.3, 0.2], dataset="digits"), "error")
-    assert tables_of(tmp_path)[1] == [f"not a perplexity run, left out: {other.directory}"]
+    images = rename_metric(make_run(tmp_path / "b", [0.3, 0.2], dataset="digits"), "error")
+    assert tables_of(tmp_path)[1] == [f"not a perplexity run, left out: {images.directory}"]
 
 
 def test_command_prints_and_writes_the_tables(paper_runs, tmp_path):

@@ -10,7 +10,8 @@ from alma import metrics
 
 
 def test_sums_over_the_stream():
-    """CER leaves out the untrained error; memory and compute count t = 0, memory without rounding."""
+    """CER leaves out the untrained error; memory and compute count t = 0, memory without
+    rounding."""
     assert metrics.cumulative_error_rate({0: 0.9, 1: 0.5, 2: 0.25}) == 0.75
     assert metrics.cumulative_memory({0: 2**60 + 1, 1: 2**60}) == 2**61 + 1
     assert metrics.cumulative_compute({0: 1.0, 1: 0.0, 2: 4e20}) == 4e20 + 1
@@ -34,11 +35,11 @@ MATRIX = {0: [9, 9, 9], 1: [1, 2, 4], 2: [8, 16, 32], 3: [64, 128, 256]}
 
 
 def test_transfer_is_the_mean_of_each_part_of_the_matrix():
-    found = metrics.transfer(MATRIX)
-    assert found.in_distribution == pytest.approx((1 + 16 + 256) / 3)
-    assert found.backward_transfer == pytest.approx((8 + 64 + 128) / 3)
-    assert found.forward_transfer == pytest.approx((2 + 4 + 32) / 3)
-    assert found.average_seen == pytest.approx((1 + (8 + 16) / 2 + (64 + 128 + 256) / 3) / 3)
+    transfer = metrics.transfer(MATRIX)
+    assert transfer.in_distribution == pytest.approx((1 + 16 + 256) / 3)
+    assert transfer.backward_transfer == pytest.approx((8 + 64 + 128) / 3)
+    assert transfer.forward_transfer == pytest.approx((2 + 4 + 32) / 3)
+    assert transfer.average_seen == pytest.approx((1 + (8 + 16) / 2 + (64 + 128 + 256) / 3) / 3)
 
 
 def test_transfer_of_perplexities_is_the_mean_of_their_logarithms():
@@ -50,8 +51,8 @@ def test_transfer_of_perplexities_is_the_mean_of_their_logarithms():
 
 def test_transfer_over_the_first_rows():
     """A mean without cells is None."""
-    found = metrics.transfer({t: MATRIX[t] for t in (1, 2)})
-    assert found == pytest.approx(((1 + 16) / 2, 8, (2 + 4 + 32) / 3, (1 + 12) / 2))
+    transfer = metrics.transfer({t: MATRIX[t] for t in (1, 2)})
+    assert transfer == pytest.approx(((1 + 16) / 2, 8, (2 + 4 + 32) / 3, (1 + 12) / 2))
     assert metrics.transfer({1: [1, 2, 4]}) == (1, None, 3, 1)
     for logarithmic in (False, True):
         assert metrics.transfer({0: [9], 1: [1]}, logarithmic) == (1, None, None, 1)
@@ -66,6 +67,6 @@ def test_a_uniform_model():
 
 
 def test_a_perplexity_of_zero_has_no_logarithm():
-    found = metrics.transfer({1: [0.0, 2.0], 2: [3.0, 4.0]}, logarithmic=True)
-    assert math.isnan(found.in_distribution)
-    assert found.backward_transfer == pytest.approx(3)
+    transfer = metrics.transfer({1: [0.0, 2.0], 2: [3.0, 4.0]}, logarithmic=True)
+    assert math.isnan(transfer.in_distribution)
+    assert transfer.backward_transfer == pytest.approx(3)

@@ -1,4 +1,5 @@
-"""A run counts once in everything that reads records: copies, one seed in several folders, seeds that run."""
+"""A run counts once in everything that reads records:
+copies, one seed in several folders, seeds that run."""
 
 import os
 import shutil
@@ -48,8 +49,8 @@ def with_copies(place):
 
 def lines_of(place):
     """The lines about runs that do not count, with paths in the folder."""
-    found = [line for results in group(find_runs([place])) for line in left_out(results)]
-    return sorted(line.replace(f"{place}/", "") for line in found)
+    lines = [line for results in group(find_runs([place])) for line in left_out(results)]
+    return sorted(line.replace(f"{place}/", "") for line in lines)
 
 
 def test_copies_change_no_number_of_any_reader(tmp_path):
@@ -93,8 +94,8 @@ def test_of_one_seed_with_two_results_the_longer_run_counts_and_then_the_first(t
     image_run(tmp_path / "d", [0.5, 0.4, 0.3], seed=1)
     (row,) = by_learner(tmp_path).values()
     assert (row["n"], row["t=3"]) == ("2", "25.00 ±7.07")
-    other = "the same settings and seed but other numbers than b, which counts"
-    assert lines_of(tmp_path) == [f"left out: a, {other}", f"left out: c, {other}"]
+    remark = "the same settings and seed but other numbers than b, which counts"
+    assert lines_of(tmp_path) == [f"left out: a, {remark}", f"left out: c, {remark}"]
 
 
 def test_a_seed_that_has_started_does_not_cut_finished_ones(tmp_path):
@@ -137,9 +138,10 @@ def test_advice_of_an_earlier_time_has_the_seeds_that_had_come_so_far(tmp_path):
     image_run(
         tmp_path / "late", law(0.5, 0.4, 0.02, count=8), seed=2, learner="ens", members=5, rows=5
     )
-    for now, known in ((3, [0, 1, 2]), (4, [0, 1, 2]), (5, [0, 1])):
-        found = advise(one_section(find_runs([tmp_path]), now), now)
-        assert {each.label: each.seeds for each in found.candidates}["ens w=1"] == known
+    for now, seeds in ((3, [0, 1, 2]), (4, [0, 1, 2]), (5, [0, 1])):
+        advice = advise(one_section(find_runs([tmp_path]), now), now)
+        seeds_of = {candidate.label: candidate.seeds for candidate in advice.candidates}
+        assert seeds_of["ens w=1"] == seeds
         done = run_here(advise_main, [tmp_path, "--from", now])
         assert ("beside finished seeds" in done.stdout) == (now > 4)
 
@@ -191,15 +193,16 @@ def test_linked_folders_count_once_and_links_in_a_circle_end(tmp_path):
 
 
 def test_a_copy_does_not_change_a_choice_by_validation(tmp_path):
-    """Seeds of the first have 40 and 20%: with two copies of the worse one it would not be chosen."""
+    """Seeds of the first have 40 and 20%: with two copies of the worse one it would not be
+    chosen."""
     for name, hidden, seed, valid in (("a", 8, 0, 0.4), ("b", 8, 1, 0.2), ("c", 16, 0, 0.32)):
         run = image_run(tmp_path / name, [0.5, 0.4], hidden=hidden, seed=seed)
         edited(run, lambda row, v=valid: row["extra"].update(valid={"error": v}))
     for again in ("a2", "a3"):
         shutil.copytree(tmp_path / "a", tmp_path / again)
-    said = report(tmp_path, "--select", "valid-first").stdout
-    assert "hidden=8 (30.00); left out: hidden=16 (32.00)" in said
-    assert said.count("a copy of") == 2
+    output = report(tmp_path, "--select", "valid-first").stdout
+    assert "hidden=8 (30.00); left out: hidden=16 (32.00)" in output
+    assert output.count("a copy of") == 2
 
 
 def test_an_unreadable_folder_is_no_run_less(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
-"""Runs with an average of weights: reports show them and their raw weights, and count no seed twice."""
+"""Runs with an average of weights: reports show them and their raw weights,
+and count no seed twice."""
 
 import pytest
 from matplotlib.colors import to_hex
@@ -32,20 +33,21 @@ def test_the_raw_weights_are_a_run_without_average(tmp_path):
     assert [row["value"] for row in raw.rows] == [0.9, 0.5, 0.4]  # untrained: one set of weights
     assert [row["value"] for row in both.rows] == [0.9, 0.25, 0.2]
     assert all("raw" not in row["extra"] for row in raw.rows)
-    one, two = (compute({row["t"]: row for row in run.rows}) for run in (both, raw))
+    one = compute({row["t"]: row for row in both.rows})
+    two = compute({row["t"]: row for row in raw.rows})
     assert one == two == 2
 
 
 def test_text_has_raw_perplexity_per_word_and_no_other_measure_of_the_average(tmp_path):
     run = averaged(lm_run(tmp_path, [9.0, 4.0], average=0.9), 0.5)
-    more = {
+    fields = {
         "tokens": 300,
         "words": 200,
         "nll": 1.0,
         "expert_layers": {"1": {}},
         "valid": {"loss": 1.0},
     }
-    edited(run, lambda row: row["extra"].update(more))
+    edited(run, lambda row: row["extra"].update(fields))
     _, raw = find_runs([tmp_path])
     assert [row["extra"]["perplexity_per_word"] for row in raw.rows[1:]] == pytest.approx([27, 8])
     of_raw = {"experts": 4, "tokens": 300, "words": 200, "perplexity_per_word": pytest.approx(8)}

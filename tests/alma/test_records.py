@@ -59,7 +59,8 @@ def test_a_run_is_described_and_resumed(tmp_path):
     run.append(row(0))
     run.note(stages=2)
     file = tmp_path / "new/run/run.json"
-    info, before = json.loads(file.read_text()), file.stat().st_ino
+    info = json.loads(file.read_text())
+    before = file.stat().st_ino
     run.note(stages=2)
     assert file.stat().st_ino == before
     assert (info["config"], info["seeds"]) == (CONFIG | {"layers": [1, 2]}, {"members": [1, 2]})
@@ -85,7 +86,8 @@ def test_another_config_is_refused_with_both_values(tmp_path):
 
 
 def test_an_untrained_run_with_another_config_is_replaced(tmp_path):
-    """Measurements of its untrained model are removed, logs are kept. A checkpoint counts as training."""
+    """Measurements of its untrained model are removed, logs are kept.
+    A checkpoint counts as training."""
     before = Run.open(tmp_path, CONFIG)
     before.append(row(0))
     for name in ("untrained.json", "untrained.log"):
@@ -119,15 +121,16 @@ def finished(tmp_path_factory):
 @given(cut=st.integers(0, 700))
 @settings(max_examples=30, deadline=None)
 def test_complete_rows_survive_a_cut_anywhere(finished, cut):
-    """An incomplete last line is ignored by readers, which change nothing, and removed on opening."""
+    """An incomplete last line is ignored by readers, which change nothing, and removed on
+    opening."""
     run, content = finished
     assert len(content) < 700
     run.results.write_bytes(content[:cut])
-    whole = content[:cut].count(b"\n")
-    assert [r["t"] for r in Run.read(run.directory).rows] == list(range(whole))
+    complete_lines = content[:cut].count(b"\n")
+    assert [r["t"] for r in Run.read(run.directory).rows] == list(range(complete_lines))
     assert run.results.read_bytes() == content[:cut]
     Run.open(run.directory, CONFIG)
-    assert run.results.read_bytes().splitlines() == content.splitlines()[:whole]
+    assert run.results.read_bytes().splitlines() == content.splitlines()[:complete_lines]
 
 
 INVALID = [
@@ -198,7 +201,8 @@ def test_a_config_whose_values_are_of_other_kinds_is_an_error(tmp_path, config, 
 
 def test_a_repeated_t_is_refused_whoever_wrote_it(tmp_path):
     """Rows are read again only if the file has changed."""
-    first, second = Run.open(tmp_path, CONFIG), Run.open(tmp_path, CONFIG)
+    first = Run.open(tmp_path, CONFIG)
+    second = Run.open(tmp_path, CONFIG)
     first.append(row(1))
     second.append(row(2))
     for run in (first, second, Run.open(tmp_path, CONFIG)):
@@ -277,7 +281,8 @@ def test_reading_during_a_run_and_resuming_after_a_kill(tmp_path):
         "PYTHONPATH": os.pathsep.join(map(str, (ROOT, Path(__file__).parent)))
     }
     with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], env=environment) as writer:
-        deadline, seen = time.monotonic() + 60, 0
+        deadline = time.monotonic() + 60
+        seen = 0
         while seen < 40 and time.monotonic() < deadline:
             if (tmp_path / "run.json").exists():
                 rows = Run.read(tmp_path).rows
@@ -286,7 +291,8 @@ def test_reading_during_a_run_and_resuming_after_a_kill(tmp_path):
         writer.kill()
     assert seen >= 40
     run = Run.open(tmp_path, CONFIG | {"megabatches": 100000})
-    run.append(row(count := len(run.rows)))
+    count = len(run.rows)
+    run.append(row(count))
     assert [r["t"] for r in run.rows] == list(range(count + 1))
 
 

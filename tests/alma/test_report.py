@@ -15,7 +15,8 @@ from .synthetic import error_of, image_run, make_run, report
 
 def test_out_writes_markdown_csv_and_figures(tmp_path):
     for seed in (0, 1):
-        values, settings = [0.9, 0.5 + seed / 10, 0.2], {"metric": "error", "model": {"d": 8}}
+        values = [0.9, 0.5 + seed / 10, 0.2]
+        settings = {"metric": "error", "model": {"d": 8}}
         make_run(tmp_path / f"runs/{seed}", values, seed=seed, **settings)
     make_run(tmp_path / "runs/w2", [0.9, 0.9, 0.3], waiting_time=2, **settings)
     done = report(tmp_path / "runs", "--out", tmp_path / "out")
@@ -86,7 +87,7 @@ def unscored(place):
 
 
 @pytest.mark.parametrize(
-    ("make", "words", "told"),
+    ("make", "words", "message"),
     [
         (lambda place: None, "", "not a folder"),
         (Path.mkdir, "", "no runs"),
@@ -118,21 +119,25 @@ def unscored(place):
         (other_data, "--baseline sm", "'sm': no other configuration of these runs is on its data"),
     ],
 )
-def test_errors_are_one_line_and_exit_code_2_and_nothing_is_written(tmp_path, make, words, told):
+def test_errors_are_one_line_and_exit_code_2_and_nothing_is_written(tmp_path, make, words, message):
     make(tmp_path / "runs")
-    assert told in error_of(report(tmp_path / "runs", *words.split(), "--out", tmp_path / "out"))
+    assert message in error_of(report(tmp_path / "runs", *words.split(), "--out", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_errors_after_the_tables(tmp_path):
     images(tmp_path / "runs")
     (tmp_path / "file").touch()
-    for words, told in (
+    for words, message in (
         (("--out", tmp_path / "file"), "another --out"),
         (("--html", tmp_path), "is a folder"),
     ):
         done = report(tmp_path / "runs", *words)
-        assert (done.returncode, len(done.stderr.splitlines()), told in done.stderr) == (2, 1, True)
+        assert (done.returncode, len(done.stderr.splitlines()), message in done.stderr) == (
+            2,
+            1,
+            True,
+        )
 
 
 def test_figures_leave_out_the_untrained_perplexity(tmp_path):
@@ -154,11 +159,11 @@ def test_many_curves_differ_in_colour_or_line():
         (["sm", "ens", "gmoe"] * 3, [1]),
         (["sm", "ens"], [1]),
     ):
-        found = [
+        messages = [
             Result({"learner": learner, "waiting_time": waits[i % len(waits)]}, ())
             for i, learner in enumerate(learners)
         ]
-        assert len({tuple(look.items()) for look in figures.looks(found)}) == len(found)
+        assert len({tuple(look.items()) for look in figures.looks(messages)}) == len(messages)
 
 
 def test_a_figure_names_its_data_and_has_the_same_bytes_again(tmp_path):

@@ -24,10 +24,10 @@ def test_tokenizers_are_compared_by_bits_per_byte(tmp_path):
     run_of(tmp_path / "a", [300.0, 200.0], stream="words", stream_sha256="1")
     run_of(tmp_path / "b", [350.0, 250.0], stream="bytes", stream_sha256="2")
     run_of(tmp_path / "c", [350.0, 250.0], text=2000, stream="more", stream_sha256="3")
-    assert [len(each) for each in group(find_runs([tmp_path]))] == [1, 1, 1]
-    found = report(str(tmp_path), "--metric", BITS)
-    assert found.returncode == 0
-    tables = found.stdout.split("Test bits-per-byte")[1:]
+    assert [len(results) for results in group(find_runs([tmp_path]))] == [1, 1, 1]
+    output = report(str(tmp_path), "--metric", BITS)
+    assert output.returncode == 0
+    tables = output.stdout.split("Test bits-per-byte")[1:]
     assert len(tables) == 2
     assert [name in tables[0] for name in ("words (sm)", "bytes (sm)", "more (sm)")] == [
         True,
@@ -45,9 +45,9 @@ def test_a_score_is_a_column_from_the_first_stage_on(tmp_path):
     assert result.times == [2, 3, 4]
     assert [rows[4]["value"] for rows in result.repeats] == [0.1, 0.1]
     assert not result.unfinished
-    found = report(str(tmp_path), "--metric", "cloze_error", "--html", str(tmp_path / "r.html"))
-    assert found.returncode == 0
-    assert "Test cloze_error" in found.stdout
+    output = report(str(tmp_path), "--metric", "cloze_error", "--html", str(tmp_path / "r.html"))
+    assert output.returncode == 0
+    assert "Test cloze_error" in output.stdout
     assert "cloze_error" in (tmp_path / "r.html").read_text()
 
 

@@ -32,8 +32,8 @@ def test_only_hyper_parameters_are_selected(tmp_path):
     assert choice in text
     assert text.count("| sm ") == 5
     with open(tmp_path / "out/report.csv") as file:
-        left = {Path(line["run"]).name for line in csv.DictReader(file)}
-    assert left == {"160", "161", "w2", "replay", "dataset", "learner", "scenario"}
+        names = {Path(line["run"]).name for line in csv.DictReader(file)}
+    assert names == {"160", "161", "w2", "replay", "dataset", "learner", "scenario"}
 
 
 def test_candidates_are_compared_at_common_t(tmp_path):
@@ -41,8 +41,8 @@ def test_candidates_are_compared_at_common_t(tmp_path):
     make_run(tmp_path / "b", [90.0, 40.0, 30.0], valid=[None, 40.0, 30.0], lr=2, rows=2)
     make_run(tmp_path / "c", [90.0, 40.0, 30.0], valid=[None, 40.0, 30.0], lr=3, rows=1)
     done = report(tmp_path, "--select", "valid")
-    told = "sm w=1: lr=2 (40.00); left out: lr=1 (50.00), lr=3 (no stage complete)"
-    assert done.stdout.splitlines()[-1] == f"best of 3 by validation perplexity: {told}"
+    note = "sm w=1: lr=2 (40.00); left out: lr=1 (50.00), lr=3 (no stage complete)"
+    assert done.stdout.splitlines()[-1] == f"best of 3 by validation perplexity: {note}"
 
 
 def test_the_score_after_the_first_stage_alone_may_choose(tmp_path):
@@ -63,8 +63,8 @@ def test_the_score_after_the_first_stage_alone_may_choose(tmp_path):
         "sm w=2: lr=2 (40.00); left out: lr=1 (50.00)",
     }
     make_run(tmp_path / "runs/c", [90.0] * 5, 2, rows=3, valid=[None, None, 30.0, 30.0, 30.0], lr=3)
-    told = report(tmp_path / "runs", "--select", "valid-first").stdout.splitlines()[-1]
-    assert "best of 3 by validation perplexity after the first stage: sm w=2: lr=3 (30.00)" in told
+    note = report(tmp_path / "runs", "--select", "valid-first").stdout.splitlines()[-1]
+    assert "best of 3 by validation perplexity after the first stage: sm w=2: lr=3 (30.00)" in note
 
 
 AVERAGES = {
@@ -90,12 +90,12 @@ def test_averages_and_schedules_are_chosen_and_each_is_named(averages):
     assert line.startswith(
         "best of 6 by validation perplexity: sm w=1: average=poly:64 (20.00); left out: "
     )
-    for told in (
+    for message in (
         "average=poly:4 (30.00)",
         "schedule=continuous dropout=0.5 (50.00)",
         "none (60.00)",
     ):
-        assert told in line
+        assert message in line
 
 
 def test_settings_that_are_held_are_not_chosen_among(averages):

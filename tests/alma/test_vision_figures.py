@@ -55,8 +55,8 @@ def test_the_front_leaves_out_raw_weights_but_those_of_the_paper_s_learners(tmp_
 
 def test_several_configurations_of_one_learner_have_a_colour_each():
     def colours(*waits):
-        made = [Result({"learner": "sm", "waiting_time": wait}, ()) for wait in waits]
-        return [look["color"] for look in figures.looks(made)]
+        results = [Result({"learner": "sm", "waiting_time": wait}, ()) for wait in waits]
+        return [look["color"] for look in figures.looks(results)]
 
     assert len(set(colours(*[1] * 6))) == 6
     assert colours(1, 1) == [colour_of("sm"), style.variant(colour_of("sm"), 1)["color"]]
@@ -105,9 +105,9 @@ def test_error_over_time_is_dotted_while_untrained_and_has_a_band(tmp_path):
         image_run(tmp_path / str(seed), [0, 0.5, 0.5, last], w=2, seed=seed)
     image_run(tmp_path / "w4", [0, 0, 0, 0.1], w=4)
     results = results_of(tmp_path)
-    found = figures.over_time(results[0])
-    assert found.y == pytest.approx([90, 90, 50, 50, 25])
-    assert found.deviation == pytest.approx([0, 0, 0, 0, 50**0.5])
+    curve = figures.over_time(results[0])
+    assert curve.y == pytest.approx([90, 90, 50, 50, 25])
+    assert curve.deviation == pytest.approx([0, 0, 0, 0, 50**0.5])
     figure = over_time.learning_curves(results)[""]
     (axes,) = panels(figure)
     assert drawn(axes, WAIT_RAMP[0]) == [[(2, 50), (3, 50), (4, pytest.approx(25))]]
@@ -125,7 +125,8 @@ def test_error_over_time_is_dotted_while_untrained_and_has_a_band(tmp_path):
 
 
 def test_two_learners_share_a_panel_that_marks_where_waiting_wins(tmp_path):
-    """Figure 3: at t = 2 w = 2 has the lowest error, at t = 4 w = 4; at t = 1 and 3 nothing beats w = 1."""
+    """Figure 3: at t = 2 w = 2 has the lowest error, at t = 4 w = 4;
+    at t = 1 and 3 nothing beats w = 1."""
     for size in (4, 16):
         for learner in ("sm", "ens", "gens"):
             for w, errors in (
@@ -193,7 +194,8 @@ def test_replay_pairs_differ_in_nothing_else(grid, tmp_path):
     assert all(not plain.config["replay"] and again.config["replay"] for plain, again in pairs)
     figure = costs.replay_at_one_wait(results_of(grid))[""]
     (axes,) = panels(figure)
-    # Stages train on 2 and 2 mega-batches without replay, on 2 and 4 with it. The error at t = 1 is .9.
+    # Stages train on 2 and 2 mega-batches without replay, on 2 and 4 with it.
+    # The error at t = 1 is .9.
     line = [(4, pytest.approx(0.9 + 0.4 + 0.3 + 0.25)), (6, pytest.approx(0.9 + 0.2 + 0.2 + 0.1))]
     assert drawn(axes, colour_of("sm"))[0] == line
     marks = [line for line in axes.lines if line.get_marker() == "o"]
@@ -229,14 +231,14 @@ def test_replay_over_all_waits_has_a_panel_per_learner(tmp_path):
 
 
 def test_a_radar_plot_per_size_and_a_polygon_per_learner_and_wait(grid):
-    found = costs.radars(results_of(grid))
-    assert list(found) == ["_h4", "_h8"]
-    sm, ens = panels(found["_h4"])
+    radars = costs.radars(results_of(grid))
+    assert list(radars) == ["_h4", "_h8"]
+    sm, ens = panels(radars["_h4"])
     assert [len(axes.lines) for axes in (sm, ens)] == [3, 3]
     corners = sm.lines[0].get_ydata()
     highest = max(2.8, 0.9 * 3 + 0.25)
     assert corners == pytest.approx([1.45 / highest, 1, 1, 1, 1.45 / highest])
-    assert "CER: 0 to 3.0" in legend_of(found["_h4"])
+    assert "CER: 0 to 3.0" in legend_of(radars["_h4"])
 
 
 def test_ablation_compares_routers_that_differ_in_nothing_else(grid, tmp_path):
@@ -253,7 +255,8 @@ def test_ablation_compares_routers_that_differ_in_nothing_else(grid, tmp_path):
 
 
 def test_ablation_has_an_ensemble_of_mixtures_and_never_a_single_network(tmp_path):
-    """Section 5.2 of the draft: "an ensemble of fixed MoEs ... trained independently on each mega-batch"."""
+    """Section 5.2 of the draft: "an ensemble of fixed MoEs ... trained independently on each
+    mega-batch"."""
     for router in ("tree", "flat"):
         image_run(tmp_path / router, [0.3, 0.3], learner="gmoe", router=router, experts=2)
     image_run(tmp_path / "sm", [0.5, 0.4])
@@ -293,8 +296,8 @@ def test_methods_show_unusual_settings(tmp_path):
 def test_command_draws_all_figures_and_names_them_in_the_report(grid, tmp_path):
     done = report(grid, "--figures", "vision", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    names = "front learning_curves trade_offs over_time two_learners replay replay_waits replay_over_time"
-    names += " radar_h4 radar_h8 ablation"
+    names = "front learning_curves trade_offs over_time two_learners replay replay_waits"
+    names += " replay_over_time radar_h4 radar_h8 ablation"
     pictures = [f"digits_B4_{name}.png" for name in names.split()]
     expected = [str(tmp_path / "out" / name) for name in ("report.md", "report.csv", *pictures)]
     assert done.stdout.splitlines()[-len(expected) :] == expected

@@ -47,14 +47,14 @@ def test_spokes_are_linear_or_logarithmic(tmp_path):
     image_run(tmp_path / "a", [0.5, 0.5], size=1)
     image_run(tmp_path / "b", [0.2, 0.3], size=1, learner="ens")
     image_run(tmp_path / "c", [0.1, 0.1], size=100, learner="ff")
-    found = select.spokes(results_of(tmp_path))
-    assert found["CER"].values == pytest.approx([1.0, 0.5, 0.2])
-    assert found["CER"].radii == pytest.approx([1.0, 0.5, 0.2])
-    assert found["Mem"].values == [30, 30, 3000]
-    assert found["Mem"].radii == pytest.approx([0.1, 0.1, 1.0])
-    assert found["test FLOPs"].values == [300, 300, 30000]
-    assert found["train FLOPs"].values == [2e12] * 3
-    assert [spoke.logarithmic for spoke in found.values()] == [False, True, False, True]
+    spokes = select.spokes(results_of(tmp_path))
+    assert spokes["CER"].values == pytest.approx([1.0, 0.5, 0.2])
+    assert spokes["CER"].radii == pytest.approx([1.0, 0.5, 0.2])
+    assert spokes["Mem"].values == [30, 30, 3000]
+    assert spokes["Mem"].radii == pytest.approx([0.1, 0.1, 1.0])
+    assert spokes["test FLOPs"].values == [300, 300, 30000]
+    assert spokes["train FLOPs"].values == [2e12] * 3
+    assert [spoke.logarithmic for spoke in spokes.values()] == [False, True, False, True]
 
 
 @pytest.mark.parametrize(("growth", "methods"), [((5, 3, 1), 1), ((1, 1, 1), 1), ((5, 1, 1), 2)])

@@ -47,16 +47,12 @@ def test_an_error_fails_its_own_task(count):
 
 def test_results_in_the_order_of_the_tasks():
     with Workers(2) as workers:
-        found = [
-            (number, result())
-            for number, result in workers.run(square, [(n,) for n in range(9)], True)
-        ]
+        arguments = [(n,) for n in range(9)]
+        results = [(number, result()) for number, result in workers.run(square, arguments, True)]
         slept = workers.run(time.sleep, [(0.5,), (0,), (60,)], in_order=True)
-        assert [number for number, _ in itertools.islice(slept, 2)] == [
-            0,
-            1,
-        ]  # while the last one sleeps
-    assert found == [(n, n * n) for n in range(9)]
+        # while the last one sleeps
+        assert [number for number, _ in itertools.islice(slept, 2)] == [0, 1]
+    assert results == [(n, n * n) for n in range(9)]
 
 
 def test_one_worker_needs_no_process_unless_it_is_to_be_set_up():
@@ -102,14 +98,16 @@ def sleep(path, seconds):
     Path(path + ".done").touch()
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    tasks = [(f"{sys.argv[1]}/{n}", 60 * bool(n)) for n in range(9)]
     with Workers(2) as workers:
-        for _, result in workers.run(sleep, [(f"{sys.argv[1]}/{n}", 60 * bool(n)) for n in range(9)]):
+        for _, result in workers.run(sleep, tasks):
             result()
 """
 
 
 def test_ctrl_c_ends_the_pool_and_its_tasks_and_only_the_parent_says_so(tmp_path):
-    script, tasks = tmp_path / "script.py", tmp_path / "tasks"
+    script = tmp_path / "script.py"
+    tasks = tmp_path / "tasks"
     script.write_text(INTERRUPTED)
     tasks.mkdir()
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

@@ -13,7 +13,7 @@ from tests.alma.synthetic import B, drifting, image_run, law, lm_run, losses
 def means_on(place, *ts):
     """The means over the origins at `ts`, or over all."""
     origins = backtest.origins_of(one_section(find_runs([place])), B)
-    return backtest.means([each for each in origins if not ts or each.now in ts])
+    return backtest.means([origin for origin in origins if not ts or origin.now in ts])
 
 
 def test_what_came_is_counted(tmp_path):
@@ -30,7 +30,8 @@ def test_what_came_is_counted(tmp_path):
 
 def test_a_wrong_advice_is_a_regret(tmp_path):
     """The learner that leads up to t = 20 stops learning there."""
-    stops, goes_on = law(0.4, 0.6, 0), law(0.45, 0.6, 0)
+    stops = law(0.4, 0.6, 0)
+    goes_on = law(0.45, 0.6, 0)
     image_run(tmp_path / "stops", stops[:20] + [stops[19]] * 20, size=16)
     image_run(tmp_path / "goes-on", goes_on[:20] + [0.01] * 20)
     means = [sum(stops[16:20]) + 20 * stops[19], sum(goes_on[16:20]) + 0.2]
@@ -60,8 +61,8 @@ def test_what_does_not_count_is_named_and_few_stages_are_refused(tmp_path, capsy
 
 def test_staleness_beats_the_naive_rules_on_an_even_drift(tmp_path, capsys):
     random = np.random.default_rng(0)
-    made = losses(lambda u, p, _: 2 + 0.1 * abs(p - u) + random.normal(0, 0.005), count=10)
-    scores = backtest.look_back_on([made], "t={:g}".format)
+    run_losses = losses(lambda u, p, _: 2 + 0.1 * abs(p - u) + random.normal(0, 0.005), count=10)
+    scores = backtest.look_back_on([run_losses], "t={:g}".format)
     held, forecast, none, last = scores["all"].mean(0)
     assert forecast < 0.3 * last < none
     assert held > 0.8

@@ -9,7 +9,7 @@ from data_prep.documents import make_shards, normalise
 @pytest.fixture
 def small(benchmark, monkeypatch):
     """The benchmark with small samples, shards, buckets and vocabulary."""
-    made = benchmark("data_prep")
+    module = benchmark("data_prep")
     sizes = {
         "VOCABULARY": 300,
         "MAX_DOCUMENT_WORDS": 50,
@@ -19,17 +19,17 @@ def small(benchmark, monkeypatch):
     }
     sizes |= {"LEAST_RUNS": 2, "SMALL_VOCABULARY": 300, "FILE_DOCUMENTS": 300}
     for name, value in sizes.items():
-        monkeypatch.setattr(made, name, value)
+        monkeypatch.setattr(module, name, value)
     monkeypatch.setattr("data_prep.plan.BUCKET_BYTES", 300_000)
-    return made
+    return module
 
 
 def test_made_up_documents_are_a_function_of_their_number(small, tmp_path):
     shards = make_shards(small.made_up(0.3, tmp_path), small.MadeUpReader())
-    made = [list(small.MadeUpReader().read(shard)) for shard in shards]
-    assert [len(documents) for documents in made] == [300] * 4
-    assert [list(small.MadeUpReader().read(shard)) for shard in shards[::-1]] == made[::-1]
-    texts = [document for shard in made for document in shard]
+    read_again = [list(small.MadeUpReader().read(shard)) for shard in shards]
+    assert [len(documents) for documents in read_again] == [300] * 4
+    assert [list(small.MadeUpReader().read(shard)) for shard in shards[::-1]] == read_again[::-1]
+    texts = [document for shard in read_again for document in shard]
     assert all(
         words == len(text.split()) and normalise(text) == text for _, text, words in texts[::50]
     )
@@ -48,7 +48,9 @@ def test_stages_of_made_up_text(small):
 def test_tables_of_little_text(small, tmp_path):
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abcdefgh\xe9\xdf"), 1 + i % 7)) for i in range(400)]
-    blocks = ["\n".join(" ".join(rng.choice(words, 9)) for _ in range(4)) for _ in range(400)]
+    blocks = []
+    for _ in range(400):
+        blocks.append("\n".join(" ".join(rng.choice(words, 9)) for _ in range(4)))
     near = [f"{block} more" for block in blocks[:30]]
     (tmp_path / "text.txt").write_text("\n\n".join([*blocks, *blocks[:20]]), "utf-8")
     (tmp_path / "more.txt").write_text("\n\n".join(near), "utf-8")
@@ -70,12 +72,16 @@ def test_tables_of_little_text(small, tmp_path):
 def test_planted_copies_are_found_and_peers_that_are_missing_named(
     benchmark, tmp_path, monkeypatch, capsys
 ):
-    made = benchmark("near_duplicates")
-    monkeypatch.setattr(made, "find_spec", lambda name: None)
+    module = benchmark("near_duplicates")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
     rng = np.random.default_rng(0)
-    texts = [" ".join(f"w{i}" for i in rng.integers(0, 500, 300)) for _ in range(100)]
+    texts = []
+    for _ in range(100):
+        texts.append(" ".join(f"w{i}" for i in rng.integers(0, 500, 300)))
     (tmp_path / "text.txt").write_text("\n\n".join(texts))
-    made.main(["--text", str(tmp_path / "text.txt"), "--documents", "100", "--out", str(tmp_path)])
+    module.main(
+        ["--text", str(tmp_path / "text.txt"), "--documents", "100", "--out", str(tmp_path)]
+    )
     names, row = (tmp_path / "near_duplicate_tools.csv").read_text().splitlines()
     assert names.endswith("found at 1%,at 5%,precision at 0.8")
     assert row.endswith(",1.0,0.0,1.0")

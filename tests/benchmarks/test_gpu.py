@@ -1,4 +1,5 @@
-"""The commands for a machine with a GPU, at tiny sizes on a CPU; where there is one, they use it."""
+"""The commands for a machine with a GPU, at tiny sizes on a CPU; where there is one, they use
+it."""
 
 import json
 import os
@@ -19,11 +20,12 @@ from slurm.engine.forks import ForkServer
 
 ROOT = Path(__file__).parents[2]
 MACHINE = set(
-    "cloudpickle colorama contourpy cycler cython filelock fonttools fsspec hf-xet httpx huggingface-hub "
-    "jinja2  joblib kiwisolver lxml markupsafe matplotlib mpmath narwhals networkx numpy packaging pillow "
-    "portalocker protobuf pyarrow pyparsing python-dateutil pyyaml regex sacrebleu safetensors scikit-learn "
-    "scipy sentencepiece setuptools sympy tabulate threadpoolctl tokenizers torch torchaudio torchvision "
-    "tqdm transformers typer typing-extensions".split()
+    "cloudpickle colorama contourpy cycler cython filelock fonttools fsspec hf-xet httpx "
+    "huggingface-hub jinja2 joblib kiwisolver lxml markupsafe matplotlib mpmath narwhals "
+    "networkx numpy packaging pillow portalocker protobuf pyarrow pyparsing python-dateutil "
+    "pyyaml regex sacrebleu safetensors scikit-learn scipy sentencepiece setuptools sympy "
+    "tabulate threadpoolctl tokenizers torch torchaudio torchvision tqdm transformers typer "
+    "typing-extensions".split()
 )
 """What the GPU machine has of the packages that ALMA needs."""
 
@@ -34,17 +36,19 @@ def server():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))  # an installed package is called `benchmarks`, too
         patch.setenv("OMP_NUM_THREADS", "1")
-        made = ForkServer(
+        fork_server = ForkServer(
             ["fairseq_cli.train", "fairseq_alma.preloaded", "benchmarks.gpu.language"]
         )
-    yield made
-    made.stop()
+    yield fork_server
+    fork_server.stop()
 
 
 @pytest.fixture
 def step(benchmark, server, monkeypatch, tmp_path, capsys):
-    """`step(name)` runs a step at tiny sizes, with forks in place of processes; returns its rows."""
-    gpu, process = benchmark("gpu"), benchmark("gpu.process")
+    """`step(name)` runs a step at tiny sizes, with forks in place of processes; returns its
+    rows."""
+    gpu = benchmark("gpu")
+    process = benchmark("gpu.process")
 
     def start(words, **options):
         reader, writer = os.pipe()
@@ -105,8 +109,8 @@ def test_training_is_measured_beside_transformer_lm(step):
 
 
 def test_fairseq_train_accepts_all_flags_of_full_size(benchmark, tmp_path):
-    """Each fits a GPU with 80 GB, by the estimate that the step compares with the peak; the active sizes of
-    both models are equal."""
+    """Each fits a GPU with 80 GB, by the estimate that the step compares with the peak;
+    the active sizes of both models are equal."""
     from alma.flops import Shape
     from benchmarks.training_memory import estimated
     from fairseq_alma.check import resolve
@@ -126,10 +130,8 @@ def test_fairseq_train_accepts_all_flags_of_full_size(benchmark, tmp_path):
         assert peer["settings"]["--decoder-ffn-embed-dim"] == 4 * dim
     flops = Shape(6, 512, 2048, 50_264, 512, 8, 2).training_flops(1)
     assert flops == pytest.approx(45.7e9 * 3 / 512, rel=0.01)  # the paper's base model
-    assert (
-        resolve([str(tmp_path), "--task", "alma_lm", *language.BASE.split()])["arch"]
-        == "switch_gmoe_base"
-    )
+    words = [str(tmp_path), "--task", "alma_lm", *benchmark("gpu.stream").BASE.split()]
+    assert resolve(words)["arch"] == "switch_gmoe_base"
 
 
 @pytest.mark.thorough
@@ -230,9 +232,10 @@ def test_gpu_tests_are_collected(step, benchmark):
 
 STEPS = {
     "well": "work_on('step.cases', args)",
-    "hangs": "announce({'n': 1}); tell({'n': 1}, {'ms': [1.0, 2.0]}); announce({'n': 2}); time.sleep(600)",
+    "hangs": "announce({'n': 1}); tell({'n': 1}, {'ms': [1.0, 2.0]}); "
+    "announce({'n': 2}); time.sleep(600)",
     "crashes": "announce({'n': 3}); os.kill(os.getpid(), signal.SIGSEGV)",
-    "garbage": "sys.stdout.buffer.write(b'\\xff\\nROW {\\nROW [1]\\nCASE 5\\nROW {\"case\": 1}\\n')",
+    "garbage": r"""sys.stdout.buffer.write(b'\xff\nROW {\nROW [1]\nCASE 5\nROW {"case": 1}\n')""",
     "last": "subprocess.Popen(['sleep', '600']); tell({'n': 4}, {'MFU': 0.1})",
 }
 SCRIPT = """
@@ -249,7 +252,8 @@ args = SimpleNamespace(cases=cases)
 
 
 def test_a_step_costs_the_others_nothing(benchmark, tmp_path, monkeypatch, capfd):
-    """One hangs, one crashes, one prints garbage, one leaves a process; `again` runs what has no result."""
+    """One hangs, one crashes, one prints garbage, one leaves a process;
+    `again` runs what has no result."""
     gpu = benchmark("gpu")
     monkeypatch.chdir(tmp_path)
     scripts = {name: SCRIPT + code for name, code in STEPS.items()}
@@ -325,19 +329,18 @@ def test_a_damaged_wheel_costs_the_others_nothing(benchmark, tmp_path):
     code = "import sys, alpha, gamma, pytest, fairseq_alma_hook; print(sys.prefix, pytest.__file__)"
     python = tmp_path / "made/bin/python"
     done = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [
-        str(tmp_path / "made"),
-        pytest.__file__,
-    ]  # the machine's, of an environment
+    # pytest is the machine's, of an environment
+    assert done.stdout.split() == [str(tmp_path / "made"), pytest.__file__]
     assert not (tmp_path / "made/bin/pip").exists()
 
 
 def test_what_alma_requires_is_carried_or_on_the_machine(benchmark):
     packages = benchmark("gpu.packages")
     plain = {re.sub(r"[-_.]+", "-", name.lower()) for name in packages.MISSING}
-    needed, left = set(), ["alma-macroscale"]
-    while left:
-        name = left.pop()
+    needed = set()
+    names = ["alma-macroscale"]
+    while names:
+        name = names.pop()
         for line in metadata.requires(name) or ():
             marker = line.partition(";")[2]
             if "extra" in marker and not re.search(r"extra == .(corpus|export).", marker):
@@ -347,7 +350,7 @@ def test_what_alma_requires_is_carried_or_on_the_machine(benchmark):
                 continue
             if other not in needed and other not in MACHINE and installed(other):
                 needed.add(other)
-                left.append(other)
+                names.append(other)
     assert needed == plain
 
 

@@ -37,11 +37,11 @@ def test_what_the_backward_pass_needs_is_counted(memory):
             run(layers, x).sum().backward()
         return live.peak
 
-    kept = peak(lambda layers, x: layers(x))
+    activations = peak(lambda layers, x: layers(x))
     recomputed = peak(lambda layers, x: checkpoint(layers, x, use_reentrant=False))
-    assert kept >= 4 * 1000 * 64 * 4
-    assert peak(lambda layers, x: layers(x).detach().requires_grad_()) < kept
-    assert recomputed <= kept
+    assert activations >= 4 * 1000 * 64 * 4
+    assert peak(lambda layers, x: layers(x).detach().requires_grad_()) < activations
+    assert recomputed <= activations
 
 
 @pytest.mark.parametrize(

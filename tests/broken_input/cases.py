@@ -1,8 +1,9 @@
 """Broken input, and whether each command survives it.
 
-A case takes sound inputs, which the product has made, damages one file and runs a command on them. Right is a
-result, or one line `error: ...` that names the file, and exit code 2, within limits of memory, disk and time;
-damage that a check sum shows gives no other result. Input is never executed, and no other file changes.
+A case takes sound inputs, which the product has made, damages one file and runs a command on them.
+Right is a result, or one line `error: ...` that names the file, and exit code 2, within limits of
+memory, disk and time; damage that a check sum shows gives no other result. Input is never executed,
+and no other file changes.
 """
 
 import fnmatch
@@ -17,9 +18,9 @@ from typing import NamedTuple
 import yaml
 from hypothesis import strategies as st
 
-from alma.records import MACHINE_FIELDS
 from tests.broken_input import judge, sound
 from tests.broken_input.damage import KINDS, MARKER, OWN_SUMS, SEEN_BY_SUMS, Draw
+from tests.machine_fields import without_machine_fields
 
 
 class Scenario(NamedTuple):
@@ -55,10 +56,7 @@ class Scenario(NamedTuple):
             ]
         if kind == "rows":
             rows = map(json.loads, (paths[0] / "results.jsonl").read_bytes().splitlines())
-            return [
-                {k: v for k, v in row.items() if k not in (*MACHINE_FIELDS, "extra")}
-                for row in rows
-            ]
+            return without_machine_fields(rows, "extra")
         return None
 
 
@@ -127,28 +125,34 @@ class Cases:
         self.inputs.copy(scenario.needs, self.work)
 
     def _call(self, scenario: Scenario) -> judge.Ended:
-        main = lambda: judge.main_of(scenario.words.split())()  # noqa: E731  imports in the child too
-        stdin = self.work / scenario.stdin
-        return judge.run(
-            main, self.work, self.place / "log", str(stdin) if stdin.is_file() else os.devnull
-        )
+        def main() -> None:  # it imports in the child, too
+            judge.main_of(scenario.words.split())()
+
+        stdin = str(self.work / scenario.stdin)
+        if not Path(stdin).is_file():
+            stdin = os.devnull
+        return judge.run(main, self.work, self.place / "log", stdin)
 
     def _problem(self, scenario: Scenario, kind: str, path: Path, ended: judge.Ended) -> str:
-        """What is wrong with the end of a command, or with its result from a damaged file; "": nothing."""
+        """What is wrong with the end of a command, or with its result from a damaged file;
+        "": nothing."""
         undamaged, expected = self.baselines[scenario.words]
         names = [
             path.name,
             *(str(folder) for folder in path.parents if len(folder.parts) > 1),
             path.parent.name,
         ]
-        names += [""] * scenario.content + [path.parts[0]] * (kind == "not a file")
+        if scenario.content:
+            names.append("")
+        if kind == "not a file":
+            names.append(path.parts[0])
         problem = judge.problem(ended, undamaged, names, scenario.codes, scenario.several)
         if problem and not (
             kind == "value" and ended.code == -signal.SIGALRM
         ):  # perhaps 10^9 epochs
             return problem
         checked = kind in SEEN_BY_SUMS and any(
-            fnmatch.fnmatch(str(path), each) for each in scenario.checked
+            fnmatch.fnmatch(str(path), pattern) for pattern in scenario.checked
         )
         checked = checked and not (kind == "file swapped" and path.suffix in OWN_SUMS)
         if not ended.code and checked and scenario.made(self.work, ended) != expected:

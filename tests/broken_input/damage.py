@@ -1,5 +1,5 @@
-"""Kinds of damage to a file: functions (draw, path, place) that rewrite it, or return False if they do not
-apply to it. `draw` is Hypothesis's, `place` the folder of the case."""
+"""Kinds of damage to a file: functions (draw, path, place) that rewrite it, or return False if they
+do not apply to it. `draw` is Hypothesis's, `place` the folder of the case."""
 
 import bz2
 import gzip
@@ -83,8 +83,8 @@ def _cut(draw: Draw, data: bytes) -> bytes:
 
 
 def _grow(draw: Draw, data: bytes) -> bytes:
-    more = draw(st.sampled_from((data, b"\n", bytes(512))) | st.binary(min_size=1, max_size=99))
-    return data + more if draw(st.booleans()) else more + data
+    addition = draw(st.sampled_from((data, b"\n", bytes(512))) | st.binary(min_size=1, max_size=99))
+    return data + addition if draw(st.booleans()) else addition + data
 
 
 def _recode(draw: Draw, data: bytes) -> bytes | None:
@@ -97,10 +97,10 @@ def _recode(draw: Draw, data: bytes) -> bytes | None:
 
 def swap(draw: Draw, path: Path, place: Path) -> None:
     """Another file of the inputs in its place."""
-    others = [
-        each for each in sorted((place / "work").rglob("*")) if each.is_file() and each != path
+    files = [
+        file for file in sorted((place / "work").rglob("*")) if file.is_file() and file != path
     ]
-    path.write_bytes(draw(st.sampled_from(others)).read_bytes() if others else b"other")
+    path.write_bytes(draw(st.sampled_from(files)).read_bytes() if files else b"other")
 
 
 def replace(draw: Draw, path: Path, place: Path) -> None:
@@ -117,7 +117,8 @@ def change_value(draw: Draw, path: Path, place: Path) -> bool | None:
     """Another value of a JSON, JSON lines or YAML file, or another name in a mapping."""
     if path.suffix not in (".json", ".jsonl", ".yaml"):
         return False
-    text, is_yaml = path.read_text("utf-8"), path.suffix == ".yaml"
+    text = path.read_text("utf-8")
+    is_yaml = path.suffix == ".yaml"
     lines = text.splitlines() if path.suffix == ".jsonl" else [text]
     number = draw(st.integers(0, len(lines) - 1))
     record = yaml.safe_load(text) if is_yaml else json.loads(lines[number])
@@ -138,11 +139,11 @@ def change_value(draw: Draw, path: Path, place: Path) -> bool | None:
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
     """All (container, key) in nested lists and mappings."""
-    keys = (
-        list(value)
-        if isinstance(value, dict)
-        else range(len(value) if isinstance(value, list) else 0)
-    )
+    keys: list[Any] = []
+    if isinstance(value, dict):
+        keys = list(value)
+    elif isinstance(value, list):
+        keys = list(range(len(value)))
     return [place for key in keys for place in [(value, key), *_places(value[key])]]
 
 

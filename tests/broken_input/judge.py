@@ -57,12 +57,12 @@ def preload(commands: Sequence[str]) -> None:
 
 def main_of(words: Sequence[str]) -> Callable[[], object]:
     """The function that runs a command line; sets sys.argv."""
-    name, *rest = words
-    sys.argv = [f"alma {name}" if name in TOOLS else name, *rest]
+    name, *arguments = words
+    sys.argv = [f"alma {name}" if name in TOOLS else name, *arguments]
     module = importlib.import_module(_MODULES[name])
-    ours = not name.startswith("fairseq-")
-    logging.basicConfig(level="WARNING" if ours else "INFO", stream=sys.stdout, force=True)
-    return module.main if ours else module.cli_main
+    is_alma = not name.startswith("fairseq-")
+    logging.basicConfig(level="WARNING" if is_alma else "INFO", stream=sys.stdout, force=True)
+    return module.main if is_alma else module.cli_main
 
 
 def run(
@@ -72,7 +72,8 @@ def run(
     stdin: str = os.devnull,
     limited: bool = True,
 ) -> Ended:
-    """Call `function` in a forked child, in `folder`; its output goes to LOG.out and LOG.err for a while."""
+    """Call `function` in a forked child, in `folder`;
+    its output goes to LOG.out and LOG.err for a while."""
 
     def inside() -> None:
         os.chdir(folder)
@@ -124,8 +125,9 @@ def problem(
 ) -> str:
     """What is wrong with how a command ended; "": nothing.
 
-    An error must be one line `error: ...` on stderr with one of `names`. `several`: lines on stdout may come
-    before it. `codes`: further exit codes that are right. `sound`: the end of the undamaged case.
+    An error must be one line `error: ...` on stderr with one of `names`. `several`: lines on stdout
+    may come before it. `codes`: further exit codes that are right. `sound`: the end of the
+    undamaged case.
     """
     text = ended.out + ended.err
     last = next((line for line in reversed(text.splitlines()) if line.strip()), "")

@@ -16,8 +16,8 @@ from tests.broken_input import judge
 
 TINY = (
     "--arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2 "
-    "--moe-expert-count 2 --tokens-per-sample 32 --max-tokens 256 --lr 5e-3 --max-update 4 --log-format json "
-    "--num-workers 0 --no-epoch-checkpoints"
+    "--moe-expert-count 2 --tokens-per-sample 32 --max-tokens 256 --lr 5e-3 --max-update 4 "
+    "--log-format json --num-workers 0 --no-epoch-checkpoints"
 )
 SIZES = "--valid-words 300 --vocab-size 300 --workers 1"
 GPT2 = "--bpe gpt2 --gpt2-encoder-json gpt2/encoder.json --gpt2-vocab-bpe gpt2/vocab.bpe"
@@ -28,8 +28,8 @@ failed on SLURM, and programs of SLURM."""
 COMMANDS = {
     "stream": (f"data text=corpus --out stream --mega-batches 2 --words 2000 {SIZES}", "corpus"),
     "ordered": (
-        "data a=corpus/help.txt b=corpus/notes.md.gz c=corpus/books.txt.zst --ordered --out ordered "
-        f"{GPT2} --eval-words 200 --valid-words 100 --workers 1",
+        "data a=corpus/help.txt b=corpus/notes.md.gz c=corpus/books.txt.zst --ordered "
+        f"--out ordered {GPT2} --eval-words 200 --valid-words 100 --workers 1",
         "corpus",
         "gpt2",
     ),
@@ -64,8 +64,8 @@ class Sound:
                 _copy(INPUTS / name, path)
             elif name in COMMANDS:
                 words, *needs = COMMANDS[name]
-                for each in needs:
-                    self.get(each)
+                for need in needs:
+                    self.get(need)
                 self.call(words)
             else:
                 MAKERS[name](self, path)
@@ -80,7 +80,10 @@ class Sound:
 
     def call(self, words: str, expected: int = 0) -> None:
         """Run a command in the folder. RuntimeError: it fails."""
-        main = lambda: judge.main_of(words.split())()  # noqa: E731  imports in the child only
+
+        def main() -> None:  # it imports in the child only
+            judge.main_of(words.split())()
+
         ended = judge.run(main, self.folder, self.folder / ".log", limited=False)
         if ended.code != expected:
             raise RuntimeError(f"{words}: exit code {ended.code}\n{ended.out}\n{ended.err}")
@@ -103,7 +106,10 @@ def _corpus(sound: Sound, folder: Path) -> None:
     ]
     parts = [documents[k::8][:40] for k in range(8)]
     blocks = ["\n\n".join(part).encode() for part in parts]
-    lines = ["".join(json.dumps({"text": each}) + "\n" for each in part).encode() for part in parts]
+    lines = []
+    for part in parts:
+        text = "".join(json.dumps({"text": document}) + "\n" for document in part)
+        lines.append(text.encode())
     dated = [{"text": text, "date": f"20{20 + k}-05-17"} for k in range(3) for text in parts[k]]
     wiki = "".join(f'<doc id="{k}">\n{text}\n</doc>\n' for k, text in enumerate(parts[5]))
     head = "WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length:"
@@ -127,7 +133,8 @@ def _mnist(sound: Sound, folder: Path) -> None:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    pixels, labels = (digits.images * 15).astype("uint8"), digits.target.astype("uint8")
+    pixels = (digits.images * 15).astype("uint8")
+    labels = digits.target.astype("uint8")
     raw = folder / "MNIST/raw"
     raw.mkdir(parents=True)
     for part, chosen in (("train", slice(0, 200)), ("t10k", slice(200, 300))):

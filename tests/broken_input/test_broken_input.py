@@ -28,7 +28,9 @@ DRAWN = {
 def cases(tmp_path_factory):
     """`cases(command, ...)`: cases of some commands; they share the sound inputs."""
     folder = tmp_path_factory.mktemp("broken_input")
-    return lambda *commands: Cases(folder, [each for each in SCENARIOS if each.command in commands])
+    return lambda *commands: Cases(
+        folder, [scenario for scenario in SCENARIOS if scenario.command in commands]
+    )
 
 
 def run(drawn, examples, **options):
@@ -77,7 +79,7 @@ HARM = {
 @pytest.mark.parametrize("harm", HARM)
 def test_the_judge_notices(cases, monkeypatch, harm):
     drawn = cases("inspect")
-    scenario = next(each for each in drawn.scenarios if "--verify" in each.words)
+    scenario = next(candidate for candidate in drawn.scenarios if "--verify" in candidate.words)
     drawn.scenarios = [scenario._replace(several=False, checked=["*"], result="printed")]
     drawn.baselines[scenario.words] = judge.Ended(0), ""
     drawn.inputs.get("stream")

@@ -1,8 +1,9 @@
-"""`python -m tests.chaos TOOL`: commands under random faults give the results of an undisturbed run.
+"""`python -m tests.chaos TOOL`: commands under random faults give the results of an undisturbed
+run.
 
-A run draws the settings of a tool and runs its commands undisturbed. Then it runs them again, from the
-start, and disturbs them: signals to the process, its group or a child, the same command started a second
-time. It repeats each command until it succeeds. Right is: the same results, no process and
+A run draws the settings of a tool and runs its commands undisturbed. Then it runs them again, from
+the start, and disturbs them: signals to the process, its group or a child, the same command started
+a second time. It repeats each command until it succeeds. Right is: the same results, no process and
 no file left over, nothing finished done again, each error one line, an end soon after Ctrl-C.
 """
 
@@ -25,7 +26,8 @@ REPEATS = 3
 SOON = 20
 """Seconds from Ctrl-C to the end of a command and its processes, on a busy machine too."""
 _TRACEBACK = re.compile(
-    r"^(Exception ignored in atexit callback: .*\n)?Traceback \(most recent call last\):\n((?: .*\n)*)",
+    r"^(Exception ignored in atexit callback: .*\n)?"
+    r"Traceback \(most recent call last\):\n((?: .*\n)*)",
     re.M,
 )
 _PYTHONS_OWN = re.compile(r'  File "(<|.*/(multiprocessing|concurrent/futures)/|.*/threading\.py)')
@@ -40,13 +42,16 @@ class Runs:
     """Runs of a tool below `folder`, in work/; sound/ keeps the inputs."""
 
     def __init__(self, folder: Path, tool: str, faults: Sequence[str] = FAULTS) -> None:
-        self.tool, self.faults = tool, faults
+        self.tool = tool
+        self.faults = faults
         self.sound = Sound(folder / "sound")
-        self.work, self.temporary = folder / "work", folder / "tmp"
+        self.work = folder / "work"
+        self.temporary = folder / "tmp"
         adopt()
 
     def run(self, rng: Random) -> Report:
-        """Settings and faults are those that `rng` draws; the moments differ a little from time to time."""
+        """Settings and faults are those that `rng` draws;
+        the moments differ a little from time to time."""
         workload = WORKLOADS[self.tool](rng)
         report = Report("; ".join(workload.commands))
         try:
@@ -58,9 +63,9 @@ class Runs:
                 for words, before in zip(workload.commands, undisturbed, strict=True):
                     self._disturb(words, before, rng, report)
                 compare(workload.result(self.work), expected)
-                left = sorted(path.name for path in self.temporary.iterdir())
-                if left := [name for name in left if not name.startswith(_TORCHS_OWN)]:
-                    raise Difference(f"temporary files left: {left}")
+                names = sorted(path.name for path in self.temporary.iterdir())
+                if names := [name for name in names if not name.startswith(_TORCHS_OWN)]:
+                    raise Difference(f"temporary files left: {names}")
         except Difference as problem:
             report.problem = str(problem)
         return report
@@ -152,17 +157,18 @@ def main() -> None:
     )
     add("--seed", type=int, default=0, metavar="S", help="seed of the first run (default: 0)")
     options = parser.parse_args()
-    began, reports = time.monotonic(), []
+    began = time.monotonic()
+    reports = []
     with tempfile.TemporaryDirectory() as folder:
         runs = Runs(Path(folder), options.tool)
         while not reports or time.monotonic() < began + 60 * options.minutes:
             seed = options.seed + len(reports)
             reports.append(runs.run(Random(f"{options.tool} {seed}")))
-            if problem := reports[-1].problem:
-                print(
-                    f"seed {seed}: {reports[-1].settings}\n    after {', '.join(reports[-1].faults)}:"
-                )
-                print(f"    {problem}", flush=True)
+            report = reports[-1]
+            if report.problem:
+                print(f"seed {seed}: {report.settings}")
+                print(f"    after {', '.join(report.faults)}:")
+                print(f"    {report.problem}", flush=True)
     problems = sum(bool(report.problem) for report in reports)
     faults = sum(len(report.faults) for report in reports)
     print(f"{faults} faults in {len(reports)} runs, {problems} differences")

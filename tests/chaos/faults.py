@@ -24,7 +24,8 @@ FAULTS = (*SIGNALS, "second launch")
 
 
 class EndOfCommand(NamedTuple):
-    """How a command ended: exit code, what it printed, its time, changes of files, processes left."""
+    """How a command ended: exit code, what it printed, its time, changes of files, processes
+    left."""
 
     code: int
     text: str
@@ -42,8 +43,10 @@ class RunningCommand:
     program: Sequence[str] = (sys.executable, "-m", "alma")
 
     def __init__(self, work: Path, words: str) -> None:
-        self.work, self.events = work, 0
-        self.began, self._sizes = time.monotonic(), sizes(work)
+        self.work = work
+        self.events = 0
+        self.began = time.monotonic()
+        self._sizes = sizes(work)
         self.log = work.with_name(f"log.{time.monotonic_ns()}")
         added = {"TMPDIR": str(work.with_name("tmp")), "OMP_NUM_THREADS": "1"}
         added |= {
@@ -81,7 +84,8 @@ class RunningCommand:
                 os.kill(pid, number)
 
     def reach(self, events: int, seconds: float) -> bool:
-        """Wait for so many changes of files, then so many seconds; False: the command has ended before."""
+        """Wait for so many changes of files, then so many seconds; False:
+        the command has ended before."""
         while self.process.poll() is None and self.events < events:
             self._look()
         deadline = time.monotonic() + seconds
@@ -101,14 +105,15 @@ class RunningCommand:
             )
 
     def end(self, alone: bool = True) -> EndOfCommand:
-        """Wait for the end of the command, and GRACE for that of its processes, if it is `alone`."""
+        """Wait for the end of the command, and GRACE for that of its processes, if it is
+        `alone`."""
         self.reach(sys.maxsize, 0)
         seconds = time.monotonic() - self.began
         deadline = time.monotonic() + GRACE
-        while (left := running(os.getpid()) if alone else []) and time.monotonic() < deadline:
+        while (pids := running(os.getpid()) if alone else []) and time.monotonic() < deadline:
             time.sleep(0.01)
-        names = [f"{pid} {read_proc(pid, 'cmdline').replace(chr(0), ' ')[:100]}" for pid in left]
-        for pid in left:
+        names = [f"{pid} {read_proc(pid, 'cmdline').replace(chr(0), ' ')[:100]}" for pid in pids]
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
         if alone:
             with contextlib.suppress(ChildProcessError):
@@ -120,23 +125,23 @@ class RunningCommand:
     def send(self, fault: str, rng: Random) -> None:
         """A signal, such as "SIGTERM to group"."""
         name, _, aim = fault.split(" ")
-        others = running(self.process.pid)
+        pids = running(self.process.pid)
         with contextlib.suppress(ProcessLookupError):
             if aim == "group":
                 os.killpg(self.process.pid, signal.Signals[name])
             else:
-                pid = rng.choice(others) if aim == "child" and others else self.process.pid
+                pid = rng.choice(pids) if aim == "child" and pids else self.process.pid
                 os.kill(pid, signal.Signals[name])
 
 
 def sizes(folder: Path) -> dict[str, int]:
     """Sizes of all files by name; changes of it are events."""
     paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
-    found = {}
+    processes = {}
     for path in paths:
         with contextlib.suppress(OSError):
-            found[path] = os.lstat(path).st_size
-    return found
+            processes[path] = os.lstat(path).st_size
+    return processes
 
 
 def adopt() -> None:

@@ -50,9 +50,8 @@ HARM = {
     "subprocess.Popen(['sleep', '100'])": "left processes: ",
     "time.sleep(.1); raise KeyError('x')": "KeyError: 'x'",
     "time.sleep(.1); raise SystemExit(1)": "exit code 1, 0 lines of errors",
-    "open('../x', 'w').write(f'{os.getpid()}\\n'); os.rename('../x', 'results.jsonl'); time.sleep(1)": (
-        "was done again or lost"
-    ),
+    "open('../x', 'w').write(f'{os.getpid()}\\n'); "
+    "os.rename('../x', 'results.jsonl'); time.sleep(1)": "was done again or lost",
 }
 """What a command does, and what the harness says."""
 
@@ -63,6 +62,6 @@ def test_the_harness_notices(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     problems = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('"')]
-    for problem, (harm, told) in zip(problems, HARM.items(), strict=True):
-        assert told in problem, harm
-        assert told or not problem, harm
+    for problem, (harm, message) in zip(problems, HARM.items(), strict=True):
+        assert message in problem, harm
+        assert message or not problem, harm

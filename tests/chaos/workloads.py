@@ -8,9 +8,9 @@ from random import Random
 from typing import NamedTuple
 
 from alma.files import LOCK
-from alma.records import MACHINE_FIELDS
 from tests.broken_input.judge import hashes
 from tests.broken_input.sound import TINY
+from tests.machine_fields import without_machine_fields
 
 
 class Difference(Exception):
@@ -33,28 +33,30 @@ class Workload(NamedTuple):
     needs: tuple[str, ...]
     """Inputs of `broken_input.sound.MAKERS`, copied to the same names."""
     result: Callable[[Path], Mapping[str, object]]
-    """What must not depend on faults, by file; a file that matters by its name alone has the value None."""
+    """What must not depend on faults, by file;
+    a file that matters by its name alone has the value None."""
 
 
 def data_prep(rng: Random) -> Workload:
     """A stream, shuffled, ordered or dated, and often one more mega-batch."""
-    sizes = f"--valid-words 300 --workers {rng.randint(1, 3)} --seed {rng.randrange(100)} --vocab-size 300"
+    sizes = (
+        f"--valid-words 300 --workers {rng.randint(1, 3)} --seed {rng.randrange(100)} "
+        "--vocab-size 300"
+    )
     corpus = "a=corpus/help.txt b=corpus/notes.md.gz c=corpus/books.txt.zst"
     texts = (
         "text=corpus/help.txt text=corpus/notes.md.gz text=corpus/AA --mega-batches 2 --words 2000"
     )
     by_date = "e=corpus/dated.jsonl --by year --until 2021 --eval-words 200"
-    way, more = rng.choice(
+    texts_of_kind, addition = rng.choice(
         [
             (texts, "d=corpus/web.jsonl --mega-batches 1 --words 500"),
             (f"{corpus} --ordered --eval-words 200", "d=corpus/web.jsonl"),
             (by_date, "e=corpus/dated.jsonl"),
         ]
     )
-    first, appended = (
-        f"data {way} {sizes} --out stream",
-        f"data {more} --append --out stream --workers 2",
-    )
+    first = f"data {texts_of_kind} {sizes} --out stream"
+    appended = f"data {addition} --append --out stream --workers 2"
     commands = (first, appended) if rng.random() < 0.6 else (first,)
     return Workload(commands, ("corpus",), streams)
 
@@ -141,4 +143,4 @@ def _rows(path: Path) -> list[dict] | None:
     if path.name != "results.jsonl":
         return None
     rows = map(json.loads, path.read_bytes().splitlines())
-    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]
+    return without_machine_fields(rows)

@@ -34,25 +34,27 @@ def make_documents(seed: int, number: int, longest: int = 8) -> list[str]:
     def line() -> str:
         return " ".join(word() for _ in range(rng.randint(1, 12)))
 
-    return [
-        f"document{seed}x{n} " + "\n".join(line() for _ in range(rng.randint(1, longest)))
-        for n in range(number)
-    ]
+    documents = []
+    for n in range(number):
+        lines = [line() for _ in range(rng.randint(1, longest))]
+        documents.append(f"document{seed}x{n} " + "\n".join(lines))
+    return documents
 
 
 def edited(text: str, words: int, seed: int) -> str:
     """The text with some of its words replaced."""
     rng = random.Random(seed)
-    found = text.split(" ")
-    for at in rng.sample(range(len(found)), min(words, len(found))):
-        found[at] = f"new{rng.random()}"
-    return " ".join(found)
+    text_words = text.split(" ")
+    for at in rng.sample(range(len(text_words)), min(words, len(text_words))):
+        text_words[at] = f"new{rng.random()}"
+    return " ".join(text_words)
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """alpha.txt and web.txt, with duplicates within and across them."""
-    alpha, web = make_documents(1, 300), make_documents(2, 200)
+    alpha = make_documents(1, 300)
+    web = make_documents(2, 200)
     folder = tmp_path / "corpus"
     folder.mkdir()
     (folder / "alpha.txt").write_text("\n\n".join(alpha + alpha[:20] + web[:10]), "utf-8")
@@ -68,12 +70,14 @@ def near(tmp_path) -> list[str]:
     old: list[str] = []
     for number, name in enumerate("abc"):
         new = [text.translate(LETTERS) for text in make_documents(number, 40, 30)]
-        own = [edited(text, 1, seed).translate(LETTERS) for seed, text in enumerate(new[:12])]
+        edited_texts = [
+            edited(text, 1, seed).translate(LETTERS) for seed, text in enumerate(new[:12])
+        ]
         copies = [
             edited(text, seed % 4, seed).translate(LETTERS) for seed, text in enumerate(old[::2])
         ]
-        old += new + own + copies
-        (folder / f"{name}.txt").write_text("\n\n".join([*new, *own, *copies]), "utf-8")
+        old += new + edited_texts + copies
+        (folder / f"{name}.txt").write_text("\n\n".join([*new, *edited_texts, *copies]), "utf-8")
     return [f"{name}={folder / name}.txt" for name in "abc"]
 
 
@@ -94,8 +98,10 @@ def make(*arguments: object, out: Path, **flags: object) -> Path:
         "workers": 1,
     }
     options = {"out": out, **defaults, **flags}
-    given = {name.replace("_", "-"): value for name, value in options.items() if value is not None}
-    run(cli.main, *arguments, *(f"--{name}={value}" for name, value in given.items()))
+    settings = {
+        name.replace("_", "-"): value for name, value in options.items() if value is not None
+    }
+    run(cli.main, *arguments, *(f"--{name}={value}" for name, value in settings.items()))
     return out
 
 

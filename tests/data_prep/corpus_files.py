@@ -21,7 +21,7 @@ PACKERS = {
 def read(path, reader=None, shard_bytes=1 << 20):
     """The texts, and (offset, reason) of what was skipped."""
     skips: list[Skipped] = []
-    found = [
+    headers = [
         text
         for shard in make_shards(
             [("s", str(path))], reader or Reader(on_bad_input="skip"), shard_bytes
@@ -29,9 +29,10 @@ def read(path, reader=None, shard_bytes=1 << 20):
         for _, text, _ in (reader or Reader(on_bad_input="skip")).read(shard, skips.append)
     ]
     assert {skip.path for skip in skips} <= {str(path)}
-    return found, [(skip.offset, skip.reason) for skip in skips]
+    return headers, [(skip.offset, skip.reason) for skip in skips]
 
 
 def warc(kind: str, payload: bytes) -> bytes:
-    headers = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: http://a/\r\nContent-Length: {len(payload)}"
+    headers = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: http://a/\r\n"
+    headers += f"Content-Length: {len(payload)}"
     return headers.encode() + b"\r\n\r\n" + payload + b"\r\n\r\n"

@@ -26,7 +26,9 @@ def make_records(documents) -> np.ndarray:
     for record, (key, words, source) in zip(records, documents, strict=True):
         rng = np.random.default_rng(key)
         record["high"], record["low"], record["second"] = rng.integers(0, 2**64, 3, np.uint64)
-        record["words"], record["bytes"], record["source"] = words, 3 * words, source
+        record["words"] = words
+        record["bytes"] = 3 * words
+        record["source"] = source
     return records
 
 
@@ -39,10 +41,11 @@ def plan_of(
     range_documents: int = 1 << 20,
     run_documents: int = 1 << 18,
 ) -> tuple[np.ndarray, CorpusPlan]:
-    """Run the stages from sort to plan; (records,) the split of each record or LEFT_OUT, and the plan.
+    """Run the stages from sort to plan; (records,) the split of each record or LEFT_OUT,
+    and the plan.
 
-    The split is that of the bucket that the shuffle puts the document in. `known`: records of documents that
-    the stream has.
+    The split is that of the bucket that the shuffle puts the document in. `known`:
+    records of documents that the stream has.
     """
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as name:
         patch.setattr(ranges, "RANGE_DOCUMENTS", range_documents)
@@ -56,12 +59,12 @@ def plan_of(
             for number, path in enumerate(keys):
                 content_keys(known[number::2]).tofile(path)
         build = build_to_plan(space, splits, shards, keys)
-        found = []
+        split_of_record = []
         for shard, piece in enumerate(pieces):
             documents = list(planned_documents(space, shard, build.plan, splits, build.ranges))
             assert [key for key, _ in documents] == [row.tobytes()[:16] for row in piece]
-            found += [bucket for _, bucket in documents]
-        return np.array(found), build.plan
+            split_of_record += [bucket for _, bucket in documents]
+        return np.array(split_of_record), build.plan
 
 
 def build_to_plan(
@@ -80,11 +83,13 @@ def build_to_plan(
 def write_scans(
     directory: Path, records: np.ndarray, sources: tuple[str, ...], shards: int
 ) -> tuple[Workspace, list[np.ndarray]]:
-    """Write the records as the scan of `shards` shards; the workspace, and the records of each shard."""
+    """Write the records as the scan of `shards` shards;
+    the workspace, and the records of each shard."""
     space = Workspace(directory, 0, Reader(), sources)
     pieces = np.array_split(records, shards)
     for shard, piece in enumerate(pieces):
-        piece["shard"], piece["place"] = shard, np.arange(len(piece))
+        piece["shard"] = shard
+        piece["place"] = np.arange(len(piece))
         with open_items(space.file("scan", shard, "bin")) as file:
             for start in range(0, len(piece), scan.RUN_DOCUMENTS):
                 scan.write_run(file, piece[start : start + scan.RUN_DOCUMENTS])

@@ -14,10 +14,14 @@ TOKENS = 60
 def write_part(
     out: Path, name: str, documents: list[list[list[int]]], sources: dict[str, int], first: int
 ):
-    """Documents are lists of lines of ids. Keys begin at `first` and ascend, except those of valid."""
+    """Documents are lists of lines of ids. Keys begin at `first` and ascend, except those of
+    valid."""
     prefix = f"{name}/train" if name.startswith("megabatch") else name
     (out / prefix).parent.mkdir(parents=True, exist_ok=True)
-    items = [item for document in documents for item in [*([*line, 2] for line in document), [2]]]
+    items = []
+    for document in documents:
+        items += [[*line, 2] for line in document]
+        items.append([2])
     np.concatenate(items).astype(np.uint16).tofile(out / f"{prefix}.bin")
     write_index(out / f"{prefix}.idx", np.array(list(map(len, items))), 8)
     keys = [(i * 2**120 + first * 2**32).to_bytes(16) for i in range(len(documents))]
@@ -41,15 +45,26 @@ def write_stream(
     for name, text in files.items():
         (out / name).write_text(text, "utf-8")
     names = [*(f"megabatch_{t:02d}" for t in range(len(parts) - 2)), "valid", "test"]
-    made, first = [], 1
+    megabatches = []
+    first = 1
     for i, (name, documents) in enumerate(zip(names, parts, strict=True)):
-        made.append(
+        megabatches.append(
             write_part(out, name, documents, sources[i] if sources else {"web": 100}, first)
         )
         first += len(documents)
-    known = {name: FileInfo.of(out / name) for name in files}
+    infos = {name: FileInfo.of(out / name) for name in files}
     tokens = files["dict.txt"].count("\n")
-    Stream(out, VERSION, 0, tokens, tuple(made[:-2]), made[-2], made[-1], {}, known).write()
+    Stream(
+        out,
+        VERSION,
+        0,
+        tokens,
+        tuple(megabatches[:-2]),
+        megabatches[-2],
+        megabatches[-1],
+        {},
+        infos,
+    ).write()
     return out
 
 
@@ -60,13 +75,16 @@ def random_documents(
     rng = random.Random(seed)
     documents = []
     for _ in range(number):
-        own = rng.choices(range(low, high), k=6)
-        documents.append([rng.choices(own, k=rng.randint(1, 12)) for _ in range(rng.randint(1, 9))])
+        words = rng.choices(range(low, high), k=6)
+        documents.append(
+            [rng.choices(words, k=rng.randint(1, 12)) for _ in range(rng.randint(1, 9))]
+        )
     return documents
 
 
 def bless(out: Path, **changes: object) -> None:
-    """Update the checksums in stream.json, as a faulty writer would; `changes` go to megabatch_00."""
+    """Update the checksums in stream.json, as a faulty writer would; `changes` go to
+    megabatch_00."""
     stream = Stream.load(out)
 
     def measured(files):
@@ -75,11 +93,11 @@ def bless(out: Path, **changes: object) -> None:
     def again(parts):
         return tuple(dataclasses.replace(part, files=measured(part.files)) for part in parts)
 
-    first, *others = again(stream.megabatches)
+    first, *later = again(stream.megabatches)
     valid, test = again([stream.valid, stream.test])
     dataclasses.replace(
         stream,
-        megabatches=(dataclasses.replace(first, **changes), *others),
+        megabatches=(dataclasses.replace(first, **changes), *later),
         valid=valid,
         test=test,
         files=measured(stream.files),

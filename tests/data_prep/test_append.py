@@ -20,7 +20,7 @@ def stream(corpus, prepare, tmp_path) -> Path:
 
 
 @pytest.fixture
-def more(corpus, tmp_path) -> Path:
+def documents(corpus, tmp_path) -> Path:
     """600 new documents and the whole corpus of the stream."""
     old = "\n\n".join(path.read_text("utf-8") for path in sorted(corpus.iterdir()))
     new = make_documents(3, 600)
@@ -29,12 +29,12 @@ def more(corpus, tmp_path) -> Path:
     return path
 
 
-def test_new_documents_alone_are_added(stream, more, prepare, capsys):
+def test_new_documents_alone_are_added(stream, documents, prepare, capsys):
     before = {path: path.stat().st_mtime_ns for path in stream.rglob("[!.]*") if path.is_file()}
     old = digests(stream)
     had = [text for part in Stream.load(stream).parts for text in texts(stream, part.prefix)]
     capsys.readouterr()
-    prepare(more, "--append", out=stream, **NEW | {"mega_batches": 2})
+    prepare(documents, "--append", out=stream, **NEW | {"mega_batches": 2})
     printed = capsys.readouterr().out
     now = digests(stream)
     assert now.items() >= old.items()

@@ -28,15 +28,22 @@ def slow(held_out: list[str], training: list[str]) -> tuple[float, float]:
             tuple(words[i : i + contamination.N]) for i in range(len(words) - contamination.N + 1)
         ]
 
-    known = {gram for text in training for gram in grams(text)}
-    hits = [[gram in known for gram in grams(text)] for text in held_out]
-    flat = [hit for each in hits for hit in each]
-    mostly = [sum(each) > contamination.MOSTLY * len(each) for each in hits if each]
+    seen = {gram for text in training for gram in grams(text)}
+    hits = []
+    for text in held_out:
+        hits.append([gram in seen for gram in grams(text)])
+    flat = [hit for hits_of_text in hits for hit in hits_of_text]
+    mostly = [
+        sum(hits_of_text) > contamination.MOSTLY * len(hits_of_text)
+        for hits_of_text in hits
+        if hits_of_text
+    ]
     return (sum(flat) / len(flat), sum(mostly) / len(mostly)) if flat else (0, 0)
 
 
 def test_known_shares(tmp_path, inspected):
-    """Of 10 n-grams of valid, 3 are in training, across lines but not documents; the tests are 1 of 2."""
+    """Of 10 n-grams of valid, 3 are in training, across lines but not documents;
+    the tests are 1 of 2."""
     line = list(range(4, 24))
     train = [[line[:7], line[7:10]], [line[10:17]], [line[17:20]]]
     valid = [[line[:17]], [line[:7]]]  # the second has no n-gram
@@ -45,18 +52,21 @@ def test_known_shares(tmp_path, inspected):
     assert measured(out) == {"valid": [0.3, 0], "test": [3 / 16, 0.5]}
     code, text, _ = inspected(out)
     assert code == 0
-    rows = [each.split() for each in text[text.index("Contamination") :].splitlines()]
+    rows = [line.split() for line in text[text.index("Contamination") :].splitlines()]
     assert ["valid", "30.0%", "0.0%"] in rows
     assert ["test", "18.8%", "50.0%"] in rows
 
 
 @pytest.fixture
 def overlapping(tmp_path):
-    """Three sources, without rare characters; documents of a later one repeat lines of the earlier."""
+    """Three sources, without rare characters; documents of a later one repeat lines of the
+    earlier."""
     letters = str.maketrans("0123456789x", "bdfgklmnprs")
-    new = [[text.translate(letters) for text in make_documents(seed, 60, 12)] for seed in (1, 2, 3)]
+    new = []
+    for seed in (1, 2, 3):
+        new.append([text.translate(letters) for text in make_documents(seed, 60, 12)])
     for number, name in enumerate("abc"):
-        before = [each for one in new[:number] for each in one]
+        before = [text for texts_of_part in new[:number] for text in texts_of_part]
         mixed = [f"{text}\n{old}" for text, old in zip(new[number], before[::2], strict=False)]
         (tmp_path / f"{name}.txt").write_text("\n\n".join([*new[number], *mixed]), "utf-8")
     return [f"{name}={tmp_path / name}.txt" for name in "abc"]
@@ -64,34 +74,35 @@ def overlapping(tmp_path):
 
 @pytest.mark.parametrize("ordered", [False, True])
 def test_it_is_a_slow_count(overlapping, prepare, tmp_path, monkeypatch, ordered):
-    flags = (
-        {"mega_batches": None, "words": None, "eval_words": 700}
-        if ordered
-        else {"eval_words": 1500}
-    )
-    out = prepare(*overlapping, *["--ordered"] * ordered, out=tmp_path / "out", **flags)
+    words = [*overlapping]
+    flags = {"eval_words": 1500}
+    if ordered:
+        words.append("--ordered")
+        flags = {"mega_batches": None, "words": None, "eval_words": 700}
+    out = prepare(*words, out=tmp_path / "out", **flags)
     stream = Stream.load(out)
     monkeypatch.setattr(similarity, "_BLOCK", 97)  # words and n-grams cross the borders of blocks
     training = [texts(out, part.prefix) for part in stream.megabatches]
-    found = measured(out)
+    shares = measured(out)
     parts = [*stream.held_out, *stream.held_out_valid] if ordered else [stream.test, stream.valid]
-    assert list(found) == [part.name for part in parts]
+    assert list(shares) == [part.name for part in parts]
     for part in parts:
         last = int(part.name[-2:]) + 1 if ordered else len(training)
         before = [text for batch in training[:last] for text in batch]
-        assert found[part.name] == pytest.approx(list(slow(texts(out, part.prefix), before)))
-    assert found["test_00"][0] < found["test_02"][0] if ordered else found["test"][0] > 0.1
+        assert shares[part.name] == pytest.approx(list(slow(texts(out, part.prefix), before)))
+    assert shares["test_00"][0] < shares["test_02"][0] if ordered else shares["test"][0] > 0.1
 
 
 def test_a_large_part_is_sampled(overlapping, prepare, tmp_path, monkeypatch):
     out = prepare(*overlapping, out=tmp_path / "out")
     monkeypatch.setattr(contamination, "SAMPLE", 200)
-    looked_up, held_out = [], contamination.held_out
+    looked_up = []
+    held_out = contamination.held_out
 
     def counted(*arguments):
-        found = held_out(*arguments)
-        looked_up.append(len(found[0]))
-        return found
+        parts = held_out(*arguments)
+        looked_up.append(len(parts[0]))
+        return parts
 
     monkeypatch.setattr(contamination, "held_out", counted)
     measured(out)

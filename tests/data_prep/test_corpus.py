@@ -61,8 +61,11 @@ class Repository:
 
     def raw(self, message: bytes, date: str, parent: str = "") -> None:
         """Make a commit that git itself would refuse, or mend; HEAD is then at it."""
-        after = f"parent {parent}\n" * bool(parent)
-        head = f"tree {self.git('mktree')}\n{after}author A <a@x> {date}\ncommitter A <a@x> 1500000000 +0000\n\n"
+        after = f"parent {parent}\n" if parent else ""
+        head = (
+            f"tree {self.git('mktree')}\n{after}author A <a@x> {date}\n"
+            "committer A <a@x> 1500000000 +0000\n\n"
+        )
         words = ("hash-object", "--literally", "-t", "commit", "-w", "--stdin")
         self.git("update-ref", "HEAD", self.git(*words, data=head.encode() + message))
 
@@ -113,7 +116,9 @@ def test_commits_are_messages_with_the_authors_dates(repository, corpus, tmp_pat
     commit("On the side\n\nCo-authored-by: Zoë <zoe@z.org>", "2023-01-01T00:00:00+00:00")
     repository.git("checkout", "-q", "main")
     named = {
-        f"GIT_{who}_{what}": "m@x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")
+        f"GIT_{who}_{field}": "m@x"
+        for who in ("AUTHOR", "COMMITTER")
+        for field in ("NAME", "EMAIL")
     }
     repository.git("merge", "-q", "-m", "Merge branch side", "side", **named)
     repository.git("config", "log.showSignature", "true")
@@ -124,15 +129,15 @@ def test_commits_are_messages_with_the_authors_dates(repository, corpus, tmp_pat
     monkeypatch.setenv("GIT_DIR", str(other.folder / ".git"))  # as in a hook
     code, out, err = corpus("git", repository.folder, "--out", tmp_path / "new/commits.jsonl")
     assert (code, err) == (0, "")
-    found = {record["text"]: record["date"] for record in read(tmp_path / "new/commits.jsonl")}
-    assert {text: datetime.fromisoformat(date) for text, date in found.items()} == {
+    dates = {record["text"]: record["date"] for record in read(tmp_path / "new/commits.jsonl")}
+    assert {text: datetime.fromisoformat(date) for text, date in dates.items()} == {
         "First\n\nThe body: of it.": datetime(2020, 1, 1, 1, 30, tzinfo=UTC),
         "Zweite Größe": datetime(2020, 6, 1, 6, 30, tzinfo=UTC),
         "Third\n\n\nText after it, by: hand.": datetime(2021, 1, 1, tzinfo=UTC),
         "Broken \ufffd byte": datetime(2022, 1, 1, tzinfo=UTC),
         "On the side": datetime(2023, 1, 1, tzinfo=UTC),
     }
-    assert found["Zweite Größe"] == "2020-06-01T12:00:00+05:30"
+    assert dates["Zweite Größe"] == "2020-06-01T12:00:00+05:30"
     lines = out.splitlines()
     assert lines[0] == "5 documents, 19 words, 2020-01-01 to 2023-01-01"
     assert lines[1] == "left out: 2 empty messages"

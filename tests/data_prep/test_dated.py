@@ -27,10 +27,10 @@ from .test_pipeline import digests, past, relaunch, texts
 YEARS = ("2020", "2021", "2023", "2024")
 
 
-def write_dated(path: Path, dated: list[tuple[object, str]], **more: object) -> Path:
+def write_dated(path: Path, dated: list[tuple[object, str]], **fields: object) -> Path:
     """JSON lines of (date, text); no date: None."""
     lines = [
-        json.dumps({"text": text} | ({} if day is None else {"date": day}) | more)
+        json.dumps({"text": text} | ({} if day is None else {"date": day}) | fields)
         for day, text in dated
     ]
     path.parent.mkdir(exist_ok=True)
@@ -49,14 +49,14 @@ def days_of(year: str, number: int) -> list[str]:
 @pytest.fixture
 def news() -> list[tuple[str, str]]:
     """Documents of four years, in no order; later years repeat documents of earlier ones."""
-    found: list[tuple[str, str]] = []
+    documents: list[tuple[str, str]] = []
     old: list[str] = []
     for number, year in enumerate(YEARS):
         new = [text.translate(LETTERS) for text in make_documents(60 + number, 90)]
-        found += zip(days_of(year, 200), [*new, *old[:20], *new[:5]], strict=False)
+        documents += zip(days_of(year, 200), [*new, *old[:20], *new[:5]], strict=False)
         old = new + old[:20]
-    random.Random(0).shuffle(found)
-    return found
+    random.Random(0).shuffle(documents)
+    return documents
 
 
 @pytest.fixture
@@ -71,10 +71,10 @@ def dated(prepare):
 
 def years_of(news: list[tuple[str, str]]) -> dict[str, str]:
     """The first year of each text."""
-    found: dict[str, str] = {}
+    periods: dict[str, str] = {}
     for day, text in news:
-        found[text] = min(day[:4], found.get(text, "9999"))
-    return found
+        periods[text] = min(day[:4], periods.get(text, "9999"))
+    return periods
 
 
 def test_the_parts_and_what_is_in_them(news, dated, tmp_path):
@@ -84,13 +84,13 @@ def test_the_parts_and_what_is_in_them(news, dated, tmp_path):
     assert [part.period for part in stream.held_out] == list(YEARS)
     assert [part.period for part in stream.held_out_valid] == list(YEARS)
     first = years_of(news)
-    found = {}
+    documents = {}
     for part in (*stream.megabatches, *stream.held_out, *stream.held_out_valid):
-        own = texts(out, part.prefix)
-        assert {first[text] for text in own} == {part.period}
+        part_texts = texts(out, part.prefix)
+        assert {first[text] for text in part_texts} == {part.period}
         assert list(part.sources) == ["news"]
-        found |= dict.fromkeys(own, part.name)
-    assert found.keys() == first.keys(), "each text once, in the first year that has it"
+        documents |= dict.fromkeys(part_texts, part.name)
+    assert documents.keys() == first.keys(), "each text once, in the first year that has it"
     record = json.loads((out / "stream.json").read_bytes())
     assert record["megabatches"][2]["period"] == "2023"
     assert "period" not in record["test"]
@@ -102,10 +102,13 @@ def test_the_parts_and_what_is_in_them(news, dated, tmp_path):
 @settings(FEW)
 def test_no_text_of_the_future_and_no_piece_in_two_parts(dated, tmp_path_factory, rng, by):
     folder = tmp_path_factory.mktemp("dated")
-    made = [
+    streams = [
         text.translate(LETTERS).split("\n") for text in make_documents(rng.randrange(99), 240, 4)
     ]
-    docs = ["\n".join(f"{lines[0].split()[0]} {line}" for line in lines) for lines in made]
+    docs = []
+    for lines in streams:
+        first_word = lines[0].split()[0]
+        docs.append("\n".join(f"{first_word} {line}" for line in lines))
     start = date(2023, 11, 1)
     news = [(str(start + timedelta(days=rng.randrange(120))), text) for text in docs]
     news += [
@@ -137,13 +140,13 @@ def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_pat
     whole = dated(
         write_dated(tmp_path / "all.jsonl", news), out=tmp_path / "whole", near_duplicates=near
     )
-    early = [each for each in news if each[0] < "2023"]
+    early = [document for document in news if document[0] < "2023"]
     out = dated(
         write_dated(tmp_path / "early.jsonl", early), out=tmp_path / "out", near_duplicates=near
     )
     before = Stream.load(out)
-    rest = write_dated(tmp_path / "rest.jsonl", [*news[::-1], ("2019", "too late")])
-    prepare(rest, "--append", out=out, **APPEND)
+    rest_file = write_dated(tmp_path / "rest.jsonl", [*news[::-1], ("2019", "too late")])
+    prepare(rest_file, "--append", out=out, **APPEND)
     stream = Stream.load(out)
     assert past(out) == past(whole)
     assert [part.period for part in stream.megabatches] == list(YEARS)
@@ -151,23 +154,31 @@ def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_pat
     late = len(early) + 1
     assert stream.appended[0]["corpus"]["dates"] == {"left_out": {"late": late}}
     longest = digests(out)
-    prepare(rest, "--append", out=out, **APPEND)
+    prepare(rest_file, "--append", out=out, **APPEND)
     assert digests(out) == longest, "the same again changes nothing"
 
 
 def test_killed_anywhere_and_run_again(news, dated, prepare, tmp_path, monkeypatch):
-    """All stages: dates, bands, keys and those of every stream; at any moment it is a stream or none."""
+    """All stages: dates, bands, keys and those of every stream;
+    at any moment it is a stream or none."""
     monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
     monkeypatch.setattr(plan, "BUCKET_BYTES", 6000)
-    early = write_dated(tmp_path / "early.jsonl", [each for each in news if each[0] < "2023"])
-    late = write_dated(tmp_path / "late.jsonl", [each for each in news if each[0] > "2023"])
+    early = write_dated(
+        tmp_path / "early.jsonl", [document for document in news if document[0] < "2023"]
+    )
+    late = write_dated(
+        tmp_path / "late.jsonl", [document for document in news if document[0] > "2023"]
+    )
     whole = dated(early, out=tmp_path / "whole", near_duplicates="drop")
-    two = digests(whole)
+    early_digests = digests(whole)
     prepare(late, "--append", out=whole, **APPEND)
     out = tmp_path / "out"
-    new = "--by year --words 700 --eval-words 200 --valid-words 100 --vocab-size 80 --near-duplicates drop"
+    new = (
+        "--by year --words 700 --eval-words 200 --valid-words 100 --vocab-size 80 "
+        "--near-duplicates drop"
+    )
     relaunch(str(early), *new.split(), "--workers", "1", "--out", str(out))
-    assert digests(out) == two
+    assert digests(out) == early_digests
     relaunch(
         str(late), "--append", "--workers", "1", "--out", str(out), between=lambda: Stream.load(out)
     )
@@ -188,7 +199,8 @@ def test_bounds_undated_text_and_nested_dates(news, dated, tmp_path, capsys):
     out = dated(path, tmp_path / "b.txt", out=tmp_path / "out", **flags)
     stream = Stream.load(out)
     assert [part.period for part in stream.megabatches] == ["2021", "2023"]
-    before, after = (sum(day.startswith(year) for day, _ in news) for year in ("2020", "2024"))
+    before = sum(day.startswith("2020") for day, _ in news)
+    after = sum(day.startswith("2024") for day, _ in news)
     counts = {"undated": 3, "unreadable": 1, "before": before, "after": after}
     assert stream.corpus["dates"]["left_out"] == counts
     text = capsys.readouterr().out
@@ -202,9 +214,8 @@ def test_numbers_are_dates_as_the_format_says(news, dated, prepare, tmp_path):
     """Also in an addition, which keeps the format."""
     whole = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "whole")
     numbers = [(int(day[:10].replace("-", "")), text) for day, text in news]
-    early, late = (
-        [each for each in numbers if (each[0] < 20240000) == own] for own in (True, False)
-    )
+    early = [number for number in numbers if number[0] < 20240000]
+    late = [number for number in numbers if number[0] >= 20240000]
     early_file = write_dated(tmp_path / "early/news.jsonl", early)
     out = dated(early_file, out=tmp_path / "out", date_format="%Y%m%d")
     assert [part.period for part in Stream.load(out).megabatches] == ["2020", "2021", "2023"]
@@ -214,7 +225,7 @@ def test_numbers_are_dates_as_the_format_says(news, dated, prepare, tmp_path):
 
 def test_small_periods_are_merged(news, dated, tmp_path, inspected):
     """The next joins a small one; the last joins the one before."""
-    news = [each for each in news if not each[0].startswith("2023")]
+    news = [document for document in news if not document[0].startswith("2023")]
     news += [("2019-05-05", "one small document"), ("2025", "and another")]
     path = write_dated(tmp_path / "a.jsonl", news)
     out = dated(path, "--merge-small", out=tmp_path / "out", words=None)
@@ -280,7 +291,8 @@ def test_the_rule_of_merging():
 
 
 def test_dates_of_wet_and_parquet(news, dated, tmp_path):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     whole = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "whole")
     records = []
     for day, text in news:

@@ -37,7 +37,8 @@ def read(path, reader, shard_bytes):
 def test_splitting_keeps_every_line(tmp_path, lines, limit):
     path = tmp_path / "a.txt"
     path.write_bytes("\n".join(lines).encode())
-    whole, split = read(path, Reader(), 1000), read(path, Reader(max_document_words=limit), 1000)
+    whole = read(path, Reader(), 1000)
+    split = read(path, Reader(max_document_words=limit), 1000)
     assert [line for text, _ in split for line in text.split("\n")] == [
         line for text, _ in whole for line in text.split("\n")
     ]
@@ -67,7 +68,8 @@ def test_small_files_share_a_shard(tmp_path):
 @pytest.fixture
 def linked(tmp_path):
     """A corpus with links to a folder and a file elsewhere, to a folder in it, and in a circle."""
-    elsewhere, corpus = tmp_path / "elsewhere", tmp_path / "corpus"
+    elsewhere = tmp_path / "elsewhere"
+    corpus = tmp_path / "corpus"
     for path in (
         elsewhere / "deep/1.txt",
         elsewhere / "2.txt",
@@ -84,12 +86,13 @@ def linked(tmp_path):
 
 
 def test_links_are_followed_and_each_file_is_read_once(linked):
-    whole, matched = find_files(str(linked)), find_files(f"{linked}/**/*.txt")
-    for found in (whole, matched):
-        assert sorted(Path(file).read_text() for file in found) == [
+    whole = find_files(str(linked))
+    matched = find_files(f"{linked}/**/*.txt")
+    for files in (whole, matched):
+        assert sorted(Path(file).read_text() for file in files) == [
             f"word {n}.txt" for n in (1, 2, 3, 4)
         ]
-        assert len(found) == 4
+        assert len(files) == 4
     assert str(linked / "four.txt") in whole, "the name of the link tells the format"
 
 

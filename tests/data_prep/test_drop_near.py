@@ -1,4 +1,5 @@
-"""--near-duplicates drop: what it drops does not depend on files, workers, restarts or later data."""
+"""--near-duplicates drop: what it drops does not depend on files, workers, restarts or later
+data."""
 
 from alma.stream import Stream
 
@@ -11,23 +12,30 @@ APPEND = dict.fromkeys(ORDERED | DROP)
 
 
 def held(out) -> list[list[str]]:
-    """The documents of all parts: of an i.i.d. stream in one list, of an ordered one by mega-batch."""
+    """The documents of all parts: of an i.i.d. stream in one list, of an ordered one by
+    mega-batch."""
     stream = Stream.load(out)
     if not stream.ordered:
         return [[text for part in stream.parts for text in texts(out, part.prefix)]]
     groups = zip(stream.held_out, stream.held_out_valid, stream.megabatches, strict=True)
-    return [[text for part in group for text in texts(out, part.prefix)] for group in groups]
+    documents = []
+    for group in groups:
+        documents.append([text for part in group for text in texts(out, part.prefix)])
+    return documents
 
 
 def survivors(out) -> list[float]:
-    """For each document its highest similarity to another of its mega-batch or of an earlier one."""
+    """For each document its highest similarity to another of its mega-batch or of an earlier
+    one."""
     before: list[str] = []
-    found = []
+    similarities = []
     for batch in held(out):
         for number, text in enumerate(batch):
-            found.append(max((jaccard(text, each) for each in before + batch[:number]), default=0))
+            similarities.append(
+                max((jaccard(text, earlier) for earlier in before + batch[:number]), default=0)
+            )
         before += batch
-    return found
+    return similarities
 
 
 def near_of(out) -> int:
@@ -35,27 +43,27 @@ def near_of(out) -> int:
 
 
 def test_no_near_duplicate_is_left(near, prepare, tmp_path, capsys, inspected):
-    kept = prepare(*near, out=tmp_path / "keep", **IID)  # the default
+    keep = prepare(*near, out=tmp_path / "keep", **IID)  # the default
     assert "near dup" not in capsys.readouterr().out
-    assert not list(kept.rglob("*.near"))
-    assert "near" not in (kept / "stream.json").read_text()
+    assert not list(keep.rglob("*.near"))
+    assert "near" not in (keep / "stream.json").read_text()
     out = prepare(*near, out=tmp_path / "drop", **IID, **DROP)
     printed = capsys.readouterr().out
-    assert max(survivors(kept)) > 0.9
+    assert max(survivors(keep)) > 0.9
     assert max(survivors(out)) < 0.9
     record = Stream.load(out).corpus
     assert f"of which {record['near_duplicate_documents']} near duplicates" in printed
     assert near_of(out) > 40
     assert f"Dropped: {near_of(out)} near duplicates" in inspected(out)[1]
-    assert "Near duplicates were kept" in inspected(kept)[1]
+    assert "Near duplicates were kept" in inspected(keep)[1]
     assert inspected(out, "--verify")[0] == 0
 
 
 def test_in_order_the_first_mega_batch_keeps_its_documents(near, prepare, tmp_path):
     flags = ORDERED | {"words": 1200}
-    kept = prepare(*near, "--ordered", out=tmp_path / "keep", **flags)
+    keep = prepare(*near, "--ordered", out=tmp_path / "keep", **flags)
     out = prepare(*near, "--ordered", out=tmp_path / "drop", **flags, **DROP)
-    assert max(survivors(kept)) > 0.9
+    assert max(survivors(keep)) > 0.9
     assert max(survivors(out)) < 0.9
     first, *_ = held(out)
     alone = prepare(near[0], "--ordered", out=tmp_path / "alone", **flags, **DROP)
@@ -66,8 +74,8 @@ def test_a_near_duplicate_of_surplus_is_kept(prepare, tmp_path):
     """What the first mega-batch leaves out drops nothing in the second."""
     old = [text.translate(LETTERS) for text in make_documents(1, 60, 30)]
     new = [f"{text} kept" for text in old]
-    for name, found in (("a", old), ("b", new)):
-        (tmp_path / f"{name}.txt").write_text("\n\n".join(found), "utf-8")
+    for name, documents in (("a", old), ("b", new)):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(documents), "utf-8")
     flags = ORDERED | {"words": 1500}
     out = prepare(
         tmp_path / "a.txt", tmp_path / "b.txt", "--ordered", out=tmp_path / "out", **flags, **DROP
@@ -87,10 +95,10 @@ def test_append_is_one_go(near, prepare, tmp_path):
         prepare(source, "--append", out=out, **APPEND | {"max_document_words": None})
     assert past(out) == past(whole)
     stream = Stream.load(out)
-    added = [each["corpus"] for each in stream.appended]
-    dropped = sum(each["duplicate_documents"] for each in (stream.corpus, *added))
+    added = [addition["corpus"] for addition in stream.appended]
+    dropped = sum(corpus["duplicate_documents"] for corpus in (stream.corpus, *added))
     assert dropped == Stream.load(whole).corpus["duplicate_documents"]
-    assert all(each["near_duplicate_documents"] for each in added)
+    assert all(addition["near_duplicate_documents"] for addition in added)
 
 
 def test_append_to_mega_batches_that_are_iid(near, prepare, tmp_path):

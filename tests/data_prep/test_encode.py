@@ -55,10 +55,10 @@ def check_line(encoder, processor, line):
 
 def check_documents(encoder, processor, texts):
     """Encode all documents in one call, first with new words, then from the cache."""
-    documents = [
-        "\n".join(filter(None, (" ".join(line.split()) for line in text.split("\n"))))
-        for text in texts
-    ]
+    documents = []
+    for text in texts:
+        lines = [" ".join(line.split()) for line in text.split("\n")]
+        documents.append("\n".join(filter(None, lines)))
     expected = []
     for document in documents:
         for line in document.split("\n"):
@@ -134,7 +134,8 @@ def test_the_word_cache_is_used_and_bounded(model, monkeypatch):
     import data_prep.tokenizer as module
 
     monkeypatch.setattr(module, "_CACHE_BYTES", 5000)
-    encoder, processor = SentencePiece(model), processor_of(model)
+    encoder = SentencePiece(model)
+    processor = processor_of(model)
     for text in make_documents(3, 30) * 2:
         for line in text.split("\n"):
             check_line(encoder, processor, line)
@@ -159,7 +160,8 @@ def test_the_word_cache_is_used_and_bounded(model, monkeypatch):
 def test_given_models_of_any_kind(tmp_path, options):
     lines = [line for text in make_documents(4, 200) for line in text.split("\n")]
     trained(tmp_path / "m.model", lines, **options)
-    encoder, processor = SentencePiece(tmp_path / "m.model"), processor_of(tmp_path / "m.model")
+    encoder = SentencePiece(tmp_path / "m.model")
+    processor = processor_of(tmp_path / "m.model")
     for line in [*lines[:300], "ba da ba", *(line for text in ODD for line in text.split("\n"))]:
         check_line(encoder, processor, line)
     check_documents(SentencePiece(tmp_path / "m.model"), processor, make_documents(5, 60))
@@ -181,7 +183,8 @@ def test_a_unigram_model_with_equally_probable_splits(tmp_path):
     model = trained(
         tmp_path / "m.model", [line(9) for _ in range(300)], model_type="unigram", vocab_size=16
     )
-    encoder, processor = SentencePiece(model), processor_of(model)
+    encoder = SentencePiece(model)
+    processor = processor_of(model)
     for text in [line(rng.randint(1, 60)) for _ in range(400)]:
         check_line(encoder, processor, text)
 
@@ -223,10 +226,8 @@ def test_files_are_those_of_fairseq_preprocess(prepare, tmp_path):
         "\n\n".join([t.replace("\n", "\r\n") for t in make_documents(6, 150)] + ODD).encode()
     )
     out = prepare(path, out=tmp_path / "out", words=400, mega_batches=1, valid_words=50)
-    processor, encoder = (
-        processor_of(out / "tokenizer.model"),
-        SentencePiece(out / "tokenizer.model"),
-    )
+    processor = processor_of(out / "tokenizer.model")
+    encoder = SentencePiece(out / "tokenizer.model")
     by_ids = {}
     for text in read(path)[0]:
         lines = [processor.encode(line, out_type=str) for line in [*text.split("\n"), ""]]
@@ -234,14 +235,14 @@ def test_files_are_those_of_fairseq_preprocess(prepare, tmp_path):
     flags: list[object] = []
     for split, prefix in (("train", "megabatch_00/train"), ("test", "test")):
         ids = b""
-        found = []
+        tokens = []
         for item in MMapIndexedDataset(str(out / prefix)):
             ids += item.numpy().astype(np.uint16).tobytes()
             if len(item) == 1:
-                found += by_ids[ids]
+                tokens += by_ids[ids]
                 ids = b""
         (tmp_path / split).write_text(
-            "".join(f"{' '.join(line)}\n" for line in found), "utf-8", newline="\n"
+            "".join(f"{' '.join(line)}\n" for line in tokens), "utf-8", newline="\n"
         )
         flags += [f"--{split}pref", tmp_path / split]
     flags += [
@@ -254,10 +255,10 @@ def test_files_are_those_of_fairseq_preprocess(prepare, tmp_path):
         tmp_path / "fairseq",
     ]
     run(cli_main, *flags)
-    for name, own in (("train", "megabatch_00/train"), ("test", "test")):
+    for name, stem in (("train", "megabatch_00/train"), ("test", "test")):
         for suffix in (".bin", ".idx"):
-            theirs = (tmp_path / f"fairseq/{name}{suffix}").read_bytes()
-            assert theirs == (out / f"{own}{suffix}").read_bytes()
+            peer_bytes = (tmp_path / f"fairseq/{name}{suffix}").read_bytes()
+            assert peer_bytes == (out / f"{stem}{suffix}").read_bytes()
 
 
 def test_a_large_dictionary_takes_four_bytes(corpus, prepare, tmp_path, monkeypatch):

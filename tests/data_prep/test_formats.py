@@ -39,9 +39,8 @@ def test_lines_that_end_with_cr_alone_are_refused(tmp_path, mode):
     path = tmp_path / "a.txt"
     for text in ("one\rtwo\r\rthree\r", "\ufeffone\r\rtwo"):
         path.write_text(text, "utf-8", newline="")
-        with pytest.raises(
-            UserError, match=r"its lines end with CR alone at byte \d; .* tr '\\r' '\\n'"
-        ):
+        message = r"its lines end with CR alone at byte \d; .* tr '\\r' '\\n'"
+        with pytest.raises(UserError, match=message):
             read(path, Reader(mode))
     for text in ("one two\r", "\rone two", "one\rtwo\n", "one two\r\n"):
         path.write_text(text, "utf-8", newline="")
@@ -72,13 +71,11 @@ DOCS = (
 def test_wikiextractor(tmp_path, name, packed):
     path = tmp_path / (name + packed)
     reader = Reader("wikiextractor" if name == "all.txt" else "blank-line")
+    texts = ["A > B\nFirst <doc id=1>\nSecond.", "C\nText of C"]
     for data in (DOCS, DOCS + "\n", DOCS.replace("\n", "\r\n")):
         path.write_bytes(PACKERS[packed](data.encode()))
         for shard_bytes in (1, 60, 1000):
-            assert read(path, reader, shard_bytes) == (
-                ["A > B\nFirst <doc id=1>\nSecond.", "C\nText of C"],
-                [],
-            )
+            assert read(path, reader, shard_bytes) == (texts, [])
 
 
 def test_wikiextractor_json(tmp_path):
@@ -87,8 +84,8 @@ def test_wikiextractor_json(tmp_path):
         "".join(json.dumps({"id": str(n), "text": f"text {n}"}) + "\n" for n in range(9))
     )
     for shard_bytes in (1, 60, 1000):
-        found = read(path, Reader("file", text_key="body"), shard_bytes)
-        assert found == ([f"text {n}" for n in range(9)], []), "its field is always `text`"
+        documents = read(path, Reader("file", text_key="body"), shard_bytes)
+        assert documents == ([f"text {n}" for n in range(9)], []), "its field is always `text`"
 
 
 def test_wikiextractor_that_is_broken(tmp_path):
@@ -103,10 +100,8 @@ def test_wikiextractor_that_is_broken(tmp_path):
     assert read(path, skip) == (["kept"], skips)
     path = tmp_path / "wiki_00"
     path.write_text("neither")
-    assert read(path) == (
-        [],
-        [(0, "damaged or truncated (WikiExtractor's files begin with <doc or {)")],
-    )
+    damaged = "damaged or truncated (WikiExtractor's files begin with <doc or {)"
+    assert read(path) == ([], [(0, damaged)])
     path.write_text("")
     assert read(path) == ([], [])
 
@@ -134,11 +129,12 @@ def test_wet_that_is_broken(tmp_path, small):
     last = len(RECORDS[-1])
     for cut in (5, 20, last - 30, last - 3):
         path.write_bytes(whole[:-cut])
-        found, [(_, reason)] = read(path)
-        assert found == ["Café\nmenu"]
+        documents, [(_, reason)] = read(path)
+        assert documents == ["Café\nmenu"]
         assert reason.startswith("damaged or truncated")
     path.write_bytes(warc("conversion", b"x" * 21) + warc("conversion", b"\xff") + RECORDS[3])
-    long, bad = len(warc("conversion", b"x" * 21)), warc("conversion", b"\xff").index(b"\xff")
+    long = len(warc("conversion", b"x" * 21))
+    bad = warc("conversion", b"\xff").index(b"\xff")
     skips = [(0, "a document longer than 20 bytes"), (long + bad, "not UTF-8")]
     assert read(path) == (["WARC/1.0\ntwo"], skips)
     path.write_bytes(warc("warcinfo", b"x" * 21) + warc("warcinfo", b"x" * 999) + RECORDS[3])
@@ -157,8 +153,8 @@ def test_a_record_without_content_length(tmp_path):
     for length in (b"", b"-3", b"1e3", b"9" * 5000):
         broken = RECORDS[1].replace(b"Content-Length: 11", b"Content-Length: " + length)
         path.write_bytes(RECORDS[3] + broken + RECORDS[1] + broken + broken)
-        found, skips = read(path)
-        assert found == ["WARC/1.0\ntwo", "Café\nmenu"]
+        documents, skips = read(path)
+        assert documents == ["WARC/1.0\ntwo", "Café\nmenu"]
         sizes = [len(RECORDS[3]), len(broken) + len(RECORDS[1]), len(broken)]
         assert skips == [(start, skips[0][1]) for start in itertools.accumulate(sizes)]
 
@@ -173,8 +169,8 @@ def test_a_wrong_content_length_costs_one_record(tmp_path, packed, error):
     records[20] = records[20].replace(b": %d\r" % size, b": %d\r" % max(size + error, 0))
     path = tmp_path / f"a.wet{packed}"
     path.write_bytes(b"".join(map(PACKERS[packed], records)))
-    found, skips = read(path)
-    assert found == [text.replace("\n\n", "\n").strip() for text in texts[:20] + texts[21:]]
+    documents, skips = read(path)
+    assert documents == [text.replace("\n\n", "\n").strip() for text in texts[:20] + texts[21:]]
     start = sum(map(len, records[:20]))
     assert [(offset, reason[:20]) for offset, reason in skips] == [(start, "damaged or truncated")]
     with pytest.raises(UserError, match=f"a WARC record .* at byte {start}; .*--on-bad-input skip"):
@@ -199,8 +195,8 @@ def test_parquet_may_be_cut_anywhere(tmp_path, kind):
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(table, path, row_group_size=90)
     for shard_bytes in (100, 3000, 1 << 30):
-        found, skips = read(path, Reader(text_key="body"), shard_bytes)
-        assert (found, skips) == ([text.replace("\n\n", "\n") for text in texts], [])
+        documents, skips = read(path, Reader(text_key="body"), shard_bytes)
+        assert (documents, skips) == ([text.replace("\n\n", "\n") for text in texts], [])
 
 
 def test_parquet_that_is_bad(tmp_path, small):
@@ -219,8 +215,8 @@ def test_parquet_that_is_bad(tmp_path, small):
         skips = [(0, no_text.format(key))]
         assert read(path, Reader(text_key=key, on_bad_input="skip")) == ([], skips)
     path.write_bytes(path.read_bytes()[:-9])
-    found, [(offset, reason)] = read(path)
-    assert (found, offset) == ([], 0)
+    documents, [(offset, reason)] = read(path)
+    assert (documents, offset) == ([], 0)
     assert reason.startswith("damaged or truncated (")
 
 
@@ -236,8 +232,8 @@ def test_bad_lines_are_skipped_one_by_one(tmp_path):
     good = [b'{"text": "one"}', b"", b'{"text": "two"}']
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n".join([good[0], *BAD_LINES, *good[1:]]))
-    found, skips = read(path)
-    assert found == ["one", "two"]
+    documents, skips = read(path)
+    assert documents == ["one", "two"]
     assert [reason.split(" (")[0] for _, reason in skips] == list(BAD_LINES.values())
     assert [path.read_bytes()[offset:].split(b"\n")[0] for offset, _ in skips] == list(BAD_LINES)
     with pytest.raises(UserError, match=f"{path}: malformed JSON .* at byte {len(good[0]) + 1}; "):
@@ -246,7 +242,8 @@ def test_bad_lines_are_skipped_one_by_one(tmp_path):
 
 @pytest.mark.parametrize("name", ["c4.00000-of-01024.json.gz", "a.json", "a.json.xz"])
 def test_json_is_lines_and_no_array(tmp_path, name):
-    path, pack = tmp_path / name, PACKERS[compressed.packing(name)]
+    path = tmp_path / name
+    pack = PACKERS[compressed.packing(name)]
     path.write_bytes(
         pack("\n".join(json.dumps({"text": f"text {n}", "url": "u"}) for n in range(5)).encode())
     )
@@ -269,8 +266,8 @@ def test_a_field_of_an_object_in_a_record(tmp_path):
         {"data": "text"},
     ]
     path.write_text("\n".join(map(json.dumps, records)))
-    found, skips = read(path, Reader(text_key="data.text", on_bad_input="skip"))
-    assert (found, len(skips)) == (["nested", "literal"], 2)
+    documents, skips = read(path, Reader(text_key="data.text", on_bad_input="skip"))
+    assert (documents, len(skips)) == (["nested", "literal"], 2)
     assert read(path, Reader(text_key="data.text.body", on_bad_input="skip"))[0] == ["deep"]
 
 
@@ -304,8 +301,10 @@ MEMBERS = [b"one\n\n", b"", b"two " * 900, b"three"]
 def damaged(data: st.DataObject, pieces: list[bytes]) -> bytes:
     """The pieces with damage at a border: a byte changed beside it, or the end cut off there."""
     borders = [sum(map(len, pieces[:number])) for number in range(len(pieces) + 1)]
-    border, shift = data.draw(st.sampled_from(borders)), data.draw(st.integers(-9, 9))
-    whole, at = bytearray(b"".join(pieces)), max(border + shift, 0)
+    border = data.draw(st.sampled_from(borders))
+    shift = data.draw(st.integers(-9, 9))
+    whole = bytearray(b"".join(pieces))
+    at = max(border + shift, 0)
     if data.draw(st.booleans()):
         return bytes(whole[:at])
     if at < len(whole):
@@ -338,11 +337,11 @@ def test_the_bytes_of_the_tool_or_a_refusal(tmp_path, packed, data, damage):
     tool = subprocess.run([TOOLS[packed], "-dc", path], capture_output=True)
     try:
         with compressed.open_file(str(path)) as file:
-            own = file.read()
+            content = file.read()
     except (OSError, compressed.Damaged, *compressed.ARCHIVE_ERRORS):
         assert damage or not sound, "what is sound is read"
     else:
-        assert (tool.returncode, tool.stdout) == (0, own)
+        assert (tool.returncode, tool.stdout) == (0, content)
 
 
 def test_an_error_stays_one(tmp_path):
@@ -368,7 +367,8 @@ def test_an_error_stays_one(tmp_path):
 
 
 def test_padding_is_that_of_the_tools(tmp_path):
-    """Zeros: any number ends a .gz, multiples of four are anywhere in an .xz, and none in the others."""
+    """Zeros: any number ends a .gz, multiples of four are anywhere in an .xz,
+    and none in the others."""
     for packed in TOOLS:
         one, two = (PACKERS[packed](text) for text in (b"one\n\n", b"two"))
         path = tmp_path / f"a.txt{packed}"
@@ -382,8 +382,8 @@ def test_padding_is_that_of_the_tools(tmp_path):
         other_magic = bytes([two[0] ^ 1]) + two[1:]
         for alien in (b"junk", lzma.compress(b"y", lzma.FORMAT_ALONE), other_magic):
             path.write_bytes(one + alien)
-            found, skips = read(path)
-            assert (found, len(skips)) == (["one"], 1)
+            documents, skips = read(path)
+            assert (documents, len(skips)) == (["one"], 1)
 
 
 @pytest.mark.parametrize("packed", [".gz", ".xz", ".bz2", ".zst"])
@@ -393,6 +393,6 @@ def test_several_frames_are_all_read_and_what_is_none_is_damage(tmp_path, packed
     path.write_bytes(one + two)
     assert read(path) == (["one", "two"], [])
     path.write_bytes(one + two[:1] + bytes([two[1] ^ 1]) + two[2:])
-    found, [(offset, reason)] = read(path)
-    assert (found, offset) == (["one"], 5)
+    documents, [(offset, reason)] = read(path)
+    assert (documents, offset) == (["one"], 5)
     assert reason.startswith("damaged or truncated")

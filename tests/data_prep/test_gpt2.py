@@ -23,7 +23,8 @@ ODD = [
     "  leading and trailing  \r\nsecond line\r\n\ttabs\tinside ",
     "zero\u200bwidth \ufeff nul\x00byte \x00 \u180e x\u180e \u00ad \u2060 \u200d",
     "12345 1a2b 3.14 ½ ² ٣٤ 十 Ⅷ x² $5.00 100% a1b2 -7",
-    "漢字 \U0001f600 mixed漢bada e\u0301 \u0301alone n\u0303 \U0001f468\u200d\U0001f469 \U0001f1e9\U0001f1ea",
+    "漢字 \U0001f600 mixed漢bada e\u0301 \u0301alone n\u0303 \U0001f468\u200d\U0001f469 "
+    "\U0001f1e9\U0001f1ea",
     "Ġmark Ċ <|endoftext|> <s> <pad> </s> <unk> \u2581 #version",
     "the the" * 2000,
 ]
@@ -47,11 +48,11 @@ def flags_of(files):
 def check_line(pair, line):
     line = " ".join(line.split())
     if line:
-        own, theirs = pair
-        ids = own.encode([line])
+        encoder, peer = pair
+        ids = encoder.encode([line])
         assert ids[-2:].tolist() == [2, 2]
-        assert (ids[:-2] - 4).tolist() == theirs.encode(line)
-        assert own._tokenize(line) == theirs.encode(line), "words are not independent"
+        assert (ids[:-2] - 4).tolist() == peer.encode(line)
+        assert encoder._tokenize(line) == peer.encode(line), "words are not independent"
 
 
 @settings(max_examples=200, deadline=None)
@@ -84,9 +85,11 @@ def test_the_stream_keeps_the_files(corpus, prepare, gpt2_files, tmp_path, capsy
     out = prepare(corpus, out=tmp_path / "out", **flags_of(gpt2_files))
     stream = Stream.load(out)
     stream.check(stream.parts)
-    given = {file.name: sha256_file(file) for file in gpt2_files}
-    assert stream.settings["tokenizer"] == given
-    assert {name: info.sha256 for name, info in stream.files.items() if name != "dict.txt"} == given
+    digests = {file.name: sha256_file(file) for file in gpt2_files}
+    assert stream.settings["tokenizer"] == digests
+    assert {
+        name: info.sha256 for name, info in stream.files.items() if name != "dict.txt"
+    } == digests
     assert not (out / "tokenizer.model").exists()
     assert stream.vocab_size == 1000
     assert Dictionary.load(str(out / "dict.txt")).symbols[4:] == list(map(str, range(1000)))

@@ -1,4 +1,5 @@
-"""The ids of a Hugging Face folder are those of the library tokenizers, and give back every document."""
+"""The ids of a Hugging Face folder are those of the library tokenizers,
+and give back every document."""
 
 import json
 import struct
@@ -25,7 +26,10 @@ LLAMA_3 = (
 )
 PATTERNS = ["", LLAMA_3, LLAMA_3.replace("{1,3}", ""), LLAMA_3.replace(r"[\r\n]*", r"[\r\n/]*")]
 """Of GPT-2, Llama 3, Qwen 2, and as of o200k, where a line break ends no token."""
-LINES = "it's THEY'LL 12345\na\u00e9\u0301 \u6f22\u5b57 x\u00b2.\n/path\n\n'\U0001f600!!\n<|end|> \u200b$5.0"
+LINES = (
+    "it's THEY'LL 12345\na\u00e9\u0301 \u6f22\u5b57 x\u00b2.\n/path\n\n'\U0001f600!!\n"
+    "<|end|> \u200b$5.0"
+)
 
 
 def save(path, pattern="", form=None, **changes):
@@ -53,14 +57,14 @@ def save(path, pattern="", form=None, **changes):
 def pairs(tmp_path_factory):
     """Our encoder and the library's, of each pattern; that of Qwen with NFC."""
     folder = tmp_path_factory.mktemp("tokenizers")
-    made = []
+    folders = []
     for number, pattern in enumerate(PATTERNS):
         form = {"type": "NFC"} if number == 2 else None
         path = save(folder / f"{number}.json", pattern, form)
         library = tokenizers.Tokenizer.from_file(str(path))
         library.encode_special_tokens = True
-        made.append((HuggingFace(path), library))
-    return made
+        folders.append((HuggingFace(path), library))
+    return folders
 
 
 @settings(max_examples=60, deadline=None)
@@ -75,21 +79,24 @@ def pairs(tmp_path_factory):
 )
 def test_ids_are_the_librarys(pairs, texts):
     documents = [text for text in map(normalise, [*texts, LINES]) if text]
-    for own, library in pairs:
-        found = own.encode(documents)
+    for encoder, library in pairs:
+        tokens = encoder.encode(documents)
         ids = [library.encode(text, add_special_tokens=False).ids for text in documents]
-        assert found.tolist() == [i for each in ids for i in [*(i + 4 for i in each), 2]]
-        if own is not pairs[2][0]:  # NFC changes text
-            assert [library.decode(each, skip_special_tokens=False) for each in ids] == documents
+        expected = []
+        for line in ids:
+            expected += [*(i + 4 for i in line), 2]
+        assert tokens.tolist() == expected
+        if encoder is not pairs[2][0]:  # NFC changes text
+            assert [library.decode(line, skip_special_tokens=False) for line in ids] == documents
 
 
 def test_a_token_may_have_a_space(tmp_path):
     space = {"id": 400, "content": "a b", "single_word": False, "lstrip": False, "rstrip": False}
     space |= {"normalized": False, "special": False}
     path = save(tmp_path / "t.json", added_tokens=lambda tokens: [*tokens, space])
-    own = HuggingFace(path)
-    assert own.encode(["xa bx"]).tolist().count(404) == 1
-    assert own.dictionary_size == 405
+    encoder = HuggingFace(path)
+    assert encoder.encode(["xa bx"]).tolist().count(404) == 1
+    assert encoder.dictionary_size == 405
 
 
 def test_the_stream_has_a_document_as_one_item(corpus, prepare, tmp_path):
@@ -111,10 +118,10 @@ def test_the_stream_has_a_document_as_one_item(corpus, prepare, tmp_path):
     megatron = (out / "test.megatron.idx").read_bytes()
     assert struct.unpack_from("<QQ", megatron, 18) == (len(ends), len(ends) + 1)
     assert np.cumsum(np.frombuffer(megatron, "<i4", len(ends), 34)).tolist() == ends.tolist()
-    spelt = [
-        [int(dictionary[i - 4].split()[0]) for i in part[:-1]] for part in np.split(ids, ends[:-1])
-    ]
-    texts = [library.decode(each) for each in spelt]
+    spelt = []
+    for part in np.split(ids, ends[:-1]):
+        spelt.append([int(dictionary[i - 4].split()[0]) for i in part[:-1]])
+    texts = [library.decode(ids) for ids in spelt]
     assert sum(len(text.encode()) + 1 for text in texts) == stream.test.bytes
     assert sum(len(text.split()) for text in texts) == stream.test.words
     assert any("\n" in text for text in texts)

@@ -28,7 +28,9 @@ def test_normalised_text(text):
 
 def plain_reference(data: bytes, border: bytes, longest: int):
     """The documents, and the offsets of those that are too long, found one by one."""
-    found, long, at = [], [], 0
+    documents = []
+    long = []
+    at = 0
     while at < len(data):
         at += len(data[at:]) - len(data[at:].lstrip())
         match = re.compile(border).search(data, at)
@@ -37,9 +39,9 @@ def plain_reference(data: bytes, border: bytes, longest: int):
         if size > longest:
             long.append(at)
         elif text := "\n".join(filter(None, (" ".join(line.split()) for line in text.split("\n")))):
-            found.append(text)
+            documents.append(text)
         at = end
-    return found, long
+    return documents, long
 
 
 @settings(
@@ -62,13 +64,13 @@ def test_cuts_and_blocks_do_not_matter(tmp_path, small, parts, mode, packed, sha
     data = "".join(parts).encode()
     path = tmp_path / f"a.txt{packed}"
     path.write_bytes(PACKERS[packed](data))
-    found, skips = read(path, Reader(mode, on_bad_input="skip"), shard_bytes)
+    documents, skips = read(path, Reader(mode, on_bad_input="skip"), shard_bytes)
     border = {"blank-line": rb"\n[ \t\r\v\f]*\n", "line": rb"\n"}[mode]
     long = [
         (offset, "a document longer than 20 bytes")
         for offset in plain_reference(data, border, 20)[1]
     ]
-    assert (found, skips) == (plain_reference(data, border, 20)[0], long)
+    assert (documents, skips) == (plain_reference(data, border, 20)[0], long)
 
 
 RECORDS_AND_NOISE = {
@@ -126,10 +128,10 @@ def test_hidden_names_are_read_only_when_named_and_else_counted(tmp_path, monkey
         assert [os.path.relpath(file, tmp_path / "in") for file in find_files(path)] == expected, (
             path
         )
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "in: left out: 6 names that begin with . or _"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "in: left out: 6 names that begin with . or _"
     assert not [
-        line for line in said if line.startswith(("in/.cache", "in/_temporary", "in/_*.txt"))
+        line for line in lines if line.startswith(("in/.cache", "in/_temporary", "in/_*.txt"))
     ]
 
 
@@ -189,10 +191,10 @@ def test_memory_is_bounded(tmp_path, monkeypatch, name):
     path.write_bytes(PACKERS[compressed.packing(name)](data))
     del long, data
     tracemalloc.start()
-    found, skips = read(path, Reader(mode, on_bad_input="skip"), 8 << 20)
+    documents, skips = read(path, Reader(mode, on_bad_input="skip"), 8 << 20)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert found == ([] if mode == "file" else ["good"])
+    assert documents == ([] if mode == "file" else ["good"])
     assert [reason for _, reason in skips] == ["a document longer than 1,048,576 bytes"]
     assert peak < (60 << 20 if name.endswith(".zst") else 12 << 20)
 

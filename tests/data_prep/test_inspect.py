@@ -31,7 +31,8 @@ def test_the_table_against_a_slow_count(corpus, prepare, tmp_path, inspected, mo
     for part in stream.parts:
         ids = np.fromfile(f"{stream.path(part)}.bin", np.uint16).tolist()
         sizes = read_index(f"{stream.path(part)}.idx")[0].tolist()
-        lengths, length = [], 0
+        lengths = []
+        length = 0
         for size in sizes:
             length += size
             if size == 1:

@@ -36,7 +36,8 @@ def command(
 @contextlib.contextmanager
 def killed_after(monkeypatch, renames: int):
     """`install` is killed before rename number `renames`, if it gets that far."""
-    left, replace = renames, os.replace
+    left = renames
+    replace = os.replace
 
     def fatal(*arguments):
         nonlocal left
@@ -160,8 +161,8 @@ def test_a_second_command_at_once_writes_nothing(two, tmp_path, capsys):
     with pytest.raises(SystemExit) as error:
         alma_data(*other)
     assert error.value.code == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert "another process is at work here" in said
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "another process is at work here" in line
     assert contents(tmp_path) == during
     process.communicate("\n", 60)
     assert process.returncode == 0

@@ -21,7 +21,8 @@ def grams(text: str) -> set[tuple[str, ...]]:
 
 
 def jaccard(one: str, other: str) -> float:
-    a, b = grams(one), grams(other)
+    a = grams(one)
+    b = grams(other)
     return len(a & b) / len(a | b)
 
 
@@ -76,8 +77,8 @@ def collection() -> list[tuple[str, int]]:
 
 
 def test_pairs_are_those_of_exact_similarity(tmp_path, collection):
-    found = names(found_near(tmp_path, collection), collection)
-    assert found
+    near_names = names(found_near(tmp_path, collection), collection)
+    assert near_names
     missed = wrong = 0
     for one, arrival in collection:
         for batch in range(arrival + 1):
@@ -87,7 +88,7 @@ def test_pairs_are_those_of_exact_similarity(tmp_path, collection):
                 if at == batch and other != one and (batch < arrival or key(other) < key(one))
             }
             of_batch = {
-                pair[2] for pair in found if pair[:2] == (one, arrival) and pair[3] == batch
+                pair[2] for pair in near_names if pair[:2] == (one, arrival) and pair[3] == batch
             }
             assert len(of_batch) <= 1
             assert of_batch <= earlier.keys()

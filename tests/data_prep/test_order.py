@@ -48,10 +48,11 @@ def parts_of(
     except UserError:
         reject()
     order = in_hash_order(records)
-    return {
-        name: [int(records["low"][i]) for number in numbers for i in order[split[order] == number]]
-        for name, numbers in splits.parts.items()
-    }
+    keys = {}
+    for name, numbers in splits.parts.items():
+        places = [i for number in numbers for i in order[split[order] == number]]
+        keys[name] = [int(records["low"][i]) for i in places]
+    return keys
 
 
 @given(corpora(), st.data())
@@ -96,9 +97,9 @@ def test_an_addition_is_that_of_a_stream_of_everything(corpus):
     added = records[records["source"] == 3].copy()
     added["source"] = 0
     last = splits_of(splits.words, splits.eval_words, splits.valid_words, [["c"]], first=2)
-    found = parts_of(added, last, old)
-    assert found.keys() == {"megabatch_02", "test_02", "valid_02"}
-    for name, keys in found.items():
+    parts = parts_of(added, last, old)
+    assert parts.keys() == {"megabatch_02", "test_02", "valid_02"}
+    for name, keys in parts.items():
         assert keys == whole[name], name
 
 
@@ -106,25 +107,26 @@ def test_an_addition_is_that_of_a_stream_of_everything(corpus):
 @settings(max_examples=12, deadline=None)
 def test_a_document_belongs_to_the_first_megabatch_that_has_it(corpus):
     records, splits = corpus
-    found = parts_of(records, splits)
-    test, valid = found.pop("test"), found.pop("valid")
-    everything = [key for keys in found.values() for key in keys]
+    parts = parts_of(records, splits)
+    test = parts.pop("test")
+    valid = parts.pop("valid")
+    everything = [key for keys in parts.values() for key in keys]
     assert len(set(everything)) == len(everything)
     megabatch = np.array([0, 1, 1, 2])[records["source"]]
     earliest = {}
     for key, t in zip(records["low"].tolist(), megabatch.tolist(), strict=True):
         earliest[key] = min(t, earliest.get(key, t))
-    for name, keys in found.items():
-        own = int(name[-2:])
+    for name, keys in parts.items():
+        number = int(name[-2:])
         if not splits.words:  # taken whole, so each document is where it came first
-            assert {earliest[key] for key in keys} == {own}
-        assert all(earliest[key] <= own for key in keys)
+            assert {earliest[key] for key in keys} == {number}
+        assert all(earliest[key] <= number for key in keys)
     if not splits.words:
         assert set(everything) == set(earliest)
     for mixed, name in ((test, "test"), (valid, "valid")):
         at = 0
         for t in range(3):  # of each held-out part the beginning
-            keys = found[f"{name}_{t:02d}"]
+            keys = parts[f"{name}_{t:02d}"]
             shared = [key for key in mixed if key in keys]
             assert shared == keys[: len(shared)] == mixed[at : at + len(shared)]
             assert shared
@@ -135,15 +137,16 @@ def test_a_document_belongs_to_the_first_megabatch_that_has_it(corpus):
 @given(corpora())
 @settings(max_examples=12, deadline=None)
 def test_the_mixed_parts_are_nearest_to_their_share(corpus):
-    """Counted from the documents that the held-out part has, not from the words that were asked for."""
+    """Counted from the documents that the held-out part has,
+    not from the words that were asked for."""
     records, splits = corpus
-    found = parts_of(records, splits)
+    parts = parts_of(records, splits)
     words = dict(zip(records["low"].tolist(), records["words"].tolist(), strict=True))
     for mixed, size in (("test", splits.eval_words), ("valid", splits.valid_words)):
         for t in range(3):
-            keys = found[f"{mixed}_{t:02d}"]
+            keys = parts[f"{mixed}_{t:02d}"]
             count = nearest(np.array([words[key] for key in keys]), size // 3)
-            assert set(keys) & set(found[mixed]) == set(keys[: max(count, 1)])
+            assert set(keys) & set(parts[mixed]) == set(keys[: max(count, 1)])
 
 
 def test_all_megabatches_that_are_too_small_are_named():
@@ -152,10 +155,12 @@ def test_all_megabatches_that_are_too_small_are_named():
         plan_of(
             make_records(documents), splits_of(words=200, eval_words=30, valid_words=20), SOURCES
         )
+    # megabatch_00 took none
     assert str(error.value) == (
-        "3 of 3 mega-batches have fewer than the 250 words of their parts (30 test + 20 validation + 200 "
-        "training) after dropping duplicates: megabatch_00 (b) has 150, megabatch_01 (a, d) has 150, "
-        "megabatch_02 (c) has 20; add text or ask for fewer words"  # megabatch_00 took none
+        "3 of 3 mega-batches have fewer than the 250 words of their parts "
+        "(30 test + 20 validation + 200 training) after dropping duplicates: "
+        "megabatch_00 (b) has 150, megabatch_01 (a, d) has 150, megabatch_02 (c) has 20; "
+        "add text or ask for fewer words"
     )
 
 

@@ -26,7 +26,8 @@ APPEND = dict.fromkeys(SIZES)
 
 @pytest.fixture
 def years(tmp_path) -> Path:
-    """2023.txt, 2024.txt, books.txt and 2025.txt; each repeats documents of those before and its own."""
+    """2023.txt, 2024.txt, books.txt and 2025.txt;
+    each repeats documents of those before and its own."""
     folder = tmp_path / "years"
     folder.mkdir()
     old: list[str] = []
@@ -65,16 +66,16 @@ def test_the_parts_and_what_is_in_them(years, four, ordered, tmp_path):
     )
     for part in stream.parts:
         assert len(texts(out, part.prefix)) == part.documents
-        wanted = {"t": 200, "v": 100}.get(part.name[0])
-        if wanted and part.name not in ("test", "valid"):
-            assert abs(part.words - wanted) <= 15
+        target = {"t": 200, "v": 100}.get(part.name[0])
+        if target and part.name not in ("test", "valid"):
+            assert abs(part.words - target) <= 15
     for mixed, held_out in ((stream.test, stream.held_out), (stream.valid, stream.held_out_valid)):
         drawn = texts(out, mixed.prefix)
         assert abs(mixed.words - held_out[0].words) < 40
         for part in held_out:
-            own = texts(out, part.prefix)
-            shared = [text for text in drawn if text in own]
-            assert shared == own[: len(shared)]
+            part_texts = texts(out, part.prefix)
+            shared = [text for text in drawn if text in part_texts]
+            assert shared == part_texts[: len(shared)]
             words = sum(len(text.split()) for text in shared)
             assert abs(words - part.words / 3) <= 20, "an equal share of each"
     record = json.loads((out / "stream.json").read_bytes())
@@ -102,10 +103,10 @@ def test_the_tokenizer_sees_the_first_megabatch_only(ordered, tmp_path):
     tokens = (out / "dict.txt").read_text("utf-8")
     first = "".join(texts(out, "megabatch_00/train"))
     assert {c for c in tokens if c >= "\u4e00"} == {c for c in first if c >= "\u4e00"} != set()
-    given = ordered(
+    stream = ordered(
         *paths, out=tmp_path / "given", vocab_size=None, tokenizer=out / "tokenizer.model"
     )
-    assert digests(given) == digests(out)
+    assert digests(stream) == digests(out)
 
 
 # inspect

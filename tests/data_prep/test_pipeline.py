@@ -45,8 +45,8 @@ def digests(out: Path) -> dict[str, str]:
     listed = {
         name: info.sha256 for item in [stream, *stream.parts] for name, info in item.files.items()
     }
-    found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    assert found - {LOCK} == {*listed, "stream.json"}, "something was left behind"
+    files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert files - {LOCK} == {*listed, "stream.json"}, "something was left behind"
     return listed
 
 
@@ -60,17 +60,18 @@ def past(out: Path) -> dict[str, str]:
 def texts(out: Path, prefix: str) -> list[str]:
     """The documents of a part, decoded."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(out / "tokenizer.model"))
-    found, lines = [], []
+    documents = []
+    lines = []
     for item in MMapIndexedDataset(str(out / prefix)):
         ids = item.tolist()
         assert ids[-1] == 2
         if len(ids) == 1:
-            found.append("\n".join(lines))
+            documents.append("\n".join(lines))
             lines = []
         else:
             lines.append(processor.decode([i - 1 if i > 3 else 0 for i in ids[:-1]]))
     assert not lines
-    return found
+    return documents
 
 
 IID = {"words": 2000, "eval_words": 1500, "valid_words": 600, "vocab_size": 60}
@@ -119,20 +120,23 @@ def test_splitting_names_order_and_workers_do_not_matter(
 def test_every_document_is_in_one_part(corpus, prepare, tmp_path, small_shards):
     out = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "out")
     stream = Stream.load(out)
-    alpha, web = make_documents(1, 300), make_documents(2, 200)
+    alpha = make_documents(1, 300)
+    web = make_documents(2, 200)
     seen: list[str] = []
     for part in [*stream.megabatches, stream.valid, stream.test]:
-        own = texts(out, part.prefix)
-        words = [len(text.split()) for text in own]
-        assert (part.documents, part.words) == (len(own), sum(words))
-        assert part.bytes == sum(len(text.encode()) + 1 for text in own)
-        assert part.items == sum(text.count("\n") + 2 for text in own)
+        part_texts = texts(out, part.prefix)
+        words = [len(text.split()) for text in part_texts]
+        assert (part.documents, part.words) == (len(part_texts), sum(words))
+        assert part.bytes == sum(len(text.encode()) + 1 for text in part_texts)
+        assert part.items == sum(text.count("\n") + 2 for text in part_texts)
         assert part.tokens == sum(len(item) for item in MMapIndexedDataset(stream.path(part)))
-        credited = sum(count for text, count in zip(own, words, strict=True) if text in web[10:])
+        credited = sum(
+            count for text, count in zip(part_texts, words, strict=True) if text in web[10:]
+        )
         if part.name != "valid":
             assert part.sources == {"alpha": part.words - credited, "web": credited}
             assert abs(part.words - 1500) <= max(len(text.split()) for text in alpha + web)
-        seen += own
+        seen += part_texts
     assert len(set(seen)) == len(seen)
     assert set(seen) <= {*alpha, *web}
     assert set(texts(out, "valid")) <= set(web[10:]), (
@@ -166,7 +170,8 @@ __main__.main()
 
 
 def relaunch(*line: str, between: Callable[[], object] = bool) -> None:
-    """Run the command, killed after a few renames, until it ends; calls `between` after each run."""
+    """Run the command, killed after a few renames, until it ends; calls `between` after each
+    run."""
     codes = []
     while not codes or codes[-1]:
         assert len(codes) < 25, "no progress between kills"
@@ -215,7 +220,8 @@ def _wait(condition, seconds: float = 60) -> None:
 
 def test_a_full_disk_leaves_nothing_half_written(corpus, prepare, tmp_path, monkeypatch, capsys):
     whole = digests(prepare(corpus, out=tmp_path / "whole"))
-    out, left = tmp_path / "out", 7
+    out = tmp_path / "out"
+    left = 7
 
     def fsync(descriptor):
         nonlocal left

@@ -1,4 +1,5 @@
-"""The plan: each document in one split, cuts within half a document of their targets, no duplicates."""
+"""The plan: each document in one split, cuts within half a document of their targets,
+no duplicates."""
 
 import tracemalloc
 
@@ -41,7 +42,8 @@ def corpora(draw):
 
 
 def documents_of(records, split):
-    """The distinct documents in hash order: (indices of the copy that is in a split, or of any; splits)."""
+    """The distinct documents in hash order: (indices of the copy that is in a split, or of any;
+    splits)."""
     order = in_hash_order(records)
     keys = np.stack([records["high"][order], records["low"][order]], 1).astype(np.uint64)
     groups = np.split(order, 1 + np.flatnonzero((keys[1:] != keys[:-1]).any(1)))
@@ -99,11 +101,14 @@ def test_buckets_follow_the_hash_order_and_add_up(corpus, bucket_bytes):
     assert (np.diff(planned.bucket_split) >= 0).all()
     order = in_hash_order(records)
     for number in range(splits.mega_batches + 2):
-        own = bucket[order][np.isin(bucket[order], planned.buckets(number))]
-        assert (np.diff(own) >= 0).all()
+        shuffled = bucket[order][np.isin(bucket[order], planned.buckets(number))]
+        assert (np.diff(shuffled) >= 0).all()
         members = np.isin(bucket, planned.buckets(number))
         assert planned.source_words[number].sum() == records["words"][members].sum()
-        sizes = [records["bytes"][bucket == each].sum() for each in planned.buckets(number)]
+        sizes = [
+            records["bytes"][bucket == bucket_number].sum()
+            for bucket_number in planned.buckets(number)
+        ]
         before = np.cumsum(sizes)[:-1]
         assert (np.diff(before // bucket_bytes) > 0).all()
     for number in range(len(planned.bucket_split)):
@@ -134,32 +139,35 @@ def test_ranges_and_runs_do_not_matter(corpus, data):
 
 def same_plan(records, splits, sources, bucket_bytes, known=None, **sizes):
     """Plan in one range and with `sizes`; AssertionError: buckets, numbers or errors differ."""
-    found = []
+    plans = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "BUCKET_BYTES", bucket_bytes)
         for options in ({}, sizes):
             try:
                 bucket, planned = plan_of(records, splits, sources, known, **options)
             except UserError as error:
-                found.append(str(error))
+                plans.append(str(error))
                 continue
             rows = zip(
                 records["low"].tolist(), records["source"].tolist(), bucket.tolist(), strict=True
             )
             numbers = {name: np.array(value).tolist() for name, value in vars(planned).items()}
-            found.append(
+            plans.append(
                 (sorted(rows), numbers | {"valid_last": planned.valid_last["low"].tolist()})
             )
-    assert found[0] == found[1]
+    assert plans[0] == plans[1]
 
 
 @pytest.mark.parametrize(
     ("documents", "splits", "message"),
     [
-        ([(0, 10, 0), (0, 10, 1), (1, 5, 1)], Splits(2, 8, 8, 4, "web"), "15 words in 2 documents after "
-         "dropping 1 duplicates.* 28 are needed: 13 words are missing"),
-        ([(0, 10, 0), (1, 5, 1)], Splits(1, 4, 4, 6, "web"), "source web has 5 words.*1 words are missing"),
-        ([(0, 100, 0), (1, 100, 0), (2, 5, 1)], Splits(4, 30, 30, 5, "web"), "longest document has 100"),
+        ([(0, 10, 0), (0, 10, 1), (1, 5, 1)], Splits(2, 8, 8, 4, "web"),
+         "15 words in 2 documents after dropping 1 duplicates.* "
+         "28 are needed: 13 words are missing"),
+        ([(0, 10, 0), (1, 5, 1)], Splits(1, 4, 4, 6, "web"),
+         "source web has 5 words.*1 words are missing"),
+        ([(0, 100, 0), (1, 100, 0), (2, 5, 1)], Splits(4, 30, 30, 5, "web"),
+         "longest document has 100"),
         # 59 is nearer to 30 words of validation than none
         ([(0, 59, 1), *((key, 1, 0) for key in range(1, 21))], Splits(1, 14, 7, 30, "web"),
          "20 words are left after validation, 21 are needed"),
@@ -173,7 +181,9 @@ def test_too_few_words(documents, splits, message):
 def test_second_hashes_are_compared_to_the_last_bit_and_equal_ones_in_hash_order():
     records = np.zeros(60, RECORD)
     records["high"] = np.random.default_rng(0).permutation(60) * (2**64 // 60)
-    records["low"], records["words"], records["second"] = np.arange(60), 2, 2**63 + 5
+    records["low"] = np.arange(60)
+    records["words"] = 2
+    records["second"] = 2**63 + 5
     records["second"][:3] = 2**63 + 4
     split = split_of(records, Splits(1, 40, 20, 25, "alpha"), SOURCES, range_documents=7)
     order = in_hash_order(records)
@@ -200,8 +210,8 @@ def test_documents_of_the_stream_are_in_no_new_megabatch(corpus, random):
     split = split_of(records, splits, SOURCES, known=old)
     assert (split[had] == LEFT_OUT).all()
     placed, placed_alone = (
-        set(zip(rows["low"].tolist(), found.tolist(), strict=True))
-        for rows, found in ((records[~had], split[~had]), (rest, expected))
+        set(zip(rows["low"].tolist(), splits.tolist(), strict=True))
+        for rows, splits in ((records[~had], split[~had]), (rest, expected))
     )
     assert {row for row in placed if row[1] >= 0} == {row for row in placed_alone if row[1] >= 0}
     assert splits.names == [f"megabatch_{5 + t:02d}" for t in range(splits.mega_batches)]
@@ -209,11 +219,9 @@ def test_documents_of_the_stream_are_in_no_new_megabatch(corpus, random):
 
 def test_keys_that_share_their_first_half_are_different_documents():
     records = np.zeros(40, RECORD)
-    records["high"], records["low"], records["words"] = (
-        7,
-        np.repeat(np.arange(20) << 32, 2)[::-1],
-        1,
-    )
+    records["high"] = 7
+    records["low"] = np.repeat(np.arange(20) << 32, 2)[::-1]
+    records["words"] = 1
     split = split_of(records, Splits(4, 5, 0, 0, None), SOURCES, range_documents=5)
     chosen = np.flatnonzero(split != LEFT_OUT)
     assert sorted(records["low"][chosen].tolist()) == [key << 32 for key in range(20)]

@@ -47,7 +47,10 @@ def test_docstrings_are_reflowed_in_source_order_without_code(tmp_path: Path) ->
 def test_what_is_no_prose_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "module.py").write_text("print 'Python 2'")
     assert docstrings(tmp_path / "module.py") == []
-    text = "A title that stays\n==================\n\n1 2 3 4 5\n\nx y\n\nPlain words read as a paragraph."
+    text = (
+        "A title that stays\n==================\n\n1 2 3 4 5\n\nx y\n\n"
+        "Plain words read as a paragraph."
+    )
     assert prose(text) == ["A title that stays", "Plain words read as a paragraph."]
 
 
@@ -58,14 +61,14 @@ def first_documents(part: str) -> list[str]:
 @pytest.mark.parametrize("part", pydoc.PARTS)
 def test_documents_are_long_enough_and_the_same_every_time(part: str, monkeypatch) -> None:
     monkeypatch.setattr(pydoc, "PACKAGES", ("scipy",))  # its modules are small
-    found = first_documents(part)
-    assert len(found) == 30
-    assert min(len(text.split()) for text in found) >= pydoc.LEAST_WORDS
-    assert not any(">>>" in text for text in found)
-    lines = [line for text in found for line in text.split("\n")]
+    documents = first_documents(part)
+    assert len(documents) == 30
+    assert min(len(text.split()) for text in documents) >= pydoc.LEAST_WORDS
+    assert not any(">>>" in text for text in documents)
+    lines = [line for text in documents for line in text.split("\n")]
     assert len(set(lines)) == len(lines) > 30
     monkeypatch.setattr(pydoc.os, "sched_getaffinity", lambda _: {0})
-    assert first_documents(part) == found
+    assert first_documents(part) == documents
 
 
 def test_packages_are_found_where_an_import_finds_them(tmp_path: Path, monkeypatch) -> None:
@@ -77,7 +80,7 @@ def test_packages_are_found_where_an_import_finds_them(tmp_path: Path, monkeypat
         (folder / "__init__.py").write_text(f'"""{text}"""')
     monkeypatch.syspath_prepend(tmp_path / "seen")
     monkeypatch.chdir(tmp_path / "unseen")
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
     monkeypatch.setattr(pydoc, "PACKAGES", ("flowers", "trees"))
     (document,) = pydoc.documents("packages", Counter())
     assert document.text.startswith("A sentence about flowers")

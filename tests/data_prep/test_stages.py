@@ -1,4 +1,5 @@
-"""The list of stages: each reads the files of the stages that it names, and writes those that it names."""
+"""The list of stages: each reads the files of the stages that it names,
+and writes those that it names."""
 
 from collections import defaultdict
 
@@ -17,7 +18,8 @@ def files(monkeypatch) -> dict[str, set[str]]:
     """The names of the numbered files that each stage asks for, as NAME.SUFFIX."""
     names: dict[str, set[str]] = defaultdict(set)
     running: list[str] = []
-    run, file = PipelineStage.run, Workspace.file
+    run = PipelineStage.run
+    file = Workspace.file
 
     def noted_run(self, build, work):
         running.append(self.name)
@@ -49,7 +51,7 @@ def test_a_stage_reads_and_writes_what_it_says(near, prepare, tmp_path, files):
     prepare(near[2], "--append", out=out, words=300, **new)
     for name, of_stage in files.items():
         stage = STAGE[name]
-        needed = {file for other in stage.needs for file in STAGE[other].writes}
+        needed = {file for name in stage.needs for file in STAGE[name].writes}
         assert of_stage - set(stage.writes) <= needed, name
     assert set(STAGE) - set(files) == {"dates"}
 

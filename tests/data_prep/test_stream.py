@@ -18,8 +18,8 @@ def stream(tmp_path):
     (tmp_path / "dict.txt").write_text("a 1\n")
     files = {name: FileInfo.of(tmp_path / name) for name in ("valid.bin", "valid.idx")}
     part = Part("valid", "valid", 2, 6, 1, 3, 9, {"web": 2}, files)
-    own = {"dict.txt": FileInfo.of(tmp_path / "dict.txt")}
-    stream = Stream(tmp_path, 2, 7, 4, (part, part), part, part, {"words": 2}, own)
+    dictionary = {"dict.txt": FileInfo.of(tmp_path / "dict.txt")}
+    stream = Stream(tmp_path, 2, 7, 4, (part, part), part, part, {"words": 2}, dictionary)
     assert not is_stream(tmp_path)
     stream.write()
     return stream
@@ -119,10 +119,12 @@ def test_load_refuses_another_format(stream, changes, message):
     """Changes of fields; those of a part are changes of its fields, and 1 stands for one part."""
     record = _record(stream)
     for name, value in changes.items():
-        within = name == "valid" and value and value.keys() != {"name"}
-        record[name] = (
-            record[name] | value if within else [record["test"]] if name == "held_out" else value
-        )
+        if name == "valid" and value and value.keys() != {"name"}:
+            record[name] |= value
+        elif name == "held_out":
+            record[name] = [record["test"]]
+        else:
+            record[name] = value
     (stream.directory / "stream.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=message):
         Stream.load(stream.directory)

@@ -69,7 +69,8 @@ def edit_keys(out: Path, part: str, place: int, key: bytes) -> None:
 
 
 def test_documents_of_two_parts_are_found(iid_stream, inspected, monkeypatch):
-    """Equal documents, and pieces of one document, whose keys share 12 bytes; trailing zeros count."""
+    """Equal documents, and pieces of one document, whose keys share 12 bytes; trailing zeros
+    count."""
     monkeypatch.setattr(verify, "_KEYS_AT_ONCE", 50)
     keys = (iid_stream / "megabatch_02/train.keys").read_bytes()
     edit_keys(iid_stream, "test", 149, keys[149 * 16 : 150 * 16])

@@ -35,12 +35,16 @@ def long_documents(seed: int, number: int) -> list[str]:
 
     letters = str.maketrans("0123456789", "abcdefghij")  # the tokenizer knows them all
     names = [f"{seed}x{n}".translate(letters) for n in range(number)]
-    return ["\n".join(line(name) for _ in range(rng.randint(1, 20))) for name in names]
+    documents = []
+    for name in names:
+        documents.append("\n".join(line(name) for _ in range(rng.randint(1, 20))))
+    return documents
 
 
 @pytest.fixture
 def corpus(tmp_path) -> Path:
-    """a.txt, b.txt and c.txt of about 4,700 words each; each repeats documents of the one before."""
+    """a.txt, b.txt and c.txt of about 4,700 words each; each repeats documents of the one
+    before."""
     folder = tmp_path / "long"
     folder.mkdir()
     old: list[str] = []
@@ -61,7 +65,8 @@ def names_in(out: Path, prefixes: Iterable[str]) -> set[str]:
 
 
 def assert_whole(out: Path) -> Stream:
-    """No document is in two parts but the mixed ones, and pieces follow each other as in the text."""
+    """No document is in two parts but the mixed ones, and pieces follow each other as in the
+    text."""
     stream = Stream.load(out)
     mixed = (stream.test, stream.valid) if stream.ordered else ()
     owner: dict[str, str] = {}
@@ -74,9 +79,9 @@ def assert_whole(out: Path) -> Stream:
         assert len(changes) == len(set(changes)) or part in mixed, "pieces are neighbours"
         for name in set(names) if part not in mixed else ():
             assert owner.setdefault(name, part.name) == part.name
-    for own, parts in ((stream.test, stream.held_out), (stream.valid, stream.held_out_valid)):
+    for split, parts in ((stream.test, stream.held_out), (stream.valid, stream.held_out_valid)):
         if stream.ordered and not stream.appended:
-            assert names_in(out, [own.prefix]) <= names_in(out, [part.prefix for part in parts])
+            assert names_in(out, [split.prefix]) <= names_in(out, [part.prefix for part in parts])
     return stream
 
 
@@ -141,10 +146,14 @@ def records_of(documents: list[list[int]], sources: Iterable[int]) -> np.ndarray
     records = np.zeros(sum(map(len, documents)), RECORD)
     at = 0
     for key, (pieces, source) in enumerate(zip(documents, sources, strict=True)):
-        own = records[at : at + len(pieces)]
+        piece_records = records[at : at + len(pieces)]
         high, low, second = np.random.default_rng(key).integers(0, 2**64, 3, np.uint64).tolist()
-        own["high"], own["low"] = high, (low >> 32 << 32) + np.arange(len(pieces), dtype=np.uint64)
-        own["second"], own["words"], own["bytes"], own["source"] = second, pieces, pieces, source
+        piece_records["high"] = high
+        piece_records["low"] = (low >> 32 << 32) + np.arange(len(pieces), dtype=np.uint64)
+        piece_records["second"] = second
+        piece_records["words"] = pieces
+        piece_records["bytes"] = pieces
+        piece_records["source"] = source
         at += len(pieces)
     return records
 
@@ -152,12 +161,11 @@ def records_of(documents: list[list[int]], sources: Iterable[int]) -> np.ndarray
 @st.composite
 def corpora(draw):
     rng = draw(st.randoms(use_true_random=False))
-    made = [
-        [rng.randint(1, 9) for _ in range(rng.choice([1, 1, 2, 9]))]
-        for _ in range(draw(st.integers(20, 80)))
-    ]
-    records = records_of(made, [rng.randrange(2) for _ in made])
-    copies = np.array([rng.random() < 0.2 for _ in made])[
+    streams = []
+    for _ in range(draw(st.integers(20, 80))):
+        streams.append([rng.randint(1, 9) for _ in range(rng.choice([1, 1, 2, 9]))])
+    records = records_of(streams, [rng.randrange(2) for _ in streams])
+    copies = np.array([rng.random() < 0.2 for _ in streams])[
         np.cumsum(records["low"] % 2**32 == 0) - 1
     ]
     again = records[copies].copy()
@@ -193,11 +201,12 @@ def test_pieces_stay_together(kind, corpus, valid):
 
 
 def test_a_cut_leaves_out_the_rest_of_a_document_or_is_at_the_nearest():
-    """Eight documents of 10 pieces of 1 word: splits of 24 words leave out 6 words of a document."""
+    """Eight documents of 10 pieces of 1 word: splits of 24 words leave out 6 words of a
+    document."""
     records = records_of([[1] * 10] * 8, [0] * 8)
     order = in_hash_order(records)
-    found = split_of(records, Splits(2, 24, 12, 0, None), ("a",))[order].tolist()
-    assert found == [0] * 24 + [-1] * 6 + [1] * 24 + [-1] * 6 + [2] * 12 + [-1] * 8
+    splits = split_of(records, Splits(2, 24, 12, 0, None), ("a",))[order].tolist()
+    assert splits == [0] * 24 + [-1] * 6 + [1] * 24 + [-1] * 6 + [2] * 12 + [-1] * 8
     # 72 + 6 of 80 words: the first rest may be left out, the second may not
-    found = split_of(records, Splits(2, 24, 24, 0, None), ("a",))[order].tolist()
-    assert found == [0] * 24 + [-1] * 6 + [1] * 20 + [2] * 28 + [-1] * 2
+    splits = split_of(records, Splits(2, 24, 24, 0, None), ("a",))[order].tolist()
+    assert splits == [0] * 24 + [-1] * 6 + [1] * 20 + [2] * 28 + [-1] * 2

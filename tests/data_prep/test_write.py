@@ -77,18 +77,18 @@ def test_dropped_lists_what_stream_json_counts(ordered, near, prepare, tmp_path,
     }
     if ordered:
         flags |= {"eval_words": 200}
-    given = [*near, *(["--ordered"] if ordered else []), "--write-dropped"]
-    out = prepare(*given, out=tmp_path / "out", **flags)
+    arguments = [*near, *(["--ordered"] if ordered else []), "--write-dropped"]
+    out = prepare(*arguments, out=tmp_path / "out", **flags)
     rows = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
     corpus = Stream.load(out).corpus
     similar = [row for row in rows if row["kind"] == "near"]
     assert len(similar) == corpus["near_duplicate_documents"] > 20
     assert len(rows) == corpus["duplicate_documents"]
-    kept = {}
+    texts = {}
     for path in out.rglob("*.jsonl"):
         if path.name != "dropped.jsonl":
-            kept |= {row["id"]: row for row in map(json.loads, path.read_text().splitlines())}
-    assert not {row["id"] for row in similar} & kept.keys()
+            texts |= {row["id"]: row for row in map(json.loads, path.read_text().splitlines())}
+    assert not {row["id"] for row in similar} & texts.keys()
     assert all(0.75 < row["similarity"] <= 1 and row["repeats"] != row["id"] for row in similar)
     assert all(row["repeats"] == row["id"] for row in rows if row["kind"] == "exact")
     assert inspected(out, "--verify")[0] == 0
@@ -111,9 +111,11 @@ def test_megatron_reads_the_same_tokens(corpus, prepare, tmp_path, inspected):
         sizes, _ = read_index(out / f"{part.prefix}.idx")
         ends = np.cumsum(sizes)[sizes == 1]
         tokens = np.fromfile(out / f"{part.prefix}.bin", np.uint16)
-        for own, length, pointer in zip(np.split(tokens, ends), lengths, pointers, strict=False):
-            assert np.array_equal(np.frombuffer(data, np.uint16, length, pointer), own)
-            assert own[-2:].tolist() == [2, 2]
+        for tokens_of_item, length, pointer in zip(
+            np.split(tokens, ends), lengths, pointers, strict=False
+        ):
+            assert np.array_equal(np.frombuffer(data, np.uint16, length, pointer), tokens_of_item)
+            assert tokens_of_item[-2:].tolist() == [2, 2]
     assert inspected(out, "--verify")[0] == 0
 
 
@@ -123,8 +125,9 @@ def test_data_report_and_advise_run_without_what_the_light_installation_lacks(co
     image_run(tmp_path / "runs" / "one", [0.5, 0.4, 0.3, 0.2])
     image_run(tmp_path / "runs" / "two", [0.4, 0.3, 0.2, 0.1], 2)
     sizes = "--mega-batches 2 --words 1000 --valid-words 300 --vocab-size 120 --workers 1"
-    block = "import sys; sys.modules.update(dict.fromkeys(('torch', 'torchvision', 'fairseq', 'fairscale', "
-    block += "'submitit', 'safetensors', 'sklearn', 'tensorboardX')))\n"
+    packages = ("torch", "torchvision", "fairseq", "fairscale")
+    packages += ("submitit", "safetensors", "sklearn", "tensorboardX")
+    block = f"import sys\nsys.modules.update(dict.fromkeys({packages}))\n"
     block += "from alma.__main__ import main\nmain()"
     for words in (
         f"data {corpus} --out {tmp_path}/stream {sizes}",

@@ -12,8 +12,8 @@ from tests.fairseq_alma.shared import config_of, load
 TINY = """
     --task alma_lm --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32
     --decoder-attention-heads 2 --tokens-per-sample 64 --max-tokens 512 --optimizer adam --lr 5e-3
-    --lr-scheduler polynomial_decay --total-num-update 20 --max-update 20 --warmup-updates 2 --dropout 0.1
-    --log-format json --log-interval 5 --num-workers 0 --no-epoch-checkpoints --seed 7
+    --lr-scheduler polynomial_decay --total-num-update 20 --max-update 20 --warmup-updates 2
+    --dropout 0.1 --log-format json --log-interval 5 --num-workers 0 --no-epoch-checkpoints --seed 7
 """
 
 
@@ -43,7 +43,8 @@ def finished_trainings(tmp_path_factory) -> tuple:
 
 @pytest.fixture
 def train_once(train, finished_trainings):
-    """`train_once(save, *flags)`: as `train`, but equal flags train once; returns the last checkpoint."""
+    """`train_once(save, *flags)`: as `train`, but equal flags train once;
+    returns the last checkpoint."""
     folder, numbers = finished_trainings
 
     def run(save, *flags):
@@ -88,7 +89,8 @@ def evaluate(start, stream, tmp_path):
 
 @pytest.fixture
 def build(stream):
-    """`build(*flags)` -> (task, model) as fairseq-train would make them from the tiny flags and these."""
+    """`build(*flags)` -> (task, model) as fairseq-train would make them from the tiny flags and
+    these."""
     from fairseq import options, tasks, utils
     from fairseq.models import ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
 
@@ -108,7 +110,8 @@ def build(stream):
 
 @pytest.fixture
 def untrained(build, stream, tiny, tmp_path):
-    """`untrained(name, *flags, change=None)` -> (path, model, task); `change(model)` comes before saving."""
+    """`untrained(name, *flags, change=None)` -> (path, model, task);
+    `change(model)` comes before saving."""
     from omegaconf import OmegaConf
 
     def run(name, *flags, change=None):
@@ -140,7 +143,8 @@ def untrained(build, stream, tiny, tmp_path):
 
 @pytest.fixture
 def start_two(start):
-    """`start_two(*arguments)`: fairseq-train in two gloo processes, started as torchrun starts them."""
+    """`start_two(*arguments)`: fairseq-train in two gloo processes,
+    started as torchrun starts them."""
 
     def run(*arguments, environment: dict[str, str] | None = None) -> list:
         with socket.socket() as server:
@@ -164,9 +168,9 @@ def train_on_two(start_two, stream, tiny):
     """`train_on_two(save, *flags)` trains in two gloo processes, and returns the output of both."""
 
     def run(save, *flags) -> list[str]:
-        done = [each.wait() for each in start_two(stream, *tiny, "--save-dir", save, *flags)]
-        assert [each.code for each in done] == [0, 0], done[0].output + done[1].output
-        return [each.output for each in done]
+        done = [child.wait() for child in start_two(stream, *tiny, "--save-dir", save, *flags)]
+        assert [child.code for child in done] == [0, 0], done[0].output + done[1].output
+        return [child.output for child in done]
 
     return run
 
@@ -200,7 +204,8 @@ def sample(stream):
 
 @pytest.fixture(scope="session")
 def preprocessed(stream, text, tmp_path_factory) -> str:
-    """The text as fairseq-preprocess makes it: pieces, a blank line between documents, two shards."""
+    """The text as fairseq-preprocess makes it: pieces, a blank line between documents, two
+    shards."""
     import sentencepiece
     from fairseq import options
     from fairseq_cli.preprocess import main

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from fairseq_alma.moe.layer import SwitchFFN
 
-DIM, HIDDEN = 8, 16
+DIM = 8
+HIDDEN = 16
 """Of `make_layer`."""
 
 
@@ -53,7 +54,8 @@ def logged(output: str, tag: str) -> list[dict]:
 
 def assert_same_model(a, b, exact: bool = True) -> None:
     """Equal weights of two checkpoints; up to rounding if not `exact`."""
-    first, second = load(a)["model"], load(b)["model"]
+    first = load(a)["model"]
+    second = load(b)["model"]
     assert first.keys() == second.keys()
     for name in first:
         if exact:
@@ -67,7 +69,8 @@ def assert_same_model(a, b, exact: bool = True) -> None:
 def assert_same_training(first, second) -> None:
     """Assert that two checkpoints have the same training state, bit for bit; times may differ."""
     assert_same_model(first, second)
-    a, b = load(first), load(second)
+    a = load(first)
+    b = load(second)
     history = [state["optimizer_history"][-1]["num_updates"] for state in (a, b)]
     assert history[0] == history[1]
     torch.testing.assert_close(a["last_optimizer_state"], b["last_optimizer_state"], rtol=0, atol=0)
@@ -76,9 +79,9 @@ def assert_same_training(first, second) -> None:
     )
     for name in ("best", "val_loss", "train_iterator"):
         assert a["extra_state"].get(name) == b["extra_state"].get(name), name
-    kept = [state["extra_state"]["AlmaLMTask"] for state in (a, b)]
-    for name in kept[0].keys() - {"seconds", "peak_memory"}:
-        assert kept[0][name] == kept[1][name], name
+    entries = [state["extra_state"]["AlmaLMTask"] for state in (a, b)]
+    for name in entries[0].keys() - {"seconds", "peak_memory"}:
+        assert entries[0][name] == entries[1][name], name
 
 
 class Plain:
@@ -95,7 +98,7 @@ class Largest(TorchDispatchMode):
     elements = 0
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        made = operation(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        result = operation(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self.elements = max([self.elements, *sizes])
-        return made
+        return result

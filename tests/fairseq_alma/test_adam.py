@@ -44,4 +44,4 @@ def test_without_torchs_private_kernel_the_step_is_fairseqs(monkeypatch):
         for param in model:
             param.grad = torch.ones_like(param)
         kind(model, lr=0.1).step()
-    assert all(torch.equal(one, other) for one, other in zip(*models, strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(*models, strict=True))

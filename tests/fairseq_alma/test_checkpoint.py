@@ -104,6 +104,6 @@ def test_foreign_files_are_not_called_damaged(path, tmp_path):
 )
 def test_an_intact_file_that_cannot_be_read_is_not_called_damaged(path, monkeypatch, error, words):
     monkeypatch.setattr(torch, "load", Mock(side_effect=error))
-    found = message(path)
-    assert words in found
-    assert DELETE not in found
+    line = message(path)
+    assert words in line
+    assert DELETE not in line

@@ -1,4 +1,5 @@
-"""Command lines of `--task alma_lm`: defaults and errors; our own commands parse before torch loads."""
+"""Command lines of `--task alma_lm`: defaults and errors;
+our own commands parse before torch loads."""
 
 import json
 import os
@@ -37,8 +38,10 @@ def refused(capsys, *words: str) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        "--arch switch_gmoe_tiny --optimizer adam --adam-betas (0.5,0.9) --lr 1e-2,1e-3 --save-dir a=b,c",
-        "--arch transformer_lm --criterion chunked_cross_entropy --optimizer adafactor --fp16 --seed 2",
+        "--arch switch_gmoe_tiny --optimizer adam --adam-betas (0.5,0.9) --lr 1e-2,1e-3 "
+        "--save-dir a=b,c",
+        "--arch transformer_lm --criterion chunked_cross_entropy --optimizer adafactor --fp16 "
+        "--seed 2",
     ],
 )
 def test_configurations_of_forked_children_are_those_that_hydra_composes(words, monkeypatch):
@@ -50,7 +53,7 @@ def test_configurations_of_forked_children_are_those_that_hydra_composes(words, 
 
 
 def test_the_literal_command_trains_as_the_paper_does():
-    ours = settings("--task", "alma_lm")
+    alma_settings = settings("--task", "alma_lm")
     base = yaml.safe_load((ROOT / "experiments/table2.yaml").read_text())["sizes"]["base"]["flags"]
     # These are the file's own: number of GPUs, precision, data loading.
     for flag in base.keys() - {
@@ -65,34 +68,37 @@ def test_the_literal_command_trains_as_the_paper_does():
             value = [float(value)]
         elif flag == "adam-eps":
             value = float(value)
-        assert ours[f"--{flag}"] == value, flag
+        assert alma_settings[f"--{flag}"] == value, flag
     assert check.resolve(["STREAM"])["arch"] == "switch_gmoe"
-    assert (ours["--decoder-embed-dim"], ours["--decoder-layers"]) == (512, 6)
-    assert (ours["--warmup-updates"], ours["--total-num-update"]) == (500, 120_000)
-    assert ours["--batch-size-valid"] == 8
+    assert (alma_settings["--decoder-embed-dim"], alma_settings["--decoder-layers"]) == (512, 6)
+    assert (alma_settings["--warmup-updates"], alma_settings["--total-num-update"]) == (
+        500,
+        120_000,
+    )
+    assert alma_settings["--batch-size-valid"] == 8
 
 
 def test_given_flags_override_the_defaults():
-    given = {"--arch": "switch_gmoe_tiny", "--optimizer": "adamax", "--lr": "2", "--clip-norm": "0"}
-    found = settings(*(word for pair in given.items() for word in pair), "--max-sentences=4")
-    assert {flag: found[flag] for flag in given} == given | {"--lr": [2.0], "--clip-norm": 0.0}
-    assert (found["--batch-size"], found["--update-freq"]) == (4, [1])
-    found = settings("--max-tokens", "512", "--keep-last-epochs", "2")
-    assert (found["--batch-size"], found["--update-freq"], found["--max-tokens"]) == (
+    flags = {"--arch": "switch_gmoe_tiny", "--optimizer": "adamax", "--lr": "2", "--clip-norm": "0"}
+    chosen = settings(*(word for pair in flags.items() for word in pair), "--max-sentences=4")
+    assert {flag: chosen[flag] for flag in flags} == flags | {"--lr": [2.0], "--clip-norm": 0.0}
+    assert (chosen["--batch-size"], chosen["--update-freq"]) == (4, [1])
+    chosen = settings("--max-tokens", "512", "--keep-last-epochs", "2")
+    assert (chosen["--batch-size"], chosen["--update-freq"], chosen["--max-tokens"]) == (
         None,
         [1],
         512,
     )
-    assert not found["--no-epoch-checkpoints"]
+    assert not chosen["--no-epoch-checkpoints"]
 
 
 def test_fairseq_validate_parses_without_defaults():
     """It parses a second time with suppress_defaults, and then expects only what is given."""
     parser = options.get_validation_parser(default_task="alma_lm")
-    given = options.parse_args_and_arch(
+    parsed = options.parse_args_and_arch(
         parser, ["STREAM", "--path", "CKPT"], suppress_defaults=True
     )
-    assert vars(given) == {"data": "STREAM", "path": "CKPT"}
+    assert vars(parsed) == {"data": "STREAM", "path": "CKPT"}
 
 
 @pytest.mark.parametrize(
@@ -111,17 +117,17 @@ def test_fairseq_validate_parses_without_defaults():
     ],
 )
 def test_the_schedule_follows_the_number_of_updates(words, scheduler, warmup, total):
-    found = settings(*words.split())
-    assert (found["--lr-scheduler"], found["--warmup-updates"]) == (scheduler, warmup)
-    assert found.get("--total-num-update") == total
+    chosen = settings(*words.split())
+    assert (chosen["--lr-scheduler"], chosen["--warmup-updates"]) == (scheduler, warmup)
+    assert chosen.get("--total-num-update") == total
 
 
 def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
-    other = ("--task", "language_modeling", "--arch", "transformer_lm", "--max-tokens", "512")
-    found = settings(*other)
-    assert (found["--optimizer"], found["--lr"], found["--max-update"]) == (None, [0.25], 0)
+    words = ("--task", "language_modeling", "--arch", "transformer_lm", "--max-tokens", "512")
+    chosen = settings(*words)
+    assert (chosen["--optimizer"], chosen["--lr"], chosen["--max-update"]) == (None, [0.25], 0)
     with pytest.raises(SystemExit, match="2"):
-        settings(*other, "--max-tokns", "1")
+        settings(*words, "--max-tokns", "1")
     assert capsys.readouterr().err.startswith("usage: ")
 
 
@@ -148,18 +154,18 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
         ),
         (
             "S --arch hf_gpt2",
-            "--arch hf_gpt2: the task alma_lm trains switch_gmoe*, transformer_lm, lstm_lm, fconv_lm, "
-            "lightconv_lm and your own language models (--user-dir)",
+            "--arch hf_gpt2: the task alma_lm trains switch_gmoe*, transformer_lm, lstm_lm, "
+            "fconv_lm, lightconv_lm and your own language models (--user-dir)",
         ),
         (
             "S --arch transformer_lm_wiki103",
-            "--arch transformer_lm_wiki103 with --adaptive-softmax-cutoff: perplexity or FLOPs cannot be "
-            "measured; leave it out",
+            "--arch transformer_lm_wiki103 with --adaptive-softmax-cutoff: "
+            "perplexity or FLOPs cannot be measured; leave it out",
         ),
         (
             "S --criterion adaptive_loss",
-            "--criterion adaptive_loss: the task alma_lm takes cross_entropy, chunked_cross_entropy, "
-            "label_smoothed_cross_entropy",
+            "--criterion adaptive_loss: the task alma_lm takes cross_entropy, "
+            "chunked_cross_entropy, label_smoothed_cross_entropy",
         ),
         (
             "S --max-target-positions 32",
@@ -177,7 +183,8 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
         ),
         (
             "S --ddp-backend fully_sharded",
-            "--ddp-backend fully_sharded: the task alma_lm takes pytorch_ddp, c10d, legacy_ddp, no_c10d",
+            "--ddp-backend fully_sharded: the task alma_lm takes pytorch_ddp, c10d, legacy_ddp, "
+            "no_c10d",
         ),
         ("S --max-tokens-valid many", "--max-tokens-valid: invalid int value: 'many'"),
         (
@@ -195,10 +202,10 @@ def test_a_flag_at_its_default_and_a_choice_of_ones_own_are_not_refused(tmp_path
         "from fairseq.optim import register_optimizer\nfrom fairseq.optim.sgd import SGD\n"
         "register_optimizer('own_sgd')(type('OwnSGD', (SGD,), {'__module__': __name__}))\n"
     )
-    found = settings(
+    chosen = settings(
         "--zero-sharding", "none", "--user-dir", str(tmp_path), "--optimizer", "own_sgd"
     )
-    assert found["--optimizer"] == "own_sgd"
+    assert chosen["--optimizer"] == "own_sgd"
 
 
 def test_the_literal_command_trains(start, stream, tmp_path):
@@ -256,11 +263,11 @@ def test_check_resolves_command_lines_without_warnings():
     ]
     done = run("check", text=json.dumps(lines))
     assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert [each["arch"] for each in found] == ["switch_gmoe_tiny"] * 2
-    assert [each["settings"]["--moe-expert-count"] for each in found] == [4, 6]
-    assert found[0]["settings"]["--decoder-embed-dim"] == 128
-    assert found[0]["settings"]["--max-tokens"] is None
+    answers = json.loads(done.stdout)
+    assert [answer["arch"] for answer in answers] == ["switch_gmoe_tiny"] * 2
+    assert [answer["settings"]["--moe-expert-count"] for answer in answers] == [4, 6]
+    assert answers[0]["settings"]["--decoder-embed-dim"] == 128
+    assert answers[0]["settings"]["--max-tokens"] is None
 
 
 @pytest.mark.parametrize("text", ["", "[[1]]"])

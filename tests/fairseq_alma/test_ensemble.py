@@ -54,33 +54,34 @@ def test_an_ensemble_is_the_mean_of_its_members_probabilities(
         task, model = build("--sample-break-mode", "none", *(WIDER if path == members[-1] else ()))
         model.load_state_dict(load(path)["model"])
         models.append(model)
-    paths, valid = ":".join(map(str, members)), ("--gen-subset", "valid")
-    found = evaluate("--path", paths, *valid)
-    assert found["nll"] == pytest.approx(mean_nll(models, task, "valid"), abs=1e-6)
+    paths = ":".join(map(str, members))
+    valid = ("--gen-subset", "valid")
+    result = evaluate("--path", paths, *valid)
+    assert result["nll"] == pytest.approx(mean_nll(models, task, "valid"), abs=1e-6)
     alone = [evaluate("--path", path, *valid) for path in members]
-    assert found["nll"] < max(one["nll"] for one in alone)
+    assert result["nll"] < max(member["nll"] for member in alone)
     for key in ("parameters", "eval_flops_per_example"):
-        assert found[key] == sum(one[key] for one in alone)
-    assert found["training"] == [one["training"][0] for one in alone]
-    assert (found["members"], found["expert_count"]) == (2, None)
-    assert [len(found["experts"][layer]["share"]) for layer in ("0.1", "1.1")] == [4, 6]
+        assert result[key] == sum(member[key] for member in alone)
+    assert result["training"] == [member["training"][0] for member in alone]
+    assert (result["members"], result["expert_count"]) == (2, None)
+    assert [len(result["experts"][layer]["share"]) for layer in ("0.1", "1.1")] == [4, 6]
     with_context = evaluate("--path", paths, *valid, "--context-window", "16")
-    assert with_context["tokens"] == found["tokens"]
-    assert with_context["nll"] != found["nll"]
+    assert with_context["tokens"] == result["tokens"]
+    assert with_context["nll"] != result["nll"]
     stock = start("eval-lm", stream, "--task", "alma_lm", "--path", paths, *valid).wait()
     assert stock.code == 0, stock.output
     base2 = float(stock.output.split("Loss (base 2): ")[1].split(",")[0])
-    assert found["nll"] / math.log(2) == pytest.approx(base2, abs=2e-4)
+    assert result["nll"] / math.log(2) == pytest.approx(base2, abs=2e-4)
 
 
 def test_untrained_members_have_their_own_seeds(evaluate, build, tiny):
-    found = evaluate("--untrained", "--seeds", "7,1007", *tiny)
-    task, one = build("--sample-break-mode", "none")
-    _, two = build("--seed", "1007")
-    assert found["nll"] == pytest.approx(mean_nll([one, two], task, "test"), abs=1e-5)
-    assert (found["members"], found["training"]) == (2, [])
+    result = evaluate("--untrained", "--seeds", "7,1007", *tiny)
+    task, first = build("--sample-break-mode", "none")
+    _, second = build("--seed", "1007")
+    assert result["nll"] == pytest.approx(mean_nll([first, second], task, "test"), abs=1e-5)
+    assert (result["members"], result["training"]) == (2, [])
     only = evaluate("--untrained", *tiny)
-    assert only["nll"] == pytest.approx(mean_nll([one], task, "test"), abs=1e-5)
+    assert only["nll"] == pytest.approx(mean_nll([first], task, "test"), abs=1e-5)
     context = evaluate("--untrained", "--context-window", "16", *tiny)
     assert context["tokens"] == only["tokens"]
     assert context["nll"] != only["nll"]
@@ -121,15 +122,18 @@ def test_umix_is_one_run_of_fairseq_train_and_counts_all_its_members(
 ):
     output = train(tmp_path / "umix", "--members", "2", "--max-update", "6")
     umix = tmp_path / "umix" / "checkpoint_last.pt"
-    one, two, both = (evaluate("--path", path) for path in (stage0, umix, f"{stage0}:{umix}"))
-    assert [found["members"] for found in (one, two, both)] == [1, 2, 3]
-    assert two["parameters"] == 2 * one["parameters"]
-    assert two["eval_flops_per_example"] == 2 * one["eval_flops_per_example"]
-    costs = [found["training"][0]["flops"] / found["training"][0]["tokens"] for found in (one, two)]
+    single, pair, both = (evaluate("--path", path) for path in (stage0, umix, f"{stage0}:{umix}"))
+    assert [result["members"] for result in (single, pair, both)] == [1, 2, 3]
+    assert pair["parameters"] == 2 * single["parameters"]
+    assert pair["eval_flops_per_example"] == 2 * single["eval_flops_per_example"]
+    costs = [
+        result["training"][0]["flops"] / result["training"][0]["tokens"]
+        for result in (single, pair)
+    ]
     assert costs[1] == pytest.approx(2 * costs[0])
-    assert math.isfinite(two["nll"])
+    assert math.isfinite(pair["nll"])
     assert "l1.1_share3" in output
-    assert both["parameters"] == one["parameters"] + two["parameters"]
+    assert both["parameters"] == single["parameters"] + pair["parameters"]
 
 
 @pytest.fixture
@@ -187,6 +191,6 @@ def test_members_that_do_not_fit_are_one_clear_line(start, unlike, stream, tmp_p
         with pytest.raises(UserError, match=re.escape(message)):
             memory_map_members([str(first), str(bad)])
     flags = [stream, "--task", "alma_lm", "--path", f"{first}:{bad}", "--gen-subset", "valid"]
-    for command, more in (("eval-lm", ()), ("evaluate", ("--out", tmp_path / "out"))):
-        assert message in start(command, *flags, *more).wait().error
+    for command, arguments in (("eval-lm", ()), ("evaluate", ("--out", tmp_path / "out"))):
+        assert message in start(command, *flags, *arguments).wait().error
     assert not (tmp_path / "out").exists()

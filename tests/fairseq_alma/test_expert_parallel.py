@@ -1,4 +1,5 @@
-"""Expert parallelism: options it refuses, half precision, collectives per update; fp32 is in test_train."""
+"""Expert parallelism: options it refuses, half precision, collectives per update;
+fp32 is in test_train."""
 
 from types import SimpleNamespace
 
@@ -34,7 +35,8 @@ def train_step(self, sample, model, criterion, optimizer, update_num, **kwargs):
     scaler = optimizer.scaler
     scale = scaler.get_scale() if hasattr(scaler, "get_scale") else scaler.loss_scale
     shared = [p for p in model.parameters() if not hasattr(p, "expert")]
-    print("update", update_num, "scale", scale, "weights", sum(p.double().sum().item() for p in shared))
+    total = sum(p.double().sum().item() for p in shared)
+    print("update", update_num, "scale", scale, "weights", total)
     result = step(self, sample, model, criterion, optimizer, update_num, **kwargs)
     if torch.distributed.get_rank() == 1 and update_num == 2 and not hasattr(self, "overflown"):
         self.overflown = True
@@ -60,10 +62,10 @@ def test_an_overflow_in_a_local_expert_skips_the_update_on_all_processes(
         "0",
     )
     flags += ("--fp16", "--fp16-init-scale", "1024", *user_dir(OVERFLOW))
-    outputs = [
-        [line.split() for line in output.splitlines() if line.startswith("update ")]
-        for output in train_on_two(tmp_path / "run", *flags)
-    ]
+    outputs = []
+    for output in train_on_two(tmp_path / "run", *flags):
+        lines = [line for line in output.splitlines() if line.startswith("update ")]
+        outputs.append([line.split() for line in lines])
     assert outputs[0] == outputs[1]
     tries = [(int(words[1]), float(words[3])) for words in outputs[0]]
     assert tries == [(0, 1024), (1, 1024), (2, 1024), (2, 512), (3, 512)]
@@ -114,8 +116,8 @@ def test_an_update_agrees_on_the_largest_batch_once(
 def test_fp16_resumes_with_and_without_expert_parallelism(train, train_on_two, tmp_path):
     flags = ("--dropout", "0", "--fp16", "--ddp-backend", "legacy_ddp")
     train_on_two(tmp_path / "whole", *flags, "--max-update", 6)
-    for updates, more in ((3, ("--moe-expert-parallel",)), (6, ())):
-        output, _ = train_on_two(tmp_path / "parts", *flags, "--max-update", updates, *more)
+    for updates, options in ((3, ("--moe-expert-parallel",)), (6, ())):
+        output, _ = train_on_two(tmp_path / "parts", *flags, "--max-update", updates, *options)
     assert "@ 3 updates" in output
     saved = [load(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "parts")]
     whole, parts = (state["last_optimizer_state"]["state"] for state in saved)

@@ -1,4 +1,5 @@
-"""Exported models compute in transformers what they do in fairseq; unsupported ones are one clear line."""
+"""Exported models compute in transformers what they do in fairseq;
+unsupported ones are one clear line."""
 
 import functools
 import json
@@ -16,7 +17,9 @@ from tests.fairseq_alma.shared import changed
 
 DENSE = "--arch transformer_lm --decoder-normalize-before --decoder-learned-pos".split()
 SIZES = "--decoder-output-dim 32 --decoder-input-dim 32 --decoder-ffn-embed-dim 64".split()
-PAD, EOS, UNK = 1, 2, 3
+PAD = 1
+EOS = 2
+UNK = 3
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +51,8 @@ def load(transformers):
 
 @pytest.fixture
 def checkpoint(untrained):
-    """`checkpoint(name, *flags, change=None)` -> (path, fairseq's model); `change(state)` sets weights."""
+    """`checkpoint(name, *flags, change=None)` -> (path, fairseq's model);
+    `change(state)` sets weights."""
 
     def run(name, *flags, change=None):
         @torch.no_grad()
@@ -72,7 +76,8 @@ def split_without_a_change(state):
 
 
 def tree(state):
-    """Set `parent` as `tree` does: roots 0 and 1; 2 split from 0, then 3 from 2, 4 from 0 and 5 from 1."""
+    """Set `parent` as `tree` does: roots 0 and 1;
+    2 split from 0, then 3 from 2, 4 from 0 and 5 from 1."""
     state["decoder.layers.1.fc1.router.parent"] = torch.tensor([-1, -1, 0, 2, 0, 1])
     state["decoder.layers.1.fc1.router.copies"][:2] = torch.tensor([1, 2])
 
@@ -103,8 +108,8 @@ def test_logits_equal_fairseqs(load, export, checkpoint, sample, tmp_path, kind)
         mask = tokens != PAD
         expected, extra = model(tokens)
         assert expected.std() > 0.5
-        found = exported(tokens, attention_mask=mask.long()).logits
-        torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-5)
+        logits = exported(tokens, attention_mask=mask.long()).logits
+        torch.testing.assert_close(logits[mask], expected[mask], atol=1e-5, rtol=1e-5)
         routings = routings_of((expected, extra)).values()
         loads += sum((routing.counts_E for routing in routings), torch.zeros(1))
     assert not routings or loads.all(), "an expert received no token"
@@ -153,9 +158,11 @@ def test_features_the_loss_and_gradient_checkpointing(
 ):
     path, _ = checkpoint("model.pt")
     export(path, tmp_path / "hf")
-    model, tokens = load(tmp_path / "hf"), sample["net_input"]["src_tokens"]
+    model = load(tmp_path / "hf")
+    tokens = sample["net_input"]["src_tokens"]
     base = transformers.AutoModel.from_pretrained(tmp_path / "hf", trust_remote_code=True)
-    output, features = model(tokens, labels=tokens), base(tokens).last_hidden_state
+    output = model(tokens, labels=tokens)
+    features = base(tokens).last_hidden_state
     torch.testing.assert_close(
         model.output_projection(features), output.logits, atol=1e-6, rtol=1e-5
     )
@@ -164,11 +171,11 @@ def test_features_the_loss_and_gradient_checkpointing(
     )
     torch.testing.assert_close(output.loss, expected)
     output.loss.backward()
-    gradients = [each.grad.clone() for each in model.parameters()]
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     model.gradient_checkpointing_enable()
     model.train()(tokens, labels=tokens, use_cache=True).loss.backward()
-    torch.testing.assert_close([each.grad for each in model.parameters()], gradients)
+    torch.testing.assert_close([parameter.grad for parameter in model.parameters()], gradients)
 
 
 @pytest.mark.parametrize("kind", ["stream", "gpt2_stream"])
@@ -176,7 +183,8 @@ def test_a_trained_model_and_its_tokenizer(
     start, load, transformers, kind, request, tiny, text, tmp_path
 ):
     stream = request.getfixturevalue(kind)
-    run, out = tmp_path / "run", tmp_path / "hf"
+    run = tmp_path / "run"
+    out = tmp_path / "hf"
     assert start("train", stream, *tiny, "--save-dir", run).wait().code == 0
     flags = ["--out", out, "--tokenizer", stream]
     finished = start("export", run / "checkpoint_last.pt", *flags).wait()
@@ -184,10 +192,10 @@ def test_a_trained_model_and_its_tokenizer(
     tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
     ids = np.fromfile(stream / "test.bin", np.uint16)
     lines = [item for item in np.split(ids, np.flatnonzero(ids == EOS) + 1) if UNK not in item]
-    known = np.concatenate(lines).tolist()
-    assert len(known) > 4_000
-    decoded = tokenizer.decode(known)
-    assert tokenizer(decoded, add_special_tokens=False).input_ids == known
+    expected = np.concatenate(lines).tolist()
+    assert len(expected) > 4_000
+    decoded = tokenizer.decode(expected)
+    assert tokenizer(decoded, add_special_tokens=False).input_ids == expected
     original = {line for file in text.iterdir() for line in file.read_text().splitlines()}
     assert set(decoded.splitlines()) <= original | {""}
 
@@ -355,18 +363,24 @@ RUN = """
 def test_a_run_gives_the_model_that_it_evaluates_and_its_tokenizer(
     forked, start, load, stream, tmp_path
 ):
-    """Here the weight average of the last stage."""
-    options = "--learner sm --schedule continuous --average poly:4 --stages 1".split()
+    """Here the weight average of the last stage, or of the stage at --t."""
+    options = "--learner sm --schedule continuous --average poly:4 --stages 2".split()
     run = tmp_path / "run"
     forked.launch(stream, "--out", run, *options, "--", *RUN)
-    done = start("export", run, "--out", tmp_path / "hf").wait()
-    assert done.code == 0, done.output
-    saved = torch.load(run / "stage_00/checkpoint_last.pt", weights_only=True)
-    found = load(tmp_path / "hf").state_dict()["biogpt.layers.0.self_attn.k_proj.weight"]
-    assert torch.equal(
-        found, saved["extra_state"]["ema"]["decoder.layers.0.self_attn.k_proj.weight"]
-    )
-    assert (tmp_path / "hf" / "tokenizer.json").is_file()
+    for stage, words in ((1, ()), (0, ("--t", 1)), (1, ("--t", 2))):
+        out = tmp_path / f"hf_{stage}_{len(words)}"
+        done = start("export", run, "--out", out, *words).wait()
+        assert done.code == 0, done.output
+        file = run / f"stage_{stage:02d}/checkpoint_last.pt"
+        average = torch.load(file, weights_only=True)["extra_state"]["ema"]
+        exported = load(out).state_dict()["biogpt.layers.0.self_attn.k_proj.weight"]
+        assert torch.equal(exported, average["decoder.layers.0.self_attn.k_proj.weight"])
+        assert (out / "tokenizer.json").is_file()
+    (run / "stage_00/checkpoint_last.pt").unlink()
+    problems = {3: "has models after mega-batches 1 to 2", 1: "missing: restore it, or export"}
+    for t, problem in problems.items():
+        done = start("export", run, "--out", tmp_path / "hf", "--t", t).wait()
+        assert (done.code, problem in done.output) == (2, True), done.output
 
 
 def test_a_run_without_a_single_model_is_one_line(tmp_path):

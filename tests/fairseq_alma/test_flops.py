@@ -1,4 +1,5 @@
-"""FLOPs and parameters of fairseq's own language models, not of Switch Transformers (test_switch_lm.py)."""
+"""FLOPs and parameters of fairseq's own language models,
+not of Switch Transformers (test_switch_lm.py)."""
 
 import pytest
 import torch
@@ -13,11 +14,15 @@ from slurm.lm.plan import make_plan
 from slurm.lm.request import read_requests, resolved
 from tests.fairseq_alma.shared import config_of
 
-NARROW = "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 48 --decoder-attention-heads 2"
+NARROW = (
+    "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 48 "
+    "--decoder-attention-heads 2"
+)
 
 
 def counted(model, sample) -> int:
-    """FLOPs of a forward pass. On a CPU the counter misses attention scores, which the formulas leave out."""
+    """FLOPs of a forward pass. On a CPU the counter misses attention scores,
+    which the formulas leave out."""
     model.eval()
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(**sample["net_input"])
@@ -49,9 +54,9 @@ def test_a_transformer_lm_of_any_widths(forked, build_dense, sample, stream, fla
     args, model = build_dense(*words)
     shape = _shape(args, model.decoder)
     assert isinstance(shape, Shape)
-    parameters = sum(each.numel() for each in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     assert shape.parameters == parameters
-    assert shape.parameter_sizes == [each.numel() for each in model.parameters()]
+    assert shape.parameter_sizes == [parameter.numel() for parameter in model.parameters()]
     assert counted(model, sample) == shape.forward_flops(sample["ntokens"])
     words += ["--tokens-per-sample", "64"]
     (request,) = resolved(
@@ -70,14 +75,16 @@ def test_a_transformer_lm_of_any_widths(forked, build_dense, sample, stream, fla
             "--share-decoder-input-output-embed",
             0,
         ),
-        # the counter does not know fairseq's convolution; the formula leaves out the K x D of a dynamic one
+        # the counter does not know fairseq's convolution;
+        # the formula leaves out the K x D of a dynamic one
         ("fconv_lm --decoder-layers [(16,3)]*2 --decoder-embed-dim 8", 2 * 3 * 16 * 32),
         (f"lightconv_lm --decoder-kernel-size-list [3,3] {NARROW}", -2 * 3 * 32),
     ],
 )
 def test_the_flops_of_other_models(build_dense, sample, flags, not_counted):
     args, model = build_dense("--arch", *flags.split())
-    shape, tokens = _shape(args, model.decoder), sample["ntokens"]
+    shape = _shape(args, model.decoder)
+    tokens = sample["ntokens"]
     assert isinstance(shape, Weights)
     assert shape.forward_flops(tokens) == counted(model, sample) + 2 * tokens * not_counted
     assert shape.training_flops(tokens) == 3 * shape.forward_flops(tokens)

@@ -31,11 +31,11 @@ def passed(layer: SwitchFFN, x: torch.Tensor) -> list[torch.Tensor]:
     return [y, *(p.grad for p in layer.parameters())]
 
 
-def compare(found: list[torch.Tensor], expected: list[torch.Tensor], tolerance: float) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        scale = theirs.abs().max().item()
+def compare(tensors: list[torch.Tensor], expected: list[torch.Tensor], tolerance: float) -> None:
+    for tensor, expected_tensor in zip(tensors, expected, strict=True):
+        scale = expected_tensor.abs().max().item()
         torch.testing.assert_close(
-            ours.float().cpu(), theirs, atol=tolerance * scale, rtol=tolerance
+            tensor.float().cpu(), expected_tensor, atol=tolerance * scale, rtol=tolerance
         )
 
 
@@ -45,8 +45,8 @@ def compare(found: list[torch.Tensor], expected: list[torch.Tensor], tolerance: 
 )
 def test_the_layer_computes_the_same_as_on_the_cpu(dtype, tolerance, factor):
     x = torch.randn(4, 64, DIM).to(dtype)
-    here, there = on_both(dtype, factor)
-    compare(passed(there, x.cuda()), passed(here, x.float()), tolerance)
+    on_cpu, on_gpu = on_both(dtype, factor)
+    compare(passed(on_gpu, x.cuda()), passed(on_cpu, x.float()), tolerance)
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.0])
@@ -66,14 +66,14 @@ def test_each_dispatcher_computes_the_same_as_on_the_cpu(
     monkeypatch, kind, dtype, tolerance, factor
 ):
     x = torch.randn(4, 64, DIM).to(dtype)
-    here, there = on_both(dtype, factor)
-    expected = passed(here, x.float())
-    made = {
+    on_cpu, on_gpu = on_both(dtype, factor)
+    expected = passed(on_cpu, x.float())
+    results = {
         "padded": lambda x_SD, routing, capacity: PaddedDispatcher(routing, capacity or len(x_SD)),
         "loop": lambda x_SD, routing, capacity: LoopDispatcher(routing),
     }
-    monkeypatch.setattr("fairseq_alma.moe.layer.fastest_dispatcher", made[kind])
-    compare(passed(there, x.cuda()), expected, tolerance)
+    monkeypatch.setattr("fairseq_alma.moe.layer.fastest_dispatcher", results[kind])
+    compare(passed(on_gpu, x.cuda()), expected, tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -113,7 +113,7 @@ def train(arguments: list) -> list[float]:
 )
 def test_training_has_the_losses_of_the_cpu(stream, tiny, tmp_path, flags):
     losses = []
-    for save, more in (("cpu", ["--cpu"]), ("gpu", flags.split())):
+    for save, device_flags in (("cpu", ["--cpu"]), ("gpu", flags.split())):
         command = [
             stream,
             *tiny,
@@ -121,7 +121,7 @@ def test_training_has_the_losses_of_the_cpu(stream, tiny, tmp_path, flags):
             tmp_path / save,
             "--distributed-world-size",
             "1",
-            *more,
+            *device_flags,
         ]
         losses.append(train(command))
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
@@ -170,7 +170,7 @@ def test_a_sharded_optimizer_on_two_gpus_trains_as_a_whole_one(stream, tiny, tmp
     expected = train([*base, *two, "--save-dir", tmp_path / "whole"])
     sharded = [*base, *two, "--zero-sharding", "os", "--save-dir", tmp_path / "sharded"]
     assert train(sharded) == pytest.approx(expected, rel=5e-3)
-    rest = [
+    batches = [
         "--distributed-world-size",
         "1",
         "--update-freq",
@@ -179,7 +179,7 @@ def test_a_sharded_optimizer_on_two_gpus_trains_as_a_whole_one(stream, tiny, tmp
         "20",
         "--save-dir",
     ]
-    resumed = [train([*base, *rest, tmp_path / folder]) for folder in ("whole", "sharded")]
+    resumed = [train([*base, *batches, tmp_path / folder]) for folder in ("whole", "sharded")]
     assert resumed[1] == pytest.approx(resumed[0], rel=5e-3)
 
 
@@ -195,7 +195,8 @@ command_line._check_flags = lambda *_: None
 )
 @pytest.mark.parametrize("flags", ["", "--fp16"])
 def test_fully_sharded_is_still_refused_with_reason(stream, tiny, tmp_path, user_dir, flags):
-    """If this passes, --ddp-backend fully_sharded may be accepted (fairseq_alma/flags.yaml, choices)."""
+    """If this passes, --ddp-backend fully_sharded may be accepted (fairseq_alma/flags.yaml,
+    choices)."""
     base = [stream, *tiny, *flags.split(), "--max-update", "10"]
     expected = train([*base, "--distributed-world-size", "2", "--save-dir", tmp_path / "plain"])
     sharded = [*base, *user_dir(ACCEPTS_ALL_FLAGS), "--ddp-backend", "fully_sharded"]

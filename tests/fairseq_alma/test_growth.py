@@ -1,4 +1,5 @@
-"""Growth: `preserve` and `tree` are exact, `copy` changes gates as in the paper, every copy gets tokens."""
+"""Growth: `preserve` and `tree` are exact, `copy` changes gates as in the paper,
+every copy gets tokens."""
 
 import pytest
 import torch
@@ -57,7 +58,9 @@ def test_copies_are_plain_without_noise_and_evenly_set_apart_with_it(build, size
     larger = grown(
         build, model, [2, 0], "copy", noise=size, mean_tokens={PREFIX: torch.randn(4, 32)}
     )
-    old, new = (switch_layers(each)["1"].router.weight for each in (model, larger))
+    old, new = (
+        switch_layers(language_model)["1"].router.weight for language_model in (model, larger)
+    )
     assert torch.equal(new[[1, 3]], old[[1, 3]])
     assert torch.equal(new[4:], old[[2, 0]]) == torch.equal(new[[2, 0]], old[[2, 0]]) == (size == 0)
     torch.testing.assert_close(new[4:] - old[[2, 0]], old[[2, 0]] - new[[2, 0]], atol=1e-6, rtol=0)
@@ -118,7 +121,8 @@ def test_a_tree_is_grown_trained_and_grown_again_by_fairseq_train(
     train(last[1].parent, *flags(1), "--lr", "0", "--max-update", "1")
     assert nll(last[1]) == pytest.approx(nll(last[0]), abs=1e-6)
     train(last[2].parent, *flags(2))
-    before, after = load(last[2].parent / GROWN)["model"], load(last[2])["model"]
+    before = load(last[2].parent / GROWN)["model"]
+    after = load(last[2])["model"]
     gates = f"{PREFIX}.router.weight"
     assert (after[gates] - before[gates])[4:].abs().amax(1).min() > 1e-3
     assert torch.equal(after[f"{PREFIX}.router.parent"], before[f"{PREFIX}.router.parent"])
@@ -201,13 +205,15 @@ def test_two_processes_evaluate_half_of_the_validation_set_each(
     flags = (stream, *tiny, *growing, "--finetune-from-model", stage0)
     one = start("train", *flags, "--save-dir", tmp_path / "one", *user_dir(SHOW)).wait()
     assert one.code == 0, one.output
-    shares, losses = [], numbers(one.output, "losses")
+    shares = []
+    losses = numbers(one.output, "losses")
     for process in start_two(*flags, "--save-dir", tmp_path / "two", *user_dir(SHOW)):
         finished = process.wait()
         assert finished.code == 0, finished.output
         shares += numbers(finished.output, "share")
-        if found := numbers(finished.output, "losses"):  # process 0 chooses
-            assert found == pytest.approx(losses, rel=1e-5)
+        losses_on_two = numbers(finished.output, "losses")
+        if losses_on_two:  # process 0 chooses
+            assert losses_on_two == pytest.approx(losses, rel=1e-5)
     assert len(shares) == 2
     assert len(losses) == 4
     assert abs(shares[0] - shares[1]) <= 1 < shares[0]
@@ -240,14 +246,15 @@ def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build
         "param_groups": [{"lr": 0.1, "params": list(states)}],
         "loss_scale": 8.0,
     }
-    found = grow_optimizer_state(saved, shapes, {PREFIX: [1]})
+    grown = grow_optimizer_state(saved, shapes, {PREFIX: [1]})
     _, larger = build("--moe-expert-count", "4")
-    assert found["param_groups"] == saved["param_groups"]
-    assert found["loss_scale"] == 8.0
+    assert grown["param_groups"] == saved["param_groups"]
+    assert grown["loss_scale"] == 8.0
     stacked = 0
     for i, (name, parameter) in enumerate(larger.named_parameters()):
-        old, new = states[i]["exp_avg"], found["state"][i]["exp_avg"]
-        assert found["state"][i].keys() == {"step", "exp_avg"}
+        old = states[i]["exp_avg"]
+        new = grown["state"][i]["exp_avg"]
+        assert grown["state"][i].keys() == {"step", "exp_avg"}
         assert new.shape == parameter.shape
         assert torch.equal(new[: len(old)], old)
         if new.shape != shapes[name]:

@@ -1,4 +1,5 @@
-"""--init: a run starts from the model itself, and a model that is exported is the one that was trained."""
+"""--init: a run starts from the model itself,
+and a model that is exported is the one that was trained."""
 
 import json
 import re
@@ -18,7 +19,9 @@ from tests.conftest import ROOT
 
 END = 7  # not the first id, so that a row that is off by one shows
 BLOCK = 48
-FLAGS = f"--tokens-per-sample {BLOCK} --max-tokens 384 --max-update 3 --lr 1e-2 --num-workers 0 --cpu".split()
+FLAGS = (
+    f"--tokens-per-sample {BLOCK} --max-tokens 384 --max-update 3 --lr 1e-2 --num-workers 0 --cpu"
+).split()
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +34,13 @@ def transformers():
 
 @pytest.fixture(scope="module")
 def make(transformers, text, tmp_path_factory):
-    """`make(**settings)` -> a folder with a GPT-2 of random weights, in several files, and its tokenizer."""
+    """`make(**settings)` -> a folder with a GPT-2 of random weights, in several files,
+    and its tokenizer."""
     tokenizers = pytest.importorskip("tokenizers")
     bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine = tokenizers.Tokenizer(tokenizers.models.BPE())
-    engine.pre_tokenizer, engine.decoder = bytes_, tokenizers.decoders.ByteLevel()
+    engine.pre_tokenizer = bytes_
+    engine.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=300,
         initial_alphabet=bytes_.alphabet(),
@@ -62,9 +67,9 @@ def make(transformers, text, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(make):
-    made = make()
-    assert len(list(made.glob("*.safetensors"))) > 2
-    return made
+    model = make()
+    assert len(list(model.glob("*.safetensors"))) > 2
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +89,8 @@ def loss(model, stream) -> float:
     """Of transformers' `model`, in nats a token, on the blocks that fairseq evaluates."""
     ids = np.fromfile(stream / "test.bin", np.uint16).astype(np.int64)
     targets = torch.from_numpy(np.where(ids == 2, END, ids - 4))
-    inputs, total = torch.cat([torch.tensor([END]), targets[:-1]]), 0.0
+    inputs = torch.cat([torch.tensor([END]), targets[:-1]])
+    total = 0.0
     for block, target in zip(inputs.split(BLOCK), targets.split(BLOCK), strict=True):
         logits = model(block[None]).logits[0].double()
         total += torch.nn.functional.cross_entropy(logits, target, reduction="sum").item()
@@ -106,14 +112,15 @@ def test_the_loss_at_t_0_is_that_of_transformers(
     folder = make(**settings)
     expected = loss(transformers.GPT2LMHeadModel.from_pretrained(folder), stream)
     assert expected > 6, "not that of a model that has learned nothing"
-    found = evaluate("--untrained", "--init", folder, *FLAGS, *flags, data=stream)
-    assert found["nll"] == pytest.approx(expected, abs=1e-5)
-    shares = [share for layer in found["experts"].values() for share in layer["share"]]
+    result = evaluate("--untrained", "--init", folder, *FLAGS, *flags, data=stream)
+    assert result["nll"] == pytest.approx(expected, abs=1e-5)
+    shares = [share for layer in result["experts"].values() for share in layer["share"]]
     assert min(shares, default=1) > 0, "an expert gets no token"
 
 
 def test_in_two_stages_and_out(folder, stream, transformers, forked, start, tmp_path):
-    run, out = tmp_path / "run", tmp_path / "hf"
+    run = tmp_path / "run"
+    out = tmp_path / "hf"
     words = [stream, "--init", folder, "--learner", "sm", "--out"]
     forked.launch(*words, run, "--", *FLAGS, "--criterion", "chunked_cross_entropy")
     saved = torch.load(run / "stage_01" / "checkpoint_best.pt", weights_only=True)["model"]
@@ -143,13 +150,14 @@ def test_in_two_stages_and_out(folder, stream, transformers, forked, start, tmp_
     from fairseq import checkpoint_utils
 
     path = str(run / "stage_01" / "checkpoint_best.pt")
-    (ours,), *_ = checkpoint_utils.load_model_ensemble_and_task([path])
+    (language_model,), *_ = checkpoint_utils.load_model_ensemble_and_task([path])
     ids = torch.randint(300, (3, 64))
     with torch.no_grad():
-        logits, expected = model(ids).logits, ours.eval()(ids + 4)[0]
-    others = [i for i in range(300) if i != END]
+        logits = model(ids).logits
+        expected = language_model.eval()(ids + 4)[0]
+    ids_but_end = [i for i in range(300) if i != END]
     torch.testing.assert_close(
-        logits[..., others], expected[..., 4:][..., others], atol=1e-5, rtol=0
+        logits[..., ids_but_end], expected[..., 4:][..., ids_but_end], atol=1e-5, rtol=0
     )
     torch.testing.assert_close(logits[..., END], expected[..., 2], atol=1e-5, rtol=0)
 
@@ -310,18 +318,22 @@ def test_what_does_not_fit_is_one_line(folder, stream, tmp_path, capsys, kind):
 def test_a_checkpoint_of_other_tokens_is_one_line(
     beside, stream, untrained, tiny, tmp_path, capsys
 ):
-    """Of as many: only dict.txt tells them apart, that beside the checkpoint or that of its stream."""
+    """Of as many: only dict.txt tells them apart, that beside the checkpoint or that of its
+    stream."""
     path, _, _ = untrained("model.pt")
     other = shutil.copytree(stream, tmp_path / "other")
-    first, second, *more = (other / "dict.txt").read_text("utf-8").splitlines(keepends=True)
-    (other / "dict.txt").write_text("".join([second, first, *more]), "utf-8")
+    first, second, *rest_lines = (other / "dict.txt").read_text("utf-8").splitlines(keepends=True)
+    (other / "dict.txt").write_text("".join([second, first, *rest_lines]), "utf-8")
     data, home = (other, stream) if not beside else (stream, tmp_path)
     if beside:
         shutil.move(other / "dict.txt", tmp_path)
     words = list(map(str, [data, *tiny, "--init", path]))
     with pytest.raises(SystemExit, match="2"):
         check.resolve(words)
-    line = f"error: {data}: its tokens are not those of {path}, which {home} has: make a stream by `alma data"
+    line = (
+        f"error: {data}: its tokens are not those of {path}, which {home} has: "
+        "make a stream by `alma data"
+    )
     assert capsys.readouterr().err.startswith(line)
     words[0] = str(stream if not beside else tmp_path)
     check.resolve(words)

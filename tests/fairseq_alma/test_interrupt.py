@@ -24,7 +24,8 @@ step = AlmaLMTask.train_step
 
 def train_step(self, sample, model, criterion, optimizer, update_num, **kwargs):
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    if rank == int(os.environ.get("SIGNAL_TO", 0)) and update_num + 1 == int(os.environ["SIGNAL_AT"]):
+    is_target = rank == int(os.environ.get("SIGNAL_TO", 0))
+    if is_target and update_num + 1 == int(os.environ["SIGNAL_AT"]):
         os.kill(os.getpid(), signal.SIGUSR1)
     return step(self, sample, model, criterion, optimizer, update_num, **kwargs)
 
@@ -34,7 +35,8 @@ AlmaLMTask.train_step = train_step
 
 @pytest.fixture
 def at_update(user_dir):
-    """`at_update(n, rank)`: flags and environment with which this rank signals itself during update n."""
+    """`at_update(n, rank)`: flags and environment with which this rank signals itself during update
+    n."""
     flags = user_dir(AT_UPDATE)
 
     def make(update: int, rank: int = 0) -> tuple[tuple, dict[str, str]]:
@@ -75,8 +77,8 @@ def stop_at(start, stream, tiny, at_update):
     """`stop_at(update, save, *flags)`: the end of a training that stops after the update."""
 
     def run(update: int, save, *flags):
-        more, environment = at_update(update)
-        words = (stream, *tiny, "--save-dir", save, *flags, *more)
+        signal_flags, environment = at_update(update)
+        words = (stream, *tiny, "--save-dir", save, *flags, *signal_flags)
         finished = start("train", *words, environment=environment).wait()
         assert f"after update {update}," in stopped(finished)
         return finished
@@ -89,9 +91,9 @@ def stop_at(start, stream, tiny, at_update):
     [
         "fp16",
         *(
-            pytest.param(each, marks=pytest.mark.thorough)
-            for each in HALF_PRECISIONS
-            if each != "fp16"
+            pytest.param(precision, marks=pytest.mark.thorough)
+            for precision in HALF_PRECISIONS
+            if precision != "fp16"
         ),
     ],
 )
@@ -160,9 +162,9 @@ def test_a_signal_in_the_last_update_changes_nothing(start, stream, tiny, tmp_pa
         output = finish(start("train", stream, *tiny, "--save-dir", save, *flags))
         last, _ = position(save / "checkpoint_last.pt")
         assert output.count("Finished saving") == 1
-        more, environment = at_update(last)
+        words, environment = at_update(last)
         again = tmp_path / f"{name}_again"
-        arguments = (stream, *tiny, "--save-dir", again, *flags, *more)
+        arguments = (stream, *tiny, "--save-dir", again, *flags, *words)
         assert (
             finish(start("train", *arguments, environment=environment)).count("Finished saving")
             == 1
@@ -198,8 +200,8 @@ def test_two_processes_stop_after_the_same_update_when_one_gets_the_signal(
     for child in start_two(*flags, "--save-dir", tmp_path / "whole"):
         finish(child)
     save = tmp_path / "interrupted"
-    more, environment = at_update(5, rank)
-    first, second = start_two(*flags, "--save-dir", save, *more, environment=environment)
+    words, environment = at_update(5, rank)
+    first, second = start_two(*flags, "--save-dir", save, *words, environment=environment)
     assert "after update 5," in stopped(first.wait())
     finished = second.wait()
     assert finished.code == AGAIN, finished.output
@@ -219,9 +221,9 @@ def test_spawned_processes_stop_together(start, stream, tiny, tmp_path, at_updat
         "--max-update",
         "3000",
     )
-    more, environment = at_update(4, rank=1) if to == "worker" else ((), {})
+    words, environment = at_update(4, rank=1) if to == "worker" else ((), {})
     child = start(
-        "train", stream, *tiny, *flags, "--log-interval", "1", *more, environment=environment
+        "train", stream, *tiny, *flags, "--log-interval", "1", *words, environment=environment
     )
     if to != "worker":
         wait_for_log(child, "defaults of --task")

@@ -1,4 +1,5 @@
-"""The criterion chunked_cross_entropy: values and gradients of fairseq's, without a tensor of all logits."""
+"""The criterion chunked_cross_entropy: values and gradients of fairseq's,
+without a tensor of all logits."""
 
 import pytest
 import torch
@@ -59,9 +60,9 @@ def test_ids_that_are_unused_get_no_probability_and_no_gradient():
     features, weights, target = inputs()
     unused = [0, 1, 300]
     target[(target[:, None] == torch.tensor(unused)).any(1) & (target != PAD)] = 5
-    kept = [i for i in range(301) if i not in unused]
-    place = torch.tensor([kept.index(i) if i in kept else -100 for i in range(301)])
-    expected = F.cross_entropy(features @ weights[0][kept].t(), place[target], reduction="sum")
+    classes = [i for i in range(301) if i not in unused]
+    place = torch.tensor([classes.index(i) if i in classes else -100 for i in range(301)])
+    expected = F.cross_entropy(features @ weights[0][classes].t(), place[target], reduction="sum")
     expected.backward()
     gradients = [features.grad.clone(), weights[0].grad.clone()]
     features.grad = weights[0].grad = None
@@ -112,9 +113,9 @@ def test_half_precision_gradients_do_not_underflow(dtype, error, error_of_small)
     expected, (by_features, by_weight) = reference(features, weights, target, scale)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected.item(), rel=error)
-    for found, grad in ((features.grad, by_features), (weights[0].grad, by_weight)):
-        assert found.dtype == dtype
-        assert (found - grad).norm() < error * grad.norm()
+    for actual, grad in ((features.grad, by_features), (weights[0].grad, by_weight)):
+        assert actual.dtype == dtype
+        assert (actual - grad).norm() < error * grad.norm()
     small = (by_weight.abs() < 1e-6 * scale) & (by_weight.abs() > 1e-8 * scale)
     assert small.sum() > 1000
     assert (weights[0].grad - by_weight)[small].norm() < error_of_small * by_weight[small].norm()
@@ -145,15 +146,15 @@ def test_autocast_computes_logits_in_its_dtype():
 
 
 def test_padding_costs_nothing():
-    found = []
+    losses = []
     for padding in (0, 24):
         features, weights, target = inputs(tokens=48)
         target[:] = 5
         target[48 - padding :] = PAD
         with FlopCounterMode(display=False) as counter:
             chunked_nll(features, weights, target, PAD, 16)[0].backward()
-        found.append(counter.get_total_flops())
-    assert found[0] == 2 * found[1] > 0
+        losses.append(counter.get_total_flops())
+    assert losses[0] == 2 * losses[1] > 0
 
 
 DENSE = tuple("--arch transformer_lm --decoder-ffn-embed-dim 64 --decoder-input-dim 24".split())
@@ -218,10 +219,10 @@ def test_training_is_that_of_fairseqs_criterion(build, padded, name, sentence_av
 def test_validation_has_the_same_loss_per_expert(build, padded, name):
     task, model = build(*MODELS[name])
     criteria = CrossEntropyCriterion(task, False), ChunkedCrossEntropyCriterion(task, False, 24)
-    found = [task.valid_step(padded, model, criterion.eval()) for criterion in criteria]
-    (expected, size, expected_log), (loss, ours, log) = found
+    results = [task.valid_step(padded, model, criterion.eval()) for criterion in criteria]
+    (expected, size, expected_log), (loss, our_size, log) = results
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-    assert size == ours
+    assert size == our_size
     assert log.keys() == expected_log.keys()
     names = [key for key in log if key.endswith("_nll")]
     assert names
@@ -236,7 +237,8 @@ def test_no_tensor_of_all_logits_is_ever_made(build, sample, name):
     weight = model.get_parameter(
         next(n for n, _ in model.named_parameters() if "embed_tokens" in n)
     )
-    all_logits, chunk = sample["target"].numel() * weight.size(0), 48
+    all_logits = sample["target"].numel() * weight.size(0)
+    chunk = 48
     limit = max(chunk * weight.size(0), weight.numel(), all_logits // 4)
     for criterion in (
         CrossEntropyCriterion(task, False),

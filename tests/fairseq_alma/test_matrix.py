@@ -1,4 +1,5 @@
-"""Every schedule, average, optimizer and model that docs/language.md names, with fairseq's own training.
+"""Every schedule, average, optimizer and model that docs/language.md names,
+with fairseq's own training.
 
 The launcher trains two stages and evaluates both; the first one is killed and resumed.
 """
@@ -41,14 +42,14 @@ def schedules() -> list:
     fast = ("continuous", "poly:4")
     pairs = itertools.product(SCHEDULES, AVERAGES)
     return [
-        pytest.param(*each, marks=() if each == fast else pytest.mark.thorough) for each in pairs
+        pytest.param(*pair, marks=() if pair == fast else pytest.mark.thorough) for pair in pairs
     ]
 
 
 @pytest.fixture
 def run(forked, stream, tmp_path):
-    """`run(options, flags)` launches two stages, kills the first one after two updates, launches again and
-    returns the rows at the ends of the stages."""
+    """`run(options, flags)` launches two stages, kills the first one after two updates,
+    launches again and returns the rows at the ends of the stages."""
 
     def launch(options: list[str], flags: list[str]) -> list[dict]:
         out = tmp_path / "run"

@@ -1,6 +1,7 @@
 """A training step of the paper's sizes on the meta device, where tensors have shapes but no values.
 
-What needs a value on the host (`.item()`, `nonzero`) raises there: a GPU would make the host wait for it.
+What needs a value on the host (`.item()`, `nonzero`) raises there:
+a GPU would make the host wait for it.
 """
 
 from collections import Counter
@@ -43,17 +44,17 @@ def step(stream, benchmark):
     def run(arch, *flags, dtype=torch.float16, padded=False):
         words = memory.words(str(stream), arch, *HALF[dtype], *flags)
         with memory.like_a_gpu():
-            made = memory.Step(words, processes=1)
-            made.sample["padded"] = padded
+            step = memory.Step(words, processes=1)
+            step.sample["padded"] = padded
             with Operations() as operations:
-                loss, _, logging_output = made.task.train_step(
-                    made.sample, made.model, made.criterion, Plain(), 0
+                loss, _, logging_output = step.task.train_step(
+                    step.sample, step.model, step.criterion, Plain(), 0
                 )
         assert loss.is_meta
         assert all(
             value.is_meta for value in logging_output.values() if isinstance(value, torch.Tensor)
         )
-        return operations, {name: p.grad for name, p in made.model.named_parameters()}
+        return operations, {name: p.grad for name, p in step.model.named_parameters()}
 
     return run
 
@@ -95,15 +96,16 @@ def test_unless_told_the_decoder_looks_for_padding(step):
 
 
 def test_no_tensor_grows_with_tokens_times_experts(step):
-    """But for the router's (S, E) scores: with 64 experts tokens take the memory that they take with 16."""
+    """But for the router's (S, E) scores: with 64 experts tokens take the memory that they take
+    with 16."""
 
     def elements(experts):
         operations, gradients = step("switch_gmoe_base", "--moe-expert-count", str(experts))
         weights = {tuple(gradient.shape) for gradient in gradients.values()}
         weights |= {(*shape[:-2], *shape[:-3:-1]) for shape in weights}  # transposed
         weights |= {(shape[0], 1, shape[1]) for shape in weights if len(shape) == 2}  # of a bias
-        known = {(TOKENS, experts), (experts, TOKENS)} | weights
-        return sum(torch.Size(shape).numel() for shape in operations.shapes if shape not in known)
+        shapes = {(TOKENS, experts), (experts, TOKENS)} | weights
+        return sum(torch.Size(shape).numel() for shape in operations.shapes if shape not in shapes)
 
     assert elements(64) < 1.01 * elements(16)
 

@@ -32,15 +32,15 @@ def ordered(text, tmp_path_factory):
 
 def test_a_model_is_evaluated_on_the_held_out_part_of_every_megabatch(evaluate, ordered, tiny):
     names = ("test", "test_00", "test_01")
-    found, *parts = (
+    result, *parts = (
         evaluate("--untrained", *tiny, "--gen-subset", name, data=ordered) for name in names
     )
-    assert found["matrix"] == [part["perplexity"] for part in parts]
-    assert found["matrix_periods"] == ["2020", "2021"]
-    shares = [np.array(list(part.values())) for part in found["matrix_experts"]]
+    assert result["matrix"] == [part["perplexity"] for part in parts]
+    assert result["matrix_periods"] == ["2020", "2021"]
+    shares = [np.array(list(part.values())) for part in result["matrix_experts"]]
     assert len(shares) == 2
     assert all(np.allclose(share.sum(-1), 1) for share in shares)
-    assert found["tokens"] not in [part["tokens"] for part in parts]
+    assert result["tokens"] not in [part["tokens"] for part in parts]
 
 
 def test_a_stage_validates_on_its_own_megabatch_and_replays_earlier_ones(build, ordered):

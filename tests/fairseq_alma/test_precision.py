@@ -27,9 +27,9 @@ def defaults():
 
 
 def config(**common):
-    made = copy.deepcopy(defaults())
-    made.common.update(common)
-    return made
+    copied = copy.deepcopy(defaults())
+    copied.common.update(common)
+    return copied
 
 
 def parameters(dtype=torch.float32) -> list[torch.nn.Parameter]:
@@ -47,7 +47,8 @@ def build(kind, params, **common):
 
 
 def update(optimizer, params, step: int, clip: float = 0.0, factor: float = 1e-3) -> torch.Tensor:
-    """Make an update as fairseq's trainer does, with gradients of about `factor`; returns their norm."""
+    """Make an update as fairseq's trainer does, with gradients of about `factor`;
+    returns their norm."""
     optimizer.zero_grad()
     generator = torch.Generator().manual_seed(step)
     target = [torch.randn(p.shape, generator=generator) for p in params]

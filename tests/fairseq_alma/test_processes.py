@@ -1,4 +1,5 @@
-"""Several processes train as one does: the end of an epoch, a resume with another number, the plan."""
+"""Several processes train as one does: the end of an epoch, a resume with another number, the
+plan."""
 
 import math
 from pathlib import Path
@@ -27,7 +28,10 @@ STEPS = (
 def steps(output: str) -> list[list[float]]:
     """Update, loss, gradient norm of each update in a log of fairseq-train."""
     names = ("num_updates", "loss", "gnorm")
-    return [[float(record[name]) for name in names] for record in logged(output, "train_inner")]
+    numbers = []
+    for record in logged(output, "train_inner"):
+        numbers.append([float(record[name]) for name in names])
+    return numbers
 
 
 @pytest.fixture
@@ -37,10 +41,10 @@ def train(start, start_two, stream, tiny, tmp_path):
     def run(processes: int, folder: str, *flags) -> list[list[float]]:
         words = (stream, *tiny, *STEPS, "--save-dir", tmp_path / folder, *flags)
         done = [
-            each.wait()
-            for each in (start_two(*words) if processes == 2 else [start("train", *words)])
+            child.wait()
+            for child in (start_two(*words) if processes == 2 else [start("train", *words)])
         ]
-        assert [each.code for each in done] == [0] * processes, done[0].output
+        assert [child.code for child in done] == [0] * processes, done[0].output
         return steps(done[0].output)
 
     return run
@@ -54,11 +58,12 @@ def state(tmp_path):
 
 @pytest.fixture
 def refused(start, stream, tiny, tmp_path):
-    """`refused(folder, *flags)`: the line, the same from each process, in which a training is refused."""
+    """`refused(folder, *flags)`: the line, the same from each process,
+    in which a training is refused."""
 
-    def run(folder: str, *flags, **more) -> str:
+    def run(folder: str, *flags, **options) -> str:
         words = (stream, *tiny, *STEPS, "--save-dir", tmp_path / folder, *flags)
-        done = start("train", *words, **more).wait()
+        done = start("train", *words, **options).wait()
         assert (done.code, "Traceback" in done.output) == (2, False), done.output
         (line,) = {line for line in done.output.splitlines() if line.startswith("error: ")}
         return line
@@ -112,7 +117,8 @@ def test_another_number_of_processes_goes_on_with_the_same_data(train, before, a
 
 
 def test_every_process_maps_the_checkpoint_itself(train, state, tmp_path, monkeypatch):
-    """None sends it; its pages are those of the file. Other tasks may read torch's format before 1.6."""
+    """None sends it; its pages are those of the file.
+    Other tasks may read torch's format before 1.6."""
     monkeypatch.setattr(distributed_utils, "broadcast_object", None)
     hooks.install()
     train(2, "run", "--max-update", "1")
@@ -161,7 +167,8 @@ def test_two_trainings_do_not_share_a_folder(refused, tmp_path, monkeypatch):
 
 
 def test_side_by_side_in_one_allocation(start, stream, tiny, tmp_path):
-    """Each at a free port, with the planned processes; fairseq takes both from SLURM's variables."""
+    """Each at a free port, with the planned processes; fairseq takes both from SLURM's
+    variables."""
     slurm = {
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "a,b",
@@ -187,7 +194,7 @@ def test_side_by_side_in_one_allocation(start, stream, tiny, tmp_path):
             "0",
         )
         both.append(start("train", *words, environment=slurm))
-    for each in both:
-        done = each.wait()
+    for child in both:
+        done = child.wait()
         assert done.code == 0, done.output
         assert "training on 2 devices" in done.output

@@ -35,7 +35,7 @@ def process(start, stream, tiny, tmp_path, file, monkeypatch):
         "--distributed-no-spawn",
     )
     words += ("--expect-tokens", 2 * 512, "--save-dir", tmp_path / "run", *meet)
-    return lambda rank, *more: start("train", *words, "--distributed-rank", rank, *more)
+    return lambda rank, *flags: start("train", *words, "--distributed-rank", rank, *flags)
 
 
 def leave(file, attempt: str) -> None:
@@ -52,10 +52,10 @@ def test_two_commands_meet_despite_the_file_of_an_earlier_start(process, file, m
     monkeypatch.setattr(rendezvous, "_CONNECT_SECONDS", 5)
     leave(file, "7.0")
     both = [process(rank) for rank in order]
-    for each in both:
-        done = each.wait()
+    for child in both:
+        done = child.wait()
         assert done.code == 0, done.output
-        if each is both[order.index(0)]:
+        if child is both[order.index(0)]:
             assert "training on 2 devices" in done.output
     assert not file.exists()
 
@@ -85,18 +85,19 @@ def test_a_process_that_cannot_join_ends_with_one_line(
 
 @pytest.fixture
 def opened(file, monkeypatch):
-    """`opened(rank_1)`: how the first process ends when `rank_1(written, store)` is the other one."""
+    """`opened(rank_1)`: how the first process ends when `rank_1(written, store)` is the other
+    one."""
     monkeypatch.setattr(rendezvous, "WAIT_SECONDS", 5)
     file.parent.mkdir()
 
-    def run(other):
+    def run(rank):
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(rendezvous._open, file, "7.1", "localhost", 2)
             while not file.exists():
                 time.sleep(0.01)
             written = json.loads(file.read_text())
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
-            other(written)
+            rank(written)
             return first.result()
 
     return run

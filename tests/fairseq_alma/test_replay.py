@@ -1,4 +1,5 @@
-"""An epoch of text with replay, as docs/concepts.md states it: old blocks are added to the new ones."""
+"""An epoch of text with replay, as docs/concepts.md states it:
+old blocks are added to the new ones."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""A killed training, started again with the same command, equals an uninterrupted one, with every flag."""
+"""A killed training, started again with the same command, equals an uninterrupted one,
+with every flag."""
 
 import argparse
 import importlib.util
@@ -27,14 +28,15 @@ FLAGS = {
     "lean_fp16": "--memory-efficient-fp16 --fp16-scale-window 9",
     "bf16": "--bf16",
     "lean_bf16": "--memory-efficient-bf16",
-    "adam": "--optimizer adam --use-old-adam --adam-betas (0.8,0.9) --adam-eps 1e-6 --weight-decay .01",
+    "adam": "--optimizer adam --use-old-adam --adam-betas (0.8,0.9) --adam-eps 1e-6 "
+    "--weight-decay .01",
     "adamax": "--optimizer adamax --adamax-betas (0.8,0.9) --adamax-eps 1e-6 --no-bias-correction",
     "nag": "--optimizer nag --momentum .5",
     "sgd": "--optimizer sgd --momentum .5",
     "adagrad": "--optimizer adagrad",
     "adadelta": "--optimizer adadelta --adadelta-rho .8 --adadelta-eps 1e-5",
-    "adafactor": "--optimizer adafactor --adafactor-eps (1e-20,1e-2) --clip-threshold 2 --decay-rate -.5 "
-    "--beta1 .5 --scale-parameter",
+    "adafactor": "--optimizer adafactor --adafactor-eps (1e-20,1e-2) --clip-threshold 2 "
+    "--decay-rate -.5 --beta1 .5 --scale-parameter",
     "polynomial": "--end-learning-rate 1e-4 --power 2",
     "fixed": "--lr-scheduler fixed --lr 1e-3,2e-3 --warmup-updates 3",
     "inverse_sqrt": "--lr-scheduler inverse_sqrt --warmup-init-lr 1e-4",
@@ -43,10 +45,13 @@ FLAGS = {
     "tri_stage": "--lr-scheduler tri_stage --warmup-steps 4 --hold-steps 4 --decay-steps 9 "
     "--init-lr-scale .1 --final-lr-scale .1",
     "thirds": "--lr-scheduler tri_stage --phase-ratio (0.3,0.3,0.4)",
-    "triangular": "--lr-scheduler triangular --max-lr .01 --lr-period-updates 6 --shrink-min --lr-shrink .5",
-    "manual": "--lr-scheduler manual --epoch2lr {'1':1e-3,'2':2e-3} --update2lr {'6':1e-3,'11':3e-3}",
-    "data": "--batch-size 16 --required-batch-size-multiple 5 --batch-size-valid 3 --max-tokens-valid 512 "
-    "--seed 3 --num-workers 1 --skip-remainder-batch --sentence-avg --clip-norm .1 --dropout .2",
+    "triangular": "--lr-scheduler triangular --max-lr .01 --lr-period-updates 6 --shrink-min "
+    "--lr-shrink .5",
+    "manual": "--lr-scheduler manual --epoch2lr {'1':1e-3,'2':2e-3} "
+    "--update2lr {'6':1e-3,'11':3e-3}",
+    "data": "--batch-size 16 --required-batch-size-multiple 5 --batch-size-valid 3 "
+    "--max-tokens-valid 512 --seed 3 --num-workers 1 --skip-remainder-batch --sentence-avg "
+    "--clip-norm .1 --dropout .2",
     "layers": "--arch transformer_lm --decoder-ffn-embed-dim 32 --decoder-layerdrop .3",
     "order": "--curriculum 1 --update-ordered-indices-seed --grouped-shuffling",
     "groups": "--grouped-shuffling --update-epoch-batch-itr True",
@@ -64,10 +69,11 @@ FLAGS = {
     "polynomial_average": "--store-ema --ema-poly 4",
     "patience": "--patience 6 --validate-interval-updates 3 --maximize-best-checkpoint-metric",
     "restored": "--restore-file STAGE --reset-optimizer --reset-dataloader",
-    "once": "--continue-once STAGE --reset-dataloader --reset-meters --reset-lr-scheduler --reset-optimizer",
+    "once": "--continue-once STAGE --reset-dataloader --reset-meters --reset-lr-scheduler "
+    "--reset-optimizer",
     "finetuned": "--finetune-from-model STAGE --stage 1 --replay-share .5 --replay-from recent",
-    "continuous": "--finetune-from-model STAGE --stage 1 --schedule continuous --lr-scheduler fixed "
-    "--max-update 40",
+    "continuous": "--finetune-from-model STAGE --stage 1 --schedule continuous "
+    "--lr-scheduler fixed --max-update 40",
 }
 """Flags of a training, with others than their defaults; STAGE is the checkpoint of a training."""
 HOLDERS = {
@@ -102,9 +108,9 @@ def with_value(action: argparse.Action) -> tuple[str, ...]:
     """The flag of an action, with a value that is not its default."""
     if action.nargs == 0:
         return (action.option_strings[0],)
-    others = [choice for choice in action.choices or () if choice != action.default]
+    choices = [choice for choice in action.choices or () if choice != action.default]
     value = ".7" if action.type is float else "7"
-    return (action.option_strings[0], others[0] if others else value)
+    return (action.option_strings[0], choices[0] if choices else value)
 
 
 def actions_of(*words: str, data: str = "STREAM") -> dict[str, argparse.Action]:
@@ -123,11 +129,11 @@ def test_the_table_has_every_flag_of_fairseqs_parser_once():
     ]
     for flag in ("--optimizer", "--lr-scheduler", "--criterion"):
         choices += [(flag, choice) for choice in TABLE["choices"][flag]]
-    more = {"triangular": ("--max-lr", "1")}
-    known = set(actions_of()).union(
-        *(actions_of(*pair, *more.get(pair[1], ())) for pair in choices)
+    extra_flags = {"triangular": ("--max-lr", "1")}
+    known_flags = set(actions_of()).union(
+        *(actions_of(*pair, *extra_flags.get(pair[1], ())) for pair in choices)
     )
-    assert set(listed) == known - {"-h"}
+    assert set(listed) == known_flags - {"-h"}
     accepted = set(itertools.chain(*lists.values()))
     for name in ("refused in runs", "needs", "packages", "choices"):
         assert TABLE[name].keys() <= accepted, name
@@ -138,11 +144,13 @@ def test_the_table_has_every_flag_of_fairseqs_parser_once():
 def test_no_other_choice_of_fairseq_is_accepted(kind, capsys):
     flag = f"--{kind.replace('_', '-')}"
     registered = REGISTRIES[kind]["registry"].items()
-    others = {name for name, made in registered if made.__module__.startswith("fairseq.")}
-    others -= set(TABLE["choices"][flag])
-    assert others
+    names_of_fairseq = {
+        name for name, class_ in registered if class_.__module__.startswith("fairseq.")
+    }
+    names_of_fairseq -= set(TABLE["choices"][flag])
+    assert names_of_fairseq
     needed = {"composite_loss": ("--underlying-criterion", "cross_entropy")}
-    for choice in others:
+    for choice in names_of_fairseq:
         with pytest.raises(SystemExit, match="2"):
             actions_of(flag, choice, *needed.get(choice, ()))
         assert capsys.readouterr().err.startswith(
@@ -181,7 +189,10 @@ def test_what_does_nothing_alone_is_refused(capsys):
     actions = actions_of()
     for flag, needed in TABLE["needs"].items():
         words = with_value(actions[flag])
-        expected = f"error: {flag} does nothing without {' or '.join(needed)}: give both, or leave it out\n"
+        expected = (
+            f"error: {flag} does nothing without {' or '.join(needed)}: give both, "
+            "or leave it out\n"
+        )
         assert error(*words) == expected
         if "--init" not in needed and flag != "--aim-run-hash":
             actions_of(*words, *with_value(actions[needed[-1]]))
@@ -250,9 +261,9 @@ def test_flags_that_cut_data_are_refused_with_a_stream(stream, capsys):
 
 
 def test_unused_flags_change_no_number(train, tmp_path):
-    """But for --aim-repo, --wandb-project and --azureml-logging, packages that are not installed, --profile,
-    which needs a GPU, and --expect-*, which refuse."""
-    given = {
+    """But for --aim-repo, --wandb-project and --azureml-logging, packages that are not installed,
+    --profile, which needs a GPU, and --expect-*, which refuse."""
+    values = {
         "--log-interval": "3",
         "--log-format": "simple",
         "--log-file": str(tmp_path / "log"),
@@ -262,15 +273,16 @@ def test_unused_flags_change_no_number(train, tmp_path):
         "--bpe": "gpt2",
         "--dataset-impl": "mmap",
         "--data-buffer-size": "3",
-        "--gen-subset": "valid",  # of `fairseq_alma.evaluate --untrained`, which takes a training's flags
+        # of `fairseq_alma.evaluate --untrained`, which takes a training's flags
+        "--gen-subset": "valid",
     }
     alone = "--no-progress-bar --debug-param-names --ignore-unused-valid-subsets".split()
     untried = names(
         "--aim-repo --aim-run-hash --wandb-project --azureml-logging --profile --save-dir"
     )
     untried |= names("--no-save --expect-tokens --expect-gpus")
-    assert given.keys() | set(alone) | untried == names(TABLE["unused"])
-    words = [*itertools.chain(*given.items()), *alone]
+    assert values.keys() | set(alone) | untried == names(TABLE["unused"])
+    words = [*itertools.chain(*values.items()), *alone]
     train(tmp_path / "without", "--max-update", "4")
     train(tmp_path / "with", "--max-update", "4", *words)
     last = [tmp_path / folder / "checkpoint_last.pt" for folder in ("without", "with")]
@@ -278,13 +290,13 @@ def test_unused_flags_change_no_number(train, tmp_path):
 
 
 def test_flags_of_several_processes_change_no_number(train_on_two, tmp_path):
-    """But for --ddp-backend and --ddp-comm-hook fp16, which change how gradients are added up, and those of
-    the start of the processes, which the environment determines here."""
+    """But for --ddp-backend and --ddp-comm-hook fp16, which change how gradients are added up,
+    and those of the start of the processes, which the environment determines here."""
     words = (
         "--bucket-cap-mb 1 --find-unused-parameters --gradient-as-bucket-view --broadcast-buffers "
+        "--fix-batches-to-gpus --fast-stat-sync --heartbeat-timeout 99 "
+        "--all-gather-list-size 20000 --load-checkpoint-on-all-dp-ranks --zero-sharding os"
     )
-    words += "--fix-batches-to-gpus --fast-stat-sync --heartbeat-timeout 99 --all-gather-list-size 20000 "
-    words += "--load-checkpoint-on-all-dp-ranks --zero-sharding os"
     untried = names(
         "--ddp-backend --ddp-comm-hook --device-id --distributed-num-procs --distributed-rank"
     )
@@ -312,9 +324,9 @@ def test_a_killed_training_equals_an_uninterrupted_one(
         ).split()
     words = (stream, *tiny, *BASE.split(), *text.split(), "--save-dir")
 
-    def train(folder: str, *more, dies: str = "") -> int:
+    def train(folder: str, *flags, dies: str = "") -> int:
         return (
-            start("train", *words, tmp_path / folder, *more, environment={"DIES_AT": dies})
+            start("train", *words, tmp_path / folder, *flags, environment={"DIES_AT": dies})
             .wait()
             .code
         )
@@ -325,12 +337,9 @@ def test_a_killed_training_equals_an_uninterrupted_one(
         code = train("killed", *dying, dies=str(update + (20 if flags == "continuous" else 0)))
         assert code == (0 if (flags, update) == ("patience", 19) else -signal.SIGKILL)
     assert train("killed") == 0
-    files = [
-        sorted(path.name for path in (tmp_path / folder).glob("*.pt"))
-        for folder in ("whole", "killed")
-    ]
-    assert files[0] == files[1]
-    last = "checkpoint_last.pt" if "checkpoint_last.pt" in files[0] else files[0][-1]
+    files = sorted(path.name for path in (tmp_path / "whole").glob("*.pt"))
+    assert files == sorted(path.name for path in (tmp_path / "killed").glob("*.pt"))
+    last = "checkpoint_last.pt" if "checkpoint_last.pt" in files else files[-1]
     assert_same_training(tmp_path / "whole" / last, tmp_path / "killed" / last)
-    for name in files[0]:
+    for name in files:
         assert_same_model(tmp_path / "whole" / name, tmp_path / "killed" / name)

@@ -1,4 +1,5 @@
-"""The router: one softmax, its tree, copies of experts, half precision, load-balancing loss, metrics."""
+"""The router: one softmax, its tree, copies of experts, half precision,
+load-balancing loss, metrics."""
 
 import copy
 
@@ -23,14 +24,18 @@ def make_tree(parent: list[int]) -> Router:
 
 
 def slow_route(router: Router, token: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """The expert, the gate and the probabilities (E,) of one token (D,), node by node from the root."""
-    z, parent, log_m = router.weight @ token, router.parent.tolist(), router.copies.log()
+    """The expert, the gate and the probabilities (E,) of one token (D,),
+    node by node from the root."""
+    z = router.weight @ token
+    parent = router.parent.tolist()
+    log_m = router.copies.log()
     roots = [e for e, old in enumerate(parent) if old == -1]
     scale = sum(torch.exp(z[e] - log_m[e]) for e in roots)
     probs = {}
 
     def children(expert, last):
-        """The next split of `expert` after split `last`, None where it is a leaf, and its probabilities."""
+        """The next split of `expert` after split `last`, None where it is a leaf,
+        and its probabilities."""
         new = next((j for j in range(last + 1, len(parent)) if parent[j] == expert), None)
         return new, None if new is None else 1 / (1 + torch.exp(-z[new]))
 
@@ -46,8 +51,8 @@ def slow_route(router: Router, token: torch.Tensor) -> tuple[int, torch.Tensor, 
         fill(e, e, torch.exp(z[e] - log_m[e]) / scale)
     expert = last = max(roots, key=lambda e: z[e].item())
     gate = torch.exp(z[expert]) / scale
-    while (found := children(expert, last))[0] is not None:
-        last, stay = found
+    while (pair := children(expert, last))[0] is not None:
+        last, stay = pair
         taken = stay if stay >= 0.5 else 1 - stay
         expert = expert if stay >= 0.5 else last
         gate = gate * (1 + taken - taken.detach())
@@ -59,7 +64,8 @@ def slow_route(router: Router, token: torch.Tensor) -> tuple[int, torch.Tensor, 
 def test_a_tree_routes_as_the_descent_token_by_token_in_values_and_gradients(data, experts, seed):
     torch.manual_seed(seed)
     router = make_tree([-1, *(data.draw(st.integers(-1, j - 1)) for j in range(1, experts))])
-    tokens, weight = torch.randn(12, DIM), torch.randn(12, experts + 1)
+    tokens = torch.randn(12, DIM)
+    weight = torch.randn(12, experts + 1)
     routing = router(tokens)
     slow = [slow_route(router, token) for token in tokens]
     assert routing.expert_S.tolist() == [expert for expert, _, _ in slow]
@@ -103,7 +109,8 @@ def test_a_tree_outlives_copies_and_half_precision_and_goes_with_the_state_dict(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_rounds_no_count_of_copies(dtype):
-    """Rounded logarithms would multiply every gate of experts split in 2, 4 or 64 by up to 1.007."""
+    """Rounded logarithms would multiply every gate of experts split in 2, 4 or 64 by up to
+    1.007."""
     router = Router(DIM, 4)
     router.copies.copy_(torch.tensor([2, 1, 4, 64]))
     router = router.to(dtype)
@@ -139,10 +146,8 @@ def test_balance_loss_counts_tokens_before_they_are_dropped():
 
 def test_the_balance_loss_does_not_see_padding():
     router = make_layer(4).router
-    real, padding = (
-        torch.randn(40, DIM),
-        torch.randn(24, DIM).abs(),
-    )  # of other experts than the real tokens'
+    real = torch.randn(40, DIM)
+    padding = torch.randn(24, DIM).abs()  # of other experts than the real tokens'
     padded = torch.arange(64) >= 40
     together = router(torch.cat([real, padding]), padded).balance_loss
     assert together.item() == pytest.approx(router(real).balance_loss.item(), rel=1e-6)

@@ -29,8 +29,8 @@ def same(one, other) -> None:
     """Assert equal weights and optimizer states."""
     for name, value in one["model"].items():
         assert torch.equal(value, other["model"][name]), name
-    states = (each["last_optimizer_state"]["state"] for each in (one, other))
-    for mine, theirs in zip(*(found.values() for found in states), strict=True):
+    states = (checkpoint["last_optimizer_state"]["state"] for checkpoint in (one, other))
+    for mine, theirs in zip(*(state.values() for state in states), strict=True):
         assert all(
             torch.equal(torch.as_tensor(mine[key]), torch.as_tensor(theirs[key])) for key in mine
         )

@@ -21,7 +21,8 @@ def losses(output: str) -> dict[str, str]:
 
 @pytest.fixture
 def interrupted_on_two(start_two, train_on_two, stream, tiny, user_dir, tmp_path):
-    """`interrupted_on_two(save, number, *flags)`: the signal `number` ends both processes in update 8.
+    """`interrupted_on_two(save, number, *flags)`:
+    the signal `number` ends both processes in update 8.
 
     Trains to the end, and returns the losses that the second start logs.
     """
@@ -48,7 +49,8 @@ def interrupted_on_two(start_two, train_on_two, stream, tiny, user_dir, tmp_path
 def test_two_stages_equal_those_without_sharding(
     train_on_two, interrupted_on_two, tmp_path, precision, number
 ):
-    """Interrupted and resumed, with an average; the second stage with growth, replay and Adam's state."""
+    """Interrupted and resumed, with an average;
+    the second stage with growth, replay and Adam's state."""
     previous = {}
     for stage, stage_flags in enumerate(("", GROWTH)):
         flags = [*TRAINING.split(), *precision.split(), *stage_flags.split()]
@@ -80,8 +82,10 @@ def test_a_checkpoint_goes_on_with_sharding_or_without(
     last = []
     for kind, sharding in (("plain", ()), ("sharded", SHARDED)):
         for updates, (run, batches) in zip(("6", "12"), starts, strict=True):
-            given = sharding if run is train_on_two else ()
-            run(tmp_path / kind, *flags, "--update-freq", batches, "--max-update", updates, *given)
+            options = sharding if run is train_on_two else ()
+            run(
+                tmp_path / kind, *flags, "--update-freq", batches, "--max-update", updates, *options
+            )
         last.append(tmp_path / kind / "checkpoint_last.pt")
     assert_same_training(*last)
 
@@ -106,7 +110,8 @@ ShardedOptimizer.step = counted
 
 
 def test_each_process_holds_its_share_once(train_on_two, user_dir, tmp_path, monkeypatch):
-    """After a checkpoint and a restart: Adam's moments of half of the parameters, by the fused kernel."""
+    """After a checkpoint and a restart: Adam's moments of half of the parameters,
+    by the fused kernel."""
     monkeypatch.setenv("COUNTS", str(tmp_path / "counts_"))
     flags = (*TRAINING.split(), "--fp16", *SHARDED, *user_dir(COUNTS))
     for updates in ("7", "9"):

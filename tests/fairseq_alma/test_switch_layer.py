@@ -1,4 +1,5 @@
-"""The Switch layer: outputs and gradients of a one-hot reference, capacity, memory; see also test_router."""
+"""The Switch layer: outputs and gradients of a one-hot reference, capacity, memory;
+see also test_router."""
 
 from types import SimpleNamespace
 
@@ -26,7 +27,8 @@ from tests.fairseq_alma.shared import DIM, HIDDEN, Largest, make_layer
 
 
 def one_hot_reference(layer: SwitchFFN, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-    """The same layer with the one-hot (S, E, C) dispatch of Mesh TensorFlow; x (B, T, D), padding (B, T)."""
+    """The same layer with the one-hot (S, E, C) dispatch of Mesh TensorFlow;
+    x (B, T, D), padding (B, T)."""
     tokens = x.reshape(-1, DIM)
     probs = torch.softmax(tokens @ layer.router.weight.T - layer.router.copies.log(), -1)
     chosen = F.one_hot((tokens @ layer.router.weight.T).argmax(-1), layer.experts)
@@ -87,8 +89,8 @@ def test_equals_the_one_hot_reference_in_outputs_and_gradients(
             (y * weight).sum(), [x, *layer.parameters()], allow_unused=True
         )
         results.append((y, gradients))
-    (ours, our_gradients), (reference, reference_gradients) = results
-    torch.testing.assert_close(ours, reference, atol=1e-5, rtol=1e-5)
+    (our_output, our_gradients), (reference, reference_gradients) = results
+    torch.testing.assert_close(our_output, reference, atol=1e-5, rtol=1e-5)
     for name, a, b in zip(names, our_gradients, reference_gradients, strict=True):
         b = torch.zeros_like(a) if b is None else b
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5, msg=name)
@@ -107,14 +109,14 @@ def test_memory_of_a_gradient_is_reused_once_nothing_refers_to_it():
     gradient()
     torch.testing.assert_close(gradient(), 3 * expected)  # accumulated
     layer.zero_grad()
-    kept = gradient()
-    memory = kept.data_ptr()
+    kept_gradient = gradient()
+    memory = kept_gradient.data_ptr()
     layer.zero_grad()
     assert gradient().data_ptr() != memory
-    kept.zero_()
+    kept_gradient.zero_()
     torch.testing.assert_close(layer.w1.grad, expected)
     memory = layer.w1.grad.data_ptr()
-    del kept
+    del kept_gradient
     layer.zero_grad()
     assert gradient().data_ptr() == memory
     torch.testing.assert_close(layer.w1.grad, expected)
@@ -123,7 +125,8 @@ def test_memory_of_a_gradient_is_reused_once_nothing_refers_to_it():
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_tensor_has_shape_s_e_c(layout, monkeypatch):
     monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced(layout))
-    layer, x = make_layer(4), torch.randn(1, 4096, DIM, requires_grad=True)
+    layer = make_layer(4)
+    x = torch.randn(1, 4096, DIM, requires_grad=True)
     with Largest() as largest:
         layer(x)[0].sum().backward()
     assert largest.elements <= 1.1 * HIDDEN * 4096  # a one-hot dispatch has S * S elements

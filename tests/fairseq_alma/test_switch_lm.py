@@ -33,7 +33,8 @@ SIZES = {
 
 
 def paper_dictionary() -> Dictionary:
-    """The paper's 50k BPE tokens: fairseq's dictionary of GPT-2, 50,264 with specials and padding."""
+    """The paper's 50k BPE tokens: fairseq's dictionary of GPT-2, 50,264 with specials and
+    padding."""
     dictionary = Dictionary()
     for token in range(50_260):
         dictionary.add_symbol(f"token{token}")
@@ -44,8 +45,8 @@ def arguments(arch: str, stream, *flags: str):
     return config_of(stream, "--task", "alma_lm", "--arch", arch, *flags).model
 
 
-# The paper's sizes (Table 2), in millions. Those of its base model exceed the architecture in section 5 by
-# 1.2M, 2.0M and 1.8M; those of its large model equal the count, rounded.
+# The paper's sizes (Table 2), in millions. Those of its base model exceed the architecture in
+# section 5 by 1.2M, 2.0M and 1.8M; those of its large model equal the count, rounded.
 PAPER = {
     "switch_gmoe_base": ((65, 91, 116), (0.5, 2.5)),
     "switch_gmoe_large": ((210, 323, 436), (0.0, 1.0)),
@@ -73,7 +74,8 @@ def test_parameter_counts_are_those_of_the_papers_architecture(arch, stream):
 
 
 def test_switch_gmoe_is_the_base_model(stream):
-    default, base = arguments("switch_gmoe", stream), arguments("switch_gmoe_base", stream)
+    default = arguments("switch_gmoe", stream)
+    base = arguments("switch_gmoe_base", stream)
     assert {**default, "_name": ""} == {**base, "_name": ""}
 
 
@@ -155,7 +157,9 @@ def test_a_trained_model_can_be_copied_and_its_experts_pickled(build, sample, fl
         torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True)
     )
     with torch.no_grad():
-        outputs = [each.eval()(**sample["net_input"])[0] for each in (model, twin)]
+        outputs = [
+            language_model.eval()(**sample["net_input"])[0] for language_model in (model, twin)
+        ]
     assert torch.equal(*outputs)
     weights = next(iter(switch_layers(model).values())).w1
     weights.grad = None
@@ -172,13 +176,14 @@ def test_no_graph_outlives_an_update(build, sample, flags):
     def with_graph() -> int:
         gc.collect()
         return sum(
-            type(each) is torch.Tensor and each.grad_fn is not None for each in gc.get_objects()
+            type(tensor) is torch.Tensor and tensor.grad_fn is not None
+            for tensor in gc.get_objects()
         )
 
     before = with_graph()
-    kept = model(**sample["net_input"])
+    output = model(**sample["net_input"])
     assert with_graph() > before
-    del kept
+    del output
     gradients(task, model, sample)
     assert with_graph() == before
 
@@ -208,7 +213,8 @@ class FairseqAttention(MultiheadAttention):
 def test_attention_equals_fairseqs_and_is_causal_without_a_mask_tensor(
     build, sample, padded, monkeypatch
 ):
-    causal, attention = [], F.scaled_dot_product_attention
+    causal = []
+    attention = F.scaled_dot_product_attention
 
     def spied(*args, **kwargs):
         causal.append(kwargs.get("is_causal", False))
@@ -294,14 +300,15 @@ def gradients(task, model, sample, criterion="cross_entropy") -> dict[str, torch
 def test_the_balance_loss_acts_under_any_criterion_scaled_by_the_sample_size(
     build, sample, criterion
 ):
-    """d loss / d router is linear in --moe-gate-loss-wt, with slope sample_size * d balance / d router."""
-    found = {}
+    """d loss / d router is linear in --moe-gate-loss-wt,
+    with slope sample_size * d balance / d router."""
+    sizes = {}
     for weight in ("0", "0.5", "1"):
         task, model = build("--moe-gate-loss-wt", weight, "--dropout", "0")
-        found[weight] = gradients(task, model, sample, criterion)
+        sizes[weight] = gradients(task, model, sample, criterion)
     name = "decoder.layers.1.fc1.router.weight"
-    step = found["0.5"][name] - found["0"][name]
-    torch.testing.assert_close(found["1"][name] - found["0.5"][name], step, atol=1e-3, rtol=1e-3)
+    step = sizes["0.5"][name] - sizes["0"][name]
+    torch.testing.assert_close(sizes["1"][name] - sizes["0.5"][name], step, atol=1e-3, rtol=1e-3)
     model.zero_grad()
     balance_loss(model(**sample["net_input"])).backward()
     expected = dict(model.named_parameters())[name].grad * 0.5 * sample["ntokens"]

@@ -28,11 +28,11 @@ def tokens_of(task, split: str) -> list[int]:
 
 
 def file_tokens(stream, *prefixes: str) -> list[int]:
-    found: list[int] = []
+    sizes: list[int] = []
     for prefix in prefixes:
         data = MMapIndexedDataset(str(stream / prefix))
-        found += torch.cat([data[i] for i in range(len(data))]).tolist()
-    return found
+        sizes += torch.cat([data[i] for i in range(len(data))]).tolist()
+    return sizes
 
 
 def whole(data):
@@ -106,7 +106,8 @@ def numbered(text, gpt2_files, tmp_path_factory):
 @given(lines=st.lists(st.text("ab .,'1é中\t\v \x1c", max_size=20), min_size=1, max_size=8))
 @example(lines=["", " a  b", "\ta", "a\t\t b  ", "a b", "   ", "The  cat"])
 def test_words_of_gpt2_ids_are_those_of_the_raw_text(gpt2_files, tmp_path, lines):
-    """At the start and end of a line, blank lines, tabs and runs of white space; without a strip too."""
+    """At the start and end of a line, blank lines, tabs and runs of white space;
+    without a strip too."""
     encoder = get_encoder(*map(str, gpt2_files))
     items = [[i + 4 for i in encoder.encode(line)] + [2] for line in lines]
     prefix = str(tmp_path / "train")
@@ -115,8 +116,8 @@ def test_words_of_gpt2_ids_are_those_of_the_raw_text(gpt2_files, tmp_path, lines
     numbers = Dictionary()
     for i in range(1000):
         numbers.add_symbol(str(i))
-    found = count_words([prefix], numbers, str(gpt2_files[0])).tolist()
-    assert found == [len(line.split()) for line in lines]
+    counts = count_words([prefix], numbers, str(gpt2_files[0])).tolist()
+    assert counts == [len(line.split()) for line in lines]
 
 
 def test_gpt2_ids_with_their_encoder_json_are_cut_as_in_the_paper(

@@ -34,7 +34,8 @@ def steps(folder, tag: str) -> list[int]:
 
 @pytest.fixture
 def logged(start, stream, tiny, tmp_path, user_dir):
-    """The TensorBoard folder of two stages of 8 updates: stage 0 dies and resumes, stage 1 grows."""
+    """The TensorBoard folder of two stages of 8 updates: stage 0 dies and resumes, stage 1
+    grows."""
     logs = tmp_path / "logs"
     flags = [*tiny, "--tensorboard-logdir", logs, "--log-interval", "1", "--max-update", "8"]
     first = [stream, *flags, "--save-dir", tmp_path / "stage_00", "--save-interval-updates", "4"]
@@ -121,12 +122,13 @@ def test_updates_are_counted_up_to_the_last_checkpoint(tmp_path):
 def test_the_launcher_gives_each_model_a_folder_and_records_none(options, trainings, evaluations):
     words = ["S", "--learner", *options, "--out", "runs/a", "--", "--max-update", "4"]
     with_logs, without = (
-        make_plan(read_requests([*words, *more])[0], 2) for more in (["--tensorboard-logdir=L"], [])
+        make_plan(read_requests([*words, *flags])[0], 2)
+        for flags in (["--tensorboard-logdir=L"], [])
     )
 
     def folders(commands) -> list[str]:
-        found = [dict(itertools.pairwise(words)) for words in commands]
-        return [words["--tensorboard-logdir"] for words in found]
+        flags_of_commands = [dict(itertools.pairwise(words)) for words in commands]
+        return [words["--tensorboard-logdir"] for words in flags_of_commands]
 
     trained = [training.command for spec in with_logs.stages for training in spec.trainings]
     assert folders(trained) == [f"L/a{folder}" for folder in trainings]

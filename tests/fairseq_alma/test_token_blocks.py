@@ -25,11 +25,13 @@ from fairseq_alma.data.token_blocks import LanguageModelDataset, ReplayBlocks, T
 DICTIONARY = Dictionary()
 for number in range(100):
     DICTIONARY.add_symbol(f"▁{number}")
-EOS, PAD = DICTIONARY.eos(), DICTIONARY.pad()
+EOS = DICTIONARY.eos()
+PAD = DICTIONARY.pad()
 
 
 def write(directory, files) -> list[str]:
-    """Write a token file for each list of item sizes; returns the prefixes. Every item ends in eos."""
+    """Write a token file for each list of item sizes; returns the prefixes. Every item ends in
+    eos."""
     rng = np.random.default_rng(0)
     prefixes = []
     for number, sizes in enumerate(files):
@@ -97,11 +99,11 @@ def test_every_block_equals_fairseqs(files, length, seed):
     with tempfile.TemporaryDirectory() as directory:
         prefixes = write(directory, files)
         items = None if seed is None else some_items(files, seed)
-        own = ours(prefixes, length, items)
-        same_items(own, fairseqs(prefixes, length, items))
-        same_items(pickle.loads(pickle.dumps(own)), own)
+        blocks = ours(prefixes, length, items)
+        same_items(blocks, fairseqs(prefixes, length, items))
+        same_items(pickle.loads(pickle.dumps(blocks)), blocks)
         with pytest.raises(IndexError):
-            own[len(own)]
+            blocks[len(blocks)]
 
 
 @given(
@@ -119,13 +121,15 @@ def test_batches_made_without_a_call_for_each_block_are_fairseqs(
     batches = []
     for kind in (LanguageModelDataset, MonolingualDataset):
         dataset = kind(*options, shuffle=True, targets=["future"])
-        made = batches_of(dataset, max_tokens, max_sentences, required_batch_size_multiple=multiple)
-        batches.append([batch.tolist() for batch in made.frozen_batches])
+        alma_batches = batches_of(
+            dataset, max_tokens, max_sentences, required_batch_size_multiple=multiple
+        )
+        batches.append([batch.tolist() for batch in alma_batches.frozen_batches])
     assert batches[0] == batches[1]
 
 
-def same_batches(own, peer) -> None:
-    for a, b in zip(own, peer, strict=True):
+def same_batches(alma_batches, peer) -> None:
+    for a, b in zip(alma_batches, peer, strict=True):
         assert a["net_input"].keys() == b["net_input"].keys()
         for key in a["net_input"]:
             assert torch.equal(a["net_input"][key], b["net_input"][key])
@@ -145,10 +149,10 @@ def same_batches(own, peer) -> None:
 def test_model_inputs_equal_fairseqs(tmp_path, workers, options):
     prefixes = write(tmp_path, [[7] * 40, [5] * 33])
     flags = {"seed": 5, "epoch": 3}
-    own = batches_of(ours(prefixes, 16, **options), 64, num_workers=workers, **flags)
+    alma_batches = batches_of(ours(prefixes, 16, **options), 64, num_workers=workers, **flags)
     peer = batches_of(fairseqs(prefixes, 16, **options), 64, **flags)
-    same_batches([own.first_batch], [peer.first_batch])
-    same_batches(own.next_epoch_itr(), peer.next_epoch_itr())
+    same_batches([alma_batches.first_batch], [peer.first_batch])
+    same_batches(alma_batches.next_epoch_itr(), peer.next_epoch_itr())
 
 
 def test_workers_end_with_their_epoch(build, tmp_path):
@@ -209,9 +213,8 @@ def test_replay_has_its_share_of_tokens_evenly_over_earlier_megabatches(
     size, earlier, length, share
 ):
     with tempfile.TemporaryDirectory() as folder:
-        new, *past = (
-            Tokens([prefix]) for prefix in write(folder, [[size], *([each] for each in earlier)])
-        )
+        sizes = [[size], *([earlier_size] for earlier_size in earlier)]
+        new, *past = (Tokens([prefix]) for prefix in write(folder, sizes))
         fresh = TokenBlocks(new, length, EOS)
         mixed = ReplayBlocks(fresh, past, share, seed=3)
         old = len(mixed) - len(fresh)
@@ -225,7 +228,8 @@ def test_replay_has_its_share_of_tokens_evenly_over_earlier_megabatches(
             uses = np.bincount(chosen, minlength=len(tokens) // length)
             assert uses.max() - uses.min() <= 1  # no block again before all others
         if old:
-            number, blocks = int(mixed.chosen[0][0]), TokenBlocks(past[0], length, EOS)
+            number = int(mixed.chosen[0][0])
+            blocks = TokenBlocks(past[0], length, EOS)
             assert torch.equal(mixed[len(fresh)][1], blocks[number][1])
         again = pickle.loads(pickle.dumps(ReplayBlocks(fresh, past, share, seed=3)))
         assert all(torch.equal(again[k][1], mixed[k][1]) for k in range(len(mixed)))
@@ -238,7 +242,8 @@ def test_each_stage_replays_other_blocks_and_the_same_after_a_resume(build):
         return task.dataset("train").dataset.chosen[0].tolist()  # blocks of mega-batch 1
 
     assert chosen(2) == chosen(2)
-    first, second = chosen(1), chosen(2)
+    first = chosen(1)
+    second = chosen(2)
     assert first[: len(second)] != second[: len(first)]
 
 

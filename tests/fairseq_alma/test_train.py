@@ -1,4 +1,5 @@
-"""fairseq's own commands with the plug-in: training, resuming, growing, several processes, errors."""
+"""fairseq's own commands with the plug-in: training, resuming, growing, several processes,
+errors."""
 
 import math
 import re
@@ -19,7 +20,10 @@ from tests.fairseq_alma.shared import assert_same_model, load, logged
 
 def losses_of(*outputs: str) -> list[list[float]]:
     """The losses of the updates that each output logs."""
-    return [[float(record["loss"]) for record in logged(text, "train_inner")] for text in outputs]
+    losses_of_outputs = []
+    for text in outputs:
+        losses_of_outputs.append([float(record["loss"]) for record in logged(text, "train_inner")])
+    return losses_of_outputs
 
 
 def test_an_update_starts_from_the_random_state_of_fairseqs_seed():
@@ -36,7 +40,8 @@ def test_an_update_starts_from_the_random_state_of_fairseqs_seed():
 
 def test_a_stage_learns_and_logs_the_router_of_each_layer(train, tmp_path):
     output = train(tmp_path / "run")
-    inner, valid = logged(output, "train_inner"), logged(output, "valid")
+    inner = logged(output, "train_inner")
+    valid = logged(output, "valid")
     assert float(inner[-1]["loss"]) < float(inner[0]["loss"]) - 0.5
     names = (
         "balance_loss",
@@ -79,8 +84,8 @@ def test_killed_training_resumes_bit_for_bit(start, train, stream, tiny, tmp_pat
     train(tmp_path / "whole", *flags)
     save = tmp_path / "killed"
     for update in (8, 40, 48):
-        found = lambda u=update: any(save.glob(f"checkpoint_*_{u}.pt"))  # noqa: E731
-        start("train", stream, *tiny, "--save-dir", save, *flags).kill_when(found)
+        is_saved = lambda u=update: any(save.glob(f"checkpoint_*_{u}.pt"))  # noqa: E731
+        start("train", stream, *tiny, "--save-dir", save, *flags).kill_when(is_saved)
     assert "Loaded checkpoint" in train(save, *flags)
     for name in ("last", "best"):
         assert_same_model(tmp_path / f"whole/checkpoint_{name}.pt", save / f"checkpoint_{name}.pt")
@@ -163,9 +168,9 @@ def test_two_gloo_processes_equal_gradient_accumulation_in_one(
     two, _ = train_on_two(tmp_path / "two", *flags, *chunked, *parallel)
     losses = losses_of(one, two)
     assert len(losses[0]) == 8
-    norms = [
-        [float(record["gnorm"]) for record in logged(text, "train_inner")] for text in (one, two)
-    ]
+    norms = []
+    for text in (one, two):
+        norms.append([float(record["gnorm"]) for record in logged(text, "train_inner")])
     assert norms[0] == pytest.approx(norms[1], rel=2e-2)
     assert min(norms[0]) > 0.1
     assert losses[0] == pytest.approx(losses[1], abs=2e-3)  # logged with 3 decimals
@@ -266,8 +271,8 @@ def test_a_hub_model_scores_text_in_a_script(stage0, stream):
     code = f"""
 from fairseq.models.transformer_lm import TransformerLanguageModel
 model = TransformerLanguageModel.from_pretrained(
-    {str(stage0.parent)!r}, "checkpoint_last.pt", data_name_or_path={str(stream)!r}, bpe="sentencepiece",
-    sentencepiece_model={str(stream / "tokenizer.model")!r})
+    {str(stage0.parent)!r}, "checkpoint_last.pt", data_name_or_path={str(stream)!r},
+    bpe="sentencepiece", sentencepiece_model={str(stream / "tokenizer.model")!r})
 print(len(model.score("The function returns")["positional_scores"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -279,14 +284,14 @@ def test_a_failed_write_is_one_line_and_keeps_the_earlier_checkpoint(
     start, train, stream, tiny, stage0
 ):
     before = stage0.read_bytes()
-    more = ("--max-update", "25")
-    child = start("train", stream, *tiny, "--save-dir", stage0.parent, *more, file_bytes=200_000)
+    flags = ("--max-update", "25")
+    child = start("train", stream, *tiny, "--save-dir", stage0.parent, *flags, file_bytes=200_000)
     error = child.wait().error
     assert "cannot be written" in error
     assert stage0.read_bytes() == before
     assert not list(stage0.parent.glob("*.tmp"))
     (stage0.parent / ".checkpoint_last.pt.0f.tmp").write_bytes(b"left by a kill")
-    output = train(stage0.parent, *more)
+    output = train(stage0.parent, *flags)
     assert "@ 20 updates" in output
     assert not list(stage0.parent.glob("*.tmp"))
 

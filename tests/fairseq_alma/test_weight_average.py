@@ -1,4 +1,5 @@
-"""--store-ema: the weight average in training, after a resume, in a new stage and in our commands."""
+"""--store-ema: the weight average in training, after a resume, in a new stage and in our
+commands."""
 
 import math
 
@@ -44,10 +45,10 @@ def test_each_weight_is_averaged_once_in_fp32_and_buffers_are_copied(build):
             for buffer in model.buffers():
                 buffer.add_(1)
         average.step(model, update)
-    found = average.get_model()
-    for name, weight in found.named_parameters():
+    averaged = average.get_model()
+    for name, weight in averaged.named_parameters():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-6, msg=name)
-    for (name, copied), buffer in zip(found.named_buffers(), model.buffers(), strict=True):
+    for (name, copied), buffer in zip(averaged.named_buffers(), model.buffers(), strict=True):
         assert torch.equal(copied, buffer.to(copied.dtype)), name
 
 
@@ -55,15 +56,16 @@ def test_a_polynomial_average_of_numbers(build):
     """The shares of Shamir and Zhang (2013), section 4."""
     _, model = build("--members", "1")
     average = WeightAverage(model, EMAConfig(store_ema=True), eta=3.0)
-    weight, expected = model.decoder.output_projection.weight, 0.0
+    weight = model.decoder.output_projection.weight
+    expected = 0.0
     for update in range(1, 5):
         with torch.no_grad():
             weight.fill_(float(update**2))
         share = (3 + 1) / (update + 3)
         expected = (1 - share) * expected + share * update**2
         average.step(model, update)
-    found = average.get_model().decoder.output_projection.weight
-    torch.testing.assert_close(found, torch.full_like(found, expected))
+    projection = average.get_model().decoder.output_projection.weight
+    torch.testing.assert_close(projection, torch.full_like(projection, expected))
 
 
 @pytest.mark.parametrize("kind", [(), ("--ema-poly", "4")])
@@ -86,8 +88,11 @@ def test_a_resumed_average_equals_that_of_an_uninterrupted_run(
 
 
 def test_the_average_starts_with_the_update_that_ema_start_update_names(train, tmp_path):
-    """The k-th update counts from 1; after a resume too. With few updates the average is the plain mean."""
-    flags = "--ema-start-update 3 --ema-decay .99 --save-interval-updates 1 --keep-interval-updates 9".split()
+    """The k-th update counts from 1; after a resume too.
+    With few updates the average is the plain mean."""
+    flags = (
+        "--ema-start-update 3 --ema-decay .99 --save-interval-updates 1 --keep-interval-updates 9"
+    ).split()
     whole = train(tmp_path / "whole", *flags, "--max-update", "6")
     train(tmp_path / "resumed", *flags, "--max-update", "4")
     resumed = train(tmp_path / "resumed", *flags, "--max-update", "6")
@@ -96,7 +101,7 @@ def test_the_average_starts_with_the_update_that_ema_start_update_names(train, t
     ]
     for name, value in whole["extra_state"]["ema"].items():
         assert torch.equal(value, resumed["extra_state"]["ema"][name]), name
-        mean = torch.stack([each[name].double() for each in (*at, whole["model"])]).mean(0)
+        mean = torch.stack([weights[name].double() for weights in (*at, whole["model"])]).mean(0)
         torch.testing.assert_close(value.double(), mean, rtol=1e-5, atol=1e-6, msg=name)
     assert len(at) == 3
 
@@ -133,7 +138,8 @@ def test_the_average_of_a_schedule_for_each_stage_starts_anew(train, averaged, t
 
 
 def is_average(state: dict, old: dict, share: float) -> None:
-    """Assert that the last update of the average in `state` gave the new weights `share`; `old`: before."""
+    """Assert that the last update of the average in `state` gave the new weights `share`;
+    `old`: before."""
     for name, value in state["extra_state"]["ema"].items():
         if value.is_floating_point():
             expected = torch.lerp(old[name].float(), state["model"][name].float(), share)
@@ -149,7 +155,8 @@ def test_the_average_of_a_continuous_schedule_goes_on(train, averaged, tmp_path,
     before = load(save / GROWN if growing else averaged)
     is_average(state, before["extra_state"]["ema"], 0.5)
     if growing:  # a split expert's average splits, too
-        parents, shares = before["growth"], before["extra_state"]["ema"]
+        parents = before["growth"]
+        shares = before["extra_state"]["ema"]
         old = load(averaged)
         pairs = [(before["model"], old["model"]), (shares, old["extra_state"]["ema"])]
         for prefix, split in parents.items():
@@ -227,8 +234,8 @@ def test_a_wrong_polynomial_average_is_one_clear_line(flags, start, stream, tiny
 
 def test_the_mean_of_the_last_checkpoints_is_evaluated(evaluate, train, tmp_path):
     save = tmp_path / "run"
-    kept = ("--save-interval-updates", "2", "--keep-interval-updates", "3")
-    last = train(save, "--max-update", "7", *kept)  # 2, 4 and 6, and the last
+    flags_of_saves = ("--save-interval-updates", "2", "--keep-interval-updates", "3")
+    last = train(save, "--max-update", "7", *flags_of_saves)  # 2, 4 and 6, and the last
     states = [*(load(path) for path in sorted(save.glob("checkpoint_*_[46].pt"))), last]
     assert [state["optimizer_history"][-1]["num_updates"] for state in states] == [4, 6, 7]
     out = tmp_path / "alone" / "checkpoint_last.pt"
@@ -238,8 +245,8 @@ def test_the_mean_of_the_last_checkpoints_is_evaluated(evaluate, train, tmp_path
         torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-7, msg=name)
     out.parent.mkdir()
     torch.save(mean, out)
-    found = evaluate("--path", save / "checkpoint_best.pt", "--weights", "last:3")["nll"]
-    assert found == pytest.approx(evaluate("--path", out)["nll"], rel=1e-6)
+    nll = evaluate("--path", save / "checkpoint_best.pt", "--weights", "last:3")["nll"]
+    assert nll == pytest.approx(evaluate("--path", out)["nll"], rel=1e-6)
     flags = "--save-interval-updates N --keep-interval-updates 9"
     with pytest.raises(
         UserError, match=f"{out.parent} has 1 checkpoints to average: train with {flags}"

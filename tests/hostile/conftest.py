@@ -22,7 +22,8 @@ COUNTS = ("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memo
 
 
 class Place:
-    """A folder with sound inputs, a victim that no command may change, and a marker that none may make."""
+    """A folder with sound inputs, a victim that no command may change,
+    and a marker that none may make."""
 
     def __init__(self, folder: Path, stream: Path, checkpoint: Path) -> None:
         self.folder = folder
@@ -111,9 +112,9 @@ def dense(stream, imported, tmp_path_factory) -> Path:
 @pytest.fixture
 def place(tmp_path, stream, dense):
     """A `Place`."""
-    made = Place(tmp_path, stream, dense)
-    yield made
-    for path in made.work.rglob("*"):
+    own_place = Place(tmp_path, stream, dense)
+    yield own_place
+    for path in own_place.work.rglob("*"):
         if path.is_fifo():
             os.unlink(path)
-    shutil.rmtree(made.work)
+    shutil.rmtree(own_place.work)

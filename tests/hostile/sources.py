@@ -1,4 +1,5 @@
-"""What in fairseq's sources can run code or import by a name: eval, imports, lookups in globals()."""
+"""What in fairseq's sources can run code or import by a name: eval, imports, lookups in
+globals()."""
 
 import ast
 import functools
@@ -19,7 +20,8 @@ def root() -> Path:
 
 
 def name_of(function: ast.expr) -> str:
-    """The last word of a function's name; "" for another expression. A method `eval` sets a mode."""
+    """The last word of a function's name; "" for another expression. A method `eval` sets a
+    mode."""
     if isinstance(function, ast.Name):
         return function.id
     if isinstance(function, ast.Attribute):
@@ -31,19 +33,20 @@ def name_of(function: ast.expr) -> str:
 def calls() -> list[tuple[str, ast.Call]]:
     """Each call in fairseq but its examples, with the path of its file."""
     folder = root()
-    found = []
+    evaluations = []
     for path in sorted(folder.rglob("*.py")):
         if "examples" not in path.relative_to(folder).parts:
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.Call):
-                    found.append((str(path.relative_to(folder)), node))
-    return found
+                    evaluations.append((str(path.relative_to(folder)), node))
+    return evaluations
 
 
 def evaluated_settings() -> tuple[set[str], set[str]]:
-    """Settings whose texts fairseq evaluates, by name; and the other evaluations, `FILE: expression`."""
+    """Settings whose texts fairseq evaluates, by name;
+    and the other evaluations, `FILE: expression`."""
     names: set[str] = set()
-    others: set[str] = set()
+    otherwise: set[str] = set()
     for path, call in calls():
         if name_of(call.func) == "add_argument":
             kinds = [keyword.value for keyword in call.keywords if keyword.arg == "type"]
@@ -58,14 +61,14 @@ def evaluated_settings() -> tuple[set[str], set[str]]:
             if isinstance(text, ast.Attribute):
                 names.add(text.attr)
             else:
-                others.add(f"{path}: {ast.unparse(call)}")
-    return names, others
+                otherwise.add(f"{path}: {ast.unparse(call)}")
+    return names, otherwise
 
 
 def by_name() -> set[str]:
     """Imports and lookups by a name, and programs that are started, `FILE: expression`."""
-    found = set()
+    names = set()
     for path, call in calls():
         if name_of(call.func) in BY_NAME | SHELLS:
-            found.add(f"{path}: {ast.unparse(call)[:90]}")
-    return found
+            names.add(f"{path}: {ast.unparse(call)[:90]}")
+    return names

@@ -1,4 +1,5 @@
-"""Checkpoints of plain data that try to run code: as models, as --init, in a run, for another training."""
+"""Checkpoints of plain data that try to run code:
+as models, as --init, in a run, for another training."""
 
 from collections import OrderedDict
 
@@ -48,12 +49,12 @@ def attention(state, place):
 
 def old_settings(state, place):
     args = OrderedDict()
-    given = state["cfg"]["model"] | {
+    settings = state["cfg"]["model"] | {
         "arch": "transformer_lm",
         "task": "alma_lm",
         "data": str(place.stream),
     }
-    vars(args).update(given | {"character_embeddings": True, "character_filters": place.code})
+    vars(args).update(settings | {"character_embeddings": True, "character_filters": place.code})
     state["args"] = args
 
 
@@ -213,7 +214,8 @@ EVALUATED_OTHERWISE = {
     "dataclass/utils.py: eval_str_list(x, str)": "",
     "models/lightconv.py: utils.eval_str_list(x, int)": "decoder_kernel_size_list",
     "models/lightconv_lm.py: utils.eval_str_list(x, int)": "decoder_kernel_size_list",
-    "modules/multihead_attention.py: utils.eval_str_dict(xformers_att_config)": "decoder_xformers_att_config",
+    "modules/multihead_attention.py: "
+    "utils.eval_str_dict(xformers_att_config)": "decoder_xformers_att_config",
     "utils.py: eval(x)": "",  # the three functions that the others call
 }
 """Evaluations of what is no attribute, and the setting that they evaluate."""
@@ -238,13 +240,14 @@ BY_NAME = {
     "tasks/__init__.py": "files of a --user-dir, of the command line",
     "utils.py": "import_user_module: --user-dir of the command line",
 }
-"""Files of fairseq that import or look up by a name or start a program, and what the name comes from."""
+"""Files of fairseq that import or look up by a name or start a program,
+and what the name comes from."""
 
 
 def test_all_texts_that_fairseq_evaluates_are_known():
-    names, others = sources.evaluated_settings()
+    names, otherwise = sources.evaluated_settings()
     assert names - saved_config.EVALUATED == set()
-    assert others == EVALUATED_OTHERWISE.keys()
+    assert otherwise == EVALUATED_OTHERWISE.keys()
     assert set(filter(None, EVALUATED_OTHERWISE.values())) - saved_config.EVALUATED == set()
 
 

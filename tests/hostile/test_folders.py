@@ -1,4 +1,5 @@
-"""Folders of others, as an archive unpacks them: links, pipes, names, records, experiments, data."""
+"""Folders of others, as an archive unpacks them: links, pipes, names, records, experiments,
+data."""
 
 import gzip
 import itertools
@@ -58,7 +59,8 @@ LINKS = {
     "an export": (
         "run/.lock",
         symbolic,
-        "data text={corpus} --out run --mega-batches 1 --words 100 --valid-words 9 --vocab-size 300",
+        "data text={corpus} --out run --mega-batches 1 --words 100 --valid-words 9 "
+        "--vocab-size 300",
     ),
 }
 
@@ -72,12 +74,12 @@ def test_nothing_is_written_through_a_link(place, run, kind):
     path = place.work / name
     path.parent.mkdir(parents=True, exist_ok=True)
     link(path, place.victim)
-    given = {
+    arguments = {
         "stream": place.stream,
         "checkpoint": place.checkpoint,
         "corpus": place.work / "corpus",
     }
-    error = place.refused(*words.format(**given).split())
+    error = place.refused(*words.format(**arguments).split())
     assert path.name in error
     assert "delete it" in error
 
@@ -231,11 +233,11 @@ def test_a_dry_run_imports_no_user_dir_and_shows_programs(place, monkeypatch, ca
     from slurm.engine import children
     from slurm.lm import request
 
-    asked = []
+    questions = []
 
-    def ask(command, what, text):
-        asked.append(json.loads(text))
-        return json.dumps([{"arch": "x", "settings": {}} for _ in asked[-1]])
+    def ask(command, subject, text):
+        questions.append(json.loads(text))
+        return json.dumps([{"arch": "x", "settings": {}} for _ in questions[-1]])
 
     monkeypatch.setattr(children, "ask", ask)
     text = {
@@ -247,7 +249,7 @@ def test_a_dry_run_imports_no_user_dir_and_shows_programs(place, monkeypatch, ca
     file.write_text(yaml.safe_dump(text))
     request.resolved(request.read_requests([str(file), "--dry-run"]), without_code=True)
     request.resolved(request.read_requests([str(file)]))
-    without, with_code = (" ".join(line) for lines in asked for line in lines)
+    without, with_code = (" ".join(line) for lines in questions for line in lines)
     assert "--user-dir" not in without
     assert "--user-dir" in with_code
     file.write_text(yaml.safe_dump({"learner": "sm", "trainer": f"touch {place.marker}"}))
@@ -358,7 +360,8 @@ def test_a_user_dir_of_the_command_line_may_still_name_its_own_model(place):
     module.mkdir()
     (module / "__init__.py").write_text(
         "from fairseq.models import register_model, register_model_architecture\n"
-        "from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig\n"
+        "from fairseq.models.transformer_lm import TransformerLanguageModel, "
+        "TransformerLanguageModelConfig\n"
         "@register_model('my_lm', dataclass=TransformerLanguageModelConfig)\n"
         "class Mine(TransformerLanguageModel):\n    pass\n"
     )

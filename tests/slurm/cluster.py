@@ -1,7 +1,7 @@
 """A private, real SLURM for tests: munged, slurmctld and virtual slurmd nodes with fake GPUs.
 
-`with Cluster() as cluster: cluster.run("sbatch", ...)`. All processes, jobs included, descend from one
-supervisor, which ends them when told to or when the test process is gone.
+`with Cluster() as cluster: cluster.run("sbatch", ...)`. All processes, jobs included,
+descend from one supervisor, which ends them when told to or when the test process is gone.
 """
 
 import json
@@ -21,13 +21,15 @@ from pathlib import Path
 
 from tests.slurm.supervisor import descendants, read_proc
 
-FINAL = set(
-    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT".split()
-)
+FINAL = {
+    *"BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL".split(),
+    *"OUT_OF_MEMORY PREEMPTED TIMEOUT".split(),
+}
 """Final states; a preempted job ends only with --no-requeue."""
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
-GPUS, CPUS = 8, 80
+GPUS = 8
+CPUS = 80
 GRACE = 5  # SLURM checks so seldom that any grace but 0 becomes about 11 s
 REQUEUE_DELAY = 5  # until the credential of a requeued job expires; less becomes minutes
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"  # not on everybody's PATH
@@ -41,9 +43,11 @@ def missing() -> str:
 
 
 class Cluster:
-    """Nodes of GPUS GPUs and CPUS CPUs; partitions `main`, the default, and `high`, which preempts it.
+    """Nodes of GPUS GPUs and CPUS CPUs; partitions `main`, the default, and `high`,
+    which preempts it.
 
-    A preempted job gets SIGTERM to its steps or, with `preempt_signal`, its --signal, and then GRACE seconds.
+    A preempted job gets SIGTERM to its steps or, with `preempt_signal`, its --signal,
+    and then GRACE seconds.
     """
 
     def __init__(self, nodes: int = 2, *, preempt_signal: bool = False):
@@ -54,7 +58,8 @@ class Cluster:
         self._supervisor: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> "Cluster":
-        """Start all daemons and wait until every node is idle. Raises RuntimeError if that fails."""
+        """Start all daemons and wait until every node is idle. Raises RuntimeError if that
+        fails."""
         for attempt in range(3):
             try:
                 self._start()
@@ -166,18 +171,20 @@ class Cluster:
         yield f"FirstJobId={random.SystemRandom().randrange(1_000, 9_000_000)}"
         if self.preempt_signal:
             yield "SlurmctldParameters=preempt_send_user_signal"
-        each = f"CPUs={CPUS} Boards=1 SocketsPerBoard=1 CoresPerSocket={CPUS} ThreadsPerCore=1 "
-        each += f"RealMemory={CPUS * 4000} Gres=gpu:fake:{GPUS}"
+        hardware = f"CPUs={CPUS} Boards=1 SocketsPerBoard=1 CoresPerSocket={CPUS} ThreadsPerCore=1 "
+        hardware += f"RealMemory={CPUS * 4000} Gres=gpu:fake:{GPUS}"
         for node, port in zip(self.nodes, ports, strict=True):
-            yield f"NodeName={node} NodeHostname={host} NodeAddr={node} Port={port} {each}"
-        for name, more in (
+            yield f"NodeName={node} NodeHostname={host} NodeAddr={node} Port={port} {hardware}"
+        for name, settings in (
             ("main", f"Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE}"),
             ("high", "PriorityTier=10 PreemptMode=OFF"),
         ):
-            yield f"PartitionName={name} Nodes={','.join(self.nodes)} MaxTime=INFINITE State=UP {more}"
+            nodes = ",".join(self.nodes)
+            yield f"PartitionName={name} Nodes={nodes} MaxTime=INFINITE State=UP {settings}"
 
     def run(self, *argv: object, **variables: str) -> str:
-        """Return the output of a SLURM command. Raises RuntimeError, with that output, if it fails."""
+        """Return the output of a SLURM command. Raises RuntimeError, with that output, if it
+        fails."""
         words = [str(word) for word in argv]
         environment = self.environment | variables
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
@@ -205,13 +212,11 @@ class Cluster:
 
     def states(self, *job_ids: object) -> dict[str, str]:
         """State of each job, and of each element of an array (`ID_INDEX`)."""
-        wanted = {str(job_id) for job_id in job_ids}
+        ids = {str(job_id) for job_id in job_ids}
         jobs = {
-            key: job
-            for key, job in self.jobs().items()
-            if key in wanted or key.split("_")[0] in wanted
+            key: job for key, job in self.jobs().items() if key in ids or key.split("_")[0] in ids
         }
-        if unknown := wanted - set(jobs) - {key.split("_")[0] for key in jobs}:
+        if unknown := ids - set(jobs) - {key.split("_")[0] for key in jobs}:
             raise KeyError(f"no such job: {', '.join(sorted(unknown))}")
         return {key: job["JobState"] for key, job in jobs.items()}
 
@@ -220,7 +225,8 @@ class Cluster:
         return ",".join(sorted(set(self.states(job_id).values())))
 
     def wait(self, job_ids: Iterable[object], timeout: float = 60) -> dict[str, str]:
-        """Wait for the final states of jobs and array elements, over requeues. Raises TimeoutError."""
+        """Wait for the final states of jobs and array elements, over requeues. Raises
+        TimeoutError."""
         ids = list(job_ids)
         self.until(lambda: set(self.states(*ids).values()) <= FINAL, timeout)
         return self.states(*ids)
@@ -236,10 +242,9 @@ class Cluster:
         while not condition():
             if time.monotonic() > deadline:
                 names = ("JobState", "Reason", "NodeList", "Restarts")
-                jobs = [
-                    f"{key} {' '.join(job[name] for name in names)}"
-                    for key, job in self.jobs().items()
-                ]
+                jobs = []
+                for key, job in self.jobs().items():
+                    jobs.append(" ".join([key, *(job[name] for name in names)]))
                 log = (self.root / "slurmctld.out").read_text(errors="replace")[-2000:]
                 raise TimeoutError("\n".join([f"not so after {timeout} s", *jobs, log]))
             time.sleep(0.05)
@@ -254,7 +259,8 @@ class Cluster:
         self.until(lambda: self._node_states(node) in (["idle"], ["mix"], ["alloc"]))
 
     def _node_states(self, *nodes: str) -> list[str]:
-        """States of the given or of all nodes, marked (as in "idle*") while a node does not answer."""
+        """States of the given or of all nodes, marked (as in "idle*") while a node does not
+        answer."""
         chosen = [f"--nodes={','.join(nodes)}"] if nodes else []
         return self.run(
             "sinfo", "--noheader", "--Node", "--partition=main", "--format=%t", *chosen

@@ -21,16 +21,17 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    made = Slurm(tmp_path / "bin")
-    made.folder.mkdir()
-    made.has(squeue="", scancel="")
-    monkeypatch.setenv("PATH", str(made.folder))  # no real SLURM
-    return made
+    programs = Slurm(tmp_path / "bin")
+    programs.folder.mkdir()
+    programs.has(squeue="", scancel="")
+    monkeypatch.setenv("PATH", str(programs.folder))  # no real SLURM
+    return programs
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Path:
-    """Two members, two stages: untrained, stages 0 (array 7) and 1 (array 8), evaluations 20 and 21."""
+    """Two members, two stages: untrained, stages 0 (array 7) and 1 (array 8),
+    evaluations 20 and 21."""
     monkeypatch.chdir(tmp_path)
     entries = [entry("untrained", "untrained.json", "5")]
     for stage in (0, 1):

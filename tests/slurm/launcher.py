@@ -15,11 +15,12 @@ from types import SimpleNamespace
 import pytest
 
 from alma.errors import UserError
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
 from alma.stream import VERSION, FileInfo, Part, Stream
 from slurm.launch import main
 from slurm.lm import request
 from slurm.lm.plan import Request
+from tests.machine_fields import without_machine_fields
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests/slurm/fake"
@@ -66,7 +67,9 @@ class Launcher:
 
     def run_words(self, *words: str, code: int = 0) -> tuple[str, str]:
         """`run` with the whole command line."""
-        out, err, before = io.StringIO(), io.StringIO(), dict(os.environ)
+        out = io.StringIO()
+        err = io.StringIO()
+        before = dict(os.environ)
         os.environ.update(self._added)
         try:
             with (
@@ -76,11 +79,11 @@ class Launcher:
                 pytest.MonkeyPatch.context() as patch,
             ):
                 patch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
-                found = call(main, patch, *words)
+                exit_code = call(main, patch, *words)
         finally:
             os.environ.clear()
             os.environ.update(before)
-        assert found == code, err.getvalue()
+        assert exit_code == code, err.getvalue()
         return out.getvalue(), err.getvalue()
 
     @property
@@ -94,10 +97,7 @@ class Launcher:
 
     @property
     def rows(self) -> list[dict]:
-        return [
-            {key: value for key, value in row.items() if key not in MACHINE_FIELDS}
-            for row in Run.read(self.out).rows
-        ]
+        return without_machine_fields(Run.read(self.out).rows)
 
 
 def finish(process: subprocess.Popen, code: int = 0, timeout: float = 60) -> tuple[str, str]:
@@ -115,10 +115,10 @@ def make(folder: Path, **settings) -> Launcher:
 
 def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
     """Write stream.json of distinct mega-batches."""
-    parts = [
-        Part(name, name, 1, 1, 1, 1, 1, {}, {f"{name}.bin": FileInfo(1, name)})
-        for name in ("valid", "test", *(f"megabatch_{k:02d}" for k in range(megabatches)))
-    ]
+    names = ["valid", "test", *(f"megabatch_{k:02d}" for k in range(megabatches))]
+    parts = []
+    for name in names:
+        parts.append(Part(name, name, 1, 1, 1, 1, 1, {}, {f"{name}.bin": FileInfo(1, name)}))
     files = {"dict.txt": FileInfo(1, dictionary)}
     Stream(folder, VERSION, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, files).write()
 
@@ -134,10 +134,10 @@ def read_requests(words: Sequence[str]) -> list[Request]:
 
     def resolve(lines: Sequence[Sequence[str]]) -> list[dict]:
         try:
-            found = [fake.resolve(list(line)) for line in lines]
+            resolved = [fake.resolve(list(line)) for line in lines]
         except fake.Refused as refused:
             raise UserError(str(refused)) from None
-        return [each["settings"] | {"--arch": each["arch"]} for each in found]
+        return [answer["settings"] | {"--arch": answer["arch"]} for answer in resolved]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request, "resolve", resolve)
@@ -157,10 +157,10 @@ def call(main: Callable[[], None], monkeypatch, *words: object) -> int:
 def refused(main: Callable[[], None], monkeypatch, capsys, *words: object) -> str:
     """The one line of a command that ends with code 2."""
     assert call(main, monkeypatch, *words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert said.count("\n") == 1
-    return said
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -26,7 +26,8 @@ class Slurm:
     folder: Path
 
     def has(self, **programs: str) -> None:
-        """Set the output of programs; a job of squeue is `id|state|node|restarts|reason|dependency`."""
+        """Set the output of programs; a job of squeue is
+        `id|state|node|restarts|reason|dependency`."""
         for name, text in programs.items():
             if name == "squeue":
                 text = "".join(map(owned, text.splitlines()))
@@ -72,9 +73,9 @@ def entry(name: str, marker: str, job: str | None, *needs: str, **changes: objec
     kind = {"untrained.json": "untrained", "result.json": "evaluate"}.get(
         Path(marker).name, "train"
     )
-    made = {"name": name, "kind": kind, "marker": marker, "job": job, "needs": needs}
-    made["updates"] = 400 if kind == "train" else None
-    return made | {"log": job and f"{os.getcwd()}/jobs/{job}.out"} | changes
+    record = {"name": name, "kind": kind, "marker": marker, "job": job, "needs": needs}
+    record["updates"] = 400 if kind == "train" else None
+    return record | {"log": job and f"{os.getcwd()}/jobs/{job}.out"} | changes
 
 
 def write(run: Path, *entries: dict) -> None:
@@ -106,4 +107,4 @@ def finish_all(run: Path) -> None:
 
 
 def states(run: Path) -> dict[str, str]:
-    return {each.job.name: each.state for each in queue.look([run])}
+    return {status.job.name: status.state for status in queue.look([run])}

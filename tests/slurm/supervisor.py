@@ -1,4 +1,5 @@
-"""Ancestor of all daemons and jobs of a test cluster; ends them when told to, or after the test process."""
+"""Ancestor of all daemons and jobs of a test cluster;
+ends them when told to, or after the test process."""
 
 import contextlib
 import ctypes
@@ -17,14 +18,14 @@ _CHILD_SUBREAPER = 36  # linux/prctl.h
 
 def parent_ids() -> dict[int, int]:
     """Parent of each process, by process id."""
-    found = {}
+    processes = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = path.read_text(errors="replace")
         except OSError:
             continue  # just ended
-        found[int(path.parent.name)] = int(text.rpartition(")")[2].split()[1])
-    return found
+        processes[int(path.parent.name)] = int(text.rpartition(")")[2].split()[1])
+    return processes
 
 
 def descendants(pid: int) -> list[int]:
@@ -45,7 +46,8 @@ def read_proc(pid: int, name: str) -> str:
 
 
 def supervise(parent: int, root: str) -> None:
-    """Start daemons as stdin orders until its end, the parent's or SIGTERM; then kill all descendants."""
+    """Start daemons as stdin orders until its end, the parent's or SIGTERM;
+    then kill all descendants."""
     # Orphans become children of this process: slurmstepds, and processes that jobs leave behind.
     ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())

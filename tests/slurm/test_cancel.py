@@ -1,4 +1,5 @@
-"""`alma cancel` and relaunches of runs that share trainings, on a real SLURM whose jobs do not start."""
+"""`alma cancel` and relaunches of runs that share trainings,
+on a real SLURM whose jobs do not start."""
 
 import re
 
@@ -54,16 +55,17 @@ def test_shared_trainings_are_left_unless_all_their_runs_are_given(
         return {name for name, job_id in ids.items() if job_id in states and states[job_id].live}
 
     capsys.readouterr()
-    sm, ens = jobs("sm"), jobs("ens")
+    sm = jobs("sm")
+    ens = jobs("ens")
     waiting = {"stage 0, member 1 of 2", "stage 1, member 1 of 2", *EVALUATIONS}
-    said = say("--dry-run")
-    assert said[:4] == [*(f"sm: {name} (job id {sm[name]})" for name in ("untrained", *EVALUATIONS)),
-                        "would cancel 3 jobs"]  # fmt: skip
-    assert said[4].startswith(
+    lines = say("--dry-run")
+    cancelled = [f"sm: {name} (job id {sm[name]})" for name in ("untrained", *EVALUATIONS)]
+    assert lines[:4] == [*cancelled, "would cancel 3 jobs"]
+    assert lines[4].startswith(
         "left are these, because other runs wait for them; give these runs too "
     )
-    assert said[5:7] == [f"  sm: {name} (job id {sm[name]})" for name in STAGES]
-    assert {re.search(r"ens: (.*) \(job", line)[1] for line in said[7:]} == waiting
+    assert lines[5:7] == [f"  sm: {name} (job id {sm[name]})" for name in STAGES]
+    assert {re.search(r"ens: (.*) \(job", line)[1] for line in lines[7:]} == waiting
     assert live("sm") == sm.keys()
     assert "cancelled 3 jobs" in say()
     assert live("sm") == set(STAGES)
@@ -85,8 +87,8 @@ def test_a_relaunch_cancels_jobs_whose_needed_job_of_another_run_is_gone(cluster
     cluster.until(lambda: not squeue.ask([shared])[shared].waits_for)
     launched()
     after = jobs("sm") | {f"ens {name}": job_id for name, job_id in jobs("ens").items()}
-    kept = {name for name in after if after[name] == before[name]}
-    assert kept == {
+    unchanged = {name for name in after if after[name] == before[name]}
+    assert unchanged == {
         "untrained",
         "ens untrained",
         "ens stage 0, member 2 of 2",
@@ -94,6 +96,6 @@ def test_a_relaunch_cancels_jobs_whose_needed_job_of_another_run_is_gone(cluster
     }
     waiting = squeue.ask([after["ens stage 0, member 1 of 2"]])
     assert [state.waits_for for state in waiting.values()] == [{after["stage 0"]}]
-    old = [before[name] for name in before.keys() - kept]
+    old = [before[name] for name in before.keys() - unchanged]
     cluster.until(lambda: not any(state.live for state in squeue.ask(old).values()))
     assert {state.word for state in squeue.ask(after.values()).values()} == {"PENDING"}

@@ -11,8 +11,8 @@ from slurm.engine.machine import Machine
 
 ON_SLURM = ("--cluster", "slurm", "--dry-run")
 LINE = (
-    "warning: V100 cards (compute capability 7.0), but the torch installed here is for CUDA 13, which needs "
-    "7.5 or newer: install another torch by `make TORCH=2.7.1` (docs/install.md)"
+    "warning: V100 cards (compute capability 7.0), but the torch installed here is for CUDA 13, "
+    "which needs 7.5 or newer: install another torch by `make TORCH=2.7.1` (docs/install.md)"
 )
 
 

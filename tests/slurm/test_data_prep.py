@@ -33,13 +33,13 @@ def corpus(tmp_path) -> Path:
     folder.mkdir()
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
     for file in range(40):
-        texts = [
-            " ".join(
-                syllables[(file * 7 + n * n + k * k) % 60] + syllables[(n + k * file) % 60]
-                for k in range(9)
-            )
-            for n in range(25)
-        ]
+        texts = []
+        for n in range(25):
+            words = []
+            for k in range(9):
+                first = syllables[(file * 7 + n * n + k * k) % 60]
+                words.append(first + syllables[(n + k * file) % 60])
+            texts.append(" ".join(words))
         (folder / f"{file:02d}.txt").write_text("\n\n".join(texts), "utf-8")
     return folder
 
@@ -57,14 +57,14 @@ def digests(out: Path) -> dict[str, str]:
     listed = {
         name: info.sha256 for item in [stream, *stream.parts] for name, info in item.files.items()
     }
-    found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    assert found - {LOCK} == {*listed, "stream.json"}
+    files = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert files - {LOCK} == {*listed, "stream.json"}
     return listed
 
 
 def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
     """A kill changes nothing; no stage that is complete has jobs again."""
-    here = start(None, corpus, tmp_path / "here", "--workers", "1")
+    local = start(None, corpus, tmp_path / "here", "--workers", "1")
     on_slurm = ("--cluster", "slurm", "--workers", "3")
     before = set(cluster.jobs())
     killed = start(cluster, corpus, tmp_path / "there", *on_slurm)
@@ -72,10 +72,10 @@ def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
     killed.kill()
     killed.wait()
     finish(start(cluster, corpus, tmp_path / "there", *on_slurm), timeout=600)
-    finish(here)
+    finish(local)
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
-    # 3 jobs each of scan, shuffle, encode and finalise; sort, cut, plan and tokenizer have 1. At most 3 more:
-    # tasks of scan that were not finished when the second launch looked.
+    # 3 jobs each of scan, shuffle, encode and finalise; sort, cut, plan and tokenizer have 1.
+    # At most 3 more: tasks of scan that were not finished when the second launch looked.
     new = {name: job for name, job in cluster.jobs().items() if name not in before}
     assert 0 <= len(new) - (4 * 3 + 4) <= 3
     assert "CANCELLED" not in {job["JobState"] for job in new.values()}

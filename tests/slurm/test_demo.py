@@ -1,4 +1,5 @@
-"""The commands of the demo: a script, run here with a program in place of `alma` that notes its words."""
+"""The commands of the demo: a script, run here with a program in place of `alma` that notes its
+words."""
 
 import json
 import os
@@ -21,7 +22,9 @@ kind = sys.argv[1]
 with open("words", "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 deadline = time.monotonic() + 60
-together = lambda: sum(json.loads(line)[0] == kind for line in pathlib.Path("words").read_text().splitlines())
+def together():
+    lines = pathlib.Path("words").read_text().splitlines()
+    return sum(json.loads(line)[0] == kind for line in lines)
 while kind in ("train", "images") and together() < 3:
     assert time.monotonic() < deadline, "the others have not started"
     time.sleep(0.01)

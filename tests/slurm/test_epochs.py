@@ -72,8 +72,8 @@ def test_updates_counted_by_hand():
     assert [length.tokens for length in plain] == [2 * 16 * 64, 2 * (32 * 64 - 63), 2 * 8 * 64]
     assert [length.updates for length in lengths(update_freq=[2, 1])] == [1 + 2, 2 + 4, 1 + 1]
     assert [length.updates for length in lengths(distributed_world_size=2)] == [2, 2, 2]
-    two = lengths(distributed_world_size=2, update_freq=[1])
-    assert [length.updates for length in two] == [length.updates for length in plain]
+    on_two = lengths(distributed_world_size=2, update_freq=[1])
+    assert [length.updates for length in on_two] == [length.updates for length in plain]
     assert [length.updates for length in lengths(skip_remainder_batch=True)] == [0, 2, 0]
     assert [length.updates for length in lengths(replay=True)] == [2 * 1, 2 * 3, 2 * 4]
     assert [length.updates for length in lengths(share=0.5)] == [2 * 1, 2 * 4, 2 * 1]
@@ -96,7 +96,8 @@ def test_a_dry_run_has_the_updates_of_the_epochs(launcher):
 
 
 def test_a_plan_by_epochs(stream):
-    """Updates, tokens and FLOPs of its estimate; one schedule has the warm-up of its first stage."""
+    """Updates, tokens and FLOPs of its estimate; one schedule has the warm-up of its first
+    stage."""
     sizes = sizes_of(stream)
     lengths = [length_of(SETTINGS, sizes, stage, False, 0) for stage in stages(len(sizes))]
 

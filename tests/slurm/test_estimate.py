@@ -19,12 +19,12 @@ TABLE2 = str(Path(__file__).parents[2] / "experiments/table2.yaml")
 CPU = Machine((), 10**12)
 V100S = Machine((32 * 10**9,) * 8, None)
 ONE_GPU = Machine((8 * 10**9,), None)
-# L 2, D 8, F 32, V 10 + 4, P 16, E 4: embeddings (14 + 18) * 8, attention and norms 2 * (4 * 72 + 32), a
-# dense FFN of 552, the last norm 16: 1464 shared; 552 and a router row of 8 in each expert.
+# L 2, D 8, F 32, V 10 + 4, P 16, E 4: embeddings (14 + 18) * 8, attention and norms 2 * (4 * 72 +
+# 32), a dense FFN of 552, the last norm 16: 1464 shared; 552 and a router row of 8 in each expert.
 # A token's forward pass: 2 * (2 * (256 + 512) + 8 * E + 14 * 8) = 3296 + 16 * E FLOPs.
 TINY = """
-    --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 8 --tokens-per-sample 16 --batch-size 4
-    --update-freq 2 --max-update 10
+    --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 8 --tokens-per-sample 16
+    --batch-size 4 --update-freq 2 --max-update 10
 """.split()
 
 
@@ -57,10 +57,11 @@ def of_words(
     return estimate(make_plan(place(request, machine), megabatches), vocabulary, machine)
 
 
-def totals(made: Estimate) -> list[int | None]:
+def totals(estimate: Estimate) -> list[int | None]:
     """Updates, tokens and FLOPs of all trainings."""
     return [
-        total(getattr(cost, name) for cost in made.costs) for name in ("updates", "tokens", "flops")
+        total(getattr(cost, name) for cost in estimate.costs)
+        for name in ("updates", "tokens", "flops")
     ]
 
 
@@ -83,9 +84,9 @@ def totals(made: Estimate) -> list[int | None]:
     ],
 )
 def test_counts_match_those_by_hand(words, experts, parameters, updates, tokens, flops):
-    made = estimated(*words)
-    assert (made.experts, made.parameters) == (experts, parameters)
-    assert totals(made) == [updates, tokens, flops]
+    estimate = estimated(*words)
+    assert (estimate.experts, estimate.parameters) == (experts, parameters)
+    assert totals(estimate) == [updates, tokens, flops]
 
 
 @pytest.mark.parametrize(
@@ -93,12 +94,12 @@ def test_counts_match_those_by_hand(words, experts, parameters, updates, tokens,
     [("sm4", 63.8), ("sm8", 89.0), ("sm12", 114.2), ("gmoe", 114.2), ("ens2", 127.6)],
 )
 def test_the_base_size_matches_the_paper(name, millions):
-    made = of_words(TABLE2, f"runs={name}_w1", vocabulary=50_260, machine=V100S)
-    assert round(made.parameters / 1e6, 1) == millions
-    first = made.costs[0]
+    estimate = of_words(TABLE2, f"runs={name}_w1", vocabulary=50_260, machine=V100S)
+    assert round(estimate.parameters / 1e6, 1) == millions
+    first = estimate.costs[0]
     assert first.shape.forward_flops(512) / 1e9 == pytest.approx(45.7, rel=2e-3)
     assert (first.updates, first.tokens) == (120_000, 120_000 * 192 * 512)
-    check([made])  # the paper's cards: 32 GB
+    check([estimate])  # the paper's cards: 32 GB
 
 
 @pytest.mark.parametrize(
@@ -117,26 +118,26 @@ def test_the_batch_matches_fairseq(flags, tokens):
 
 def test_unknown_costs_are_question_marks():
     unknown = Machine((), 1)
-    other = estimated(flags="--arch lstm_lm", machine=unknown)
-    assert table([other]).splitlines()[1].split() == ["R", "sm", "-", "?", "40", "0.0M", "?", "?"]
+    lstm = estimated(flags="--arch lstm_lm", machine=unknown)
+    assert table([lstm]).splitlines()[1].split() == ["R", "sm", "-", "?", "40", "0.0M", "?", "?"]
     without_dictionary = vocabulary_size("missing")
     shapeless = estimated(vocabulary=without_dictionary, machine=unknown)
     endless = estimated(flags="--max-update 0")
     assert totals(endless) == [None] * 3
     assert (
-        other.parameters
+        lstm.parameters
         is shapeless.parameters
         is estimated(flags="--moe-freq 0").parameters
         is None
     )
-    check([other, shapeless])
-    assert table([other, endless]).splitlines()[-1].split() == ["total", "?", "?", "?"]
+    check([lstm, shapeless])
+    assert table([lstm, endless]).splitlines()[-1].split() == ["total", "?", "?", "?"]
 
 
 def test_a_dense_model_is_counted_by_hand():
     """L 6, D 512, F 2048, V 10 + 4: without learned positions, with and without tied embeddings."""
     layers = 6 * (4 * (512**2 + 512) + 2 * 512 * 2048 + 2048 + 512 + 4 * 512)
-    for flags, own in (("", 2), ("--share-decoder-input-output-embed", 1)):
+    for flags, matrices in (("", 2), ("--share-decoder-input-output-embed", 1)):
         words = [
             "S",
             "--learner",
@@ -148,9 +149,9 @@ def test_a_dense_model_is_counted_by_hand():
             "transformer_lm",
             *flags.split(),
         ]
-        made = of_words(*words, vocabulary=10)
-        assert made.parameters == layers + own * 14 * 512  # post-LN: no last norm
-        assert (made.experts, made.costs[0].shape.switch_layers) == ("-", 0)
+        estimate = of_words(*words, vocabulary=10)
+        assert estimate.parameters == layers + matrices * 14 * 512  # post-LN: no last norm
+        assert (estimate.experts, estimate.costs[0].shape.switch_layers) == ("-", 0)
 
 
 def test_the_table_has_totals():
@@ -170,7 +171,8 @@ def memory(flags: str, gpus: int = 1, vocabulary: int = 10) -> int:
 
 
 def test_sharding_saves_the_moments_of_the_other_shares():
-    """V 14, P 18 and D 8 begin with parameters of 112 and 144 elements; Switch layers have the largest."""
+    """V 14, P 18 and D 8 begin with parameters of 112 and 144 elements;
+    Switch layers have the largest."""
     whole = estimated(flags="--distributed-world-size 2").costs[0]
     sizes = whole.shape.parameter_sizes
     assert sum(sizes) == whole.shape.parameters == 3704
@@ -187,13 +189,13 @@ def test_sharding_saves_the_moments_of_the_other_shares():
 def test_offloaded_activations_are_in_the_memory_of_the_host():
     """The input of each of 2 layers: 4 sequences of 16 tokens of width 8, in fp32."""
     flags = "--checkpoint-activations --distributed-world-size 1"
-    kept, moved = (
+    stays, moved = (
         estimated(flags=words, vocabulary=1000, machine=ONE_GPU).costs[0]
         for words in (flags, f"{flags} --offload-activations")
     )
     layers = 2 * 4 * 16 * 8 * 4
-    assert kept.memory - moved.memory == layers
-    assert moved.host_memory(3) - kept.host_memory(3) == 3 * layers
+    assert stays.memory - moved.memory == layers
+    assert moved.host_memory(3) - stays.host_memory(3) == 3 * layers
 
 
 @pytest.mark.parametrize(
@@ -209,15 +211,15 @@ def test_offloaded_activations_are_in_the_memory_of_the_host():
     ],
 )
 def test_memory_per_parameter(flags, bytes_a_parameter):
-    """At the loss, where no gradient exists: vocabularies of 10 and 11 tokens differ by 8 parameters, and by
-    the logits of a batch of 64 tokens."""
+    """At the loss, where no gradient exists: vocabularies of 10 and 11 tokens differ by 8
+    parameters, and by the logits of a batch of 64 tokens."""
     few, many = (memory(flags, gpus=2, vocabulary=size) for size in (10, 11))
     logits = 10 if "fp16" in flags else 12
     assert many - few == 8 * bytes_a_parameter + 64 * logits
 
 
 def test_expert_parallelism_and_chunked_logits_save_memory():
-    all_experts, half = (memory(more, gpus=2) for more in ("", "--moe-expert-parallel"))
+    all_experts, half = (memory(flags, gpus=2) for flags in ("", "--moe-expert-parallel"))
     # 2 of the 4 experts, each with its router row, and the copies of all gradients in buckets.
     assert all_experts - half == 560 * (2 * 12 + 4 * 4)
     whole, chunked = map(memory, ("", "--criterion chunked_cross_entropy --loss-chunk-tokens 24"))
@@ -246,9 +248,12 @@ def test_memory_is_near_that_of_fairseq_train(flags, gigabytes):
     words = flags.replace("SWITCHLESS", f"{deep} --tokens-per-sample 512 --batch-size 8").split()
     learner = ["--learner", "sm"]
     if "--members" in words:
-        words, learner = words[: words.index("--members")], ["--learner", "umix"]
-    made = of_words("S", "--out", "R", *learner, "--", "--arch", *words, "--cpu", vocabulary=4000)
-    assert made.memory / 1e9 == pytest.approx(gigabytes, rel=0.1)
+        words = words[: words.index("--members")]
+        learner = ["--learner", "umix"]
+    estimate = of_words(
+        "S", "--out", "R", *learner, "--", "--arch", *words, "--cpu", vocabulary=4000
+    )
+    assert estimate.memory / 1e9 == pytest.approx(gigabytes, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -285,13 +290,13 @@ def test_runs_that_do_not_fit_are_refused(flags, machine, message, larger):
 
 
 def test_a_complete_run_always_fits(tmp_path):
-    made = estimated(flags="--fp16", machine=Machine((), 1), out=tmp_path)
+    estimate = estimated(flags="--fp16", machine=Machine((), 1), out=tmp_path)
     for stage in range(4):
         with pytest.raises(UserError):
-            check([made])
+            check([estimate])
         (tmp_path / f"stage_{stage:02d}").mkdir()
         (tmp_path / f"stage_{stage:02d}/result.json").touch()
-    check([made])
+    check([estimate])
 
 
 def test_the_launcher_refuses_before_it_writes_anything(launcher, monkeypatch):

@@ -1,4 +1,5 @@
-"""--evaluate: scores in the rows and in reports; a program that fails leaves everything to go on from."""
+"""--evaluate: scores in the rows and in reports;
+a program that fails leaves everything to go on from."""
 
 import json
 import sys
@@ -26,9 +27,9 @@ def scores(run):
 def test_scores_are_in_the_rows_also_while_the_learner_waits(tmp_path):
     run = make(tmp_path / "x", learner="ens")
     run.run("--evaluate", program(tmp_path, GOOD), "--waiting-time", "2", "--members", "2")
-    one = {"cloze_error": 3, "n": 3}  # the program and two checkpoints
-    assert scores(run) == [None, None, one, one, one]
-    assert json.loads((run.out / "stage_01/scores.json").read_text()) == one
+    score = {"cloze_error": 3, "n": 3}  # the program and two checkpoints
+    assert scores(run) == [None, None, score, score, score]
+    assert json.loads((run.out / "stage_01/scores.json").read_text()) == score
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,9 @@ def test_scores_are_in_the_rows_also_while_the_learner_waits(tmp_path):
 )
 def test_a_program_that_fails_is_one_line_and_the_rerun_goes_on(tmp_path, code, message):
     run = make(tmp_path / "x")
-    words = "timeout 0.5 " * ("sleep" in code) + program(tmp_path, code)
+    words = program(tmp_path, code)
+    if "sleep" in code:
+        words = f"timeout 0.5 {words}"
     _, err = run.run("--stages", "1", "--evaluate", words, code=2 if "JSON" in message else 1)
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert message in line

@@ -1,4 +1,5 @@
-"""Experiment files: lists, sizes, named runs, overrides; table2 has the rows of the paper's Table 2."""
+"""Experiment files: lists, sizes, named runs, overrides;
+table2 has the rows of the paper's Table 2."""
 
 import shlex
 from pathlib import Path
@@ -34,7 +35,8 @@ flags: {arch: switch_gmoe_tiny, max-update: 2, lr: 1e-3}
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The working directory, with experiments of two runs, of four combinations and of a size beside it."""
+    """The working directory, with experiments of two runs,
+    of four combinations and of a size beside it."""
     monkeypatch.chdir(tmp_path)
     for name, text in (
         ("set", SET),
@@ -49,7 +51,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def setting(request) -> tuple[str, int, int, str]:
-    """Learner, waiting time, update multiplier and the experts of the first stage, as in Table 2."""
+    """Learner, waiting time, update multiplier and the experts of the first stage, as in Table
+    2."""
     experts = str(request.settings["--moe-expert-count"])
     members = {"ens": f"@{request.members}", "gens": "@1"}.get(request.learner, "")
     return request.learner, request.waiting_time, request.update_multiplier, experts + members
@@ -67,10 +70,10 @@ def test_there_is_a_run_for_every_row_of_the_papers_table(monkeypatch, size):
     arch = "switch_gmoe_tiny" if size == "small" else f"switch_gmoe_{size}"
     assert {request.settings["--arch"] for request in requests} == {arch}
     for request in requests:
-        made = make_plan(request, 4)
-        last = made.stages[-1]
+        run_plan = make_plan(request, 4)
+        last = run_plan.stages[-1]
         if request.learner == "gmoe":
-            words = [" ".join(spec.trainings[0].command) for spec in made.stages]
+            words = [" ".join(spec.trainings[0].command) for spec in run_plan.stages]
             for experts, command in zip((4, 6, 8, 12), words, strict=True):
                 assert f"--moe-expert-count {experts} " in command
             assert "--grow-router copy" in words[-1]
@@ -99,8 +102,13 @@ def test_the_command_line_overrides_files(folder):
         "7",
     ]
     grown, fixed = read_requests(words)
-    assert [str(one.out) for one in (fixed, grown)] == ["runs/set/fixed_tiny", "runs/set/grow_tiny"]
-    assert {(one.seed, one.waiting_time, one.stream) for one in (fixed, grown)} == {(5, 2, "x")}
+    assert [str(request.out) for request in (fixed, grown)] == [
+        "runs/set/fixed_tiny",
+        "runs/set/grow_tiny",
+    ]
+    assert {(request.seed, request.waiting_time, request.stream) for request in (fixed, grown)} == {
+        (5, 2, "x")
+    }
     assert grown.flags == {"--max-update": ["--max-update", "7"], "--cpu": ["--cpu"]}
     (fixed,) = read_requests(["set.yaml", "runs=fixed", *words[1:], "--cpu=false"])
     assert fixed.flags.keys() == {"--max-update", "--moe-expert-count", "--lr"}
@@ -117,19 +125,24 @@ def test_key_value_overrides_all_files_and_flags_override_key_value(folder):
         "seed=4",
     ]
     words += ["size=tiny", "runs=fixed,grow"]
-    found = read_requests(words)
-    for one in found:
-        assert (one.replay, one.waiting_time, one.seed, one.stages) == (False, 3, 4, 2)
-        assert one.settings["--max-update"] == 9
-        assert one.out.name.endswith("_tiny")
-    assert found[0].flags.keys() == {"--max-update", "--cpu"}
-    found = read_requests([*words, "cpu=false", "--seed", "5", "--", "--max-update", "7"])
-    assert {(one.seed, one.settings["--max-update"]) for one in found} == {(5, 7)}
-    assert found[0].flags.keys() == {"--max-update"}
-    (one,) = read_requests(
+    requests = read_requests(words)
+    for request in requests:
+        assert (request.replay, request.waiting_time, request.seed, request.stages) == (
+            False,
+            3,
+            4,
+            2,
+        )
+        assert request.settings["--max-update"] == 9
+        assert request.out.name.endswith("_tiny")
+    assert requests[0].flags.keys() == {"--max-update", "--cpu"}
+    requests = read_requests([*words, "cpu=false", "--seed", "5", "--", "--max-update", "7"])
+    assert {(request.seed, request.settings["--max-update"]) for request in requests} == {(5, 7)}
+    assert requests[0].flags.keys() == {"--max-update"}
+    (request,) = read_requests(
         ["set.yaml", "runs=fixed", "lr=", "max-update=3"]
     )  # without a value: left out
-    assert one.flags.keys() == {"--max-update", "--moe-expert-count"}
+    assert request.flags.keys() == {"--max-update", "--moe-expert-count"}
 
 
 def test_texts_and_paths_stay_as_they_are_written(folder):
@@ -139,8 +152,8 @@ def test_texts_and_paths_stay_as_they_are_written(folder):
     assert len(read_overrides(["lr=" + ",".join(f"{i}e-5" for i in range(1, 90))])[1]["lr"]) == 89
     Path("lr=1").mkdir()
     for stream in ("lr=1", "lr=1:lr=2"):
-        (one,) = read_requests([stream, "--learner", "sm", "--out", "R"])
-        assert one.stream == stream
+        (request,) = read_requests([stream, "--learner", "sm", "--out", "R"])
+        assert request.stream == stream
 
 
 def outs(*words):
@@ -148,7 +161,7 @@ def outs(*words):
 
 
 def test_every_combination_has_a_folder_and_its_settings(folder):
-    found = read_requests(["in/tuned.yaml", "lr=2e-4,1e-3", "--seeds", "0-1"])
+    requests = read_requests(["in/tuned.yaml", "lr=2e-4,1e-3", "--seeds", "0-1"])
     settings = [
         (
             request.out.name,
@@ -157,7 +170,7 @@ def test_every_combination_has_a_folder_and_its_settings(folder):
             request.flags["--lr"],
             request.seed,
         )
-        for request in found
+        for request in requests
     ]
     assert settings == [
         (f"learner-{learner}_waiting-time-{w}_lr-{lr}_s{seed}", learner, w, [f"--lr={lr}"], seed)
@@ -166,18 +179,19 @@ def test_every_combination_has_a_folder_and_its_settings(folder):
         for lr in ("2e-4", "1e-3")
         for seed in (0, 1)
     ]
-    assert {str(request.out.parent) for request in found} == {"runs/in/tuned"}
-    assert all(make_plan(request, 4).stages for request in found)
+    assert {str(request.out.parent) for request in requests} == {"runs/in/tuned"}
+    assert all(make_plan(request, 4).stages for request in requests)
     assert (
         outs("in/plain.yaml", "lr=3e-3")[0] == "plain_swept/replay-off_lr-3e-3"
     )  # joins the others
     assert [request.replay for request in read_requests(["in/plain.yaml", "lr="])] == [False, True]
-    there = read_requests(["in/plain.yaml", "lr=", "--out", "there"])
-    assert [str(request.out) for request in there] == ["there/replay-off", "there/replay-on"]
+    elsewhere = read_requests(["in/plain.yaml", "lr=", "--out", "there"])
+    assert [str(request.out) for request in elsewhere] == ["there/replay-off", "there/replay-on"]
 
 
 def test_which_commas_separate_values(folder):
-    """Brackets are a list; a bare comma list is one, unless the option takes a comma list itself."""
+    """Brackets are a list; a bare comma list is one, unless the option takes a comma list
+    itself."""
     words = ["in/tuned.yaml", "learner=gmoe", "waiting-time=1"]
     prefix = "tuned/learner-gmoe_waiting-time-1"
     for text, names in (
@@ -193,8 +207,8 @@ def test_which_commas_separate_values(folder):
     ):
         assert outs(*words, text) == [prefix + name for name in names], text
     Path("in/tuned.yaml").write_text(TUNED.replace("}", ', adam-betas: "(0.9,0.98)"}'))
-    (one,) = read_requests([*words, "adam-betas=(0.9,0.99)"])
-    assert one.flags["--adam-betas"] == ["--adam-betas=(0.9,0.99)"]
+    (request,) = read_requests([*words, "adam-betas=(0.9,0.99)"])
+    assert request.flags["--adam-betas"] == ["--adam-betas=(0.9,0.99)"]
     assert (
         outs(*words, "adam-betas=['(0.9,0.98)','(0.8,0.9)']")[1] == f"{prefix}_adam-betas-0.8-0.9"
     )
@@ -308,16 +322,17 @@ def test_combinations_are_checked_before_the_first_one_starts(launcher):
         "S --learner ens --members 3 --replay --seeds 0-1 --name 'a b' --out R -- --lr 1e-3 --cpu",
         "S --learner gmoe --grow-experts 2,2,4 --grow-router copy --stages 2 --out R -- --lr=2e-3",
         "S --learner sm --schedule continuous --average .999 --replay-share .5 --seed 7 --out R",
-        "S --learner sm --average last:2 --from-scratch --context-window 4 --update-multiplier 3 --out R --"
+        "S --learner sm --average last:2 --from-scratch --context-window 4 --update-multiplier 3 "
+        "--out R --"
         " --save-interval-updates 9 --max-update 60 --adam-betas '(0.9, 0.98)'",
         "in/tuned.yaml lr=1e-3,2e-3",
         "in/plain.yaml",
     ],
 )
 def test_a_recorded_command_requests_that_run_alone(folder, words):
-    found = read_requests(shlex.split(words))
-    assert found
-    for request in found:
+    requests = read_requests(shlex.split(words))
+    assert requests
+    for request in requests:
         command = shlex.split(request.command)
         assert command[:2] == ["alma", "train"]
         assert read_requests(command[2:]) == [request], request.command

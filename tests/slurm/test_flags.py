@@ -9,9 +9,12 @@ from slurm.lm.request import resolve
 
 LINES = [
     "S --task alma_lm",
-    "S --task alma_lm --arch switch_gmoe_tiny --max-sentences 4 --update-freq 2 --max-update 9 --lr=2e-3",
-    "S --task alma_lm --arch switch_gmoe_base --decoder-embed-dim 64 --max-tokens 999 --moe-expert-count 8",
-    "S --task alma_lm --arch transformer_lm --share-decoder-input-output-embed --attention-dropout 0.1",
+    "S --task alma_lm --arch switch_gmoe_tiny --max-sentences 4 --update-freq 2 --max-update 9 "
+    "--lr=2e-3",
+    "S --task alma_lm --arch switch_gmoe_base --decoder-embed-dim 64 --max-tokens 999 "
+    "--moe-expert-count 8",
+    "S --task alma_lm --arch transformer_lm --share-decoder-input-output-embed "
+    "--attention-dropout 0.1",
     "S --task alma_lm --criterion chunked_cross_entropy --batch-size 2 --sample-break-mode none",
 ]
 
@@ -30,9 +33,9 @@ def test_the_stand_in_answers_like_fairseq(real):
         "--total-num-update",
         "--warmup-updates",
     }
-    for line, theirs in zip(LINES, real, strict=False):
-        ours = fake.resolve(shlex.split(line))["settings"]
-        assert {name: theirs.get(name) for name in ours.keys() - unused} == {
-            name: ours[name] for name in ours.keys() - unused
+    for line, expected in zip(LINES, real, strict=False):
+        actual = fake.resolve(shlex.split(line))["settings"]
+        assert {name: expected.get(name) for name in actual.keys() - unused} == {
+            name: actual[name] for name in actual.keys() - unused
         }, line
     assert real[-1] == real[0]  # equal command lines

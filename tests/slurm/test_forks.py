@@ -45,20 +45,20 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def server(folder) -> Iterator[ForkServer]:
     """A server that has imported `library`."""
-    made = ForkServer(["library", "no_such_module"])
-    yield made
-    made.stop()
+    fork_server = ForkServer(["library", "no_such_module"])
+    yield fork_server
+    fork_server.stop()
 
 
 def start(server: ForkServer, *words: str, name: str = "x", **variables: str) -> Fork:
     """Start `command` with its input and output in files."""
     Path(f"{name}.in").write_text("given")
     with (
-        open(f"{name}.in") as given,
+        open(f"{name}.in") as stdin,
         open(f"{name}.out", "w") as out,
         open(f"{name}.err", "w") as err,
     ):
-        files = [given.fileno(), out.fileno(), err.fileno()]
+        files = [stdin.fileno(), out.fileno(), err.fileno()]
         return server.start(
             ["command", *words], files, {**os.environ, "COLOUR": "red", **variables}
         )
@@ -70,9 +70,11 @@ def pids(folder: Path) -> list[int]:
 
 
 def test_command(server, folder):
-    """A fork has the arguments, environment, directory and files that it was given, and an exit code.
+    """A fork has the arguments, environment, directory and files that it was given,
+    and an exit code.
 
-    The environment may be larger than a message of a socket. The library is imported once, by the server.
+    The environment may be larger than a message of a socket.
+    The library is imported once, by the server.
     """
     many = {f"NAME{k}": "x" * 1000 for k in range(400)}
     assert start(server, "a", "b c", **many).wait() == 0
@@ -110,7 +112,8 @@ def test_killed_server(server, folder):
 
 def test_killed_launcher(folder):
     """No command outlives the launcher."""
-    code = "import sys, os; from slurm.engine.forks import *; s = ForkServer([]); f = os.open('log', 65)\n"
+    code = "import sys, os; from slurm.engine.forks import *\n"
+    code += "s = ForkServer([]); f = os.open('log', 65)\n"
     code += "s.start(['command', 'sleep'], [0, f, f], os.environ).wait()"
     root = Path(__file__).parents[2]
     launcher = subprocess.Popen(
@@ -140,7 +143,8 @@ def test_children_as_forks(folder):
 
 
 def test_peak_memory_of_a_fork_is_that_of_a_new_process(folder):
-    """Though a new process has all pages of the files that its imports map, and a fork only what it uses."""
+    """Though a new process has all pages of the files that its imports map,
+    and a fork only what it uses."""
     Path("mapped").write_bytes(bytes(64_000_000))
     Path("library.py").write_text(
         "import mmap\nfile = open('mapped', 'rb')\n"

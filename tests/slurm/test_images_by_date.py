@@ -17,17 +17,16 @@ ROOT = Path(__file__).parents[2]
 
 def shapes(folder, weeks):
     """Pictures of 64 x 64 pixels with one shape each, and a manifest with its box."""
-    random, lines = np.random.RandomState(0), []
+    random = np.random.RandomState(0)
+    lines = []
     for week in range(1, weeks + 1):
         for i in range(10):
             x, y, size = (
                 int(random.randint(low, high)) for low, high in ((2, 30), (2, 30), (12, 30))
             )
-            image, box, label = (
-                Image.new("RGB", (64, 64)),
-                [x, y, x + size, y + size],
-                ("circle", "square")[i % 2],
-            )
+            image = Image.new("RGB", (64, 64))
+            box = [x, y, x + size, y + size]
+            label = ("circle", "square")[i % 2]
             draw = ImageDraw.Draw(image)
             (draw.ellipse if i % 2 == 0 else draw.rectangle)(
                 box, fill=tuple(random.randint(80, 255, 3).tolist())

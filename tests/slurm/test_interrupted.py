@@ -1,4 +1,5 @@
-"""The launcher over fake children that are killed, interrupted or fail: reruns give the same rows."""
+"""The launcher over fake children that are killed, interrupted or fail: reruns give the same
+rows."""
 
 import signal
 import socket

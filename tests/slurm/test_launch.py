@@ -38,10 +38,10 @@ def test_a_chain_gives_a_row_per_megabatch(launcher, expected):
         "run evaluation of stage 1: started",
         f"run evaluation of stage 1: done in N s, perplexity {rows[2]['value']:,.2f}",
     ]
-    left = [
+    entries = [
         line.endswith(" left") for line in lines if ": done in" in line and "untrained" not in line
     ]
-    assert left == [True] * 6 + [False] * 2  # nothing is left after the last training
+    assert entries == [True] * 6 + [False] * 2  # nothing is left after the last training
     assert lines[0] == "checking the flags of fairseq-train"
     assert lines[ESTIMATE] == "run untrained: started"
     assert Run.read(launcher.out).config["name"] == "mine"
@@ -161,8 +161,8 @@ def test_other_settings_are_refused_where_something_was_trained(launcher):
     for options in ((), ("--jobs", "2", "--dry-run")):
         _, err = launcher.run("--seed", "3", *options, code=2, flags=("--max-update", "3", *SMALL))
         assert err.splitlines()[ESTIMATE:] == [
-            "error: run holds a run with other settings (--max-update: 2 -> 3; seed: 0 -> 3): choose another "
-            "--out, or give that run's settings to resume it"
+            "error: run holds a run with other settings (--max-update: 2 -> 3; seed: 0 -> 3): "
+            "choose another --out, or give that run's settings to resume it"
         ]
     write_stream(launcher.folder / "stream", 4, dictionary="other")
     _, err = launcher.run(code=2)
@@ -250,8 +250,8 @@ def test_local_refuses_a_run_with_queued_jobs(launcher, slurm):
     write_json_atomic(launcher.out / queue.JOBS, {"jobs": entries})
     slurm.has(squeue="77|RUNNING|node|0|None|\n")
     assert launcher.run(*out, code=2)[1].splitlines()[ESTIMATE:] == [
-        "error: my run: jobs of this run are in SLURM's queue (job ids 77): give --cluster slurm, or cancel "
-        "them with: alma cancel 'my run'"
+        "error: my run: jobs of this run are in SLURM's queue (job ids 77): give --cluster slurm, "
+        "or cancel them with: alma cancel 'my run'"
     ]
     assert not (launcher.out / "run.json").exists()
     slurm.has(squeue="77|COMPLETED|node|0|None|\n")

@@ -1,4 +1,5 @@
-"""A launch in a job, or beside variables of SLURM, gives the jobs of a launch from a login shell."""
+"""A launch in a job, or beside variables of SLURM, gives the jobs of a launch from a login
+shell."""
 
 import json
 import os
@@ -56,7 +57,10 @@ LAUNCHES = {
     "srun --mem-per-cpu": ("srun", *OUTER, "--mem-per-cpu=100"),
 }
 """The program that starts the launch."""
-ASKED = "Partition TimeLimit Requeue NumNodes NumCPUs NumTasks TRES MinMemoryNode Features QOS Account Nice"
+ASKED = (
+    "Partition TimeLimit Requeue NumNodes NumCPUs NumTasks TRES MinMemoryNode Features QOS "
+    "Account Nice"
+)
 ASKED += (
     " TresPerNode ArrayTaskThrottle JobName JobState KillOInInvalidDependent WCKey OverSubscribe"
 )
@@ -66,7 +70,8 @@ OF_A_JOB = re.compile(r"_?SLURM|SBATCH|SRUN|SUBMITIT|CUDA|RANK|WORLD_SIZE|MASTER
 def launch(cluster, folder: Path, *before: str, **environment: str) -> list:
     """Launch three jobs; what each asked of SLURM, and the names of SLURM's variables in it."""
     folder.mkdir()
-    program, out = folder / "program.py", folder / "out"
+    program = folder / "program.py"
+    out = folder / "out"
     program.write_text(PROGRAM)
     command = [*before, sys.executable, str(program), str(out)]
     if before[:1] == ("sbatch",):
@@ -79,12 +84,14 @@ def launch(cluster, folder: Path, *before: str, **environment: str) -> list:
     ids = json.loads((out / "ids.json").read_text())
     cluster.wait(ids)
     jobs = cluster.jobs()
-    asked = [{name: jobs[job_id].get(name) for name in ASKED.split()} for job_id in ids]
+    settings = []
+    for job_id in ids:
+        settings.append({name: jobs[job_id].get(name) for name in ASKED.split()})
     names = [
         sorted(filter(OF_A_JOB.match, json.loads((out / f"{k}.json").read_text())))
         for k in range(3)
     ]
-    return [asked, names]
+    return [settings, names]
 
 
 @pytest.fixture(scope="module")
@@ -99,30 +106,34 @@ def test_a_launch_in_a_job(cluster, from_login, tmp_path, way):
 
 def test_variables_of_slurm_and_of_processes_count_for_nothing(cluster, from_login, tmp_path):
     """Every SBATCH_ variable that sbatch knows, and some of others."""
-    known = re.findall(rb"\bSBATCH_[A-Z_]+", Path(str(shutil.which("sbatch"))).read_bytes())
-    assert len(known) > 40
-    given = {name.decode(): "high" if name == b"SBATCH_PARTITION" else "7" for name in known}
-    given |= {"SLURM_CPU_BIND": "no such", "SLURM_RESTART_COUNT": "3", "SRUN_CPUS_PER_TASK": "99"}
-    given |= {
+    names = re.findall(rb"\bSBATCH_[A-Z_]+", Path(str(shutil.which("sbatch"))).read_bytes())
+    assert len(names) > 40
+    variables = {name.decode(): "high" if name == b"SBATCH_PARTITION" else "7" for name in names}
+    variables |= {
+        "SLURM_CPU_BIND": "no such",
+        "SLURM_RESTART_COUNT": "3",
+        "SRUN_CPUS_PER_TASK": "99",
+    }
+    variables |= {
         "SUBMITIT_PREEMPT_SIGNAL": "USR1",
         "RANK": "1",
         "WORLD_SIZE": "2",
         "CUDA_VISIBLE_DEVICES": "5",
     }
-    assert launch(cluster, tmp_path / "x", **given) == from_login
+    assert launch(cluster, tmp_path / "x", **variables) == from_login
 
 
 def test_variables_are_hidden_only_from_programs_of_slurm(monkeypatch):
     hidden = (
         "SLURM_JOB_ID _SLURM_SPANK_OPTION_x SLURMD_NODENAME SRUN_DEBUG SCANCEL_STATE LOCAL_RANK"
     )
-    kept = "SLURM_CONF SLURM_CONF_SERVER SLURM_JWT PYTHONPATH MY_RANK OMP_NUM_THREADS"
-    for name in (hidden + " " + kept).split():
+    names = "SLURM_CONF SLURM_CONF_SERVER SLURM_JWT PYTHONPATH MY_RANK OMP_NUM_THREADS"
+    for name in (hidden + " " + names).split():
         monkeypatch.setenv(name, "x")
     before = dict(os.environ)
     with clean_environment():
         assert not os.environ.keys() & set(hidden.split())
-        assert os.environ.keys() >= set(kept.split())
+        assert os.environ.keys() >= set(names.split())
     assert dict(os.environ) == before
 
 
@@ -133,5 +144,5 @@ def test_ignored_variables_are_printed(slurm, monkeypatch, capsys):
     check_cluster(Namespace(cluster="local"))
     assert capsys.readouterr().err == ""
     check_cluster(Namespace(cluster="slurm"))
-    said = "ignored: SBATCH_ACCOUNT, SBATCH_TIMELIMIT: give --partition or --sbatch KEY=VALUE\n"
-    assert capsys.readouterr().err == said
+    line = "ignored: SBATCH_ACCOUNT, SBATCH_TIMELIMIT: give --partition or --sbatch KEY=VALUE\n"
+    assert capsys.readouterr().err == line

@@ -60,17 +60,18 @@ def test_each_training_sees_the_gpus_of_its_slot_alone(gpus, tmp_path, monkeypat
     assert sorted(re.findall("GPUs: (.*)", "".join(logs))) == ["0,1", "2,3"]
 
 
-@pytest.mark.parametrize(("jobs", "given"), [(1, None), (2, None), (2, "3")])
-def test_trainings_side_by_side_share_the_cores(tmp_path, monkeypatch, jobs, given):
-    """Unless the user gives the number of threads. Idle ones spin: too many take ten times as long."""
+@pytest.mark.parametrize(("jobs", "variables"), [(1, None), (2, None), (2, "3")])
+def test_trainings_side_by_side_share_the_cores(tmp_path, monkeypatch, jobs, variables):
+    """Unless the user gives the number of threads. Idle ones spin: too many take ten times as
+    long."""
     run = make(tmp_path / "x")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if given:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    if variables:
+        monkeypatch.setenv("OMP_NUM_THREADS", variables)
     run.run("--jobs", str(jobs), "--stages", "1")
     (threads,) = re.findall("threads: (.*)", (run.out / "stage_00/train.log").read_text())
     share = str(max(1, len(os.sched_getaffinity(0)) // jobs))
-    assert threads == (given or (share if jobs > 1 else "None"))
+    assert threads == (variables or (share if jobs > 1 else "None"))
 
 
 def test_progress_counts_updates_of_this_launch_over_all_trainings(tmp_path, monkeypatch, capsys):
@@ -98,8 +99,8 @@ def test_progress_counts_updates_of_this_launch_over_all_trainings(tmp_path, mon
         monkeypatch.setattr(local, "LINE_SECONDS", -1)
         progress.began = time.monotonic() - 60
         read(line.format(60))
-    said = [text.rpartition("updates, ")[2] for text in capsys.readouterr().err.splitlines()]
-    assert said == ["loss 5.1", "loss 5.1; about 02:00 left"]  # 10 updates a minute, 20 to come
+    endings = [text.rpartition("updates, ")[2] for text in capsys.readouterr().err.splitlines()]
+    assert endings == ["loss 5.1", "loss 5.1; about 02:00 left"]  # 10 updates a minute, 20 to come
     assert (progress.skipped, sum(progress.updates.values()), progress.total) == (50, 60, 80)
 
 

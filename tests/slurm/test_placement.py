@@ -62,7 +62,10 @@ def test_the_batch_stays_and_its_division_is_explicit(machine, flags, processes,
 
 def test_processes_that_cannot_share_the_batch_are_refused_with_what_works():
     eight = ("--batch-size", "8", "--update-freq", "3", "--distributed-world-size", "8")
-    works = "16 processes cannot share the 24 batches .* `-- --distributed-world-size 12 --update-freq 2` on 12"
+    works = (
+        "16 processes cannot share the 24 batches .* `-- --distributed-world-size 12 "
+        "--update-freq 2` on 12"
+    )
     with pytest.raises(UserError, match=works):
         placed(SIXTEEN, *eight)
     with pytest.raises(UserError, match="--tasks-per-node 4, but --gpus-per-node 8"):
@@ -72,8 +75,8 @@ def test_processes_that_cannot_share_the_batch_are_refused_with_what_works():
 def test_a_run_keeps_the_batch_of_its_first_machine(tmp_path, monkeypatch):
     """Runs on 8 and on 2 GPUs are not the same run, unless the second one resumes the first."""
     monkeypatch.setattr(record, "identity", lambda stream: {})
-    eight, two = (placed(here(gpus), out=tmp_path / "run") for gpus in (8, 2))
-    assert eight.config != two.config
+    eight, on_two = (placed(here(gpus), out=tmp_path / "run") for gpus in (8, 2))
+    assert eight.config != on_two.config
     run = record.open_run(eight)
     assert (run.info["processes"], run.info["gpus"], run.info["tokens_per_update"]) == (
         8,
@@ -82,13 +85,13 @@ def test_a_run_keeps_the_batch_of_its_first_machine(tmp_path, monkeypatch):
     )
     (tmp_path / "run/x.pt").touch()  # trained
     resumed = placed(here(2), out=tmp_path / "run")
-    assert words(resumed) | {"expect-tokens": ""} == words(two) | {
+    assert words(resumed) | {"expect-tokens": ""} == words(on_two) | {
         "update-freq": "12",
         "expect-tokens": "",
     }
     assert record.open_run(resumed).info["processes"] == 2
     with pytest.raises(UserError, match="tokens_per_update: 98304 -> 24576"):
-        record.open_run(two)
+        record.open_run(on_two)
     assert words(placed(here(5), out=tmp_path / "run"))["distributed-world-size"] == "4"
     with pytest.raises(UserError, match="give GPUs for 4 processes"):
         placed(Resources(gpus_per_node=5).machine(), out=tmp_path / "run")
@@ -115,13 +118,13 @@ def test_processes_find_each_other(tmp_path, monkeypatch, resources, tasks, rank
     monkeypatch.setattr(submitit, "JobEnvironment", lambda: job)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
     calls: list = []
-    monkeypatch.setattr(TrainJob, "do", lambda self, **given: calls.append(given["arguments"]))
-    made = placed(resources.machine(), out=tmp_path / "a run")
-    next(job for job in jobs_of(made) if job.kind == "train").work()
-    here = resources.gpus_per_node // resources.tasks_per_node
-    assert calls[0][:2] == ["--expect-gpus", str(here)]
+    monkeypatch.setattr(TrainJob, "do", lambda self, **options: calls.append(options["arguments"]))
+    request = placed(resources.machine(), out=tmp_path / "a run")
+    next(job for job in jobs_of(request) if job.kind == "train").work()
+    gpus = resources.gpus_per_node // resources.tasks_per_node
+    assert calls[0][:2] == ["--expect-gpus", str(gpus)]
     file = f"{tmp_path}/a%20run/stage_00/.rendezvous.json"
     host = "&host=localhost" if resources.nodes == 1 else ""
     meeting = [START, f"alma://{file}?attempt=7.3{host}", "--distributed-rank", rank]
-    alone = ["--distributed-no-spawn"] if here == 1 else []
+    alone = ["--distributed-no-spawn"] if gpus == 1 else []
     assert calls[0][2:] == ([*meeting, *alone] if rank else [])

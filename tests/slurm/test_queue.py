@@ -40,9 +40,10 @@ def test_a_marker_written_during_squeue_counts(slurm, run):
 def test_dependents_of_a_failed_job_are_cancelled_and_say_so(slurm, run):
     finish(run, "untrained.json", "stage_00/member_0/trained.json")
     slurm.has(
-        squeue="7_1|FAILED|n1|0|NonZeroExitCode|\n8_0|RUNNING|n2|0|None|\n8_1|PENDING||0|Dependency|\n"
+        squeue="7_1|FAILED|n1|0|NonZeroExitCode|\n8_0|RUNNING|n2|0|None|\n"
+        "8_1|PENDING||0|Dependency|\n"
     )
-    seen = {each.job.name: each for each in queue.look([run])}
+    seen = {status.job.name: status for status in queue.look([run])}
     assert seen["stage 0, member 2 of 2"].state == "failed"
     assert seen["stage 1, member 1 of 2"].state == "running"
     for name in ("evaluation of stage 0", "stage 1, member 2 of 2", "evaluation of stage 1"):
@@ -57,7 +58,7 @@ def test_jobs_that_slurm_does_not_know_are_lost(slurm, run):
     """squeue fails for a single unknown job."""
     slurm.fails(squeue="slurm_load_jobs error: Invalid job id specified")
     finish(run, "untrained.json")
-    seen = {each.job.name: each for each in queue.look([run])}
+    seen = {status.job.name: status for status in queue.look([run])}
     assert seen["stage 0, member 1 of 2"].state == "lost"
     assert "no longer known to SLURM" in seen["stage 0, member 1 of 2"].why
     assert seen["evaluation of stage 1"].why == "needs stage 0, member 1 of 2 (lost)"
@@ -149,8 +150,8 @@ def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path
     finish(run, "untrained.json")
     slurm.has(squeue=RUNNING + "7_2|RUNNING|n1|0|None|\n")
     queue.look([run, tmp_path / "other"])
-    (asked,) = slurm.calls("squeue")
-    assert asked[asked.index("-j") + 1] == "7,20,8,21"
+    (arguments,) = slurm.calls("squeue")
+    assert arguments[arguments.index("-j") + 1] == "7,20,8,21"
 
 
 def test_watch_ends_when_nothing_moves(slurm, run):
@@ -164,13 +165,14 @@ def test_watch_retries_when_slurm_stops_answering(slurm, run, capsys):
     with pytest.raises(UserError, match="Socket timed out"):
         next(queue.watch([run], 0.01))
     with later(finish_all, run):
-        assert {each.state for each in next(queue.watch([run], 0.01, patient=True))} == {"done"}
+        assert {status.state for status in next(queue.watch([run], 0.01, patient=True))} == {"done"}
     assert capsys.readouterr().err.count("Socket timed out; asking again") == 1
 
 
 def test_wait_prints_changes_and_held_jobs_and_returns_failures(slurm, run, capsys):
     slurm.has(
-        squeue="5|RUNNING|n1|0|None|\n7_1|PENDING||1|launch failed requeued held|\n7_0|PENDING||0|Priority|\n"
+        squeue="5|RUNNING|n1|0|None|\n7_1|PENDING||1|launch failed requeued held|\n"
+        "7_0|PENDING||0|Priority|\n"
     )
 
     def end():
@@ -180,11 +182,9 @@ def test_wait_prints_changes_and_held_jobs_and_returns_failures(slurm, run, caps
     with later(end):
         failed = queue.wait([run], 0.1)
     cancelled = dict.fromkeys(("20", "8_0", "8_1", "21"), "cancelled")
-    assert {each.job.job_id: each.state for each in failed} == {"7_1": "failed", **cancelled}
-    said = capsys.readouterr().err
-    assert "run: untrained (job id 5) done" in said
+    assert {status.job.job_id: status.state for status in failed} == {"7_1": "failed", **cancelled}
+    err = capsys.readouterr().err
+    assert "run: untrained (job id 5) done" in err
     held = "launch failed requeued held: release it with: scontrol release 7_1"
-    assert said.count(f"run: stage 0, member 2 of 2 (job id 7_1) requeued: {held}") == 1
-    assert (
-        "run: stage 0, member 2 of 2 (job id 7_1) failed: SLURM says OUT_OF_MEMORY; log: " in said
-    )
+    assert err.count(f"run: stage 0, member 2 of 2 (job id 7_1) requeued: {held}") == 1
+    assert "run: stage 0, member 2 of 2 (job id 7_1) failed: SLURM says OUT_OF_MEMORY; log: " in err

@@ -23,7 +23,9 @@ from vision.sweep import jobs_of
 
 RECORDS = index()
 IMAGES = [
-    name for name, one in RECORDS.items() if not {"table2", "time"} & one["experiments"].keys()
+    name
+    for name, record in RECORDS.items()
+    if not {"table2", "time"} & record["experiments"].keys()
 ]
 
 
@@ -38,7 +40,8 @@ def jobs(words):
 @pytest.mark.parametrize("size", ["small", "medium", "paper"])
 @pytest.mark.parametrize("name", IMAGES)
 def test_image_figures_have_the_runs_that_the_index_says(name, size):
-    record, found = RECORDS[name], set()
+    record = RECORDS[name]
+    names = set()
     assert set(record["drawn"]) <= {*FIGURES, "tsne"}
     for folder, text in record["experiments"].items():
         file, *flags = text.split()
@@ -54,10 +57,10 @@ def test_image_figures_have_the_runs_that_the_index_says(name, size):
                 50 if draft else {"mnist": 500, "cifar10": 100}[at]
             }
             assert {job.options.get("preset") for job in sweep} == {"draft" if draft else None}
-        found |= {
+        names |= {
             (folder if size == "paper" or "stages" in folder else "", job.out.name) for job in sweep
         }
-    assert len(found) == record["runs"][size == "paper"]
+    assert len(names) == record["runs"][size == "paper"]
 
 
 @pytest.mark.parametrize("name", ["small", "paper"])
@@ -83,10 +86,10 @@ def test_each_figure_ends_with_the_finding_of_the_paper_of_the_small_size_and_of
         small, paper = (
             reproduce.make(name, record, options_of("--size", size)) for size in ("small", "paper")
         )
-        found = f"{name}: 0 s\n{name}: {record.get('beyond', 'paper')}: {record['finding']}"
+        lines = f"{name}: 0 s\n{name}: {record.get('beyond', 'paper')}: {record['finding']}"
         real = f"; on real data: {record['real']}" if "real" in record else ""
-        assert paper == found + real
-        assert small == f"{found}; at this size: {record['small']}{real}"
+        assert paper == lines + real
+        assert small == f"{lines}; at this size: {record['small']}{real}"
         assert small.count("\n") == 1
 
 
@@ -108,7 +111,7 @@ def test_streams_with_dates_have_the_runs_that_the_index_says(tmp_path, monkeypa
 def test_a_dry_run_and_a_list_print_and_make_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert call(main, monkeypatch, "figure1", "table1", "--dry-run") == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     tools = (
         "vision.run",
         "figure1.yaml --size small --out",
@@ -116,12 +119,12 @@ def test_a_dry_run_and_a_list_print_and_make_nothing(tmp_path, monkeypatch, caps
         "small.sh",
         "slurm.launch",
     )
-    assert all(part in said for part in tools)
+    assert all(part in output for part in tools)
     assert list(tmp_path.iterdir()) == []
     assert call(main, monkeypatch, "--list") == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name, record in RECORDS.items():
-        (line,) = [line for line in said.splitlines() if line.split()[0] == name]
+        (line,) = [line for line in output.splitlines() if line.split()[0] == name]
         assert all(str(part) in line for part in (*record["runs"], *record["cost"], record["data"]))
 
 
@@ -133,10 +136,10 @@ def test_language_models_of_both_sizes_run_and_are_reported(tmp_path, size):
     rows = RECORDS["table1"]["experiments"]["table2"].split()
     assert RECORDS["table1"]["runs"] == [len(rows), 2 * len(rows)]
     runs = {model: [f"{row}_{model}" for row in rows] for model in models}
-    for model, one in zip(models, launches, strict=True):
-        until = one.words.index("--size") + 2
-        assert one.words[until - 1] == model
-        assert [request.out.name for request in read_requests(one.words[3:until])] == runs[model]
+    for model, launch in zip(models, launches, strict=True):
+        until = launch.words.index("--size") + 2
+        assert launch.words[until - 1] == model
+        assert [request.out.name for request in read_requests(launch.words[3:until])] == runs[model]
     reported = [Path(word).name for word in report.words if "/runs/table2/" in word]
     assert reported == [*itertools.chain(*runs.values())]
 
@@ -189,19 +192,21 @@ def test_the_real_tools_run_and_draw(small, monkeypatch, capsys):
     tools = {"vision.run": images, "alma.report": report}
 
     def listed(words: list[str], _: str) -> str:
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
             call(images, monkeypatch, *words[3:])
-        return said.getvalue()
+        return output.getvalue()
 
     monkeypatch.setattr(
-        reproduce, "run", lambda one: call(tools[one.words[2]], monkeypatch, *one.words[3:])
+        reproduce,
+        "run",
+        lambda program: call(tools[program.words[2]], monkeypatch, *program.words[3:]),
     )
     monkeypatch.setattr(reproduce.children, "ask", listed)
     assert call(main, monkeypatch, "first") == 0
-    said = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     picture = Path("reproduced/small/first/digits_B2_learning_curves.png")
-    assert said[-2].endswith(f" s: {picture}")
-    assert said[-1] == "first: paper: waiting helps; at this size: best w 2"
+    assert lines[-2].endswith(f" s: {picture}")
+    assert lines[-1] == "first: paper: waiting helps; at this size: best w 2"
     assert picture.read_bytes().startswith(b"\x89PNG")
     names = sorted(path.name for path in Path("reproduced/small/runs/digits").iterdir())
     assert names == ["sm_w1_h2_s0", "sm_w2_h2_s0"]
@@ -212,26 +217,29 @@ def test_the_exit_code_of_a_tool_is_passed_on_and_ends_the_list(small, monkeypat
     killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
     assert reproduce.run(reproduce.Command(killed)) == 137  # as in a shell
     codes = iter([0, 0, 3])
-    monkeypatch.setattr(reproduce, "run", lambda one: next(codes))
+    monkeypatch.setattr(reproduce, "run", lambda program: next(codes))
     assert call(main, monkeypatch, "all") == 3
     assert "\nfirst: paper: waiting helps" in capsys.readouterr().out
 
 
 def test_missing_images_end_everything_before_the_first_run(small, monkeypatch, capfd):
-    """With one line that names the data set, and what is missing; --download fetches it once, first."""
+    """With one line that names the data set, and what is missing;
+    --download fetches it once, first."""
     started = []
     real = reproduce.run
-    monkeypatch.setattr(reproduce, "run", lambda one: started.append(one.words) or real(one))
+    monkeypatch.setattr(
+        reproduce, "run", lambda program: started.append(program.words) or real(program)
+    )
     (small / "sizes.yaml").write_text("sizes: {medium: {dataset: mnist, megabatches: 2}}")
     assert call(main, monkeypatch, "all", "--size", "paper", "--data-root", "nowhere") == 2
-    said = capfd.readouterr()
-    assert "cannot read mnist from nowhere" in said.err
-    assert said.err.count("\n") == 1
+    output = capfd.readouterr()
+    assert "cannot read mnist from nowhere" in output.err
+    assert output.err.count("\n") == 1
     assert len(started) == 1
     assert not Path("reproduced").exists()
     started.clear()
     monkeypatch.setattr(reproduce.children, "ask", lambda *_: "run\n")
-    monkeypatch.setattr(reproduce, "run", lambda one: started.append(one.words) or 0)
+    monkeypatch.setattr(reproduce, "run", lambda program: started.append(program.words) or 0)
     assert call(main, monkeypatch, "all", "--size", "medium", "--download") == 0
     assert started[0][-3:] == ["mnist", "data", "download"]
     assert [words[2] for words in started[1:]] == ["vision.run", "alma.report"] * 2

@@ -8,7 +8,7 @@ import pytest
 from launcher import make, read_requests
 
 from alma.errors import UserError
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
 from slurm.engine.machine import Machine
 from slurm.engine.resources import Resources
 from slurm.lm.announce import table
@@ -16,6 +16,7 @@ from slurm.lm.cluster import show_jobs
 from slurm.lm.estimate import estimate
 from slurm.lm.plan import make_plan
 from slurm.lm.sharing import share, take_over
+from tests.machine_fields import without_machine_fields
 
 FLAGS = ("--", "--arch", "switch_gmoe_tiny", "--max-update", "2")
 
@@ -26,10 +27,14 @@ def plans(*lines, megabatches=3):
     return [make_plan(request, megabatches) for request in requests]
 
 
-def sources(made):
+def sources(run_plans):
     """The directories of shared trainings, and those they share."""
-    trainings = [training for plan in made for spec in plan.stages for training in spec.trainings]
-    return {str(each.directory): str(each.source) for each in trainings if each.source}
+    trainings = [
+        training for plan in run_plans for spec in plan.stages for training in spec.trainings
+    ]
+    return {
+        str(training.directory): str(training.source) for training in trainings if training.source
+    }
 
 
 def test_equal_trainings_and_only_these_are_shared():
@@ -40,10 +45,10 @@ def test_equal_trainings_and_only_these_are_shared():
         "sm --seed 1 --out D",
         "sm --average .9 --out E",
     )
-    made = share(plans(*lines))
-    *_, last = table([estimate(plan, 10, Machine((), None)) for plan in made]).splitlines()
+    run_plans = share(plans(*lines))
+    *_, last = table([estimate(plan, 10, Machine((), None)) for plan in run_plans]).splitlines()
     assert last.split()[:2] == ["total", "34"]  # updates of 17 trainings
-    assert sources(made) == {
+    assert sources(run_plans) == {
         **{f"B/stage_0{k}/member_0": f"A/stage_0{k}" for k in range(3)},
         "C/stage_00": "A/stage_00",  # before the first growth
     }
@@ -52,10 +57,10 @@ def test_equal_trainings_and_only_these_are_shared():
 def test_a_training_differs_if_the_one_before_does():
     """Stage 1 of gens is a new model in both; stages of sm differ after another first stage."""
     one, other = plans("sm --out A", "sm --out B")
-    first, *rest = other.stages
+    first, *later = other.stages
     (training,) = first.trainings
     changed = replace(training, arguments=(*training.arguments, "--dropout", "0.5"))
-    other = replace(other, stages=(replace(first, trainings=(changed,)), *rest))
+    other = replace(other, stages=(replace(first, trainings=(changed,)), *later))
     assert sources(share([one, other])) == {}
 
 
@@ -65,13 +70,14 @@ def test_a_complete_training_is_the_source_and_a_begun_one_goes_on(tmp_path, mon
         (tmp_path / name / "stage_00").mkdir(parents=True)
         (tmp_path / name / "stage_00/checkpoint_last.pt").touch()
     (tmp_path / "B/stage_00/trained.json").touch()
-    made = share(plans("sm --out A", "sm --out B", "sm --out C", "sm --out D", megabatches=1))
-    assert sources(made) == {"A/stage_00": "B/stage_00", "D/stage_00": "B/stage_00"}
+    run_plans = share(plans("sm --out A", "sm --out B", "sm --out C", "sm --out D", megabatches=1))
+    assert sources(run_plans) == {"A/stage_00": "B/stage_00", "D/stage_00": "B/stage_00"}
 
 
 def test_results_are_those_of_a_launch_alone(tmp_path):
     """Once for sm and ens together, once apart."""
-    apart, together = make(tmp_path / "apart"), make(tmp_path / "together")
+    apart = make(tmp_path / "apart")
+    together = make(tmp_path / "together")
     for name in ("sm", "ens"):
         apart.run_words("stream", "--learner", name, "--out", name, *FLAGS)
         (together.folder / f"{name}.yaml").write_text(f"learner: {name}\nout: {name}\n")
@@ -91,11 +97,10 @@ def test_results_are_those_of_a_launch_alone(tmp_path):
 
 def rows_of(run):
     """The rows without measurements of the machine and notes of sharing."""
-    return [
-        {key: value for key, value in row.items() if key not in MACHINE_FIELDS}
-        | {"extra": {key: value for key, value in row["extra"].items() if key != "shared_with"}}
-        for row in Run.read(run).rows
-    ]
+    rows = without_machine_fields(Run.read(run).rows)
+    for row in rows:
+        row["extra"] = {key: value for key, value in row["extra"].items() if key != "shared_with"}
+    return rows
 
 
 def test_side_by_side_a_shared_training_waits_for_its_source(launcher):
@@ -107,8 +112,8 @@ def test_side_by_side_a_shared_training_waits_for_its_source(launcher):
 
 
 def test_on_slurm_a_shared_training_is_one_small_job_after_its_source(capsys):
-    made = share(plans("sm --out A", "ens --members 2 --out B", megabatches=1))
-    show_jobs(made, Resources(), verbose=True)
+    run_plans = share(plans("sm --out A", "ens --members 2 --out B", megabatches=1))
+    show_jobs(run_plans, Resources(), verbose=True)
     _, trained, shared, *_ = capsys.readouterr().out.split("# <")[1:]
     assert "B stage 0, member 1 of 2" in shared.splitlines()[0]
     number = trained.partition(">")[0]
@@ -125,7 +130,8 @@ def test_an_interrupted_take_over_is_completed(tmp_path, monkeypatch, links):
         monkeypatch.setattr(
             "slurm.lm.sharing.os.link", Mock(side_effect=OSError("Invalid cross-device link"))
         )
-    source, directory = tmp_path / "source", tmp_path / "directory"
+    source = tmp_path / "source"
+    directory = tmp_path / "directory"
     for path in (source, directory):
         path.mkdir()
     (source / "checkpoint_last.pt").write_text("whole")

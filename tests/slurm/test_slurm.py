@@ -1,4 +1,5 @@
-"""The launcher on a real SLURM, over fake children: whatever happens to a job, the rows are the same.
+"""The launcher on a real SLURM, over fake children:
+whatever happens to a job, the rows are the same.
 
 Most of the life of a job is waiting, so the scenarios run at the same time.
 """
@@ -120,7 +121,8 @@ def preempted_by_the_signal_asked_for(_, folder, expected):
 
 def timed_out_saves_and_resumes(cluster, folder, expected):
     run = prepare(cluster, folder, seconds=14)  # SLURM looks every 30 s
-    # 9 minutes would take 9 minutes: once it trains, the job gets a limit that is nearer than the signal.
+    # 9 minutes would take 9 minutes: once it trains,
+    # the job gets a limit that is nearer than the signal.
     with run.during(0, "--timeout-min", "9", "--sbatch", "signal=USR2@115", "--stages", "1") as job:
         cluster.run("scontrol", "update", f"jobid={job}", "timelimit=2")
     assert run.launcher.rows == expected["gmoe"][:2]
@@ -191,7 +193,8 @@ def failed_jobs_are_resubmitted_while_others_run(cluster, folder, _):
 
 
 def sweep_of_images_resumes_and_completes(cluster, folder, _):
-    """A run that fails fails its part only, a requeued part resumes within a run, a relaunch completes."""
+    """A run that fails fails its part only, a requeued part resumes within a run,
+    a relaunch completes."""
 
     def alma(*words: str, code: int = 0) -> tuple[str, str]:
         environment = cluster.environment | {"PYTHONPATH": str(ROOT)}
@@ -212,12 +215,14 @@ def sweep_of_images_resumes_and_completes(cluster, folder, _):
         "--save-interval",
         "0",
     )
-    place, foreign = folder / "x", folder / "x/sm_w1_h2_s1"
+    place = folder / "x"
+    foreign = folder / "x/sm_w1_h2_s1"
     alma(*flags, "--lr", "0.5", "--epochs", "1", "--seed", "1", "--out", "x/sm_w1_h2_s1")
     words = (*flags, "--seeds", "0-3", "--out", "x", "--cluster", "slurm", "--runs-per-job", "2")
     assert "2 jobs submitted" in alma(*words)[1]
     requeued, failing = queue.read_jobs(place)
-    begun, complete = place / "sm_w1_h2_s2/results.jsonl", place / "sm_w1_h2_s0/results.jsonl"
+    begun = place / "sm_w1_h2_s2/results.jsonl"
+    complete = place / "sm_w1_h2_s0/results.jsonl"
     cluster.until(lambda: begun.exists() and begun.read_text().count("\n") >= 2, timeout=60)
     first = complete.read_text()
     cluster.run("scancel", "--signal=USR2", requeued.job_id)  # as SLURM does before a timeout
@@ -251,10 +256,10 @@ def own_trainer_is_requeued_and_goes_on(cluster, folder, expected):
     (folder / "my_trainer.py").write_text(TRAINER)
 
     def train(out: str, *words: str, **settings: str) -> subprocess.Popen:
-        given = [expected["stream"], "--learner", "ens", "--stages", "2", "--out", out, *words]
-        given += ["--trainer", f"{sys.executable} my_trainer.py"]
+        arguments = [expected["stream"], "--learner", "ens", "--stages", "2", "--out", out, *words]
+        arguments += ["--trainer", f"{sys.executable} my_trainer.py"]
         return subprocess.Popen(
-            [sys.executable, "-m", "alma", "train", *map(str, given)],
+            [sys.executable, "-m", "alma", "train", *map(str, arguments)],
             cwd=folder,
             env=cluster.environment | {"PYTHONPATH": str(ROOT)} | settings,
             stdout=subprocess.PIPE,
@@ -293,25 +298,27 @@ SCENARIOS = (  # the longest first
 
 def uninterrupted(folder: Path) -> dict[str, list[dict]]:
     """Rows of runs on this machine."""
-    found = {}
+    outcomes = {}
     for learner in ("gmoe", "ens", "gens"):
         local = make(folder / learner, learner=learner)
         local.run(*(MEMBERS if learner == "ens" else ("--stages", "3")), flags=FLAGS)
-        found[learner] = local.rows
-    return found
+        outcomes[learner] = local.rows
+    return outcomes
 
 
 @pytest.fixture(scope="module")
 def outcomes(request, cluster, stream, tmp_path_factory):
     """The future of each scenario that is to be tested."""
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
-    wanted = [each.params["scenario"] for each in parameters if each and "scenario" in each.params]
+    scenarios = [
+        spec.params["scenario"] for spec in parameters if spec and "scenario" in spec.params
+    ]
     expected = uninterrupted(tmp_path_factory.mktemp("local")) | {"stream": stream}
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         yield {
             scenario: pool.submit(scenario, cluster, tmp_path_factory.mktemp("run"), expected)
             for scenario in SCENARIOS
-            if scenario in wanted
+            if scenario in scenarios
         }
 
 

@@ -1,4 +1,5 @@
-"""The launcher on a real SLURM with real trainings of a tiny language model, all at the same time."""
+"""The launcher on a real SLURM with real trainings of a tiny language model, all at the same
+time."""
 
 import json
 import subprocess
@@ -7,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
 from slurm.engine import queue
+from tests.machine_fields import without_machine_fields
 
 ROOT = Path(__file__).parents[2]
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
-    --tokens-per-sample 64 --max-tokens 512 --optimizer adam --lr 1e-2 --lr-scheduler fixed --dropout 0.1
-    --no-epoch-checkpoints --num-workers 0 --log-interval 1 --cpu
+    --tokens-per-sample 64 --max-tokens 512 --optimizer adam --lr 1e-2 --lr-scheduler fixed
+    --dropout 0.1 --no-epoch-checkpoints --num-workers 0 --log-interval 1 --cpu
 """.split()
 SM = ("--learner", "sm", "--stages", "1")
 APART = ("--nodes", "2", "--gpus-per-node", "1")
@@ -46,8 +48,7 @@ def launch(cluster):
 
 
 def comparable(out) -> list[dict]:
-    rows = [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(out).rows]
-    return json.loads(json.dumps(rows))
+    return json.loads(json.dumps(without_machine_fields(Run.read(out).rows)))
 
 
 def losses(out) -> list[tuple[str, str]]:
@@ -65,17 +66,18 @@ def test_two_nodes_and_a_requeue_give_the_rows_and_losses_of_one_machine(
 ):
     """Two gloo processes, on two nodes or both on this machine; only the signal saves a checkpoint.
 
-    The nodes shard the optimizer's state, this machine does not.
-    The nodes' GPUs are fake, so that --cpu is needed; without it the first job would end with one line.
+    The nodes shard the optimizer's state, this machine does not. The nodes' GPUs are fake,
+    so that --cpu is needed; without it the first job would end with one line.
     """
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    here = [*words(stream, whole, *SM, updates=UPDATES), "--distributed-world-size", "2"]
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
+    command = [*words(stream, whole, *SM, updates=UPDATES), "--distributed-world-size", "2"]
     on_nodes = [
         *words(stream, cut, *SM, *ON_SLURM, *APART, updates=UPDATES),
         "--zero-sharding",
         "os",
     ]
-    started = [launch(on_nodes), launch(here)]
+    started = [launch(on_nodes), launch(command)]
     log = cut / "stage_00/train.log"
     cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=120)
     job_id = next(job.job_id for job in queue.read_jobs(cut) if job.kind == "train")

@@ -52,7 +52,8 @@ def python(code: str, log: Path, watch=None, environment=None) -> None:
 
 
 def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
-    waited, last = waiting_fields(PREVIOUS), measured_fields(RESULT, [True])
+    waited = waiting_fields(PREVIOUS)
+    last = measured_fields(RESULT, [True])
     check_row(waited, 4)
     check_row({"t": 4, "stage": 1, "trained_on": [3, 4], **last}, 4)
     unchanged = {"train_flops": 0, "seconds": 0, "peak_memory_bytes": 0}
@@ -81,11 +82,13 @@ def test_a_row_counts_the_periods_that_begin_until_the_cutoff(cutoff, seen):
 
 
 def test_a_row_counts_the_trainings_of_its_stage_only():
-    (one,) = RESULT["training"]
-    result = RESULT | {"training": [one | {"flops": 1.0}, one, one | {"seconds": 1.0}]}
+    (training,) = RESULT["training"]
+    result = RESULT | {
+        "training": [training | {"flops": 1.0}, training, training | {"seconds": 1.0}]
+    }
     row = measured_fields(result, [False, True, True])
     assert (row["train_flops"], row["seconds"], row["peak_memory_bytes"]) == (210.0, 8.0, 8)
-    assert [each["flops"] for each in row["extra"]["training"]] == [100.0, 100.0]
+    assert [training["flops"] for training in row["extra"]["training"]] == [100.0, 100.0]
     assert row["extra"]["validation"] == 6.0
 
 

@@ -1,4 +1,5 @@
-"""`slurm.status` and `slurm.cancel` over stand-ins for SLURM's programs, and once over a real SLURM."""
+"""`slurm.status` and `slurm.cancel` over stand-ins for SLURM's programs,
+and once over a real SLURM."""
 
 import os
 import pwd
@@ -17,7 +18,10 @@ NAME = "--job-name=alma-test"
 INNER = (
     '2026-11-21 08:22:25 | INFO | train_inner | {"ppl": "%s", "ups": "%s", "num_updates": "%s"}\n'
 )
-VALID = '2026-11-21 08:22:40 | INFO | valid | {"epoch": 1, "valid_ppl": "483", "valid_num_updates": "80"}\n'
+VALID = (
+    "2026-11-21 08:22:40 | INFO | valid | "
+    '{"epoch": 1, "valid_ppl": "483", "valid_num_updates": "80"}\n'
+)
 
 
 def test_table(slurm, run, monkeypatch, capsys):
@@ -38,7 +42,8 @@ def test_table(slurm, run, monkeypatch, capsys):
     assert words == {
         "run untrained done 5 118.57 run/untrained.log",
         "run stage 0, member 1 of 2 done 7_0 400/400 valid 483.00 run/stage_00/member_0/train.log",
-        "run stage 0, member 2 of 2 running 7_1 n3 120/400 train 55.50 run/stage_00/member_1/train.log",
+        "run stage 0, member 2 of 2 running 7_1 n3 120/400 train 55.50 "
+        "run/stage_00/member_1/train.log",
         "run evaluation of stage 0 waiting 20 needs stage 0, member 2 of 2",
         "run stage 1, member 1 of 2 failed 8_0 n1 jobs/8_0.out: boom",
         "run stage 1, member 2 of 2 waiting 8_1 needs stage 0, member 2 of 2",
@@ -55,7 +60,8 @@ def test_linked_runs_are_found(slurm, run, tmp_path, monkeypatch, capsys):
 
 
 def test_progress_is_that_of_the_last_attempt(slurm, run, monkeypatch, capsys):
-    """A relaunched job that waits, is queued, has just started, has begun to train; and one that failed."""
+    """A relaunched job that waits, is queued, has just started, has begun to train;
+    and one that failed."""
 
     def updates(state: str) -> str:
         slurm.has(squeue=f"7_0|{state}|n1|0|x|\n8_0|PENDING||0|x|\n")
@@ -65,7 +71,8 @@ def test_progress_is_that_of_the_last_attempt(slurm, run, monkeypatch, capsys):
         return "90/400" if "90/400" in out else ""
 
     finish(run, "untrained.json")
-    log, started = run / "stage_00/member_0/train.log", Path("jobs/7_0.out")
+    log = run / "stage_00/member_0/train.log"
+    started = Path("jobs/7_0.out")
     old = "\n$ fairseq-train\n" + INNER % (50, 2, 380)
     for path in (log, run / "stage_01/member_0/train.log"):
         path.write_text(old)
@@ -112,13 +119,13 @@ def test_states_of_a_local_run(launcher, monkeypatch, capsys):
     results.write_text("".join(results.read_text().splitlines(keepends=True)[:2]))
     assert " stopped " in line(1)  # killed between two rows
     trained = launcher.out / "stage_01/trained.json"
-    kept = trained.rename(trained.with_suffix(".kept"))
+    backup = trained.rename(trained.with_suffix(".kept"))
     log = launcher.out / "stage_01/train.log"
     log.write_text("\n$ fairseq-train\nRuntimeError: of an earlier start\n\n$ fairseq-train\n")
     assert " stopped " in line(1)
     log.write_text("\n$ fairseq-train\nRuntimeError: out of luck\n")
     assert line(1).endswith("run/stage_01/train.log: RuntimeError: out of luck")
-    kept.rename(trained)
+    backup.rename(trained)
     launcher.run()
     assert line(0).startswith("run mega-batch 4 of 4 done ")
     assert call(cancel.main, monkeypatch, "run") == 2
@@ -132,12 +139,12 @@ def test_states_of_runs_that_the_launcher_left(tmp_path, monkeypatch, capsys):
     failed.environment["FAKE_CRASH"] = "1:1:python"
     ended.environment["FAKE_CRASH"] = "1:1:kill"  # as the kernel does when memory runs out
     killed.environment["FAKE_SLEEP"] = "60"
-    left, gone, process = (run.start() for run in (failed, ended, killed))
+    gone_job, gone, process = (run.start() for run in (failed, ended, killed))
     wait_for(killed.pids.exists)
     assert call(status.main, monkeypatch, "killed") == 0
     assert " running " in capsys.readouterr().out
     process.kill()
-    assert (left.wait(60), gone.wait(60), process.wait(60)) == (1, 1, -9)
+    assert (gone_job.wait(60), gone.wait(60), process.wait(60)) == (1, 1, -9)
     assert call(status.main, monkeypatch, "failed/run", "ended/run", "killed/run") == 1
     _, *lines, total = capsys.readouterr().out.splitlines()
     assert " failed " in lines[0]
@@ -166,8 +173,8 @@ def test_wrong_command_lines(slurm, run, monkeypatch, capsys, command, words, me
 def test_cancel_cancels_incomplete_jobs_only(slurm, run, monkeypatch, capsys):
     finish(run, "untrained.json", "stage_00/member_0/trained.json")
     slurm.has(
-        squeue="5|COMPLETING|n1|0|x|\n7_0|COMPLETED|n1|0|x|\n7_1|RUNNING|n1|0|x|\n7_2|RUNNING|n1|0|x|\n"
-        "8_0|FAILED|n1|0|x|\n8_1|PENDING||0|x|\n20|PENDING||0|x|\n"
+        squeue="5|COMPLETING|n1|0|x|\n7_0|COMPLETED|n1|0|x|\n7_1|RUNNING|n1|0|x|\n"
+        "7_2|RUNNING|n1|0|x|\n8_0|FAILED|n1|0|x|\n8_1|PENDING||0|x|\n20|PENDING||0|x|\n"
     )
     assert call(cancel.main, monkeypatch, run, "--dry-run") == 0
     assert capsys.readouterr().out.endswith("would cancel 3 jobs\n")
@@ -184,19 +191,20 @@ def test_cancel_cancels_incomplete_jobs_only(slurm, run, monkeypatch, capsys):
 
 def test_cancel_leaves_jobs_that_were_not_submitted_for_the_run(slurm, run, monkeypatch, capsys):
     """A jobs.json from elsewhere names any job; SLURM gives ids again."""
-    me, here = pwd.getpwuid(os.getuid()).pw_name, Path.cwd().resolve()
+    me = pwd.getpwuid(os.getuid()).pw_name
+    folder = Path.cwd().resolve()
     finish(run, "untrained.json", "stage_00/member_0/trained.json")
     slurm.has(
-        squeue=f"7_1|RUNNING|n1|0|x||{me}|alma-stage0|{here}/slurm_jobs/1/a.sh|\n"
-        f"8_0|RUNNING|n1|0|x||{me}|alma-stage0|{here}/other/slurm_jobs/1/a.sh|\n"
-        f"8_1|RUNNING|n1|0|x||{me}|\x1b[2Jprecious|{here}/slurm_jobs/1/a.sh|\n"
-        f"20|RUNNING|n1|0|x||somebody|alma-stage0|{here}/slurm_jobs/1/a.sh|\n"
+        squeue=f"7_1|RUNNING|n1|0|x||{me}|alma-stage0|{folder}/slurm_jobs/1/a.sh|\n"
+        f"8_0|RUNNING|n1|0|x||{me}|alma-stage0|{folder}/other/slurm_jobs/1/a.sh|\n"
+        f"8_1|RUNNING|n1|0|x||{me}|\x1b[2Jprecious|{folder}/slurm_jobs/1/a.sh|\n"
+        f"20|RUNNING|n1|0|x||somebody|alma-stage0|{folder}/slurm_jobs/1/a.sh|\n"
     )
     assert call(cancel.main, monkeypatch, run) == 0
     assert slurm.calls("scancel") == [["7_1"]]
-    _, done, *left = capsys.readouterr().out.splitlines()
+    _, done, *lines = capsys.readouterr().out.splitlines()
     assert done == "cancelled 1 jobs"
-    assert {line.partition(": not")[0] for line in left} == {
+    assert {line.partition(": not")[0] for line in lines} == {
         f"left: job id 8_0 (alma-stage0 of {me})",
         f"left: job id 8_1 (\\x1b[2Jprecious of {me})",
         "left: job id 20 (alma-stage0 of somebody)",
@@ -214,12 +222,12 @@ def test_cancel_leaves_what_jobs_of_other_runs_need(slurm, run, monkeypatch, cap
     )
     assert call(cancel.main, monkeypatch, run) == 0
     assert slurm.calls("scancel") == [["8_1", "7_1"]]
-    *_, done, left, first, second, other = capsys.readouterr().out.splitlines()
+    *_, done, remaining, first, second, foreign = capsys.readouterr().out.splitlines()
     assert done == "cancelled 2 jobs"
-    assert left.startswith("left are these")
+    assert remaining.startswith("left are these")
     assert first == "  run: stage 0, member 1 of 2 (job id 7_0)"
     assert second == "  run: stage 1, member 1 of 2 (job id 8_0)"
-    assert other == "  another job (job id 99)"
+    assert foreign == "  another job (job id 99)"
 
 
 def test_jobs_that_need_a_job_that_is_gone_are_cancelled(slurm, run):
@@ -257,14 +265,15 @@ def test_real_slurm(cluster, tmp_path, monkeypatch, capsys):
     after = ("--kill-on-invalid-dep=yes", "--dependency")
     blocked = cluster.submit("true", NAME, *after, f"afterok:{array}_1")
     waiting = cluster.submit("true", NAME, *after, f"afterok:{array}_0")
-    other = cluster.submit("sleep 600")
+    foreign = cluster.submit("sleep 600")
     jobs = [(f"member {k}", f"{array}_{k}") for k in range(3)]
     jobs += [
         ("blocked", blocked, "member 1"),
         ("waiting", waiting, "member 0"),
         ("gone", "999999999"),
     ]
-    run, done = Path("run"), "{}/trained.json".format
+    run = Path("run")
+    done = "{}/trained.json".format
     write(run, *(entry(name, done(name), job, *map(done, needs)) for name, job, *needs in jobs))
     cluster.wait_for(f"{array}_1", "FAILED")
     cluster.wait_for(f"{array}_0", "RUNNING")
@@ -272,8 +281,8 @@ def test_real_slurm(cluster, tmp_path, monkeypatch, capsys):
     cluster.run("scontrol", "requeue", f"{array}_2")
     cluster.wait_for(f"{array}_2", "PENDING")
     cluster.until(lambda: states(run)["member 2"] == "requeued")  # after COMPLETING
-    seen = {each.job.name: each for each in queue.look([run])}
-    assert {name: each.state for name, each in seen.items()} == {
+    seen = {status.job.name: status for status in queue.look([run])}
+    assert {name: status.state for name, status in seen.items()} == {
         "member 0": "running",
         "member 1": "failed",
         "member 2": "requeued",
@@ -288,5 +297,5 @@ def test_real_slurm(cluster, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("cancelled 3 jobs\n")
     assert queue.wait([run], 0.2)[0].state == "cancelled"
     assert set(cluster.states(f"{array}_0", f"{array}_2", waiting).values()) == {"CANCELLED"}
-    assert cluster.state(other) in ("RUNNING", "PENDING")
-    cluster.run("scancel", other)
+    assert cluster.state(foreign) in ("RUNNING", "PENDING")
+    cluster.run("scancel", foreign)

@@ -18,13 +18,13 @@ FLAGS = (*SMALL, "--max-update", "4")
 
 def plans(tmp_path, *learners: str, megabatches: int = 3):
     """Plans of "LEARNER OPTIONS", each in a folder of that name."""
-    made = []
+    run_plans = []
     for words in learners:
         learner, *options = words.split()
         out = tmp_path / words.replace(" ", "")
-        given = ["stream", "--learner", learner, "--out", str(out), *options, "--", *FLAGS]
-        made += [make_plan(request, megabatches) for request in read_requests(given)]
-    return made
+        arguments = ["stream", "--learner", learner, "--out", str(out), *options, "--", *FLAGS]
+        run_plans += [make_plan(request, megabatches) for request in read_requests(arguments)]
+    return run_plans
 
 
 class Sent:
@@ -41,13 +41,13 @@ class Sent:
         )
 
 
-def all_jobs(made) -> list:
-    return in_submission_order([job for plan in made for job in jobs_of(plan)])
+def all_jobs(run_plans) -> list:
+    return in_submission_order([job for plan in run_plans for job in jobs_of(plan)])
 
 
-def sent(made, ids: dict | None = None) -> list[tuple[str, list[str], str | None]]:
+def sent(run_plans, ids: dict | None = None) -> list[tuple[str, list[str], str | None]]:
     send = Sent()
-    submit(all_jobs(made), Resources(), send, {} if ids is None else ids)
+    submit(all_jobs(run_plans), Resources(), send, {} if ids is None else ids)
     return send.jobs
 
 
@@ -60,11 +60,14 @@ def finish(plan, *names: str) -> None:
 
 
 def test_elements_of_a_chain_keep_their_index(tmp_path):
-    """Also among runs with fewer stages, and gens: a stage is an array that follows the one before."""
+    """Also among runs with fewer stages, and gens: a stage is an array that follows the one
+    before."""
     jobs = sent(plans(tmp_path, "sm --waiting-time 3", "gens", "ens --members 2", "sm"))
-    places = {name: (f"{number}_{place}", after) for number, (_, what, after) in enumerate(jobs, 1)
-              for place, name in enumerate(what)}  # fmt: skip
-    arrays = [(what, after) for name, what, after in jobs if name.startswith("alma-stage")]
+    places = {}
+    for number, (_, elements, after) in enumerate(jobs, start=1):
+        for place, name in enumerate(elements):
+            places[name] = (f"{number}_{place}", after)
+    arrays = [(elements, after) for name, elements, after in jobs if name.startswith("alma-stage")]
     of_ens = [[f"ens--members2 stage {k}, member {m} of 2" for m in (1, 2)] for k in range(3)]
     assert arrays == [
         ([*of_ens[0], "sm stage 0", "sm--waiting-time3 stage 0", "gens stage 0"], None),
@@ -81,12 +84,12 @@ def test_elements_of_a_chain_keep_their_index(tmp_path):
 
 
 def test_a_relaunch_submits_missing_jobs(tmp_path):
-    made = plans(tmp_path, "sm", "ens --members 2", "gens")
-    finish(made[0], "untrained", "stage 0", "evaluation of stage 0", "stage 1")
-    finish(made[2], *(job.name for job in jobs_of(made[2])))  # complete
-    finish(made[1], "untrained", "stage 0, member 2 of 2")
-    jobs = sent(made)
-    arrays = [(what, after) for name, what, after in jobs if name.startswith("alma-stage")]
+    run_plans = plans(tmp_path, "sm", "ens --members 2", "gens")
+    finish(run_plans[0], "untrained", "stage 0", "evaluation of stage 0", "stage 1")
+    finish(run_plans[2], *(job.name for job in jobs_of(run_plans[2])))  # complete
+    finish(run_plans[1], "untrained", "stage 0, member 2 of 2")
+    jobs = sent(run_plans)
+    arrays = [(elements, after) for name, elements, after in jobs if name.startswith("alma-stage")]
     of_ens = [f"ens--members2 stage {index}, member" for index in range(3)]
     assert arrays == [
         ([f"{of_ens[0]} 1 of 2"], None),
@@ -96,7 +99,9 @@ def test_a_relaunch_submits_missing_jobs(tmp_path):
         ([f"{of_ens[2]} 2 of 2"], "afterok:3"),
         (["sm stage 2"], None),
     ]
-    evaluations = {what[0]: after for name, what, after in jobs if name.startswith("alma-evaluate")}
+    evaluations = {
+        elements[0]: after for name, elements, after in jobs if name.startswith("alma-evaluate")
+    }
     assert evaluations == {
         "sm evaluation of stage 1": None,
         "sm evaluation of stage 2": "afterok:6",
@@ -111,7 +116,7 @@ def test_arrays_are_split_at_the_largest_that_slurm_takes(tmp_path, monkeypatch)
     monkeypatch.setattr(submission, "largest_array", lambda: 2)
     jobs = sent(plans(tmp_path, *(f"sm --seed {seed}" for seed in range(5)), megabatches=2))
     names = [[f"sm--seed{seed} stage {stage}" for seed in range(5)] for stage in range(2)]
-    arrays = [(what, after) for name, what, after in jobs if name.startswith("alma-stage")]
+    arrays = [(elements, after) for name, elements, after in jobs if name.startswith("alma-stage")]
     assert arrays == [
         (names[0][:2], None),
         (names[0][2:4], None),
@@ -120,8 +125,8 @@ def test_arrays_are_split_at_the_largest_that_slurm_takes(tmp_path, monkeypatch)
         (names[1][:2], "aftercorr:4"),
         (names[1][2:4], "aftercorr:5"),
     ]
-    assert max(len(what) for _, what, _ in jobs) == 2
-    assert sum(len(what) for _, what, _ in jobs) == 25
+    assert max(len(elements) for _, elements, _ in jobs) == 2
+    assert sum(len(elements) for _, elements, _ in jobs) == 25
 
 
 @pytest.mark.parametrize(
@@ -140,8 +145,8 @@ def test_the_largest_array(slurm, config, size):
 
 
 def test_a_refused_submission_says_how_many_are_queued(tmp_path, monkeypatch):
-    (made,) = plans(tmp_path, "ens --members 2")
-    made.out.mkdir()
+    (run_plan,) = plans(tmp_path, "ens --members 2")
+    run_plan.out.mkdir()
     send = Sent()
 
     def full(name, *arguments):
@@ -154,32 +159,32 @@ def test_a_refused_submission_says_how_many_are_queued(tmp_path, monkeypatch):
         "QOSMaxSubmitJobPerUserLimit; 3 jobs are submitted; rerun the command to submit the rest"
     )
     with pytest.raises(UserError, match=refused):
-        submission.launch(all_jobs([made]), Resources(), tmp_path / "logs", [])
-    busy = [job for job in queue.read_jobs(made.out) if job.job_id]
+        submission.launch(all_jobs([run_plan]), Resources(), tmp_path / "logs", [])
+    busy = [job for job in queue.read_jobs(run_plan.out) if job.job_id]
     assert [job.name for job in busy] == [
         "untrained",
         *(f"stage 0, member {k} of 2" for k in (1, 2)),
     ]
     with pytest.raises(UserError, match="Limit; 0 jobs are submitted; rerun"):
-        submission.launch(all_jobs([made]), Resources(), tmp_path / "logs", busy)
+        submission.launch(all_jobs([run_plan]), Resources(), tmp_path / "logs", busy)
     monkeypatch.setattr(submission, "to_slurm", lambda folder: Sent())
-    submission.launch(all_jobs([made]), Resources(), tmp_path / "logs", busy)
-    assert all(job.job_id for job in queue.read_jobs(made.out))
+    submission.launch(all_jobs([run_plan]), Resources(), tmp_path / "logs", busy)
+    assert all(job.job_id for job in queue.read_jobs(run_plan.out))
 
 
 def test_a_refusal_by_sbatch_is_one_line(slurm, tmp_path, capfd):
-    (made,) = plans(tmp_path, "sm")
+    (run_plan,) = plans(tmp_path, "sm")
     slurm.has(srun="")
     slurm.fails(sbatch="sbatch: error: Batch job submission failed: no")
     send = submission.to_slurm(tmp_path / "logs")
     with pytest.raises(UserError, match="^sbatch refused alma-untrained: .* failed: no; --dry-run"):
-        submit(all_jobs([made]), Resources(), send, {})
+        submit(all_jobs([run_plan]), Resources(), send, {})
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_kill_between_two_submissions_loses_no_job(tmp_path, monkeypatch):
-    (made,) = plans(tmp_path, "sm")
-    made.out.mkdir()
+    (run_plan,) = plans(tmp_path, "sm")
+    run_plan.out.mkdir()
     send = Sent()
 
     def killed(*arguments):
@@ -193,12 +198,14 @@ def test_a_kill_between_two_submissions_loses_no_job(tmp_path, monkeypatch):
 
     def read():
         return [
-            job for job in json.loads((made.out / "jobs.json").read_text())["jobs"] if job["job"]
+            job
+            for job in json.loads((run_plan.out / "jobs.json").read_text())["jobs"]
+            if job["job"]
         ]
 
     monkeypatch.setattr(submission, "to_slurm", lambda folder: killed)
     with pytest.raises(KeyboardInterrupt):
-        submission.launch(all_jobs([made]), Resources(), tmp_path / "logs", [])
+        submission.launch(all_jobs([run_plan]), Resources(), tmp_path / "logs", [])
     assert len(read()) == 2
 
 
@@ -209,9 +216,13 @@ def test_queued_jobs_stay_recorded_when_a_launch_requests_fewer_stages(tmp_path)
     ids = {job.marker: str(number) for number, job in enumerate(jobs_of(long), start=11)}
     record(long.out, jobs_of(long), ids, tmp_path / "old")
     before = queue.read_jobs(long.out)
-    kept = [job for job in before if job.name in ("stage 1", "evaluation of stage 1")]
+    unchanged = [job for job in before if job.name in ("stage 1", "evaluation of stage 1")]
     record(
-        long.out, jobs_of(short), {job.marker: job.job_id for job in kept}, tmp_path / "new", kept
+        long.out,
+        jobs_of(short),
+        {job.marker: job.job_id for job in unchanged},
+        tmp_path / "new",
+        unchanged,
     )
     now = {job.name: job for job in queue.read_jobs(long.out)}
     assert list(now) == [

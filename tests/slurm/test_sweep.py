@@ -64,7 +64,7 @@ def test_a_dry_run_shows_one_array_of_tasks_without_a_gpu(tmp_path, monkeypatch,
         "learn",
     )
     assert call(sweep, monkeypatch, *SLURM, *words) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for line in (
         "--array=0-2%3",
         "--cpus-per-task=1",
@@ -72,11 +72,12 @@ def test_a_dry_run_shows_one_array_of_tasks_without_a_gpu(tmp_path, monkeypatch,
         "--partition=learn",
         "--requeue",
     ):
-        assert f"#SBATCH {line}\n" in said
-    assert "gpu" not in said.partition("\n1 submissions")[0]
-    assert f"# <1> {tmp_path}/x part 1 of 3, {tmp_path}/x part 2 of 3, " in said
+        assert f"#SBATCH {line}\n" in output
+    assert "gpu" not in output.partition("\n1 submissions")[0]
+    assert f"# <1> {tmp_path}/x part 1 of 3, {tmp_path}/x part 2 of 3, " in output
     assert (
-        "1 submissions with 3 jobs, 0 GPU-hours requested, before requeues" in said.splitlines()[-1]
+        "1 submissions with 3 jobs, 0 GPU-hours requested, before requeues"
+        in output.splitlines()[-1]
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -120,8 +121,8 @@ def test_an_experiment_is_split_and_a_change_of_runs_flags_or_files_undoes_its_p
 )
 def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
-    there = None if "no sbatch" in message else "/bin/sbatch"
-    monkeypatch.setattr("slurm.engine.resources.shutil.which", lambda name: there)
+    program = None if "no sbatch" in message else "/bin/sbatch"
+    monkeypatch.setattr("slurm.engine.resources.shutil.which", lambda name: program)
     assert message in refused(sweep, monkeypatch, capsys, *SLURM, *words)
     assert list(tmp_path.iterdir()) == []
 

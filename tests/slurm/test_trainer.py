@@ -1,4 +1,5 @@
-"""`alma train --trainer COMMAND`: what COMMAND gets, what it may answer, faults, kills, sharing, SLURM."""
+"""`alma train --trainer COMMAND`: what COMMAND gets, what it may answer, faults, kills,
+sharing, SLURM."""
 
 import json
 import math
@@ -16,12 +17,13 @@ from types import SimpleNamespace
 import pytest
 from launcher import call
 
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
 from alma.stream import Stream
 from alma.trainer import StageTask
 from slurm.engine import children
 from slurm.engine.forks import ForkServer
 from slurm.launch import main
+from tests.machine_fields import without_machine_fields
 
 ROOT = Path(__file__).parents[2]
 BESIDE = "LOSS = 5.0\n"
@@ -76,7 +78,8 @@ task.finish(parameters=10, **amounts)
 
 @pytest.fixture
 def train(stream, tmp_path, monkeypatch, capsys) -> Callable:
-    """`train(*words, code=0, fault="")`: `alma train` with the trainer above; returns what it prints."""
+    """`train(*words, code=0, fault="")`: `alma train` with the trainer above;
+    returns what it prints."""
     (tmp_path / "beside.py").write_text(BESIDE)
     (tmp_path / "my_trainer.py").write_text(TRAINER)
     monkeypatch.chdir(tmp_path)
@@ -92,20 +95,18 @@ def train(stream, tmp_path, monkeypatch, capsys) -> Callable:
     ) -> str:
         monkeypatch.setenv("FAULT", fault)
         monkeypatch.setattr(sys, "argv", ["alma train"])
-        given = [what, *words, "--trainer", f"{sys.executable} {trainer}"]
+        arguments = [what, *words, "--trainer", f"{sys.executable} {trainer}"]
         capsys.readouterr()
-        assert call(main, monkeypatch, *given) == code, capsys.readouterr().err
-        said = capsys.readouterr()
-        return said.out + said.err
+        assert call(main, monkeypatch, *arguments) == code, capsys.readouterr().err
+        printed = capsys.readouterr()
+        return printed.out + printed.err
 
     return run
 
 
 def rows(run: str = "run") -> list[dict]:
     """The rows of a run without what measures the machine."""
-    return [
-        {key: row[key] for key in row if key not in MACHINE_FIELDS} for row in Run.read(run).rows
-    ]
+    return without_machine_fields(Run.read(run).rows)
 
 
 def test_a_trainer_gets_its_stage_and_its_answers_become_rows(train, stream):
@@ -153,8 +154,8 @@ def test_a_trainer_gets_its_stage_and_its_answers_become_rows(train, stream):
 
 def test_an_ensemble_is_evaluated_by_the_trainer_and_shares_its_first_member(train, stream):
     Path("e.yaml").write_text("waiting-time: 2\nlearner: [ens, gens]\n")
-    said = train("--stream", stream, "--out", "runs", what="e.yaml")
-    assert "shared with" in said
+    output = train("--stream", stream, "--out", "runs", what="e.yaml")
+    assert "shared with" in output
     folders = {
         Run.read(path.parent).config["learner"]: path.parent
         for path in Path("runs").glob("*/run.json")
@@ -183,9 +184,9 @@ def test_an_ensemble_is_evaluated_by_the_trainer_and_shares_its_first_member(tra
 )
 def test_a_wrong_answer_is_one_line_and_nothing_is_lost(train, fault, says):
     words = ("--learner", "sm", "--waiting-time", "3", "--out", "run")
-    said = train(*words, code=2, fault=fault)
-    assert said.splitlines()[-1].startswith("error: ")
-    assert says in said.splitlines()[-1]
+    output = train(*words, code=2, fault=fault)
+    assert output.splitlines()[-1].startswith("error: ")
+    assert says in output.splitlines()[-1]
     train(*words)
     assert rows()[-1]["value"] == math.exp(4.1)
 
@@ -215,7 +216,9 @@ def test_killed_at_any_moment_the_end_is_the_same(train, stream, tmp_path):
     train("--learner", "ens", "--replay", "--out", "whole")
     environment = os.environ | {"SLOW": ".02"}
     command = [sys.executable, "-m", "slurm.launch", *map(str, words), "killed"]
-    chance, code, kills = random.Random(1), 1, 0
+    chance = random.Random(1)
+    code = 1
+    kills = 0
     while code:
         process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         try:
@@ -259,10 +262,10 @@ def test_what_makes_no_sense_is_refused(train, words, says):
 def test_another_trainer_does_not_go_on_from_the_files_of_the_first(train):
     train("--learner", "sm", "--waiting-time", "3", "--out", "run", code=1, fault="stop")
     Path("other.py").write_text(TRAINER)
-    said = train(
+    output = train(
         "--learner", "sm", "--waiting-time", "3", "--out", "run", code=2, trainer="other.py"
     )
-    assert "trainer" in said.splitlines()[-1]
+    assert "trainer" in output.splitlines()[-1]
 
 
 def test_on_slurm_its_jobs_are_arrays(train):
@@ -277,19 +280,19 @@ def test_on_slurm_its_jobs_are_arrays(train):
         "--out",
         "run",
     )
-    said = train(*words)
-    assert "run stage 0, member 1 of 2, run stage 0, member 2 of 2" in said
+    output = train(*words)
+    assert "run stage 0, member 1 of 2, run stage 0, member 2 of 2" in output
     assert "one task of one node" in train(*words, "--nodes", "2", code=2)
     assert not Path("run").exists()
 
 
 EXAMPLES = ROOT / "examples/trainers"
 MODULES = ("fairseq_cli.train", "fairseq_alma.preloaded", "transformers.trainer", "accelerate")
-FLAGS = "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2 --cpu"
-FLAGS += (
-    " --decoder-ffn-embed-dim 16 --tokens-per-sample 64 --batch-size 8 --optimizer adam --lr 5e-3"
+FLAGS = (
+    "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2 "
+    "--decoder-ffn-embed-dim 16 --tokens-per-sample 64 --batch-size 8 --optimizer adam --lr 5e-3 "
+    "--max-update 10 --num-workers 0 --no-epoch-checkpoints --cpu"
 )
-FLAGS += " --max-update 10 --num-workers 0 --no-epoch-checkpoints"
 
 
 @pytest.fixture(scope="module")
@@ -298,14 +301,15 @@ def server():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("OMP_NUM_THREADS", "1")
-        made = ForkServer(MODULES)
-    yield made
-    made.stop()
+        fork_server = ForkServer(MODULES)
+    yield fork_server
+    fork_server.stop()
 
 
 @pytest.fixture
 def example(train, server, monkeypatch) -> Callable:
-    """`example(name, *words)` is `train` with a module of EXAMPLES; it and fairseq's commands are forks."""
+    """`example(name, *words)` is `train` with a module of EXAMPLES;
+    it and fairseq's commands are forks."""
     forks = SimpleNamespace(start=server.start, stop=lambda: None)
     monkeypatch.setattr(children, "ForkServer", lambda _: forks)
     monkeypatch.setattr(children, "_forks", forks)
@@ -361,16 +365,16 @@ def test_fairseq_as_a_trainer_has_the_rows_of_sm(example, stream, monkeypatch):
     example(f"fairseq_dummy {FLAGS}", "--learner", "sm", "--stages", "1", "--out", "own")
     words = (stream, "--learner", "sm", "--stages", "1", "--out", "built-in", "--", *FLAGS.split())
     assert call(main, monkeypatch, *words) == 0
-    for ours, theirs in zip(rows("own"), rows("built-in"), strict=True):
-        del theirs["extra"]["eval_flops_per_example_with_attention"]
-        assert ours["extra"].pop("perplexity_per_word") == pytest.approx(
-            theirs["extra"].pop("perplexity_per_word")
+    for example_row, row in zip(rows("own"), rows("built-in"), strict=True):
+        del row["extra"]["eval_flops_per_example_with_attention"]
+        assert example_row["extra"].pop("perplexity_per_word") == pytest.approx(
+            row["extra"].pop("perplexity_per_word")
         )
-        assert ours["extra"].pop("bits_per_byte") == pytest.approx(
-            theirs["extra"].pop("bits_per_byte")
+        assert example_row["extra"].pop("bits_per_byte") == pytest.approx(
+            row["extra"].pop("bits_per_byte")
         )
-        assert ours["extra"].pop("valid") == pytest.approx(theirs["extra"].pop("valid"))
-        assert ours == theirs
+        assert example_row["extra"].pop("valid") == pytest.approx(row["extra"].pop("valid"))
+        assert example_row == row
 
 
 def test_the_schema_of_answers_is_checked_on_both_sides(train):

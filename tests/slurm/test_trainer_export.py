@@ -1,4 +1,5 @@
-"""`alma export` of a run of the user's own trainer: folders of Hugging Face, and other checkpoints."""
+"""`alma export` of a run of the user's own trainer: folders of Hugging Face, and other
+checkpoints."""
 
 import json
 import os
@@ -23,7 +24,8 @@ if task.action == "evaluate":
 model = Path(task.out, "model")
 (model / "later").mkdir(parents=True, exist_ok=True)
 config = {"model_type": "llama", "vocab_size": task.dictionary, "bos_token_id": 2}
-files = {"config.json": json.dumps(config | {"eos_token_id": [2, 3]}), "model.safetensors": "weights"}
+config["eos_token_id"] = [2, 3]
+files = {"config.json": json.dumps(config), "model.safetensors": "weights"}
 for name in ("optimizer.pt", "trainer_state.json", "training_args.bin", ".hidden"):
     files[name] = "state"
 for name, text in files.items():
@@ -149,7 +151,7 @@ def test_what_is_no_single_folder_of_hugging_face_is_one_line(
     assert "ens deploys an ensemble of 2 models of its own trainer" in ensemble
     assert "/ens/stage_00/member_1/model/model\n" in ensemble
     assert "run: --weights is for models of fairseq" in error(run, "--weights", "average")
-    assert "run: --t and --onnx are for runs of `alma images`" in error(run, "--onnx")
+    assert "run: --onnx is for runs of `alma images`: leave it out" in error(run, "--onnx")
     checkpoint = run / "stage_00/model/model"
     (checkpoint / "model.safetensors").unlink()
     assert f"{checkpoint}, the checkpoint of the run's own trainer, is no folder" in error(run)

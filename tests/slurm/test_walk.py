@@ -1,7 +1,8 @@
 """The way of `alma train` from words to a plan, read in the order in which it runs.
 
-A reader follows one --dry-run. Each call takes her to the module of the function, method or property, once
-for each place of the text that calls; a return is a call into a module that she had left for another one.
+A reader follows one --dry-run. Each call takes her to the module of the function, method or
+property, once for each place of the text that calls; a return is a call into a module that she had
+left for another one.
 """
 
 import sys
@@ -22,12 +23,14 @@ WORDS = ["stream", "--learner", "gmoe", "--out", "run"]
 def walk(run, methods: bool) -> list[str]:
     """The modules of slurm/ and of alma.options in the order of calls, without repeats in a row.
 
-    One call for each place of the text that calls; with `methods` also those of methods and properties.
+    One call for each place of the text that calls;
+    with `methods` also those of methods and properties.
     """
     seen = {}
 
     def note(frame, event, _):
-        code, caller = frame.f_code, frame.f_back
+        code = frame.f_code
+        caller = frame.f_back
         inside = code.co_filename.startswith((str(ROOT / "slurm"), str(ROOT / "alma/options.py")))
         if event == "call" and inside and (methods or code.co_qualname == code.co_name):
             seen.setdefault((caller.f_code, caller.f_lineno, code), Path(code.co_filename).stem)
@@ -53,8 +56,8 @@ def test_a_request_becomes_a_plan_without_detours():
 
 
 def test_the_way_from_words_to_a_plan_is_straight(tmp_path, monkeypatch):
-    made = make(tmp_path)
-    monkeypatch.chdir(made.folder)
+    steps = make(tmp_path)
+    monkeypatch.chdir(steps.folder)
     monkeypatch.setenv("PYTHONPATH", f"{FAKE}:{ROOT}")
     monkeypatch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
     codes = []

@@ -12,7 +12,8 @@ from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
+from tests.machine_fields import without_machine_fields
 from vision import data
 from vision.run import main, parser
 from vision.sections import read_sections
@@ -26,7 +27,7 @@ CPU = torch.device("cpu")
 def numbers(run):
     """The rows of a run, or of a folder, without those fields that differ between machines."""
     rows = (run if isinstance(run, Run) else Run.read(run)).rows
-    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]
+    return without_machine_fields(rows)
 
 
 def seeded(seed):
@@ -83,15 +84,16 @@ def error_of(monkeypatch, capsys, *words):
     with pytest.raises(SystemExit) as stop:
         command(monkeypatch, *words)
     assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
-    return said.err
+    output = capsys.readouterr()
+    assert output.err.startswith("error: ")
+    assert output.err.count("\n") == 1
+    return output.err
 
 
 @pytest.fixture
 def refused():
-    """`refused(function, ...)` calls the function and returns the one-line message of its UserError."""
+    """`refused(function, ...)` calls the function and returns the one-line message of its
+    UserError."""
 
     def message(function, *arguments, **options) -> str:
         with pytest.raises(UserError) as caught:
@@ -113,7 +115,8 @@ def no_cache():
 
 @pytest.fixture
 def tree(tmp_path):
-    """A folder of 70 + 4 images of 6 x 4 pixels in two classes, more than one chunk of the decoder."""
+    """A folder of 70 + 4 images of 6 x 4 pixels in two classes, more than one chunk of the
+    decoder."""
     for part, n in (("train", 35), ("test", 2)):
         for label, name in enumerate(("cat", "dog")):
             for i in range(n):

@@ -28,7 +28,9 @@ def test_gradients_are_those_of_autocast_in_fp32(arch):
     loss = torch.nn.functional.cross_entropy(logits[0].t().float(), labels)
     expected = torch.autograd.grad(loss, flat.parameters)
     gradient_writer(subject.model, flat, "bf16")(images, labels)
-    assert all(torch.equal(p.grad, own) for p, own in zip(flat.parameters, expected, strict=True))
+    assert all(
+        torch.equal(p.grad, gradient) for p, gradient in zip(flat.parameters, expected, strict=True)
+    )
     half = flat.gradients.clone()
     gradient_writer(subject.model, flat, "off")(images, labels)
     assert not torch.equal(flat.gradients, half)
@@ -40,8 +42,10 @@ def test_runs_are_close_to_those_in_fp32(tmp_path, name):
     runs = [
         run(MegaBatchStream("digits", 3), name, tmp_path / amp, amp=amp, **options) for amp in AMP
     ]
-    assert [made.config.get("amp") for made in runs] == [None, "bf16"]
-    single, half = ([row["extra"]["valid"]["loss"] for row in made.rows[1:]] for made in runs)
+    assert [run_of_type.config.get("amp") for run_of_type in runs] == [None, "bf16"]
+    single, half = (
+        [row["extra"]["valid"]["loss"] for row in run_of_type.rows[1:]] for run_of_type in runs
+    )
     assert half != single
     assert half == pytest.approx(single, rel=0.3)
 
@@ -49,5 +53,5 @@ def test_runs_are_close_to_those_in_fp32(tmp_path, name):
 def test_evaluation_is_in_fp32():
     data = pictures().dataset
     examples = data.examples(data.test)
-    one, other = (evaluate(learner("sm", amp=amp).model, examples) for amp in AMP)
-    assert torch.equal(one, other)
+    in_fp32, in_bf16 = (evaluate(learner("sm", amp=amp).model, examples) for amp in AMP)
+    assert torch.equal(in_fp32, in_bf16)

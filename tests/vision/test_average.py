@@ -12,17 +12,19 @@ from vision.learners import LEARNERS, resolve
 from vision.stage_data import StageData
 
 VGG = {"arch": "vgg", "hidden": 4, "optimizer": "sgd", "lr": 0.02, "momentum": 0.9}
-STREAM, SCHEDULE = MegaBatchStream("digits", 20), stages(20, 4)
+STREAM = MegaBatchStream("digits", 20)
+SCHEDULE = stages(20, 4)
 
 
 def learner(name, **options):
     chosen = {"hidden": 6, "epochs": 3, "average": 0.7} | options
-    found = resolve("digits", name, chosen=chosen)
-    return LEARNERS[name](STREAM.dataset.shape, STREAM.dataset.classes, found, 0, CPU)
+    settings = resolve("digits", name, chosen=chosen)
+    return LEARNERS[name](STREAM.dataset.shape, STREAM.dataset.classes, settings, 0, CPU)
 
 
 def trained_twice(name, **options):
-    subject, data = learner(name, **options), StageData(STREAM, SCHEDULE, CPU)
+    subject = learner(name, **options)
+    data = StageData(STREAM, SCHEDULE, CPU)
     for index in range(2):
         subject.train(index, data)
     return subject, data
@@ -37,9 +39,12 @@ def logits(model, examples):
 @pytest.mark.parametrize("average", [0.7, "poly:4"])
 @pytest.mark.parametrize(("name", "options"), [("sm", {"arch": "vgg", "hidden": 2}), ("moe", {})])
 def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, options, average):
-    """Those of each stage, or with poly:ETA of each epoch; with the statistics of batch normalisation."""
-    subject, plain = learner(name, average=average, **options), learner(name, average=0, **options)
-    seen, stage_data = [], StageData(STREAM, SCHEDULE, CPU)
+    """Those of each stage, or with poly:ETA of each epoch;
+    with the statistics of batch normalisation."""
+    subject = learner(name, average=average, **options)
+    plain = learner(name, average=0, **options)
+    seen = []
+    stage_data = StageData(STREAM, SCHEDULE, CPU)
 
     def follow(_):
         if average == "poly:4":
@@ -56,8 +61,8 @@ def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, optio
         for k, new in enumerate(seen, start=1):
             share = max(0.3, 1 / k) if average == 0.7 else 5 / (k + 4)
             mean = [old + share * (now - old) for old, now in zip(mean, new, strict=True)]
-        for expected, found in zip(mean, subject.deployed.state_dict().values(), strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        for expected, actual in zip(mean, subject.deployed.state_dict().values(), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,8 @@ def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, optio
 )
 def test_a_split_expert_is_split_in_the_average_too(options):
     subject, stage_data = trained_twice("gmoe", **options)
-    before, examples = logits(subject.deployed, stage_data.valid(1)), stage_data.valid(1)
+    before = logits(subject.deployed, stage_data.valid(1))
+    examples = stage_data.valid(1)
     subject.grow(2, stage_data)
     if subject.settings.router == "tree":  # a flat softmax has one more term
         torch.testing.assert_close(logits(subject.deployed, examples), before, rtol=1e-4, atol=1e-5)
@@ -84,14 +90,15 @@ def test_a_split_expert_is_split_in_the_average_too(options):
 def split_from(experts):
     """The expert of which the last one is a copy."""
     weight = next(experts.parameters())
-    (found,) = (i for i in range(len(weight) - 1) if torch.equal(weight[i], weight[-1]))
-    return found
+    (candidate,) = (i for i in range(len(weight) - 1) if torch.equal(weight[i], weight[-1]))
+    return candidate
 
 
 @pytest.mark.parametrize("options", [{}, VGG])
 def test_neurons_that_firefly_adds_are_added_to_the_average_too(options):
     subject, stage_data = trained_twice("ff", **options)
-    examples, old = stage_data.valid(1), copy.deepcopy(subject.deployed)
+    examples = stage_data.valid(1)
+    old = copy.deepcopy(subject.deployed)
     subject.grow(2, stage_data)
     assert subject.deployed.widths == subject.model.widths != old.widths
     before = logits(old, examples)

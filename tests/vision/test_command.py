@@ -11,7 +11,10 @@ from tests.vision.conftest import jobs, numbers
 SECTIONS = """\
 size: little
 learner: [sm, gmoe]
-runs: [{waiting-time: [1, all], replay: on}, {router: flat, average: 0.5}, {learner: gmoe, nesterov: on}]
+runs:
+- {waiting-time: [1, all], replay: on}
+- {router: flat, average: 0.5}
+- {learner: gmoe, nesterov: on}
 """
 
 
@@ -28,8 +31,10 @@ def recorded(command, out):
     "words",
     [
         "",
-        "--learner sm,ens --lr .3,0.30000000000000004 --from-scratch off,on --save-stages --data-root 'a b'",
-        "--dataset mnist --download --megabatches 50 --stream-seed 432 --seeds 0-1 --preset authors",
+        "--learner sm,ens --lr .3,0.30000000000000004 --from-scratch off,on --save-stages "
+        "--data-root 'a b'",
+        "--dataset mnist --download --megabatches 50 --stream-seed 432 --seeds 0-1 "
+        "--preset authors",
         "--scenario classes --replay-share 0,.5 --replay-from recent --device cpu",
         "one.yaml --seeds 0-1",
     ],
@@ -39,12 +44,12 @@ def test_a_recorded_command_is_that_run_alone(tmp_path, monkeypatch, words):
     little = "{megabatches: 5, optimizer: sgd, momentum: 0.9, hidden: 4}"
     Path("sizes.yaml").write_text(f"sizes: {{little: {little}}}")
     Path("one.yaml").write_text(SECTIONS)
-    found = jobs(*shlex.split(words))
-    assert found
-    for job in found:
+    recorded_jobs = jobs(*shlex.split(words))
+    assert recorded_jobs
+    for job in recorded_jobs:
         again = recorded(job.command, job.out)
         assert again == job, job.command
-    assert len({job.command for job in found}) == len(found)
+    assert len({job.command for job in recorded_jobs}) == len(recorded_jobs)
 
 
 def test_a_recorded_command_repeats_the_run(tmp_path):
@@ -53,9 +58,9 @@ def test_a_recorded_command_repeats_the_run(tmp_path):
     first.run()
     run = Run.read(first.out)
     recorded(run.info["command"], tmp_path / "again").run()
-    made = Run.read(tmp_path / "again")
-    assert numbers(made) == numbers(run)
-    assert made.config == run.config
-    assert made.info["command"] == run.info["command"].replace(
+    rerun = Run.read(tmp_path / "again")
+    assert numbers(rerun) == numbers(run)
+    assert rerun.config == run.config
+    assert rerun.info["command"] == run.info["command"].replace(
         str(first.out), str(tmp_path / "again")
     )

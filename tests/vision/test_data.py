@@ -54,30 +54,32 @@ def test_examples_are_normalised_and_channels_last():
 @pytest.mark.gpu
 def test_examples_on_a_gpu():
     digits = data.load("digits")
-    here, there = digits.examples(digits.test), digits.examples(digits.test, "cuda")
-    assert there.images.device.type == there.labels.device.type == "cuda"
-    assert torch.allclose(there.images.cpu(), here.images, atol=1e-5)
-    assert torch.equal(there.labels.cpu(), here.labels)
+    on_cpu = digits.examples(digits.test)
+    on_gpu = digits.examples(digits.test, "cuda")
+    assert on_gpu.images.device.type == on_gpu.labels.device.type == "cuda"
+    assert torch.allclose(on_gpu.images.cpu(), on_cpu.images, atol=1e-5)
+    assert torch.equal(on_gpu.labels.cpu(), on_cpu.labels)
 
 
 def test_mean_and_std_of_the_pixels_and_black():
     images = torch.from_numpy(RNG(0).randint(0, 256, (7, 3, 5, 4)).astype(np.uint8))
-    images[:, 2], images[0, :, 0, 0] = 9, 0
-    made = make_dataset(
+    images[:, 2] = 9
+    images[0, :, 0, 0] = 0
+    dataset = make_dataset(
         "folder",
         Images(images, torch.tensor([0, 1, 2, 0, 1, 2, 6])),
         Images(images[:1], torch.tensor([3])),
     )
     pixels = images.double().transpose(0, 1).flatten(1) / 255
-    assert made.mean == pytest.approx(pixels.mean(1).tolist())
-    assert made.std == pytest.approx(pixels.std(1).tolist())
-    assert made.classes == 7
-    assert torch.equal(made.black, made.examples(made.train).images[0, :, 0, 0])
-    assert made.black.tolist() == pytest.approx(
-        [-m / s for m, s in zip(made.mean, made.std, strict=True)]
+    assert dataset.mean == pytest.approx(pixels.mean(1).tolist())
+    assert dataset.std == pytest.approx(pixels.std(1).tolist())
+    assert dataset.classes == 7
+    assert torch.equal(dataset.black, dataset.examples(dataset.train).images[0, :, 0, 0])
+    assert dataset.black.tolist() == pytest.approx(
+        [-m / s for m, s in zip(dataset.mean, dataset.std, strict=True)]
     )
     images[:, 2] = 9
-    assert make_dataset("folder", made.train, made.test).std[2] > 0, (
+    assert make_dataset("folder", dataset.train, dataset.test).std[2] > 0, (
         "a constant channel has a positive std"
     )
 
@@ -107,9 +109,13 @@ def gray(n=12):
 
 def test_arrays_of_any_layout_make_the_same_data_set():
     x, y = gray()
-    made = make_dataset("mine", (x, y), (x[:4], y[:4]))
-    assert (made.shape, made.classes, made.train.labels.dtype) == ((1, 5, 4), 3, torch.int64)
-    assert torch.equal(made.train.images[:, 0], torch.from_numpy(x))
+    dataset = make_dataset("mine", (x, y), (x[:4], y[:4]))
+    assert (dataset.shape, dataset.classes, dataset.train.labels.dtype) == (
+        (1, 5, 4),
+        3,
+        torch.int64,
+    )
+    assert torch.equal(dataset.train.images[:, 0], torch.from_numpy(x))
     for images, labels in (
         (x[:, None], y.tolist()),
         (torch.from_numpy(x), torch.from_numpy(y)),
@@ -118,7 +124,11 @@ def test_arrays_of_any_layout_make_the_same_data_set():
         Images(torch.from_numpy(x)[:, None], torch.from_numpy(y)),
     ):
         other = make_dataset("mine", (images, labels), (x[:4], y[:4]))
-        assert (other.fingerprint, other.mean, other.std) == (made.fingerprint, made.mean, made.std)
+        assert (other.fingerprint, other.mean, other.std) == (
+            dataset.fingerprint,
+            dataset.mean,
+            dataset.std,
+        )
     colour = np.stack([x, x, x], 1)
     assert make_dataset("mine", (colour, y), (colour, y)).shape == (3, 5, 4)
 
@@ -171,7 +181,8 @@ def write_mnist(root, name="mnist"):
     written = {}
     classes, stems = (10, ("train", "t10k")) if name == "mnist" else (47, EMNIST)
     for part, prefix, n in zip(("train", "test"), stems, (12, 6), strict=True):
-        images, labels = RNG(n).randint(0, 256, (n, 28, 28)), RNG(n).randint(0, classes, n)
+        images = RNG(n).randint(0, 256, (n, 28, 28))
+        labels = RNG(n).randint(0, classes, n)
         labels[0] = classes - 1
         raw = root / name.upper() / "raw"
         write_idx(raw / f"{prefix}-images-idx3-ubyte", images)
@@ -181,7 +192,8 @@ def write_mnist(root, name="mnist"):
 
 
 def check(read, written):
-    """Check that a data set equals what was written, with images (n, channels, height, width) as bytes."""
+    """Check that a data set equals what was written,
+    with images (n, channels, height, width) as bytes."""
     for name, (images, labels) in written.items():
         part = getattr(read, name)
         assert (part.images.dtype, part.labels.dtype) == (torch.uint8, torch.int64)
@@ -196,7 +208,9 @@ def test_mnist_and_emnist(tmp_path, name, packed):
     """Files may be packed, some or all, in a folder that is read-only."""
     written = write_mnist(tmp_path, name)
     raw = tmp_path / name.upper() / "raw"
-    for path in [path for path in raw.iterdir() if any(part in path.name for part in packed)]:
+    for path in list(raw.iterdir()):
+        if not any(part in path.name for part in packed):
+            continue
         path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
     raw.chmod(0o555)
@@ -211,7 +225,8 @@ def test_mnist_and_emnist(tmp_path, name, packed):
 
 @pytest.fixture
 def cifar(monkeypatch):
-    """Write a few images as CIFAR-10 or CIFAR-100, and disable torchvision's check of the MD5 sum."""
+    """Write a few images as CIFAR-10 or CIFAR-100, and disable torchvision's check of the MD5
+    sum."""
     import torchvision.datasets.cifar
 
     monkeypatch.setattr(torchvision.datasets.cifar, "check_integrity", lambda path, md5=None: True)
@@ -234,10 +249,10 @@ def cifar(monkeypatch):
                 pickle.dumps({"data": images.reshape(4, 3072), key: labels}, 2)
             )
             written["train" if file in trains else "test"].append((images, labels))
-        return {
-            part: tuple(np.concatenate(arrays) for arrays in zip(*several, strict=True))
-            for part, several in written.items()
-        }
+        expected = {}
+        for part, parts in written.items():
+            expected[part] = tuple(map(np.concatenate, zip(*parts, strict=True)))
+        return expected
 
     return write
 
@@ -248,9 +263,9 @@ def test_cifar(tmp_path, cifar, name, classes, count, refused):
     read = data.load(name, str(tmp_path))
     check(read, written)
     assert (read.shape, read.classes, len(read.train.labels)) == ((3, 32, 32), classes, count)
-    known = (0.4914, 0.4822, 0.4465)
+    mean = (0.4914, 0.4822, 0.4465)
     assert read.mean == pytest.approx(
-        known if name == "cifar10" else written["train"][0].mean((0, 2, 3)) / 255
+        mean if name == "cifar10" else written["train"][0].mean((0, 2, 3)) / 255
     )
     path = next(tmp_path.glob("*/*train" if classes > 10 else "*/data_batch_3"))
     whole = path.read_bytes()

@@ -120,12 +120,13 @@ def test_a_run_without_checkpoint_restarts_and_keeps_its_rows_one_newer_than_the
     tmp_path,
 ):
     whole = play(tmp_path / "run")
-    expected, kept = numbers(whole), first_rows(whole)
+    expected = numbers(whole)
+    first = first_rows(whole)
     with pytest.raises(UserError, match=r"lacks rows of completed stages: delete checkpoint\.pt"):
         play(tmp_path / "run")
     (tmp_path / "run" / CHECKPOINT).unlink()
     assert numbers(play(tmp_path / "run")) == expected
-    assert whole.results.read_bytes().startswith(kept)
+    assert whole.results.read_bytes().startswith(first)
 
 
 LAST = {
@@ -165,7 +166,8 @@ def test_a_run_with_all_rows_but_without_its_model_makes_the_model_and_keeps_the
     tmp_path, model
 ):
     whole = play(tmp_path, save_stages=True)
-    path, rows = tmp_path / CHECKPOINT, whole.results.read_bytes()
+    path = tmp_path / CHECKPOINT
+    rows = whole.results.read_bytes()
     state = torch.load(path)
     path.unlink()
     if model == "older":
@@ -192,7 +194,7 @@ def test_other_settings_data_or_partition_in_the_same_folder_are_refused(tmp_pat
     play(tmp_path / "run")
     images = STREAM.dataset.train.images.clone()
     images[0, 0, 0, 0] += 1
-    other = replace(STREAM.dataset, train=Images(images, STREAM.dataset.train.labels))
+    dataset = replace(STREAM.dataset, train=Images(images, STREAM.dataset.train.labels))
     for options, message in (
         ({"epochs": 4}, "epochs: 3 -> 4"),
         ({"stream": MegaBatchStream("digits", 7, seed=432)}, "partition: not given -> 432"),
@@ -200,7 +202,7 @@ def test_other_settings_data_or_partition_in_the_same_folder_are_refused(tmp_pat
             {"stream": MegaBatchStream("digits", parts=STREAM.parts[::-1])},
             "partition: not given -> ",
         ),
-        ({"stream": MegaBatchStream(other, 7)}, "data: "),
+        ({"stream": MegaBatchStream(dataset, 7)}, "data: "),
     ):
         assert message in refused(play, tmp_path / "run", **options)
 
@@ -220,7 +222,8 @@ def test_a_full_disk_is_one_clear_line_and_the_run_resumes(tmp_path, child):
 
 
 def test_edges_of_the_stream(tmp_path):
-    """One minibatch per mega-batch, fewer validation images than classes, w that does not divide B, B = 1."""
+    """One minibatch per mega-batch, fewer validation images than classes,
+    w that does not divide B, B = 1."""
     shortest = MegaBatchStream("digits", 700)
     assert {len(shortest.split(t)[1]) for t in (1, 2, 3)} == {1}
     shortest.parts = shortest.parts[:5]

@@ -87,7 +87,8 @@ def size(model: torch.nn.Module) -> int:
 
 
 def everything(network: Overgrown, kinds: str):
-    """Choices with all candidates of some kinds: s(plits), n(ew neurons), l(ayers); and their parameters."""
+    """Choices with all candidates of some kinds: s(plits), n(ew neurons), l(ayers);
+    and their parameters."""
     chosen = [kind in kinds for kind in "snl"] * len(network.candidates)
     pairs = list(zip(chosen, network.perturbations, strict=True))
     scores = [torch.full((len(p),), -1.0 if taken else 1.0) for taken, p in pairs]
@@ -126,8 +127,8 @@ def test_the_grown_network_equals_the_over_grown_one_without_the_other_candidate
     scores = [torch.randn(len(p), generator=generator) for p in network.perturbations]
     choices = network.select(scores, share * everything(network, "snl")[1])
     grown = grown_network(network, choices)
-    kept = [part for c in choices for part in (c.split, c.new, torch.arange(int(c.layer)))]
-    for p, indices in zip(network.perturbations, kept, strict=True):
+    numbers = [part for c in choices for part in (c.split, c.new, torch.arange(int(c.layer)))]
+    for p, indices in zip(network.perturbations, numbers, strict=True):
         p.data = torch.zeros_like(p).index_copy(0, indices, p.data[indices])
     torch.testing.assert_close(grown(images)[0].t(), network(images), rtol=1e-5, atol=1e-6)
     assert (grown(images) - model(images)).abs().max() > 1e-6
@@ -139,14 +140,16 @@ def test_a_new_layer_is_nearly_the_identity_in_training_mode():
         p.data.zero_()
     network.measure(images)
     deeper = grown_network(network, everything(network, "l")[0])
-    before, after = model.train()(images), deeper.train()(images)
+    before = model.train()(images)
+    after = deeper.train()(images)
     assert len(list(deeper.modules())) == len(list(model.modules())) + 3
     assert (after - before).abs().max() < 0.01 * before.abs().max()
 
 
 @arches
 def test_all_flops_of_a_growth_are_counted(arch):
-    subject, data = trained(arch), Stages()
+    subject = trained(arch)
+    data = Stages()
     with FlopCounterMode(display=False) as counted:
         flops = subject.grow(1, data)
     assert set(flops) == {"growth", "validation"}
@@ -155,19 +158,20 @@ def test_all_flops_of_a_growth_are_counted(arch):
 
 @arches
 def test_tuning_lowers_the_loss_and_keeps_the_norms(arch):
-    subject, data = trained(arch, epochs=10), Stages()
+    subject = trained(arch, epochs=10)
+    data = Stages()
     network = Overgrown(subject.model, 2, True, seeded(3))
     network.measure(data.train(1).images)
     before = [p.detach().clone() for p in network.perturbations]
     network.tune([data.train(1)] * 5)
     losses = []
-    for found in (before, [p.detach().clone() for p in network.perturbations]):
-        for p, value in zip(network.perturbations, found, strict=True):
+    for vectors in (before, [p.detach().clone() for p in network.perturbations]):
+        for p, value in zip(network.perturbations, vectors, strict=True):
             p.data = value / len(network.candidates)
         losses.append(
             torch.nn.functional.cross_entropy(network(data.train(1).images), data.train(1).labels)
         )
-        for p, value in zip(network.perturbations, found, strict=True):
+        for p, value in zip(network.perturbations, vectors, strict=True):
             p.data = value
     assert losses[1] < losses[0] - 1e-3
     for p, old in zip(network.perturbations, before, strict=True):
@@ -187,7 +191,8 @@ def test_scores_are_derivatives_by_epsilon():
     scores, _ = network.scores(batches)
     for which, candidate in ((0, 2), (1, 1), (2, 0), (7, 2)):
         p = network.perturbations[which]
-        old, losses = p.data.clone(), []
+        old = p.data.clone()
+        losses = []
         for epsilon in (0.9, 1.1):
             p.data = old.clone()
             p.data[candidate] *= epsilon
@@ -203,8 +208,10 @@ def test_scores_are_derivatives_by_epsilon():
 def test_selection_by_score_per_parameter_takes_at_least_one():
     network, model, _ = overgrown("mlp")
     scores = [torch.zeros(len(p)) for p in network.perturbations]
-    scores[3][4], scores[0][5] = -1.0, -1.5  # second hidden layer; first, which costs more
-    cheap, costly = 8 + 1 + 5, 768 + 1 + 6
+    scores[3][4] = -1.0  # second hidden layer; first, which costs more
+    scores[0][5] = -1.5
+    cheap = 8 + 1 + 5
+    costly = 768 + 1 + 6
     choices = network.select(scores, cheap)
     assert [c.split.tolist() for c in choices] == [[], [4], []]
     assert size(grown_network(network, choices)) == size(model) + cheap
@@ -218,12 +225,15 @@ def test_selection_by_score_per_parameter_takes_at_least_one():
 @pytest.mark.parametrize("depth", [True, False])
 def test_growth_is_linear_in_width_and_depth_and_keeps_the_classes(arch, depth):
     options = {"shape": (3, 8, 8), "arch": arch, "hidden": 6, "ff_depth": depth, "lr": 0.01}
-    subject, data, found = learner(**options, epochs=2), Stages(shape=(3, 8, 8)), Counter()
-    initial, modules = subject.parameters, len(list(subject.model.modules()))
+    subject = learner(**options, epochs=2)
+    data = Stages(shape=(3, 8, 8))
+    counts = Counter()
+    initial = subject.parameters
+    modules = len(list(subject.model.modules()))
     for index in range(1, 5):
         before = subject.parameters
         subject.grow(index, data)
-        found.update(subject.growth)
+        counts.update(subject.growth)
         assert subject.growth["added_parameters"] == subject.parameters - before > 0
         hidden = (
             list(itertools.chain(*subject.model.widths))
@@ -234,15 +244,17 @@ def test_growth_is_linear_in_width_and_depth_and_keeps_the_classes(arch, depth):
         assert abs(subject.parameters - before - initial / 4) <= largest / 2
         assert subject.model(data.valid(index).images).shape == (1, CLASSES, 10)
     assert abs(subject.parameters - 2 * initial) < 0.3 * initial
-    assert len(list(subject.model.modules())) == modules + found["layers"]
-    assert min(found["split"], found["new"]) > 0
-    assert (found["layers"] > 0) == depth
+    assert len(list(subject.model.modules())) == modules + counts["layers"]
+    assert min(counts["split"], counts["new"]) > 0
+    assert (counts["layers"] > 0) == depth
     json.dumps(subject.details)
 
 
 @arches
 def test_growth_changes_the_function_little_and_does_not_raise_the_loss(arch):
-    data, changed, gained = Stages(shape=(3, 8, 8)), [], []
+    data = Stages(shape=(3, 8, 8))
+    changed = []
+    gained = []
     images, labels = data.train(1)
     for seed in range(9):  # a hardly trained VGG can overshoot, depending on rounding
         subject = learner((3, 8, 8), arch=arch, epochs=15, seed=seed)
@@ -251,18 +263,18 @@ def test_growth_changes_the_function_little_and_does_not_raise_the_loss(arch):
         loss = loss_of(subject.model(images), labels).item()
         subject.grow(1, data)
         after = subject.model.eval()(data.valid(1).images)
-        found = subject.details["growth"]
-        assert found["function_error"] == pytest.approx(
+        growth = subject.details["growth"]
+        assert growth["function_error"] == pytest.approx(
             (after - before).abs().max().item(), rel=1e-5
         )
-        assert found["loss_before"] == pytest.approx(
+        assert growth["loss_before"] == pytest.approx(
             loss_of(before, data.valid(1).labels).item(), rel=1e-5
         )
-        assert found["loss_after"] == pytest.approx(
+        assert growth["loss_after"] == pytest.approx(
             loss_of(after, data.valid(1).labels).item(), rel=1e-5
         )
-        assert found["function_error"] > 0
-        changed.append(found["function_error"] / before.abs().max().item())
+        assert growth["function_error"] > 0
+        changed.append(growth["function_error"] / before.abs().max().item())
         gained.append(loss - loss_of(subject.model(images), labels).item())
     assert median(changed) < 0.2
     assert median(gained) > -0.01
@@ -270,7 +282,8 @@ def test_growth_changes_the_function_little_and_does_not_raise_the_loss(arch):
 
 @arches
 def test_one_neuron_and_two_examples_are_enough(arch):
-    subject, data = learner((3, 8, 8), arch=arch, hidden=1, lr=0.01), Stages(2, (3, 8, 8), valid=1)
+    subject = learner((3, 8, 8), arch=arch, hidden=1, lr=0.01)
+    data = Stages(2, (3, 8, 8), valid=1)
     for index in range(1, 4):
         subject.grow(index, data)
         for mode in (True, False):

@@ -1,4 +1,5 @@
-"""Folders of images, in memory or in files that are mapped; data sets that the processes of a sweep share."""
+"""Folders of images, in memory or in files that are mapped;
+data sets that the processes of a sweep share."""
 
 import os
 import re
@@ -98,10 +99,11 @@ def test_files_are_in_the_order_of_torchvision(tree):
     for name in ("cat/sub/a.JPG", "cat-2/b.bmp", "cat/sub-2/c.jpeg", "cat/Z.webp", "cat/sub/d.ppm"):
         for part in ("train", "test"):
             picture(tree / part / name, np.full((6, 4, 3), 200, dtype=np.uint8))
-    theirs, listing = ImageFolder(tree / "train"), folder.listed(tree)
-    assert listing.classes == theirs.classes == ["cat", "cat-2", "dog"]
-    assert [path for _, path in listing.train] == [path for path, _ in theirs.samples]
-    assert load(tree).train.labels.tolist() == theirs.targets
+    reference = ImageFolder(tree / "train")
+    listing = folder.listed(tree)
+    assert listing.classes == reference.classes == ["cat", "cat-2", "dog"]
+    assert [path for _, path in listing.train] == [path for path, _ in reference.samples]
+    assert load(tree).train.labels.tolist() == reference.targets
 
 
 @pytest.mark.parametrize("name", ["a.gif", "a.jfif", "a.GIF"])
@@ -129,7 +131,8 @@ def test_images_are_upright_as_viewers_show_them(tmp_path, suffix):
     small = Image.fromarray(shown).resize((4, 4), Image.Resampling.BILINEAR)
     exact = {"jpg": {"quality": 100}, "webp": {"lossless": True}}.get(suffix, {})
     for orientation, turn in enumerate(UPRIGHT):
-        stored, exif = Image.fromarray(shown), Image.Exif()
+        stored = Image.fromarray(shown)
+        exif = Image.Exif()
         if orientation:
             exif[0x0112] = orientation
         for part in ("train", "test"):
@@ -202,7 +205,8 @@ def test_what_is_no_folder_of_images_is_one_line(tree, refused, change, message)
 def test_images_on_disk_are_those_in_memory_are_mapped_and_decoded_once(
     tree, tmp_path, monkeypatch
 ):
-    cache, plain = tmp_path / "cache", load(tree)
+    cache = tmp_path / "cache"
+    plain = load(tree)
     first = load(tree, cache)
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     for part in (first.train, first.test):
@@ -234,7 +238,8 @@ def test_a_changed_image_or_size_makes_another_file(tree, tmp_path):
 
 
 def test_errors_of_the_cache_are_one_line(tree, tmp_path, refused, monkeypatch):
-    load(tree, cache := tmp_path / "cache")
+    cache = tmp_path / "cache"
+    load(tree, cache)
     (file,) = cache.glob("train_*.npy")
     os.truncate(file, 1000)
     assert f"{file} is damaged" in refused(load, tree, cache)
@@ -270,7 +275,8 @@ def test_a_run_from_disk_equals_one_in_memory_bit_for_bit(tree, tmp_path):
 
 def test_the_command_line(tree, tmp_path, refused):
     cache = tmp_path / "cache"
-    words = f"--dataset folder --data-root {tree} --cache-images {cache} --megabatches 2 --arch mlp".split()
+    words = f"--dataset folder --data-root {tree} --cache-images {cache}".split()
+    words += ["--megabatches", "2", "--arch", "mlp"]
     (job,) = jobs(*words, *f"--epochs 1 --hidden 2 --out {tmp_path / 'run'}".split())
     assert f"--cache-images {cache}" in job.command
     assert "changed images in memory" in refused(jobs, *words, "--scenario", "rotated")
@@ -285,7 +291,8 @@ def test_the_command_line(tree, tmp_path, refused):
 
 def test_the_command_says_what_it_reads_of_a_folder_once(tree, tmp_path, monkeypatch, capsys):
     clutter(tree)
-    words = f"--dataset folder --data-root {tree} --megabatches 2 --arch mlp --epochs 1 --hidden 2".split()
+    words = f"--dataset folder --data-root {tree} --megabatches 2".split()
+    words += ["--arch", "mlp", "--epochs", "1", "--hidden", "2"]
     words += ["--seeds", "0-1", "--out", tmp_path / "runs", "--part", "1/2"]
     command(monkeypatch, *words, "--list")
     assert capsys.readouterr().out == f"{tmp_path}/runs/sm_w1_h2_s0\n"
@@ -327,7 +334,8 @@ def test_a_sweep_is_refused_before_its_first_run_and_by_list(
 
 
 def test_other_data_sets_are_scaled_as_a_folder_is():
-    scaled, plain = data.load("digits", image_size=20), data.load("digits")
+    scaled = data.load("digits", image_size=20)
+    plain = data.load("digits")
     assert scaled.shape == (1, 20, 20)
     assert (scaled.mean, scaled.std, scaled.classes) == (plain.mean, plain.std, plain.classes)
     assert scaled.fingerprint != plain.fingerprint

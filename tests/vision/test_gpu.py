@@ -19,17 +19,17 @@ def test_a_stage_on_a_gpu_has_the_outputs_of_the_cpu(monkeypatch, name, dataset)
     settings = resolve(dataset, name, "paper", {"epochs": 2, "hidden": 8})
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(200, *SHAPES[dataset], generator=generator)
-    given = Examples(images.contiguous(memory_format=torch.channels_last), torch.arange(200) % 10)
+    on_cpu = Examples(images.contiguous(memory_format=torch.channels_last), torch.arange(200) % 10)
     outputs = []
     for device in map(torch.device, ("cpu", "cuda")):
-        here = Examples(*(part.to(device) for part in given))
+        on_device = Examples(*(part.to(device) for part in on_cpu))
         learner = LEARNERS[name](SHAPES[dataset], 10, settings, 0, device)
         fit(
             learner.model,
-            here.part(0, 160),
-            here.part(160, 200),
+            on_device.part(0, 160),
+            on_device.part(160, 200),
             learner.settings,
             learner.generators,
         )
-        outputs.append(evaluate(learner.model, here).softmax(-2).cpu())
+        outputs.append(evaluate(learner.model, on_device).softmax(-2).cpu())
     torch.testing.assert_close(outputs[1], outputs[0], atol=1e-2, rtol=1e-2)

@@ -68,7 +68,8 @@ def test_sm_keeps_its_weights_unless_from_scratch():
 
 
 def test_ens_averages_probabilities_and_member_0_is_sm():
-    ens, sm = trained("ens"), trained("sm")
+    ens = trained("ens")
+    sm = trained("sm")
     assert ens.parameters == 5 * sm.parameters
     assert ens.eval_flops_per_example == 5 * sm.eval_flops_per_example
     for name, value in sm.model.state_dict().items():
@@ -80,7 +81,7 @@ def test_ens_averages_probabilities_and_member_0_is_sm():
 
 
 @pytest.mark.parametrize(
-    ("options", "alike"),
+    ("options", "is_shared"),
     [
         ({"batch_size": 32}, False),
         ({"batch_size": 32, "member_order": "shared"}, True),
@@ -88,13 +89,13 @@ def test_ens_averages_probabilities_and_member_0_is_sm():
         ({"batch_size": 1000, "augment": True}, False),
     ],
 )
-def test_members_have_separate_orders_and_augmentation_unless_shared(options, alike):
+def test_members_have_separate_orders_and_augmentation_unless_shared(options, is_shared):
     """Two members with the same initial weights stay equal only if they see the same."""
     ens = learner("ens", members=2, **options)
     for values in ens.model.state_dict().values():
         values[1] = values[0]
     ens.train(0, DATA)
-    assert all(torch.equal(*values) for values in ens.model.state_dict().values()) == alike
+    assert all(torch.equal(*values) for values in ens.model.state_dict().values()) == is_shared
 
 
 @pytest.mark.parametrize("name", ["sm", "ens", "umix", "gens", "gmoe"])
@@ -137,31 +138,34 @@ def test_umix_averages_logits():
 @pytest.mark.parametrize("start", ["new", "copy"])
 def test_gens_adds_a_member_and_keeps_the_others(start):
     gens = learner("gens", gens_init=start, epochs=1, lr=1e-6)
-    kept = []
+    checkpoints = []
     for index in range(3):
         gens.train(index, DATA)
         assert len(gens.members) == index + 1
-        kept.append({name: value.clone() for name, value in gens.members[-1].state_dict().items()})
-    for member, then in zip(gens.members, kept, strict=True):
+        checkpoints.append(
+            {name: value.clone() for name, value in gens.members[-1].state_dict().items()}
+        )
+    for member, then in zip(gens.members, checkpoints, strict=True):
         assert all(torch.equal(member.state_dict()[name], value) for name, value in then.items())
     assert gens.parameters == 3 * learner("sm").parameters
     # A hardly trained member is still close to its initial weights.
     near = [
         torch.allclose(a["layers.0.weight"], b["layers.0.weight"], atol=1e-3)
-        for a, b in pairwise(kept)
+        for a, b in pairwise(checkpoints)
     ]
     assert near == [start == "copy"] * 2
 
 
 @pytest.mark.parametrize("average", ["probs", "logits"])
 def test_gens_evaluates_each_member_once(average):
-    gens, kept = learner("gens", gens_average=average), {}
+    gens = learner("gens", gens_average=average)
+    checkpoints = {}
     flops = []
-    untrained = gens.predict(TEST, kept)
-    assert kept == {}  # the untrained network is not a member
+    untrained = gens.predict(TEST, checkpoints)
+    assert checkpoints == {}  # the untrained network is not a member
     for index in range(3):
         gens.train(index, DATA)
-        predicted, spent = gens.predict(TEST, kept)
+        predicted, spent = gens.predict(TEST, checkpoints)
         flops.append(spent)
         outputs = []
         for member in gens.members:
@@ -183,8 +187,10 @@ def test_gmoe_starts_with_one_expert_and_gains_one_per_layer_between_stages():
         gmoe.train(index, DATA)
         counts.append(gmoe.details["experts"])
     assert counts == [1, 2, 3, 4]
-    d, h = 64, 6
-    expert, gate = (d * h + h) + (h * h + h), 2 * (d + 1) + 2 * (h + 1)
+    d = 64
+    h = 6
+    expert = (d * h + h) + (h * h + h)
+    gate = 2 * (d + 1) + 2 * (h + 1)
     assert gmoe.parameters == learner("sm").parameters + 3 * (expert + gate)
     assert trained("gmoe", 4, grow_every=2).details["experts"] == 2
     assert trained("moe", 4).details["experts"] == 2
@@ -195,26 +201,26 @@ def test_split_scores_sum_the_loss_routed_through_each_expert(by):
     gmoe = trained("gmoe", experts=3, grow_by=by)
     valid = DATA.valid(0)
     logits, gates = gmoe.model.routed(valid.images)
-    for layer, found in zip(gates, gmoe.split_scores(valid), strict=True):
+    for layer, scores in zip(gates, gmoe.split_scores(valid), strict=True):
         expected = torch.zeros(3)
         for example in range(len(valid.labels)):
             one = slice(example, example + 1)
             loss = float(loss_of(logits[:, :, one], valid.labels[one]).detach())
             expected += layer[:, example] * (loss if by == "loss" else 1)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_gmoe_selects_on_the_finished_stage_or_on_the_new_one():
-    asked = []
+    requests = []
 
     class Spy:
         def valid(self, index):
-            asked.append(index)
+            requests.append(index)
             return DATA.valid(index)
 
     for where in ("finished", "new"):
         learner("gmoe", grow_on=where).grow(3, Spy())
-    assert asked == [2, 3]
+    assert requests == [2, 3]
 
 
 def test_growth_flops_are_those_of_a_pass_over_the_validation_data():
@@ -226,7 +232,8 @@ def test_growth_flops_are_those_of_a_pass_over_the_validation_data():
 
 def test_gmoe_splits_the_losing_expert_and_keeps_its_function():
     gmoe = trained("gmoe", experts=3)
-    before, scores = gmoe.model(TEST.images), gmoe.split_scores(DATA.valid(0))
+    before = gmoe.model(TEST.images)
+    scores = gmoe.split_scores(DATA.valid(0))
     old = [layer.experts.weight.detach().clone() for layer in gmoe.model.layers]
     gmoe.grow(1, DATA)
     torch.testing.assert_close(gmoe.model(TEST.images), before)

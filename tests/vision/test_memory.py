@@ -34,14 +34,16 @@ MODELS = {
 class Live(TorchDispatchMode):
     """Counts the bytes of the storages that operations make, while they are in use."""
 
-    def __init__(self, *given):
+    def __init__(self, *arguments):
         super().__init__()
-        self.users, self.bytes, self.peak = Counter(), {}, 0
-        self.before = {tensor.untyped_storage().data_ptr() for tensor in given}
+        self.users = Counter()
+        self.bytes = {}
+        self.peak = 0
+        self.before = {tensor.untyped_storage().data_ptr() for tensor in arguments}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        found = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(found):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
             if storage and storage.data_ptr() not in self.before:
                 self.bytes[storage.data_ptr()] = storage.nbytes()
@@ -50,12 +52,13 @@ class Live(TorchDispatchMode):
         self.peak = max(
             self.peak, sum(self.bytes[place] for place, users in self.users.items() if users > 0)
         )
-        return found
+        return result
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_footprint_is_what_evaluation_holds(name):
-    model, images = MODELS[name]().eval(), torch.randn(8, *SHAPE)
+    model = MODELS[name]().eval()
+    images = torch.randn(8, *SHAPE)
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data.uniform_(0.1, 0.2)
     with torch.no_grad(), Live(images, *model.parameters()) as live:

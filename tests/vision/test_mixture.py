@@ -59,7 +59,8 @@ def test_a_gate_value_is_the_product_of_the_branches_on_its_path():
 @pytest.mark.parametrize("hard", [False, True])
 def test_a_split_of_a_tree_keeps_the_outputs(kind, hard):
     """Over several growths in which each layer splits another expert."""
-    model, x = mixture(kind, hard=hard), images(kind)
+    model = mixture(kind, hard=hard)
+    x = images(kind)
     model.train()(x)
     model.eval()
     for growth, experts in enumerate(([0, 0, 0, 0], [0, 1, 0, 1], [2, 0, 1, 2])):
@@ -72,7 +73,8 @@ def test_a_split_of_a_tree_keeps_the_outputs(kind, hard):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mixture_of_one_expert_equals_the_plain_network(kind):
-    model, x = mixture(kind), images(kind, 7)
+    model = mixture(kind)
+    x = images(kind, 7)
     plain = MLP([48, 9, 7, 5]) if kind == "mlp" else VGG((3, 32, 32), vgg_widths(3), 5)
     sources = [
         *filter(None, [model.head]),
@@ -89,7 +91,8 @@ def test_a_mixture_of_one_expert_equals_the_plain_network(kind):
 @pytest.mark.parametrize("tree", [True, False])
 def test_hard_gates_compute_only_the_chosen_expert_in_evaluation(kind, tree):
     """With the outputs of a one-hot weighting of all experts, and the FLOPs of one."""
-    model, x = mixture(kind, 3, tree, hard=True), images(kind)
+    model = mixture(kind, 3, tree, hard=True)
+    x = images(kind)
     model.eval()
     with FlopCounterMode(display=False) as counter:
         logits, gates = model.routed(x)
@@ -105,38 +108,40 @@ def test_hard_gates_compute_only_the_chosen_expert_in_evaluation(kind, tree):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hard_gates_are_sampled_and_have_gradients(kind):
-    model, x = mixture(kind, 3, hard=True), images(kind)
+    model = mixture(kind, 3, hard=True)
+    x = images(kind)
     model.train()
     logits, gates = model.routed(x)
     for used in gates:
         assert torch.allclose(used.sum(0), torch.ones(len(x)))
         assert torch.allclose(used.detach().max(0).values, torch.ones(len(x)))
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         loss_of(logits, torch.arange(len(x)) % 5).sum(), list(model.parameters())
     )
-    named = dict(zip((name for name, _ in model.named_parameters()), found, strict=True))
+    named = dict(zip((name for name, _ in model.named_parameters()), gradients, strict=True))
     routers = [name for name in named if "router" in name]
     assert all(named[name].abs().max() > 0 for name in routers)
     model.generator = seeded(2)
     again = model.routed(x)[1]
     model.generator = seeded(4)
-    other = model.routed(x)[1]
+    routed = model.routed(x)[1]
     assert torch.equal(again[0], gates[0])
-    assert not torch.equal(other[0], gates[0])
+    assert not torch.equal(routed[0], gates[0])
 
 
 def test_hard_gates_are_sampled_in_proportion_to_their_probability():
     model = mixture("mlp", 3, hard=True)
     x = images("mlp", 1).expand(20000, -1, -1, -1)
-    wanted = model.layers[0].router(x.flatten(1).t())[:, 0]
+    logits = model.layers[0].router(x.flatten(1).t())[:, 0]
     shares = model.train().routed(x)[1][0].mean(1)
-    torch.testing.assert_close(shares, wanted, atol=0.015, rtol=0)
+    torch.testing.assert_close(shares, logits, atol=0.015, rtol=0)
 
 
 @pytest.mark.parametrize("tree", [True, False])
 @pytest.mark.parametrize(("kind", "experts"), [("mlp", 1), ("mlp", 3), ("vgg", 1), ("vgg", 3)])
 def test_flops_equal_those_of_the_flop_counter(kind, experts, tree):
-    model, x = mixture(kind, experts, tree), images(kind)
+    model = mixture(kind, experts, tree)
+    x = images(kind)
     forward, backward = flops_of(model, x, torch.arange(len(x)) % 5)
     assert forward == pytest.approx(len(x) * model.flops.forward)
     assert model.flops.inference == model.flops.forward

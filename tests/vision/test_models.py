@@ -24,11 +24,13 @@ def batch(kind, n=6):
 
 
 def test_the_mlp_equals_torch_nn():
-    model, (x, _) = stack("mlp", 1), batch("mlp")
+    model = stack("mlp", 1)
+    x, _ = batch("mlp")
     layers = []
     for dense in model.layers:
         linear = nn.Linear(dense.weight.shape[2], dense.weight.shape[1])
-        linear.weight.data, linear.bias.data = dense.weight.data[0], dense.bias.data[0, :, 0]
+        linear.weight.data = dense.weight.data[0]
+        linear.bias.data = dense.bias.data[0, :, 0]
         layers += [linear, nn.ReLU()]
     torch.testing.assert_close(model(x)[0].t(), nn.Sequential(nn.Flatten(), *layers[:-1])(x))
 
@@ -36,12 +38,14 @@ def test_the_mlp_equals_torch_nn():
 @pytest.mark.parametrize("training", [True, False])
 def test_the_vgg_equals_torch_nn(training):
     """Same outputs, and the same running statistics after a training batch."""
-    model, (x, _) = stack("vgg", 1), batch("vgg")
+    model = stack("vgg", 1)
+    x, _ = batch("vgg")
     layers = []
     for block in model.blocks:
         for conv in block.layers:
             plain = nn.Conv2d(conv.weight.shape[2], conv.weight.shape[1], 3, padding=1)
-            plain.weight.data, plain.bias.data = conv.weight.data[0], conv.bias.data[0]
+            plain.weight.data = conv.weight.data[0]
+            plain.bias.data = conv.bias.data[0]
             layers += [plain, nn.BatchNorm2d(len(plain.weight)), nn.ReLU()]
         layers.append(nn.MaxPool2d(2))
     classifier = nn.Linear(3, 5)
@@ -75,13 +79,14 @@ def test_a_stack_equals_its_members(kind):
     assert not torch.allclose(together[0], together[1])
 
 
-@pytest.mark.parametrize(("members", "own"), [(1, False), (4, False), (4, True)])
+@pytest.mark.parametrize(("members", "is_own"), [(1, False), (4, False), (4, True)])
 @pytest.mark.parametrize("joint", [None, "mean", "sum"])
-def test_the_formulas_of_the_mlps_gradient(members, own, joint):
-    if own and joint:
+def test_the_formulas_of_the_mlps_gradient(members, is_own, joint):
+    if is_own and joint:
         return  # a joint loss has one order of minibatches
-    model, (x, y) = stack("mlp", members, joint), batch("mlp")
-    if own:
+    model = stack("mlp", members, joint)
+    x, y = batch("mlp")
+    if is_own:
         x, y = (torch.stack([values.roll(m, 0) for m in range(members)]) for values in (x, y))
     flat = Flat(model)
     for gradient in flat.parameters:
@@ -89,8 +94,11 @@ def test_the_formulas_of_the_mlps_gradient(members, own, joint):
     model.gradient_writer()(x, y)
     by_formula = [p.grad.clone() for p in flat.parameters]
     logits = model(x)
-    labels = y if own else [y] * len(logits)
-    loss = sum(F.cross_entropy(voter.t(), own) for voter, own in zip(logits, labels, strict=True))
+    labels = y if is_own else [y] * len(logits)
+    loss = sum(
+        F.cross_entropy(voter.t(), member_labels)
+        for voter, member_labels in zip(logits, labels, strict=True)
+    )
     for formula, autograd in zip(
         by_formula, torch.autograd.grad(loss, flat.parameters), strict=True
     ):
@@ -99,16 +107,18 @@ def test_the_formulas_of_the_mlps_gradient(members, own, joint):
 
 @pytest.mark.parametrize("kind", ["mlp", "vgg"])
 def test_members_may_have_separate_images(kind):
-    model, (x, _) = stack(kind, 3).eval(), batch(kind)
-    own = torch.stack([x.roll(m, 0) for m in range(3)])
-    together = model(own)
+    model = stack(kind, 3).eval()
+    x, _ = batch(kind)
+    member_images = torch.stack([x.roll(m, 0) for m in range(3)])
+    together = model(member_images)
     for member in range(3):
-        torch.testing.assert_close(together[member], model(own[member])[member])
+        torch.testing.assert_close(together[member], model(member_images[member])[member])
 
 
 @pytest.mark.parametrize(("kind", "members"), [("mlp", 1), ("mlp", 3), ("vgg", 1), ("vgg", 3)])
 def test_flops_equal_those_of_the_flop_counter(kind, members):
-    model, (x, y) = stack(kind, members), batch(kind)
+    model = stack(kind, members)
+    x, y = batch(kind)
     forward, backward = flops_of(model, x, y)
     assert forward == len(x) * model.flops.forward
     if kind == "vgg" and members > 1:

@@ -24,15 +24,16 @@ def test_equal_to_torch(settings):
     generator = torch.Generator().manual_seed(1)
     values = torch.randn(1000, generator=generator)
     parameter = torch.nn.Parameter(values.clone())
-    ours, options = make(values, Settings(**settings)), {"lr": 1.0, "foreach": False} | settings
+    optimizer = make(values, Settings(**settings))
+    options = {"lr": 1.0, "foreach": False} | settings
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     kind = kinds.get(options.pop("optimizer", ""), torch.optim.Adadelta)
-    theirs = kind([parameter], **options)
+    peer = kind([parameter], **options)
     for _ in range(20):
         gradient = torch.randn(1000, generator=generator)
         parameter.grad = gradient.clone()
-        ours.step(values, gradient)
-        theirs.step()
+        optimizer.step(values, gradient)
+        peer.step()
     assert torch.equal(values, parameter.detach())
 
 

@@ -31,7 +31,7 @@ class Pictures(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "pixels",
     [
         TensorDataset(PIXELS, LABELS),
         TensorDataset(PIXELS / 255, LABELS),
@@ -42,17 +42,15 @@ class Pictures(torch.utils.data.Dataset):
     ],
     ids=["bytes", "floats", "pillow", "arrays", "channels last", "floats, channels last"],
 )
-def test_images_of_all_kinds_make_the_same_stream(given):
-    stream = Stream.from_dataset(given, test=(PIXELS[:9], LABELS[:9]), megabatches=4)
-    found, expected = (
-        sorted(
-            (bytes(image), int(label)) for image, label in zip(images.numpy(), labels, strict=True)
-        )
+def test_images_of_all_kinds_make_the_same_stream(pixels):
+    stream = Stream.from_dataset(pixels, test=(PIXELS[:9], LABELS[:9]), megabatches=4)
+    streamed, expected = (
+        sorted(zip(map(bytes, images.numpy()), map(int, labels), strict=True))
         for images, labels in (stream.dataset.train, (PIXELS, LABELS))
     )
-    assert found == expected
+    assert streamed == expected
     assert equal(stream.dataset.test, (PIXELS[:9], LABELS[:9]))
-    assert list(stream.dataset.names) == list(getattr(given, "classes", []))
+    assert list(stream.dataset.names) == list(getattr(pixels, "classes", []))
     assert (len(stream), stream.dataset.name) == (4, "mine")
 
 
@@ -60,7 +58,8 @@ def test_each_period_is_a_mega_batch_with_a_test_set_of_its_own():
     stream = Stream.from_dataset((PIXELS, LABELS), dates=DATES)
     periods = [DATES[10], DATES[0], DATES[30]]
     assert sorted({*DATES}) == ["2023-12", *sorted(periods)]
-    train, test = stream.dataset.train.images.numpy(), stream.dataset.test.images.numpy()
+    train = stream.dataset.train.images.numpy()
+    test = stream.dataset.test.images.numpy()
     for t, period in enumerate(sorted({*DATES})):
         mine = [*map(bytes, train[stream.parts[t]]), *map(bytes, test[stream.held_out[t]])]
         assert sorted(mine) == sorted(map(bytes, PIXELS.numpy()[period == DATES]))
@@ -69,15 +68,15 @@ def test_each_period_is_a_mega_batch_with_a_test_set_of_its_own():
     assert list(map(list, Stream.from_dataset((PIXELS, LABELS), dates=weeks).parts)) == list(
         map(list, stream.parts)
     )
-    other = Stream.from_dataset((PIXELS, LABELS), dates=DATES, seed=1)
-    assert (other.partition, other.dataset.fingerprint) == (
+    other_stream = Stream.from_dataset((PIXELS, LABELS), dates=DATES, seed=1)
+    assert (other_stream.partition, other_stream.dataset.fingerprint) == (
         stream.partition,
         stream.dataset.fingerprint,
     )
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "message"),
+    ("images", "options", "message"),
     [
         ((PIXELS / 127, LABELS), {}, "to 2: give uint8, or floats from 0 to 1"),
         ((PIXELS.long(), LABELS), {}, "mine has an image int64"),
@@ -102,8 +101,8 @@ def test_each_period_is_a_mega_batch_with_a_test_set_of_its_own():
         ((PIXELS, LABELS), {"test": (PIXELS[..., 1:], LABELS)}, "give one size"),
     ],
 )
-def test_other_images_and_dates_are_one_line(refused, given, options, message):
-    assert message in refused(Stream.from_dataset, given, **options)
+def test_other_images_and_dates_are_one_line(refused, images, options, message):
+    assert message in refused(Stream.from_dataset, images, **options)
 
 
 def test_classes_without_images_have_their_outputs(tmp_path, monkeypatch, refused):
@@ -127,7 +126,7 @@ def test_classes_without_images_have_their_outputs(tmp_path, monkeypatch, refuse
 def test_a_palette_becomes_its_colours():
     pictures = [Image.fromarray(image.numpy().transpose(1, 2, 0)) for image in PIXELS // 128 * 255]
     few = [picture.convert("P", palette=Image.Palette.WEB) for picture in pictures]
-    streams = [Stream.from_dataset((each, LABELS), megabatches=2) for each in (pictures, few)]
+    streams = [Stream.from_dataset((images, LABELS), megabatches=2) for images in (pictures, few)]
     assert equal(*(stream.dataset.train for stream in streams))
 
 
@@ -149,7 +148,8 @@ def worst_class_error(predicted, labels):
 
 @pytest.mark.parametrize("learner", ["sm", "ens", "umix", "gens"])
 def test_a_network_of_ones_own_trains_resumes_and_predicts(tmp_path, learner):
-    stream, called = Stream.from_dataset((PIXELS, LABELS), dates=DATES), []
+    stream = Stream.from_dataset((PIXELS, LABELS), dates=DATES)
+    called = []
     options = {"backbone": tiny, "metric": worst_class_error, **QUICK}
     options |= {"members": 2} if learner in ("ens", "umix") else {}
 

@@ -13,7 +13,8 @@ def settings_of(learner, **values):
 
 def test_the_papers_settings_for_mnist_and_cifar():
     """Appendix B.1."""
-    mnist, cifar = resolve("mnist", "sm"), resolve("cifar10", "sm")
+    mnist = resolve("mnist", "sm")
+    cifar = resolve("cifar10", "sm")
     assert (mnist.arch, mnist.optimizer, mnist.lr, mnist.augment) == ("mlp", "adadelta", 1.0, False)
     assert (cifar.arch, cifar.optimizer, cifar.lr, cifar.momentum) == ("vgg", "sgd", 0.01, 0.9)
     assert (cifar.weight_decay, cifar.augment, cifar.nesterov) == (1e-4, True, False)
@@ -110,8 +111,8 @@ def test_another_optimizer_has_its_own_rate_and_momentum():
         ("cifar10", "adam", (0.001, 0.0)),
         ("mnist", "adamw", (0.001, 0.0)),
     ):
-        made = resolve(dataset, "sm", chosen={"optimizer": optimizer})
-        assert (made.lr, made.momentum) == expected
+        settings = resolve(dataset, "sm", chosen={"optimizer": optimizer})
+        assert (settings.lr, settings.momentum) == expected
     assert resolve("mnist", "sm", chosen={"optimizer": "sgd", "lr": 0.5}).lr == 0.5
 
 

@@ -32,7 +32,8 @@ def test_an_epoch_and_a_validation_sample_have_their_share_evenly_over_earlier_m
     sample = replay.sample(np.random.RandomState(seed))
     assert (sample == replay.sample(np.random.RandomState(seed))).all()
     for drawn in (epoch, sample):
-        old, fresh = drawn[drawn < sum(earlier)], drawn[drawn >= sum(earlier)]
+        old = drawn[drawn < sum(earlier)]
+        fresh = drawn[drawn >= sum(earlier)]
         assert (len(drawn), len(old)) == (new, min(round(share * new), max(1, new - 1)))
         assert len(set(fresh.tolist())) == len(fresh)
         assert max(fresh, default=0) < sum(earlier) + new
@@ -54,7 +55,8 @@ def test_an_epoch_and_a_validation_sample_have_their_share_evenly_over_earlier_m
     ],
 )
 def test_in_an_epoch_old_images_replace_new_ones(options, share, source, counts):
-    """As docs/concepts.md states it, with the numbers of minibatches; labels are numbers of images."""
+    """As docs/concepts.md states it, with the numbers of minibatches; labels are numbers of
+    images."""
     labels = torch.arange(600)
     images = Images(torch.zeros(600, 1, 1, 1, dtype=torch.uint8), labels)
     stream = MegaBatchStream(Dataset("digits", images, images, 600, (0.0,), (1.0,)), 3, seed=4)
@@ -76,7 +78,8 @@ def test_in_an_epoch_old_images_replace_new_ones(options, share, source, counts)
 
 
 def test_every_new_example_is_drawn_as_often():
-    replay, generator = Replay((7, 20), 40, 0.5), torch.Generator().manual_seed(0)
+    replay = Replay((7, 20), 40, 0.5)
+    generator = torch.Generator().manual_seed(0)
     counts = sum(torch.bincount(replay.draw(generator), minlength=67) for _ in range(400))[27:]
     assert counts.min() > 150
     assert counts.max() < 250  # 200 are expected, with a standard deviation of 10
@@ -91,24 +94,24 @@ def test_validation_has_the_share_of_training_and_as_many_images_as_without_repl
     schedule = stages(10, 2, replay_from=source)
     data = StageData(stream, schedule, CPU, 0.5)
     for stage in schedule:
-        found = data.valid(stage.index).labels.tolist()
-        assert found == data.valid(stage.index).labels.tolist()
-        assert len(found) == 20
+        valid = data.valid(stage.index).labels.tolist()
+        assert valid == data.valid(stage.index).labels.tolist()
+        assert len(valid) == 20
         held_out = {t: set(stream.split(t)[1].tolist()) for t in stage.train_on}
         new = set().union(*(held_out[t] for t in range(stage.first, stage.last + 1)))
-        assert set(found) <= set().union(*held_out.values())
-        assert len(new & set(found)) == (10 if stage.index else 20)
-        given = [len(held_out[t] & set(found)) for t in stage.earlier]
-        assert not given or max(given) - min(given) <= 1
+        assert set(valid) <= set().union(*held_out.values())
+        assert len(new & set(valid)) == (10 if stage.index else 20)
+        counts = [len(held_out[t] & set(valid)) for t in stage.earlier]
+        assert not counts or max(counts) - min(counts) <= 1
 
 
 def test_a_stage_replays_all_earlier_megabatches_or_the_recent_ones():
     def replayed(source):
         data = StageData(STREAM, stages(20, 5, replay_from=source), CPU, 0.5)
         assert data.replay(0) is None
-        found = data.replay(2)
-        assert sum(found.earlier) + found.new == len(data.train(2).labels)
-        return found.earlier
+        replayed = data.replay(2)
+        assert sum(replayed.earlier) + replayed.new == len(data.train(2).labels)
+        return replayed.earlier
 
     sizes = tuple(len(STREAM.split(t)[0]) for t in range(1, 11))
     assert replayed("all") == sizes
@@ -118,7 +121,7 @@ def test_a_stage_replays_all_earlier_megabatches_or_the_recent_ones():
 def test_compute_is_that_of_no_replay_and_the_config_records_it(tmp_path):
     plain = run(STREAM, out=tmp_path / "plain", **FAST)
     shared = run(STREAM, out=tmp_path / "shared", replay_share=0.5, **FAST)
-    flops = [[row["extra"]["flops"] for row in each.rows] for each in (plain, shared)]
+    flops = [[row["extra"]["flops"] for row in played.rows] for played in (plain, shared)]
     assert any("validation" in row for row in flops[0])
     assert flops[0] == flops[1]
     assert shared.rows[-1]["trained_on"] == list(range(1, 21))
@@ -130,8 +133,8 @@ def test_compute_is_that_of_no_replay_and_the_config_records_it(tmp_path):
 def test_firefly_grows_on_an_epoch_and_not_on_all_data(tmp_path):
     flops = []
     for share in (0, 0.5):
-        made = run(STREAM, out=tmp_path / str(share), learner="ff", replay_share=share, **FAST)
-        flops.append([row["extra"].get("flops", {}).get("growth", 0) for row in made.rows])
+        played = run(STREAM, out=tmp_path / str(share), learner="ff", replay_share=share, **FAST)
+        flops.append([row["extra"].get("flops", {}).get("growth", 0) for row in played.rows])
     assert max(flops[0]) > 0
     assert max(flops[1]) < 1.3 * max(
         flops[0]

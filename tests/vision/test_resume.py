@@ -69,8 +69,8 @@ def learner(kind, backbone, **chosen):
     name, options = KINDS[kind]
     chosen = options | BACKBONES[backbone] | {"epochs": 2, "batch_size": 16} | chosen
     dataset = STREAM.dataset
-    found = resolve("digits", name, chosen=chosen)
-    return LEARNERS[name](dataset.shape, dataset.classes, found, 0, torch.device("cpu"))
+    settings = resolve("digits", name, chosen=chosen)
+    return LEARNERS[name](dataset.shape, dataset.classes, settings, 0, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ class Killed(BaseException):
 
 
 class Kills:
-    """Kills a run at `number` random points, counted in calls of `_due`: it requests a checkpoint there, and
-    kills the run at that call or one of the next two."""
+    """Kills a run at `number` random points, counted in calls of `_due`:
+    it requests a checkpoint there, and kills the run at that call or one of the next two."""
 
     def __init__(self, number, chances, seed):
         self.random = random.Random(seed)
@@ -113,7 +113,8 @@ class Kills:
         self.until_end = None
 
     def next_life(self):
-        self.left, self.until_end = self.gaps.pop(0) if self.gaps else -1, None
+        self.left = self.gaps.pop(0) if self.gaps else -1
+        self.until_end = None
 
     def due(self, trainer):
         if self.until_end is not None:

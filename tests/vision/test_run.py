@@ -38,9 +38,9 @@ def test_a_sweep_in_processes_equals_single_runs_and_skips_complete_ones(
     command(monkeypatch, *sweep, "--jobs", 2)
     names = sorted(path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     assert names == [f"{learner}_w1_h5_s{s}" for learner in ("ens", "sm") for s in (0, 1)]
-    said = capsys.readouterr().out
-    assert "4/4" in said
-    lines = [line.split() for line in said.splitlines() if line.startswith(("sm ", "ens "))]
+    output = capsys.readouterr().out
+    assert "4/4" in output
+    lines = [line.split() for line in output.splitlines() if line.startswith(("sm ", "ens "))]
     assert len(lines) == 2  # seeds are repeats: one line per learner
     assert all("2" in line for line in lines)
 
@@ -72,14 +72,17 @@ def test_a_failed_run_does_not_end_its_sweep(tmp_path, monkeypatch, capsys):
     assert stop.value.code.startswith(
         "error: 1 of 2 runs failed: sm_w1_h32_s0: TypeError: load() got"
     )
-    said = capsys.readouterr()
-    assert "sm_w1_h32_s0: failed" in said.out
-    assert "Traceback" in said.err
+    printed = capsys.readouterr()
+    assert "sm_w1_h32_s0: failed" in printed.out
+    assert "Traceback" in printed.err
     assert len(Run.read(tmp_path / "umix_w1_h32_s0").rows) == 4
 
 
 def test_vision_run_is_the_function_after_any_import():
-    code = "import vision.run, vision; from vision import run; assert callable(run) and callable(vision.run)"
+    code = (
+        "import vision.run, vision; from vision import run; "
+        "assert callable(run) and callable(vision.run)"
+    )
     python("-c", code)
 
 
@@ -139,23 +142,24 @@ def test_wrong_input_is_one_clear_line(tmp_path, monkeypatch, capsys, words, mes
     ],
 )
 def test_processes_take_the_gpus_in_turn(monkeypatch, device, gpus, taken):
-    found = []
+    device_numbers = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(torch.cuda, "set_device", found.append)
+    monkeypatch.setattr(torch.cuda, "set_device", device_numbers.append)
     for number in range(5):
         sys.modules["vision.run"]._prepare(device, number)
-    assert found == taken
+    assert device_numbers == taken
 
 
 @pytest.mark.parametrize(
-    ("dataset", "given", "threads"), [("digits", None, 1), ("digits", "2", 2), ("cifar10", None, 2)]
+    ("dataset", "chosen", "threads"),
+    [("digits", None, 1), ("digits", "2", 2), ("cifar10", None, 2)],
 )
-def test_a_single_mlp_runs_in_one_thread(monkeypatch, dataset, given, threads):
+def test_a_single_mlp_runs_in_one_thread(monkeypatch, dataset, chosen, threads):
     seen = []
     monkeypatch.setattr(SweepRun, "run", lambda job: seen.append(torch.get_num_threads()))
     monkeypatch.delenv("OMP_NUM_THREADS")
-    if given:
-        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    if chosen:
+        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -166,9 +170,13 @@ def test_a_single_mlp_runs_in_one_thread(monkeypatch, dataset, given, threads):
 
 
 def test_a_dry_run_prints_the_cost_of_each_run_and_writes_nothing(tmp_path, monkeypatch, capsys):
-    """FLOPs are exact, at most those with --patience, more than those of the first size for what grows."""
+    """FLOPs are exact, at most those with --patience,
+    more than those of the first size for what grows."""
     monkeypatch.chdir(tmp_path)
-    words = "--learner sm,ens,gens --hidden 4 --megabatches 7 --waiting-time 3 --replay off,on --epochs 2"
+    words = (
+        "--learner sm,ens,gens --hidden 4 --megabatches 7 --waiting-time 3 --replay off,on "
+        "--epochs 2"
+    )
     command(monkeypatch, *words.split(), "--dry-run")
     header, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert header == "run learner parameters epochs TFLOPs minutes GB/process".split()

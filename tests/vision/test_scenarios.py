@@ -27,9 +27,9 @@ def test_every_image_is_in_one_megabatch_and_every_test_image_held_out_once(stre
 def test_classes_are_disjoint_in_training_and_tests():
     stream = make_stream(DIGITS, 5, 0, "classes")
     for t, held_out in enumerate(stream.held_out, start=1):
-        wanted = {2 * t - 2, 2 * t - 1}
-        assert set(DIGITS.train.labels[stream.parts[t - 1]].tolist()) == wanted
-        assert set(DIGITS.test.labels[held_out].tolist()) == wanted
+        labels = {2 * t - 2, 2 * t - 1}
+        assert set(DIGITS.train.labels[stream.parts[t - 1]].tolist()) == labels
+        assert set(DIGITS.test.labels[held_out].tolist()) == labels
 
 
 def test_rotations_are_even_and_permutations_keep_pixels():
@@ -37,30 +37,31 @@ def test_rotations_are_even_and_permutations_keep_pixels():
     second = rotated.parts[1]  # by 90 degrees
     turned = torch.rot90(DIGITS.train.images[second], 1, (2, 3))
     assert torch.equal(rotated.dataset.train.images[second], turned)
-    changed, original = permuted.dataset.train.images[second], DIGITS.train.images[second]
+    changed = permuted.dataset.train.images[second]
+    original = DIGITS.train.images[second]
     assert not torch.equal(changed, original)
     assert torch.equal(changed.flatten(1).sort(1).values, original.flatten(1).sort(1).values)
-    for each in (rotated, permuted):
-        first = each.parts[0]
-        assert torch.equal(each.dataset.train.images[first], DIGITS.train.images[first])
+    for scenario in (rotated, permuted):
+        first = scenario.parts[0]
+        assert torch.equal(scenario.dataset.train.images[first], DIGITS.train.images[first])
         count = len(DIGITS.test.labels)
-        assert torch.equal(each.dataset.test.images[:count], DIGITS.test.images)
-        assert torch.equal(each.dataset.test.labels[count:], DIGITS.test.labels)
+        assert torch.equal(scenario.dataset.test.images[:count], DIGITS.test.images)
+        assert torch.equal(scenario.dataset.test.labels[count:], DIGITS.test.labels)
 
 
 def test_rows_have_the_error_on_each_held_out_part(stream, tmp_path):
-    made = run(stream, out=tmp_path / "run", waiting_time=2, **FAST)
+    played = run(stream, out=tmp_path / "run", waiting_time=2, **FAST)
     sizes = [len(part) for part in stream.held_out]
-    for row in made.rows:
+    for row in played.rows:
         assert np.average(row["extra"]["matrix"], weights=sizes) == pytest.approx(row["value"])
-    assert made.rows[3]["extra"]["matrix"] == made.rows[2]["extra"]["matrix"]  # it waits
-    assert made.config["scenario"] == stream.scenario
+    assert played.rows[3]["extra"]["matrix"] == played.rows[2]["extra"]["matrix"]  # it waits
+    assert played.config["scenario"] == stream.scenario
 
 
 def test_an_ordinary_stream_has_no_matrix(tmp_path):
-    made = run(MegaBatchStream(DIGITS, 5), out=tmp_path / "run", **FAST)
-    assert "matrix" not in made.rows[-1]["extra"]
-    assert "scenario" not in made.config
+    played = run(MegaBatchStream(DIGITS, 5), out=tmp_path / "run", **FAST)
+    assert "matrix" not in played.rows[-1]["extra"]
+    assert "scenario" not in played.config
 
 
 def test_more_megabatches_than_classes_are_refused(refused):

@@ -13,7 +13,8 @@ from vision.stage_data import StageData
 
 
 def numbered(n: int, name: str = "digits") -> Dataset:
-    """n training images of 1 x 1 pixel; image i has label i, so labels show the indices of a stream."""
+    """n training images of 1 x 1 pixel; image i has label i,
+    so labels show the indices of a stream."""
     images = Images(torch.zeros(n, 1, 1, 1, dtype=torch.uint8), torch.arange(n))
     return Dataset(name, images, images, n, (0.0,), (1.0,))
 
@@ -34,12 +35,12 @@ def test_the_partition_equals_that_of_the_authors(n, megabatches):
 
 def test_seeds_differ_and_global_random_states_are_not_used():
     before = np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    one, same, other = (MegaBatchStream(numbered(100), 5, seed=seed) for seed in (1, 1, 2))
+    first, same, reseeded = (MegaBatchStream(numbered(100), 5, seed=seed) for seed in (1, 1, 2))
     after = np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     assert all(np.array_equal(x, y) for x, y in zip(before[0], after[0], strict=True))
     assert torch.equal(before[1], after[1])
-    assert all(np.array_equal(a, b) for a, b in zip(one.parts, same.parts, strict=True))
-    assert not np.array_equal(one.parts[0], other.parts[0])
+    assert all(np.array_equal(a, b) for a, b in zip(first.parts, same.parts, strict=True))
+    assert not np.array_equal(first.parts[0], reseeded.parts[0])
 
 
 @st.composite

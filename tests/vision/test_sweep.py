@@ -14,8 +14,10 @@ def names(*words):
 def folder(tmp_path):
     """Two experiments, and their sizes beside them."""
     files = {
-        "one": "size: big\nlearner: [sm, gmoe]\nwaiting-time: [1, all]\nreplay: [off, on]\nepochs: 3",
-        "parts": "learner: gmoe\nseeds: 0-1\nruns:\n- {router: [tree, flat]}\n- {learner: moe, experts: 3}",
+        "one": "size: big\nlearner: [sm, gmoe]\nwaiting-time: [1, all]\nreplay: [off, on]\n"
+        "epochs: 3",
+        "parts": "learner: gmoe\nseeds: 0-1\nruns:\n- {router: [tree, flat]}\n"
+        "- {learner: moe, experts: 3}",
         "sizes": "sizes:\n  big: {dataset: mnist, hidden: [4, 64], epochs: 9, lr: 1e-3}\n"
         "  small: {megabatches: 6, hidden: 5}",
     }
@@ -28,12 +30,12 @@ def test_every_setting_takes_a_comma_list():
     assert names("--lr", ".3,1", "--hidden", "4,8", "--seeds", "0-1") == [
         f"sm_w1_h{h}_lr-{lr}_s{seed}" for h in (4, 8) for lr in ("0.3", "1") for seed in (0, 1)
     ]
-    found = jobs(
+    planned = jobs(
         "--learner", "sm,gmoe", "--router", "tree,flat", "--augment", "off,on", "--replay", "off,on"
     )
-    assert len(found) == 2 * 2 + 2 * 2 * 2
+    assert len(planned) == 2 * 2 + 2 * 2 * 2
     settings = ("augment", "router", "replay")
-    assert {job.out.name: tuple(job.options.get(name) for name in settings) for job in found} == {
+    assert {job.out.name: tuple(job.options.get(name) for name in settings) for job in planned} == {
         f"sm_w1_h32_augment-{a}{replay}_s0": (a == "on", None, bool(replay))
         for a in ("off", "on")
         for replay in ("", "_replay")
@@ -81,18 +83,18 @@ def test_other_names_of_the_same_run_are_one_run():
 def test_all_waits_for_the_whole_stream():
     (job,) = jobs("--scenario", "classes", "--waiting-time", "all")
     assert (job.megabatches, job.scenario, job.options["waiting_time"]) == (5, "classes", 5)
-    found = jobs("--dataset", "mnist", "--waiting-time", "10,all,500")
-    assert [job.options["waiting_time"] for job in found] == [10, 500]
+    planned = jobs("--dataset", "mnist", "--waiting-time", "10,all,500")
+    assert [job.options["waiting_time"] for job in planned] == [10, 500]
     assert [
         job.options["waiting_time"] for job in jobs("--megabatches", 7, "--waiting-time", "all")
     ] == [7]
 
 
 def test_an_experiment_is_a_sweep_that_its_size_completes(folder):
-    found = jobs(folder / "one.yaml")
-    assert {str(job.out.parent) for job in found} == {"runs/one"}
-    assert len(found) == 2 * 2 * 2 * 2
-    first = found[0]
+    planned = jobs(folder / "one.yaml")
+    assert {str(job.out.parent) for job in planned} == {"runs/one"}
+    assert len(planned) == 2 * 2 * 2 * 2
+    first = planned[0]
     assert (first.dataset["name"], first.megabatches, first.out.name) == (
         "mnist",
         500,
@@ -115,7 +117,8 @@ def test_an_experiment_is_a_sweep_that_its_size_completes(folder):
 
 
 def test_flags_override_the_file(folder):
-    words = "--learner ens --no-replay --seed 3 --epochs 7 --waiting-time 2 --hidden 4 --out there".split()
+    words = "--learner ens --no-replay --seed 3 --epochs 7 --waiting-time 2".split()
+    words += ["--hidden", "4", "--out", "there"]
     (job,) = jobs(folder / "one.yaml", *words)
     assert str(job.out) == "there/ens_w2_h4_s3"  # of an experiment: always a folder of runs
     assert job.options["epochs"] == 7

@@ -16,7 +16,8 @@ from vision.learners import LEARNERS, resolve
 from vision.presets import TORCHVISION, Settings
 from vision.train import fit
 
-SMALL, DROPOUT = "shufflenet_v2_x0_5", "mobilenet_v3_small"
+SMALL = "shufflenet_v2_x0_5"
+DROPOUT = "mobilenet_v3_small"
 ARCH = TORCHVISION + SMALL
 
 
@@ -54,10 +55,10 @@ def test_resnet18_has_the_known_parameters_and_flops():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*models.list_models(module=models)} - {"vit_h_14"}))
 def test_every_classifier_costs_what_torchvision_says_and_every_parameter_trains(name):
-    known = models.get_model_weights(name).DEFAULT
-    size = known.transforms.keywords["crop_size"]
-    flops = costs(name, len(known.meta["categories"]), size, size)
-    assert flops.forward == pytest.approx(2e9 * known.meta["_ops"], rel=0.015)
+    weights = models.get_model_weights(name).DEFAULT
+    size = weights.transforms.keywords["crop_size"]
+    flops = costs(name, len(weights.meta["categories"]), size, size)
+    assert flops.forward == pytest.approx(2e9 * weights.meta["_ops"], rel=0.015)
     network = _built(name, 7).to("meta").train()
     with torch.device("meta"):
         loss = network(torch.empty(2, 3, size, size)).sum()
@@ -75,33 +76,38 @@ def test_it_is_the_network_of_torchvision_and_gray_images_are_repeated(channels)
 
 def test_weights_are_drawn_as_by_torchvision_from_the_seed_alone():
     before = torch.random.get_rng_state()
-    one, other, ens = learner("sm"), learner("sm", seed=1), learner("ens", members=2)
+    first = learner("sm")
+    second = learner("sm", seed=1)
+    ens = learner("ens", members=2)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert not equal(tensors(one.model), tensors(other.model))
-    assert equal(tensors(one.model), tensors(ens.model.networks[0]))
-    assert not equal(tensors(one.model), tensors(ens.model.networks[1]))
-    torch.manual_seed(int(torch.randint(2**62, (), generator=one.generator_for("init", 0, 0))))
+    assert not equal(tensors(first.model), tensors(second.model))
+    assert equal(tensors(first.model), tensors(ens.model.networks[0]))
+    assert not equal(tensors(first.model), tensors(ens.model.networks[1]))
+    torch.manual_seed(int(torch.randint(2**62, (), generator=first.generator_for("init", 0, 0))))
     assert equal(
-        tensors(models.get_model(SMALL, num_classes=4)), tensors(one.model.networks[0].network)
+        tensors(models.get_model(SMALL, num_classes=4)), tensors(first.model.networks[0].network)
     )
 
 
 @pytest.mark.parametrize("joint", [None, "mean"])
 def test_members_train_as_they_would_alone_but_those_of_umix_together(joint):
-    stream, name = pictures(), "umix" if joint else "ens"
+    stream = pictures()
+    name = "umix" if joint else "ens"
     data = stream.dataset.examples(stream.dataset.train)
     options = {"select": "last", "augment": False, "batch_size": 24}
-    several = learner(name, members=2, **options)
+    ensemble = learner(name, members=2, **options)
     alone = [learner("sm", **options) for _ in range(2)]
-    for single, member in zip(alone, several.model.networks, strict=True):
+    for single, member in zip(alone, ensemble.model.networks, strict=True):
         single.model.networks[0].load_state_dict(member.state_dict())
-    spent = fit(several.model, data, data, several.settings, several.generators)
-    one = [fit(single.model, data, data, single.settings, single.generators) for single in alone]
-    assert spent["forward"] == 2 * one[0]["forward"]
-    logits = [member(data.images) for member in several.model.eval().networks]
+    spent = fit(ensemble.model, data, data, ensemble.settings, ensemble.generators)
+    single_losses = [
+        fit(single.model, data, data, single.settings, single.generators) for single in alone
+    ]
+    assert spent["forward"] == 2 * single_losses[0]["forward"]
+    logits = [member(data.images) for member in ensemble.model.eval().networks]
     expected = torch.cat(logits).mean(0, True) if joint else torch.cat(logits)
-    assert torch.equal(several.model(data.images), expected)
-    for member, single in zip(several.model.networks, alone, strict=True):
+    assert torch.equal(ensemble.model(data.images), expected)
+    for member, single in zip(ensemble.model.networks, alone, strict=True):
         assert equal(tensors(member), tensors(single.model)) == (joint is None)
 
 
@@ -112,14 +118,16 @@ def test_every_learner_with_fixed_networks_takes_it(tmp_path, name, networks):
     record = run(pictures(), name, tmp_path, replay=True, arch=ARCH, epochs=1, **options)
     assert record.config["arch"] == ARCH
     assert "hidden" not in record.config
-    single, last = learner("sm"), record.rows[-1]
+    single = learner("sm")
+    last = record.rows[-1]
     assert last["parameters"] == networks * single.parameters
     assert last["eval_flops_per_example"] == networks * single.eval_flops_per_example
     assert ("raw" in last["extra"]) == (name != "gens")
 
 
 def test_dropout_draws_from_the_seed_of_the_run():
-    trained, examples = [], pictures().dataset.examples(pictures().dataset.train)
+    trained = []
+    examples = pictures().dataset.examples(pictures().dataset.train)
     for seed in (1, 2):
         torch.manual_seed(seed)
         subject = learner("sm", DROPOUT, epochs=1, augment=False)
@@ -170,10 +178,11 @@ def test_the_layer_of_the_classes_starts_at_random_if_their_numbers_differ(tmp_p
     state = saved(classes=1000)
     subject = learner("sm", weights=str(tmp_path / "w.pt"))
     check(subject.settings, (3, 8, 8), 4)
-    said = capsys.readouterr().out
-    assert said == f"{tmp_path}/w.pt has other classes: fc.weight, fc.bias start at random\n"
+    output = capsys.readouterr().out
+    assert output == f"{tmp_path}/w.pt has other classes: fc.weight, fc.bias start at random\n"
     (member,) = subject.model.networks
-    loaded, anew = member.network.state_dict(), learner("sm").model.networks[0].network.state_dict()
+    loaded = member.network.state_dict()
+    anew = learner("sm").model.networks[0].network.state_dict()
     for name in loaded:
         assert torch.equal(loaded[name], (anew if name.startswith("fc.") else state)[name]), name
 
@@ -215,7 +224,8 @@ def test_a_file_of_another_model_is_one_line(tmp_path, refused, saved, change, r
 
 
 def test_a_missing_or_damaged_file_is_one_line(tmp_path, refused):
-    path, play = tmp_path / "w.pt", (run, pictures(), "sm", tmp_path / "run")
+    path = tmp_path / "w.pt"
+    play = (run, pictures(), "sm", tmp_path / "run")
     options = {"arch": ARCH, "weights": str(path)}
     assert f"--weights {path}: there is no such file" in refused(*play, **options)
     path.write_bytes(b"text")
@@ -280,8 +290,8 @@ def test_what_does_not_apply_is_one_line(tmp_path, monkeypatch, capsys, words, r
 def test_a_sweep_gives_sizes_and_weights_to_those_that_have_them(tmp_path, saved):
     saved(classes=10)
     planned = jobs("--arch", f"mlp,{ARCH}", "--hidden", "4,8", "--weights", tmp_path / "w.pt")
-    (other,) = {job.out.name for job in planned} - {"sm_w1_h4_arch-mlp_s0", "sm_w1_h8_arch-mlp_s0"}
-    assert other.startswith(f"sm_w1_arch-torchvision-{SMALL}_weights-")
+    (name,) = {job.out.name for job in planned} - {"sm_w1_h4_arch-mlp_s0", "sm_w1_h8_arch-mlp_s0"}
+    assert name.startswith(f"sm_w1_arch-torchvision-{SMALL}_weights-")
     with pytest.raises(UserError, match="choose --arch mlp or vgg"):
         jobs("--arch", f"mlp,{ARCH}", "--learner", "gmoe")
 
@@ -289,17 +299,16 @@ def test_a_sweep_gives_sizes_and_weights_to_those_that_have_them(tmp_path, saved
 @pytest.mark.parametrize("channels", [1, 3])
 def test_weights_go_with_the_statistics_of_imagenet(tmp_path, channels):
     torch.save(models.get_model(SMALL, num_classes=4).state_dict(), tmp_path / "weights.pt")
-    stream, chosen = (
-        pictures(channels=channels),
-        {"arch": ARCH, "weights": str(tmp_path / "weights.pt")},
-    )
+    stream = pictures(channels=channels)
+    chosen = {"arch": ARCH, "weights": str(tmp_path / "weights.pt")}
     assert (
         resolve("folder", "sm", chosen={**chosen, "statistics": "data"}).config().get("statistics")
         is None
     )
     record = run(stream, "sm", tmp_path / "run", epochs=1, **chosen)
     assert record.config["statistics"] == "imagenet"
-    mean, std = record.info["images"]["mean"], record.info["images"]["std"]
+    mean = record.info["images"]["mean"]
+    std = record.info["images"]["std"]
     assert (mean, std) == (
         ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]) if channels == 3 else (mean, std)
     )

@@ -1,4 +1,5 @@
-"""The training loop: best epoch, patience, resumption, minibatches; stacks against single members."""
+"""The training loop: best epoch, patience, resumption, minibatches; stacks against single
+members."""
 
 import copy
 from functools import partial
@@ -43,7 +44,9 @@ class Watching:
     """Copies the progress and the model after every epoch."""
 
     def __init__(self, model):
-        self.model, self.models, self.saved = model, [], []
+        self.model = model
+        self.models = []
+        self.saved = []
 
     def __call__(self, progress):
         self.models.append(copy.deepcopy(self.model.state_dict()))
@@ -51,7 +54,8 @@ class Watching:
 
     def scores(self, measure):
         """The validation metric after each epoch."""
-        peer, scores = copy.deepcopy(self.model), []
+        peer = copy.deepcopy(self.model)
+        scores = []
         for state in self.models:
             peer.load_state_dict(state)
             scores.append(float(validate(peer, examples(20, 2), measure)))
@@ -84,7 +88,8 @@ def test_the_best_epoch_on_validation_is_kept_with_its_batch_statistics(make, se
 
 
 def test_the_last_epoch_is_kept_without_selection():
-    watching = Watching(model := mlp())
+    model = mlp()
+    watching = Watching(model)
     train(model, {"epochs": 9, "lr": 2.0, "batch_size": 8, "select": "last"}, n=100, watch=watching)
     losses = watching.scores(loss_of)
     assert losses[-1] > min(losses)  # the last epoch is not the best
@@ -93,7 +98,9 @@ def test_the_last_epoch_is_kept_without_selection():
 
 def test_a_scheduler_sets_the_learning_rate_of_each_epoch():
     """Two epochs with a linear decay are one at the learning rate and one at half of it."""
-    decaying, constant, generator = mlp(), mlp(), seeded(0)
+    decaying = mlp()
+    constant = mlp()
+    generator = seeded(0)
     chosen = {"optimizer": "sgd", "batch_size": 16, "select": "last"}
     train(decaying, chosen | {"epochs": 2, "lr": 0.2, "lr_scheduler": "linear"})
     for lr in (0.2, 0.1):
@@ -111,10 +118,11 @@ def test_a_scheduler_sets_the_learning_rate_of_each_epoch():
 def test_a_stack_trains_as_its_members_one_by_one(make):
     """Within 1e-5 after 20 updates; each member keeps its own best epoch.
 
-    The VGG uses double precision: its 16 small layers with batch normalisation amplify rounding errors by
-    orders of magnitude at every update.
+    The VGG uses double precision: its 16 small layers with batch normalisation amplify rounding
+    errors by orders of magnitude at every update.
     """
-    together, alone = make(3, seed=7), [make(1, seed=7 + member) for member in range(3)]
+    together = make(3, seed=7)
+    alone = [make(1, seed=7 + member) for member in range(3)]
     chosen = Settings(
         epochs=5, batch_size=16, optimizer="sgd", lr=0.1 if make is mlp else 0.01, momentum=0.9
     )
@@ -148,17 +156,19 @@ def test_a_stack_trains_as_its_members_one_by_one(make):
 def test_a_resumed_stage_ends_after_as_many_epochs_without_improvement(waited):
     """Patience ends the stage, and FLOPs count the epochs done."""
     settings = {"epochs": 100, "lr": 3.0, "patience": 4}
-    watching = Watching(whole := mlp())
+    whole = mlp()
+    watching = Watching(whole)
     flops = train(whole, settings, watch=watching)
     epochs = len(watching.saved)
     assert 4 < epochs < 100
     assert [p.waited for p in watching.saved[-4:]] == [1, 2, 3, 4]
     counted = {"forward": 50 * whole.flops.forward, "backward": 50 * whole.flops.backward}
     counted["validation"] = 20 * whole.flops.inference
-    assert flops == {name: epochs * each for name, each in counted.items()}
+    assert flops == {name: epochs * count for name, count in counted.items()}
     progress = watching.saved[waited - 5]
     assert progress.waited == waited
-    assert train(again := mlp(), settings, seed=99, progress=progress) == flops
+    again = mlp()
+    assert train(again, settings, seed=99, progress=progress) == flops
     assert equal(again.state_dict(), whole.state_dict())
 
 
@@ -198,16 +208,16 @@ def test_one_epoch_is_every_example_once_in_random_order():
     ("n", "sizes"), [(1, [1]), (16, [16]), (17, [17]), (33, [16, 17]), (34, [16, 16, 2])]
 )
 def test_no_minibatch_of_a_single_example_is_left_over(n, sizes):
-    found = minibatches(examples(n, 1), Settings(batch_size=16), [seeded(0)])
-    assert [len(batch.labels) for batch in found] == sizes
+    batches = minibatches(examples(n, 1), Settings(batch_size=16), [seeded(0)])
+    assert [len(batch.labels) for batch in batches] == sizes
 
 
 def test_augmented_images_are_shifted_and_flipped():
     """Padding is black, with a value for each channel."""
     black = torch.tensor([-1.9, 0.3])
     images = torch.arange(1, 26.0).view(1, 5, 5, 1).expand(200, 5, 5, 2).contiguous()
-    found = augment(images, seeded(0), black)
-    assert found.shape == images.shape
+    augmented = augment(images, seeded(0), black)
+    assert augmented.shape == images.shape
     padded = black.expand(13, 13, 2).clone()
     padded[4:9, 4:9] = images[0]
     possible = {
@@ -217,6 +227,6 @@ def test_augmented_images_are_shifted_and_flipped():
         for column in range(9)
         for crop in [view[row : row + 5, column : column + 5]]
     }
-    got = {tuple(image.flatten().tolist()) for image in found}
+    got = {tuple(image.flatten().tolist()) for image in augmented}
     assert got <= possible
     assert len(got) > 100  # of 162

@@ -39,9 +39,9 @@ def grown(*splits, tree=True):
     ],
 )
 def test_tree_is_read_from_the_paths(splits, parents):
-    found = tsne.tree_of(grown(*splits).paths)
+    tree = tsne.tree_of(grown(*splits).paths)
     named = {
-        "".join(map(str, sorted(node))): "".join(map(str, sorted(up))) for node, up in found.items()
+        "".join(map(str, sorted(node))): "".join(map(str, sorted(up))) for node, up in tree.items()
     }
     assert named == parents
 

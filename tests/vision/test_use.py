@@ -38,7 +38,8 @@ def refusal(monkeypatch, capsys, *words):
 
 @pytest.fixture(scope="module")
 def gray(tmp_path_factory):
-    """Test images of digits as colour files, and a folder with a run of `gens` on digits, with all stages."""
+    """Test images of digits as colour files, and a folder with a run of `gens` on digits,
+    with all stages."""
     place = tmp_path_factory.mktemp("digits")
     dataset = data.load("digits")
     for i, image in enumerate(dataset.test.images[:300]):  # more than a batch
@@ -99,9 +100,9 @@ def test_a_folders_run_names_classes_and_prepares_files_of_any_size(
     alma(
         monkeypatch, "predict", tmp_path / "run", tmp_path / "new", "--out", tmp_path / "labels.csv"
     )
-    said = capsys.readouterr()
-    assert "images: 3; unreadable: 1; files left out: 1 .txt" in said.out
-    assert f"cannot read the image {tmp_path}/new/2.png" in said.err
+    printed = capsys.readouterr()
+    assert "images: 3; unreadable: 1; files left out: 1 .txt" in printed.out
+    assert f"cannot read the image {tmp_path}/new/2.png" in printed.err
     rows = list(csv.reader((tmp_path / "labels.csv").open()))
     assert [row[1] for row in rows] == ["label", "dog", "cat", ""]
 
@@ -131,20 +132,21 @@ def test_a_model_or_images_that_are_not_there_are_one_line(
     info = json.loads((place / "run/run.json").read_text())
     for name in ("lost", "half", "old"):
         (tmp_path / name).mkdir()
-        kept = {key: value for key, value in info.items() if (name, key) != ("old", "images")}
-        (tmp_path / name / "run.json").write_text(json.dumps(kept))
+        settings = {key: value for key, value in info.items() if (name, key) != ("old", "images")}
+        (tmp_path / name / "run.json").write_text(json.dumps(settings))
     torch.save({"done": 1}, tmp_path / "half/checkpoint.pt")
     monkeypatch.chdir(tmp_path)
-    more = ["--t", 3] if words.startswith("lost") else []
-    more += [] if "--out" in words else ["--out", "labels.csv"]
-    assert message in refusal(monkeypatch, capsys, "predict", *words.split(), *more)
+    arguments = ["--t", 3] if words.startswith("lost") else []
+    arguments += [] if "--out" in words else ["--out", "labels.csv"]
+    assert message in refusal(monkeypatch, capsys, "predict", *words.split(), *arguments)
     assert not (tmp_path / "labels.csv").exists()
 
 
 def test_a_complete_run_of_an_older_version_learns_its_preparation_without_training(tmp_path):
     options = {"out": tmp_path, "hidden": 4, **QUICK}
     run(MegaBatchStream("digits", 2), **options)
-    file, rows = tmp_path / "run.json", (tmp_path / "results.jsonl").read_bytes()
+    file = tmp_path / "run.json"
+    rows = (tmp_path / "results.jsonl").read_bytes()
     info = json.loads(file.read_text())
     file.write_text(json.dumps({key: value for key, value in info.items() if key != "images"}))
     run(MegaBatchStream("digits", 2), **options)
@@ -155,7 +157,8 @@ def test_a_complete_run_of_an_older_version_learns_its_preparation_without_train
 def stream_for(arch):
     if ":" in arch:
         return pictures()
-    images, labels = torch.randint(0, 256, (24, 1, 8, 8)).to(torch.uint8), torch.arange(24) % 3
+    images = torch.randint(0, 256, (24, 1, 8, 8)).to(torch.uint8)
+    labels = torch.arange(24) % 3
     return MegaBatchStream(make_dataset("mine", (images, labels), (images, labels)), 2)
 
 
@@ -180,7 +183,11 @@ def test_an_export_has_the_probabilities_of_the_run(tmp_path, monkeypatch, arch,
     onnx = onnx and all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime")))
     (tmp_path / "out/.filled-x").mkdir(parents=True)  # of a killed export
     (tmp_path / "out/model.onnx").touch()  # of another model
-    flags = ["--onnx"] if onnx else []
+    written = {"model.safetensors", "config.json", "loader.py"}
+    flags = []
+    if onnx:
+        flags.append("--onnx")
+        written.add("model.onnx")
     alma(monkeypatch, "export", tmp_path / "run", "--out", tmp_path / "out", *flags)
     trained, like = deployed.load(tmp_path / "run")
     images = stream.dataset.test.images
@@ -188,18 +195,18 @@ def test_an_export_has_the_probabilities_of_the_run(tmp_path, monkeypatch, arch,
     code = (tmp_path / "out/loader.py").read_text()
     assert "alma" not in code.replace("without ALMA", "")
     assert "vision" not in code.replace("torchvision", "")
-    exec(code, loaded := {})
+    loaded = {}
+    exec(code, loaded)
     torch.testing.assert_close(
         loaded["load"](tmp_path / "out")(images), expected, atol=1e-5, rtol=0
     )
-    written = {"model.safetensors", "config.json", "loader.py", *["model.onnx"] * onnx}
     assert {file.name for file in (tmp_path / "out").iterdir()} == written
     if onnx:
         import onnxruntime
 
         session = onnxruntime.InferenceSession(tmp_path / "out/model.onnx")
-        (found,) = session.run(None, {"images": images.numpy()})
-        torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=0)
+        (outputs,) = session.run(None, {"images": images.numpy()})
+        torch.testing.assert_close(torch.from_numpy(outputs), expected, atol=1e-4, rtol=0)
 
 
 def test_what_cannot_be_exported_is_one_line_and_writes_nothing(gray, tmp_path):

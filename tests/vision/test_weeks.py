@@ -1,4 +1,5 @@
-"""Images that arrive over time: periods and their splits, appends, new classes, the stream for a trainer."""
+"""Images that arrive over time: periods and their splits, appends, new classes,
+the stream for a trainer."""
 
 import csv
 import json
@@ -26,15 +27,20 @@ def arrive(root, *weeks, size=(5, 4)):
     for week in weeks:
         for name in WEEKS[week]:
             for i in range(10):
-                pixels = np.random.RandomState([week, ord(name), i]).randint(
-                    0, 256, (*size, 3), np.uint8
-                )
+                random = np.random.RandomState([week, ord(name), i])
+                pixels = random.randint(0, 256, (*size, 3), np.uint8)
                 picture(Path(root, f"2026-W{week:02}", name, f"{i}.png"), pixels)
 
 
 def found(root=None, by="week", **others):
     listed.cache_clear()
     return listed(ImageSource(str(root), by, **others))[0]
+
+
+def files_of(periods):
+    """(split, file) of each image."""
+    splits = [split for period in periods for split in period.splits.items()]
+    return [(name, file) for name, files in splits for file in files]
 
 
 def stream(root, cache=None):
@@ -62,29 +68,25 @@ def test_periods_have_classes_in_order_of_appearance_and_splits_of_a_tenth(shop)
     assert [period.new_classes for period in periods] == [["a", "b"], [], ["c"], []]
     sizes = [[len(x) for x in period.splits.values()] for period in periods[:3:2]]
     assert sizes == [[16, 2, 2], [24, 3, 3]]
-    made = stream(shop)
+    weeks = stream(shop)
+    train = weeks.dataset.train
+    test = weeks.dataset.test
     for t, period in enumerate(periods, start=1):
-        images = [
-            made.dataset.train.images.index_select(0, torch.from_numpy(own))
-            for own in made.split(t)
-        ]
-        images.append(
-            made.dataset.test.images.index_select(0, torch.from_numpy(made.held_out[t - 1]))
-        )
-        for own, (name, files) in zip(images, period.splits.items(), strict=True):
+        images = [train.images.index_select(0, torch.from_numpy(part)) for part in weeks.split(t)]
+        images.append(test.images.index_select(0, torch.from_numpy(weeks.held_out[t - 1])))
+        for pixels, (name, files) in zip(images, period.splits.items(), strict=True):
             read = [np.asarray(Image.open(file["path"])).transpose(2, 0, 1) for file in files]
-            assert np.array_equal(own.numpy(), read), name
-    labels = made.dataset.train.labels[made.parts[2]].tolist()
-    assert labels == [
+            assert np.array_equal(pixels.numpy(), read), name
+    assert train.labels[weeks.parts[2]].tolist() == [
         "abc".index(x["label"]) for name in ("train", "valid") for x in periods[2].splits[name]
     ]
 
 
-def manifest(root, suffix, more=lambda path: {}):
+def manifest(root, suffix, columns=lambda path: {}):
     """A manifest of the pictures in `root`, with a name of the week as date."""
     paths = sorted(root.rglob("*.png"))
     rows = [
-        {"path": str(p.relative_to(root)), "label": p.parts[-2], "date": p.parts[-3], **more(p)}
+        {"path": str(p.relative_to(root)), "label": p.parts[-2], "date": p.parts[-3], **columns(p)}
         for p in paths
     ]
     file = root / f"images.{suffix}"
@@ -134,36 +136,26 @@ def test_the_first_copy_stays_and_is_counted(shop):
     after = found(shop)
     assert [period.copies for period in after] == [1, 1, 0, 1]
     assert after[3].sha256 == before[3].sha256
-    files = [x for period in after for own in period.splits.values() for x in own]
-    assert max(Counter(x["sha256"] for x in files).values()) == 1
-    assert (
-        "W01: 21 images (17 train, 2 valid, 2 test); 2 classes (2 new: a, b); copies left out: 1"
-        in str(after[0])
-    )
+    assert max(Counter(file["sha256"] for _, file in files_of(after)).values()) == 1
+    summary = "W01: 21 images (17 train, 2 valid, 2 test); 2 classes (2 new: a, b); copies left out"
+    assert f"{summary}: 1" in str(after[0])
 
 
 def test_a_group_is_in_one_split_of_all_periods_and_the_manifest_may_say_which(shop):
     def more(path):
         """Pairs of a class show one object; three of five are seen again in the next week."""
-        week, pair = int(path.parts[-3][-2:]), int(path.stem) // 2
+        week = int(path.parts[-3][-2:])
+        pair = int(path.stem) // 2
         group = f"{path.parts[-2]}{(pair + 2 * week) % 12}"
         return {"object": group, "split": "train" if group == forced else ""}
 
     forced = ""
     before = found(manifest=manifest(shop, "csv", more), group_by="object")
-    places = {
-        (x["object"], name) for period in before for name, own in period.splits.items() for x in own
-    }
+    places = {(file["object"], name) for name, file in files_of(before)}
     assert len(places) == len({group for group, _ in places}) > 20
     forced = next(group for group, name in sorted(places) if name == "test")
     after = found(manifest=manifest(shop, "csv", more), group_by="object")
-    assert {
-        name
-        for period in after
-        for name, own in period.splits.items()
-        for x in own
-        if x["object"] == forced
-    } == {"train"}
+    assert {name for name, file in files_of(after) if file["object"] == forced} == {"train"}
 
 
 BAD = [
@@ -224,15 +216,15 @@ def test_what_is_no_stream_is_one_line(shop, monkeypatch, refused, change, optio
 # Appends
 
 
-def of_the_past(made):
+def of_the_past(played):
     """Of each row what depends neither on the test set nor on periods to come."""
-    found = []
-    for row in numbers(made):
+    rows = []
+    for row in numbers(played):
         extra = row["extra"] | {"test_flops": 0, "raw": dict(row["extra"].get("raw", ()), error=0)}
         for place, name in ((extra, "matrix"), (extra, "matrix_periods"), (extra["raw"], "matrix")):
             place[name] = place.get(name, [])[: row["t"]]
-        found.append(row | {"value": 0, "extra": extra})
-    return found
+        rows.append(row | {"value": 0, "extra": extra})
+    return rows
 
 
 LEARNERS = {
@@ -246,7 +238,7 @@ LEARNERS = {
 }
 
 
-SLOW = {name: [pytest.mark.slow] * (name == "torchvision") for name in LEARNERS}
+SLOW = dict.fromkeys(LEARNERS, ()) | {"torchvision": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("learner", [pytest.param(name, marks=SLOW[name]) for name in LEARNERS])
@@ -260,7 +252,8 @@ def test_an_append_equals_a_stream_made_at_once_whatever_is_killed(
     name = {"torchvision": "sm"}.get(learner, learner)
     chosen = {key: value for key, value in (FAST | options).items() if value is not None}
     first = run(stream(shop), name, tmp_path / "run", **chosen)
-    before, parts = first.results.read_bytes(), stream(shop)
+    before = first.results.read_bytes()
+    parts = stream(shop)
     arrive(shop, 5, 6, size=(40, 40) if learner == "torchvision" else (5, 4))
     grown = stream(shop)
     assert equal(
@@ -302,8 +295,8 @@ def test_waiting_rows_after_an_append_have_the_new_period_and_a_cut_stage_is_ref
     assert "2026-W05: give --append" in refused(
         play, shop, tmp_path / "run", "gens", waiting_time=2
     )
-    made = play(shop, tmp_path / "run", "gens", waiting_time=2, append=True)
-    assert [len(row["extra"]["matrix"]) for row in made.rows] == [4] * 5 + [5]
+    played = play(shop, tmp_path / "run", "gens", waiting_time=2, append=True)
+    assert [len(row["extra"]["matrix"]) for row in played.rows] == [4] * 5 + [5]
     arrive(shop, 6)
     line = refused(play, shop, tmp_path / "run", "gens", waiting_time=2, append=True)
     assert "stage 2 was trained when the stream ended with mega-batch 5; now it would wait" in line
@@ -334,11 +327,11 @@ def test_a_model_that_waits_is_tested_on_the_periods_that_have_arrived(shop, tmp
             path.unlink()
     short = play(shop, tmp_path / "run", "gens", waiting_time=2).rows
     arrive(shop, 3, 4, 5, 6)
-    made = play(shop, tmp_path / "run", "gens", waiting_time=2, append=True)
-    assert made.rows[:3] == short
+    played = play(shop, tmp_path / "run", "gens", waiting_time=2, append=True)
+    assert played.rows[:3] == short
     whole = play(shop, tmp_path / "whole", "gens", waiting_time=2)
-    assert made.rows[3]["extra"]["matrix"] == whole.rows[3]["extra"]["matrix"]
-    assert made.rows[3]["value"] == made.rows[2]["value"]
+    assert played.rows[3]["extra"]["matrix"] == whole.rows[3]["extra"]["matrix"]
+    assert played.rows[3]["value"] == played.rows[2]["value"]
 
 
 @pytest.mark.parametrize("change", ["image", "label", "late", "lost"])
@@ -361,9 +354,10 @@ def test_a_past_that_has_changed_is_one_line(shop, tmp_path, refused, change):
 def test_an_append_decodes_the_new_period_only(shop, tmp_path, monkeypatch):
     plain = stream(shop, tmp_path / "cache").dataset.train
     arrive(shop, 5)
-    read, decoded = [], folder._decoded
+    read = []
+    decoded = folder._decoded
     monkeypatch.setattr(
-        folder, "_decoded", lambda paths, *rest: read.extend(paths) or decoded(paths, *rest)
+        folder, "_decoded", lambda paths, *args: read.extend(paths) or decoded(paths, *args)
     )
     again = stream(shop, tmp_path / "cache").dataset.train
     assert {Path(path).parts[-3] for path in read} == {"2026-W05"}
@@ -375,18 +369,23 @@ def test_an_append_decodes_the_new_period_only(shop, tmp_path, monkeypatch):
 
 
 def test_images_of_a_class_to_come_are_errors_or_do_not_count(shop, tmp_path, refused):
-    counted, known = (play(shop, tmp_path / name, classes=name) for name in ("all", "known"))
+    counted = play(shop, tmp_path / "all", classes="all").rows
+    skipped = play(shop, tmp_path / "known", classes="known").rows
     for j, period in enumerate(found(shop)):
         labels = [x["label"] for x in period.splits["test"]]
-        for one, other in zip(counted.rows, known.rows, strict=True):
-            share = labels.count("c") / len(labels) if one["t"] < 3 else 0
-            ours, theirs = (row["extra"]["matrix"][j] for row in (one, other))
-            assert ours == pytest.approx(share + (1 - share) * theirs)
-    lower = [
-        one["value"] > other["value"] for one, other in zip(counted.rows, known.rows, strict=True)
+        for row, without in zip(counted, skipped, strict=True):
+            share = labels.count("c") / len(labels) if row["t"] < 3 else 0
+            expected = share + (1 - share) * without["extra"]["matrix"][j]
+            assert row["extra"]["matrix"][j] == pytest.approx(expected)
+    pairs = zip(counted, skipped, strict=True)
+    assert [row["value"] > without["value"] for row, without in pairs] == [
+        True,
+        True,
+        True,
+        False,
+        False,
     ]
-    assert lower == [True, True, True, False, False]
-    sizes = [row["parameters"] for row in counted.rows]
+    sizes = [row["parameters"] for row in counted]
     assert [size - sizes[0] for size in sizes] == [
         0,
         0,

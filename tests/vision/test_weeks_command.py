@@ -1,4 +1,5 @@
-"""`alma images --by week` on the command line, and the stream that `--write` makes for a trainer."""
+"""`alma images --by week` on the command line, and the stream that `--write` makes for a
+trainer."""
 
 import json
 
@@ -27,9 +28,9 @@ def test_the_command_line(shop, tmp_path, monkeypatch, capsys):
     assert "--megabatches" not in job.command
     listed.cache_clear()
     command(monkeypatch, *words.split())
-    said = capsys.readouterr().out
-    assert said.count("\n2026-W0") == 3
-    assert "images: 90; periods: 4; classes: 3; other files left out: none" in said
+    output = capsys.readouterr().out
+    assert output.count("\n2026-W0") == 3
+    assert "images: 90; periods: 4; classes: 3; other files left out: none" in output
     arrive(shop, 5)
     listed.cache_clear()
     assert "2026-W05: give --append" in error_of(monkeypatch, capsys, *words.split())

@@ -97,7 +97,7 @@ class GMoE(GrowingLearner, MoE):
         from vision.train import evaluation_batches
 
         self.model.eval()
-        scores: list[Any] = [0] * len(self.model.layers)
+        scores: list[Any] = [0 for _ in self.model.layers]
         for images, labels in evaluation_batches(self.model, examples):
             with torch.no_grad():
                 logits, gates = self.model.routed(images)

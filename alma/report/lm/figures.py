@@ -80,7 +80,8 @@ def write_figures(
                 remarks.append(
                     f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper"
                 )
-            if figure := front.front([entry.result for entry in entries]):
+            figure = front.front([entry.result for entry in entries])
+            if figure:
                 save(figure, f"front{suffix}", front.CAPTION)
             else:
                 remarks.append("front: no two complete runs of one waiting time")

@@ -19,7 +19,8 @@ CER = "cumulative error rate, CER\n(untrained errors while waiting included)"
 
 def front(results: Sequence[Result]) -> dict[str, Any]:
     """Mean error over t = 1..B against training compute."""
-    if not (figure := front_of(results)):
+    figure = front_of(results)
+    if not figure:
         raise Missing("only one configuration")
     return {"": figure}
 
@@ -175,8 +176,9 @@ def radars(results: Sequence[Result]) -> dict[str, Any]:
         select.colour_titles(panels, members, results)
         ranges: LegendEntries = []
         for name, spoke in measured.items():
-            start = short(min(spoke.values)) if spoke.logarithmic else "0"
-            text = f"{name}: {start} to {short(max(spoke.values))}" + ", log" * spoke.logarithmic
+            text = f"{name}: 0 to {short(max(spoke.values))}"
+            if spoke.logarithmic:
+                text = f"{name}: {short(min(spoke.values))} to {short(max(spoke.values))}, log"
             ranges.append((text, {"linestyle": ""}))
         heading = f"{results[0].stream}, {select.size_label(members[0])}"
         waits = select.wait_entries(members, results)

@@ -1,4 +1,5 @@
-"""Stand-in for fairseq_alma.evaluate: the perplexity is the mean of the first digits of the fake models.
+"""Stand-in for fairseq_alma.evaluate: the perplexity is the mean of the first digits of the fake
+models.
 
 FAKE_UNTRAINED: the evaluation of the untrained model fails.
 """

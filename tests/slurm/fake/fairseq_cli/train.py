@@ -1,7 +1,8 @@
 """Stand-in for fairseq-train: a model is a number, an update hashes and saves it.
 
-FAKE_CRASH=stage:update:how: fail there; `how` is `user`, `python` or `kill`. FAKE_SLEEP: seconds per update.
-FAKE_PIDS: file for the process id. SIGUSR1 ends it after the current update, to be run again.
+FAKE_CRASH=stage:update:how: fail there; `how` is `user`, `python` or `kill`. FAKE_SLEEP: seconds
+per update. FAKE_PIDS: file for the process id. SIGUSR1 ends it after the current update, to be run
+again.
 """
 
 import argparse
@@ -27,8 +28,8 @@ parser.add_argument("--schedule")
 args, _ = parser.parse_known_args()
 
 
-asked: list[int] = []
-signal.signal(signal.SIGUSR1, lambda number, _: asked.append(number))
+signals: list[int] = []
+signal.signal(signal.SIGUSR1, lambda number, _: signals.append(number))
 
 
 def crash(how: str) -> None:
@@ -81,6 +82,6 @@ while state["updates"] < args.max_update:
         "num_updates": str(state["updates"]),
     }
     logging.getLogger("train_inner").info(json.dumps(stats))
-    if asked and state["updates"] < args.max_update:
+    if signals and state["updates"] < args.max_update:
         sys.exit(os.EX_TEMPFAIL)
 save(state, "checkpoint_best.pt")
