@@ -161,4 +161,6 @@ def image_gain(pairs: Sequence[Pair]) -> MeanOverSeeds:
         steps.append(1 / images)
     centre = 100 * math.fsum(centres) / count
     half = 100 * (_NORMAL_95 * math.sqrt(math.fsum(variances)) + math.fsum(steps)) / count
-    return MeanOverSeeds(100 * math.fsum(values) / count, centre - half, centre + half)
+    low = max(-100.0, centre - half)
+    high = min(100.0, centre + half)
+    return MeanOverSeeds(100 * math.fsum(values) / count, low, high)
