@@ -157,11 +157,11 @@ def _by_plan(retraining: Retraining) -> Verdict:
         return Verdict("price", "no evidence", _UNKNOWN)
     plan = retraining.plan
     trains_now = plan.first == 0
-    other = "never" if trains_now else f"retraining every {retraining.period.noun}"
+    opposite = "never" if trains_now else f"retraining every {retraining.period.noun}"
     unit = "in the money of --price" if retraining.money else f"{retraining.unit} over periods"
     text = "the cheapest plan trains now" if trains_now else _later(retraining)
-    saving = plan.savings[other]
-    text += f" and saves {saving.text(retraining.money or 1.0)} {unit} against {other}"
+    saving = plan.savings[opposite]
+    text += f" and saves {saving.text(retraining.money or 1.0)} {unit} against {opposite}"
     if not saving.low > 0:
         return Verdict("price", "no evidence", text)
     return Verdict("price", "yes" if trains_now else "no", text)
@@ -220,5 +220,5 @@ def _course(record: Record, terms: Terms, since: int) -> str:
     """What to do without evidence."""
     if not terms.every:
         return _NOT_NOW
-    left = record.period.span(terms.every - since)
-    return f"{_NOT_NOW}; by --every {terms.every} the next training is due in {left}"
+    remaining = record.period.span(terms.every - since)
+    return f"{_NOT_NOW}; by --every {terms.every} the next training is due in {remaining}"
