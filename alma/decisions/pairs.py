@@ -36,8 +36,8 @@ class Pair(NamedTuple):
 
     def counted(self) -> "Pair":
         """Without the items that do not count for one of the models."""
-        both = (self.deployed[:, 1] > 0) & (self.newest[:, 1] > 0)
-        return Pair(self.deployed[both], self.newest[both])
+        counts_twice = (self.deployed[:, 1] > 0) & (self.newest[:, 1] > 0)
+        return Pair(self.deployed[counts_twice], self.newest[counts_twice])
 
 
 class _Ratio(NamedTuple):
@@ -80,7 +80,7 @@ def _ratio(pair: Pair, groups: int, random: np.random.Generator) -> _Ratio:
     value = float(gains.sum() / total)
     residuals = gains - value * tokens
     shares = tokens / total
-    left = 1 - shares
+    remaining = 1 - shares
     resampled = random.integers(0, count, (_RESAMPLES, count))
     drawn_gains = gains[resampled]
     drawn_tokens = tokens[resampled]
@@ -90,7 +90,7 @@ def _ratio(pair: Pair, groups: int, random: np.random.Generator) -> _Ratio:
     return _Ratio(
         value,
         float(residuals @ residuals) / total**2,
-        float(((residuals / left) ** 2).sum()) / total**2,
+        float(((residuals / remaining) ** 2).sum()) / total**2,
         1 / float(shares @ shares),
         values,
         (drawn_residuals**2).sum(1) / totals**2,
@@ -161,4 +161,6 @@ def image_gain(pairs: Sequence[Pair]) -> MeanOverSeeds:
         steps.append(1 / images)
     centre = 100 * math.fsum(centres) / count
     half = 100 * (_NORMAL_95 * math.sqrt(math.fsum(variances)) + math.fsum(steps)) / count
-    return MeanOverSeeds(100 * math.fsum(values) / count, centre - half, centre + half)
+    low = max(-100.0, centre - half)
+    high = min(100.0, centre + half)
+    return MeanOverSeeds(100 * math.fsum(values) / count, low, high)
