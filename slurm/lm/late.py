@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alma import averages
+from alma.errors import UserError
 from alma.markers import read_marker
 from alma.records import Run
 from alma.stages import stages
@@ -16,6 +17,7 @@ from alma.stream import Stream, is_stream
 from slurm.engine.machine import Machine
 from slurm.lm.estimate import Cost, total
 from slurm.lm.plan import Plan, Request, make_plan
+from slurm.lm.planned import StageSpec
 from slurm.lm.record import (
     LATE,
     TRAINED,
@@ -67,6 +69,18 @@ def plan_as_recorded(plan: Plan, run: Run) -> Plan:
         return plan
     request = replace(plan.request, stages=run.info.get("stages"), sizes=())
     return plan_on_longer(request, megabatches)
+
+
+def check_length(plan: Plan, spec: StageSpec) -> None:
+    """UserError: a stage was to end early with its stream, which has grown since it was planned."""
+    if not is_stream(plan.request.stream):
+        return
+    megabatches = len(Stream.load(plan.request.stream).megabatches)
+    last = min((spec.stage.index + 1) * plan.request.waiting_time, megabatches)
+    if spec.stage.last < last:
+        planned = f"stage {spec.stage.index} was planned to end with mega-batch {spec.stage.last}"
+        grown = f"the stream has grown, and now it would end with {last}"
+        raise UserError(f"{plan.out}: {planned}; {grown}: rerun the launch command")
 
 
 def late_tests(plan: Plan) -> list[LateTest]:

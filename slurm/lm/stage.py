@@ -29,6 +29,7 @@ from slurm.engine.jobs import Job
 from slurm.lm import trainer
 from slurm.lm.late import (
     LateTest,
+    check_length,
     late_test,
     late_tests,
     on_held_out,
@@ -113,6 +114,7 @@ class TrainJob(RunJob):
         if self.training.source:
             take_over(self.training.source, self.directory)
             return
+        check_length(self.plan, self.spec)
         make_directory(self.directory)
         if self.training.trainer:
             self._train_by_trainer(self.directory / log, environment, watch)
@@ -162,6 +164,8 @@ class TrainJob(RunJob):
         if job.global_rank:
             self.do(arguments=arguments, log=f"train.rank{job.global_rank}.log")
             return
+        if not self.done:  # a folder would mean that the stage has been trained
+            check_length(self.plan, self.spec)
         make_directory(self.directory)
         # A job that SLURM declared dead may still be running.
         with patiently_locked(self.directory):

@@ -22,6 +22,7 @@ import pytest
 from launcher import call
 
 from alma import records
+from alma.errors import UserError
 from alma.records import Run
 from alma.trainer import StageTask
 from slurm import arrivals
@@ -373,3 +374,23 @@ def test_late_evaluations_come_before_all_trainings(growing, launch, capsys):
     is_late = [line.startswith("test of") for line in begun]
     assert is_late.count(True) == 6
     assert is_late == sorted(is_late, reverse=True)
+
+
+def test_a_short_last_stage_is_not_trained_once_the_stream_has_grown(
+    growing, launch, monkeypatch, capsys
+):
+    slurm = Queue(monkeypatch, random.Random(0))
+    words = ("--learner", "sm", "--waiting-time", "2", "--out", "grown")
+    growing.has(3)
+    launch(*words, "--cluster", "slurm")
+    growing.has(4)
+    with pytest.raises(UserError, match="stage 1 was planned to end with mega-batch 3; the stream"):
+        slurm.run(10)
+    assert not Path("grown/stage_01").exists()
+    slurm.jobs.clear()  # as SLURM does with the failed job and its dependents
+    launch(*words, "--cluster", "slurm")
+    slurm.run(10)
+    growing.has(6)
+    launch(*words)
+    launch(*words[:-1], "at_once")
+    assert_same("grown", "at_once")
