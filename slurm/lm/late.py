@@ -14,6 +14,7 @@ from alma.markers import read_marker
 from alma.records import Run
 from alma.stages import stages
 from alma.stream import Stream, is_stream
+from alma.tables import number
 from slurm.engine.machine import Machine
 from slurm.lm.estimate import Cost, total
 from slurm.lm.plan import Plan, Request, make_plan
@@ -178,10 +179,10 @@ def announcement(plan: Plan, vocabulary: int | None, machine: Machine) -> list[s
         flops = [_flops(plan, test, vocabulary, machine) for test in possible]
         whole = total(flops)
         if whole is not None:
-            text += f", {whole / 1e12:,.2f} TFLOPs"
+            text += f", {number(whole / 1e12)} TFLOPs"
         seconds = _seconds(plan, tokens)
         if seconds is not None:
-            text += f", about {seconds:,.0f} s"
+            text += f", about {seconds:,.0f} s and the start of {len(possible)} processes"
         lines.append(text)
     holes = [test for test in tests if test.lacking]
     lines += [f"{plan.out}: {test.hole}" for test in holes]

@@ -25,7 +25,7 @@ from alma import records
 from alma.errors import UserError
 from alma.records import Run
 from alma.trainer import StageTask
-from slurm import arrivals
+from slurm import arrivals, cancel, status
 from slurm.engine import children, queue, submission
 from slurm.engine.squeue import JobState
 from slurm.launch import main
@@ -394,3 +394,28 @@ def test_a_short_last_stage_is_not_trained_once_the_stream_has_grown(
     launch(*words)
     launch(*words[:-1], "at_once")
     assert_same("grown", "at_once")
+
+
+def test_status_and_cancel_know_the_jobs(growing, launch, monkeypatch, capsys):
+    growing.has(2)
+    launch("--learner", "sm", "--out", "run")
+    growing.has(3)
+    slurm = Queue(monkeypatch, random.Random(0))
+    monkeypatch.setattr(cancel, "ask", slurm.ask)
+    monkeypatch.setattr(cancel, "scancel", slurm.scancel)
+    test_on_slurm = partial(call, arrivals.main, monkeypatch, "run", "--cluster", "slurm")
+    for _ in range(2):  # the second time they are in the queue
+        assert test_on_slurm() == 0
+        assert len(slurm.jobs) == 3
+    capsys.readouterr()
+    assert call(status.main, monkeypatch, "run") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "test of stage 1 on 2024-03 queued" in said
+    assert "evaluation of stage 1 done" in said
+    assert call(cancel.main, monkeypatch, "run") == 0
+    assert "cancelled 3 jobs" in capsys.readouterr().out
+    assert not slurm.jobs
+    assert test_on_slurm() == 0
+    slurm.run(3)
+    assert call(status.main, monkeypatch, "run") == 0
+    assert [len(values) for values in matrix("run").values()] == [3, 3, 3]
