@@ -308,6 +308,12 @@ class LateJob(RunJob):
 def late_job(plan: Plan, test: LateTest) -> LateJob:
     """The job of a late evaluation; its marker has the number of the last mega-batch."""
     folder = late_folder(plan, test.stage)
+    last = f"{test.megabatches[-1]:04d}"
+    marker = folder / f"{last}.json"
+    number = 1
+    while marker.exists():  # losses by document are measured again
+        number += 1
+        marker = folder / f"{last}_{number}.json"
     return LateJob(
         plan=plan,
         run=plan.out,
@@ -315,7 +321,7 @@ def late_job(plan: Plan, test: LateTest) -> LateJob:
         name=f"test of {test.model} on {test.periods}",
         array="alma-late",
         directory=folder,
-        marker=folder / f"{test.megabatches[-1]:04d}.json",
+        marker=marker,
         test=test,
     )
 
