@@ -72,6 +72,12 @@ def test_status_and_cancel_know_the_jobs(growing, launch, monkeypatch, capsys):
     slurm = Queue(monkeypatch, random.Random(0))
     monkeypatch.setattr(cancel, "ask", slurm.ask)
     monkeypatch.setattr(cancel, "scancel", slurm.scancel)
+    words = ("--learner", "sm", "--out", "run", "--cluster", "slurm", "--dry-run")
+    capsys.readouterr()
+    launch(*words)
+    array = capsys.readouterr().out.splitlines()[0]
+    assert array.startswith("# <1> ")
+    assert array.count("run test of ") == 3
     test_on_slurm = partial(call, arrivals.main, monkeypatch, "run", "--cluster", "slurm")
     for _ in range(2):  # the second time they are in the queue
         assert test_on_slurm() == 0
