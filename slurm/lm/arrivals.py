@@ -22,6 +22,7 @@ from slurm.lm.local import do_here
 from slurm.lm.plan import Plan, Request
 from slurm.lm.record import run_config
 from slurm.lm.request import read_requests, resolved
+from slurm.lm.stage import late_jobs
 
 
 @children.failures_in_one_line()
@@ -41,6 +42,7 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
             for line in [*announcement(plan, vocabulary, machine), *programs(plan)]:
                 say(line)
         earlier = {run.directory: run.late_evaluations for run in runs}
+        to_test = {plan.out: late_jobs(plan) for plan in plans}
         if options.dry_run and options.cluster == "slurm":
             show_jobs(plans, job_resources, verbose=False)
         if options.dry_run:
@@ -54,7 +56,7 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
     if options.cluster == "slurm" and not options.wait:
         return
     for plan in plans:
-        print(_news(plan, earlier[plan.out]))
+        print(_news(plan, earlier[plan.out], bool(to_test[plan.out])))
     names = shlex.join(["alma", "due", *(str(plan.out) for plan in plans)])
     print("is a training due? ask with:", names)
     if errors:
@@ -91,10 +93,11 @@ def _plan(request: Request) -> Plan:
     return replace(plan, tests_only=True)
 
 
-def _news(plan: Plan, earlier: Sequence[LateEvaluation]) -> str:
+def _news(plan: Plan, earlier: Sequence[LateEvaluation], was_incomplete: bool) -> str:
     """The late evaluations of a run that were not among the `earlier` ones, as a table.
 
-    A line for each model, and a column for each mega-batch.
+    A line for each model, and a column for each mega-batch. was_incomplete: whether something was
+    missing before.
     """
     run = Run.read(plan.out)
     values: dict[tuple[int | None, int], float] = {}
@@ -103,6 +106,8 @@ def _news(plan: Plan, earlier: Sequence[LateEvaluation]) -> str:
         if late not in earlier:
             values[late["stage"], late["megabatch"]] = late["value"]
             periods[late["megabatch"]] = late.get("period") or f"mega-batch {late['megabatch']}"
+    if not values and was_incomplete:
+        return f"{plan.out}: the losses by document that were missing are written"
     if not values:
         count = run.config["megabatches"]
         return f"{plan.out}: nothing new: its models are tested on all {count} mega-batches"

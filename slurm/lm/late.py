@@ -9,13 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alma import averages
+from alma.errors import UserError
+from alma.evaluations import HELD_OUT, item_losses_file
 from alma.markers import read_marker
 from alma.records import Run
 from alma.stages import stages
 from alma.stream import Stream, is_stream
+from alma.tables import number
 from slurm.engine.machine import Machine
 from slurm.lm.estimate import Cost, total
 from slurm.lm.plan import Plan, Request, make_plan
+from slurm.lm.planned import StageSpec
 from slurm.lm.record import (
     LATE,
     TRAINED,
@@ -69,6 +73,18 @@ def plan_as_recorded(plan: Plan, run: Run) -> Plan:
     return plan_on_longer(request, megabatches)
 
 
+def check_length(plan: Plan, spec: StageSpec) -> None:
+    """UserError: a stage was to end early with its stream, which has grown since it was planned."""
+    if not is_stream(plan.request.stream):
+        return
+    megabatches = len(Stream.load(plan.request.stream).megabatches)
+    last = min((spec.stage.index + 1) * plan.request.waiting_time, megabatches)
+    if spec.stage.last < last:
+        planned = f"stage {spec.stage.index} was planned to end with mega-batch {spec.stage.last}"
+        grown = f"the stream has grown, and now it would end with {last}"
+        raise UserError(f"{plan.out}: {planned}; {grown}: rerun the launch command")
+
+
 def late_tests(plan: Plan) -> list[LateTest]:
     """What is missing of the evaluation matrix of the models that are evaluated, the newest first.
 
@@ -95,7 +111,8 @@ def late_tests(plan: Plan) -> list[LateTest]:
 
 def late_test(plan: Plan, stage: int | None, last: int) -> LateTest | None:
     """What a model's row of the evaluation matrix lacks up to mega-batch `last`; None: nothing."""
-    missing = untested(plan, stage, range(1, last + 1))
+    lacking = "" if stage is None else _lacking(plan, stage)
+    missing = untested(plan, stage, range(1, last + 1), with_losses=not lacking)
     if not missing:
         return None
     held_out = Stream.load(plan.request.stream).held_out
@@ -105,18 +122,31 @@ def late_test(plan: Plan, stage: int | None, last: int) -> LateTest | None:
         megabatches=missing,
         periods=_span([part.period or str(t) for t, part in zip(missing, parts, strict=True)]),
         tokens=sum(part.tokens for part in parts),
-        lacking="" if stage is None else _lacking(plan, stage),
+        lacking=lacking,
     )
 
 
-def untested(plan: Plan, stage: int | None, megabatches: Collection[int]) -> tuple[int, ...]:
-    """Those of the mega-batches on whose held-out parts a model was not tested."""
+def untested(
+    plan: Plan, stage: int | None, megabatches: Collection[int], with_losses: bool = True
+) -> tuple[int, ...]:
+    """Those of the mega-batches on whose held-out parts a model was not tested.
+
+    with_losses: `alma test` also counts those whose losses by document are missing, as in runs of
+    earlier versions of ALMA.
+    """
     tested = {cell["megabatch"] for cell in measured_cells(plan, stage)}
     run = Run.read(plan.out)
     for cell in run.late_evaluations:
         if cell["stage"] == stage:
             tested.add(cell["megabatch"])
+    if with_losses and stage is not None and plan.tests_only and _has_losses(plan):
+        tested = {t for t in tested if item_losses_file(plan.out, stage, t).exists()}
     return tuple(megabatch for megabatch in megabatches if megabatch not in tested)
+
+
+def _has_losses(plan: Plan) -> bool:
+    """Whether evaluations write losses by document; the user's own trainer may return none."""
+    return not plan.request.trainer or (plan.out / HELD_OUT).exists()
 
 
 def on_held_out(command: Sequence[str], parts: Sequence[int], out: Path) -> list[str]:
@@ -159,15 +189,17 @@ def announcement(plan: Plan, vocabulary: int | None, machine: Machine) -> list[s
     if possible:
         tokens = sum(test.tokens for test in possible)
         parts = sum(len(test.megabatches) for test in possible)
-        text = f"{plan.out}: first {len(possible)} models are tested on mega-batches that came "
-        text += f"later: {parts} evaluations, {tokens:,} tokens"
+        text = f"{plan.out}: before any training, {len(possible)} models are tested on what arrived"
+        if plan.tests_only:
+            text = f"{plan.out}: {len(possible)} models are tested on what arrived"
+        text += f": {parts} evaluations, {tokens:,} tokens"
         flops = [_flops(plan, test, vocabulary, machine) for test in possible]
         whole = total(flops)
         if whole is not None:
-            text += f", {whole / 1e12:,.2f} TFLOPs"
+            text += f", {number(whole / 1e12)} TFLOPs"
         seconds = _seconds(plan, tokens)
         if seconds is not None:
-            text += f", about {seconds:,.0f} s"
+            text += f", about {seconds:,.0f} s and the start of {len(possible)} processes"
         lines.append(text)
     holes = [test for test in tests if test.lacking]
     lines += [f"{plan.out}: {test.hole}" for test in holes]

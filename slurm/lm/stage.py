@@ -29,6 +29,7 @@ from slurm.engine.jobs import Job
 from slurm.lm import trainer
 from slurm.lm.late import (
     LateTest,
+    check_length,
     late_test,
     late_tests,
     on_held_out,
@@ -113,6 +114,7 @@ class TrainJob(RunJob):
         if self.training.source:
             take_over(self.training.source, self.directory)
             return
+        check_length(self.plan, self.spec)
         make_directory(self.directory)
         if self.training.trainer:
             self._train_by_trainer(self.directory / log, environment, watch)
@@ -162,6 +164,8 @@ class TrainJob(RunJob):
         if job.global_rank:
             self.do(arguments=arguments, log=f"train.rank{job.global_rank}.log")
             return
+        if not self.done:  # a folder would mean that the stage has been trained
+            check_length(self.plan, self.spec)
         make_directory(self.directory)
         # A job that SLURM declared dead may still be running.
         with patiently_locked(self.directory):
@@ -304,6 +308,12 @@ class LateJob(RunJob):
 def late_job(plan: Plan, test: LateTest) -> LateJob:
     """The job of a late evaluation; its marker has the number of the last mega-batch."""
     folder = late_folder(plan, test.stage)
+    last = f"{test.megabatches[-1]:04d}"
+    marker = folder / f"{last}.json"
+    number = 1
+    while marker.exists():  # losses by document are measured again
+        number += 1
+        marker = folder / f"{last}_{number}.json"
     return LateJob(
         plan=plan,
         run=plan.out,
@@ -311,7 +321,7 @@ def late_job(plan: Plan, test: LateTest) -> LateJob:
         name=f"test of {test.model} on {test.periods}",
         array="alma-late",
         directory=folder,
-        marker=folder / f"{test.megabatches[-1]:04d}.json",
+        marker=marker,
         test=test,
     )
 

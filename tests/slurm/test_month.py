@@ -1,107 +1,24 @@
 """A stream that grows: its evaluation matrix is that of the stream made in one go, cell by cell.
 
-Trainings and evaluations are the trainer of this module, in this process: milliseconds each. A
+Trainings and evaluations are the trainer of month.py, in this process: milliseconds each. A
 model is the list of what it was trained on, and its loss on a document follows from both.
 """
 
-import hashlib
 import json
-import os
-import pickle
-import pwd
 import random
 import shutil
-import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from launcher import call
+from month import SEEDS, Killer, alma_test, chosen, ends, matrix, run_here
 
-from alma import records
+from alma.evaluations import item_losses_file
 from alma.records import Run
-from alma.trainer import StageTask
 from slurm import arrivals
-from slurm.engine import children, queue, submission
-from slurm.engine.squeue import JobState
-from slurm.launch import main
-from tests.growing import GrowingStream, assert_same
-
-MEGABATCHES = 6
-SEEDS = [pytest.param(seed, marks=[pytest.mark.thorough] if seed > 1 else []) for seed in range(30)]
-"""Of the choice of the run and of the points at which its stream grows; few in `make test`."""
-
-
-class Killed(BaseException):
-    """The launcher is killed at a write."""
-
-
-def answer(task: StageTask) -> None:
-    """The trainer: write a model, or losses that follow from the models and the documents."""
-    if task.action == "train":
-        before = Path(task.checkpoint).read_text() if task.checkpoint else ""
-        names = " ".join(part.name for part in (*task.earlier, *task.train))
-        text = f"{before}\n{task.seeds} {task.replay_share}: {names}"
-        Path(task.out, "model.txt").write_text(text)
-        task.finish(parameters=10, updates=3, tokens=300, seconds=1.0, checkpoint="model.txt")
-        return
-    models = [Path(model).read_text() for model in task.members] or [str(task.seeds)]
-    losses, documents = {}, {}
-    for part in task.evaluate:
-        digest = hashlib.sha256("|".join([*models, part.name]).encode()).digest()
-        nll = np.random.default_rng(list(digest)).gamma(2, size=part.tokens)
-        documents[part.name] = part.document_losses(nll)
-        losses[part.name] = nll.mean(), part.tokens
-    task.finish(losses, documents, parameters=10 * len(models))
-
-
-@pytest.fixture
-def growing(monthly_stream, tmp_path, monkeypatch) -> GrowingStream:
-    """A growing stream in the current folder, and the trainer in this process."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
-    monkeypatch.setattr(children, "run", run_here)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # most of the time
-    return GrowingStream(monthly_stream, Path("stream"))
-
-
-@pytest.fixture
-def launch(growing, monkeypatch) -> Callable[..., int]:
-    """`launch(*words)`: the exit code of `alma train` on the growing stream."""
-    trainer = f"{sys.executable} trainer.py"
-
-    def run(*words: object) -> int:
-        stream = [] if "--stream" in words else ["stream"]
-        return call(main, monkeypatch, *stream, *words, "--trainer", trainer)
-
-    return run
-
-
-def run_here(command, log, name, watch=None, environment=None) -> None:
-    """As `children.run`, in this process."""
-    log.touch()
-    answer(StageTask.read(command[-1]))
-
-
-LEARNERS = ("sm", "ens", "gens")
-REPLAYS = ((), ("--replay",), ("--replay-share", ".5"))
-
-
-def chosen(chance: random.Random) -> tuple[list[str], int]:
-    """Words of a run, and its waiting time."""
-    waiting_time = chance.choice((1, 2, 3))
-    words = ["--learner", chance.choice(LEARNERS), "--waiting-time", str(waiting_time)]
-    return [*words, *chance.choice(REPLAYS)], waiting_time
-
-
-def ends(chance: random.Random, waiting_time: int) -> list[int]:
-    """Lengths of the stream, of which the last is that of the whole one."""
-    possible = range(waiting_time, MEGABATCHES, waiting_time)
-    count = chance.randint(1, len(possible)) if possible else 0
-    return [*sorted(chance.sample(possible, count)), MEGABATCHES]
+from slurm.engine import children
+from tests.growing import assert_same, record_of
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -115,28 +32,19 @@ def test_a_grown_stream_has_the_matrix_of_one_made_in_one_go(growing, launch, se
     assert_same("grown", "at_once")
 
 
-def alma_test(monkeypatch, capsys, *words: object, code: int = 0) -> str:
-    """What `alma test` prints."""
-    capsys.readouterr()
-    found = call(arrivals.main, monkeypatch, *words)
-    said = capsys.readouterr()
-    assert found == code, said.err
-    return said.out + said.err
-
-
 def test_alma_test_trains_nothing_and_says_what_is_new(growing, launch, monkeypatch, capsys):
     growing.has(2)
     assert launch("--learner", "sm", "--out", "run") == 0
     assert "nothing new" in alma_test(monkeypatch, capsys, "run")
     growing.has(4)
     before = sorted(Path("run").rglob("*"))
-    said = alma_test(monkeypatch, capsys, "run", "--dry-run")
-    assert "first 3 models are tested on mega-batches that came later: 6 evaluations" in said
+    output = alma_test(monkeypatch, capsys, "run", "--dry-run")
+    assert "run: 3 models are tested on what arrived: 6 evaluations" in output
     assert sorted(Path("run").rglob("*")) == before
-    said = alma_test(monkeypatch, capsys, "run")
-    assert "perplexity of    2024-03  2024-04" in said
-    assert "untrained model" in said
-    assert "ask with: alma due run" in said
+    output = alma_test(monkeypatch, capsys, "run")
+    assert "perplexity of    2024-03  2024-04" in output
+    assert "untrained model" in output
+    assert "ask with: alma due run" in output
     rows = Run.read("run").rows
     assert [len(row["extra"]["matrix"]) for row in rows] == [4, 4, 4]
     assert not Path("run/stage_02").exists()
@@ -145,48 +53,6 @@ def test_alma_test_trains_nothing_and_says_what_is_new(growing, launch, monkeypa
     assert launch("--learner", "sm", "--out", "run") == 0
     assert launch("--learner", "sm", "--out", "at_once") == 0
     assert_same("run", "at_once")
-
-
-class Killer:
-    """Kills the launcher before or after a write that is chosen by chance."""
-
-    def __init__(self, monkeypatch, chance: random.Random):
-        self.chance = chance
-        self.writes_left = 0
-        self.kills = 0
-        for place, name in ((os, "replace"), (records, "append_line")):
-            monkeypatch.setattr(place, name, self.around(getattr(place, name)))
-
-    def around(self, write: Callable) -> Callable:
-        """`write` that may kill before or after it."""
-
-        def run(*arguments) -> None:
-            self.writes_left -= 1
-            is_last = self.writes_left == 0
-            before = self.chance.random() < 0.5
-            if is_last and before:
-                self.kill()
-            write(*arguments)
-            if is_last:
-                self.kill()
-
-        return run
-
-    def kill(self) -> None:
-        self.kills += 1
-        raise Killed
-
-    def launched(self, launch: Callable[[], object], most: int) -> None:
-        """Launch until that ends, and kill up to `most` times."""
-        for _ in range(most):
-            self.writes_left = self.chance.randint(1, 12)
-            try:
-                launch()
-            except Killed:
-                continue
-            break
-        self.writes_left = 0
-        launch()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -205,105 +71,26 @@ def test_kills_between_any_two_writes_repeat_and_lose_nothing(growing, launch, m
     assert killer.kills
 
 
-class Queue:
-    """A SLURM whose jobs are pickled, and run here when `run` is called."""
-
-    def __init__(self, monkeypatch, chance: random.Random):
-        self.chance = chance
-        self.jobs: dict[str, bytes] = {}  # that wait, by id
-        self.count = 0
-        user = pwd.getpwuid(os.getuid()).pw_name
-        self.state = JobState("PENDING", user=user, name="alma-test")
-        monkeypatch.setattr(queue, "ask", self.ask)
-        monkeypatch.setattr(submission, "scancel", self.scancel)
-        monkeypatch.setattr(submission, "to_slurm", lambda folder: self.send)
-        monkeypatch.setattr(submission, "check", lambda resources: None)
-        monkeypatch.setattr(submission, "largest_array", lambda: 1000)
-        monkeypatch.setattr(shutil, "which", lambda name, path=None: f"/bin/{name}")
-        place = SimpleNamespace(raw_job_id="1", num_nodes=1, num_tasks=1, global_rank=0)
-        monkeypatch.setattr("submitit.JobEnvironment", lambda: place)
-
-    def ask(self, ids=None) -> dict[str, JobState]:
-        return {job_id: self.state for job_id in ids or self.jobs if job_id in self.jobs}
-
-    def scancel(self, ids) -> None:
-        for job_id in ids:
-            self.jobs.pop(job_id, None)
-
-    def send(self, name, jobs, resources, dependency) -> list[str]:
-        ids = [str(self.count + number) for number in range(1, len(jobs) + 1)]
-        self.count += len(jobs)
-        self.jobs |= {job_id: pickle.dumps(job) for job_id, job in zip(ids, jobs, strict=True)}
-        return ids
-
-    def run(self, most: int) -> None:
-        """Run up to so many jobs, in an order of chance that their dependencies allow."""
-        for _ in range(most):
-            jobs = {job_id: pickle.loads(text) for job_id, text in self.jobs.items()}
-            ready = [job_id for job_id, job in jobs.items() if all(map(Path.exists, job.needs))]
-            if not ready:
-                return
-            job_id = self.chance.choice(ready)
-            jobs[job_id].work()
-            del self.jobs[job_id]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_stream_that_grows_while_jobs_are_queued(growing, launch, monkeypatch, seed):
-    chance = random.Random(seed)
-    words, waiting_time = chosen(chance)
-    lengths = ends(chance, waiting_time)
-    slurm = Queue(monkeypatch, chance)
-
-    def on_slurm() -> None:
-        assert launch(*words, "--out", "grown", "--cluster", "slurm") == 0
-
-    def run_and_grow(command, log, name, watch=None, environment=None) -> None:
-        """A job during which the stream may grow, and be launched on."""
-        run_here(command, log, name)
-        if lengths and chance.random() < 0.1:
-            growing.has(lengths.pop(0))
-            if not lengths or chance.random() < 0.5:
-                on_slurm()
-
-    monkeypatch.setattr(children, "run", run_and_grow)
-    while lengths:
-        growing.has(lengths.pop(0))
-        on_slurm()
-        if chance.random() < 0.3:
-            assert call(arrivals.main, monkeypatch, "grown", "--cluster", "slurm") == 0
-        slurm.run(chance.randint(0, 30))
-    slurm.run(100)
-    assert not slurm.jobs
-    assert launch(*words, "--out", "at_once") == 0
-    assert_same("grown", "at_once")
-
-
-def matrix(run: str) -> dict[int | None, list[float]]:
-    """The evaluation matrix of a run, by stage."""
-    return {row["stage"]: row["extra"]["matrix"] for row in Run.read(run).rows}
-
-
 def test_a_deleted_checkpoint_is_a_named_hole(growing, launch, monkeypatch, capsys):
     growing.has(3)
     launch("--learner", "gens", "--out", "run")
     next(Path("run/stage_00").rglob("model.txt")).unlink()  # deployed after each stage
     growing.has(4)
-    said = alma_test(monkeypatch, capsys, "run", "--dry-run")
-    assert "run: stage 0: model.txt is deleted: not tested on 2024-04" in said
-    assert "run: 3 models are deleted and cannot be tested" in said
-    assert "first 1 models are tested" in said
-    said = alma_test(monkeypatch, capsys, "run")
-    assert "stage 2: model.txt is deleted: not tested on 2024-04" in said
+    output = alma_test(monkeypatch, capsys, "run", "--dry-run")
+    assert "run: stage 0: model.txt is deleted: not tested on 2024-04" in output
+    assert "run: 3 models are deleted and cannot be tested" in output
+    assert "run: 1 models are tested" in output
+    output = alma_test(monkeypatch, capsys, "run")
+    assert "stage 2: model.txt is deleted: not tested on 2024-04" in output
     assert {stage: len(values) for stage, values in matrix("run").items()} == {
         None: 4,
         0: 3,
         1: 3,
         2: 3,
     }
-    said = alma_test(monkeypatch, capsys, "run")
-    assert "stage 2: model.txt is deleted" in said
-    assert "nothing new" in said
+    output = alma_test(monkeypatch, capsys, "run")
+    assert "stage 2: model.txt is deleted" in output
+    assert "nothing new" in output
 
 
 def test_only_the_newest_stages_are_tested(growing, launch, monkeypatch, capsys):
@@ -349,9 +136,9 @@ def test_what_alma_test_cannot_test_is_one_line(growing, launch, monkeypatch, ca
     growing.has(3)
     launch("--learner", "sm", "--out", "run")
     Path("stream").rename("moved")
-    said = alma_test(monkeypatch, capsys, "run", code=2)
-    assert said.startswith("error: run: no stream in stream")
-    assert "give its new place as --stream STREAM" in said
+    output = alma_test(monkeypatch, capsys, "run", code=2)
+    assert output.startswith("error: run: no stream in stream")
+    assert "give its new place as --stream STREAM" in output
     assert "nothing new" in alma_test(monkeypatch, capsys, "run", "--stream", "moved")
     info = json.loads(Path("run/run.json").read_text())
     Path("run/run.json").write_text(json.dumps(info | {"command": "true"}))
@@ -367,9 +154,28 @@ def test_late_evaluations_come_before_all_trainings(growing, launch, capsys):
     growing.has(3)
     capsys.readouterr()
     launch(*words)
-    said = capsys.readouterr()
-    orders = [line.partition(" ")[2] for line in (said.out + said.err).splitlines()]
+    output = capsys.readouterr()
+    orders = [line.partition(" ")[2] for line in (output.out + output.err).splitlines()]
     begun = [line for line in orders if line.endswith("started")]
     is_late = [line.startswith("test of") for line in begun]
     assert is_late.count(True) == 6
     assert is_late == sorted(is_late, reverse=True)
+
+
+def test_alma_test_writes_losses_by_document_that_are_missing(growing, launch, monkeypatch, capsys):
+    growing.has(2)
+    launch("--learner", "sm", "--out", "run")
+    growing.has(3)
+    launch("--learner", "sm", "--out", "run")
+    before = record_of("run")
+    for _ in range(2):
+        for stage, megabatch in ((0, 3), (2, 1)):
+            item_losses_file(Path("run"), stage, megabatch).unlink()
+        output = alma_test(monkeypatch, capsys, "run")
+        assert "run: the losses by document that were missing are written" in output
+        assert "2 models are tested on what arrived: 2 evaluations" in output
+        after = record_of("run")
+        assert after[0] == before[0]
+        assert after[1].keys() == before[1].keys()
+    shutil.rmtree("run/held_out")  # as of a trainer that returns none
+    assert "nothing new" in alma_test(monkeypatch, capsys, "run")
