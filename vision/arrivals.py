@@ -4,6 +4,7 @@ Nothing is trained.
 """
 
 import argparse
+import importlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,8 @@ from alma.errors import UserError
 from alma.evaluations import LateEvaluation
 from alma.records import Run
 from alma.tables import as_text
-from vision.run import exit_with, parser, record_arrivals, run_all
+from vision.local import run_all
+from vision.run import exit_with, parser, record_arrivals
 from vision.sections import read_sections
 from vision.sweep import SweepRun, check_data, jobs_of
 
@@ -21,7 +23,7 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
     """Test the models of `runs` on the periods that have arrived, and print the new cells of their
     evaluation matrices.
 
-    `options` has test_past, dry_run, jobs, device, cluster and wait, perhaps data_root.
+    `options` are those of `alma test`.
 
     UserError: a run is none by date, its command is not recorded, or past periods have changed.
     """
@@ -32,15 +34,27 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
         from vision.late_cost import lines
 
         print(*lines(jobs), sep="\n")
-        return
     before = [run.late_evaluations for run in runs]
-    record_arrivals(jobs)
-    failed = run_all(jobs, options.jobs)
+    failed: list[Exception] = []
+    if options.cluster == "slurm":
+        _start_on_cluster(jobs, options)
+    elif not options.dry_run:
+        record_arrivals(jobs)
+        failed = run_all(jobs, options.jobs)
+    is_tested = options.cluster != "slurm" or options.wait
+    if options.dry_run or not is_tested:
+        return
     for run, old in zip(runs, before, strict=True):
         new = Run.read(run.directory).late_evaluations[len(old) :]
-        print(table(run, new))
+        print(table(Run.read(run.directory), new))
     if failed:
         exit_with(failed, len(jobs))
+
+
+def _start_on_cluster(jobs: Sequence[SweepRun], options: argparse.Namespace) -> None:
+    """Submit a job for each run. slurm.vision is found by its name, as in `vision.run`."""
+    launcher = importlib.import_module("slurm.vision.arrivals")
+    launcher.launch([job.out for job in jobs], options)
 
 
 def job_of(run: Run, options: argparse.Namespace) -> SweepRun:
@@ -52,7 +66,7 @@ def job_of(run: Run, options: argparse.Namespace) -> SweepRun:
     words = words[2:]
     if "periods" not in run.config:
         raise UserError(f"{run.directory}: its images have no dates: no period arrives")
-    if getattr(options, "data_root", None):
+    if options.data_root:
         words += ["--data-root", str(options.data_root)]
     words += ["--out", str(run.directory)]
     if options.test_past is not None:

@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import msgspec
 
@@ -18,10 +18,7 @@ from alma.json_lines import complete_lines
 from alma.records import Run
 from alma.schema import TEXT, parse_json
 from alma.stream import Stream, is_stream
-from vision.image_files import SPLITS
-
-if TYPE_CHECKING:
-    from vision.periods import ImagePeriod
+from vision.image_files import SPLITS, ImagePeriod
 
 ARRIVED = "arrived.jsonl"
 
@@ -106,7 +103,7 @@ def _of_stream(path: Path) -> Arrived:
     return arrived
 
 
-def write(place: str, periods: Iterable["ImagePeriod"]) -> None:
+def write(place: str, periods: Iterable[ImagePeriod]) -> None:
     """Add those periods to the record that are not in it, atomically."""
     path = Path(place)
     arrived = read(place)
@@ -121,7 +118,7 @@ def write(place: str, periods: Iterable["ImagePeriod"]) -> None:
         file.write("".join(lines).encode())
 
 
-def recorded_images(period: "ImagePeriod") -> dict[str, RecordedImage]:
+def recorded_images(period: ImagePeriod) -> dict[str, RecordedImage]:
     """The images of a period by hash."""
     recorded = {}
     for split, images in period.splits.items():
@@ -171,7 +168,7 @@ def late_line(late: Sequence[tuple[str, dict[str, Any]]]) -> str:
     return f"late, left out: {periods} (first: {first}): {remedy}"
 
 
-def has_same_splits(period: "ImagePeriod", recorded: Mapping[str, RecordedImage]) -> bool:
+def has_same_splits(period: ImagePeriod, recorded: Mapping[str, RecordedImage]) -> bool:
     """Whether each image of a period is in the split where it was."""
     splits = {sha256: image.split for sha256, image in recorded_images(period).items()}
     return splits == {sha256: image.split for sha256, image in recorded.items()}

@@ -19,7 +19,7 @@ from torch import Tensor
 from alma.errors import UserError
 from vision import folder, presets
 from vision.examples import AnyExamples, Examples, StoredExamples
-from vision.periods import ImagePeriod
+from vision.image_files import ImagePeriod
 from vision.unpacking import unpack
 
 VALIDATION = 0.1

@@ -3,6 +3,7 @@ dates."""
 
 import contextlib
 import csv
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -36,6 +37,38 @@ class ImageSource(NamedTuple):
     manifest: str | None = None
     group_by: str | None = None
     record: str | None = None
+
+
+class ImagePeriod(NamedTuple):
+    """The images of a period by split, in the order of their hashes.
+
+    Each image is a dict with path, label, date, sha256, and the other columns of the manifest.
+    `new_classes` appear first in this period. `copies` is the number of images left out because
+    they equal others.
+    """
+
+    name: str
+    splits: dict[str, list[dict[str, Any]]]
+    new_classes: list[str]
+    copies: int
+
+    @property
+    def sha256(self) -> str:
+        """A hash of images, labels and splits, independent of the names of files."""
+        digest = hashlib.sha256()
+        for split, images in self.splits.items():
+            for image in images:
+                digest.update(f"{split} {image['sha256']} {image['label']}\n".encode())
+        return digest.hexdigest()
+
+    def __str__(self) -> str:
+        labels = [image["label"] for images in self.splits.values() for image in images]
+        counts = ", ".join(f"{len(images):,} {name}" for name, images in self.splits.items())
+        new = ""
+        if self.new_classes:
+            new = f" ({len(self.new_classes)} new: {', '.join(self.new_classes)})"
+        classes = f"{len(set(labels))} classes{new}; copies left out: {self.copies:,}"
+        return f"{self.name}: {len(labels):,} images ({counts}); {classes}"
 
 
 def listed(source: ImageSource, left_out: Counter[str]) -> Iterator[dict[str, Any]]:

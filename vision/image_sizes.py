@@ -4,8 +4,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 from vision import folder
-from vision.image_files import ImageSource
-from vision.periods import ImagePeriod, listed
+from vision.image_files import ImagePeriod, ImageSource
+from vision.periods import listed
 
 _SHOWN = 5
 """Sizes of a period that a line names, at most."""
@@ -46,11 +46,13 @@ def resized_lines(source: ImageSource) -> list[str]:
     for period in periods:
         size = resized_to(period, periods[0])
         if size:
-            others = Counter(sizes_of(period))
-            del others[size.width, size.height]
-            shown = [f"{number:,} of {_text(one)}" for one, number in others.most_common(_SHOWN)]
-            if len(others) > _SHOWN:
-                shown.append(f"others of {len(others) - _SHOWN} more sizes")
+            other_sizes = Counter(sizes_of(period))
+            del other_sizes[size.width, size.height]
+            shown = []
+            for pixels, number in other_sizes.most_common(_SHOWN):
+                shown.append(f"{number:,} of {_text(pixels)}")
+            if len(other_sizes) > _SHOWN:
+                shown.append(f"images of {len(other_sizes) - _SHOWN} more sizes")
             target = f"{_text((size.width, size.height))} pixels, the size of {periods[0].name}"
             lines.append(f"{period.name}: images resized to {target}: {', '.join(shown)}")
     return lines

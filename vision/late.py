@@ -54,17 +54,17 @@ def to_test(run: Run, megabatches: int, newest: int | None = None) -> list[ToTes
     """What is not tested yet in a run whose stream has grown to B = `megabatches`.
 
     That are cells of the evaluation matrix that are missing, and the losses by image of trained
-    stages. `newest` is the number of the newest stages that are tested; None: all and the untrained
-    model.
+    stages. `newest` is the number of models that are tested, the newest; None: all. The untrained
+    one is the oldest.
     """
     measured = _measured(run)
     stages = {row["stage"] for row in run.rows_as_written}
     trained = sorted(stage for stage in stages if stage is not None)
     models: list[int | None] = list(trained)
-    if newest is not None:
-        models = models[len(models) - min(newest, len(models)) :]
-    elif stages:
+    if stages:
         models.insert(0, None)
+    if newest is not None:
+        models = models[max(0, len(models) - newest) :]
     missing = []
     for stage in models:
         cells = []

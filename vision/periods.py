@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from alma.dates import Dates, LeftOut, label
 from alma.errors import UserError
@@ -22,7 +22,7 @@ from alma.records import Run
 from alma.schema import check_names
 from alma.stages import check_growth
 from vision import arrived, image_files
-from vision.image_files import SPLITS, ImageSource
+from vision.image_files import SPLITS, ImagePeriod, ImageSource
 from vision.presets import Settings
 
 GROWING = ("megabatches", "periods", "megabatch_sha256")
@@ -31,38 +31,6 @@ TRAINED = "trained_megabatches"
 """Name in run.json of the number of mega-batches for which the run was last trained."""
 HELD_OUT = 0.1
 """Fraction of a period's images in its test set; its validation set has the same fraction."""
-
-
-class ImagePeriod(NamedTuple):
-    """The images of a period by split, in the order of their hashes.
-
-    Each image is a dict with path, label, date, sha256, and the other columns of the manifest.
-    `new_classes` appear first in this period. `copies` is the number of images left out because
-    they equal others.
-    """
-
-    name: str
-    splits: dict[str, list[dict[str, Any]]]
-    new_classes: list[str]
-    copies: int
-
-    @property
-    def sha256(self) -> str:
-        """A hash of images, labels and splits, independent of the names of files."""
-        digest = hashlib.sha256()
-        for split, images in self.splits.items():
-            for image in images:
-                digest.update(f"{split} {image['sha256']} {image['label']}\n".encode())
-        return digest.hexdigest()
-
-    def __str__(self) -> str:
-        labels = [image["label"] for images in self.splits.values() for image in images]
-        counts = ", ".join(f"{len(images):,} {name}" for name, images in self.splits.items())
-        new = ""
-        if self.new_classes:
-            new = f" ({len(self.new_classes)} new: {', '.join(self.new_classes)})"
-        classes = f"{len(set(labels))} classes{new}; copies left out: {self.copies:,}"
-        return f"{self.name}: {len(labels):,} images ({counts}); {classes}"
 
 
 @lru_cache(maxsize=4)

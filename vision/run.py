@@ -2,15 +2,10 @@
 
 import argparse
 import importlib
-import os
 import re
 import sys
-import tempfile
-import time
-import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, replace
-from functools import partial
+from dataclasses import Field
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,7 +25,9 @@ from alma.tables import as_text
 from vision import arrived, presets
 from vision.dated_stream import write_stream
 from vision.experiment import run  # noqa: F401  for the package
+from vision.image_files import ImageSource
 from vision.learners import LEARNERS, all_settings, owners
+from vision.local import run_all
 from vision.periods import listed
 from vision.sections import USUAL, read_sections
 from vision.sweep import SweepRun, check_data, jobs_of
@@ -44,95 +41,6 @@ examples:
   # a figure of the paper, at a size for a CPU
   alma images experiments/figure7.yaml --size small --jobs 2
 """
-
-
-def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
-    """Run the jobs in processes of one thread each; returns the errors of those that failed.
-
-    Processes take the GPUs in turn. A single job runs in this process; if it is an MLP, which gains
-    nothing from more threads, in one thread unless OMP_NUM_THREADS is set. Raises UserError if the
-    system killed a process.
-    """
-    if not jobs:  # an empty part of a sweep
-        return []
-    if len(jobs) == 1:
-        if jobs[0].settings.arch == "mlp" and "OMP_NUM_THREADS" not in os.environ:
-            import torch
-
-            torch.set_num_threads(1)
-        jobs[0].run()
-        return []
-    _download(jobs)
-    return _run_in_processes(jobs, processes)
-
-
-def _download(jobs: Sequence[SweepRun]) -> None:
-    """Download each data set once, before several processes would."""
-    downloads = {tuple(job.dataset.items()) for job in jobs if job.dataset.get("download")}
-    if downloads:
-        from vision.data import load
-
-        for dataset in downloads:
-            load(**dict(dataset))
-
-
-def _run_in_processes(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
-    """Run several jobs, print the outcome of each; returns the errors of those that failed."""
-    from alma.workers import Workers
-
-    failed: list[Exception] = []
-    began = time.monotonic()
-    setup = partial(_prepare, jobs[0].options["device"])
-    with (
-        tempfile.TemporaryDirectory(
-            prefix="alma-images-"
-        ) as cache,  # decoded folders, for all jobs
-        Workers(processes, setup, flag="--jobs") as workers,
-    ):
-        tasks = []
-        for job in jobs:
-            if job.dataset["name"] == "folder":
-                job = replace(job, dataset={"cache_images": cache} | job.dataset)
-            tasks.append((job,))
-        results = workers.run(SweepRun.run, tasks)
-        for done, (number, result) in enumerate(results, start=1):
-            name = jobs[number].out.name
-            outcome = "done"
-            try:
-                result()
-            except Exception as error:
-                outcome = "failed"
-                failed.append(_reported(error, name))
-            seconds_per_job = (time.monotonic() - began) / done
-            minutes = seconds_per_job * (len(jobs) - done) / 60
-            print(
-                f"{done}/{len(jobs)}  {name}: {outcome}  (about {minutes:.0f} min left)",
-                flush=True,
-            )
-    return failed
-
-
-def _reported(error: Exception, name: str) -> Exception:
-    """Return the error to show for the run `name`.
-
-    A UserError is returned as it is. Another error is a bug: its traceback is printed, and the
-    returned error names the run and the error in one line.
-    """
-    if isinstance(error, UserError):
-        return error
-    traceback.print_exception(error)
-    return RuntimeError(f"{name}: {type(error).__name__}: {error}")
-
-
-def _prepare(device: str, number: int) -> None:
-    """Set up worker process `number`: one thread, and the next GPU."""
-    import torch
-
-    torch.set_num_threads(1)  # idle OpenMP threads spin, and would slow other runs down
-    if device in ("auto", "cuda"):
-        gpus = torch.cuda.device_count()
-        if gpus:
-            torch.cuda.set_device(number % gpus)
 
 
 def summarise(places: Sequence[Path], out: Path) -> None:
@@ -284,6 +192,8 @@ def _add_where(command_line: Parser) -> None:
     add("--dry-run", action="store_true", help=text)
     text = "print the run directories, one per line, and exit"
     add("--list", action="store_true", help=text)
+    text = "print the periods of a stream by date with a hash of their images, and exit"
+    add("--list-periods", action="store_true", help=text)
     text = "seconds between two checkpoints (default: 30)"
     add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=text)
     text = (
@@ -348,12 +258,29 @@ def _start_on_cluster() -> None:
     importlib.import_module("slurm.vision.__main__").main()
 
 
+def sources_of(jobs: Sequence[SweepRun]) -> list[ImageSource]:
+    """The images of those jobs that are by date, each source once."""
+    return list(dict.fromkeys(job.source for job in jobs if job.source))
+
+
 def record_arrivals(jobs: Sequence[SweepRun]) -> None:
     """Record the images of streams by date, before runs use them: later ones are late."""
-    for source in dict.fromkeys(job.source for job in jobs if job.source):
+    for source in sources_of(jobs):
         if source.record:
             periods, _ = listed(source)
             arrived.write(source.record, periods)
+
+
+def _print_list(jobs: Sequence[SweepRun], of_periods: bool) -> None:
+    """Print the run directories, or the periods of streams by date with their hashes."""
+    if of_periods:
+        for source in sources_of(jobs):
+            periods, _ = listed(source)
+            for period in periods:
+                print(period.name, period.sha256)
+    else:
+        for job in jobs:
+            print(job.out)
 
 
 def exit_with(failed: Sequence[Exception], count: int) -> NoReturn:
@@ -381,9 +308,8 @@ def main() -> None:
     if options.part:
         first, count = options.part
         jobs = jobs[first - 1 :: count]
-    if options.list:
-        for job in jobs:
-            print(job.out)
+    if options.list or options.list_periods:
+        _print_list(jobs, options.list_periods)
         return
     for line in lines:
         print(line, flush=True)

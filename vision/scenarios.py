@@ -17,8 +17,8 @@ from torch import Tensor
 from vision import folder, image_sizes, presets
 from vision.data import Dataset, Images, MegaBatchStream, make_dataset
 from vision.examples import Pixels
-from vision.image_files import ImageSource
-from vision.periods import ImagePeriod, listed
+from vision.image_files import ImagePeriod, ImageSource
+from vision.periods import listed
 
 
 def make_stream(

@@ -20,6 +20,7 @@ _OF_THE_COMMAND = {
     "help",
     "jobs",
     "list",
+    "list-periods",
     "part",
     "save-interval",
 }

@@ -239,6 +239,8 @@ def _command(section: argparse.Namespace, point: SweepPoint, out: Path) -> str:
             words.append(flag_of(name))
     if section.source and section.save_stages is False:
         words.append("--no-save-stages")
+    if section.test_past is not None:
+        words += ["--test-past", str(section.test_past)]
     return shlex.join(["alma", "images", *words, "--out", str(out)])
 
 

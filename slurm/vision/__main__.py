@@ -11,7 +11,7 @@ from slurm.engine.resources import Resources
 from slurm.vision.part import parts
 
 USUAL = Resources(gpus_per_node=0, cpus_per_task=1)
-_SET_HERE = ("--part", "--list", "--jobs")
+_SET_HERE = ("--part", "--list", "--list-periods", "--jobs")
 _EXAMPLES = """\
 examples:
   # the plan of 300 runs, in 15 jobs of 20; then the jobs, and their state
@@ -27,8 +27,8 @@ def parser() -> Parser:
         prog="alma images --cluster slurm",
         usage="alma images [EXPERIMENT.yaml] [flags of alma images] --cluster slurm [options]",
         description="Train image learners as one SLURM array, several runs in each job. Rerun the "
-        "command to submit what is neither complete nor queued. `alma images --help` describes the "
-        "other flags.",
+        "command to submit what is neither complete nor queued, with --append after a stream by "
+        "date has grown. `alma images --help` describes the other flags.",
         epilog=_EXAMPLES,
         allow_abbrev=False,
     )
@@ -50,7 +50,7 @@ def main() -> None:
     options, flags = parser().parse_known_args()
     resources.check_cluster(options)
     for flag in flags:
-        if flag in ("--append", "--write"):  # a job with the same flags counts as done already
+        if flag.partition("=")[0] == "--write":
             raise UserError(f"{flag}: on this machine only: leave out --cluster slurm")
         if flag.partition("=")[0] in _SET_HERE:
             raise UserError(f"{flag}: not with --cluster slurm; --cpus-per-task runs go at a time")
@@ -73,6 +73,10 @@ def main() -> None:
             problem = f"{foreign[0].name} (job id {foreign[0].job_id}) of another launch"
             remedy = f"wait, or cancel it with: alma cancel {shlex.quote(str(out))}"
             raise UserError(f"{out}: {problem} is in the queue: {remedy}")
+        queued = {job.marker for job in busy}
+        for part in sweep:
+            if part.marker not in queued:
+                part.remove_stale_marker()
         submission.launch(sweep, job_resources, folder, busy)
     problems = submission.follow([out], options.wait)
     if problems:

@@ -98,9 +98,10 @@ def test_an_experiment_is_split_and_a_change_of_runs_flags_or_files_undoes_its_p
     ]
     assert {Path(run).parent for run in second.runs} == {Path("runs/one_small")}
     listed = "\n".join([*itertools.chain(*zip(first.runs, second.runs, strict=True))])
-    monkeypatch.setattr(children, "ask", lambda *_: listed)
+    monkeypatch.setattr(children, "ask", lambda words, *_: listed if "--list" in words else "")
     first.marker.parent.mkdir(parents=True)
     first.marker.touch()
+    monkeypatch.setattr(part, "_is_complete", lambda run: True)
     first.work()  # nothing
     assert [job.done for job in part.parts(flags, 4, 1)] == [True, False]
     assert not part.parts((*flags, "--epochs", "3"), 4, 1)[0].done
@@ -114,7 +115,7 @@ def test_an_experiment_is_split_and_a_change_of_runs_flags_or_files_undoes_its_p
         (["--runs-per-job", "0"], "--runs-per-job: '0' is not a positive whole number"),
         (["--nodes", "2"], "a part of a sweep is one task"),
         (["--part=1/2"], "--part=1/2: not with --cluster slurm"),
-        (["--by=week", "--append"], "--append: on this machine only: leave out --cluster slurm"),
+        (["--by=week", "--write=x"], "--write=x: on this machine only: leave out --cluster slurm"),
         (["--partitoin", "nobody"], "unrecognized arguments: --partitoin"),
         (["--seeds", "0-1"], "no SLURM here (no sbatch): run this on a machine of the cluster"),
     ],

@@ -97,7 +97,7 @@ def test_a_grown_stream_has_the_record_of_one_made_in_one_go(shop, tmp_path, lea
     check_growth(shop, tmp_path, learner, OPTIONS[learner], [sorted(OPTIONS).index(learner)])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("learner", OPTIONS)
 def test_appends_at_random_weeks_give_the_record_of_one_go(shop, tmp_path, learner):
     check_growth(shop, tmp_path, learner, OPTIONS[learner], range(10, 15))
@@ -175,7 +175,13 @@ def test_the_row_of_a_last_stage_that_was_killed_is_completed_by_late_evaluation
 
 def command_of_test(place, *, dry_run=False, test_past=None):
     options = argparse.Namespace(
-        test_past=test_past, dry_run=dry_run, jobs=1, device="cpu", cluster="local", wait=False
+        test_past=test_past,
+        dry_run=dry_run,
+        jobs=1,
+        device="cpu",
+        data_root=None,
+        cluster="local",
+        wait=False,
     )
     read_periods.cache_clear()
     listed.cache_clear()
@@ -251,7 +257,7 @@ run(stream(sys.argv[1]), options.pop("learner"), sys.argv[2], append=True, **opt
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("learner", ["sm", "gens"])
 def test_kills_at_random_times_change_nothing(shop, tmp_path, learner):
     options = TINY | OPTIONS[learner]

@@ -10,10 +10,11 @@ import torch
 
 from alma.records import Run
 from tests.vision.conftest import ROOT, command, error_of, jobs, numbers, python
+from vision import local
 from vision.estimate import _Seconds
 from vision.learners import LEARNERS
+from vision.local import run_all
 from vision.presets import PRESETS
-from vision.run import run_all
 from vision.sweep import SweepRun
 
 
@@ -146,7 +147,7 @@ def test_processes_take_the_gpus_in_turn(monkeypatch, device, gpus, taken):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", device_numbers.append)
     for number in range(5):
-        sys.modules["vision.run"]._prepare(device, number)
+        local._prepare(device, number)
     assert device_numbers == taken
 
 

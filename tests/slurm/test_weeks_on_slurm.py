@@ -1,0 +1,89 @@
+"""`alma images --by week --cluster slurm`: runs that are missing, and streams that grow."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from launcher import call
+
+from alma.records import Run
+from slurm.vision import part
+from slurm.vision.__main__ import main as sweep
+from tests.vision.test_grown import as_in_one_go, forget
+from tests.vision.test_weeks import arrive
+from vision.run import main as vision
+
+FLAGS = (
+    "--data-root shop --by week --arch mlp --hidden 2 --epochs 1 --no-augment "
+    "--batch-size 8 --optimizer adadelta --seeds 0-1 --out runs"
+)
+
+
+def play(words):
+    """The work of all jobs that are missing; returns the names of the parts."""
+    names = []
+    for job in part.parts(tuple(words.split()), 1, 1):
+        if not job.done:
+            names.append(job.part)
+            job.work()
+    return names
+
+
+def test_a_run_that_is_missing_is_trained_again_and_a_stream_that_has_grown_is_new_work(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    arrive(tmp_path / "shop", 1, 2)
+    assert play(FLAGS) == ["1/2", "2/2"]
+    assert play(FLAGS) == []
+    shutil.rmtree("runs/sm_w1_h2_s1")
+    assert play(FLAGS) == ["2/2"]
+    arrive(tmp_path / "shop", 3)
+    assert play(f"{FLAGS} --append") == ["1/2", "2/2"]
+    assert play(f"{FLAGS} --append") == []
+    assert play(FLAGS) == []  # nothing new
+    forget()
+    assert call(vision, monkeypatch, *FLAGS.replace("runs", "whole").split()) == 0
+    for name in ("sm_w1_h2_s0", "sm_w1_h2_s1"):
+        grown = as_in_one_go(Run.read(f"runs/{name}"))
+        assert grown == as_in_one_go(Run.read(f"whole/{name}"))
+
+
+@pytest.mark.thorough
+def test_an_append_on_a_real_cluster(cluster, tmp_path, monkeypatch, capsys):
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    slurm = "--cluster slurm --timeout-min 30 --runs-per-job 1 --wait".split()
+    arrive(tmp_path / "shop", 1, 2)
+    assert call(sweep, monkeypatch, *slurm, *FLAGS.split()) == 0
+    shutil.rmtree("runs/sm_w1_h2_s1")
+    assert call(sweep, monkeypatch, *slurm, *FLAGS.split()) == 0
+    assert "1 jobs submitted" in capsys.readouterr().err
+    assert Run.read("runs/sm_w1_h2_s1").rows[-1]["t"] == 2
+    arrive(tmp_path / "shop", 3)
+    assert call(sweep, monkeypatch, *slurm, *FLAGS.split(), "--append") == 0
+    for run in sorted(Path("runs").glob("sm_*")):
+        assert len(Run.read(run).late_evaluations) == 3
+        assert Run.read(run).rows[-1]["t"] == 3
+
+
+@pytest.mark.thorough
+def test_models_are_tested_on_a_real_cluster(cluster, tmp_path, monkeypatch, capsys):
+    alma_test = pytest.importorskip("slurm.arrivals").main
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    arrive(tmp_path / "shop", 1, 2)
+    forget()
+    assert call(vision, monkeypatch, *FLAGS.split()) == 0
+    arrive(tmp_path / "shop", 3)
+    forget()
+    words = "runs --cluster slurm --timeout-min 30 --wait".split()
+    assert call(alma_test, monkeypatch, *words, "--dry-run") == 0
+    assert "#SBATCH --array=0-1%2" in capsys.readouterr().out
+    assert call(alma_test, monkeypatch, *words) == 0
+    assert capsys.readouterr().out.count("of 2026-W02") == 2
+    for run in sorted(Path("runs").glob("sm_*")):
+        assert len(Run.read(run).late_evaluations) == 3
+        assert Run.read(run).rows[-1]["t"] == 2
