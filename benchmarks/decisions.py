@@ -200,8 +200,8 @@ def due_after_break(jump: float, slope: float, price: float, cases: int) -> Alar
         values = np.array(make_losses(kind, _WARM + months, 1, random).seeds[0])[:_WARM]
         values[:, _WARM:] += jump
         firsts.append(_first_alarm(values, price))
-    shares = [float(np.mean([first <= month for first in firsts])) for month in (1, 3, 6)]
-    return Alarms(*shares)
+    first = np.array(firsts)
+    return Alarms(*(float((first <= month).mean()) for month in (1, 3, 6)))
 
 
 def _first_alarm(values: Array, price: float) -> float:
