@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
@@ -332,9 +333,15 @@ def _without_machine_fields(cost: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summary(run: Run) -> str:
-    """The rows as a table."""
+    """The rows as a table; on a stream with periods, with the newest held-out part."""
+    rows = run.rows
     lines = [["t", "stage", "experts", "parameters", "perplexity", "TFLOPs", "seconds"]]
-    for row in run.rows:
+    periods: list[str] = []
+    for row in rows:
+        periods = max(periods, row["extra"].get("matrix_periods", []), key=len)
+    if periods:
+        lines[0].insert(lines[0].index("TFLOPs"), f"on {periods[-1]}")
+    for row in rows:
         experts = str(row["extra"].get("experts", "-"))
         members = row["extra"].get("members", 1)
         if members > 1:
@@ -348,5 +355,9 @@ def summary(run: Run) -> str:
             f"{row['train_flops'] / 1e12:,.2f}",
             f"{row['seconds']:,.0f}",
         ]
+        if periods:
+            matrix = row["extra"].get("matrix", [])
+            is_tested = len(matrix) == len(periods) and math.isfinite(matrix[-1])
+            cells.insert(lines[0].index("TFLOPs") - 1, f"{matrix[-1]:,.2f}" if is_tested else "")
         lines.append(cells)
     return as_text(lines)

@@ -342,6 +342,16 @@ def test_how_many_cells_of_age_above_0_the_laws_take(models, periods, enough):
         Laws(made)
 
 
+def test_two_cells_are_too_few_though_none_of_a_period_is_all():
+    def loss(u, p):
+        return 2 + 0.1 * abs(p - u) if p <= u or (u, p) in ((1, 2), (3, 4)) else math.nan
+
+    rows = tuple(tuple(loss(u, p) for p in range(1, 5)) for u in range(1, 5))
+    made = Losses("made up", tuple(range(1, 5)), tuple(range(1, 5)), (rows,))
+    with pytest.raises(UserError, match="fewer than 3 cells of age above 0"):
+        Laws(made)
+
+
 def test_cells_that_all_belong_to_one_model_tell_nothing():
     """The jackknife without its period would have none, so that b were 0 by default."""
 

@@ -81,7 +81,7 @@ def test_losses_from_elsewhere_say_what_would_change_the_answer(tmp_path):
     (tmp_path / "losses.csv").write_text("\n".join(lines) + "\n")
     said = brief("--matrix", tmp_path / "losses.csv", "--groups", "small", "--price", "0.2")
     assert said.startswith("# How often to retrain small\n")
-    assert "**How sure.** there is evidence." in said
+    assert "**How sure.** There is evidence." in said
     assert "**What would change it.** A price of a training " in said
     said = brief("--matrix", tmp_path / "losses.csv")
     assert "small: there is evidence. large: there is evidence." in said

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from alma.report import age_table, drift, front, newest, newest_figure, page
 from alma.report.advice.advice import advise
 from alma.report.periods import holes, span_of_test_set
 from alma.report.results import find_runs, find_sections, group
+from slurm.lm.record import summary
+from vision.run import summarise
 
 from .growing import grown_run, periods, whole_run
 from .synthetic import call_advise, drifting, edited, error_of, image_run, lm_run, report
@@ -80,6 +83,8 @@ def test_a_record_that_starved_says_how_many_cells_it_has_and_what_adds_them(tmp
     shortage = done.record["no_retraining"]
     assert (shortage["cells_of_age_above_0"], shortage["possible"]) == (1, 21)
     assert (shortage["needed"], shortage["remedy"]) == (3, f"alma test {run.directory}")
+    said = report(tmp_path / "run").stdout
+    assert "sm w=1: 1 of the 3 cells of age above 0 that staleness takes: no evidence." in said
     brief = call_advise(tmp_path / "run", "--price", "400/1000", "--brief").stdout
     assert "# How often to retrain: digits" in brief
     assert "No answer yet: 1 of 21 tests of a model on later data were made" in brief
@@ -210,14 +215,14 @@ def test_a_model_that_was_tested_on_what_arrived_before_any_training(tmp_path):
 
 
 def test_holes_are_empty_counted_and_named(tmp_path):
-    """The checkpoint of stage 0 was deleted before period 5 arrived."""
+    """Stage 0 was not tested on period 5, nor stage 1 on period 6."""
     place = tmp_path / "run"
     grown_run(
         place,
         image_run,
         cells(image_run),
         6,
-        late=lambda stage, part: stage != 0 or part < 5,
+        late=lambda stage, part: (stage, part) not in ((0, 5), (1, 6)),
     )
     done = report(tmp_path / "run", "--out", tmp_path / "out", "--html", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
@@ -229,8 +234,9 @@ def test_holes_are_empty_counted_and_named(tmp_path):
     assert "Empty cells: the model was not tested there." in html
     with open(tmp_path / "out/report.csv") as file:
         rows = {row["t"]: row for row in csv.DictReader(file)}
-    assert [rows["1"][f"extra.matrix.{j}"] for j in (5, 6)] == ["", ""]
-    assert rows["2"]["extra.matrix.6"]
+    assert (rows["1"]["extra.matrix.5"], rows["2"]["extra.matrix.6"]) == ("", "")
+    assert rows["1"]["extra.matrix.6"]
+    assert rows["2"]["extra.matrix.5"]
     assert "nan" not in (tmp_path / "out/report.csv").read_text()
     said = call_advise(place).stdout
     assert line in said
@@ -296,3 +302,18 @@ def test_the_figure_has_a_point_per_tested_model(with_new_class):
 def test_price_and_cadence_still_need_a_stream_that_drifts(tmp_path):
     image_run(tmp_path, [0.5, 0.4, 0.3])
     assert "for a stream that drifts" in error_of(call_advise(tmp_path, "--price", "1"))
+
+
+def test_the_tables_after_a_training_have_the_newest_part_too(with_new_class, tmp_path, capsys):
+    """Those of `alma images` and `alma train`."""
+    with mock.patch("alma.report.figures.write_figures", return_value=[]):
+        summarise([with_new_class], with_new_class)
+    said = capsys.readouterr().out
+    assert said.startswith("Test error (%) on 2024-05, the newest held-out part")
+    assert "The test set has 2024-01 to 2024-02, the first 2 of 5 periods" in said
+    run = grown_run(tmp_path / "text", lm_run, cells(lm_run), 4, late=lambda stage, _: stage != 0)
+    header, *rows = summary(Run.read(run.directory)).splitlines()
+    assert header.split()[-4:] == ["on", "2024-04", "TFLOPs", "seconds"]
+    last = f"{run.rows[-1]['extra']['matrix'][-1]:,.2f}"
+    assert rows[-1].split()[-3] == last
+    assert len(rows[1].split()) == len(rows[2].split()) - 1  # stage 0 was not tested there

@@ -65,7 +65,8 @@ def _lines_of_matrix(groups: Sequence[Retraining]) -> dict[str, str]:
         sentences = [f"{answer(retraining, plain=True)}.", *of_old_models(retraining)]
         sections[f"{_HOW_OFTEN} {label}"] = " ".join(sentences)
         prefix = f"{label}: " if len(groups) > 1 else ""
-        certainties.append(f"{prefix}{_certainty(has_evidence(retraining))}.")
+        certainty = _certainty(has_evidence(retraining))
+        certainties.append(f"{prefix}{certainty}." if prefix else f"{capitalised(certainty)}.")
         changes.append(f"{prefix}{would_change(retraining)}")
     sections["How sure"] = " ".join([*certainties, _SURE])
     sections["What would change it"] = " ".join(changes)

@@ -4,8 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from alma.report.advice.staleness import LEAST_CELLS
-from alma.report.losses import Losses
+from alma.report.losses import LEAST_CELLS, Losses
 
 NEEDS = (
     "How often to retrain takes three models, each tested on the mega-batches after it: "

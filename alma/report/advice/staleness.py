@@ -18,14 +18,12 @@ from scipy.optimize import nnls
 
 from alma.errors import UserError
 from alma.report.advice.law import Array, Break, Event, Law, Season, left_to_gain
-from alma.report.losses import Losses, MeanOverSeeds, age_effect, t_interval
+from alma.report.losses import LEAST_CELLS, Losses, MeanOverSeeds, age_effect, t_interval
 
 _EXPONENTS = (0.25, 0.5, 1.0)  # grid of c
 _LEARNING = (0.0, 0.5, 1.0)  # grid of k
 _MOST_LEFT = {Break: 0.5, Season: 0.85}  # largest fraction of residuals that an event may leave
 _LEAST_MODELS = 6  # fewest models for a season; the three models of TiC-LM would seem to have one
-LEAST_CELLS = 3
-"""Cells of age above 0 from which the law tells what age adds, see `tells_age`."""
 _LEAST_YEAR = 0.75  # age in years that the oldest model must reach for a season
 
 
