@@ -41,7 +41,7 @@ FAIRSEQ = {
     "fairseq-generate": "get_generation_parser",
 }
 """Commands of fairseq, and the functions of fairseq.options that make their parsers."""
-SHELL = {"cd", "eval", "git", "hf", "pip", "source", "sudo"}
+SHELL = {"cd", "eval", "git", "hf", "mkdir", "pip", "source", "sudo"}
 """Commands that are not parsed."""
 TYPES = {
     "boolean": bool,
