@@ -140,6 +140,12 @@ def test_what_alma_test_cannot_test_is_one_line(growing, launch, monkeypatch, ca
     assert output.startswith("error: run: no stream in stream")
     assert "give its new place as --stream STREAM" in output
     assert "nothing new" in alma_test(monkeypatch, capsys, "run", "--stream", "moved")
+    shutil.copytree("moved", "other")
+    stream = json.loads(Path("other/stream.json").read_text())
+    stream["test"]["files"] = stream["valid"]["files"]
+    Path("other/stream.json").write_text(json.dumps(stream))
+    output = alma_test(monkeypatch, capsys, "run", "--stream", "other", code=2)
+    assert "run: it was trained on another stream than other (stream_sha256: " in output
     info = json.loads(Path("run/run.json").read_text())
     Path("run/run.json").write_text(json.dumps(info | {"command": "true"}))
     assert "no command of `alma train`" in alma_test(monkeypatch, capsys, "run", code=2)
