@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
+from alma.configs import changes
 from alma.errors import UserError
 from alma.evaluations import LateEvaluation
 from alma.records import Run
@@ -37,7 +38,7 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
         job_resources, machine = place_of(requests, options, job_resources)
         plans = [_plan(request) for request in requests]
         for plan in plans:
-            Run.check(plan.out, *run_config(plan))
+            _check_stream(plan)
             vocabulary = vocabulary_size(plan.request.stream)
             for line in [*announcement(plan, vocabulary, machine), *programs(plan)]:
                 say(line)
@@ -91,6 +92,16 @@ def _plan(request: Request) -> Plan:
     except UserError as error:
         raise UserError(f"{request.out}: {error}") from error
     return replace(plan, tests_only=True)
+
+
+def _check_stream(plan: Plan) -> None:
+    """UserError: the stream is another one than that on which the run was trained."""
+    config, growing = run_config(plan)
+    changed = changes(Run.read(plan.out).config, config, growing)
+    if changed:
+        problem = f"it was trained on another stream than {plan.request.stream}"
+        differences = "; ".join(changed)
+        raise UserError(f"{plan.out}: {problem} ({differences}): give --stream STREAM")
 
 
 def _news(plan: Plan, earlier: Sequence[LateEvaluation], was_incomplete: bool) -> str:

@@ -7,15 +7,18 @@ model is the list of what it was trained on, and its loss on a document follows 
 import json
 import random
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launcher import call
 from month import SEEDS, Killer, alma_test, chosen, ends, matrix, run_here
 
 from alma.evaluations import item_losses_file
 from alma.records import Run
+from data_prep.__main__ import main as data_prep
 from slurm import arrivals
 from slurm.engine import children
 from tests.growing import assert_same, record_of
@@ -140,6 +143,12 @@ def test_what_alma_test_cannot_test_is_one_line(growing, launch, monkeypatch, ca
     assert output.startswith("error: run: no stream in stream")
     assert "give its new place as --stream STREAM" in output
     assert "nothing new" in alma_test(monkeypatch, capsys, "run", "--stream", "moved")
+    shutil.copytree("moved", "other")
+    stream = json.loads(Path("other/stream.json").read_text())
+    stream["test"]["files"] = stream["valid"]["files"]
+    Path("other/stream.json").write_text(json.dumps(stream))
+    output = alma_test(monkeypatch, capsys, "run", "--stream", "other", code=2)
+    assert "run: it was trained on another stream than other (stream_sha256: " in output
     info = json.loads(Path("run/run.json").read_text())
     Path("run/run.json").write_text(json.dumps(info | {"command": "true"}))
     assert "no command of `alma train`" in alma_test(monkeypatch, capsys, "run", code=2)
@@ -179,3 +188,46 @@ def test_alma_test_writes_losses_by_document_that_are_missing(growing, launch, m
         assert after[1].keys() == before[1].keys()
     shutil.rmtree("run/held_out")  # as of a trainer that returns none
     assert "nothing new" in alma_test(monkeypatch, capsys, "run")
+
+
+def write_months(folder: Path, text: Path) -> None:
+    """Write four months of text, a file each."""
+    documents = (text / "help.txt").read_text().split("\n\n")
+    for month in range(4):
+        lines = []
+        for document in documents[month::4]:
+            record = {"text": document, "date": f"2024-{month + 1:02d}-03"}
+            lines.append(json.dumps(record) + "\n")
+        (folder / f"{month}.jsonl").write_text("".join(lines))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("appends", [[1, 1, 1, 1], [2, 1, 1], [1, 3]])
+def test_appended_by_alma_data(launch, text, tmp_path, monkeypatch, appends):
+    """`test` mixes the first periods, so rows differ there; the matrix and losses do not."""
+    write_months(tmp_path, text)
+    sizes = "--by month --words 900 --eval-words 300 --valid-words 200 --vocab-size 300"
+    sizes += " --max-document-words 40"
+
+    def data(files: list[str], out: str, *more: str) -> None:
+        words = [*(f"web={file}" for file in files), "--out", out, *more]
+        monkeypatch.setattr(sys, "argv", ["alma data", *words])
+        data_prep()
+
+    files = [f"{month}.jsonl" for month in range(4)]
+    shutil.rmtree("stream")
+    data(files, "stream", *sizes.split())
+    launch("--learner", "ens", "--out", "at_once")
+    shutil.rmtree("stream")
+    begun = 0
+    for count in appends:
+        more = ["--append"] if begun else sizes.split()
+        data(files[begun : begun + count], "stream", *more)
+        begun += count
+        launch("--learner", "ens", "--out", "grown")
+    assert matrix("grown") == matrix("at_once")
+    losses = record_of("grown")[1]
+    others = record_of("at_once")[1]
+    assert losses.keys() == others.keys()
+    assert len(losses) == 16
+    assert all(np.array_equal(losses[name], others[name]) for name in losses)
