@@ -31,6 +31,9 @@ TOOLS = {
     "train": Tool(
         "training", "slurm.launch", "train a language model on a stream, here or on SLURM"
     ),
+    "test": Tool(
+        "training", "slurm.arrivals", "test trained models on what has arrived, and train nothing"
+    ),
     "images": Tool(
         "training", "vision.run", "train image learners: digits, MNIST, CIFAR, your own folder"
     ),

@@ -101,12 +101,13 @@ _INFO = {
     "commit": str | None,
     "created": str,
     "command": str,
+    "test_periods": COUNT,
 }
 _CONFIG = kinds_of(TextOptions) | dict.fromkeys(("dataset", "data", "arch", "stream"), str)
 _CONFIG |= dict.fromkeys(("hidden", "experts", "grow_every"), COUNT) | {
     "megabatches": whole(1, 1_000_000)
 }
-_CONFIG |= {"moe_expert_count": COUNT | None, "fairseq_flags": list[str]}
+_CONFIG |= {"moe_expert_count": COUNT | None, "fairseq_flags": list[str], "test_periods": COUNT}
 """Types of the settings that other code reads; further settings may be any JSON value."""
 
 

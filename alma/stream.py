@@ -115,6 +115,23 @@ class Stream:
         return bool(self.held_out)
 
     @property
+    def test_megabatches(self) -> int:
+        """Number of first mega-batches that `test` has; an append leaves `test` as it is."""
+        count = len(self.megabatches)
+        if self.appended:
+            return int(self.appended[0].get("first", count))
+        is_text = bool(self.files)
+        if is_text:
+            return count
+        # images by date: `test` joins the first held-out parts, and additions have no record
+        documents = 0
+        for number, part in enumerate(self.held_out, start=1):
+            documents += part.documents
+            if documents >= self.test.documents:
+                return number
+        return count
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """All splits: the mega-batches in order, valid, test, the held-out parts."""
         return (*self.megabatches, self.valid, self.test, *self.held_out, *self.held_out_valid)
@@ -179,6 +196,43 @@ class Stream:
                 raise UserError(
                     f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}"
                 )
+
+
+def document_starts(path: str | os.PathLike[str], documents: int) -> "np.ndarray":
+    """Position of the first token of each document of a part, (documents,) int64.
+
+    path: of the part's .idx. UserError: it has not as many `documents`.
+    """
+    import numpy as np
+
+    sizes, _ = read_index(path)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    of_documents = ends
+    if len(sizes) != documents:  # an item is a line, and one of length 1 ends a document
+        of_documents = ends[sizes == 1]
+    if not documents or len(of_documents) != documents or of_documents[-1] != ends[-1]:
+        problem = f"{len(of_documents):,} documents, not {documents:,} as in {FILE}"
+        raise UserError(f"{path}: {problem}; {_REMAKE}")
+    return np.concatenate([[0], of_documents[:-1]])
+
+
+def document_losses(
+    nll: "np.ndarray", path: str | os.PathLike[str], documents: int
+) -> "np.ndarray":
+    """Loss in nats and tokens of each document, float64 (documents, 2), by the loss of each token.
+
+    nll: (tokens,), in the order of the part. path, documents: as of `document_starts`. UserError:
+    the part has other documents or tokens.
+    """
+    import numpy as np
+
+    starts = document_starts(path, documents)
+    tokens = int(np.sum(read_index(path)[0], dtype=np.int64))
+    if len(nll) != tokens:
+        raise UserError(f"{path}: losses of {len(nll):,} of {tokens:,} tokens")
+    losses = np.add.reduceat(np.asarray(nll, np.float64), starts)
+    counts = np.diff(starts, append=tokens)
+    return np.column_stack([losses, counts.astype(np.float64)])
 
 
 def is_stream(directory: str | os.PathLike[str]) -> bool:

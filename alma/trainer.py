@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from alma.errors import UserError, fail
+from alma.evaluations import read_item_losses, write_item_losses
 from alma.files import write_json_atomic
 from alma.schema import AMOUNT, COUNT, LARGEST, NATURAL, TEXT, parse_json, require
-from alma.stream import DTYPES, INSIDE, read_index
+from alma.stream import DTYPES, INSIDE, document_losses, read_index
 
 if TYPE_CHECKING:
     import numpy as np
 
 STAGE = "stage.json"
 TRAINED = "trained.json"
+_TOLERANCE = 1e-4  # between the sum over documents and the loss of a part, which may be in fp32
 _LOSS = Annotated[float, msgspec.Meta(ge=0, le=math.log(LARGEST))]
 
 
@@ -38,6 +40,7 @@ class TextPart:
     bytes: NATURAL
     tokens: NATURAL
     files: tuple[TEXT, ...]
+    documents: NATURAL = 0  # or images; 0: in a task of an earlier version of ALMA
 
     def file(self, suffix: str) -> Path:
         """The path of the part's only file with this suffix.
@@ -58,6 +61,13 @@ class TextPart:
 
         return np.memmap(self.file(".bin"), DTYPES[read_index(self.file(".idx"))[1]], "r")
 
+    def document_losses(self, nll: "np.ndarray") -> "np.ndarray":
+        """The rows that `StageTask.finish` takes as `documents`, float64 (documents, 2).
+
+        nll: (tokens,), the loss in nats of each of `read_tokens`. UserError: of other tokens.
+        """
+        return document_losses(nll, self.file(".idx"), self.documents)
+
     def read_documents(self) -> Iterator[Any]:
         """The values of the lines of the .jsonl file."""
         with self.file(".jsonl").open("rb") as lines:
@@ -74,6 +84,8 @@ class Answer:
 
     parameters: COUNT
     losses: dict[TEXT, tuple[_LOSS, COUNT]] = field(default_factory=dict)
+    documents: dict[TEXT, INSIDE] = field(default_factory=dict)
+    """Files with the losses of single documents, by name of the part."""
     checkpoint: INSIDE | None = None
     updates: NATURAL = 0
     tokens: NATURAL = 0
@@ -126,21 +138,41 @@ class StageTask:
         }
         print(f"alma | train_inner | {json.dumps(stats)}", flush=True)
 
-    def finish(self, losses: Mapping[str, tuple[float, int]] | None = None, **fields: Any) -> None:
+    def finish(
+        self,
+        losses: Mapping[str, tuple[float, int]] | None = None,
+        documents: "Mapping[str, np.ndarray] | None" = None,
+        **fields: Any,
+    ) -> None:
         """Write trained.json atomically; call it last, after the checkpoint is written.
 
-        `losses` are by name of the part; `fields` are other fields of `Answer`. If a field is
-        wrong, the program ends with one line and exit code 2.
+        `losses` are by name of the part; `fields` are other fields of `Answer`. documents: by name
+        of the part, for each document its loss in nats, summed over its tokens, and the number of
+        its tokens, (documents, 2), which are written to files. If a field is wrong, the program
+        ends with one line and exit code 2.
         """
-        of_parts = {
-            name: (float(loss), int(tokens)) for name, (loss, tokens) in (losses or {}).items()
-        }
-        record = fields | {"losses": of_parts}
+        record: dict[str, Any] = dict(fields)
+        record["losses"] = {}
+        for name, (loss, tokens) in (losses or {}).items():
+            record["losses"][name] = (float(loss), int(tokens))
         try:
+            if documents:
+                record["documents"] = self._write_documents(documents)
             self.checked(record)
         except UserError as error:
             fail(str(error))
         write_json_atomic(Path(self.out, TRAINED), record)
+
+    def _write_documents(self, documents: "Mapping[str, np.ndarray]") -> dict[str, str]:
+        """Write the losses of single documents; the names of the files, by name of the part."""
+        names = {part.name for part in self.evaluate}
+        files = {}
+        for name, losses in documents.items():
+            if name not in names:
+                raise UserError(f"documents of {name}, which is no part of this task")
+            files[name] = f"{name}.documents.npy"
+            write_item_losses(Path(self.out, files[name]), losses)
+        return files
 
     def checked(self, record: Any) -> Answer:
         """The answer in `record`. UserError: a field is wrong, or does not answer this task."""
@@ -153,6 +185,9 @@ class StageTask:
             lacking = [part.name for part in self.evaluate if part.name not in answer.losses]
             if lacking:
                 raise ValueError(f"no loss of {', '.join(lacking)}")
+            for part in self.evaluate:
+                if part.name in answer.documents:
+                    self._check_documents(part, answer)
             if self.action == "train" and not (answer.updates and answer.tokens):
                 raise ValueError("a training without updates, or without tokens")
             if self.action == "train" and not Path(self.out, answer.checkpoint or "/none").exists():
@@ -162,6 +197,26 @@ class StageTask:
                 f"{Path(self.out, TRAINED)}: {error}; correct the trainer and rerun"
             ) from None
         return answer
+
+    def _check_documents(self, part: TextPart, answer: Answer) -> None:
+        """ValueError: the losses of single documents of a part do not add up to its loss."""
+        name = answer.documents[part.name]
+        try:
+            rows = read_item_losses(Path(self.out, name))
+        except UserError:
+            raise ValueError(f"{name}: not an array of losses and counts of documents") from None
+        if rows is None:
+            raise ValueError(f"{name}: no such file in the folder")
+        if part.documents and len(rows) != part.documents:
+            problem = f"{len(rows):,} documents, and {part.name} has {part.documents:,}"
+            raise ValueError(f"{name}: {problem}")
+        nll, tokens = answer.losses[part.name]
+        nats, counted = rows.sum(0)
+        if counted != tokens:
+            raise ValueError(f"{name}: {counted:,.0f} tokens, and losses of {tokens:,}")
+        if not math.isclose(nats, nll * tokens, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
+            problem = f"documents add up to {nats:,.3f} nats, and losses to {nll * tokens:,.3f}"
+            raise ValueError(f"{name}: {problem}")
 
 
 def stop_requests() -> Callable[[], bool]:

@@ -6,13 +6,19 @@ section 4.1). `--untrained` accepts fairseq-train's flags instead and evaluates 
 initialised.
 """
 
+import argparse
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from alma.averages import WEIGHTS_HELP, weights
 from alma.errors import Parser, UserError, command, number_list
 from alma.files import make_directory, write_json_atomic
 from alma.options import add_options, options_of
 from alma.protocol import TextOptions
+
+if TYPE_CHECKING:
+    from fairseq_alma import stage_record
 
 _EXAMPLES = """\
 examples:
@@ -42,6 +48,11 @@ def parser() -> Parser:
     seeds += "such as 1,5 or 0-2"
     add("--seeds", type=number_list, default=[], metavar="LIST", help=seeds)
     add("--weights", type=weights, default="trained", metavar="WEIGHTS", help=WEIGHTS_HELP)
+    held_out = "evaluate on the held-out parts of these mega-batches alone, a list or range such "
+    held_out += "as 7 or 5-7, from 1 on"
+    add("--held-out", type=number_list, metavar="LIST", help=held_out)
+    item_losses = "write the losses of single documents of held-out parts to RUN/held_out"
+    add("--item-losses", type=Path, metavar="RUN", help=item_losses)
     add("--valid", action="store_true", help="evaluate on the validation set of the stream too")
     context = [options_of(TextOptions)["context_window"]]
     add_options(parser, context, TextOptions, changes={"context_window": {"default": 0}})
@@ -63,7 +74,10 @@ def main() -> None:
         loaded = stage_record.build_untrained(arguments, options.seeds, window)
     else:
         loaded = stage_record.load_trained(arguments, options.weights, window)
-    record = stage_record.measure(loaded, options.valid)
+    if options.held_out is not None:
+        _test_on_held_out(options, arguments, loaded)
+        return
+    record = stage_record.measure(loaded, options.valid, options.item_losses)
     if options.weights != "trained":
         trained = stage_record.load_trained(arguments, "trained", window)
         raw = stage_record.measure(trained, options.valid)
@@ -77,6 +91,26 @@ def main() -> None:
     write_json_atomic(options.out, record)
     result = f"perplexity {record['perplexity']:.2f} over {record['tokens']:,} tokens"
     print(f"{result}; written to {options.out}")
+
+
+def _test_on_held_out(
+    options: argparse.Namespace, arguments: list[str], loaded: "stage_record.Loaded"
+) -> None:
+    """Evaluate on --held-out alone, and write the cells of the evaluation matrix to --out."""
+    from fairseq_alma import stage_record
+
+    began = time.monotonic()
+    cells = stage_record.on_held_out(loaded, options.held_out, options.item_losses)
+    if options.weights != "trained":
+        trained = stage_record.load_trained(arguments, "trained", options.context_window)
+        raw_cells = stage_record.on_held_out(trained, options.held_out)
+        for cell, raw in zip(cells, raw_cells, strict=True):
+            cell["raw"] = raw["value"]
+    make_directory(options.out.absolute().parent)
+    record = {"held_out": cells, "seconds": time.monotonic() - began}
+    write_json_atomic(options.out, record)
+    values = ", ".join(f"{cell['value']:.2f}" for cell in cells)
+    print(f"perplexity {values}; written to {options.out}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,15 @@ from fairseq.logging import progress_bar
 from fairseq.models.transformer import TransformerDecoder
 
 from alma.errors import UserError
+from alma.evaluations import item_losses_file, write_item_losses
 from alma.flops import Shape, Weights
 from alma.metrics import bits_per_byte, perplexity
 from alma.schema import AMOUNT, LARGEST, require
+from alma.stream import document_losses
 from fairseq_alma.checkpoint import memory_map_last, memory_map_members
 from fairseq_alma.data.token_blocks import Tokens
 from fairseq_alma.ensemble import EnsembleDecoder, ensemble_of
-from fairseq_alma.moe.metrics import Evaluation, evaluate
+from fairseq_alma.moe.metrics import Evaluation, LossesInOrder, evaluate
 
 _COUNTS = ("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory")
 """Measurements of a training that the task saves in checkpoints (`get_checkpoint_dict`)."""
@@ -125,13 +128,15 @@ def training_record(checkpoint: str, shape: Shape | Weights) -> dict[str, Any]:
     }
 
 
-def describe(split: str, loaded: Loaded) -> dict[str, Any]:
+def describe(split: str, loaded: Loaded, item_losses: Path | None = None) -> dict[str, Any]:
     """Perplexity on a split per token, and per word and byte if the stream says how many it has.
 
-    UserError: the model cannot read all tokens of the split, or the loss is not finite.
+    item_losses: file for the losses of single documents, of a held-out part of a stream. UserError:
+    the model cannot read all tokens of the split, or the loss is not finite.
     """
     task = loaded.task
-    result = _evaluate(split, loaded)
+    in_order = LossesInOrder() if item_losses else None
+    result = _evaluate(split, loaded, in_order)
     tokens = len(Tokens(*task.sources[split]))
     if result.tokens != tokens:
         problem = f"only {result.tokens:,} of {tokens:,} tokens can be evaluated"
@@ -141,6 +146,10 @@ def describe(split: str, loaded: Loaded) -> dict[str, Any]:
     if not perplexity(nll) <= LARGEST:
         problem = "training has diverged; try a lower --lr"
         raise UserError(f"the loss on {split} is {nll:.4g}: {problem}")
+    if item_losses and in_order:
+        part = next(part for part in task.stream.held_out if part.name == split)
+        index = f"{task.stream.path(part)}.idx"
+        write_item_losses(item_losses, document_losses(in_order.joined(), index, part.documents))
     experts = {}
     for layer, load in result.expert_tokens.items():
         losses = (result.expert_loss[layer] / load.clamp(min=1)).tolist()
@@ -160,8 +169,11 @@ def describe(split: str, loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def _evaluate(split: str, loaded: Loaded) -> Evaluation:
-    """Evaluate the model on a split, on a GPU if there is one."""
+def _evaluate(split: str, loaded: Loaded, in_order: LossesInOrder | None) -> Evaluation:
+    """Evaluate the model on a split, on a GPU if there is one.
+
+    in_order: to which the loss of each token is added.
+    """
     cfg = loaded.cfg
     task = loaded.task
     model = loaded.model
@@ -180,24 +192,24 @@ def _evaluate(split: str, loaded: Loaded) -> Evaluation:
         batches = progress_bar.progress_bar(
             batches, log_format="tqdm", prefix=f"evaluating on {split}"
         )
-    return evaluate(model, batches, task.dictionary.pad())
+    return evaluate(model, batches, task.dictionary.pad(), in_order)
 
 
-def measure(loaded: Loaded, valid: bool) -> dict[str, Any]:
+def measure(loaded: Loaded, valid: bool, run: Path | None = None) -> dict[str, Any]:
     """Measure the model on --gen-subset (default: test).
 
     `valid`: measure the loss on the validation split too. `training` has the cost of training each
     checkpoint; it is empty for untrained models. On an ordered stream, `matrix` has the perplexity
     on the held-out part of each mega-batch, `matrix_experts` each expert's share of its tokens, by
-    Switch layer, and, if it is dated, `matrix_periods` the periods.
+    Switch layer, and, if it is dated, `matrix_periods` the periods. run: as of `on_held_out`.
     """
     record = describe(loaded.cfg.dataset.gen_subset, loaded)
     stream = loaded.task.stream
     if stream and stream.ordered:
-        parts = [describe(part.name, loaded) for part in stream.held_out]
-        record["matrix"] = [part["perplexity"] for part in parts]
-        if parts[0]["experts"]:
-            record["matrix_experts"] = [_shares(part["experts"]) for part in parts]
+        cells = on_held_out(loaded, range(1, len(stream.held_out) + 1), run)
+        record["matrix"] = [cell["value"] for cell in cells]
+        if "experts" in cells[0]:
+            record["matrix_experts"] = [cell["experts"] for cell in cells]
         if stream.held_out[0].period:
             record["matrix_periods"] = [part.period for part in stream.held_out]
     record["valid"] = None
@@ -215,6 +227,35 @@ def measure(loaded: Loaded, valid: bool) -> dict[str, Any]:
         "expert_count": experts.pop() if len(experts) == 1 else None,
         "training": list(map(training_record, loaded.paths, shapes)) if loaded.paths else [],
     }
+
+
+def on_held_out(
+    loaded: Loaded, megabatches: Sequence[int], run: Path | None = None
+) -> list[dict[str, Any]]:
+    """Test the model on the held-out parts of `megabatches`, numbers from 1 on.
+
+    Returns for each the fields of an `alma.evaluations.LateEvaluation` but `stage`, and `tokens`.
+    run: the run directory for the losses of single documents (`alma.evaluations.item_losses_file`).
+    UserError: the stream has no such held-out part.
+    """
+    stream = loaded.task.stream
+    parts = stream.held_out if stream else ()
+    cells = []
+    for megabatch in megabatches:
+        if not 1 <= megabatch <= len(parts):
+            problem = f"--held-out {megabatch}: the stream has {len(parts)} held-out parts"
+            remedy = "give numbers of its mega-batches, from 1 on"
+            raise UserError(f"{problem}: {remedy}")
+        part = parts[megabatch - 1]
+        file = item_losses_file(run, loaded.task.args.stage, megabatch) if run else None
+        result = describe(part.name, loaded, file)
+        cell = {"megabatch": megabatch, "value": result["perplexity"], "tokens": result["tokens"]}
+        if part.period:
+            cell["period"] = part.period
+        if result["experts"]:
+            cell["experts"] = _shares(result["experts"])
+        cells.append(cell)
+    return cells
 
 
 def _shares(experts: dict[str, Any]) -> dict[str, list[float]]:

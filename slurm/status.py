@@ -65,8 +65,11 @@ def _progress(status: JobStatus) -> tuple[str, str]:
             return "", f"{last_rows[0]['value']:,.2f}"
         return "", ""
     try:
-        return "", f"{json.loads(job.marker.read_bytes())['perplexity']:,.2f}"
-    except (OSError, ValueError, KeyError, TypeError):  # no result.json yet
+        measured = json.loads(job.marker.read_bytes())
+        if job.kind == "late":
+            return "", f"{measured['held_out'][-1]['value']:,.2f}"
+        return "", f"{measured['perplexity']:,.2f}"
+    except (OSError, ValueError, LookupError, TypeError):  # no result.json yet
         return "", ""
 
 

@@ -297,6 +297,35 @@ def gpt2_stream(text, gpt2_files, tmp_path_factory) -> Path:
     return _make_stream(text, tmp_path_factory.mktemp("gpt2_stream") / "stream", *flags)
 
 
+@pytest.fixture(scope="session")
+def monthly_stream(text, tmp_path_factory) -> Path:
+    """An ordered stream of six mega-batches with periods."""
+    import dataclasses
+
+    from alma.stream import Stream
+    from data_prep.__main__ import main as data_prep
+
+    out = tmp_path_factory.mktemp("whole") / "stream"
+    lines = (text / "help.txt").read_text().split("\n\n")
+    sources = []
+    for number in range(6):
+        source = out.with_name(f"s{number}.txt")
+        source.write_text("\n\n".join(lines[number::6]) + "\n")
+        sources.append(f"s{number}={source}")
+    sizes = "--words 900 --eval-words 300 --valid-words 200 --vocab-size 300"
+    words = [*sources, "--ordered", "--out", str(out), *sizes.split()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["data", *words, "--max-document-words", "40"])
+        data_prep()
+    stream = Stream.load(out)
+    dated = {}
+    for name in ("megabatches", "held_out", "held_out_valid"):
+        parts = enumerate(getattr(stream, name), start=1)
+        dated[name] = tuple(dataclasses.replace(part, period=f"2024-{t:02d}") for t, part in parts)
+    dataclasses.replace(stream, **dated).write()
+    return out
+
+
 def _make_stream(text: Path, out: Path, *tokenizer: str | Path) -> Path:
     command = [
         sys.executable,

@@ -41,7 +41,7 @@ FAIRSEQ = {
     "fairseq-generate": "get_generation_parser",
 }
 """Commands of fairseq, and the functions of fairseq.options that make their parsers."""
-SHELL = {"cd", "eval", "git", "hf", "pip", "source", "sudo"}
+SHELL = {"cd", "eval", "git", "hf", "mkdir", "pip", "source", "sudo"}
 """Commands that are not parsed."""
 TYPES = {
     "boolean": bool,
@@ -281,7 +281,8 @@ def test_documented_keys_of_image_runs(tmp_path):
     runs.append(run(stream, "sm", tmp_path / "weeks", arch="mlp", **small))
     infos = [run.info for run in runs]
     rows = [row for run in runs for row in run.rows]
-    assert_described(infos, "run.json", unseen=["stages", "processes", "gpus", "tokens_per_update"])
+    of_text = ["stages", "processes", "gpus", "tokens_per_update", "test_periods"]
+    assert_described(infos, "run.json", unseen=of_text)
     of_torchvision = ["weights"]
     configs = (info["config"] for info in infos)
     assert_described(configs, "config, all runs", "config, images", unseen=of_torchvision)

@@ -44,14 +44,17 @@ examples:
 
 
 def summarise(places: Sequence[Path], out: Path) -> None:
-    """Print the table of all runs in `places` and draw their figures in `out`."""
-    from alma.report import compare
+    """Print the tables of all runs in `places`, the newest first, and draw figures in `out`."""
+    from alma.report import compare, newest
     from alma.report.figures import write_figures
     from alma.report.results import find_runs, group, left_out
 
     for results in group(find_runs(places)):
-        titled = compare.titled(results)
-        print(titled.title, as_text(titled.cells), sep="\n", end="\n\n")
+        of_newest = newest.titled(results)
+        tables = [of_newest] if of_newest else []
+        for titled in [*tables, compare.titled(results)]:
+            lines = [titled.title, *titled.above, as_text(titled.cells)]
+            print(*lines, sep="\n", end="\n\n")
         print(*left_out(results), *write_figures(results, out), sep="\n")
 
 

@@ -36,8 +36,8 @@ class Pair(NamedTuple):
 
     def counted(self) -> "Pair":
         """Without the items that do not count for one of the models."""
-        both = (self.deployed[:, 1] > 0) & (self.newest[:, 1] > 0)
-        return Pair(self.deployed[both], self.newest[both])
+        counts_twice = (self.deployed[:, 1] > 0) & (self.newest[:, 1] > 0)
+        return Pair(self.deployed[counts_twice], self.newest[counts_twice])
 
 
 class _Ratio(NamedTuple):
@@ -79,9 +79,8 @@ def _ratio(pair: Pair, groups: int, random: np.random.Generator) -> _Ratio:
     total = tokens.sum()
     value = float(gains.sum() / total)
     residuals = gains - value * tokens
-    correction = count / (count - 1)
     shares = tokens / total
-    left = 1 - shares
+    remaining = 1 - shares
     resampled = random.integers(0, count, (_RESAMPLES, count))
     drawn_gains = gains[resampled]
     drawn_tokens = tokens[resampled]
@@ -90,11 +89,11 @@ def _ratio(pair: Pair, groups: int, random: np.random.Generator) -> _Ratio:
     drawn_residuals = drawn_gains - values[:, None] * drawn_tokens
     return _Ratio(
         value,
-        correction * float(residuals @ residuals) / total**2,
-        float(((residuals / left) ** 2).sum()) / total**2,
+        float(residuals @ residuals) / total**2,
+        float(((residuals / remaining) ** 2).sum()) / total**2,
         1 / float(shares @ shares),
         values,
-        correction * (drawn_residuals**2).sum(1) / totals**2,
+        (drawn_residuals**2).sum(1) / totals**2,
     )
 
 
@@ -162,4 +161,6 @@ def image_gain(pairs: Sequence[Pair]) -> MeanOverSeeds:
         steps.append(1 / images)
     centre = 100 * math.fsum(centres) / count
     half = 100 * (_NORMAL_95 * math.sqrt(math.fsum(variances)) + math.fsum(steps)) / count
-    return MeanOverSeeds(100 * math.fsum(values) / count, centre - half, centre + half)
+    low = max(-100.0, centre - half)
+    high = min(100.0, centre + half)
+    return MeanOverSeeds(100 * math.fsum(values) / count, low, high)

@@ -13,7 +13,7 @@ from alma.evaluations import item_losses_file, read_item_losses
 from alma.report.losses import Losses, MeanOverSeeds, in_unit, percent, t_interval
 
 Method = Literal["documents", "images", "scatter"]
-_LEAST_ITEMS = 20  # documents or images of a part; fewer tell too little
+_LEAST_DOCUMENTS = 20  # of a part: the bootstrap of fewer is too narrow
 LEAST_MODELS = 5
 """Fewer do not tell how far models scatter: `python -m benchmarks decisions`."""
 _TOLERANCE = 0.01  # of the loss of a part, between its items and the record
@@ -185,14 +185,16 @@ def against(gain: MeanOverSeeds, least: float) -> Word:
 def _compare(record: Record, old: TrainedModel, parts: Sequence[int]) -> Gain | None:
     """The gain on some parts: paired if all have enough items, else by scatter; None: neither."""
     newest = record.models[-1]
+    is_text = record.result.metric == "perplexity"
+    least = _LEAST_DOCUMENTS if is_text else 1  # the interval of images is honest for any number
     pairs = []
     for t in parts:
         pair = _pair(record, old, newest, t)
-        if pair is None or len(pair.newest) < _LEAST_ITEMS:
+        if pair is None or len(pair.newest) < least:
             return _by_scatter(record, old, newest, parts)
         pairs.append(pair)
     items = sum(len(pair.newest) for pair in pairs)
-    if record.result.metric == "perplexity":
+    if is_text:
         return Gain(document_gain(pairs), "documents", items, len(parts))
     return Gain(image_gain(pairs), "images", items, len(parts))
 
@@ -268,9 +270,12 @@ def gain_by_scatter(losses: Losses, mean: float, year: float) -> MeanOverSeeds:
 
 def _what_is_missing(record: Record, part: int) -> str:
     """What would give evidence."""
-    items = "documents" if record.result.metric == "perplexity" else "images"
-    losses = f"it takes the losses of at least {_LEAST_ITEMS} {items} of {record.name(part)}"
-    tested = f"`alma test {record.run.directory}` writes them, a trainer of yours must return them"
+    items = "images"
+    tested = f"`alma test {record.run.directory}` writes those of images by date"
+    if record.result.metric == "perplexity":
+        items = f"at least {_LEAST_DOCUMENTS} documents"
+        tested = f"`alma test {record.run.directory}` writes them, a trainer must return them"
+    losses = f"it takes the losses of {items} of {record.name(part)}"
     return f"{losses} ({tested}), or {LEAST_MODELS} models that share tests"
 
 

@@ -74,7 +74,8 @@ def is_due(record: Record, terms: Terms) -> DueAnswer:
             "so only the calendar can say: give --every N"
         )
     if not record.models:
-        return _answer(record, terms, [_of_untrained(record)])
+        reason = f"no model is trained yet, and {record.period.span(record.arrived)} arrived"
+        return _answer(record, terms, [Verdict("losses", "yes", reason)])
     newest = record.models[-1]
     since = record.arrived - newest.megabatch
     if not since:
@@ -92,16 +93,6 @@ def is_due(record: Record, terms: Terms) -> DueAnswer:
         verdicts.append(_of_untested(record))
         return _answer(record, terms, verdicts)
     return _by_losses(record, record.losses, terms, verdicts)
-
-
-def _of_untrained(record: Record) -> Verdict:
-    """The first training is due when its mega-batches are there."""
-    wait = record.result.waiting_time
-    arrived = record.period.span(record.arrived)
-    if record.arrived >= wait:
-        return Verdict("every", "yes", f"no model is trained yet, and {arrived} arrived")
-    reason = f"{arrived} arrived, and the first training waits for {wait}"
-    return Verdict("every", "no", reason)
 
 
 def _by_calendar(record: Record, since: int, every: int) -> Verdict:
@@ -166,11 +157,11 @@ def _by_plan(retraining: Retraining) -> Verdict:
         return Verdict("price", "no evidence", _UNKNOWN)
     plan = retraining.plan
     trains_now = plan.first == 0
-    other = "never" if trains_now else f"retraining every {retraining.period.noun}"
+    opposite = "never" if trains_now else f"retraining every {retraining.period.noun}"
     unit = "in the money of --price" if retraining.money else f"{retraining.unit} over periods"
     text = "the cheapest plan trains now" if trains_now else _later(retraining)
-    saving = plan.savings[other]
-    text += f" and saves {saving.text(retraining.money or 1.0)} {unit} against {other}"
+    saving = plan.savings[opposite]
+    text += f" and saves {saving.text(retraining.money or 1.0)} {unit} against {opposite}"
     if not saving.low > 0:
         return Verdict("price", "no evidence", text)
     return Verdict("price", "yes" if trains_now else "no", text)
@@ -229,5 +220,5 @@ def _course(record: Record, terms: Terms, since: int) -> str:
     """What to do without evidence."""
     if not terms.every:
         return _NOT_NOW
-    left = record.period.span(terms.every - since)
-    return f"{_NOT_NOW}; by --every {terms.every} the next training is due in {left}"
+    remaining = record.period.span(terms.every - since)
+    return f"{_NOT_NOW}; by --every {terms.every} the next training is due in {remaining}"

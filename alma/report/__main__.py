@@ -10,12 +10,13 @@ from alma.errors import Parser, UserError, command
 from alma.files import make_directory
 from alma.help_texts import RUNS
 from alma.records import Run
-from alma.report import differences
+from alma.report import compare, differences
 from alma.report.files import write_report
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import Entry, find_entries
 from alma.report.page import write_page
+from alma.report.periods import holes
 from alma.report.results import Result, find_runs, group, left_out
 from alma.report.scores import BITS, scored
 from alma.report.selection import CHOOSABLE, SELECTIONS, best_by_validation
@@ -113,7 +114,7 @@ class Report:
     runs: list[Run]  # runs that count, and runs without rows yet
     groups: list[list[Result]]  # the results of each general table
     baselines: list[Result | None]  # the baseline of each group (--baseline), if any
-    left_out: list[str]  # lines about runs that were left out, or not chosen
+    left_out: list[str]  # lines on runs left out, not chosen, not tested everywhere
     entries: dict[str, list[Entry]]  # rows of the paper's Table 2 and Figure 5
     tables: dict[str, TitledTable]  # of the paper, by file name without suffix
     paper_remarks: list[str]  # lines about runs that the paper's tables leave out
@@ -128,10 +129,8 @@ class Report:
         """Print the tables, then the remarks."""
         printed = list(self.tables.values())
         for baseline, results in zip(self.baselines, self.groups, strict=True):
-            of_group = differences.tables(results, baseline)
-            if self.tables:
-                del of_group[0]  # Table 2 replaces the general one
-            printed += of_group
+            has_general = not self.tables  # Table 2 replaces the general one
+            printed += differences.tables(results, baseline, has_general)
         for table in printed:
             print(table.as_text(), end="\n\n")
         for remark in [*self.remarks, *self.paper_remarks]:
@@ -183,7 +182,9 @@ def read_report(options: argparse.Namespace, damaged: list[str]) -> Report:
     if options.table:
         tables, missing = lm_tables.tables(entries)
         paper_remarks += missing
-    lines = [*damaged, *choices, *left_out(grouped)]
+        for results in groups:
+            paper_remarks += compare.lacking(results)
+    lines = [*damaged, *choices, *left_out(grouped), *holes(grouped)]
     return Report(runs, groups, baselines, lines, entries, tables, paper_remarks)
 
 

@@ -8,7 +8,14 @@ from functools import cached_property, partial
 
 from alma.report import age
 from alma.report.compare import configurations
-from alma.report.losses import Losses, MeanOverSeeds, age_effect, staleness, staleness_curve
+from alma.report.losses import (
+    LEAST_CELLS,
+    Losses,
+    MeanOverSeeds,
+    age_effect,
+    staleness,
+    staleness_curve,
+)
 from alma.report.results import Result
 from alma.report.tables import TitledTable
 
@@ -91,6 +98,11 @@ def titled(rows: Sequence[Aged]) -> TitledTable:
     note = NOTE.format(loss=loss)
     if any(len(row.result.repeats) > 1 for row in rows):
         note += " In brackets: 90% intervals over seeds."
+    for row in rows:
+        count = sum(len(cells) for at, cells in row.losses.by_age.items() if at > 0)
+        if count < LEAST_CELLS:
+            note += f" {row.result.label}: {count} of the {LEAST_CELLS} cells of age above 0 "
+            note += "that staleness takes: no evidence."
     cells_by_row = [list(columns), *map(list, zip(*columns.values(), strict=True))]
     return TitledTable(f"Loss against age ({unit(first)}), {first.stream}", cells_by_row, note)
 

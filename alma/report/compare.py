@@ -6,6 +6,7 @@ from functools import partial
 
 from alma import metrics
 from alma.report.labels import replay
+from alma.report.periods import PeriodSpan, span_of_test_set
 from alma.report.results import (
     Measure,
     Result,
@@ -13,6 +14,7 @@ from alma.report.results import (
     column,
     compute,
     matrix,
+    mean_and_deviation,
     memory,
     trained,
     validation,
@@ -23,7 +25,7 @@ from alma.tables import decimals, fixed
 NOTE = """\
 * no stage complete yet: the untrained model is evaluated, and counts in average and {total}.
 Average and {total} are over t = 1..B (eq. 1 of the paper's final version; earlier versions start \
-at t = 0); Mem (parameters) and Comp (training) are over t = 0..B.
+at t = 0){test}; Mem (parameters) and Comp (training) are over t = 0..B.
 ± is the sample standard deviation over n seeds."""
 WAITED = """
 The untrained {metric} varies between learners, by chance of the initial weights. {total} trained \
@@ -152,9 +154,35 @@ def titled(results: Sequence[Result]) -> TitledTable:
             note += GEOMETRIC
     first = results[0]
     title = f"Test {first.display.name} after mega-batch t, {first.stream}"
-    return TitledTable(
-        title, table(results), note.format(total=first.display.total, metric=first.metric)
-    )
+    spans = spans_of_test_sets(results)
+    texts = {span.text for span in spans}
+    test = ""
+    if len(texts) == 1:
+        title += f"; test: {spans[0].text}"
+        test = f", on the test set, which has the held-out parts of {spans[0].text}"
+    note = note.format(total=first.display.total, metric=first.metric, test=test)
+    return TitledTable(title, table(results), note, lacking(results))
+
+
+def spans_of_test_sets(results: Sequence[Result]) -> list[PeriodSpan]:
+    """The periods of the test sets of results that have periods."""
+    return [span for span in map(span_of_test_set, results) if span]
+
+
+def lacking(results: Sequence[Result]) -> list[str]:
+    """A line for each test set that lacks periods of the stream."""
+    first = results[0]
+    lines = {}
+    for span in spans_of_test_sets(results):
+        if span.whole:
+            continue
+        newest = span.names[-1]
+        lines[span.text] = (
+            f"The test set has {span.text}, the first {span.count} of {len(span.names)} periods: "
+            f"t = 0..{first.megabatches}, average and {first.display.total} do not count later "
+            f"ones, such as {newest}, nor classes and topics that came with them."
+        )
+    return list(lines.values())
 
 
 def _waiting(results: Sequence[Result]) -> bool:
@@ -186,11 +214,17 @@ def method(result: Result) -> str:
 def spread(measure: Measure, result: Result, scaled: bool = True) -> str:
     """Mean over seeds; with several seeds also the standard deviation, with the same decimals."""
     factor = result.display.factor if scaled else 1
-    if any(math.isnan(measure(rows)) for rows in result.repeats):
+    values = [measure(rows) for rows in result.repeats]
+    if any(map(math.isnan, values)):
         return ""
-    mean, deviation = result.over_seeds(lambda rows: factor * measure(rows))
+    return spread_of([factor * value for value in values])
+
+
+def spread_of(values: Sequence[float]) -> str:
+    """Mean of values per seed; of several also the standard deviation, with the same decimals."""
+    mean, deviation = mean_and_deviation(values)
     text = fixed(mean)
-    if len(result.repeats) > 1:
+    if len(values) > 1:
         text += f" ±{deviation:{decimals(mean)}}"
     return text
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from alma import metrics
 from alma.errors import UserError
 from alma.records import Run
-from alma.report import age, age_table, compare
+from alma.report import age, age_table, compare, newest
 from alma.report.age_table import AGES, shown, unit
 from alma.report.losses import MeanOverSeeds
 from alma.report.results import Result, column, compute
@@ -63,12 +63,20 @@ def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list
     return compared
 
 
-def tables(results: Sequence[Result], baseline: Result | None) -> list[TitledTable]:
+def tables(
+    results: Sequence[Result], baseline: Result | None, general: bool = True
+) -> list[TitledTable]:
     """The tables of results of one metric, B and data.
 
-    The general table, then loss against age if runs have it, and differences from a baseline.
+    The newest held-out part of a stream with periods, the `general` table unless it is left out,
+    loss against age if runs have it, and differences from a baseline.
     """
-    of_group = [compare.titled(results)]
+    of_group = []
+    of_newest = newest.titled(results)
+    if of_newest:
+        of_group.append(of_newest)
+    if general:
+        of_group.append(compare.titled(results))
     aged = age_table.aged(results)
     if aged:
         of_group.append(age_table.titled(aged))
@@ -106,9 +114,8 @@ def titled(baseline: Result, results: Sequence[Result]) -> TitledTable:
         note += _BY_AGE
     note = note.format(baseline=baseline.label, total=baseline.display.total, unit=unit(baseline))
     cells = [list(columns), *map(list, zip(*columns.values(), strict=True))]
-    return TitledTable(
-        f"Differences from {baseline.label}, 90% intervals, {baseline.stream}", cells, note
-    )
+    title = f"Differences from {baseline.label}, 90% intervals, {baseline.stream}"
+    return TitledTable(title, cells, note, compare.lacking(results))
 
 
 def _seeds(result: Result) -> list[int]:

@@ -10,6 +10,7 @@ from alma.learners import colour_of
 from alma.report import age_table, style
 from alma.report.age_table import Aged
 from alma.report.figures import Curve, by_kind, draw_curve, looks
+from alma.report.periods import dated_names
 from alma.report.results import Result, matrix, mean_and_deviation
 
 _MATRIX = (
@@ -26,6 +27,7 @@ _STALENESS = (
     "mega-batch. Models of a higher age have trained less. Right: loss above the best model of "
     "these configurations on that mega-batch."
 )
+_HOLES = " Empty cells: the model was not tested there."
 WRITTEN = 12  # heat maps with at most so many rows and columns show the values in the cells
 
 
@@ -41,12 +43,22 @@ def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
         if cells:
             shown.append((result, cells))
     if shown:
-        has_empty_row = any(math.isnan(row[0]) for _, cells in shown for row in cells)
-        waiting = _WAITING if has_empty_row else ""
+        waiting = ""
+        for _, cells in shown:
+            if any(all(map(math.isnan, row)) for row in cells):
+                waiting = _WAITING
+        if any(_has_hole(cells) for _, cells in shown):
+            waiting += _HOLES
         yield "matrix", _heat_maps(shown), _MATRIX.format(metric=results[0].metric, waiting=waiting)
     aged = age_table.aged(results)
     if aged:
         yield "staleness", _staleness(aged), _STALENESS.format(unit=age_table.unit(aged[0].result))
+
+
+def _has_hole(cells: list[list[float]]) -> bool:
+    """Whether a row has a number and a cell without one."""
+    missing = [sum(map(math.isnan, row)) for row in cells]
+    return any(0 < count < len(row) for count, row in zip(missing, cells, strict=True))
 
 
 def mean_matrix(result: Result) -> list[list[float]]:
@@ -116,10 +128,7 @@ def _heat_maps(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
         title = textwrap.fill(result.label, round(13 * inches[0]))
         axes.set_title(title, color=colour_of(result.learner), fontweight="bold")
     # Of each panel: names of the periods of the held-out parts; empty if the stream is not dated.
-    names = [
-        result.repeats[0][result.times[-1]]["extra"].get("matrix_periods", [])
-        for result, _ in shown
-    ]
+    names = [dated_names(result) for result, _ in shown]
     if any(names):
         lowest = {axes.get_subplotspec().colspan.start: axes for axes in panels}.values()
         shared = len(set(map(tuple, names))) == 1

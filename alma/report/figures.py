@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from alma.learners import colour_of
-from alma.report import style
+from alma.report import compare, style
 from alma.report.front import front
 from alma.report.results import Result, Rows
 from alma.report.style import number_axis
@@ -55,7 +55,11 @@ def over_time_figure(results: Sequence[Result]) -> Any:
         for result, look in zip(members[name], looks(members[name]), strict=True):
             curves.append(draw_over_time(axes, result, **look))
             legend.setdefault(name, []).append((result.label, look))
-    frame_over_time(figure, [(list(panels.values()), curves)], f"test {results[0].display.name}")
+    label = f"test {results[0].display.name}"
+    spans = {span.text for span in compare.spans_of_test_sets(results)}
+    if len(spans) == 1:
+        label += f"\n({spans.pop()})"
+    frame_over_time(figure, [(list(panels.values()), curves)], label)
     style.add_legend(figure, legend)
     return figure
 

@@ -1,6 +1,7 @@
 """The files of a report: report.md, report.csv, figures, and the paper's tables."""
 
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from alma.configs import flatten
 from alma.escape import csv_cell, markdown
 from alma.files import atomic_write
 from alma.records import Run
-from alma.report import compare, differences, drift, style
+from alma.report import compare, differences, drift, newest_figure, style
 from alma.report.figures import write_figures
 from alma.report.results import Result, matrix
 from alma.report.style import Picture
@@ -45,10 +46,17 @@ def write_report(
         with atomic_write(written[-1]) as file:
             file.write("\n\n".join(table.as_markdown("##")) + "\n")
     for results, baseline in zip(groups, baselines, strict=True):
-        general_table, *further_tables = differences.tables(results, baseline)
-        parts += general_table.as_markdown("##")
+        first_table, *further_tables = differences.tables(results, baseline)
+        parts += first_table.as_markdown("##")
         for table in further_tables:
             parts += table.as_markdown("###")
+        with style.drawing():
+            of_newest = newest_figure.figure(results)
+            if of_newest:
+                drawing, caption = of_newest
+                written.append(out / f"{results[0].stem}_newest.png")
+                style.save(drawing, written[-1])
+                parts += [f"![{written[-1].stem}]({written[-1].name})", caption]
         general = write_figures(results, out) if pictures is None else []
         parts += [f"![{path.stem}]({path.name})" for path in general]
         written += general
@@ -106,6 +114,9 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
             for name in ("matrix", "matrix_experts"):
                 if name in extra:  # a column for each held-out part
                     extra[name] = dict(enumerate(extra[name], 1))
+            raw = extra.get("raw") or {}
+            if "matrix" in raw:
+                extra["raw"] = raw | {"matrix": list(map(_or_none, raw["matrix"]))}
             trained_on = " ".join(map(str, measured["trained_on"]))
             of_row = flatten(measured | {"extra": extra})
             records.append({**of_run, **of_row, "trained_on": trained_on})
@@ -114,4 +125,14 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
         write = csv.writer(file, lineterminator="\n").writerow
         write(map(csv_cell, fields))
         for record in records:
-            write(csv_cell(record.get(name, "")) for name in fields)
+            write(csv_cell(_or_empty(record.get(name, ""))) for name in fields)
+
+
+def _or_empty(value: Any) -> Any:
+    """The value; "" of a NaN, where a model was not tested."""
+    return "" if isinstance(value, float) and math.isnan(value) else value
+
+
+def _or_none(value: float) -> float | None:
+    """The value; None of a NaN."""
+    return None if math.isnan(value) else value

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from alma import metrics
 from alma.configs import canonical
 from alma.learners import colour_of
-from alma.report import style
+from alma.report import newest, style
 from alma.report.lm.entries import model_size
 from alma.report.results import Result, Rows, average_trained, column, compute, non_dominated
 from alma.report.style import LegendEntries, dot, mark, number_axis
@@ -20,6 +20,19 @@ CAPTION = (
     "of the untrained model count while a learner waits; language models are averaged from their "
     "first stage on, at one waiting time."
 )
+_OF_PART = (
+    "A point per configuration: its newest model on {part}, the newest held-out part, since the "
+    "test set lacks later periods; mean over seeds with the standard deviation, against training "
+    "compute; lower left is better. The line joins those that no other equals or beats in both; "
+    "labels tell where their waiting time changes."
+)
+
+
+def caption(results: Sequence[Result]) -> str:
+    """The caption of `front`."""
+    compared = newest.compared_at(results)
+    part = compared[0].part if compared else ""
+    return _OF_PART.format(part=part) if part else CAPTION
 
 
 class Point(NamedTuple):
@@ -44,16 +57,26 @@ def front(results: Sequence[Result]) -> Any:
     For language models only results with the smallest waiting time are shown: their averages all
     start at the same t, and leave out the untrained perplexity, which would hide all differences.
     Raw weights are left out if the figure has their average, except for the paper's learners.
+
+    Where the test set lacks periods of the stream, the metric is that of the newest held-out part.
     """
+    results = newest.compared_at(results)
+    if not results:
+        return None
     first = results[0]
     is_text = not first.display.untrained
     complete = [result for result in results if result.finished]
+    if first.part:  # the newest model counts, though the stream may have gone on
+        last = max(result.progress for result in results)
+        complete = [result for result in results if result.progress == last]
     least = min((result.waiting_time for result in complete), default=0)
-    if is_text:
+    if is_text and not first.part:
         complete = [result for result in complete if result.waiting_time == least]
     averaged = {_but_average(result) for result in complete if "average" in result.config}
 
     def measure(rows: Rows) -> float:
+        if first.part:
+            return first.display.factor * rows[max(rows)]["value"]
         if is_text:
             return first.display.factor * average_trained(rows, max(rows))
         return first.display.factor * metrics.average(column(rows, "value"))
@@ -69,11 +92,12 @@ def front(results: Sequence[Result]) -> Any:
         points.append(Point(result, spent, mean, deviation, note, model_size(result)))
     if len(points) < 2:
         return None
-    label = f"average {first.display.name} "
-    if is_text:
-        label += f"since t = {least}"
+    if first.part:
+        label = f"{first.display.name} on {first.part},\nthe newest held-out part"
+    elif is_text:
+        label = f"average {first.display.name} since t = {least}"
     else:
-        label += "over the stream,\nuntrained while waiting included"
+        label = f"average {first.display.name} over the stream,\nuntrained while waiting included"
     return draw_front(points, f"{first.stream}: {first.metric} against compute", label)
 
 

@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from alma.tables import number
 
+LEAST_CELLS = 3
+"""Cells of age above 0 from which losses tell what age adds."""
+
 _LARGEST_SHOWN = 9.0  # nats; a larger extra loss would be above 800,000% of perplexity
 
 

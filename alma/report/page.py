@@ -16,7 +16,7 @@ from typing import Any
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 from alma.records import Run
-from alma.report import differences, drift, front, style
+from alma.report import differences, drift, front, newest, newest_figure, style
 from alma.report.displays import DISPLAYS
 from alma.report.figures import over_time_figure
 from alma.report.results import Result, Section, find_sections
@@ -64,19 +64,33 @@ def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None 
         parts.append(_listed(map(escape, remarks)))
     for i, (section, baseline_result) in enumerate(zip(sections, baselines, strict=True)):
         parts.append(f'<h2 id="s{i}">{escape(section.title)}</h2>')
-        with style.drawing():
-            curves = over_time_figure(section.results)
-            figures = [
-                ("front", front.front(section.results), front.CAPTION),
-                ("over_time", curves, _CURVES),
-            ]
-            figures += drift.figures(section.results)
-            for name, figure, caption in figures:
-                if figure:
-                    parts.append(_image(name, figure) + f"<p>{escape(caption)}</p>")
-        parts.append("<h3>Tables</h3>")
-        parts += map(_table, tables(section, baseline_result))
+        parts += _section(section, baseline_result)
     return "\n".join(parts)
+
+
+def _section(section: Section, baseline: Result | None) -> Iterator[str]:
+    """The newest held-out part of a stream with periods, figures, further tables."""
+    further_tables = list(tables(section, baseline))
+    if newest.with_periods(section.results):
+        yield _table(further_tables.pop(0))
+    with style.drawing():
+        for name, figure, caption in _figures(section.results):
+            yield _image(name, figure) + f"<p>{escape(caption)}</p>"
+    yield "<h3>Tables</h3>"
+    yield from map(_table, further_tables)
+
+
+def _figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
+    """Name, figure and caption of each figure that the results have numbers for."""
+    of_newest = newest_figure.figure(results)
+    if of_newest:
+        drawing, caption = of_newest
+        yield "newest", drawing, caption
+    points = front.front(results)
+    if points:
+        yield "front", points, front.caption(results)
+    yield "over_time", over_time_figure(results), _CURVES
+    yield from drift.figures(results)
 
 
 def tables(section: Section, baseline: Result | None) -> Iterator[TitledTable]:
@@ -108,6 +122,7 @@ def _table(table: TitledTable) -> str:
     head = _row(header, "th")
     body = "".join(_row(row, "td") for row in rows)
     title = f"<h4>{escape(table.title)}</h4>"
+    title += "".join(f"<p>{escape(line)}</p>" for line in table.above)
     cells = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
     note = escape(table.note).replace("\n", "<br>")
     return f'{title}\n<div class="scroll">{cells}</div>\n<p>{note}</p>'

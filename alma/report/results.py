@@ -39,6 +39,7 @@ class Result:
     end: int = 0  # the t of the last requested stage
     runs: tuple[Run, ...] = ()  # one per repeat
     left_out: tuple[str, ...] = ()  # a line for each run of the configuration that does not count
+    part: str = ""  # the held-out part that the `value` of rows is about; "": the test set
 
     @property
     def learner(self) -> str:

@@ -111,14 +111,18 @@ def evaluate(task: StageTask) -> None:
     else:
         models = [build(task, seed).eval() for seed in task.seeds]
     losses = {}
+    documents = {}
     for part in task.evaluate:
-        nats = 0.0
+        of_blocks = []
         for block in blocks((part,)):
             probabilities = [model(block[None, :-1]).softmax(-1) for model in models]
             mean = torch.stack(probabilities).mean(0)
-            nats += nn.functional.nll_loss(mean[0].log(), block[1:], reduction="sum").item()
-        losses[part.name] = (nats / part.tokens, part.tokens)
-    task.finish(losses, parameters=sum(p.numel() for model in models for p in model.parameters()))
+            of_blocks.append(nn.functional.nll_loss(mean[0].log(), block[1:], reduction="none"))
+        nll = torch.cat(of_blocks).double()  # of each token
+        losses[part.name] = (nll.mean().item(), len(nll))
+        documents[part.name] = part.document_losses(nll.numpy())  # to compare models in pairs
+    parameters = sum(p.numel() for model in models for p in model.parameters())
+    task.finish(losses, documents, parameters=parameters)
 
 
 if __name__ == "__main__":

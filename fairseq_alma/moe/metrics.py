@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq import utils
 from fairseq.logging import metrics
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fairseq_alma.moe.layer import routings_of
@@ -115,6 +117,24 @@ class Evaluation:
     )  # by layer: tokens per expert, (E,)
 
 
+class LossesInOrder:
+    """The loss of each token of a data set, collected from batches of its blocks in any order."""
+
+    def __init__(self) -> None:
+        self._losses: dict[int, NDArray[np.float32]] = {}  # by number of the block
+
+    def add(self, blocks_B: Tensor, nll_BT: Tensor, is_token_BT: Tensor) -> None:
+        """Add a batch: the number of each block, and the losses of its tokens among padding."""
+        nll = nll_BT.cpu().numpy()
+        is_token = is_token_BT.cpu().numpy()
+        for row, block in enumerate(blocks_B.tolist()):
+            self._losses[block] = nll[row][is_token[row]]
+
+    def joined(self) -> NDArray[np.float32]:
+        """(tokens,), in the order of the data."""
+        return np.concatenate([self._losses[block] for block in sorted(self._losses)])
+
+
 def token_nll(logits_BTV: Tensor, target_BT: Tensor, pad: int) -> Tensor:
     """Negative log-likelihood of each target token in nats, (B, T) fp32; 0 for padding."""
     logits = logits_BTV.reshape(-1, logits_BTV.size(-1)).float()
@@ -123,8 +143,13 @@ def token_nll(logits_BTV: Tensor, target_BT: Tensor, pad: int) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model, batches: Iterable, pad: int) -> Evaluation:
-    """Evaluate `model`, in eval mode, on fairseq's `batches` in one pass and bounded memory."""
+def evaluate(
+    model, batches: Iterable, pad: int, in_order: LossesInOrder | None = None
+) -> Evaluation:
+    """Evaluate `model`, in eval mode, on fairseq's `batches` in one pass.
+
+    Memory is bounded, but for `in_order`, to which the loss of each token is added.
+    """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -136,8 +161,11 @@ def evaluate(model, batches: Iterable, pad: int) -> Evaluation:
             sample = utils.move_to_cuda(sample, device=device)
         output = model(**sample["net_input"])
         nll_BT = token_nll(output[0], sample["target"], pad)
+        is_token_BT = sample["target"] != pad
         result.nll += nll_BT.double().sum().item()
-        result.tokens += int((sample["target"] != pad).sum())
+        result.tokens += int(is_token_BT.sum())
+        if in_order is not None:
+            in_order.add(sample["id"], nll_BT, is_token_BT)
         for layer, routing in routings_of(output).items():
             loss_E = expert_losses(routing, nll_BT).cpu()
             counts_E = routing.counts_E.cpu()

@@ -26,7 +26,12 @@ PREFIX = "alma-"  # prefix of the names of jobs in SLURM
 MOVING = ("waiting", "queued", "requeued", "running")
 BAD = ("failed", "cancelled", "lost", "never submitted", "stopped")
 """States from which a job does not recover by itself, the most informative first."""
-_CHILD_LOGS = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
+_CHILD_LOGS = {
+    "untrained": "untrained.log",
+    "train": "train.log",
+    "evaluate": "eval.log",
+    "late": "late.log",
+}
 _BY_SLURM = re.compile(
     r"^(?:srun|slurmstepd\S*|\S*slurm_script): (?:error: |fatal: )?(.+)", re.MULTILINE
 )
@@ -44,7 +49,7 @@ class SubmittedJob(msgspec.Struct, kw_only=True, eq=False):
 
     run: Path = Path()
     name: _Text
-    kind: _Text  # untrained, train, evaluate, sweep, data_prep; run: a whole local run
+    kind: _Text  # untrained, train, evaluate, late, sweep, data_prep; run: a whole local run
     marker: Path  # exists once the job is complete
     updates: Annotated[int, msgspec.Meta(ge=0)] | None = None  # total updates of a training
     job_id: _JobId | None = msgspec.field(default=None, name="job")

@@ -12,6 +12,7 @@ from slurm.engine.cards import misfit
 from slurm.engine.machine import Machine
 from slurm.engine.terminal import say
 from slurm.lm.estimate import Cost, Estimate, estimate, vocabulary_size
+from slurm.lm.late import announcement
 from slurm.lm.plan import Plan
 from slurm.lm.record import run_config
 
@@ -35,6 +36,9 @@ def announce(
         sizes = {stream: size or _VOCABULARY for stream, size in sizes.items()}
     estimates = [estimate(plan, sizes[plan.request.stream], machine) for plan in plans]
     say(table(estimates))
+    for plan in plans:
+        for line in announcement(plan, sizes[plan.request.stream], machine):
+            say(line)
     for program in dict.fromkeys(chain(*map(programs, plans))):
         say(program)
     if options.verbose:

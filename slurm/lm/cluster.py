@@ -24,7 +24,6 @@ def launch_on_slurm(plans: Sequence[Plan], job_resources: Resources, wait: bool)
     With `wait`, wait for their end; raise StageFailed if one fails.
     """
     folder = submission.log_folder(common_folder(plans))
-    jobs = [job for plan in plans for job in jobs_of(plan)]
     outs = [plan.out for plan in plans]
     with ExitStack() as stack:  # lock all runs: two launches could both find an empty queue
         for out in outs:
@@ -35,7 +34,8 @@ def launch_on_slurm(plans: Sequence[Plan], job_resources: Resources, wait: bool)
         for plan in plans:
             if plan.out in taken and not Run.check(plan.out, *run_config(plan)):
                 raise _in_the_queue(plan, busy, "wait for them")
-            open_run(plan)
+            collect(plan, open_run(plan))
+        jobs = [job for plan in plans for job in jobs_of(plan)]
         submission.launch(in_submission_order(jobs), job_resources, folder, busy)
     problems = submission.follow(outs, wait)
     if not wait:

@@ -28,22 +28,14 @@ from slurm.lm.sharing import share
 @children.failures_in_one_line()
 def start(words: Sequence[str], options: argparse.Namespace) -> None:
     """Run a command line of the launcher, whose own options are parsed."""
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(ending) is signal.SIG_DFL:  # under nohup, SIGHUP stays ignored
-            signal.signal(ending, interrupt)  # end the child and print a line, as on Ctrl-C
+    end_child_at_signals()
     resources.check_cluster(options, slurm=("wait",), local=("jobs",))
     job_resources = resources.read(options)
     requests = _requests(words, options, job_resources)
-    _limit_threads(options.jobs or 1)
-    with _forks(requests, options):
+    limit_threads(options.jobs or 1)
+    with forks(requests, options):
         requests = resolved(requests, without_code=options.dry_run)
-        on_cpu = all(request.settings["--cpu"] for request in requests)
-        if options.cluster == "slurm":
-            if on_cpu and options.gpus_per_node is None:
-                job_resources = replace(job_resources, gpus_per_node=0)
-            machine = job_resources.machine()
-        else:
-            machine = Machine.here().slot(options.jobs or 1, on_cpu)
+        job_resources, machine = place_of(requests, options, job_resources)
         plans = share([_plan(request, machine, options) for request in requests])
         estimates = announce(plans, machine, options)
         if options.cluster == "slurm":
@@ -74,16 +66,33 @@ def _requests(
     return requests
 
 
-def _limit_threads(jobs: int) -> None:
+def end_child_at_signals() -> None:
+    """End the child and say so, as on Ctrl-C, when the terminal closes or a scheduler says so."""
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is signal.SIG_DFL:  # nohup ignores SIGHUP
+            signal.signal(ending, interrupt)
+
+
+def place_of(
+    requests: Sequence[Request], options: argparse.Namespace, job_resources: Resources
+) -> tuple[Resources, Machine]:
+    """The resources of each job, without GPUs if all are for a CPU, and the machine of each."""
+    on_cpu = all(request.settings["--cpu"] for request in requests)
+    if options.cluster != "slurm":
+        return job_resources, Machine.here().slot(options.jobs or 1, on_cpu)
+    if on_cpu and options.gpus_per_node is None:
+        job_resources = replace(job_resources, gpus_per_node=0)
+    return job_resources, job_resources.machine()
+
+
+def limit_threads(jobs: int) -> None:
     """Divide the cores among concurrent trainings, before the first child reads the variable."""
     if jobs > 1:  # idle OpenMP threads spin, which slows down trainings that share cores
         threads = max(1, len(os.sched_getaffinity(0)) // jobs)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
-def _forks(
-    requests: Sequence[Request], options: argparse.Namespace
-) -> AbstractContextManager[None]:
+def forks(requests: Sequence[Request], options: argparse.Namespace) -> AbstractContextManager[None]:
     """A context in which children are started as forks, if that is safe (no GPUs) and pays."""
     is_local_run = options.cluster == "local" and not options.dry_run
     only_trainers = all(request.trainer for request in requests)

@@ -21,8 +21,18 @@ from slurm.engine.queue import JobStatus, SubmittedJob, tail
 from slurm.engine.terminal import say
 from slurm.lm.cluster import check_queue
 from slurm.lm.plan import Plan
-from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect, open_run, read_measured, summary
-from slurm.lm.stage import RunJob, TrainJob, jobs_of
+from slurm.lm.record import (
+    LATE_LOG,
+    RESULT,
+    TRAINED,
+    UNTRAINED,
+    collect,
+    open_run,
+    read_late,
+    read_measured,
+    summary,
+)
+from slurm.lm.stage import LateJob, RunJob, TrainJob, jobs_of, late_jobs
 
 _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT}
 """Name of each log -> name of the marker that the log's job writes."""
@@ -35,6 +45,15 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
     With one job at a time, the first failure ends everything. With several, a failure skips only
     the jobs that depend on it, and the first error is raised when all other jobs are done.
     """
+    runs, errors = do_here(plans, jobs)
+    for run in runs:
+        print(f"\n{run.directory}\n{summary(run)}")
+    if errors:
+        raise errors[0]
+
+
+def do_here(plans: Sequence[Plan], jobs: int) -> tuple[list[Run], list[Exception]]:
+    """As `launch_here`, without its output; returns the errors of several jobs at a time."""
     errors: list[Exception] = []
     with ExitStack() as stack:
         for plan in plans:
@@ -42,7 +61,9 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
             stack.enter_context(locked(plan.out))
             check_queue(plan)
         runs = {plan.out: open_run(plan) for plan in plans}
-        all_jobs = [job for plan in plans for job in jobs_of(plan)]  # each after those it needs
+        for plan in plans:  # what an earlier launch measured but was killed before it recorded
+            collect(plan, runs[plan.out])
+        all_jobs = _late_first([job for plan in plans for job in _jobs(plan)])
         progress = stack.enter_context(TrainingProgress(all_jobs))
         worker = _Worker(runs, progress, jobs)
         if jobs == 1:  # in the main thread, which Ctrl-C interrupts, so that it ends the child
@@ -50,10 +71,17 @@ def launch_here(plans: Sequence[Plan], jobs: int) -> None:
                 worker.do(job)
         else:
             errors = _do_concurrently(all_jobs, jobs, worker.do)
-    for run in runs.values():
-        print(f"\n{run.directory}\n{summary(run)}")
-    if errors:
-        raise errors[0]
+    return list(runs.values()), errors
+
+
+def _jobs(plan: Plan) -> Sequence[RunJob]:
+    """The jobs of a plan here, each after those it needs."""
+    return late_jobs(plan) if plan.tests_only else jobs_of(plan)
+
+
+def _late_first(jobs: Sequence[RunJob]) -> list[RunJob]:
+    """The jobs of several runs, late evaluations before all others."""
+    return sorted(jobs, key=lambda job: not isinstance(job, LateJob))
 
 
 class _Worker:
@@ -92,6 +120,9 @@ class _Worker:
 
     def _details(self, job: RunJob, complete: bool) -> str:
         """Perplexity of an evaluation, or source of a shared training, whose updates now count."""
+        if isinstance(job, LateJob):
+            values = [f"{cell['value']:,.2f}" for cell in read_late(job.marker)]
+            return f", perplexity {', '.join(values)}" if values else ""
         if not isinstance(job, TrainJob):
             return f", perplexity {read_measured(job.marker)['perplexity']:,.2f}"
         source = job.training.source
@@ -209,7 +240,7 @@ def state_of(directory: Path) -> JobStatus:
     t = rows[-1]["t"] if rows else 0
     name = f"mega-batch {t} of {end}"
     job = SubmittedJob(run=directory, name=name, kind="run", marker=run.results)
-    logs = [path for log in _MARKERS for path in directory.rglob(log)]
+    logs = [path for log in (*_MARKERS, LATE_LOG) for path in directory.rglob(log)]
     logs.sort(key=lambda log: log.stat().st_mtime, reverse=True)
     latest = logs[0] if logs else None
     who = holder(directory)
@@ -222,7 +253,8 @@ def state_of(directory: Path) -> JobStatus:
             job, "done", why="" if t == end else f"{count} of {len(schedule)} stages requested"
         )
     for log in logs:
-        if log.with_name(_MARKERS[log.name]).exists():
+        marker = _MARKERS.get(log.name)
+        if marker and log.with_name(marker).exists():
             continue
         # Look only at the output of the last child, since earlier errors may be fixed.
         failed = children.last_problem(tail(log).rpartition("\n$ ")[2])

@@ -109,6 +109,7 @@ class Plan:
     seeds: dict[str, int]  # seeds of the members, recorded in run.json
     untrained: tuple[str, ...]  # command line that evaluates the untrained model
     stages: tuple[StageSpec, ...]
+    tests_only: bool = False  # whether to test what is trained, and train nothing (`alma test`)
 
     @property
     def out(self) -> Path:
@@ -375,7 +376,7 @@ def _evaluation(request: Request, index: int, result: Path) -> tuple[str, ...]:
         return by_trainer(request.trainer, result.parent, "evaluate")
     words = [*_EVALUATE, request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
     words += ["--stage", str(index), "--waiting-time", str(request.waiting_time)]
-    words += ["--out", str(result)]
+    words += ["--out", str(result), "--item-losses", str(request.out)]
     if request.context_window:
         words += ["--context-window", str(request.context_window)]
     if averages.last_of(request.average):

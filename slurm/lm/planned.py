@@ -55,4 +55,9 @@ class StageSpec:
 
 def by_trainer(trainer: str, directory: Path, kind: str) -> tuple[str, ...]:
     """Command of a job for the user's own trainer; `kind`: a key of FOREIGN."""
-    return (*shlex.split(trainer), str((directory / FOREIGN[kind]).resolve() / STAGE))
+    return trainer_command(trainer, directory / FOREIGN[kind])
+
+
+def trainer_command(trainer: str, folder: Path) -> tuple[str, ...]:
+    """Command of the user's own trainer for the task in `folder`."""
+    return (*shlex.split(trainer), str(folder.resolve() / STAGE))

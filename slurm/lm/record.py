@@ -1,18 +1,20 @@
-"""The run directory of a plan: its config, and its rows, made from the stages' measurements."""
+"""The run directory of a plan: its config, and its rows and late evaluations, as measured."""
 
 import contextlib
 import hashlib
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 from alma.dates import begins
 from alma.environment import Measured, append_rows
 from alma.errors import UserError
+from alma.evaluations import LateEvaluation
 from alma.markers import read_marker, read_record
 from alma.records import MACHINE_FIELDS, Run
-from alma.schema import AMOUNT, NATURAL, NUMBER, parse_json, require
+from alma.schema import AMOUNT, COUNT, NATURAL, NUMBER, TEXT, parse_json, require
 from alma.stages import Stage, check_growth
 from alma.stream import FileInfo, Stream, is_stream
 from alma.tables import as_text
@@ -22,6 +24,8 @@ from slurm.lm.planned import StageSpec
 UNTRAINED = "untrained.json"  # measurements of the untrained model, in the run's directory
 RESULT = "result.json"  # measurements after a stage, in the stage's directory
 SCORES = "scores.json"  # what --evaluate printed, in the stage's directory
+LATE = "late"  # folder of late evaluations, beside the measurements of the same model
+LATE_LOG = "late.log"
 TRAINED = "trained.json"
 """Marker in the directory of a training, with the name of the chosen checkpoint (`alma.markers`).
 
@@ -38,6 +42,16 @@ class _Costs(TypedDict):  # costs of a training
     validation_flops: AMOUNT
 
 
+class _Cell(TypedDict):  # of a late evaluation
+    megabatch: COUNT
+    value: AMOUNT
+    tokens: NotRequired[NATURAL]
+    period: NotRequired[TEXT]
+    raw: NotRequired[AMOUNT]
+    experts: NotRequired[dict[str, list[NUMBER]]]
+
+
+_LATE_KINDS: dict[str, Any] = {"held_out": list[_Cell], "seconds": AMOUNT}
 _KINDS: dict[str, Any] = {
     "perplexity": AMOUNT,
     "parameters": NATURAL,
@@ -71,11 +85,17 @@ def _digest(files: Mapping[str, FileInfo]) -> str:
 def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The run's config, and the names of its settings that may grow with the stream.
 
-    Raises UserError if the stream has grown but the last stage of the existing run was cut short by
-    the stream's former end.
+    A plan that only tests what is trained keeps the settings of the run. Raises UserError if the
+    stream has grown but the last stage of the existing run was cut short by the stream's former
+    end.
     """
     waiting_time = plan.config["waiting_time"]
     config = plan.config | identity(plan.request.stream)
+    if plan.tests_only:
+        recorded = Run.read(plan.out).config
+        name = recorded.get("stream")  # the folder may have another name now
+        config = recorded | identity(plan.request.stream) | {"stream": name}
+        config["megabatches"] = plan.config["megabatches"]
     if (plan.out / "run.json").exists():
         before = Run.read(plan.out).config["megabatches"]
         trained = (plan.out / f"stage_{(before - 1) // waiting_time:02d}").exists()
@@ -94,8 +114,13 @@ def open_run(plan: Plan) -> Run:
     settings."""
     config, growing = run_config(plan)
     run = Run.open(plan.out, config, plan.seeds, growing, untrained=[UNTRAINED])
+    if plan.tests_only:
+        return run
     # Record the number of requested stages, which may be fewer than the stream has.
     run.note(stages=len(plan.stages), command=plan.request.command)
+    stream = plan.request.stream
+    if is_stream(stream) and Stream.load(stream).ordered:
+        run.note(test_periods=Stream.load(stream).test_megabatches)
     placement = plan.request.placement
     if placement:
         run.note(
@@ -107,21 +132,42 @@ def open_run(plan: Plan) -> Run:
 
 
 def collect(plan: Plan, run: Run) -> None:
-    """Append the missing rows, up to the first stage without result.json."""
-    if (plan.out / UNTRAINED).exists():
-        complete = itertools.takewhile(lambda spec: (spec.directory / RESULT).exists(), plan.stages)
-        specs: dict[Stage | None, StageSpec] = {spec.stage: spec for spec in complete}
-        schedule = [spec.stage for spec in specs.values()]
-        append_rows(run, schedule, lambda stage: _measured(plan, specs.get(stage)), waiting_fields)
+    """Append the missing rows, up to the first stage without result.json, and late evaluations.
+
+    The evaluation matrix of a row ends with the newest mega-batch that the run's config has when
+    the row is written. Later parts, of result.json or of late evaluations, follow as such.
+    """
+    if not (plan.out / UNTRAINED).exists():
+        return
+    complete = itertools.takewhile(lambda spec: (spec.directory / RESULT).exists(), plan.stages)
+    specs: dict[Stage | None, StageSpec] = {spec.stage: spec for spec in complete}
+    megabatches = run.config["megabatches"]
+    lengths: dict[int | None, int] = {}  # of the matrix, by stage of the first row that has it
+    for row in run.rows_as_written:
+        lengths.setdefault(row["stage"], len(row["extra"].get("matrix", ())))
+
+    def measure(stage: Stage | None) -> Measured:
+        index = stage.index if stage else None
+        return _measured(plan, specs.get(stage), lengths.get(index, megabatches))
+
+    append_rows(run, [spec.stage for spec in specs.values()], measure, waiting_fields)
+    evaluations = []
+    for index in [None, *(spec.stage.index for spec in specs.values())]:
+        for cell in measured_cells(plan, index):
+            if cell["megabatch"] <= megabatches:
+                evaluations.append(cell)
+    run.append_evaluations(evaluations)
 
 
-def _measured(plan: Plan, spec: StageSpec | None) -> Measured:
-    """The fields of a row after a stage, or of the untrained model."""
+def _measured(plan: Plan, spec: StageSpec | None, cells: int) -> Measured:
+    """The fields of a row after a stage, or of the untrained model, with the first `cells` of the
+    evaluation matrix."""
     if spec is None:
-        return measured_fields(read_measured(plan.out / UNTRAINED, 0), [], plan.request.cutoff)
+        untrained = _shortened(read_measured(plan.out / UNTRAINED, 0), cells)
+        return measured_fields(untrained, [], plan.request.cutoff)
     directories = [training.directory for training in spec.trainings]
     is_new = [directory in directories for directory in spec.models]
-    measured = read_measured(spec.directory / RESULT, len(is_new))
+    measured = _shortened(read_measured(spec.directory / RESULT, len(is_new)), cells)
     fields = measured_fields(measured, is_new, plan.request.cutoff)
     sources = []
     for directory in directories:
@@ -135,6 +181,86 @@ def _measured(plan: Plan, spec: StageSpec | None) -> Measured:
     if scores.exists():
         fields["extra"]["scores"] = read_scores(scores.read_bytes(), scores)
     return fields
+
+
+def _shortened(measured: Mapping[str, Any], cells: int) -> dict[str, Any]:
+    """What was measured, with the first `cells` of the evaluation matrix."""
+    shortened = dict(measured)
+    for name in ("matrix", "matrix_experts", "matrix_periods"):
+        if name in measured:
+            shortened[name] = measured[name][:cells]
+    raw = measured.get("raw") or {}
+    if "matrix" in raw:
+        shortened["raw"] = raw | {"matrix": raw["matrix"][:cells]}
+    return shortened
+
+
+def result_of(plan: Plan, stage: int | None) -> Path:
+    """The file with the measurements of a stage, or of the untrained model."""
+    if stage is None:
+        return plan.out / UNTRAINED
+    return plan.stages[stage].directory / RESULT
+
+
+def late_folder(plan: Plan, stage: int | None) -> Path:
+    """The folder of the late evaluations of a model, a file each."""
+    return result_of(plan, stage).parent / LATE
+
+
+def measured_cells(plan: Plan, stage: int | None) -> list[LateEvaluation]:
+    """The evaluation matrix of a model as far as its files have it: its own and the late ones.
+
+    UserError: a file is damaged.
+    """
+    cells: list[dict[str, Any]] = []
+    result = result_of(plan, stage)
+    if result.exists():
+        cells += _cells_of_result(read_measured(result))
+    for file in sorted(late_folder(plan, stage).glob("*.json")):
+        cells += read_late(file)
+    evaluations = []
+    for cell in cells:
+        late: dict[str, Any] = {"stage": stage}
+        for name in ("megabatch", "period", "value", "raw", "experts"):
+            if name in cell:
+                late[name] = cell[name]
+        if plan.request.cutoff:
+            late["seen"] = _is_seen(late["period"], plan.request.cutoff)
+        evaluations.append(cast(LateEvaluation, late))
+    return evaluations
+
+
+def read_late(path: Path) -> list[dict[str, Any]]:
+    """The cells in the file of a late evaluation. UserError: damaged."""
+    return read_late_record(path)["held_out"]
+
+
+def read_late_record(path: Path) -> dict[str, Any]:
+    """The file of a late evaluation: its cells in `held_out`, and `seconds`. UserError: damaged."""
+    return read_record(path, _LATE_KINDS, ["held_out"])
+
+
+def _cells_of_result(measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The evaluation matrix of untrained.json or result.json, cell by cell."""
+    cells = []
+    raw = measured.get("raw") or {}
+    columns = {
+        "period": measured.get("matrix_periods"),
+        "raw": raw.get("matrix"),
+        "experts": measured.get("matrix_experts"),
+    }
+    for index, value in enumerate(measured.get("matrix", ())):
+        cell = {"megabatch": index + 1, "value": value}
+        for name, column in columns.items():
+            if column:
+                cell[name] = column[index]
+        cells.append(cell)
+    return cells
+
+
+def _is_seen(period: str, cutoff: str) -> bool:
+    """Whether a period does not begin after the date of --cutoff."""
+    return begins(period)[: len(cutoff)] <= cutoff
 
 
 def waiting_fields(row: Mapping[str, Any]) -> Measured:
@@ -184,8 +310,7 @@ def measured_fields(
     costs = [cost for cost, counts in zip(measured["training"], is_new, strict=True) if counts]
     extra = {key: value for key, value in measured.items() if key not in (*_KINDS, "experts")}
     if cutoff:
-        starts = [begins(period)[: len(cutoff)] for period in extra["matrix_periods"]]
-        extra["matrix_seen"] = sum(start <= cutoff for start in starts)
+        extra["matrix_seen"] = sum(_is_seen(period, cutoff) for period in extra["matrix_periods"])
     if measured["expert_count"]:
         extra |= {"experts": measured["expert_count"], "expert_layers": measured["experts"]}
     if costs:
@@ -208,9 +333,15 @@ def _without_machine_fields(cost: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summary(run: Run) -> str:
-    """The rows as a table."""
+    """The rows as a table; on a stream with periods, with the newest held-out part."""
+    rows = run.rows
     lines = [["t", "stage", "experts", "parameters", "perplexity", "TFLOPs", "seconds"]]
-    for row in run.rows:
+    periods: list[str] = []
+    for row in rows:
+        periods = max(periods, row["extra"].get("matrix_periods", []), key=len)
+    if periods:
+        lines[0].insert(lines[0].index("TFLOPs"), f"on {periods[-1]}")
+    for row in rows:
         experts = str(row["extra"].get("experts", "-"))
         members = row["extra"].get("members", 1)
         if members > 1:
@@ -224,5 +355,9 @@ def summary(run: Run) -> str:
             f"{row['train_flops'] / 1e12:,.2f}",
             f"{row['seconds']:,.0f}",
         ]
+        if periods:
+            matrix = row["extra"].get("matrix", [])
+            is_tested = len(matrix) == len(periods) and math.isfinite(matrix[-1])
+            cells.insert(lines[0].index("TFLOPs") - 1, f"{matrix[-1]:,.2f}" if is_tested else "")
         lines.append(cells)
     return as_text(lines)

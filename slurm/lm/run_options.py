@@ -70,6 +70,13 @@ class RunOptions(TextOptions):
         at_least=1,
         record=NEVER,
     )
+    test_past: int | None = option(
+        None,
+        "test the models of the newest N earlier stages on mega-batches that came later; 0: none "
+        "(default: all, and the untrained model)",
+        metavar="N",
+        record=NEVER,
+    )
     evaluate: str | None = option(
         None,
         "also score each stage with your own program: its last arguments are the paths of the "

@@ -1,12 +1,14 @@
-"""The jobs of a run: evaluate the untrained model, train each model of a stage, evaluate the stage.
+"""The jobs of a run: evaluate the untrained model, train each model of a stage, evaluate the stage,
+and test earlier models on mega-batches that came later.
 
-Each job writes its marker (untrained.json, trained.json or result.json) atomically and last. A
-training that is restarted before that resumes from its last checkpoint.
+Each job writes its marker (untrained.json, trained.json, result.json or late/*.json) atomically and
+last. A training that is restarted before that resumes from its last checkpoint.
 """
 
 import os
 import secrets
 import shlex
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,18 +16,38 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from alma import averages
 from alma.errors import UserError
 from alma.files import make_directory, patiently_locked, write_json_atomic
 from alma.markers import read_marker
 from alma.options import flag_words
 from alma.records import Run
+from alma.stream import Stream, is_stream
 from slurm.engine import children
 from slurm.engine.children import Environment, Watch
 from slurm.engine.jobs import Job
 from slurm.lm import trainer
+from slurm.lm.late import (
+    LateTest,
+    check_length,
+    late_test,
+    late_tests,
+    on_held_out,
+    plan_as_recorded,
+    untested,
+)
 from slurm.lm.plan import Plan
-from slurm.lm.planned import StageSpec, Training
-from slurm.lm.record import RESULT, SCORES, TRAINED, UNTRAINED, collect, read_scores
+from slurm.lm.planned import StageSpec, Training, trainer_command
+from slurm.lm.record import (
+    LATE_LOG,
+    RESULT,
+    SCORES,
+    TRAINED,
+    UNTRAINED,
+    collect,
+    late_folder,
+    read_scores,
+)
 from slurm.lm.sharing import take_over
 
 RENDEZVOUS = (
@@ -65,7 +87,8 @@ class RunJob(Job):
     def work(self) -> None:
         self.do()
         with patiently_locked(self.run):
-            collect(self.plan, Run.open(self.run, Run.read(self.run).config))
+            run = Run.open(self.run, Run.read(self.run).config)
+            collect(plan_as_recorded(self.plan, run), run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +114,7 @@ class TrainJob(RunJob):
         if self.training.source:
             take_over(self.training.source, self.directory)
             return
+        check_length(self.plan, self.spec)
         make_directory(self.directory)
         if self.training.trainer:
             self._train_by_trainer(self.directory / log, environment, watch)
@@ -102,7 +126,12 @@ class TrainJob(RunJob):
             command += ["--finetune-from-model", str(self.model_of(self.training.previous))]
         children.run(command, self.directory / log, f"training of {self.name}", watch, environment)
         if log == "train.log":
-            write_json_atomic(self.marker, {"checkpoint": self._chosen_checkpoint()})
+            marker: dict[str, Any] = {"checkpoint": self._chosen_checkpoint()}
+            if averages.last_of(self.plan.request.average):  # an average of fewer would be another
+                marker["averaged"] = sorted(
+                    path.name for path in self.directory.glob("checkpoint_*.pt")
+                )
+            write_json_atomic(self.marker, marker)
 
     def _train_by_trainer(self, log: Path, environment: Environment, watch: Watch) -> None:
         """Train by the user's own program."""
@@ -135,6 +164,8 @@ class TrainJob(RunJob):
         if job.global_rank:
             self.do(arguments=arguments, log=f"train.rank{job.global_rank}.log")
             return
+        if not self.done:  # a folder would mean that the stage has been trained
+            check_length(self.plan, self.spec)
         make_directory(self.directory)
         # A job that SLURM declared dead may still be running.
         with patiently_locked(self.directory):
@@ -212,11 +243,108 @@ class EvaluateJob(RunJob):
         costs = []
         if models:
             costs = [read_marker(model / TRAINED)["training"] for model in self.spec.models]
-        write_json_atomic(self.marker, trainer.measured(self.plan, task, answer, costs))
+        measured = trainer.measured(self.plan, task, answer, costs)
+        write_json_atomic(self.marker, measured)
+        trainer.remove_documents(task, answer)
+
+    def work(self) -> None:
+        super().work()
+        if self.plan.request.test_past == 0 or not is_stream(self.plan.request.stream):
+            return
+        # A mega-batch that came during the evaluation: a launch for it saw no result yet.
+        last = len(Stream.load(self.plan.request.stream).held_out)
+        stage = None if self.kind == "untrained" else self.index
+        test = late_test(self.plan, stage, last)
+        if test and not test.lacking:
+            late_job(self.plan, test).work()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateJob(RunJob):
+    """Test the untrained model, or those deployed after a stage, on held-out parts that came
+    later."""
+
+    kind: str = "late"
+    test: LateTest
+    alone: bool = True
+
+    def do(self, environment: Environment = None, watch: Watch = None) -> None:
+        if self.done:
+            return
+        make_directory(self.directory)
+        with patiently_locked(self.directory):  # two launches may have asked for the same part
+            missing = untested(self.plan, self.test.stage, self.test.megabatches)
+            if missing:
+                self._test_on(missing, environment, watch)
+            else:
+                write_json_atomic(self.marker, {"held_out": []})
+
+    def _test_on(self, parts: Sequence[int], environment: Environment, watch: Watch) -> None:
+        """Test on the held-out parts of the mega-batches `parts`, and write the marker."""
+        request = self.plan.request
+        stage = self.test.stage
+        models: list[Path] = []
+        if stage is not None:
+            models = [self.model_of(directory) for directory in self.spec.models]
+        log = self.directory / LATE_LOG
+        if request.trainer:
+            spec = None if stage is None else self.spec
+            began = time.monotonic()
+            folder = self.directory / self.marker.stem
+            command = trainer_command(request.trainer, folder)
+            task = trainer.test_of(self.plan, spec, models, parts, command)
+            answer = trainer.answer(task, command, log, self.name, watch, environment)
+            cells = trainer.measured_parts(self.plan, task, answer, parts)
+            seconds = time.monotonic() - began
+            write_json_atomic(self.marker, {"held_out": cells, "seconds": seconds})
+            trainer.remove_documents(task, answer)
+            return
+        paths = ["--path", ":".join(map(str, models))] if models else []
+        evaluation = self.plan.untrained if stage is None else self.spec.evaluate
+        words = [*on_held_out(evaluation, parts, self.marker), *paths]
+        children.run(words, log, self.name, watch, environment)
+
+
+def late_job(plan: Plan, test: LateTest) -> LateJob:
+    """The job of a late evaluation; its marker has the number of the last mega-batch."""
+    folder = late_folder(plan, test.stage)
+    last = f"{test.megabatches[-1]:04d}"
+    marker = folder / f"{last}.json"
+    number = 1
+    while marker.exists():  # losses by document are measured again
+        number += 1
+        marker = folder / f"{last}_{number}.json"
+    return LateJob(
+        plan=plan,
+        run=plan.out,
+        index=test.stage or 0,
+        name=f"test of {test.model} on {test.periods}",
+        array="alma-late",
+        directory=folder,
+        marker=marker,
+        test=test,
+    )
+
+
+def late_jobs(plan: Plan) -> list[LateJob]:
+    """The late evaluations that a run lacks; of models that are there."""
+    return [late_job(plan, test) for test in late_tests(plan) if not test.lacking]
 
 
 def jobs_of(plan: Plan) -> list[RunJob]:
-    """All jobs of a run in a possible order of execution."""
+    """All jobs of a run in a possible order of execution: late evaluations first.
+
+    Of a plan that only tests what is trained: late evaluations, and jobs that are complete.
+    """
+    late = late_jobs(plan)
+    of_stages = _jobs_of_stages(plan)
+    if plan.tests_only:
+        of_stages = [job for job in of_stages if job.done]
+    return [*late, *of_stages]
+
+
+def _jobs_of_stages(plan: Plan) -> list[RunJob]:
+    """The evaluation of the untrained model, and the trainings and evaluations of all stages."""
     out = plan.out
     untrained: dict[str, Any] = {
         "name": "untrained",
@@ -258,6 +386,7 @@ def jobs_of(plan: Plan) -> list[RunJob]:
 
 
 def in_submission_order(jobs: Sequence[RunJob]) -> list[RunJob]:
-    """Jobs of several runs: untrained models, trainings by stage, evaluations by stage."""
-    kinds = ("untrained", "train", "evaluate")
+    """Jobs of several runs: late evaluations, untrained models, trainings by stage, evaluations by
+    stage."""
+    kinds = ("late", "untrained", "train", "evaluate")
     return sorted(jobs, key=lambda job: (kinds.index(job.kind), job.index))

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from alma.errors import UserError
+from alma.evaluations import item_losses_file, read_item_losses, write_item_losses
 from alma.files import atomic_write, make_directory
 from alma.metrics import bits_per_byte, perplexity
 from alma.schema import parse_json
@@ -52,14 +53,41 @@ def evaluation_of(plan: Plan, spec: StageSpec | None, models: Sequence[Path]) ->
     UserError: damaged files.
     """
     stream = Stream.load(plan.request.stream)
+    parts = [stream.test, *_valid(stream, spec or plan.stages[0]), *stream.held_out]
+    command = spec.evaluate if spec else plan.untrained
+    return _evaluation(plan, stream, spec, models, parts, command)
+
+
+def test_of(
+    plan: Plan,
+    spec: StageSpec | None,
+    models: Sequence[Path],
+    megabatches: Sequence[int],
+    command: Sequence[str],
+) -> StageTask:
+    """As `evaluation_of`, by `command`, on the held-out parts of `megabatches` alone."""
+    stream = Stream.load(plan.request.stream)
+    parts = [stream.held_out[megabatch - 1] for megabatch in megabatches]
+    return _evaluation(plan, stream, spec, models, parts, command)
+
+
+def _evaluation(
+    plan: Plan,
+    stream: Stream,
+    spec: StageSpec | None,
+    models: Sequence[Path],
+    parts: Sequence[Part],
+    command: Sequence[str],
+) -> StageTask:
+    """The task of an evaluation on `parts` by `command`."""
     stage = spec or plan.stages[0]
     return _task(
         plan,
         stream,
         spec,
-        spec.evaluate if spec else plan.untrained,
+        command,
         action="evaluate",
-        evaluate=_text_parts(stream, [stream.test, *_valid(stream, stage), *stream.held_out]),
+        evaluate=_text_parts(stream, parts),
         members=tuple(str(model.resolve()) for model in models),
         seeds=tuple(training.seed for training in stage.trainings),
     )
@@ -96,7 +124,15 @@ def _text_parts(stream: Stream, parts: Sequence[Part]) -> tuple[TextPart, ...]:
 
 def _text_part(stream: Stream, part: Part) -> TextPart:
     files = tuple(str(stream.directory.resolve() / name) for name in part.files)
-    return TextPart(part.name, part.period, part.words, part.bytes, part.tokens, files)
+    return TextPart(
+        name=part.name,
+        period=part.period,
+        words=part.words,
+        bytes=part.bytes,
+        tokens=part.tokens,
+        files=files,
+        documents=part.documents,
+    )
 
 
 def answer(
@@ -182,8 +218,43 @@ def measured(
         "training": list(trainings),
     }
     if stream.ordered:
-        losses = [evaluated.losses[part.name][0] for part in stream.held_out]
-        record["matrix"] = list(map(perplexity, losses))
+        cells = measured_parts(plan, task, evaluated, range(1, _held_out_parts(task, stream) + 1))
+        record["matrix"] = [cell["value"] for cell in cells]
         if stream.held_out[0].period:
-            record["matrix_periods"] = [part.period for part in stream.held_out]
+            record["matrix_periods"] = [cell["period"] for cell in cells]
     return record
+
+
+def _held_out_parts(task: StageTask, stream: Stream) -> int:
+    """How many held-out parts a task has; the stream may have grown since."""
+    names = {part.name for part in task.evaluate}
+    return sum(part.name in names for part in stream.held_out)
+
+
+def measured_parts(
+    plan: Plan, task: StageTask, evaluated: Answer, megabatches: Sequence[int]
+) -> list[dict[str, Any]]:
+    """The cells of the evaluation matrix of held-out parts, as `fairseq_alma.evaluate` has them.
+
+    evaluated: the answer to `task`, whose losses by document are written to the run.
+    """
+    held_out = Stream.load(plan.request.stream).held_out
+    cells = []
+    for megabatch in megabatches:
+        part = held_out[megabatch - 1]
+        nll, tokens = evaluated.losses[part.name]
+        cell: dict[str, Any] = {"megabatch": megabatch, "value": perplexity(nll), "tokens": tokens}
+        if part.period:
+            cell["period"] = part.period
+        cells.append(cell)
+        if task.stage is not None and part.name in evaluated.documents:
+            losses = read_item_losses(Path(task.out, evaluated.documents[part.name]))
+            if losses is not None:
+                write_item_losses(item_losses_file(plan.out, task.stage, megabatch), losses)
+    return cells
+
+
+def remove_documents(task: StageTask, evaluated: Answer) -> None:
+    """Remove the trainer's files with losses by document, which the run now has."""
+    for name in evaluated.documents.values():
+        Path(task.out, name).unlink(missing_ok=True)

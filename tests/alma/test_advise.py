@@ -299,12 +299,16 @@ def test_the_brief_is_one_screen_with_a_picture(tmp_path):
     done = call_advise(tmp_path / "runs", "--from", 20, "--brief", tmp_path / "advice.html")
     page = (tmp_path / "advice.html").read_text()
     for sentence in (
-        "ens: several models",
-        "Several models instead of one",
-        "TFLOPs, ",
+        "<h1>Which model to use: digits</h1>",
+        "Use several models that vote: several models. Expected after mega-batches 21 to 40: ",
+        "Several models instead of one model: ",
+        " on such a machine.",
+        "One model or several: there is evidence.",
         "data:image/svg+xml",
     ):
         assert sentence in page
+    for word in ("TFLOP", "regret", "nats", "w=1", "B = "):
+        assert word not in done.stdout
     assert len(done.stdout.splitlines()) < 25
     call_advise(tmp_path / "runs", "--brief", tmp_path / "advice.md")
     assert "](advice.svg)" in (tmp_path / "advice.md").read_text()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from alma.errors import UserError
 from alma.report.advice import retraining_words as words
 from alma.report.advice.law import Break, Season
 from alma.report.advice.period import Period, ordinal
@@ -262,3 +263,103 @@ def test_streams_without_drift_are_no_evidence_and_drift_is_found():
     assert more_often > 0.9
     assert held >= 32 / 40
     assert calibration.outcome(calibration.STREAMS[6], 12, 1, 20)[0] <= 0.1  # one break is no trend
+
+
+def test_a_saving_that_may_be_zero_is_no_advice():
+    """M2: a plan that saves 1.3M [-23M, 26M] said "Retrain in 1 week, then every week"."""
+    hardly = noisy(lambda u, p, _: 2 + 0.004 * abs(p - u), 0.02, count=7)
+    found = Retraining(hardly, "nats a token", Period("week"), price=0.05, money=1000.0)
+    plan = found.plan
+    assert plan.trainings
+    assert plan.savings["never"].low < 0 < plan.savings["never"].high
+    assert not plan.evident
+    answer = words.answer(found)
+    assert answer.startswith('No evidence either way: "Retrain in ')
+    saving = plan.savings["never"].text(1000.0)
+    assert f"may save {saving} against never, in the money of --price: the interval" in answer
+    assert answer.endswith("the cheaper course is not to retrain")
+    assert words.advice_of(found) == NO_EVIDENCE
+    assert words.would_change(found).startswith("Further weeks, with each model tested on them")
+
+
+def test_a_plan_without_trainings_needs_evidence_too():
+    flat = noisy(lambda u, p, _: 2.0, 0.03, count=7)
+    found = Retraining(flat, "nats a token", Period("week"), price=1e-4)
+    plan = found.plan
+    if plan.first is None:
+        assert plan.evident == (plan.savings["retraining every week"].low > 0)
+    dear = Retraining(flat, "nats a token", Period("week"), price=100.0)
+    assert (dear.plan.first, dear.plan.evident) == (None, True)
+    assert words.answer(dear).startswith("Do not retrain (0 in 52 weeks): it saves ")
+
+
+def test_a_rare_plan_says_that_a_frequent_one_may_cost_less():
+    drifting = noisy(lambda u, p, _: 2 + 0.05 * abs(p - u), 0.02, count=7)
+    prices = np.geomspace(0.005, 2, 12)
+    plans = [Retraining(drifting, "nats a token", Period("week"), price=p) for p in prices]
+    undecided = [
+        found
+        for found in plans
+        if found.plan.evident and found.plan.undecided == ["retraining every week"]
+    ]
+    assert undecided
+    for found in undecided:
+        assert "No evidence against retraining every week, but" in words.answer(found)
+
+
+def test_the_plan_in_json_has_the_unit_of_the_answer():
+    made = noisy(lambda u, p, _: 2 + 0.05 * abs(p - u), 0.002, count=8)
+    found = Retraining(made, "nats a token", Period("month"), price=0.4, money=1000.0)
+    plan = record(found)["plan"]
+    assert (plan["evidence"], plan["unit"], plan["price"]) == (True, "the money of --price", 400)
+    for name, saving in plan["savings"].items():
+        exact = found.plan.savings[name]
+        assert saving["mean"] == pytest.approx(1000 * exact.mean, rel=1e-5)
+        assert f"{exact.text(1000.0)} against {name}" in words.answer(found)
+    assert plan["total"] == pytest.approx(1000 * found.plan.total, rel=1e-5)
+    plain = Retraining(made, "nats a token", Period("month"), price=0.4)
+    assert record(plain)["plan"]["unit"] == "nats a token summed over periods"
+    assert record(plain)["plan"]["savings"]["never"]["mean"] == pytest.approx(
+        plain.plan.savings["never"].mean, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("models", "periods", "enough"),
+    [
+        ((1, 2, 3), (1, 2, 3), True),
+        ((1, 2), (1, 2, 3, 4), False),  # two models
+        ((1, 2, 3), (1, 2), False),  # one cell of age above 0
+    ],
+)
+def test_how_many_cells_of_age_above_0_the_laws_take(models, periods, enough):
+    rows = tuple(tuple(2 + 0.1 * abs(p - u) for p in periods) for u in models)
+    made = Losses("made up", models, periods, (rows,))
+    if enough:
+        assert Laws(made).whole.b >= 0
+        return
+    with pytest.raises(UserError, match="fewer than 3"):
+        Laws(made)
+
+
+def test_two_cells_are_too_few_though_none_of_a_period_is_all():
+    def loss(u, p):
+        return 2 + 0.1 * abs(p - u) if p <= u or (u, p) in ((1, 2), (3, 4)) else math.nan
+
+    rows = tuple(tuple(loss(u, p) for p in range(1, 5)) for u in range(1, 5))
+    made = Losses("made up", tuple(range(1, 5)), tuple(range(1, 5)), (rows,))
+    with pytest.raises(UserError, match="fewer than 3 cells of age above 0"):
+        Laws(made)
+
+
+def test_cells_that_all_belong_to_one_model_tell_nothing():
+    """The jackknife without its period would have none, so that b were 0 by default."""
+
+    def loss(u, p):
+        return 2 + 0.1 * abs(p - u) if p <= u or u == 1 else math.nan
+
+    rows = tuple(tuple(loss(u, p) for p in range(1, 8)) for u in range(1, 8))
+    made = Losses("made up", tuple(range(1, 8)), tuple(range(1, 8)), (rows,))
+    assert sum(map(len, (made.by_age[age] for age in made.by_age if age > 0))) == 6
+    with pytest.raises(UserError, match="3 cells of age above 0 of several models and periods"):
+        Laws(made)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -114,21 +115,21 @@ def test_few_models_are_no_evidence_unless_the_calendar_decides(tmp_path):
     assert due(run, "--every", "2")[0] == 1
 
 
-def test_a_first_training_is_due_once_its_months_are_there(tmp_path):
+def test_few_losses_in_service_do_not_tell_what_is_usual(tmp_path):
+    run = Monthly(tmp_path).months(4)
+    run.arrive()
+    code, line = due(run)
+    assert code == 3
+    assert line.startswith("no evidence: too few losses of earlier models in service to say what ")
+    assert due(run, "--every", "2")[0] == 1
+    assert due(run, "--price", "100")[0] == 1
+
+
+def test_a_first_training_is_due(tmp_path):
     run = Monthly(tmp_path)
     run.arrive()
     run.run.append(run.row(0, trained=False))
     assert due(run) == (0, "yes: no model is trained yet, and 1 month arrived")
-    config = CONFIG | {"megabatches": 2, "waiting_time": 2}
-    Run.open(tmp_path, config)
-    run.arrived = 2
-    other = Run.open(tmp_path, config)
-    other.append(run.row(0, trained=False))
-    assert due(run)[0] == 0
-    Run.open(tmp_path, CONFIG | {"megabatches": 3, "waiting_time": 3}).append(
-        run.row(0, trained=False)
-    )
-    assert due(run)[0] == 0
 
 
 def test_a_run_that_waits_is_told_that_its_stage_would_be_short(tmp_path):
@@ -201,8 +202,11 @@ def test_a_bad_option_is_one_line(eight, options, told):
 def test_a_place_that_is_no_single_run_is_one_line_that_names_what_is_there(tmp_path):
     assert "is not a folder: give a run directory" in error_of(run_here(main, [tmp_path / "no"]))
     assert "no folder in it has a run.json" in error_of(run_here(main, [tmp_path]))
-    Monthly(tmp_path / "one").months(3)
+    one = Monthly(tmp_path / "one").months(3)
     assert run_here(main, [tmp_path]).returncode == 1  # the only run below a folder
+    Monthly(one.directory / "inner").months(1)
+    assert due(one)[1].startswith("no: nothing arrived since the training on 2024-03")
+    shutil.rmtree(one.directory / "inner")
     for i in range(9):
         Monthly(tmp_path / f"more{i}").arrive()
     told = error_of(run_here(main, [tmp_path]))

@@ -150,13 +150,27 @@ def test_few_models_without_losses_of_items_say_what_is_missing(tmp_path):
     code, line = gate(Monthly(tmp_path).months(4), "--forget", "1%")
     assert code == 3
     assert "it takes the losses of at least 20 documents of 2024-04 " in line
-    assert f"(`alma test {tmp_path}` writes them, a trainer of yours must return them)" in line
+    assert f"(`alma test {tmp_path}` writes them, a trainer must return them)" in line
     assert "or 5 models that share tests; on the past, until 2024-03, the two cannot be" in line
 
 
 def test_few_documents_tell_too_little(tmp_path):
-    assert gate(Monthly(tmp_path / "19", items=19).months(3))[0] == 3
+    code, answer = gated(Monthly(tmp_path / "19", items=19).months(3))
+    assert (code, answer["newest_part"]) == (3, None)
     assert gated(Monthly(tmp_path / "20", items=20).months(3))[1]["newest_part"]["items"] == 20
+
+
+def test_few_images_are_paired_too(tmp_path):
+    def loss(u, _):
+        return 0.9 if u < 3 else 0.05
+
+    run = Monthly(tmp_path, loss, items=12, metric="error").months(3)
+    code, answer = gated(run)
+    assert (code, answer["newest_part"]["method"], answer["newest_part"]["items"]) == (
+        0,
+        "images",
+        12,
+    )
 
 
 def test_one_model_alone_is_no_evidence(tmp_path):
@@ -234,8 +248,8 @@ def test_files_of_item_losses_that_do_not_fit_are_one_line(tmp_path, edit, told)
 
 
 def test_images_that_do_not_count_for_one_model_are_left_out():
-    deployed = np.array([[1.0, 1], [0, 0], [0, 1], [1, 1]])
-    newest = np.array([[0.0, 1], [1, 1], [0, 1], [1, 1]])
+    deployed = np.array([[1.0, 1], [0, 0], [0, 1], [1, 1], [1, 1]])
+    newest = np.array([[0.0, 1], [1, 1], [0, 1], [1, 1], [0, 0]])
     pair = Pair(deployed, newest).counted()
     assert (pair.deployed[:, 0] == [1, 0, 1]).all()
     assert (pair.newest[:, 0] == [0, 0, 1]).all()

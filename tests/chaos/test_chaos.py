@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tool", ["data_prep", "images", "language"])
+@pytest.mark.parametrize("tool", ["data_prep", "images", "language", "month"])
 def test_runs_under_faults_equal_undisturbed_ones(tmp_path, tool):
     line = [sys.executable, "-m", "tests.chaos", tool, "--minutes", "0", "--seed", "7"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -1,5 +1,6 @@
 """Command lines with settings drawn at random, and what their results must equal."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -96,14 +97,30 @@ def language(rng: Random) -> Workload:
     return Workload((f"{words} -- {flags}",), ("stream",), runs)
 
 
-WORKLOADS = {"data_prep": data_prep, "images": images, "language": language}
+def month(rng: Random) -> Workload:
+    """A run on a stream that grows from one year to three: test the models, then train."""
+    learner = rng.choice(["sm", "ens --members 2", "gens", "gmoe --grow-experts 1"])
+    train = f"train stream --learner {learner} --out run --seed {rng.randrange(100)}"
+    train += rng.choice(["", " --jobs 2", " --average .9"])
+    train += f" -- {TINY} --max-update 3 --save-interval-updates 1"
+    corpus = "data e=corpus/dated.jsonl --out stream"
+    sizes = "--eval-words 200 --valid-words 300 --vocab-size 300 --workers 1"
+    commands = [f"{corpus} --by year --until 2020 {sizes}", train]
+    for year in (2021, 2022):
+        commands.append(f"{corpus} --append --until {year}")
+        commands += rng.choice([["test run"], []])
+        commands.append(train)
+    return Workload(tuple(commands), ("corpus",), growing_runs)
+
+
+WORKLOADS = {"data_prep": data_prep, "images": images, "language": language, "month": month}
 
 
 def finished(folder: Path) -> dict[Path, bytes]:
     """The files that say what is done, without a half-written last line."""
     paths = [
         path
-        for name in ("results.jsonl", "trained.json", "result.json")
+        for name in ("results.jsonl", "evaluations.jsonl", "trained.json", "result.json")
         for path in folder.rglob(name)
     ]
     return {path: path.read_bytes().rpartition(b"\n")[0] for path in paths}
@@ -137,6 +154,16 @@ def runs(folder: Path) -> dict[str, object]:
     """Rows and names of a run's files; measurements of the machine left out."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): _rows(path) for path in files}
+
+
+def growing_runs(folder: Path) -> dict[str, object]:
+    """As `runs`, with late evaluations, in any order, and the losses of single documents."""
+    result = runs(folder)
+    for path in (folder / "run/held_out").iterdir():
+        result[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    lines = (folder / "run/evaluations.jsonl").read_text().splitlines()
+    result["run/evaluations.jsonl"] = sorted(lines)
+    return result
 
 
 def _rows(path: Path) -> list[dict] | None:

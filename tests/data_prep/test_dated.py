@@ -151,6 +151,8 @@ def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_pat
     assert past(out) == past(whole)
     assert [part.period for part in stream.megabatches] == list(YEARS)
     assert stream.megabatches[:2] == before.megabatches
+    assert (before.test_megabatches, stream.test_megabatches) == (2, 2)  # `test` stays as it is
+    assert Stream.load(whole).test_megabatches == len(YEARS)
     late = len(early) + 1
     assert stream.appended[0]["corpus"]["dates"] == {"left_out": {"late": late}}
     longest = digests(out)

@@ -1,12 +1,18 @@
 """Fixtures: private SLURM clusters, stand-ins for SLURM, a submitted run, a launcher."""
 
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from launcher import make
+from launcher import call, make
+from month import run_here
 from stand_ins import Slurm, entry, write
 
+from slurm.engine import children
+from slurm.launch import main
+from tests.growing import GrowingStream
 from tests.slurm.cluster import Cluster, missing
 
 
@@ -57,3 +63,25 @@ def expected(tmp_path_factory) -> list[dict]:
     uninterrupted = make(tmp_path_factory.mktemp("uninterrupted") / "x", learner="gmoe")
     uninterrupted.run()
     return uninterrupted.rows
+
+
+@pytest.fixture
+def growing(monthly_stream, tmp_path, monkeypatch) -> GrowingStream:
+    """A growing stream in the current folder, and the trainer in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
+    monkeypatch.setattr(children, "run", run_here)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # most of the time
+    return GrowingStream(monthly_stream, Path("stream"))
+
+
+@pytest.fixture
+def launch(growing, monkeypatch) -> Callable[..., int]:
+    """`launch(*words)`: the exit code of `alma train` on the growing stream."""
+    trainer = f"{sys.executable} trainer.py"
+
+    def run(*words: object) -> int:
+        stream = [] if "--stream" in words else ["stream"]
+        return call(main, monkeypatch, *stream, *words, "--trainer", trainer)
+
+    return run

@@ -81,5 +81,7 @@ def test_a_detector_trains_on_a_stream_of_images_and_goes_on_when_it_has_grown(t
     assert (tmp_path / "run/results.jsonl").read_bytes().startswith(before)
     rows = Run.read(tmp_path / "run").rows
     assert rows[-1]["extra"]["matrix_periods"] == ["2026-W01", "2026-W02", "2026-W03"]
+    assert Run.read(tmp_path / "run").info["test_periods"] == 2
+    assert "on 2026-W03, the newest held-out part" in alma("report", "run", folder=tmp_path)
     assert math.log(rows[-1]["value"]) < 0.8 * math.log(rows[0]["value"])
     assert "in-distribution" in alma("report", "run", folder=tmp_path)

@@ -43,7 +43,7 @@ def test_commands_of_a_plain_chain_word_for_word():
     assert list(second.evaluate) == [
         sys.executable, "-m", "fairseq_alma.evaluate", "S", "--task", "alma_lm",
         "--gen-subset", "test", "--valid", "--stage", "1", "--waiting-time", "1",
-        "--out", "R/stage_01/result.json", "--cpu",
+        "--out", "R/stage_01/result.json", "--item-losses", "R", "--cpu",
         "--num-workers", "0", "--batch-size", "8",
         "--required-batch-size-multiple", "8", "--tokens-per-sample", "512",
         "--sample-break-mode", "none",

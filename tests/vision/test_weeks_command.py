@@ -58,6 +58,7 @@ def test_write_makes_a_stream_that_grows(shop, tmp_path, monkeypatch, capsys, re
     after = Stream.load(tmp_path / "stream")
     assert after.megabatches[:4] == before.megabatches
     assert (after.test, len(after.held_out)) == (before.test, 5)
+    assert (before.test_megabatches, after.test_megabatches) == (4, 4)
     after.check(after.parts)
     (shop / "2026-W01/a/0.png").unlink()
     listed.cache_clear()

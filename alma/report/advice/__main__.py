@@ -103,11 +103,12 @@ def main() -> None:
     options = parser().parse_args()
     _check(options)
     # These imports load NumPy and SciPy, so the options are parsed before.
-    from alma.report.advice.advice import FEW, Advice, advise
+    from alma.report.advice.advice import Advice, advise
     from alma.report.advice.brief import write_brief
     from alma.report.advice.candidates import one_section
     from alma.report.advice.matrix import read_groups
     from alma.report.advice.retraining_table import MatrixReport
+    from alma.report.advice.shortage import NEEDS
     from alma.report.tables import TitledTable
 
     report: Advice | MatrixReport
@@ -119,9 +120,9 @@ def main() -> None:
     else:
         section = one_section(find_runs(options.runs, damaged), options.now)
         report = advise(section, options.now, options.budget, **terms)
-        asks_how_often = options.every or not math.isnan(price)
-        if asks_how_often and report.choice and not report.retraining:
-            raise UserError(f"--every and --price are for a stream that drifts. {FEW}")
+        has_answer = report.retraining or report.shortage
+        if report.asks_how_often and report.choice and not has_answer:
+            raise UserError(f"--every and --price are for a stream that drifts. {NEEDS}")
     if options.brief:
         print(write_brief(report, options.brief if options.brief.name else None))
     else:

@@ -7,18 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from alma.errors import UserError
 from alma.report.advice.backtest import naive_rule_won
 from alma.report.advice.candidates import Candidate, choose, find_candidates, within
 from alma.report.advice.comparison import Comparison, Field, compare
-from alma.report.advice.period import Period
 from alma.report.advice.questions import QUESTIONS
-from alma.report.advice.retraining import Retraining, TrainingCost
-from alma.report.advice.retraining_table import record, titled
-from alma.report.advice.staleness import known_at
-from alma.report.age import losses_of
-from alma.report.age_table import unit
+from alma.report.advice.retraining import Retraining
+from alma.report.advice.retraining_of_runs import retraining_beside_twin, shortage_of_choice
+from alma.report.advice.retraining_table import QUESTION, record, titled
+from alma.report.advice.shortage import Shortage
 from alma.report.losses import MeanOverSeeds
+from alma.report.newest import NewestPart, compared_at, models_of, newest_part_at
+from alma.report.periods import holes, span_of_test_set
 from alma.report.results import Display, Section, left_out, matrix, non_dominated, rounded
 from alma.report.tables import TitledTable
 from alma.tables import Table, number
@@ -38,7 +37,7 @@ FRONT = """\
 Configurations that no other one beats in both the expected measure and training compute to come."""
 _DRIFTS = """\
 Forecasts assume an i.i.d. stream. If only new data count, go by "regret, next" of alma report."""
-FEW = "How often to retrain takes three models, each tested on the mega-batches after it."
+_DRIFTS_ON_PART = "Forecasts assume that data to come are like {part}."
 
 
 class Advice(NamedTuple):
@@ -55,6 +54,12 @@ class Advice(NamedTuple):
     """Sentences about what weakens the advice."""
     retraining: Retraining | None
     """How often to retrain the choice; None without a large enough evaluation matrix."""
+    shortage: Shortage | None = None
+    """What the evaluation matrix of the choice lacks, if it is too small."""
+    newest: NewestPart | None = None
+    """What the models lose on the newest held-out part of a stream with periods."""
+    asks_how_often: bool = False
+    """Whether options ask how often to retrain: --every or --price."""
 
     @property
     def display(self) -> Display:
@@ -67,7 +72,16 @@ class Advice(NamedTuple):
         first = self.candidates[0].start + 1
         last = self.candidates[0].until
         times = f"over t={first}..{last}" if first < last else f"at t={last}"
-        return f"mean {self.display.name} {times}"
+        return f"mean {self.display.name} {times}{self.tested_on}"
+
+    @property
+    def tested_on(self) -> str:
+        """The held-out part or the periods of the test set; "" of a stream without periods."""
+        result = self.candidates[0].result
+        if result.part:
+            return f" on {result.part}"
+        span = span_of_test_set(result)
+        return f" on the test set of {span.text}" if span else ""
 
     def difference(self, comparison: Comparison) -> MeanOverSeeds:
         """A difference with interval: percentage points, or percent of the choice's perplexity."""
@@ -80,10 +94,15 @@ class Advice(NamedTuple):
     def parts(self) -> list[TitledTable]:
         """The parts of the printed document."""
         tables = [TitledTable(f"Advice: {self.title}", [], above=self._scope())]
+        if self.newest:
+            tables.append(self.newest.table)
         if self.choice:
             tables.append(self._decisions(self.choice))
         if self.retraining:
             tables.append(titled(self.retraining))
+        if self.shortage:
+            title = f"{QUESTION.capitalize()} {self.shortage.label}"
+            tables.append(TitledTable(title, [], above=[self.shortage.text]))
         tables.append(TitledTable("Front", front_table(self), "\n".join(self.remarks), [FRONT]))
         return tables
 
@@ -130,7 +149,9 @@ class Advice(NamedTuple):
             "choice": self.choice.label if self.choice else None,
             "decisions": [_record_of_decision(comparison) for comparison in self.comparisons],
             "configurations": [_record_of_candidate(candidate) for candidate in self.candidates],
+            "newest": self.newest.record() if self.newest else None,
             "retraining": record(self.retraining) if self.retraining else None,
+            "no_retraining": self.shortage.record() if self.shortage else None,
             "remarks": self.remarks,
         }
         return dict(rounded(values))
@@ -166,6 +187,9 @@ def advise(
 ) -> Advice:
     """The advice of mega-batch `now`, from the rows up to there.
 
+    Configurations are compared on the test set or, if that lacks periods of the stream, on the
+    newest held-out part.
+
     section    the results to compare
     now        the mega-batch at which to advise; None: the last one with a row
     budget     limit of future training compute, in TFLOPs; None: no limit
@@ -173,21 +197,67 @@ def advise(
 
     UserError: no stage is complete by then, or the stream has no such mega-batch.
     """
+    of_newest = newest_part_at(section.results, now)
+    on_test_set = section.results
+    section = section._replace(results=compared_at(on_test_set, now))
     candidates = find_candidates(section, now)
     allowed = within(candidates, budget)
     choice = choose(allowed) if allowed else None
     comparisons = compare(Field(candidates), choice, allowed) if choice else []
-    retraining = _retraining_beside_twin(choice, candidates, options) if choice else None
+    retraining = None
+    shortage = None
+    if choice:
+        retraining = retraining_beside_twin(choice, candidates, options, now)
+        if not retraining:
+            shortage = shortage_of_choice(choice, now)
     remarks = [
-        *left_out(section.results),
+        *left_out(on_test_set),
+        *holes(on_test_set),
         *_without_stage(section, candidates),
         *naive_rule_won(section, candidates[0].start),
         *_single_seeds(comparisons),
-        *_drift(section, has_choice=choice is not None, has_retraining=retraining is not None),
+        *_drift(section),
+        *_better_on_newest(of_newest, choice, allowed),
         *_few_stages(candidates),
         *_short_run(section, candidates, choice),
     ]
-    return Advice(section.title, budget, candidates, choice, comparisons, remarks, retraining)
+    price = options.get("price", math.nan)
+    return Advice(
+        section.title,
+        budget,
+        candidates,
+        choice,
+        comparisons,
+        remarks,
+        retraining,
+        shortage,
+        of_newest,
+        asks_how_often=bool(options.get("every")) or not math.isnan(price),
+    )
+
+
+def _better_on_newest(
+    of_newest: NewestPart | None, choice: Candidate | None, allowed: Sequence[Candidate]
+) -> list[str]:
+    """A remark on a configuration that is better than the choice on the newest held-out part."""
+    if not of_newest or not choice or choice.result.part:
+        return []
+    means = {}
+    for result in of_newest.results:
+        newest_model = models_of(result, of_newest.part)[-1]
+        if newest_model.tested:
+            means[result.label] = result.display.factor * fmean(newest_model.values)
+    rivals = [candidate.label for candidate in allowed if candidate.label in means]
+    if choice.label not in means:
+        return []
+    best = min(rivals, key=lambda label: means[label])
+    if means[best] >= means[choice.label]:
+        return []
+    values = f"{number(means[best])} against {number(means[choice.label])}"
+    return [
+        f"On {of_newest.name}, the newest held-out part, the newest model of {best} is better than "
+        f"that of the choice: {choice.result.display.name} {values}, means over seeds."
+    ]
 
 
 def _without_stage(section: Section, candidates: Sequence[Candidate]) -> list[str]:
@@ -213,12 +283,13 @@ def _single_seeds(comparisons: Sequence[Comparison]) -> list[str]:
     ]
 
 
-def _drift(section: Section, has_choice: bool, has_retraining: bool) -> list[str]:
+def _drift(section: Section) -> list[str]:
     """A remark on forecasts of a stream that has an evaluation matrix, so that it may drift."""
+    first = section.results[0]
+    if first.part:
+        return [_DRIFTS_ON_PART.format(part=first.part)]
     repeats = [rows for result in section.results for rows in result.repeats]
-    if not any(matrix(rows) for rows in repeats):
-        return []
-    return [f"{_DRIFTS} {FEW}" if has_choice and not has_retraining else _DRIFTS]
+    return [_DRIFTS] if any(matrix(rows) for rows in repeats) else []
 
 
 def _few_stages(candidates: Sequence[Candidate]) -> list[str]:
@@ -254,64 +325,6 @@ def _first_of(labels: Sequence[str]) -> str:
     text = "; ".join(labels[:_MOST_LABELS])
     hidden = len(labels) - _MOST_LABELS
     return f"{text} and {hidden} more" if hidden > 0 else text
-
-
-def _retraining_beside_twin(
-    choice: Candidate, candidates: Sequence[Candidate], options: dict[str, Any]
-) -> Retraining | None:
-    """How often to retrain the choice, compared with its twin if there is one.
-
-    The twin is the candidate that differs from it only in `--from-scratch`.
-    """
-    twin = _twin_of(choice, candidates)
-    if twin:
-        price_ratio = (_cost_of(twin).flops or 1) / (_cost_of(choice).flops or 1)
-        price = options.get("price", math.nan) * price_ratio
-        options = options | {"twin": _retraining_of(twin, options | {"price": price})}
-    return _retraining_of(choice, options)
-
-
-def _twin_of(choice: Candidate, candidates: Sequence[Candidate]) -> Candidate | None:
-    """The first candidate that differs from the choice in `--from-scratch` alone."""
-    ignored = {"from_scratch": None, "seed": None}
-    settings = choice.result.config | ignored
-    for candidate in candidates:
-        if candidate is not choice and candidate.result.config | ignored == settings:
-            return candidate
-    return None
-
-
-def _cost_of(candidate: Candidate) -> TrainingCost:
-    """The cost of the candidate's last training, mean over seeds."""
-    last = candidate.ends[-1]
-    rows = [repeat[last] for repeat in candidate.result.repeats]
-    info = candidate.result.runs[0].info
-    devices = info.get("gpus") or info.get("processes") or 1
-    return TrainingCost(
-        flops=fmean(row["train_flops"] for row in rows) / 1e12,
-        hours=fmean(row["seconds"] for row in rows) / 3600 * devices,
-        machine="GPU-hours" if info.get("gpus") else "core-hours",
-    )
-
-
-def _retraining_of(candidate: Candidate, options: dict[str, Any]) -> Retraining | None:
-    """How often to retrain a candidate, from the held-out parts up to the last t that was read."""
-    result = candidate.result
-    losses = losses_of(result)
-    if not losses:
-        return None
-    row = result.repeats[0][candidate.ends[-1]]
-    try:
-        return Retraining(
-            losses=known_at(losses, candidate.now),
-            unit=unit(result),
-            period=Period.of(row["extra"].get("matrix_periods", [])),
-            cost=_cost_of(candidate),
-            periods_to_come=result.megabatches - candidate.now,
-            **options,
-        )
-    except UserError:  # the matrix has too few models
-        return None
 
 
 def decision_table(advice: Advice) -> Table:

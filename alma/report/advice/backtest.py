@@ -4,6 +4,7 @@ At each earlier mega-batch, every rule chooses a candidate from the rows up to t
 followed tell how good the choice was.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from alma.report.advice.candidates import Candidate, choose, find_candidates, within
 from alma.report.advice.law import Array
-from alma.report.results import Section
+from alma.report.results import Result, Section
 
 LEAST_ORIGINS = 5  # fewest earlier mega-batches from which the rules are compared
 
@@ -59,8 +60,14 @@ def look_back(section: Section, until: int) -> Iterator[Origin]:
     if len(origins) >= 10:
         origins = sorted({round(until * i / 10) for i in range(1, 10)})
     for now in origins:
-        if not all(result.waiting(now) for result in complete):
+        if any(_is_tested(result, now) for result in complete):
             yield Origin(now, find_candidates(section, now, until), actual)
+
+
+def _is_tested(result: Result, t: int) -> bool:
+    """Whether a stage was complete at t, and its models have a value."""
+    values = [rows[t]["value"] for rows in result.repeats]
+    return not result.waiting(t) and not any(map(math.isnan, values))
 
 
 def regrets_of(candidates: Sequence[Candidate], actual: dict[str, Candidate]) -> Array:

@@ -22,7 +22,7 @@ from alma.report.advice.forecast import (
 from alma.report.advice.law import Array
 from alma.report.advice.questions import LEARNER, QUESTIONS
 from alma.report.losses import MeanOverSeeds
-from alma.report.results import Result, Section, find_sections, trained
+from alma.report.results import Result, Section, find_sections, matrix, trained
 from alma.stages import stages
 
 DRAWS = 1000
@@ -74,20 +74,22 @@ class Candidate:
 
     @cached_property
     def values(self) -> dict[int, float]:
-        """The metric at t = 1..now, mean over seeds."""
+        """The metric at t = 1..now, mean over seeds; without t whose model was not tested."""
         means = {}
         for t in range(1, self.now + 1):
-            means[t] = fmean(rows[t]["value"] for rows in self.result.repeats)
+            mean = fmean(rows[t]["value"] for rows in self.result.repeats)
+            if not math.isnan(mean):
+                means[t] = mean
         return means
 
     @cached_property
     def ends(self) -> list[int]:
-        """The t of its complete stages."""
+        """The t of its complete stages, of tested models."""
         rows = self.result.repeats[0]
         ends = []
         for t in trained(rows):
             is_first = t - 1 not in rows or rows[t - 1]["stage"] != rows[t]["stage"]
-            if t <= self.now and is_first:
+            if t in self.values and is_first:
                 ends.append(t)
         return ends
 
@@ -99,12 +101,19 @@ class Candidate:
 
     @cached_property
     def curve(self) -> LearningCurve:
-        """The metric at the ends of stages. An error of 0 counts as half the smallest other one."""
+        """The metric at the ends of stages. An error of 0 counts as half the smallest other one.
+
+        If all are 0, that of the whole evaluation matrix.
+        """
         curves = []
         for rows in self.result.repeats:
             curves.append([rows[t]["value"] for t in self.ends])
         values = np.array(curves)
-        least = values[values > 0].min(initial=1.0) / 2
+        observed = values
+        if not (values > 0).any():
+            cells = [matrix(rows).get(t, []) for rows in self.result.repeats for t in self.ends]
+            observed = np.concatenate([values.ravel(), *map(np.array, cells)])
+        least = observed[observed > 0].min(initial=1.0) / 2
         return LearningCurve(np.array(self.ends, dtype=float), np.maximum(values, least))
 
     def mean_since(self, t: int) -> float:
@@ -246,7 +255,11 @@ def find_candidates(
         candidate = Candidate(result, min(now, result.progress), min(now, last), until)
         _check_values(candidate)
         candidates.append(candidate)
-    candidates = [candidate for candidate in candidates if candidate.ends]
+    candidates = [
+        candidate
+        for candidate in candidates
+        if candidate.ends and candidate.now in candidate.values
+    ]
     if not candidates:
         raise UserError(f"no stage is complete by t={now}: nothing to forecast from")
     curves = [candidate.curve for candidate in candidates]
@@ -259,10 +272,15 @@ def find_candidates(
 
 
 def _check_values(candidate: Candidate) -> None:
-    """Raise a UserError if a value of the metric up to `now` is not a finite number >= 0."""
+    """Raise a UserError if a value of the metric up to `now` is not a finite number >= 0.
+
+    NaN is allowed on a held-out part: the model was not tested there.
+    """
     for rows, run in zip(candidate.result.repeats, candidate.result.runs, strict=True):
         for t in range(1, candidate.now + 1):
-            if not 0 <= rows[t]["value"] < math.inf:
+            value = rows[t]["value"]
+            is_untested = candidate.result.part and math.isnan(value)
+            if not is_untested and not 0 <= value < math.inf:
                 raise UserError(f"{run.results}: the value at t={t} is not a finite number >= 0")
 
 

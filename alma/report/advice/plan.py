@@ -20,6 +20,8 @@ from alma.report.losses import MeanOverSeeds
 _MOST_STARTS = 40  # most values of the first training, and of the cadence, that are tried
 _SURPRISE = 4.0  # standard errors above the usual loss at which a deployed model counts as stale
 _USUAL_LOSSES = 4  # fewest losses from which their usual variation is estimated
+NEVER = "never"
+"""The name of the plan without trainings in `RetrainingPlan.savings`."""
 
 
 class RetrainingPlan(NamedTuple):
@@ -36,6 +38,21 @@ class RetrainingPlan(NamedTuple):
     """By the name of another plan: its total cost minus that of this plan."""
     flips: tuple[float, float]
     """Lowest and highest price at which the best plan has this number of trainings."""
+
+    @property
+    def undecided(self) -> list[str]:
+        """The other plans that may cost less: the interval of the saving holds zero."""
+        return [name for name, saving in self.savings.items() if not saving.low > 0]
+
+    @property
+    def evident(self) -> bool:
+        """Whether there is evidence for or against retraining at all.
+
+        A plan with trainings must save against never, and never against retraining every period.
+        """
+        if self.first is None:
+            return not self.undecided
+        return NEVER not in self.undecided
 
 
 class Outlook:
@@ -205,7 +222,7 @@ def savings_of(
     trained_now = int(losses.until[-1] >= losses.periods[-1])
     alternatives = {
         f"retraining every {noun}": priced.plans.rhythms.index((trained_now, 1)),
-        "never": 0,
+        NEVER: 0,
     }
     savings = {}
     for name, index in alternatives.items():

@@ -6,7 +6,14 @@ from typing import Any
 
 from alma.report.advice.matrix import LossGroup
 from alma.report.advice.retraining import Retraining, TrainingCost
-from alma.report.advice.retraining_words import advice_of, answer, costs_to_come, lines
+from alma.report.advice.retraining_words import (
+    advice_of,
+    answer,
+    costs_to_come,
+    lines,
+    unit_of_cost,
+)
+from alma.report.losses import MeanOverSeeds
 from alma.report.results import rounded
 from alma.report.tables import TitledTable
 from alma.tables import Table, number
@@ -89,7 +96,7 @@ def _without_law(table: Table) -> Table:
 
 
 def record(retraining: Retraining) -> dict[str, Any]:
-    """For JSON: losses in nats a token, errors in percent."""
+    """For JSON: losses in nats a token, errors in percent; a plan in the unit that it names."""
     cadences = []
     for every in retraining.cadences:
         cadence = {
@@ -110,6 +117,26 @@ def record(retraining: Retraining) -> dict[str, Any]:
         "drifts": retraining.drifts,
         "law": retraining.laws.whole,
         "cadences": cadences,
-        "plan": retraining.plan if has_plan else None,
+        "plan": _record_of_plan(retraining) if has_plan else None,
     }
     return dict(rounded(values))
+
+
+def _record_of_plan(retraining: Retraining) -> dict[str, Any]:
+    """The plan for JSON, with all costs in the unit of the answer."""
+    plan = retraining.plan
+    factor = retraining.money or 1.0
+    savings = {}
+    for name, saving in plan.savings.items():
+        savings[name] = MeanOverSeeds(*(factor * value for value in saving))
+    return {
+        "first": plan.first,
+        "every": plan.every,
+        "trainings": plan.trainings,
+        "evidence": plan.evident,
+        "unit": unit_of_cost(retraining),
+        "price": factor * retraining.price,
+        "total": factor * plan.total,
+        "savings": savings,
+        "flips": [factor * price for price in plan.flips],
+    }

@@ -18,24 +18,29 @@ cannot be told apart. Test each model on its own period and earlier ones, too"""
 
 
 def advice_of(retraining: Retraining) -> str:
-    """The cadence to use, or that there is no evidence."""
+    """The plan at a price, else the cadence to use; or that there is no evidence."""
+    if not retraining.unknown and not math.isnan(retraining.price):
+        return _when(retraining) if retraining.plan.evident else NO_EVIDENCE
     every, is_open = retraining.choice
     if retraining.unknown or (is_open and every == retraining.cadences[-1]):
         return NO_EVIDENCE
     return retraining.period.every(every)
 
 
-def answer(retraining: Retraining) -> str:
-    """The advice in a sentence without its period."""
+def answer(retraining: Retraining, plain: bool = False) -> str:
+    """The advice in a sentence without its period.
+
+    `plain`: without FLOPs and nats, for readers who know none.
+    """
     if retraining.unknown:
         return _UNKNOWN
     if not math.isnan(retraining.price):
-        return _answer_at_price(retraining)
+        return _answer_at_price(retraining, plain)
     every, is_open = retraining.choice
     most_frequent = retraining.cadences[0]
     rarest = retraining.cadences[-1]
     name = retraining.period.every(every)
-    costs = costs_to_come(retraining, every)
+    costs = costs_to_come(retraining, every, plain)
     if every != rarest:
         gain = points(retraining, retraining.gain(every, rarest))
         text = f"{name.capitalize()}, {costs}: {gain} better than {retraining.period.every(rarest)}"
@@ -53,21 +58,43 @@ def answer(retraining: Retraining) -> str:
     return f"{name.capitalize()} is enough, {costs}: {limit}"
 
 
-def _answer_at_price(retraining: Retraining) -> str:
-    """Sentences: the plan, its savings, and the prices between which it stays the best."""
+def _answer_at_price(retraining: Retraining, plain: bool) -> str:
+    """Sentences: the plan, its savings, and the prices between which it stays the best.
+
+    If the saving may be zero: that there is no evidence, and the cheaper course.
+    """
     plan = retraining.plan
     horizon = retraining.period.span(retraining.horizon)
-    text = f"{_when(retraining)} ({plan.trainings} in {horizon})"
+    when = _when(retraining)
+    count = f"({plan.trainings} in {horizon})"
     factor = retraining.money or 1.0
+    unit = unit_of_cost(retraining, plain)
+    if not plan.evident:
+        name = plan.undecided[-1]  # never, if that is open
+        saving = plan.savings[name].text(factor)
+        return (
+            f'{NO_EVIDENCE.capitalize()}: "{when}" {count} may save {saving} against {name}, '
+            f"in {unit}: the interval holds zero. "
+            "Until more models are tested, the cheaper course is not to retrain"
+        )
+    text = f"{when} {count}"
     savings = [f"{saving.text(factor)} against {name}" for name, saving in plan.savings.items()]
     if savings:
-        unit = f"{retraining.unit} summed over periods"
-        if retraining.money:
-            unit = "the money of --price"
         text += f": it saves {' and '.join(savings)}, in {unit}"
+    for name in plan.undecided:
+        text += f". No evidence against {name}, but this takes fewer trainings"
     low, high = (factor * price for price in plan.flips)
     ends = f"from {number(low)} to {number(high)}" if high < math.inf else f"above {number(low)}"
-    return f"{text}. So for prices {ends}{_beside_twin(retraining)}"
+    return f"{text}. So for prices {ends}{_beside_twin(retraining, plain)}"
+
+
+def unit_of_cost(retraining: Retraining, plain: bool = False) -> str:
+    """The unit of the plan's savings and total, and of its limits of the price."""
+    if retraining.money:
+        return "the money of --price"
+    if plain:
+        return "the unit of --price"
+    return f"{retraining.unit} summed over periods"
 
 
 def _when(retraining: Retraining) -> str:
@@ -86,10 +113,11 @@ def _when(retraining: Retraining) -> str:
     return text
 
 
-def _beside_twin(retraining: Retraining) -> str:
+def _beside_twin(retraining: Retraining, plain: bool) -> str:
     """A sentence: how much more the twin costs, and which of the two to use.
 
     The twin differs only in --from-scratch. "" if there is none with the same models and periods.
+    `plain`: without its label.
     """
     twin = retraining.twin
     if not twin or twin.laws.values.shape != retraining.laws.values.shape or twin.unknown:
@@ -99,10 +127,13 @@ def _beside_twin(retraining: Retraining) -> str:
     excess = twin.plan.total + retraining.horizon * gap - retraining.plan.total
     verdict = "keep to this one" if excess > 0 else "take that one"
     cost = number((retraining.money or 1.0) * excess)
-    return f". {twin.losses.label} costs {cost} more in all: {verdict}"
+    name = twin.losses.label
+    if plain:
+        name = "To begin a training the other way (from the last model, or from scratch)"
+    return f". {name} costs {cost} more in all: {verdict}"
 
 
-def costs_to_come(retraining: Retraining, every: int) -> str:
+def costs_to_come(retraining: Retraining, every: int, plain: bool = False) -> str:
     """The cost of the trainings to come, such as "12 trainings a year, 3 GPU-hours"."""
     period = retraining.period
     if period.dated:
@@ -114,7 +145,8 @@ def costs_to_come(retraining: Retraining, every: int) -> str:
     noun = "training" if count == 1 else "trainings"
     parts = [f"{count:.3g} {noun} {span}"]
     cost = retraining.cost
-    for amount, unit in ((cost.flops, "TFLOPs"), (cost.hours, cost.machine)):
+    flops = None if plain else cost.flops
+    for amount, unit in ((flops, "TFLOPs"), (cost.hours, cost.machine)):
         if amount:
             parts.append(f"{number(count * amount)} {unit}")
     return ", ".join(parts)
@@ -134,11 +166,46 @@ def points(retraining: Retraining, loss: MeanOverSeeds) -> str:
 
 
 def lines(retraining: Retraining) -> list[str]:
-    """The answer, the loss of old models, an event if there is one, and the evidence."""
+    """The answer, the loss of old models, an event if there is one, and what this rests on."""
+    sentences = [f"{answer(retraining)}.", *of_old_models(retraining)]
+    if not retraining.unknown:
+        sentences.append(_basis(retraining))
+    return sentences
+
+
+def of_old_models(retraining: Retraining) -> list[str]:
+    """How much worse older models are, and an event of the stream if there is one."""
     if retraining.unknown:
-        return [f"{answer(retraining)}."]
+        return []
     event = [_event(retraining)] if retraining.laws.event else []
-    return [f"{answer(retraining)}.", _loss_of_old_models(retraining), *event, _basis(retraining)]
+    return [_loss_of_old_models(retraining), *event]
+
+
+def would_change(retraining: Retraining) -> str:
+    """What would change the answer."""
+    if retraining.unknown:
+        return "Tests of each model on its own period and earlier ones."
+    plural = retraining.period.plural
+    further = f"Further {plural}, with each model tested on them, would narrow the intervals."
+    if not math.isnan(retraining.price):
+        plan = retraining.plan
+        if not plan.evident:
+            return further
+        factor = retraining.money or 1.0
+        low, high = (number(factor * price) for price in plan.flips)
+        ends = f"below {low}" if plan.flips[0] > 0 else ""
+        if plan.flips[1] < math.inf:
+            ends = f"{ends} or above {high}" if ends else f"above {high}"
+        return f"A price of a training {ends} changes how many pay." if ends else further
+    if retraining.choice.open:
+        return f"{further} A price of a training (--price) tells what pays."
+    least = percent(retraining, retraining.least_gain)
+    return f"Another least gain than {least} (--worth), or a price of a training (--price)."
+
+
+def has_evidence(retraining: Retraining) -> bool:
+    """Whether the answer has evidence."""
+    return advice_of(retraining) != NO_EVIDENCE
 
 
 def _loss_of_old_models(retraining: Retraining) -> str:

@@ -18,7 +18,7 @@ from scipy.optimize import nnls
 
 from alma.errors import UserError
 from alma.report.advice.law import Array, Break, Event, Law, Season, left_to_gain
-from alma.report.losses import Losses, MeanOverSeeds, age_effect, t_interval
+from alma.report.losses import LEAST_CELLS, Losses, MeanOverSeeds, age_effect, t_interval
 
 _EXPONENTS = (0.25, 0.5, 1.0)  # grid of c
 _LEARNING = (0.0, 0.5, 1.0)  # grid of k
@@ -62,6 +62,28 @@ class Axes(NamedTuple):
     def last_amount(self) -> float:
         """The amount of training of a model that is trained until the last period."""
         return 1 + float(self.periods[-1] - self.until[0]) / self.step
+
+
+def cells_without(axes: Axes) -> list[Any]:
+    """For each model the cells without it and its period, bool (models, periods)."""
+    masks = []
+    for u in axes.until:
+        masks.append((axes.until != u)[:, None] & (axes.periods != u))
+    return masks
+
+
+def tells_age(axes: Axes, compared: Any) -> bool:
+    """Whether cells tell what age adds: LEAST_CELLS of age above 0, one or more without any period.
+
+    The law has three terms beside the difficulty of periods, and the jackknife leaves out a period
+    at a time: without a cell of age above 0, b would be 0 by default, not by evidence.
+
+    compared    cells on whose period another model was tested, bool (models, periods)
+    """
+    later = compared & (axes.ages > 0)
+    if later.sum() < LEAST_CELLS:
+        return False
+    return all((later & cells).any() for cells in cells_without(axes))
 
 
 class FittedLaw(NamedTuple):
@@ -189,7 +211,8 @@ class Laws:
     def __init__(self, losses: Losses, year: float = math.inf):
         """Fit the laws; `year` is the length of a year on the axis of the losses, inf: no seasons.
 
-        UserError: fewer than three models share periods, or none is tested after its training.
+        UserError: fewer than three models share periods, or too few are tested after their
+        training (`tells_age`).
         """
         self.losses = losses
         self.axes = Axes(np.array(losses.until), np.array(losses.periods))
@@ -198,9 +221,11 @@ class Laws:
         self.values = np.mean(losses.seeds, axis=0)  # (models, periods), NaN where a seed has none
         measured = np.isfinite(self.values)
         compared = measured & (measured.sum(0) > 1)
-        if compared.any(1).sum() < 3 or not (compared & (self.ages > 0)).any():
+        if compared.any(1).sum() < 3 or not tells_age(self.axes, compared):
             raise UserError(
-                f"{losses.label}: fewer than 3 models share periods that are after their training"
+                f"{losses.label}: fewer than 3 models share periods that are after their training, "
+                f"or fewer than {LEAST_CELLS} cells of age above 0 of several models and periods: "
+                "test each model on the periods after its training"
             )
         plain = fit_laws(self.axes, self.values, measured)[0]
         self.event = find_event(self.axes, self.values, measured, plain, year)
@@ -209,10 +234,7 @@ class Laws:
         freedom = measured.sum() - measured.any(0).sum() - 3
         self.scatter = best.residual / math.sqrt(max(1, freedom))  # residual deviation of a cell
         self.alternatives = self._weighed(best, alternatives)
-        self._cells_without = []  # for each model: mask of the cells without it and its period
-        for u in self.until:
-            apart = (self.until != u)[:, None] & (self.axes.periods != u)
-            self._cells_without.append(apart)
+        self._cells_without = cells_without(self.axes)
         self.without = [self._law(self.values, measured & cells) for cells in self._cells_without]
         self.of_seeds = [self._law(np.array(seed), measured) for seed in losses.seeds]
 

@@ -80,9 +80,10 @@ def write_figures(
                 remarks.append(
                     f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper"
                 )
-            figure = front.front([entry.result for entry in entries])
+            results = [entry.result for entry in entries]
+            figure = front.front(results)
             if figure:
-                save(figure, f"front{suffix}", front.CAPTION)
+                save(figure, f"front{suffix}", front.caption(results))
             else:
                 remarks.append("front: no two complete runs of one waiting time")
     return pictures, remarks

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from alma.records import Run
-from alma.report import front, style
+from alma.report import compare, front, style
 from alma.report.results import Result
 from alma.report.style import Picture
 from alma.report.vision import costs, over_time, select
@@ -25,7 +25,10 @@ def write_paper_figures(runs: Sequence[Run], out: Path) -> tuple[list[Picture], 
     pictures: list[Picture] = []
     with style.drawing():
         for stem, results in select.data_sets(done).items():
+            remarks += compare.lacking(results)
             for name, (make, caption) in FIGURES.items():
+                if name == "front":
+                    caption = front.caption(results)
                 try:
                     for suffix, figure in make(results).items():
                         pictures.append(Picture(out / f"{stem}_{name}{suffix}.png", caption))
