@@ -1,5 +1,7 @@
 """`alma images --by week --cluster slurm`: runs that are missing, and streams that grow."""
 
+import contextlib
+import io
 import shutil
 from pathlib import Path
 
@@ -7,6 +9,8 @@ import pytest
 from launcher import call
 
 from alma.records import Run
+from slurm.arrivals import main as alma_test
+from slurm.engine import children
 from slurm.vision import part
 from slurm.vision.__main__ import main as sweep
 from tests.vision.test_grown import as_in_one_go, forget
@@ -33,6 +37,16 @@ def test_a_run_that_is_missing_is_trained_again_and_a_stream_that_has_grown_is_n
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
+
+    def in_this_process(words, *_, **__):
+        forget()
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            assert call(vision, monkeypatch, *words[words.index("images") + 1 :]) == 0
+        return said.getvalue()
+
+    monkeypatch.setattr(children, "ask", in_this_process)
+    monkeypatch.setattr(children, "run", in_this_process)
     arrive(tmp_path / "shop", 1, 2)
     assert play(FLAGS) == ["1/2", "2/2"]
     assert play(FLAGS) == []
@@ -70,7 +84,6 @@ def test_an_append_on_a_real_cluster(cluster, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.thorough
 def test_models_are_tested_on_a_real_cluster(cluster, tmp_path, monkeypatch, capsys):
-    alma_test = pytest.importorskip("slurm.arrivals").main
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
