@@ -189,9 +189,9 @@ def announcement(plan: Plan, vocabulary: int | None, machine: Machine) -> list[s
     if possible:
         tokens = sum(test.tokens for test in possible)
         parts = sum(len(test.megabatches) for test in possible)
-        text = f"{plan.out}: before any training, {len(possible)} models are tested on what arrived"
-        if plan.tests_only:
-            text = f"{plan.out}: {len(possible)} models are tested on what arrived"
+        models = "1 model is" if len(possible) == 1 else f"{len(possible)} models are"
+        when = "" if plan.tests_only else "before any training, "
+        text = f"{plan.out}: {when}{models} tested on what arrived"
         text += f": {parts} evaluations, {tokens:,} tokens"
         flops = [_flops(plan, test, vocabulary, machine) for test in possible]
         whole = total(flops)

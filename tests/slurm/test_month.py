@@ -82,7 +82,7 @@ def test_a_deleted_checkpoint_is_a_named_hole(growing, launch, monkeypatch, caps
     output = alma_test(monkeypatch, capsys, "run", "--dry-run")
     assert "run: stage 0: model.txt is deleted: not tested on 2024-04" in output
     assert "run: 3 models are deleted and cannot be tested" in output
-    assert "run: 1 models are tested" in output
+    assert "run: 1 model is tested" in output
     output = alma_test(monkeypatch, capsys, "run")
     assert "stage 2: model.txt is deleted: not tested on 2024-04" in output
     assert {stage: len(values) for stage, values in matrix("run").items()} == {
