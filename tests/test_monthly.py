@@ -65,7 +65,7 @@ def month(tmp_path):
         words = ["sh", MONTHLY / "month.sh", "run", "models", "alma", "train", "S", "--out", "run"]
         variables = environment(tmp_path) | {"DUE": "--every 3", "GATE": "--worth 1% --forget 2%"}
         done = subprocess.run(words, cwd=tmp_path, env=variables, check=False)
-        calls = [line for line in (tmp_path / "calls").read_text().splitlines()]
+        calls = (tmp_path / "calls").read_text().splitlines()
         return done.returncode, [call for call in calls if "--json" not in call]
 
     start.deployed = lambda: os.readlink(tmp_path / "models/deployed")
