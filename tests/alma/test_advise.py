@@ -124,7 +124,13 @@ def test_only_what_comes_counts(tmp_path):
     )
 
 
-@pytest.mark.parametrize("spreads", [[0.03] * 12, np.geomspace(0.01, 0.16, 12).tolist()])
+@pytest.mark.parametrize(
+    "spreads",
+    [
+        pytest.param([0.03] * 12, marks=pytest.mark.thorough),
+        np.geomspace(0.01, 0.16, 12).tolist(),
+    ],
+)
 def test_equal_configurations_are_no_evidence(spreads):
     """Of 20 reports on a dozen equal configurations 7 or fewer, at 99.9% if 13% have evidence."""
     random = np.random.default_rng(0)

@@ -251,6 +251,7 @@ args = SimpleNamespace(cases=cases)
 """
 
 
+@pytest.mark.thorough
 def test_a_step_costs_the_others_nothing(benchmark, tmp_path, monkeypatch, capfd):
     """One hangs, one crashes, one prints garbage, one leaves a process;
     `again` runs what has no result."""
@@ -310,6 +311,7 @@ def test_a_step_costs_the_others_nothing(benchmark, tmp_path, monkeypatch, capfd
     }
 
 
+@pytest.mark.thorough
 def test_a_damaged_wheel_costs_the_others_nothing(benchmark, tmp_path):
     packages = benchmark("gpu.packages")
     for name in ("alpha", "beta", "gamma"):

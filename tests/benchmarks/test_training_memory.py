@@ -49,10 +49,10 @@ def test_what_the_backward_pass_needs_is_counted(memory):
     [
         ("switch_gmoe_base", 8, 1, f"--fp16 {CHUNKED}"),
         ("switch_gmoe_base", 8, 1, f"--fp16 {CHUNKED} --checkpoint-activations"),
-        ("switch_gmoe_base", 8, 1, f"--bf16 {CHUNKED}"),
+        pytest.param("switch_gmoe_base", 8, 1, f"--bf16 {CHUNKED}", marks=pytest.mark.thorough),
         ("switch_gmoe_base", 8, 1, "--fp16 --members 2"),
         ("switch_gmoe_base", 8, 1, CHUNKED),
-        ("switch_gmoe_large", 12, 8, "--fp16"),
+        pytest.param("switch_gmoe_large", 12, 8, "--fp16", marks=pytest.mark.thorough),
         ("switch_gmoe_base", 8, 4, f"--fp16 {CHUNKED} --moe-expert-parallel"),
         ("switch_gmoe_large", 4, 2, f"--fp16 {CHUNKED} --zero-sharding os"),
         ("switch_gmoe_large", 4, 8, f"--fp16 {CHUNKED} --zero-sharding os --offload-activations"),
@@ -63,6 +63,7 @@ def test_the_estimate_is_within_five_percent(memory, arch, experts, processes, f
     assert float(row["estimate / count"]) == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.thorough
 def test_the_table_of_what_fits(memory, monkeypatch):
     """On cards of 2 GB."""
     monkeypatch.setattr(memory, "V100", 2_000_000_000)

@@ -160,6 +160,7 @@ def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_pat
     assert digests(out) == longest, "the same again changes nothing"
 
 
+@pytest.mark.thorough
 def test_killed_anywhere_and_run_again(news, dated, prepare, tmp_path, monkeypatch):
     """All stages: dates, bands, keys and those of every stream;
     at any moment it is a stream or none."""

@@ -82,7 +82,13 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "iid, near duplicates, pieces",
+        pytest.param("ordered, near duplicates, surplus", marks=pytest.mark.thorough),
+    ],
+)
 @given(data=st.data())
 @settings(FEW, max_examples=1)
 def test_splitting_names_order_and_workers_do_not_matter(

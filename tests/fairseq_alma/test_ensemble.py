@@ -142,7 +142,10 @@ def unlike(untrained) -> tuple:
     return untrained("member_0.pt")[0], untrained("member_1.pt", *WIDER, "--seed", "2")[0]
 
 
-@pytest.mark.parametrize(("command", "least"), [("interactive", 1), ("generate", 10)])
+@pytest.mark.parametrize(
+    ("command", "least"),
+    [("interactive", 1), pytest.param("generate", 10, marks=pytest.mark.thorough)],
+)
 def test_fairseq_continues_texts_by_an_ensemble(start, unlike, stream, tmp_path, command, least):
     (tmp_path / "input.txt").write_text("\u2581the \u2581of\n")
     flags = f"--task alma_lm --beam 2 --max-len-b 6 --input {tmp_path}/input.txt".split()

@@ -32,7 +32,15 @@ def planned(output: str) -> int:
     return int(re.findall(r"--max-epoch \d+: (\d+) updates", output)[-1])
 
 
-@pytest.mark.parametrize("flags", [(), COSINE, THIRDS, ("--schedule", "continuous")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        pytest.param(COSINE, marks=pytest.mark.thorough),
+        pytest.param(THIRDS, marks=pytest.mark.thorough),
+        pytest.param(("--schedule", "continuous"), marks=pytest.mark.thorough),
+    ],
+)
 def test_two_epochs_train_as_their_updates(train, tmp_path, flags):
     flags = (*flags, "--batch-size", "8", "--update-freq", "3,2")
     updates = planned(train(tmp_path / "epochs", *flags, "--max-epoch", "2"))

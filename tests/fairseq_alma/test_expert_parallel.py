@@ -113,6 +113,7 @@ def test_an_update_agrees_on_the_largest_batch_once(
         assert [line for line in output.splitlines() if line.startswith("waits")] == ["waits 1"] * 2
 
 
+@pytest.mark.thorough
 def test_fp16_resumes_with_and_without_expert_parallelism(train, train_on_two, tmp_path):
     flags = ("--dropout", "0", "--fp16", "--ddp-backend", "legacy_ddp")
     train_on_two(tmp_path / "whole", *flags, "--max-update", 6)

@@ -78,7 +78,14 @@ def test_a_stage_validates_on_its_own_megabatch_and_replays_earlier_ones(build, 
     assert earlier.tokens.prefixes == [stream.path(stream.megabatches[0])]
 
 
-@pytest.mark.parametrize("flags", [(), ("--context-window", "16"), ("--weights", "average")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--weights", "average"),
+        pytest.param((), marks=pytest.mark.thorough),
+        pytest.param(("--context-window", "16"), marks=pytest.mark.thorough),
+    ],
+)
 def test_a_part_evaluated_alone_has_the_same_numbers_and_the_losses_of_its_documents(
     evaluate, ordered, tiny, trained, tmp_path, flags
 ):

@@ -42,8 +42,8 @@ def interrupted_on_two(start_two, train_on_two, stream, tiny, user_dir, tmp_path
     ("precision", "number"),
     [
         ("", signal.SIGKILL),
-        ("--fp16 --fp16-init-scale 4", signal.SIGTERM),
-        ("--bf16", signal.SIGKILL),
+        pytest.param("--fp16 --fp16-init-scale 4", signal.SIGTERM, marks=pytest.mark.thorough),
+        pytest.param("--bf16", signal.SIGKILL, marks=pytest.mark.thorough),
     ],
 )
 def test_two_stages_equal_those_without_sharding(
@@ -70,7 +70,7 @@ def test_two_stages_equal_those_without_sharding(
 FP16 = ("--fp16", "--fp16-init-scale", "4")
 
 
-@pytest.mark.parametrize("sharded_first", [True, False])
+@pytest.mark.parametrize("sharded_first", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_a_checkpoint_goes_on_with_sharding_or_without(
     train, train_on_two, tmp_path, sharded_first
 ):

@@ -267,6 +267,7 @@ def test_an_evaluation_that_would_leave_out_tokens_is_refused(
     assert not (tmp_path / "x.json").exists()
 
 
+@pytest.mark.thorough
 def test_a_hub_model_scores_text_in_a_script(stage0, stream):
     code = f"""
 from fairseq.models.transformer_lm import TransformerLanguageModel

@@ -68,7 +68,9 @@ def test_a_polynomial_average_of_numbers(build):
     torch.testing.assert_close(projection, torch.full_like(projection, expected))
 
 
-@pytest.mark.parametrize("kind", [(), ("--ema-poly", "4")])
+@pytest.mark.parametrize(
+    "kind", [(), pytest.param(("--ema-poly", "4"), marks=pytest.mark.thorough)]
+)
 def test_a_resumed_average_equals_that_of_an_uninterrupted_run(
     kind, start, stream, tiny, train, tmp_path
 ):
@@ -107,7 +109,11 @@ def test_the_average_starts_with_the_update_that_ema_start_update_names(train, t
 
 
 @pytest.mark.parametrize(
-    "flags", ["--members 2 --checkpoint-activations", "--arch transformer_lm --fp16"]
+    "flags",
+    [
+        "--members 2 --checkpoint-activations",
+        pytest.param("--arch transformer_lm --fp16", marks=pytest.mark.thorough),
+    ],
 )
 def test_other_models_are_averaged_too(train, tmp_path, flags):
     flags = flags.replace("transformer_lm", "transformer_lm --share-decoder-input-output-embed")
