@@ -263,6 +263,23 @@ class Run:
         """The evaluations of `evaluations.jsonl`, as written. UserError: a line is none."""
         return read_evaluations(self.evaluations, self.config["megabatches"])
 
+    @property
+    def is_tested_ahead(self) -> bool:
+        """Whether models were tested on data that came later, and no training of them has begun.
+
+        `alma test` does so when mega-batches have arrived that no stage was trained on.
+        """
+        rows = self.rows_as_written
+        if not rows:
+            return False
+        last = rows[-1]
+        next_stage = 0 if last["stage"] is None else last["stage"] + 1
+        has_begun = (self.directory / f"stage_{next_stage:02d}").exists()
+        has_begun |= self.info.get("trained_megabatches", 0) > last["t"]
+        return not has_begun and any(
+            late["megabatch"] > last["t"] for late in self.late_evaluations
+        )
+
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one `Row`, written and fsynced on return.
 

@@ -58,7 +58,9 @@ def one_per_seed(repeats: Iterable[Repeat], until: float) -> tuple[list[Repeat],
 
 
 def end_of(run: Run) -> int:
-    """The t of its last requested stage."""
+    """The t of its last requested stage; of a run that waits for a training, of its last row."""
+    if run.is_tested_ahead:
+        return run.rows[-1]["t"]
     schedule = stages(run.config["megabatches"], run.config["waiting_time"])
     return schedule[: run.info.get("stages")][-1].last
 

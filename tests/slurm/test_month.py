@@ -21,6 +21,7 @@ from alma.records import Run
 from data_prep.__main__ import main as data_prep
 from slurm import arrivals
 from slurm.engine import children
+from slurm.lm.local import state_of
 from tests.growing import assert_same, record_of
 
 
@@ -48,6 +49,11 @@ def test_alma_test_trains_nothing_and_says_what_is_new(growing, launch, monkeypa
     assert "perplexity of    2024-03  2024-04" in output
     assert "untrained model" in output
     assert "ask with: alma due run" in output
+    status = state_of(Path("run"))
+    assert (status.state, status.why) == ("done", "tested on what has arrived since: alma due run")
+    Path("run/stage_02").mkdir()
+    assert state_of(Path("run")).why == "2 of 4 stages requested"
+    Path("run/stage_02").rmdir()
     rows = Run.read("run").rows
     assert [len(row["extra"]["matrix"]) for row in rows] == [4, 4, 4]
     assert not Path("run/stage_02").exists()
