@@ -1,5 +1,6 @@
 """The figure of a stream with periods: its models on the newest held-out part."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ def figure(results: Sequence[Result]) -> tuple[Any, str] | None:
     longest_list = max((period_names(result) for result in shown), key=len)
     names = dict(enumerate(longest_list, start=1))
     for axes in panels.values():
-        style.number_axis(axes, "x", times)
+        style.number_axis(axes, "x", times, log_from=math.inf)  # periods are evenly spaced
         style.number_axis(axes, "y", values, log_from=3)
         if len(names) <= _MOST_NAMES:
             axes.xaxis.set_major_locator(FixedLocator(list(names)))
