@@ -1,5 +1,4 @@
-"""The commands for a machine with a GPU, at tiny sizes on a CPU; where there is one, they use
-it."""
+"""The commands for a GPU, at tiny sizes on a CPU; where there is a GPU, they use it."""
 
 import json
 import os

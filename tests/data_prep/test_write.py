@@ -119,6 +119,7 @@ def test_megatron_reads_the_same_tokens(corpus, prepare, tmp_path, inspected):
     assert inspected(out, "--verify")[0] == 0
 
 
+@pytest.mark.thorough
 def test_data_report_and_advise_run_without_what_the_light_installation_lacks(corpus, tmp_path):
     from tests.alma.synthetic import image_run
 

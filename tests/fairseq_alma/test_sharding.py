@@ -70,7 +70,8 @@ def test_two_stages_equal_those_without_sharding(
 FP16 = ("--fp16", "--fp16-init-scale", "4")
 
 
-@pytest.mark.parametrize("sharded_first", [True, pytest.param(False, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("sharded_first", [True, False])
 def test_a_checkpoint_goes_on_with_sharding_or_without(
     train, train_on_two, tmp_path, sharded_first
 ):
