@@ -8,7 +8,7 @@ so later stages treat the stream as any ordered one.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from alma.dates import Dates, LeftOut, label
 from alma.errors import UserError
@@ -34,9 +34,15 @@ class Dated(Ordered):
     """Merge a period that is too small with the next one; the last one with the one before it."""
     periods: list[str] = field(default_factory=list)
     """The period of each mega-batch; merged ones as FIRST..LAST."""
-    remedy: ClassVar[str] = (
-        "merge periods with --merge-small, choose longer ones or ask for fewer words"
-    )
+
+    @property
+    def remedy(self) -> str:
+        """What to do about periods that are too small."""
+        if self.first == 0:
+            return "merge periods with --merge-small, choose longer ones or ask for fewer words"
+        if self.merge_small:
+            return "append them together with the text of the next period, which they then join"
+        return "leave their text out, or make the stream anew with --merge-small or fewer words"
 
     def record(self) -> dict[str, Any]:
         """The fields that stream.json records; known before any text is read."""

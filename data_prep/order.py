@@ -17,7 +17,6 @@ the same parts that a new stream of all mega-batches would have.
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
@@ -38,7 +37,11 @@ class Ordered(Splits):
     """Requested sizes of each mega-batch in words; `words` 0: all that is left."""
 
     order: list[list[str]] = field(default_factory=list)  # the sources of each mega-batch
-    remedy: ClassVar[str] = "add text or ask for fewer words"  # for mega-batches that are too small
+
+    @property
+    def remedy(self) -> str:
+        """What to do about mega-batches that are too small."""
+        return "add text or ask for fewer words"
 
     @property
     def names(self) -> list[str]:

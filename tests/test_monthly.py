@@ -61,14 +61,21 @@ def month(tmp_path):
             (tmp_path / "run/results.jsonl").touch()
         if deployed:
             (tmp_path / "models").mkdir(exist_ok=True)
-            (tmp_path / "models/deployed").symlink_to(str(deployed))
+            (tmp_path / "models" / str(deployed)).mkdir()
+            start.switch_to(str(deployed))
         words = ["sh", MONTHLY / "month.sh", "run", "models", "alma", "train", "S", "--out", "run"]
         variables = environment(tmp_path) | {"DUE": "--every 3", "GATE": "--worth 1% --forget 2%"}
         done = subprocess.run(words, cwd=tmp_path, env=variables, check=False)
         calls = (tmp_path / "calls").read_text().splitlines()
         return done.returncode, [call for call in calls if "--json" not in call]
 
+    def switch_to(model):
+        link = tmp_path / "models/deployed"
+        link.unlink(missing_ok=True)
+        link.symlink_to(model)
+
     start.deployed = lambda: os.readlink(tmp_path / "models/deployed")
+    start.switch_to = switch_to
     return start
 
 
@@ -80,21 +87,22 @@ def test_the_first_month_trains_and_deploys(month):
 @pytest.mark.parametrize(
     ("answers", "calls", "deployed"),
     [
-        ({"due": 1}, ["due"], "6"),
-        ({"due": 3}, ["due"], "6"),
-        ({}, ["due", "train", "gate", "export"], "7"),
-        ({"gate": 1}, ["due", "train", "gate"], "6"),
-        ({"gate": 3}, ["due", "train", "gate"], "6"),
+        ({"due": 1}, [], "6"),
+        ({"due": 3}, [], "6"),
+        ({}, ["train", "gate", "export"], "7"),
+        ({"gate": 1}, ["train", "gate"], "6"),
+        ({"gate": 3}, ["train", "gate"], "6"),
     ],
 )
 def test_a_month_asks_before_it_trains_and_before_it_deploys(month, answers, calls, deployed):
     code, made = month(newest=6, deployed=6, **answers)
     assert code == 0
-    assert [call.split()[0] for call in made] == ["test", *calls]
+    assert [call.split()[0] for call in made] == ["gate", "test", "due", *calls]
     assert month.deployed() == deployed
-    assert made[1] == "due run --every 3"
+    assert made[0] == "gate run --worth 1% --forget 2%"
+    assert made[2] == "due run --every 3"
     if "gate" in calls:
-        assert made[3] == "gate run --deployed 6 --worth 1% --forget 2%"
+        assert made[4] == "gate run --deployed 6 --worth 1% --forget 2%"
 
 
 @pytest.mark.parametrize(
@@ -104,6 +112,7 @@ def test_a_step_that_fails_ends_the_month_with_its_code(month, answers, last):
     code, made = month(newest=6, deployed=6, **answers)
     assert code == next(iter(answers.values()))
     assert made[-1].split()[0] == last
+    assert ("train" in answers) == any(call.startswith("train") for call in made)
     assert month.deployed() == "6"
 
 
@@ -111,13 +120,35 @@ def test_a_month_that_was_killed_before_its_gate_asks_it_again(month):
     """The newest model is trained, `due` says that nothing arrived, another one is deployed."""
     code, made = month(newest=7, deployed=6, due=1)
     assert code == 0
-    assert [call.split()[0] for call in made] == ["test", "due", "gate", "export"]
+    assert [call.split()[0] for call in made] == ["gate", "test", "due", "gate", "export"]
     assert month.deployed() == "7"
 
 
-def test_a_model_that_is_switched_back_is_the_one_that_the_gate_compares(month):
-    month(newest=6, deployed=4, due=1, gate=3)
-    assert month.deployed() == "4"
+def test_a_model_that_was_taken_back_stays_out_and_the_next_is_compared_with_the_older(month):
+    month(newest=6, deployed=4, due=1)
+    assert month.deployed() == "6"
+    month.switch_to("4")
+    for _ in range(2):
+        made = month(due=1)[1]
+        assert [call for call in made if "--deployed" in call] == [
+            "gate run --deployed 4 --worth 1% --forget 2%"
+        ]
+        assert month.deployed() == "4"
+    made = month()[1]
+    assert made.count("gate run --deployed 4 --worth 1% --forget 2%") == 2
+    assert month.deployed() == "7"
+
+
+@pytest.mark.parametrize("link", ["gone", "../models/6", None])
+def test_a_link_to_no_model_is_refused_before_anything_is_done(month, tmp_path, link):
+    month(newest=6, deployed=4)
+    (tmp_path / "calls").write_text("")
+    (tmp_path / "models/deployed").unlink()
+    if link:
+        month.switch_to(link)
+    else:
+        (tmp_path / "models/deployed").mkdir()
+    assert month() == (2, [])
 
 
 def test_wrong_words_say_what_to_give(tmp_path):

@@ -31,20 +31,33 @@ newest_model() { # the mega-batch until which it was trained
 }
 
 mkdir -p "$models"
+if [ -e "$models/deployed" ] || [ -L "$models/deployed" ]; then
+	deployed=$(readlink "$models/deployed" || true)
+	case $deployed in */* | "") deployed=/ ;; esac
+	if [ ! -d "$models/$deployed" ] || [ "$deployed" = / ]; then
+		echo "error: $models/deployed is no link to a model beside it: ln -sfn N $models/deployed" >&2
+		exit 2
+	fi
+fi
+
 if [ -f "$run/results.jsonl" ]; then
-	alma test "$run"
 	# shellcheck disable=SC2086  # options are words
+	ask alma gate "$run" ${GATE:-} >/dev/null # wrong options end here, before anything is spent
+	alma test "$run"
+	# shellcheck disable=SC2086
 	ask alma due "$run" ${DUE:---every 1}
 	if [ $answer = 0 ]; then "$@"; fi
 else
 	"$@"
 fi
 
+# A model is asked about once: one that was switched back, or refused, does not return by itself.
 newest=$(newest_model)
 if [ ! -L "$models/deployed" ]; then
 	deploy "$newest"
-elif [ "$(readlink "$models/deployed")" != "$newest" ]; then
+elif [ "$newest" != "$deployed" ] && [ "$newest" != "$(cat "$models/asked" 2>/dev/null)" ]; then
 	# shellcheck disable=SC2086
-	ask alma gate "$run" --deployed "$(readlink "$models/deployed")" ${GATE:-}
+	ask alma gate "$run" --deployed "$deployed" ${GATE:-}
 	if [ $answer = 0 ]; then deploy "$newest"; fi
 fi
+echo "$newest" >"$models/asked"

@@ -32,13 +32,16 @@ text() {
 	crawl=$1
 	shift
 	for date; do
-		if [ -f "$folder/stream/stream.json" ]; then
+		if grep -qsx "$date" "$folder/dates"; then
+			: # added before this start
+		elif [ -f "$folder/stream/stream.json" ]; then
 			alma data "text=$crawl" --append --until "$date" --out "$folder/stream"
 		else
 			alma data "text=$crawl" --by "${BY:-month}" --until "$date" --words "${WORDS:-300k}" \
 				--eval-words "${HELD_OUT:-8k}" --valid-words "${HELD_OUT:-8k}" --vocab-size "${VOCAB_SIZE:-1000}" \
 				--near-duplicates drop --seed 1 --out "$folder/stream"
 		fi
+		grep -qsx "$date" "$folder/dates" || echo "$date" >>"$folder/dates"
 		month "$date" alma train "$here/text.yaml" --stream "$folder/stream" "max-update=${UPDATES:-500}" \
 			--out "$folder/run"
 	done

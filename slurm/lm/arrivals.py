@@ -123,14 +123,21 @@ def _news(plan: Plan, earlier: Sequence[LateEvaluation], was_incomplete: bool) -
         count = run.config["megabatches"]
         return f"{plan.out}: nothing new: its models are tested on all {count} mega-batches"
     columns = sorted(periods)
-    lines = [["perplexity of", *(periods[megabatch] for megabatch in columns)]]
+    lines = [["model", *(periods[megabatch] for megabatch in columns)]]
     models = sorted(
         {stage for stage, _ in values}, key=lambda stage: -1 if stage is None else stage
     )
     for stage in models:
-        cells = ["untrained model" if stage is None else f"stage {stage}"]
+        cells = ["untrained" if stage is None else f"of {_trained_until(plan, stage)}"]
         for megabatch in columns:
             value = values.get((stage, megabatch))
             cells.append("-" if value is None else fixed(value))
         lines.append(cells)
-    return f"{plan.out}\n{as_text(lines)}"
+    return f"{plan.out}: perplexity on what has arrived\n{as_text(lines)}"
+
+
+def _trained_until(plan: Plan, stage: int) -> str:
+    """The newest mega-batch that a stage was trained on, by its period if it has one."""
+    last = plan.stages[stage].stage.last
+    part = Stream.load(plan.request.stream).held_out[last - 1]
+    return part.period or f"mega-batch {last}"

@@ -286,6 +286,19 @@ def test_too_many_periods_are_counted_after_the_merge(monkeypatch):
             splits.with_periods("year", words, small)
 
 
+@pytest.mark.parametrize(
+    ("first", "merge_small", "remedy"),
+    [
+        (0, False, "merge periods with --merge-small"),
+        (4, False, "leave their text out, or make the stream anew with --merge-small"),
+        (4, True, "append them together with the text of the next period"),
+    ],
+)
+def test_the_remedy_for_a_small_period_is_one_that_the_command_takes(first, merge_small, remedy):
+    splits = Dated(1, 1, 2, 2, None, first=first, merge_small=merge_small)
+    assert splits.remedy.startswith(remedy)
+
+
 def test_the_rule_of_merging():
     sizes = {1: 3, 2: 3, 4: 9, 5: 1, 6: 5, 7: 2}
     assert merged(sizes, 6) == [[1, 2], [4], [5, 6, 7]]

@@ -6,6 +6,7 @@ model is the list of what it was trained on, and its loss on a document follows 
 
 import json
 import random
+import re
 import shutil
 import sys
 from functools import partial
@@ -46,8 +47,13 @@ def test_alma_test_trains_nothing_and_says_what_is_new(growing, launch, monkeypa
     assert "run: 3 models are tested on what arrived: 6 evaluations" in output
     assert sorted(Path("run").rglob("*")) == before
     output = alma_test(monkeypatch, capsys, "run")
-    assert "perplexity of    2024-03  2024-04" in output
-    assert "untrained model" in output
+    assert "run: perplexity on what has arrived" in output
+    assert re.search(r"^model +2024-03 +2024-04$", output, re.MULTILINE)
+    assert re.findall(r"^(untrained|of \S+) +[\d.]+ +[\d.]+$", output, re.MULTILINE) == [
+        "untrained",
+        "of 2024-01",
+        "of 2024-02",
+    ]
     assert "ask with: alma due run" in output
     status = state_of(Path("run"))
     assert (status.state, status.why) == ("done", "tested on what has arrived since: alma due run")
