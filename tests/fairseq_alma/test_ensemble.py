@@ -74,6 +74,7 @@ def test_an_ensemble_is_the_mean_of_its_members_probabilities(
     assert result["nll"] / math.log(2) == pytest.approx(base2, abs=2e-4)
 
 
+@pytest.mark.thorough
 def test_untrained_members_have_their_own_seeds(evaluate, build, tiny):
     result = evaluate("--untrained", "--seeds", "7,1007", *tiny)
     task, first = build("--sample-break-mode", "none")

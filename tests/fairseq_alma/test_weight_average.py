@@ -89,6 +89,7 @@ def test_a_resumed_average_equals_that_of_an_uninterrupted_run(
     )
 
 
+@pytest.mark.thorough
 def test_the_average_starts_with_the_update_that_ema_start_update_names(train, tmp_path):
     """The k-th update counts from 1; after a resume too.
     With few updates the average is the plain mean."""
