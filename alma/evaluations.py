@@ -10,10 +10,11 @@ are tested on them too. `evaluations.jsonl` has a line for each such cell of the
 same ones (`alma gate`).
 """
 
+import functools
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
@@ -21,8 +22,9 @@ import msgspec
 
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
-from alma.json_lines import complete_lines
+from alma.json_lines import complete_lines, version
 from alma.schema import AMOUNT, COUNT, NATURAL, NUMBER, TEXT, parse_json
+from alma.tables import as_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,10 +68,16 @@ def read_evaluations(path: Path, megabatches: int) -> list[LateEvaluation]:
 
     UserError: a line is no late evaluation of a stream of B = `megabatches`, or repeats a cell.
     """
+    of_file = version(path)
+    return list(_read(path, megabatches, of_file)) if of_file else []
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(path: Path, megabatches: int, _version: tuple[int, ...]) -> tuple[LateEvaluation, ...]:
+    """The late evaluations of a file, read once for each of its versions: reports need them
+    often."""
     evaluations: list[LateEvaluation] = []
     cells = set()
-    if not path.exists():
-        return evaluations
     for number, line in complete_lines(path):
         try:
             record = parse_json(line)
@@ -83,7 +91,7 @@ def read_evaluations(path: Path, megabatches: int) -> list[LateEvaluation]:
             raise UserError(f"{path}:{number}: {problem}: keep one of them")
         cells.add(cell)
         evaluations.append(record)
-    return evaluations
+    return tuple(evaluations)
 
 
 def merged(
@@ -143,6 +151,30 @@ def _extended(
 def _value(late: Mapping[str, Any] | None, name: str) -> float:
     """A number of a late evaluation; NaN if the model was not tested there."""
     return math.nan if late is None else late.get(name, math.nan)
+
+
+def table_of(
+    evaluations: Sequence[LateEvaluation],
+    trained_until: Callable[[int], str],
+    shown: Callable[[float], str],
+) -> str:
+    """Late evaluations as a table: a line for each model, a column for each mega-batch.
+
+    trained_until: the newest period, or mega-batch, that the model of a stage was trained on.
+    shown: a value as text.
+    """
+    names: dict[int, str] = {}
+    values: dict[int | None, dict[int, float]] = {}
+    for late in evaluations:
+        names[late["megabatch"]] = late.get("period") or f"mega-batch {late['megabatch']}"
+        values.setdefault(late["stage"], {})[late["megabatch"]] = late["value"]
+    columns = sorted(names)
+    lines = [["model", *(names[t] for t in columns)]]
+    for stage in sorted(values, key=lambda stage: -1 if stage is None else stage):
+        model = "untrained" if stage is None else f"of {trained_until(stage)}"
+        cells = [shown(values[stage][t]) if t in values[stage] else "-" for t in columns]
+        lines.append([model, *cells])
+    return as_text(lines)
 
 
 def item_losses_file(run: Path, stage: int, megabatch: int) -> Path:

@@ -42,10 +42,13 @@ from alma.schema import (
     require,
     whole,
 )
+from alma.stages import stage_folder
 from alma.trainer import STAGE
 
 RESULTS = "results.jsonl"
 CONFIG_KEYS = ("learner", "megabatches", "waiting_time", "replay", "seed")
+TRAINED_MEGABATCHES = "trained_megabatches"
+"""The fact of run.json, of images by date, that is B when the run was last trained."""
 MACHINE_FIELDS = frozenset({"seconds", "peak_memory_bytes"})
 """Fields that depend on the machine; leave them out to compare the results of two runs."""
 
@@ -274,8 +277,8 @@ class Run:
             return False
         last = rows[-1]
         next_stage = 0 if last["stage"] is None else last["stage"] + 1
-        has_begun = (self.directory / f"stage_{next_stage:02d}").exists()
-        has_begun |= self.info.get("trained_megabatches", 0) > last["t"]
+        has_begun = stage_folder(self.directory, next_stage).exists()
+        has_begun |= self.info.get(TRAINED_MEGABATCHES, 0) > last["t"]
         return not has_begun and any(
             late["megabatch"] > last["t"] for late in self.late_evaluations
         )

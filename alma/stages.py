@@ -15,6 +15,7 @@ epoch unless --max-update sets them. docs/concepts.md explains this to users.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from alma.errors import UserError
 
@@ -36,6 +37,11 @@ class Stage:
     def earlier(self) -> tuple[int, ...]:
         """The earlier mega-batches on which it trains."""
         return tuple(t for t in self.train_on if t < self.first)
+
+
+def stage_folder(run: Path, index: int) -> Path:
+    """The folder of a stage in the run directory of a language model."""
+    return run / f"stage_{index:02d}"
 
 
 def check_share(share: float, replay: bool, source: str = "all") -> None:

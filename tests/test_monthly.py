@@ -27,7 +27,7 @@ due*--json*) echo "{\\"model\\": {\\"megabatch\\": $(cat newest)}}" ;;
 due*) exit "$(cat due)" ;;
 gate*) exit "$(cat gate)" ;;
 train*) echo 7 >newest; mkdir -p run; touch run/results.jsonl; exit "$(cat train)" ;;
-export*) mkdir -p "$6" ;;
+export*) mkdir -p "$6"; touch "$6/config.json" ;;
 esac
 """
 
@@ -61,7 +61,7 @@ def month(tmp_path):
             (tmp_path / "run/results.jsonl").touch()
         if deployed:
             (tmp_path / "models").mkdir(exist_ok=True)
-            (tmp_path / "models" / str(deployed)).mkdir()
+            (tmp_path / "models" / str(deployed)).mkdir(exist_ok=True)
             start.switch_to(str(deployed))
         words = ["sh", MONTHLY / "month.sh", "run", "models", "alma", "train", "S", "--out", "run"]
         variables = environment(tmp_path) | {"DUE": "--every 3", "GATE": "--worth 1% --forget 2%"}
@@ -75,7 +75,14 @@ def month(tmp_path):
         link.symlink_to(model)
 
     start.deployed = lambda: os.readlink(tmp_path / "models/deployed")
+
+    def since(**answers):
+        """The calls of one more month."""
+        (tmp_path / "calls").write_text("")
+        return start(**answers)[1]
+
     start.switch_to = switch_to
+    start.since = since
     return start
 
 
@@ -124,18 +131,32 @@ def test_a_month_that_was_killed_before_its_gate_asks_it_again(month):
     assert month.deployed() == "7"
 
 
+def test_a_first_month_that_was_killed_before_its_first_model_goes_on(month):
+    """The run has a row of the untrained model, for which `alma gate` has no answer."""
+    assert month(newest=6, gate=2)[0] == 0
+    assert month.deployed() == "7"
+
+
+def test_a_model_without_evidence_is_asked_about_again(month):
+    month(newest=6, deployed=4, due=1, gate=3)
+    assert "gate run --deployed 4 --worth 1% --forget 2%" in month.since(due=1, gate=3)
+    assert month.deployed() == "4"
+
+
+def test_a_half_written_export_is_written_again(month, tmp_path):
+    (tmp_path / "models/7").mkdir(parents=True)
+    assert "export run --t 7 --out models/7" in month()[1]
+
+
 def test_a_model_that_was_taken_back_stays_out_and_the_next_is_compared_with_the_older(month):
     month(newest=6, deployed=4, due=1)
     assert month.deployed() == "6"
     month.switch_to("4")
+    question = "gate run --deployed 4 --worth 1% --forget 2%"
     for _ in range(2):
-        made = month(due=1)[1]
-        assert [call for call in made if "--deployed" in call] == [
-            "gate run --deployed 4 --worth 1% --forget 2%"
-        ]
+        assert question not in month.since(due=1)
         assert month.deployed() == "4"
-    made = month()[1]
-    assert made.count("gate run --deployed 4 --worth 1% --forget 2%") == 2
+    assert question in month.since()
     assert month.deployed() == "7"
 
 
@@ -163,7 +184,7 @@ def test_wrong_words_say_what_to_give(tmp_path):
 def result_of(folder: Path) -> tuple[object, ...]:
     """What kills must not change: the record of the run, and the models that were deployed."""
     rows, losses = record_of(str(folder / "run"))
-    models = sorted(path.name for path in (folder / "models").iterdir() if path.is_dir())
+    models = sorted(path.parent.name for path in folder.glob("models/[0-9]*/config.json"))
     deployed = os.readlink(folder / "models/deployed")
     losses_as_bytes = {name: array.tobytes() for name, array in losses.items()}
     return rows, losses_as_bytes, models, deployed

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from alma.errors import UserError
-from alma.evaluations import LateEvaluation
+from alma.evaluations import LateEvaluation, table_of
 from alma.records import Run
-from alma.tables import as_text
 from vision.local import run_all
 from vision.run import exit_with, parser, record_arrivals
 from vision.sections import read_sections
@@ -34,7 +33,7 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
         from vision.late_cost import lines
 
         print(*lines(jobs), sep="\n")
-    before = [run.late_evaluations for run in runs]
+    before = [len(run.late_evaluations) for run in runs]
     failed: list[Exception] = []
     if options.cluster == "slurm":
         _start_on_cluster(jobs, options)
@@ -45,7 +44,7 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
     if options.dry_run or not is_tested:
         return
     for run, old in zip(runs, before, strict=True):
-        new = Run.read(run.directory).late_evaluations[len(old) :]
+        new = Run.read(run.directory).late_evaluations[old:]
         print(table(Run.read(run.directory), new))
     if failed:
         exit_with(failed, len(jobs))
@@ -78,24 +77,14 @@ def job_of(run: Run, options: argparse.Namespace) -> SweepRun:
 
 
 def table(run: Run, cells: Sequence[LateEvaluation]) -> str:
-    """The error of each model, a line, on each period, a column, where it is new."""
+    """The error of each model on each period where it is new."""
     if not cells:
         return f"{run.directory}: no model to test on new periods"
-    names = {cell["megabatch"]: cell.get("period", "") for cell in cells}
-    megabatches = sorted(names)
-    errors: dict[int | None, dict[int, float]] = {}
-    for cell in cells:
-        errors.setdefault(cell["stage"], {})[cell["megabatch"]] = cell["value"]
-    lines = [["model", *(names[t] for t in megabatches)]]
-    for stage, of_stage in errors.items():
-        texts = [f"{of_stage[t]:.1%}" if t in of_stage else "" for t in megabatches]
-        lines.append([_model(run, stage), *texts])
-    return f"{run.directory}: error on what has arrived\n{as_text(lines)}"
+    errors = table_of(cells, lambda stage: _trained_until(run, stage), "{:.1%}".format)
+    return f"{run.directory}: error on what has arrived\n{errors}"
 
 
-def _model(run: Run, stage: int | None) -> str:
-    """A name of the model of a stage: the last period that it was trained on."""
-    if stage is None:
-        return "untrained"
+def _trained_until(run: Run, stage: int) -> str:
+    """The last period that the model of a stage was trained on."""
     trained_on = [row["trained_on"] for row in run.rows_as_written if row["stage"] == stage]
-    return f"of {run.config['periods'][max(trained_on[0]) - 1]}"
+    return run.config["periods"][max(trained_on[0]) - 1]

@@ -5,14 +5,13 @@ from pathlib import Path
 import torch
 
 from alma.errors import UserError, hint
-from alma.records import Run
+from alma.records import TRAINED_MEGABATCHES, Run
 from alma.stages import stages
 from vision.checkpoints import read_checkpoint, reading
 from vision.data import Dataset, prepared_like
 from vision.learners import LEARNERS, Learner
 from vision.models import Factory
-from vision.periods import TRAINED
-from vision.stage_trainer import CHECKPOINT
+from vision.stage_trainer import CHECKPOINT, stage_file
 
 
 def learner_of(
@@ -70,13 +69,14 @@ def load(
     if "images" not in run.info:
         how = f"run it again, which trains nothing: {run.info.get('command', 'the same command')}"
         raise UserError(f"{place}/run.json lacks the preparation of images, which is new: {how}")
-    megabatches = run.info.get(TRAINED, run.config["megabatches"])  # it may be tested on later ones
+    # It may be tested on later ones, too.
+    megabatches = run.info.get(TRAINED_MEGABATCHES, run.config["megabatches"])
     schedule = stages(megabatches, run.config["waiting_time"])
     ends = [stage.last for stage in schedule]
     if t is not None and not ends[0] <= t <= ends[-1]:
         raise UserError(f"--t {t}: the run has models after mega-batches {ends[0]} to {ends[-1]}")
     index = sum(end <= (t or ends[-1]) for end in ends) - 1
-    file = place / (CHECKPOINT if index == len(schedule) - 1 else f"stage_{index:03d}.pt")
+    file = place / (CHECKPOINT if index == len(schedule) - 1 else stage_file(index))
     if not file.is_file():
         again = "start it again, or with --save-stages into a new folder"
         raise UserError(f"{place} has no {file.name}: {again} to keep the model of every stage")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from alma import environment
 from alma.errors import UserError
 from alma.files import locked, make_directory, temporary_of
-from alma.records import Run
+from alma.records import TRAINED_MEGABATCHES, Run
 from alma.stages import Stage, check_share, stages
 from vision import late, periods, presets
 from vision.learners import LEARNERS, Learner, resolve
@@ -208,7 +208,7 @@ def execute(request: ImageRequest) -> Run:
             if request.command:
                 record.note(command=request.command)
             if stream.periods:
-                record.note(**{periods.TRAINED: len(stream)})
+                record.note(**{TRAINED_MEGABATCHES: len(stream)})
             trainer = StageTrainer(
                 new_learner(),
                 held_out,

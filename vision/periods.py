@@ -18,7 +18,7 @@ from typing import Any
 from alma.dates import Dates, LeftOut, label
 from alma.errors import UserError
 from alma.files import sha256_file
-from alma.records import Run
+from alma.records import TRAINED_MEGABATCHES, Run
 from alma.schema import check_names
 from alma.stages import check_growth
 from vision import arrived, image_files
@@ -27,8 +27,6 @@ from vision.presets import Settings
 
 GROWING = ("megabatches", "periods", "megabatch_sha256")
 """Settings in run.json that --append may change."""
-TRAINED = "trained_megabatches"
-"""Name in run.json of the number of mega-batches for which the run was last trained."""
 HELD_OUT = 0.1
 """Fraction of a period's images in its test set; its validation set has the same fraction."""
 
@@ -272,14 +270,14 @@ def note_trained(out: Path) -> None:
     if not (out / "run.json").exists():
         return
     run = Run.read(out)
-    if "periods" in run.config and TRAINED not in run.info:
-        run.note(**{TRAINED: run.config["megabatches"]})
+    if "periods" in run.config and TRAINED_MEGABATCHES not in run.info:
+        run.note(**{TRAINED_MEGABATCHES: run.config["megabatches"]})
 
 
 def _check_new(out: Path, run: Run, names: Sequence[str], append: bool) -> None:
     """UserError: periods are new since the last training, and `append` is not given or does not
     help."""
-    trained = run.info.get(TRAINED, run.config["megabatches"])
+    trained = run.info.get(TRAINED_MEGABATCHES, run.config["megabatches"])
     new = names[trained:]
     if new and not append:
         raise UserError(f"{out}: new since the last command: {', '.join(new)}: give --append")

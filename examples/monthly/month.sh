@@ -20,7 +20,7 @@ ask() {
 }
 
 deploy() { # the model after mega-batch $1
-	[ -d "$models/$1" ] || alma export "$run" --t "$1" --out "$models/$1"
+	[ -f "$models/$1/config.json" ] || alma export "$run" --t "$1" --out "$models/$1" # its last file
 	ln -sfn "$1" "$models/deployed"
 	echo "deployed: $models/$1"
 }
@@ -33,16 +33,16 @@ newest_model() { # the mega-batch until which it was trained
 mkdir -p "$models"
 if [ -e "$models/deployed" ] || [ -L "$models/deployed" ]; then
 	deployed=$(readlink "$models/deployed" || true)
-	case $deployed in */* | "") deployed=/ ;; esac
-	if [ ! -d "$models/$deployed" ] || [ "$deployed" = / ]; then
+	case $deployed in */* | "") is_model=false ;; *) is_model=true ;; esac
+	if [ $is_model = false ] || [ ! -d "$models/$deployed" ]; then
 		echo "error: $models/deployed is no link to a model beside it: ln -sfn N $models/deployed" >&2
 		exit 2
 	fi
+	# shellcheck disable=SC2086  # options are words
+	ask alma gate "$run" ${GATE:-} >/dev/null # wrong options end here, before anything is spent
 fi
 
 if [ -f "$run/results.jsonl" ]; then
-	# shellcheck disable=SC2086  # options are words
-	ask alma gate "$run" ${GATE:-} >/dev/null # wrong options end here, before anything is spent
 	alma test "$run"
 	# shellcheck disable=SC2086
 	ask alma due "$run" ${DUE:---every 1}
@@ -51,13 +51,15 @@ else
 	"$@"
 fi
 
-# A model is asked about once: one that was switched back, or refused, does not return by itself.
 newest=$(newest_model)
 if [ ! -L "$models/deployed" ]; then
 	deploy "$newest"
-elif [ "$newest" != "$deployed" ] && [ "$newest" != "$(cat "$models/asked" 2>/dev/null)" ]; then
+elif [ "$newest" != "$deployed" ] && ! grep -qsx "$newest" "$models/served"; then
 	# shellcheck disable=SC2086
 	ask alma gate "$run" --deployed "$deployed" ${GATE:-}
 	if [ $answer = 0 ]; then deploy "$newest"; fi
 fi
-echo "$newest" >"$models/asked"
+
+# Models that were in service: one that was taken back stays out.
+deployed=$(readlink "$models/deployed")
+grep -qsx "$deployed" "$models/served" || echo "$deployed" >>"$models/served"

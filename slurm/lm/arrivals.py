@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from alma.configs import changes
 from alma.errors import UserError
-from alma.evaluations import LateEvaluation
+from alma.evaluations import table_of
 from alma.records import Run
 from alma.stream import Stream, is_stream
-from alma.tables import as_text, fixed
+from alma.tables import fixed
 from slurm.engine import children, resources, submission
 from slurm.engine.terminal import say
 from slurm.lm.announce import programs
@@ -42,7 +42,7 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
             vocabulary = vocabulary_size(plan.request.stream)
             for line in [*announcement(plan, vocabulary, machine), *programs(plan)]:
                 say(line)
-        earlier = {run.directory: run.late_evaluations for run in runs}
+        earlier = {run.directory: len(run.late_evaluations) for run in runs}
         to_test = {plan.out: late_jobs(plan) for plan in plans}
         if options.dry_run and options.cluster == "slurm":
             show_jobs(plans, job_resources, verbose=False)
@@ -104,36 +104,20 @@ def _check_stream(plan: Plan) -> None:
         raise UserError(f"{plan.out}: {problem} ({differences}): give --stream STREAM")
 
 
-def _news(plan: Plan, earlier: Sequence[LateEvaluation], was_incomplete: bool) -> str:
-    """The late evaluations of a run that were not among the `earlier` ones, as a table.
+def _news(plan: Plan, earlier: int, was_incomplete: bool) -> str:
+    """The late evaluations of a run after the first `earlier` ones, as a table.
 
-    A line for each model, and a column for each mega-batch. was_incomplete: whether something was
-    missing before.
+    was_incomplete: whether something was missing before.
     """
     run = Run.read(plan.out)
-    values: dict[tuple[int | None, int], float] = {}
-    periods: dict[int, str] = {}
-    for late in run.late_evaluations:
-        if late not in earlier:
-            values[late["stage"], late["megabatch"]] = late["value"]
-            periods[late["megabatch"]] = late.get("period") or f"mega-batch {late['megabatch']}"
-    if not values and was_incomplete:
+    new = run.late_evaluations[earlier:]
+    if not new and was_incomplete:
         return f"{plan.out}: the losses by document that were missing are written"
-    if not values:
+    if not new:
         count = run.config["megabatches"]
         return f"{plan.out}: nothing new: its models are tested on all {count} mega-batches"
-    columns = sorted(periods)
-    lines = [["model", *(periods[megabatch] for megabatch in columns)]]
-    models = sorted(
-        {stage for stage, _ in values}, key=lambda stage: -1 if stage is None else stage
-    )
-    for stage in models:
-        cells = ["untrained" if stage is None else f"of {_trained_until(plan, stage)}"]
-        for megabatch in columns:
-            value = values.get((stage, megabatch))
-            cells.append("-" if value is None else fixed(value))
-        lines.append(cells)
-    return f"{plan.out}: perplexity on what has arrived\n{as_text(lines)}"
+    table = table_of(new, lambda stage: _trained_until(plan, stage), fixed)
+    return f"{plan.out}: perplexity on what has arrived\n{table}"
 
 
 def _trained_until(plan: Plan, stage: int) -> str:

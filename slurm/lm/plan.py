@@ -17,7 +17,7 @@ from alma.epochs import warmup_of
 from alma.errors import UserError
 from alma.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
 from alma.options import changed, check_ranges, flag_of, flag_words, options_of, recorded
-from alma.stages import Stage, stages
+from alma.stages import Stage, stage_folder, stages
 from slurm.lm.epochs import Length, length_of
 from slurm.lm.planned import StageSpec, Training, by_trainer
 from slurm.lm.run_options import ENCODER, EVALUATION_FLAGS, Flags, FlagValues, Placement, RunOptions
@@ -290,7 +290,7 @@ def _trainings(
 
 def _folder(request: Request, index: int, member: int | None = None) -> Path:
     """The folder of a stage, or of one `member` in it if members are trained one by one."""
-    folder = request.out / f"stage_{index:02d}"
+    folder = stage_folder(request.out, index)
     if member is None or not request.learner_spec.separate:
         return folder
     return folder / f"member_{member}"
@@ -394,7 +394,7 @@ def _tensorboard(request: Request, index: int, member: int | None = None) -> lis
         return []
     path = Path(folder, request.out.name)
     if request.renews:
-        path /= f"stage_{index:02d}"
+        path = stage_folder(path, index)
     if member is not None and request.learner_spec.separate:
         path /= f"member_{member}"
     return flag_words("--tensorboard-logdir", path)

@@ -15,7 +15,7 @@ from alma.evaluations import LateEvaluation
 from alma.markers import read_marker, read_record
 from alma.records import MACHINE_FIELDS, Run
 from alma.schema import AMOUNT, COUNT, NATURAL, NUMBER, TEXT, parse_json, require
-from alma.stages import Stage, check_growth
+from alma.stages import Stage, check_growth, stage_folder
 from alma.stream import FileInfo, Stream, is_stream
 from alma.tables import as_text
 from slurm.lm.plan import Plan
@@ -98,7 +98,7 @@ def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
         config["megabatches"] = plan.config["megabatches"]
     if (plan.out / "run.json").exists():
         before = Run.read(plan.out).config["megabatches"]
-        trained = (plan.out / f"stage_{(before - 1) // waiting_time:02d}").exists()
+        trained = stage_folder(plan.out, (before - 1) // waiting_time).exists()
         if before < plan.config["megabatches"] and waiting_time <= before and trained:
             check_growth(plan.out, before, plan.config["megabatches"], waiting_time)
     growing = (
