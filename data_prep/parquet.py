@@ -23,8 +23,9 @@ class Parquet(Format):
                 path, buffer_size=compressed.BLOCK, pre_buffer=False
             ) as file:
                 data.position = 0
-                if not _has_text(file, keys.text):
-                    yield data.bad(0, no_text(keys.text))
+                column_type = _type_of(file, keys.text)
+                if not _is_text(column_type):
+                    yield data.bad(0, _no_strings(column_type, keys.text))
                     return
                 for number in range(file.num_row_groups):
                     group = file.metadata.row_group(number)
@@ -36,14 +37,26 @@ class Parquet(Format):
             raise Damaged(str(error)) from error
 
 
-def _has_text(file: Any, key: str) -> bool:
-    """Whether a Parquet file has a column of strings with this name."""
+def _type_of(file: Any, key: str) -> Any:
+    """The type of the column with this name; None: the file has no such column."""
+    types = {column.name: column.type for column in file.schema_arrow}
+    return types.get(key)
+
+
+def _is_text(column_type: Any) -> bool:
+    """Whether a column holds strings, plain or dictionary-encoded."""
     import pyarrow
 
-    types = {column.name: column.type for column in file.schema_arrow}
-    column_type = types.get(key)
-    value_type = getattr(column_type, "value_type", column_type)  # dictionary-encoded columns
-    return value_type in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
+    if column_type is not None and pyarrow.types.is_dictionary(column_type):
+        column_type = column_type.value_type
+    return column_type in (pyarrow.string(), pyarrow.large_string(), pyarrow.string_view())
+
+
+def _no_strings(column_type: Any, key: str) -> str:
+    """The message for a file whose column `key` is missing or holds no strings."""
+    if column_type is None:
+        return no_text(key)
+    return f"the column `{key}` holds {column_type}, not string (--text-key names another)"
 
 
 def _first_byte(group: Any) -> int:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from fairseq import utils
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
@@ -29,8 +30,16 @@ TASK = saved_config.TASK
 
 def is_ours(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
     """Whether a command line has `--task alma_lm`, given or by default, or a task that does not
-    exist."""
+    exist.
+
+    FileNotFoundError: the task may be in --user-dir, which does not exist.
+    """
     task = _last_value(words, "--task", parser.get_default("task"))
+    user_dir = _last_value(words, "--user-dir", "")
+    if task not in TASK_REGISTRY and user_dir:
+        # A program that builds its parser itself gives --user-dir here for the first time. fairseq
+        # imports the folder next, and would know the task then.
+        utils.import_user_module(argparse.Namespace(user_dir=user_dir))
     return task == TASK or task not in TASK_REGISTRY
 
 
