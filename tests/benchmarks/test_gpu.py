@@ -71,11 +71,8 @@ def step(benchmark, server, monkeypatch, tmp_path, capsys):
         with monkeypatch.context() as patch:
             patch.setattr(process, "Popen", start)
             gpu.main(["step", name, "--dry-run", *environment, *flags])
-        rows = [
-            row
-            for line in capsys.readouterr().out.encode().splitlines()
-            if (row := process.parse(line))
-        ]
+        lines = map(process.parse, capsys.readouterr().out.encode().splitlines())
+        rows = [line.row for line in lines if line and line.kind != "BEGIN"]
         finished = [row for row in rows if row.get("error") != process.NO_RESULT]
         assert [row["case"] for row in finished] == [row["case"] for row in rows[: len(finished)]]
         assert not any("error" in row for row in finished), finished
@@ -143,7 +140,7 @@ def test_a_training_is_profiled(step):
 
 def test_shares_of_the_time(benchmark):
     """Made-up events of one second: kernels that overlap count once, annotations are no kernels."""
-    language = benchmark("gpu.language")
+    kernels = benchmark("gpu.kernels")
 
     def event(name, start, end, device="CPU", annotation=False):
         span = SimpleNamespace(start=start, end=end, elapsed_us=lambda: end - start)
@@ -162,12 +159,16 @@ def test_shares_of_the_time(benchmark):
         event("cudaStreamSynchronize", 0, 2.5e5),
         event("cudaLaunchKernel", 0, 1e5),
     ]
-    row = language.shares(events, wall=1.0, inside=0.9)
+    row = kernels.shares(events, wall=1.0, inside=0.9, updates=10)
     assert row["GPU idle"] == pytest.approx(0.4)
     assert row["host waits"] == pytest.approx(0.25)
     assert row["outside updates"] == pytest.approx(0.1)
-    assert row["kernels / update"] == 3 / language.PROFILED
+    assert row["kernels / update"] == 3 / 10
     assert row["longest kernels"] == "gemm 50%; copy 20%"
+    assert row["ms by kind"] == pytest.approx({"matmul": 50, "copies": 20})
+    assert row["ms by kernel"] == pytest.approx({"gemm": 50, "copy": 20})
+    # 0.65 s of the host for one launch
+    assert (row["launch, us"], row["host / launch, us"]) == pytest.approx((1e5, 6.5e5))
 
 
 @pytest.mark.thorough
@@ -258,9 +259,8 @@ def test_a_step_costs_the_others_nothing(benchmark, tmp_path, monkeypatch, capfd
     monkeypatch.chdir(tmp_path)
     scripts = {name: SCRIPT + code for name, code in STEPS.items()}
     monkeypatch.setattr(
-        gpu, "STEPS", {name: gpu.Limit(4, "", f"step that {name}") for name in STEPS}
+        gpu, "STEPS", {name: gpu.Limit(8, "", f"step that {name}") for name in STEPS}
     )
-    monkeypatch.setattr(gpu, "WHOLE", 20)
     monkeypatch.setattr(gpu, "machine", lambda: {"gpus": ["made-up"]})  # its figures are looked at
     monkeypatch.setattr(
         gpu,
@@ -392,7 +392,7 @@ def test_the_folder_of_wheels(benchmark, tmp_path, monkeypatch, capsys):
     [
         (["wheels"], "--wheels FOLDER"),
         (["all"], "--out FOLDER"),
-        (["again", "sing", "--out", "x"], "no step sing; there are setup, tests"),
+        (["again", "sing", "--out", "x"], "no step sing; there are setup, ladder, tests"),
     ],
 )
 def test_bad_command_lines(benchmark, words, message):
