@@ -15,7 +15,7 @@ A wait is a number that the host reads. `before` puts the code of `benchmarks.gp
 
 import contextlib
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -125,8 +125,8 @@ class Ledger(TorchDispatchMode):
         self._last_operator = ""
         self._kind_of_node: dict[int, str] = {}
 
-    # Norms are finite (`isfinite` ends with `mul` or `all`), and equal neither infinity nor a number
-    # that is not itself; all other numbers are 1.
+    # Norms are finite (`isfinite` ends with `mul` or `all`): they are not equal to infinity, nor
+    # unequal to themselves. All other numbers that the host reads are 1.
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
@@ -220,8 +220,8 @@ def bytes_moved(func: Any, name: str, args: Any, kwargs: Any, outputs: Sequence[
     if name in LOOK_UPS and isinstance(first, Tensor):
         return read - bytes_of(first) + 2 * new
     if name in SCATTERS and isinstance(first, Tensor):
-        others = read - bytes_of(first)
-        return min(3 * others, read + written)
+        scattered = read - bytes_of(first)
+        return min(3 * scattered, read + written)
     return read + written + new
 
 

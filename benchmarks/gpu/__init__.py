@@ -175,10 +175,10 @@ def drive(args: Any) -> bool:
 
 def steps_of(args: Any, earlier: dict[str, Any]) -> list[str]:
     """The steps of a command, with those that `earlier` ones of a gpu.json leave open."""
-    asked = args.steps or list(STEPS)
+    names = args.steps or list(STEPS)
     if args.command == "ladder":
-        asked = ["ladder"]
-    chosen = [name for name in asked if not earlier or open_cases(earlier.get(name))]
+        names = ["ladder"]
+    chosen = [name for name in names if not earlier or open_cases(earlier.get(name))]
     if args.wheels and "setup" not in chosen:  # a new machine has no environment
         chosen.insert(0, "setup")
     return chosen

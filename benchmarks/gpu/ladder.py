@@ -11,9 +11,10 @@ H200. `text` trains on documentation of Python with all changes and without any:
 at most TOLERANCE.
 """
 
+import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -29,8 +30,8 @@ from torch import profiler as torch_profiler
 from alma.errors import UserError
 from alma.flops import BACKWARD, Shape
 from benchmarks.gpu import before, kernels
-from benchmarks.gpu.laps import ENDLESS, Lap, Lengths, lap, train
 from benchmarks.gpu.language import CHUNKED, COMPILED, RandomTokens, product
+from benchmarks.gpu.laps import ENDLESS, Lap, Lengths, lap, train
 from benchmarks.gpu.process import Cases, Row
 from benchmarks.gpu.stream import make_stream
 from benchmarks.timing import device, finished
@@ -145,11 +146,11 @@ def measured(training: Training, data: RandomTokens) -> Row:
 def run(training: Training, words: Sequence[str], lengths: Lengths) -> Lap:
     """The training with its changes, and none of the others."""
     missing = [change for change in before.CHANGES if change not in training.changes]
-    compiled = nullcontext()
-    if training.mode:
-        compile_with_mode = partial(torch.compile, mode=training.mode)
-        compiled = mock.patch.object(torch, "compile", compile_with_mode)
-    with before.without(missing), compiled:
+    with ExitStack() as stack:
+        stack.enter_context(before.without(missing))
+        if training.mode:
+            compile_with_mode = partial(torch.compile, mode=training.mode)
+            stack.enter_context(mock.patch.object(torch, "compile", compile_with_mode))
         return lap(words, lengths)
 
 
@@ -184,7 +185,7 @@ def product_speed(dtype: torch.dtype, tf32: bool, tiny: bool) -> float:
 def tokens_of_update(words: Sequence[str]) -> int:
     """Of a command line, whose last value of a flag counts."""
     values = {"--update-freq": 1}
-    for flag, value in zip(words, words[1:], strict=False):
+    for flag, value in itertools.pairwise(words):
         if flag in ("--batch-size", "--tokens-per-sample", "--update-freq"):
             values[flag] = int(value)
     return values["--batch-size"] * values["--tokens-per-sample"] * values["--update-freq"]
@@ -247,7 +248,7 @@ def layers(tokens: int, tiny: bool) -> Row:
     x = torch.randn(max(1, tokens // 512), min(512, tokens), dim, requires_grad=True, **to)
     switch = SwitchFFN(dim, 4 * dim, experts, 1.0, F.gelu, nn.Identity()).to(**to)
     dense = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)).to(**to)
-    passes: dict[str, tuple[nn.Module, Iterable[str]]] = {
+    passes: dict[str, tuple[nn.Module, Sequence[str]]] = {
         "dense": (dense, ()),
         "before": (switch, before.CHANGES),
         "now": (switch, ()),
