@@ -310,6 +310,70 @@ def test_a_step_costs_the_others_nothing(benchmark, tmp_path, monkeypatch, capfd
     }
 
 
+CASES = """
+import os, signal, sys, time
+from types import SimpleNamespace
+from benchmarks.gpu.process import work_on
+cases = eval(sys.argv[1])
+open("ran", "a").write(f"{[case['n'] for case in cases]}\\n")
+works = [
+    lambda: {"ok": 1},
+    lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    lambda: time.sleep(600),
+    lambda: {"part": 1 / 0},
+    lambda: {"ok": 2},
+]
+sys.modules["benchmarks.step"] = SimpleNamespace(
+    cases=lambda args: [({"n": n}, work) for n, work in enumerate(works)])
+work_on("step.cases", SimpleNamespace(cases=cases))
+"""
+
+
+def test_a_case_costs_the_others_nothing(benchmark, tmp_path, monkeypatch, capfd):
+    """One crashes, one hangs, one raises: a process for those after each."""
+    gpu = benchmark("gpu")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu, "STEPS", {"step": gpu.Limit(60, "", "step", case_seconds=2)})
+    monkeypatch.setattr(
+        gpu, "command", lambda name, cases, _: [sys.executable, "-c", CASES, repr(cases)]
+    )
+    with pytest.raises(SystemExit, match="1"):
+        gpu.main(["all", "--out", "out", "--dry-run", "--seconds", "60"])
+    assert Path("ran").read_text().splitlines() == ["[]", "[2, 3, 4]", "[3, 4]"]
+    step = json.loads(Path("out/gpu.json").read_text())["steps"]["step"]
+    assert step["ended"] == "complete"
+    rows = sorted(step["rows"], key=lambda row: row["case"]["n"])
+    assert [row.get("ok") for row in rows] == [1, None, None, None, 2]
+    errors = [row["error"] for row in rows[1:4]]
+    assert errors == [
+        f"no result: exit code {-signal.SIGSEGV}",
+        "no result: a case was stopped at its limit of 2 s",
+        "ZeroDivisionError: division by zero",
+    ]
+    Path("ran").unlink()
+    with pytest.raises(SystemExit, match="1"):
+        gpu.main(["again", "--out", "out", "--dry-run", "--seconds", "60"])
+    assert Path("ran").read_text().splitlines()[0] == "[1, 2, 3]"
+
+
+def test_a_process_that_lost_its_gpu_ends(benchmark, monkeypatch, capsys):
+    """Some errors of a kernel are final for the process: its next case gets another one."""
+    process = benchmark("gpu.process")
+    cases = [({"n": 1}, lambda: 1 / 0), ({"n": 2}, lambda: {"ok": 1})]
+    monkeypatch.setitem(sys.modules, "benchmarks.step", SimpleNamespace(cases=lambda _: cases))
+    process.work_on("step.cases", SimpleNamespace(cases=None))
+    assert '"ok": 1' in capsys.readouterr().out
+
+    def broken():
+        raise RuntimeError("device-side assert triggered")
+
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.empty_cache", broken)
+    with pytest.raises(SystemExit, match=str(process.LOST_GPU)):
+        process.work_on("step.cases", SimpleNamespace(cases=None))
+    assert '"ok": 1' not in capsys.readouterr().out
+
+
 @pytest.mark.thorough
 def test_a_damaged_wheel_costs_the_others_nothing(benchmark, tmp_path):
     packages = benchmark("gpu.packages")
