@@ -1,4 +1,4 @@
-"""The fp32 weights of --fp16 and --bf16.
+"""The fp32 weights of --fp16 and --bf16, and the activation in half precision.
 
 test_interrupt tests resuming, test_expert_parallel several processes.
 """
@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import optim, utils
+import torch.nn.functional as F
+from fairseq import modules, optim, utils
 
 from fairseq_alma.hooks import install
 from fairseq_alma.training import precision
@@ -60,6 +61,12 @@ def update(optimizer, params, step: int, clip: float = 0.0, factor: float = 1e-3
     return norm
 
 
+@pytest.fixture
+def build_model(request):
+    """The fixture `build`, whose name this module takes for optimizers."""
+    return request.getfixturevalue("build")
+
+
 def test_gradients_on_a_cpu_are_clipped_where_there_is_a_gpu(monkeypatch):
     """fairseq takes their norm to the GPU: --cpu ended at the first update."""
     install()
@@ -71,6 +78,31 @@ def test_gradients_on_a_cpu_are_clipped_where_there_is_a_gpu(monkeypatch):
     norm = utils.clip_grad_norm_(params, 1.0)
     assert norm.item() == pytest.approx(2 * sum(p.numel() for p in params) ** 0.5)
     assert torch.cat([p.grad.flatten() for p in params]).norm().item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("flags", [(), ("--arch", "transformer_lm", "--activation-fn", "gelu")])
+def test_all_layers_take_torchs_gelu(flags, build_model):
+    _, model = build_model(*flags)
+    layers = [layer.fc1 if layer.fc2 is None else layer for layer in model.decoder.layers]
+    activations = [getattr(layer, "activation", None) or layer.activation_fn for layer in layers]
+    assert activations == [F.gelu] * len(layers)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gelu_equals_fairseqs_and_keeps_no_copy_in_fp32(dtype):
+    install()
+    gelu = utils.get_activation_fn("gelu")
+    every_value = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    inputs = every_value.clone().requires_grad_()
+    saved = []
+    with (
+        torch.backends.mkldnn.flags(enabled=False),
+        torch.autograd.graph.saved_tensors_hooks(saved.append, lambda tensor: tensor),
+    ):
+        outputs = gelu(inputs)
+        expected = modules.gelu(every_value)
+    assert torch.equal(outputs.detach().view(torch.int16), expected.view(torch.int16))
+    assert [tensor.dtype for tensor in saved] == [dtype]
 
 
 @pytest.mark.parametrize("fp16", [True, False])
