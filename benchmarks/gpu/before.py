@@ -1,14 +1,25 @@
 """The code of 0324bce that later changes replaced, for `python -m benchmarks gpu ladder` and
 `ledger`: what each of them gains is seen beside it.
 
-CHANGES are their names, in the order in which the ladder puts them back.
+Where a change replaced fairseq's own code, that code comes back; ours is copied here.
 """
 
 import contextlib
 import importlib
+import inspect
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
+
+import torch
+from fairseq import optim, utils
+
+from alma import averages
+from fairseq_alma import hooks
+from fairseq_alma.training import weight_average
+
+CHANGES = ("gelu", "foreach", "loss", "waits", "dispatch")
+"""Their names, in the order in which the ladder puts them back."""
 
 
 class Earlier(NamedTuple):
@@ -20,22 +31,13 @@ class Earlier(NamedTuple):
     code: Any
 
 
-EARLIER: dict[str, list[Earlier]] = {
-    "gelu": [],
-    "foreach": [],
-    "loss": [],
-    "waits": [],
-    "dispatch": [],
-}
-CHANGES = tuple(EARLIER)
-
-
 @contextlib.contextmanager
 def without(changes: Collection[str]) -> Iterator[None]:
     """Put the earlier code of some changes in place."""
+    hooks.install()  # it would put today's code on top
     with contextlib.ExitStack() as stack:
         for change in changes:
-            for earlier in EARLIER[change]:
+            for earlier in EARLIER[change]():
                 patch = mock.patch.object(owner_of(earlier.owner), earlier.name, earlier.code)
                 stack.enter_context(patch)
         yield
@@ -49,5 +51,62 @@ def owner_of(name: str) -> Any:
 
 
 def kind_of(function: str) -> str | None:
-    """The kind in `benchmarks.ledger` of a function of this module."""
+    """The kind in `benchmarks.ledger` of a function of this module; None: that of its caller."""
+    del function
     return None
+
+
+def gelu() -> list[Earlier]:
+    """fairseq's gelu goes to fp32 and back."""
+    return [Earlier("fairseq.utils", "get_activation_fn", inspect.unwrap(utils.get_activation_fn))]
+
+
+def foreach() -> list[Earlier]:
+    """fairseq loops over tensors to zero gradients, copy them, take their norm, copy weights."""
+    optimizer = "fairseq_alma.training.precision:FP16Optimizer"
+    fairseqs = optim.FP16Optimizer
+    loops = [
+        Earlier(optimizer, name, getattr(fairseqs, name))
+        for name in ("zero_grad", "_sync_fp16_grads_to_fp32", "_sync_fp32_params_to_fp16")
+    ]
+    norm = Earlier("fairseq.utils", "clip_grad_norm_", inspect.unwrap(utils.clip_grad_norm_))
+    average = "fairseq_alma.training.weight_average:WeightAverage"
+    return [*loops, norm, Earlier(average, "_step_internal", _average)]
+
+
+@torch.no_grad()
+def _average(
+    self: weight_average.WeightAverage, new_model: torch.nn.Module, updates: int | None = None
+) -> None:
+    """Average one tensor after another."""
+    if self.decay:
+        self.updates += 1
+    share = averages.share(max(1, self.updates), self.decay, self.eta)
+    for average, weight in zip(self.model.parameters(), new_model.parameters(), strict=True):
+        average.lerp_(weight.to(average.dtype), share)
+    for copy, buffer in zip(self.model.buffers(), new_model.buffers(), strict=True):
+        copy.copy_(buffer)
+
+
+def loss() -> list[Earlier]:
+    """."""
+    return []
+
+
+def waits() -> list[Earlier]:
+    """."""
+    return []
+
+
+def dispatch() -> list[Earlier]:
+    """."""
+    return []
+
+
+EARLIER = {
+    "gelu": gelu,
+    "foreach": foreach,
+    "loss": loss,
+    "waits": waits,
+    "dispatch": dispatch,
+}
