@@ -1,9 +1,9 @@
 """Work-arounds for fairseq 0.12, each with its upstream issue and with what would make it
 unnecessary.
 
-`install` lists the functions of fairseq that it replaces. Two more work-arounds are classes, used
-by `hooks`: the optimizers of `training.precision` and the weight average of
-`training.weight_average`.
+`install` lists the functions of fairseq that it replaces; the norm of the gradients is in
+`training.gradients`. Two more work-arounds are classes, used by `hooks`: the optimizers of
+`training.precision` and the weight average of `training.weight_average`.
 """
 
 import functools
@@ -30,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from alma.errors import UserError
 from alma.files import checkpoint_file
 from fairseq_alma import rendezvous
+from fairseq_alma.training import gradients
 
 
 @functools.cache
@@ -44,7 +45,7 @@ def install() -> None:
     replace(PathManager, "copy", _copy_atomically)
     replace(Trainer, "train_step", _empty_batches_first)
     replace(Trainer, "_set_seed", _seed_without_traces)
-    replace(utils, "clip_grad_norm_", _clipped_on_a_cpu)
+    replace(utils, "clip_grad_norm_", gradients.clip_grad_norm_)
     replace(utils, "get_activation_fn", _activation)
     replace(EpochBatchIterator, "state_dict", _with_processes)
     replace(EpochBatchIterator, "load_state_dict", _at_the_same_batch)
@@ -236,19 +237,6 @@ def _seed_without_traces(original, trainer) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed(seed)
-
-
-def _clipped_on_a_cpu(original, params, *args, **kwargs) -> torch.Tensor:
-    """Clip gradients on a CPU (--cpu) where the machine has a GPU: fairseq would move their norm to
-    the GPU.
-
-    No upstream issue known; unnecessary once the norm stays where the gradients are.
-    """
-    params = [params] if torch.is_tensor(params) else list(params)
-    if params and params[0].device.type == "cpu":
-        with mock.patch.object(torch.cuda, "is_available", return_value=False):
-            return original(params, *args, **kwargs)
-    return original(params, *args, **kwargs)
 
 
 def _activation(original, activation: str) -> Callable:

@@ -67,7 +67,6 @@ def install() -> None:
     replace(Trainer, "_build_optimizer", _build_optimizer)
     replace(Trainer, "state_dict", _state_of_plain_data)
     Trainer.always_call_state_dict_during_save_checkpoint = property(_saving_is_collective)
-    replace(utils, "clip_grad_norm_", expert_parallel.clip_grad_norm_)
 
 
 def _parse_with_our_defaults(

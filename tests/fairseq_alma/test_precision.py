@@ -5,12 +5,14 @@ test_interrupt tests resuming, test_expert_parallel several processes.
 
 import copy
 import functools
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from fairseq import modules, optim, utils
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_alma.hooks import install
 from fairseq_alma.training import precision
@@ -103,6 +105,75 @@ def test_gelu_equals_fairseqs_and_keeps_no_copy_in_fp32(dtype):
         expected = modules.gelu(every_value)
     assert torch.equal(outputs.detach().view(torch.int16), expected.view(torch.int16))
     assert [tensor.dtype for tensor in saved] == [dtype]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("max_norm", [0.0, 0.5])
+def test_the_norm_and_the_clipped_gradients_equal_fairseqs(count, max_norm):
+    install()
+    models = [parameters()[:count], parameters()[:count]]
+    for model in models:
+        for p in model:
+            p.grad = p.detach() * 1.7
+    fairseqs = utils.clip_grad_norm_.__wrapped__
+    norms = [utils.clip_grad_norm_(models[0], max_norm), fairseqs(models[1], max_norm)]
+    assert torch.equal(*norms)
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(*models, strict=True))
+    assert torch.equal(
+        utils.clip_grad_norm_([torch.nn.Parameter(torch.ones(2))], 1.0), norms[0] * 0
+    )
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that write to a tensor, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.counts[operation.overloadpacket.__name__] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("fp16", [True, False])
+def test_updates_equal_fairseqs_without_a_kernel_for_each_tensor(fp16):
+    """The third parameter gets no gradient at first, the second is frozen; one loss overflows."""
+    install()
+    dtype = torch.float16 if fp16 else torch.bfloat16
+    models = [parameters(dtype), parameters(dtype)]
+    flags = {"fp16": fp16, "bf16": not fp16, "fp16_no_flatten_grads": True}
+    optimizers = []
+    for model in models:
+        model[1].requires_grad = False
+        optimizers.append(optim.FP16Optimizer.build_optimizer(config(**flags), model))
+    ours, fairseqs = optimizers
+    precision.replace_optimizer(SimpleNamespace(optimizer=ours), ours.optimizer)
+    for step in range(5):
+        norms = []
+        for optimizer, model in zip(optimizers, models, strict=True):
+            used = model if step > 1 else model[:2]
+            factor = 1e8 if fp16 and step == 3 else 1e-3
+            with Launches() as launches:
+                try:
+                    norms.append(update(optimizer, used, step, 0.1, factor))
+                except OverflowError:
+                    continue
+            assert (launches.counts["copy_"] == 0) == (optimizer is ours)
+        if norms:
+            assert torch.equal(*norms)
+        for fp32, expected in zip(ours.fp32_params, fairseqs.fp32_params, strict=True):
+            assert torch.equal(fp32, expected)
+        assert all(torch.equal(p, q) for p, q in zip(*models, strict=True))
+    assert fp16 == (ours.scaler is not None and ours.scaler.loss_scale == 32768)
+
+
+def test_an_update_without_a_backward_pass_has_no_gradient():
+    """All batches of an update may run out of memory."""
+    optimizer, _ = build(optim.FP16Optimizer, parameters(torch.bfloat16), bf16=True, fp16=False)
+    update(optimizer, optimizer.fp16_params, 0)
+    optimizer.zero_grad()
+    assert optimizer.clip_grad_norm(0.0) == 0
 
 
 @pytest.mark.parametrize("fp16", [True, False])
