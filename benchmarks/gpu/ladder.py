@@ -31,7 +31,7 @@ from alma.errors import UserError
 from alma.flops import BACKWARD, Shape
 from benchmarks.gpu import before, kernels
 from benchmarks.gpu.language import CHUNKED, COMPILED, RandomTokens, product
-from benchmarks.gpu.laps import ENDLESS, Lap, Lengths, lap, train
+from benchmarks.gpu.laps import ENDLESS, INTERVAL, Lap, Lengths, lap, train
 from benchmarks.gpu.process import Cases, Row
 from benchmarks.gpu.stream import make_stream
 from benchmarks.timing import device, finished
@@ -49,6 +49,8 @@ TOLERANCE = 0.01
 CHUNKS = (1024, 4096, 8192)
 TOKENS = (4096, 16_384, 32_768, 65_536)
 """Of a Switch layer alone."""
+COMPILED_TOKENS = (4096, 16_384)
+"""Those where the host sets the time of a layer that is not compiled."""
 LAYER_PASSES = 20
 REDUCED = "reduce-overhead"
 """Mode of torch.compile: CUDA graphs."""
@@ -134,13 +136,19 @@ def lengths_of(tiny: bool) -> Lengths:
 
 def measured(training: Training, data: RandomTokens) -> Row:
     """Speed, time by kernel and memory of a training."""
-    words = data.words(training.size, training.experts, f"{training.flags} --no-save", ENDLESS, 10)
+    flags = f"{training.flags} --no-save"
+    interval = 1 if data.tiny else INTERVAL
+    words = data.words(training.size, training.experts, flags, ENDLESS, interval)
     result = run(training, words, lengths_of(data.tiny))
     layers_, dim, _ = data.arch(training.size)
     shape = Shape(layers_, dim, 4 * dim, data.vocabulary, data.length, training.experts, moe_freq=2)
     tokens = tokens_of_update(words)
     flops_of_token = (1 + BACKWARD) * shape.forward_flops(1, attention_over=data.length)
-    return figures(training, result, tokens, flops_of_token, data) | memory(words, result, data)
+    row = figures(training, result, tokens, flops_of_token, data)
+    row["peak GB"] = result.peak / 1e9
+    if training.changes == before.CHANGES:  # the estimate is of today's code
+        row |= memory(words, result, data)
+    return row
 
 
 def run(training: Training, words: Sequence[str], lengths: Lengths) -> Lap:
@@ -192,11 +200,11 @@ def tokens_of_update(words: Sequence[str]) -> int:
 
 
 def memory(words: Sequence[str], result: Lap, data: RandomTokens) -> Row:
-    """The peak of a GPU's memory beside the estimate."""
+    """The estimate of memory beside the peak."""
     estimate = estimated(words, data.vocabulary - 4)
     row: Row = {"estimate GB": estimate / 1e9}
     if result.peak:
-        row |= {"peak GB": result.peak / 1e9, "peak / estimate": result.peak / estimate}
+        row["peak / estimate"] = result.peak / estimate
     return row
 
 
@@ -218,8 +226,8 @@ def on_text(folder: Path, data: RandomTokens) -> Row:
 
     UserError: a loss of theirs differs by more than TOLERANCE.
     """
-    lengths = Lengths(seconds=0, warm_up=10, interval=10, profiled=5, updates=TEXT_UPDATES - 10)
-    interval = 10
+    lengths = Lengths(seconds=0, updates=TEXT_UPDATES)
+    interval = INTERVAL
     if data.tiny:
         lengths = lengths_of(tiny=True)
         interval = 1
@@ -230,8 +238,8 @@ def on_text(folder: Path, data: RandomTokens) -> Row:
         words = on_stream.words("base", EXPERTS, f"{training.flags} --no-save", ENDLESS, interval)
         laps[training.name] = run(training, words, lengths)
         row[f"{training.name}: loss"] = laps[training.name].losses[-1]
-        for name, value in memory(words, laps[training.name], data).items():
-            row[f"{training.name}: {name}"] = value
+        row[f"{training.name}: peak GB"] = laps[training.name].peak / 1e9
+    row |= memory(words, laps[ALL.name], data)
     pairs = zip(laps["off"].losses, laps["all"].losses, strict=False)
     worst = max(abs(on / off - 1) for off, on in pairs)
     if worst > TOLERANCE:
@@ -257,7 +265,7 @@ def layers(tokens: int, tiny: bool) -> Row:
     for name, (layer, missing) in passes.items():
         with before.without(missing):
             row |= times(name, partial(one_pass, layer, x))
-    if torch.cuda.is_available():  # on a CPU --compile has no effect
+    if tokens in COMPILED_TOKENS and torch.cuda.is_available():
         for name, layer in (("dense", dense), ("now", switch)):
             row |= times(f"{name}, compiled", partial(one_pass, torch.compile(layer), x))
         torch.compiler.reset()

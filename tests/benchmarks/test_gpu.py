@@ -1,5 +1,6 @@
 """The commands for a GPU, at tiny sizes on a CPU; where there is a GPU, they use it."""
 
+import contextlib
 import json
 import os
 import re
@@ -36,17 +37,15 @@ def server():
         patch.setenv("PYTHONPATH", str(ROOT))  # an installed package is called `benchmarks`, too
         patch.setenv("OMP_NUM_THREADS", "1")
         fork_server = ForkServer(
-            ["fairseq_cli.train", "fairseq_alma.preloaded", "benchmarks.gpu.language"]
+            ["fairseq_cli.train", "fairseq_alma.preloaded", "benchmarks.gpu.ladder"]
         )
     yield fork_server
     fork_server.stop()
 
 
 @pytest.fixture
-def step(benchmark, server, monkeypatch, tmp_path, capsys):
-    """`step(name)` runs a step at tiny sizes, with forks in place of processes; returns its
-    rows."""
-    gpu = benchmark("gpu")
+def forked(benchmark, server, monkeypatch):
+    """A block in which processes of steps are forks; gives their module."""
     process = benchmark("gpu.process")
 
     def start(words, **options):
@@ -59,6 +58,21 @@ def step(benchmark, server, monkeypatch, tmp_path, capsys):
         fork.stdout = open(reader, "rb")  # noqa: SIM115 - closed with the test
         return fork
 
+    @contextlib.contextmanager
+    def block():
+        with monkeypatch.context() as patch:
+            patch.setattr(process, "Popen", start)
+            yield process
+
+    return block
+
+
+@pytest.fixture
+def step(benchmark, forked, monkeypatch, tmp_path, capsys):
+    """`step(name)` runs a step at tiny sizes, with forks in place of processes; returns its
+    rows."""
+    gpu = benchmark("gpu")
+
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def run(name, *flags):
@@ -68,8 +82,7 @@ def step(benchmark, server, monkeypatch, tmp_path, capsys):
             "--out",
             str(tmp_path / "out"),
         ]
-        with monkeypatch.context() as patch:
-            patch.setattr(process, "Popen", start)
+        with forked() as process:
             gpu.main(["step", name, "--dry-run", *environment, *flags])
         lines = map(process.parse, capsys.readouterr().out.encode().splitlines())
         rows = [line.row for line in lines if line and line.kind != "BEGIN"]
@@ -169,6 +182,68 @@ def test_shares_of_the_time(benchmark):
     assert row["ms by kernel"] == pytest.approx({"gemm": 50, "copy": 20})
     # 0.65 s of the host for one launch
     assert (row["launch, us"], row["host / launch, us"]) == pytest.approx((1e5, 6.5e5))
+
+
+CASES_OF_THE_LADDER = [
+    {"case": "off", "model": "base, 8 experts", "flags": "--bf16"},
+    {"case": "all", "model": "base, 8 experts", "flags": "--bf16 --compile"},
+    {"case": "Switch beside dense", "tokens": 64},
+    {"case": "one process has nothing to shard"},
+]
+
+
+def test_cases_of_the_ladder(forked, tmp_path):
+    """In one process: it trains without changes, then with all of them."""
+    words = "benchmarks gpu step ladder --dry-run".split()
+    words += [f"--environment={tmp_path}/environment", f"--out={tmp_path}"]
+    with forked() as process:
+        code, text = process.child([*words, f"--cases={json.dumps(CASES_OF_THE_LADDER)}"])
+    assert code == 0, text
+    lines = filter(None, map(process.parse, text.encode().splitlines()))
+    rows = [line.row for line in lines if line.kind == "ROW"]
+    assert [row["case"] for row in rows] == CASES_OF_THE_LADDER
+    off, on, layer, refused = rows
+    for row in (off, on):
+        assert "error" not in row
+        assert len(row["tokens/s"]) == 2
+        # 2 layers: attention, FFN; a router; the output layer; scores
+        weights = 2 * (4 * 32**2 + 8 * 32**2) + 8 * 32 + 104 * 32
+        assert row["MFLOP / token"] == pytest.approx((6 * weights + 12 * 2 * 32 * 32) / 1e6)
+        assert row["of the data sheet"] == pytest.approx(row["TFLOP/s"] / 989)
+        assert row["update, ms"] > 0
+    assert "estimate GB" in on
+    assert layer["now / dense: host"] > 0
+    assert "--zero-sharding os divides" in refused["message"]
+
+
+@pytest.mark.thorough
+def test_the_rehearsal_of_the_ladder(benchmark, forked, tmp_path, capsys):
+    """Every case has a result, within three minutes of a quiet machine."""
+    began = time.monotonic()
+    words = ["ladder", "--dry-run", "--out", str(tmp_path), "--environment", f"{tmp_path}/e"]
+    with forked():
+        benchmark("gpu").main(words)
+    assert time.monotonic() - began < 180
+    step = json.loads((tmp_path / "gpu.json").read_text())["steps"]["ladder"]
+    assert len(step["rows"]) > 20
+    assert "+foreach  --bf16" in re.sub(" {2,}", "  ", capsys.readouterr().out)
+
+
+def test_the_table_of_gains(benchmark):
+    """Speeds are compared with those of `off`, and of the case before."""
+    gains = benchmark("gpu.gains").gains
+    rows = []
+    for case, speed in (("off", 100.0), ("+gelu", 110.0), ("+foreach", 121.0)):
+        row = {"case": {"case": case, "flags": "--bf16"}, "tokens/s": [speed, speed]}
+        rows.append(row | {"GPU idle": 0.25})
+    rows.insert(1, {"case": {"case": "text"}, "worst loss": "1e-3"})
+    header, *lines = gains(rows)
+    assert [line[:5] for line in lines] == [
+        ["off", "--bf16", "100 [100-100]", "1.00", ""],
+        ["+gelu", "--bf16", "110 [110-110]", "1.10", "1.10"],
+        ["+foreach", "--bf16", "121 [121-121]", "1.21", "1.10"],
+    ]
+    assert lines[0][header.index("GPU idle")] == "0.25"
 
 
 @pytest.mark.thorough
