@@ -60,6 +60,9 @@ BY_OPERATOR = {
 }
 BY_FILE = {
     "fairseq/modules/gelu.py": "gelu",
+    "benchmarks/gpu/before/loss.py": "loss",
+    "benchmarks/gpu/before/dispatch.py": "dispatch",
+    "benchmarks/gpu/before/attention.py": "other",
     "fairseq_alma/moe/metrics.py": "statistics",
     "fairseq_alma/moe/": "dispatch",
     "fairseq_alma/training/loss": "loss",
@@ -71,8 +74,7 @@ BY_FILE = {
     "fairseq/models/transformer/": "other",
     "fairseq/logging/": "statistics",
 }
-"""Kind by the innermost frame of the call whose file has one of these parts. Code of
-`benchmarks.gpu.before` has kinds of its own."""
+"""Kind by the innermost frame of the call whose file has one of these parts."""
 WRITE_ONLY = ("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_")
 """Operators in place that do not read what they overwrite."""
 LOOK_UPS = ("embedding", "index_select", "gather", "index", "nll_loss_forward")
@@ -136,6 +138,10 @@ class Ledger(TorchDispatchMode):
             return self._last_operator not in ("eq", "ne")
         if name == "_to_copy" and kwargs.get("device") == torch.device("cpu"):
             return self._to_host(func, args, kwargs)
+        kwargs.pop("pin_memory", None)  # needs CUDA
+        if name == "copy_" and args[1].is_meta and not args[0].is_meta:
+            self.add("statistics", "copy to the host", 2 * bytes_of(args[1]))
+            return args[0].zero_()  # no flag is set
         self._last_operator = name
         kind = self._kind(name)
         output = func(*args, **kwargs)
@@ -184,8 +190,6 @@ def kind_of_code(frame: FrameType | None, within_backward: bool) -> str | None:
         code = frame.f_code
         if within_backward and code.co_filename.endswith("torch/autograd/graph.py"):
             return None
-        if code.co_filename.endswith("benchmarks/gpu/before.py"):
-            return before.kind_of(code.co_qualname)
         if "clip_grad_norm" in code.co_name:
             return "optimizer"
         for part, kind in BY_FILE.items():
@@ -272,7 +276,10 @@ def batch(sequences: int) -> dict[str, Any]:
 @contextlib.contextmanager
 def like_an_update_on_a_gpu(ledger: Ledger) -> Iterator[None]:
     """A GPU's kernels on the meta device; a kernel that is not PyTorch's counts itself."""
-    with like_a_gpu(), mock.patch.object(torch.cuda, "max_memory_allocated", return_value=0):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(like_a_gpu())
+        stack.enter_context(mock.patch.object(torch.cuda, "max_memory_allocated", return_value=0))
+        stack.enter_context(mock.patch.object(torch.cuda, "Event"))
         yield
 
 

@@ -13,8 +13,10 @@ from unittest import mock
 
 import torch
 from fairseq import optim, utils
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from alma import averages
+from benchmarks.gpu.before import attention, dispatch, loss
 from fairseq_alma import hooks
 from fairseq_alma.training import weight_average
 
@@ -50,12 +52,6 @@ def owner_of(name: str) -> Any:
     return getattr(owner, kind) if kind else owner
 
 
-def kind_of(function: str) -> str | None:
-    """The kind in `benchmarks.ledger` of a function of this module; None: that of its caller."""
-    del function
-    return None
-
-
 def gelu() -> list[Earlier]:
     """fairseq's gelu goes to fp32 and back."""
     return [Earlier("fairseq.utils", "get_activation_fn", inspect.unwrap(utils.get_activation_fn))]
@@ -88,9 +84,15 @@ def _average(
         copy.copy_(buffer)
 
 
-def loss() -> list[Earlier]:
-    """."""
-    return []
+def losses() -> list[Earlier]:
+    """fairseq's loss copies the logits to fp32; so does the chunked one."""
+    whole = "fairseq.criterions.cross_entropy:CrossEntropyCriterion"
+    of_fairseq = inspect.unwrap(CrossEntropyCriterion.compute_loss)
+    chunked = "fairseq_alma.training.loss:ChunkedCrossEntropyCriterion"
+    return [
+        Earlier(whole, "compute_loss", of_fairseq),
+        Earlier(chunked, "compute_loss", loss.compute_loss),
+    ]
 
 
 def waits() -> list[Earlier]:
@@ -98,15 +100,18 @@ def waits() -> list[Earlier]:
     return []
 
 
-def dispatch() -> list[Earlier]:
-    """."""
-    return []
+def diet() -> list[Earlier]:
+    """More operations in a Switch layer, and two more in the backward pass of attention."""
+    return [
+        Earlier("fairseq_alma.moe.layer:SwitchFFN", "forward", dispatch.forward),
+        Earlier("fairseq_alma.switch_lm:CausalSelfAttention", "forward", attention.forward),
+    ]
 
 
 EARLIER = {
     "gelu": gelu,
     "foreach": foreach,
-    "loss": loss,
+    "loss": losses,
     "waits": waits,
-    "dispatch": dispatch,
+    "dispatch": diet,
 }
