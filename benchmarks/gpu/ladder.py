@@ -34,6 +34,7 @@ from benchmarks.gpu.language import CHUNKED, COMPILED, RandomTokens, product
 from benchmarks.gpu.laps import ENDLESS, INTERVAL, Lap, Lengths, lap, train
 from benchmarks.gpu.process import Cases, Row
 from benchmarks.gpu.stream import make_stream
+from benchmarks.gpu.tests import tests_of_an_update
 from benchmarks.timing import device, finished
 from benchmarks.training_memory import estimated
 from fairseq_alma.moe.layer import SwitchFFN
@@ -110,6 +111,7 @@ def others(tiny: bool) -> list[Training]:
 def ladder(args: Any) -> Cases:
     """All cases, what decides most first."""
     tiny = args.tiny
+    yield {"case": "tests of an update"}, partial(tests_of_an_update, tiny)
     data = RandomTokens.of(args)
     for training in (Training("off", ()), ALL, *rungs()):
         yield training.labels, partial(measured, training, data)

@@ -163,7 +163,7 @@ def lap(words: Sequence[str], lengths: Lengths) -> Lap:
     log = Log()
     original = Trainer.train_step
 
-    def train_step(trainer: Trainer, samples: Any) -> Any:
+    def train_step(trainer: Trainer, samples: Any, **_: Any) -> Any:
         return stopwatch.train_step(original, trainer, samples)
 
     with contextlib.ExitStack() as stack:

@@ -202,9 +202,9 @@ def shown(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def started(words: Sequence[str], output: Any) -> Iterator[Popen]:
-    """Run a command of this checkout in a process group of its own; the end of the block kills the
-    group."""
+def started(words: Sequence[str], output: Any, folder: Path | None = None) -> Iterator[Popen]:
+    """Run a command of this checkout in `folder`, in a process group of its own; the end of the
+    block kills the group."""
     root = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": root, "PYTHONSAFEPATH": "1"}
     # each process would compile torch and fairseq anew
@@ -214,6 +214,7 @@ def started(words: Sequence[str], output: Any) -> Iterator[Popen]:
         stdin=DEVNULL,
         stdout=output,
         stderr=STDOUT,
+        cwd=folder,
         process_group=0,
         preexec_fn=dies_with_parent(),
         env=environment,
@@ -226,11 +227,13 @@ def started(words: Sequence[str], output: Any) -> Iterator[Popen]:
         process.wait()
 
 
-def child(words: Sequence[str], number: int = 0, after: str = "") -> tuple[int, str]:
-    """Run `python -m` with `words` to its end; returns its exit code and what it printed, and
-    prints that. Sends the signal `number`, if it is not 0, when the text `after` is printed."""
+def child(
+    words: Sequence[str], number: int = 0, after: str = "", folder: Path | None = None
+) -> tuple[int, str]:
+    """Run `python -m` with `words` to its end in `folder`; returns its exit code and what it
+    printed, and prints that. Sends the signal `number`, if it is not 0, when the text `after` is printed."""
     text = ""
-    with started([sys.executable, "-m", *words], PIPE) as process:
+    with started([sys.executable, "-m", *words], PIPE, folder) as process:
         assert process.stdout
         for line in process.stdout:
             text += line.decode(errors="replace")

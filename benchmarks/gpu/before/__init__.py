@@ -96,8 +96,17 @@ def losses() -> list[Earlier]:
 
 
 def waits() -> list[Earlier]:
-    """."""
-    return []
+    """fairseq tests each norm and logs each update on the host."""
+    optimizer = "fairseq_alma.training.precision:FP16Optimizer"
+    return [
+        Earlier("fairseq_alma.training.late", "of", _nothing_late),
+        Earlier(optimizer, "clip_grad_norm", optim.FP16Optimizer.clip_grad_norm),
+    ]
+
+
+def _nothing_late(trainer: Any) -> None:
+    """Of no trainer are updates read late."""
+    del trainer
 
 
 def diet() -> list[Earlier]:
