@@ -29,7 +29,15 @@ from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe.layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
-from fairseq_alma.training import epochs, precision, schedule, sharding, tensorboard, weight_average
+from fairseq_alma.training import (
+    epochs,
+    late,
+    precision,
+    schedule,
+    sharding,
+    tensorboard,
+    weight_average,
+)
 from fairseq_alma.training.adam import FusedAdam
 
 logger = logging.getLogger(__name__)
@@ -66,6 +74,12 @@ def install() -> None:
     replace(Trainer, "load_checkpoint", _load_into)
     replace(Trainer, "_build_optimizer", _build_optimizer)
     replace(Trainer, "state_dict", _state_of_plain_data)
+    replace(Trainer, "train_step", late.train_step)
+    replace(Trainer, "clip_grad_norm", late.clip_grad_norm)
+    replace(Trainer, "_check_grad_norms", late.check_grad_norms)
+    replace(Trainer, "_reduce_and_log_stats", late.reduce_and_log_stats)
+    replace(Trainer, "begin_valid_epoch", late.begin_valid_epoch)
+    replace(Trainer, "consolidate_optimizer", late.consolidate_optimizer)
     Trainer.always_call_state_dict_during_save_checkpoint = property(_saving_is_collective)
 
 
@@ -344,8 +358,9 @@ def _build_optimizer(original, trainer) -> None:
         optimizer = sharding.optimizer_of_share(optimizer)
     precision.replace_optimizer(trainer, optimizer)
     if type(optimizer) is Adam and not trainer.cfg.optimizer.use_old_adam:
-        # fairseq has no option for the class of its Adam. FusedAdam adds no attributes.
+        # fairseq has no option for the class of its Adam. FusedAdam needs no __init__.
         optimizer.__class__ = FusedAdam
+    trainer.late = late.LateUpdates(trainer, optimizer)
     group = _ep_group(trainer)
     if group:
         expert_parallel.whole_states(optimizer, group)

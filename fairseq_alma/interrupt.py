@@ -22,6 +22,7 @@ from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
 
 from fairseq_alma.task import AlmaLMTask
+from fairseq_alma.training import late
 
 EXIT_CODE = os.EX_TEMPFAIL  # training stopped for a signal; run the same command again
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -85,6 +86,8 @@ def watch(main) -> None:
     @functools.wraps(original)
     def validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
         losses, finished = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        if end_of_epoch or finished:
+            late.settle(trainer)  # fairseq logs the epoch next
         last_epoch = epoch_itr.epoch >= (cfg.optimization.max_epoch or math.inf)
         if not isinstance(task, AlmaLMTask) or finished or (end_of_epoch and last_epoch):
             return losses, finished

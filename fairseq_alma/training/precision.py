@@ -73,6 +73,25 @@ class FP16Optimizer(_SavesScaler, optim.FP16Optimizer):
         if self.scaler is not None:
             self._multiply_factor = 1.0 / float(self.scaler.loss_scale)
 
+    def clip_grad_norm(self, max_norm: float, aggregate_norm_fn=None) -> torch.Tensor:
+        """Clip the gradients and update the loss scale; returns the norm.
+
+        With a loss scale it is on the host, after one wait for the GPU; fairseq waits four times.
+        Raises OverflowError and FloatingPointError as fairseq does.
+        """
+        if self.scaler is None:
+            return super().clip_grad_norm(max_norm, aggregate_norm_fn)
+        self._sync_fp16_grads_to_fp32()
+        scaled_norm = self.fp32_optimizer.clip_grad_norm(0, aggregate_norm_fn)
+        norm = self._multiply_factor * scaled_norm
+        if isinstance(self._multiply_factor, torch.Tensor):
+            self._multiply_factor = self._multiply_factor.to(norm.device)
+        norm_on_host = norm.cpu()
+        if norm_on_host > max_norm > 0.0:
+            self._multiply_factor *= max_norm / norm
+        self.scaler.check_overflow(norm_on_host)
+        return norm_on_host
+
     def _sync_fp16_grads_to_fp32(self) -> None:
         """Copy the gradients to fp32, once after each `zero_grad`; missing ones are 0."""
         if not self._needs_sync:

@@ -31,9 +31,26 @@ class WeightAverage(EMA):
         self.model.float()
         self.updates = updates
         self.eta = eta
+        self.is_late = False  # whether `step` waits for `catch_up`, see `training.late`
+        self.due: tuple[torch.nn.Module, int] | None = None  # the arguments of that step
 
     def build_fp32_params(self, state_dict=None) -> None:
         """No second copy: the average itself is in fp32."""
+
+    def step(self, new_model: torch.nn.Module, updates: int) -> None:
+        """Average the weights after an update; if `is_late`, in `catch_up`."""
+        if not self.is_late:
+            super().step(new_model, updates)
+            return
+        starts = updates >= self.config.ema_start_update
+        self._set_decay(self.config.ema_decay if starts else 0)  # fairseq logs it now
+        self.due = (new_model, updates)
+
+    def catch_up(self) -> None:
+        """Average the weights after the last update, which have not changed since."""
+        if self.due is not None:
+            super().step(*self.due)
+            self.due = None
 
     @torch.no_grad()
     def _step_internal(self, new_model: torch.nn.Module, updates=None) -> None:

@@ -1,0 +1,258 @@
+"""Updates read their norm and statistics late, and compute what fairseq's compute.
+
+test_interrupt tests resuming, test_expert_parallel several processes.
+"""
+
+import contextlib
+import functools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import tasks
+from fairseq.distributed import utils as distributed_utils
+from fairseq.logging import metrics
+from fairseq.trainer import Trainer
+
+from fairseq_alma.training import late, weight_average
+from tests.fairseq_alma.shared import config_of, load
+
+DTYPES = {"fp32": (), "bf16": ("--bf16",), "fp16": ("--fp16",)}
+
+
+@pytest.fixture(autouse=True)
+def fresh_metrics():
+    """fairseq's meters belong to the process."""
+    metrics.reset()
+    yield
+    metrics.reset()
+
+
+@pytest.fixture
+def make_trainer(stream, tiny, tmp_path):
+    """`make_trainer(*flags)`: fairseq's trainer, and the batches of the stream."""
+
+    def run(*flags) -> tuple[Trainer, list]:
+        cfg = config_of(stream, *tiny, "--cpu", "--save-dir", tmp_path, *flags)
+        torch.manual_seed(1)
+        task = tasks.setup_task(cfg.task)
+        model = task.build_model(cfg.model)
+        trainer = Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
+        iterator = trainer.get_train_iterator(1)
+        weight_average.begin(trainer, None)
+        return trainer, list(iterator.next_epoch_itr(shuffle=False))
+
+    return run
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """`poison(trainer, update, times)`: a gradient of this update, from 0, is nan."""
+
+    def run(trainer: Trainer, update: int, times: int) -> None:
+        original = trainer.task.train_step
+        remaining = [times]
+
+        def train_step(sample, model, *args, **kwargs):
+            output = original(sample, model, *args, **kwargs)
+            if remaining[0] and trainer.get_num_updates() == update:
+                remaining[0] -= 1
+                next(model.parameters()).grad[0, 0] = torch.nan
+            return output
+
+        monkeypatch.setattr(trainer.task, "train_step", train_step)
+
+    return run
+
+
+def step(trainer: Trainer, batch):
+    """An update as fairseq_cli.train makes it."""
+    with metrics.aggregate("train"), metrics.aggregate("train_inner"):
+        return trainer.train_step([batch])
+
+
+def state_of(trainer: Trainer) -> list[torch.Tensor]:
+    """All that an update changes: weights, moments, step counts and averages."""
+    tensors = [param.detach().clone() for param in trainer.get_model().parameters()]
+    optimizer = trainer.optimizer.optimizer
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            tensors.append(param.detach().clone())
+            for value in optimizer.state[param].values():
+                tensors.append(torch.as_tensor(value).clone())
+    if trainer._ema is not None:
+        tensors += [average.clone() for average in trainer._ema.get_model().parameters()]
+        tensors.append(torch.tensor(trainer._ema.updates))
+    return tensors
+
+
+def assert_equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def meters_of_training() -> dict[str, dict[str, torch.Tensor]]:
+    """The numbers of each meter but for those of time."""
+    numbers = {}
+    for _, name, _, state in metrics.get_meters("train").state_dict():
+        if name not in ("ups", "wps", "train_wall"):
+            numbers[name] = {key: torch.as_tensor(state[key]) for key in state.keys() - {"round"}}
+    return numbers
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("average", [(), ("--store-ema", "--ema-start-update", "2")])
+def test_updates_and_meters_equal_fairseqs(dtype, average, make_trainer, monkeypatch):
+    results = []
+    for is_late in (True, False):
+        metrics.reset()
+        trainer, batches = make_trainer("--clip-norm", "0.5", *DTYPES[dtype], *average)
+        if not is_late:
+            monkeypatch.setattr(late, "of", lambda trainer: None)
+        for batch in batches[:7]:  # --log-interval is 5
+            step(trainer, batch)
+        late.settle(trainer)
+        results.append((state_of(trainer), meters_of_training(), trainer.task.train_tokens))
+    assert_equal(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=0)
+    assert results[0][2] == results[1][2] > 0
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("average", [(), ("--store-ema",)])
+@pytest.mark.parametrize("reader", ["the next update", "a validation", "a checkpoint"])
+def test_nan_leaves_all_as_it_was_and_ends_the_training(
+    dtype, average, reader, make_trainer, poison, tmp_path
+):
+    trainer, batches = make_trainer(*DTYPES[dtype], *average)
+    for batch in batches[:2]:
+        step(trainer, batch)
+    late.settle(trainer)
+    before = state_of(trainer)
+    poison(trainer, 2, times=9)
+    assert step(trainer, batches[2]) is not None  # nobody has looked yet
+    with pytest.raises(FloatingPointError, match="gradients are Nan/Inf"):
+        if reader == "the next update":
+            step(trainer, batches[3])
+        elif reader == "a validation":
+            trainer.begin_valid_epoch(1)
+        else:
+            trainer.consolidate_optimizer()
+    assert_equal(state_of(trainer), before)
+    assert trainer.get_num_updates() == 2
+    crash = load(tmp_path / "crash.pt")  # as fairseq's, from before the update
+    assert crash["optimizer_history"][-1]["num_updates"] == 2
+    for name, weight in trainer.get_model().state_dict().items():
+        assert torch.equal(crash["model"][name], weight), name
+    assert {state["step"] for state in crash["last_optimizer_state"]["state"].values()} == {2}
+
+
+def test_nan_at_the_log_interval_ends_the_training_there(make_trainer, poison):
+    trainer, batches = make_trainer("--log-interval", "3")
+    poison(trainer, 2, times=9)
+    for batch in batches[:2]:
+        step(trainer, batch)
+    with pytest.raises(FloatingPointError, match="gradients are Nan/Inf"):
+        step(trainer, batches[2])
+
+
+@pytest.mark.parametrize("update", [2, 4])  # in the middle, and at the log interval
+def test_an_update_that_is_finite_when_repeated_changes_nothing(update, make_trainer, poison):
+    """A GPU may add up in another order the second time."""
+    results = []
+    for times in (0, 1):
+        metrics.reset()
+        trainer, batches = make_trainer("--store-ema")
+        poison(trainer, update, times)
+        for batch in batches[:7]:
+            step(trainer, batch)
+        late.settle(trainer)
+        results.append((state_of(trainer), meters_of_training()))
+    assert_equal(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("norms", "flag"),
+    [([2.0, 2.0], 0), ([2.0, 2.1], 1), ([2.0, torch.nan], 1), ([torch.inf, torch.inf], 1)],
+)
+def test_norms_that_differ_between_processes_set_the_flag(norms, flag, make_trainer, monkeypatch):
+    trainer, batches = make_trainer()
+    step(trainer, batches[0])
+
+    def all_reduce(tensor, group):
+        tensor.copy_(torch.tensor(norms))
+
+    monkeypatch.setattr(distributed_utils, "all_reduce", all_reduce)
+    trainer._grad_norm_buf = torch.zeros(2, dtype=torch.double)
+    trainer.late.begin()
+    assert trainer.late.optimizer.found_inf == flag
+
+
+class OnHost(late.HostCopy):
+    """Copies from the meta device, which has no values, as zeros."""
+
+    reads = 0
+
+    def __init__(self, tensors):
+        self._event = None
+        self._tensors = [torch.zeros_like(tensor, device="cpu") for tensor in tensors]
+
+    def read(self):
+        OnHost.reads += 1
+        return super().read()
+
+
+@pytest.fixture
+def on_meta(make_trainer, benchmark, monkeypatch):
+    """`on_meta(*flags)`: updates on the meta device, where a value that is read raises."""
+    memory = benchmark("training_memory")
+    monkeypatch.setattr(late, "HostCopy", OnHost)
+    monkeypatch.setattr(OnHost, "reads", 0)
+
+    @contextlib.contextmanager
+    def run(*flags):
+        trainer, (batch, *_) = make_trainer("--log-interval", "4", *flags)
+        trainer._model.to("meta")
+        trainer.device = torch.device("meta")
+        if trainer._ema is not None:
+            trainer._ema.model.to("meta")
+        trainer._optimizer = None
+        batch = dict(batch, target=batch["target"].to("meta"))
+        batch["net_input"] = {key: value.to("meta") for key, value in batch["net_input"].items()}
+        with metrics.aggregate("train"), metrics.aggregate("train_inner"):
+            metrics.log_speed("ups", 0.0)  # the first update of a process logs at once
+        with memory.like_a_gpu():
+            yield functools.partial(step, trainer, batch), trainer
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("average", [(), ("--store-ema",)])
+def test_an_update_never_waits_for_the_gpu(dtype, average, on_meta):
+    with on_meta(*DTYPES[dtype], *average) as (update, _):
+        for reads in (0, 1, 2):  # of the flag of the update before
+            update()
+            assert OnHost.reads == reads
+        update()  # --log-interval
+        assert OnHost.reads == 3 + 1 + 4
+
+
+def test_a_wait_for_the_norm_is_seen(on_meta, monkeypatch):
+    monkeypatch.setattr(late, "of", lambda trainer: None)
+    with on_meta() as (update, _), pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        update()
+
+
+def test_a_loss_scale_takes_one_wait(on_meta, monkeypatch):
+    """In the optimizer, which reads the norm."""
+    waits = []
+
+    def cpu(tensor):
+        waits.append(tensor)
+        return torch.zeros_like(tensor, device="cpu")
+
+    monkeypatch.setattr(torch.Tensor, "cpu", cpu)
+    with on_meta("--fp16") as (update, _):
+        update()
+        assert [tensor.is_meta for tensor in waits] == [True, False]
