@@ -1,7 +1,7 @@
 """Operations, bytes and FLOPs of one whole update, counted on the meta device.
 
     python -m benchmarks ledger                               # base, 8 experts, bf16, 32,768 tokens
-    python -m benchmarks ledger --arch switch_gmoe_large --experts 12 --flags --fp16
+    python -m benchmarks ledger --arch switch_gmoe_large --experts 12 --flags=--fp16
 
 The update is fairseq's `Trainer.train_step` with this repository's model, criterion and optimizer:
 forward and backward pass, gradients copied, their norm, clipping, Adam, statistics. Tensors have
@@ -32,10 +32,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from alma.errors import Parser
+from alma.errors import Parser, UserError
 from alma.tables import as_text
 from benchmarks.gpu import before
 from benchmarks.training_memory import dictionary, like_a_gpu
+from fairseq_alma.training import weight_average
 
 SPECIALS = 4
 """Tokens that fairseq's dictionary adds."""
@@ -67,12 +68,14 @@ BY_FILE = {
     "fairseq_alma/moe/": "dispatch",
     "fairseq_alma/training/loss": "loss",
     "fairseq/criterions/": "loss",
+    "fairseq_alma/training/late": "statistics",
     "fairseq_alma/training/": "optimizer",
     "fairseq_alma/switch_lm.py": "other",
     "fairseq/optim/": "optimizer",
     "fairseq/modules/": "other",
     "fairseq/models/transformer/": "other",
     "fairseq/logging/": "statistics",
+    "fairseq/trainer.py": "other",
 }
 """Kind by the innermost frame of the call whose file has one of these parts."""
 WRITE_ONLY = ("copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_")
@@ -256,6 +259,7 @@ def trainer_of(words: Sequence[str]) -> Trainer:
         criterion = task.build_criterion(cfg.criterion)
     trainer = Trainer(cfg, task, model, criterion)
     trainer.device = torch.device("meta")
+    weight_average.begin(trainer, None)  # as a training that does not resume
     trainer.save_checkpoint = lambda *_: None  # of an update that has failed
     return trainer
 
@@ -296,11 +300,11 @@ def count(args: Any, without: Sequence[str] = ()) -> Count:
         stack.callback(metrics.reset)
         trainer = trainer_of(words_of(folder, args))
         ledger.is_building = False
-        sequences = args.tokens // LENGTH
+        batches = trainer.cfg.optimization.update_freq[0]
         with metrics.aggregate("train_inner"):
-            trainer.train_step([batch(sequences)])
-            ledger.count = Count()
-            trainer.train_step([batch(sequences)])
+            for _ in range(2):
+                ledger.count = Count()
+                trainer.train_step([batch(args.tokens // LENGTH) for _ in range(batches)])
         return ledger.count
 
 
@@ -342,9 +346,13 @@ def parser() -> Parser:
     add = command_line.add_argument
     add("--arch", default="switch_gmoe_base", help="as --arch of fairseq-train")
     add("--experts", type=int, default=8, help="experts of a Switch layer (default: 8)")
-    add("--tokens", type=int, default=32_768, help="tokens of an update (default: 32768)")
+    add("--tokens", type=int, default=32_768, help="tokens of a batch (default: 32768)")
     add("--vocabulary", type=int, default=50_264, help="special tokens included (default: 50264)")
-    add("--flags", default="--bf16", help="further flags of fairseq-train (default: --bf16)")
+    add(
+        "--flags",
+        default="--bf16",
+        help="of fairseq-train, as --flags='--fp16 --dropout 0' (default: --bf16)",
+    )
     add("--operators", type=int, default=0, metavar="N", help="list the N that move most bytes")
     return command_line
 
@@ -352,8 +360,12 @@ def parser() -> Parser:
 def main(words: list[str]) -> None:
     """`python -m benchmarks ledger`."""
     args = parser().parse_args(words)
+    if args.tokens < LENGTH or args.tokens % LENGTH:
+        raise UserError(f"--tokens {args.tokens}: give a multiple of {LENGTH}, a sequence's length")
+    if args.vocabulary <= SPECIALS:
+        raise UserError(f"--vocabulary {args.vocabulary}: give {SPECIALS + 1} or more")
     counts = {"before": count(args, before.CHANGES), "now": count(args)}
-    print(f"{args.arch}, {args.experts} experts, {args.flags}: an update of {args.tokens:,} tokens")
+    print(f"{args.arch}, {args.experts} experts, {args.flags}, batches of {args.tokens:,} tokens")
     print(as_text(table(counts)))
     for name, counted in counts.items():
         if args.operators:

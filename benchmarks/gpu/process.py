@@ -231,7 +231,8 @@ def child(
     words: Sequence[str], number: int = 0, after: str = "", folder: Path | None = None
 ) -> tuple[int, str]:
     """Run `python -m` with `words` to its end in `folder`; returns its exit code and what it
-    printed, and prints that. Sends the signal `number`, if it is not 0, when the text `after` is printed."""
+    printed, and prints that. Sends the signal `number`, if it is not 0, when the text `after` is
+    printed."""
     text = ""
     with started([sys.executable, "-m", *words], PIPE, folder) as process:
         assert process.stdout
