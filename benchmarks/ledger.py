@@ -1,6 +1,6 @@
 """Operations, bytes and FLOPs of one whole update, counted on the meta device.
 
-    python -m benchmarks ledger                               # base, 8 experts, bf16, 32,768 tokens
+    python -m benchmarks ledger --changes                     # base, 8 experts, bf16, 32,768 tokens
     python -m benchmarks ledger --arch switch_gmoe_large --experts 12 --flags=--fp16
 
 The update is fairseq's `Trainer.train_step` with this repository's model, criterion and optimizer:
@@ -331,6 +331,17 @@ def table(counts: dict[str, Count]) -> list[list[str]]:
     return [*rows, [*waits, ""]]
 
 
+def savings(args: Any, now: Count) -> list[list[str]]:
+    """What each change saves: an update without it against one with all."""
+    rows = [["change", "operations", "GB", "waits"]]
+    for change in before.CHANGES:
+        without = count(args, [change])
+        operations = without.total("operations") - now.total("operations")
+        gigabytes = (without.total("bytes") - now.total("bytes")) / 1e9
+        rows.append([change, str(operations), f"{gigabytes:.1f}", str(without.waits - now.waits)])
+    return rows
+
+
 def longest(counted: Count, number: int) -> list[list[str]]:
     """The operators that move most bytes."""
     rows = [["kind", "operator", "operations", "GB"]]
@@ -353,6 +364,7 @@ def parser() -> Parser:
         default="--bf16",
         help="of fairseq-train, as --flags='--fp16 --dropout 0' (default: --bf16)",
     )
+    add("--changes", action="store_true", help="also what each change saves")
     add("--operators", type=int, default=0, metavar="N", help="list the N that move most bytes")
     return command_line
 
@@ -367,6 +379,9 @@ def main(words: list[str]) -> None:
     counts = {"before": count(args, before.CHANGES), "now": count(args)}
     print(f"{args.arch}, {args.experts} experts, {args.flags}, batches of {args.tokens:,} tokens")
     print(as_text(table(counts)))
+    if args.changes:
+        print("\nsaved by each change")
+        print(as_text(savings(args, counts["now"])))
     for name, counted in counts.items():
         if args.operators:
             print(f"\n{name}")

@@ -212,6 +212,7 @@ def test_cases_of_the_ladder(forked, tmp_path):
         assert row["of the data sheet"] == pytest.approx(row["TFLOP/s"] / 989)
         assert row["update, ms"] > 0
     assert "estimate GB" in on
+    assert on["loss"] == pytest.approx(off["loss"], rel=1e-3)
     assert layer["now / dense: host"] > 0
     assert "--zero-sharding os divides" in refused["message"]
 
