@@ -96,6 +96,15 @@ def rungs() -> list[Training]:
     return [*trainings, Training("off again", ())]
 
 
+def chunks(tiny: bool) -> list[Training]:
+    """The chunked loss by the tokens of a chunk."""
+    trainings = []
+    for chunk in (16, 32, 64) if tiny else CHUNKS:
+        flags = f"{BF16} {CHUNKED} --loss-chunk-tokens {chunk}"
+        trainings.append(Training(f"chunks of {chunk}", flags=flags))
+    return trainings
+
+
 def others(tiny: bool) -> list[Training]:
     """Peers and the path of a V100."""
     shorter = "--batch-size 2" if tiny else "--batch-size 8"
@@ -115,9 +124,7 @@ def ladder(args: Any) -> Cases:
     data = RandomTokens.of(args)
     for training in (Training("off", ()), ALL, *rungs()):
         yield training.labels, partial(measured, training, data)
-    for chunk in (16, 32, 64) if tiny else CHUNKS:
-        flags = f"{BF16} {CHUNKED} --loss-chunk-tokens {chunk}"
-        training = Training(f"chunks of {chunk}", flags=flags)
+    for training in chunks(tiny):
         yield training.labels, partial(measured, training, data)
     for tokens in (64, 128) if tiny else TOKENS:
         yield {"case": "Switch beside dense", "tokens": tokens}, partial(layers, tokens, tiny)
@@ -149,7 +156,7 @@ def measured(training: Training, data: RandomTokens) -> Row:
     row = figures(training, result, tokens, flops_of_token, data)
     row["peak GB"] = result.peak / 1e9
     if training.changes == before.CHANGES:  # the estimate is of today's code
-        row |= memory(words, result, data)
+        row |= memory(words, result, data.vocabulary - 4)
     return row
 
 
@@ -201,9 +208,9 @@ def tokens_of_update(words: Sequence[str]) -> int:
     return values["--batch-size"] * values["--tokens-per-sample"] * values["--update-freq"]
 
 
-def memory(words: Sequence[str], result: Lap, data: RandomTokens) -> Row:
-    """The estimate of memory beside the peak."""
-    estimate = estimated(words, data.vocabulary - 4)
+def memory(words: Sequence[str], result: Lap, tokens: int) -> Row:
+    """The estimate of memory beside the peak; `tokens` are those of dict.txt."""
+    estimate = estimated(words, tokens)
     row: Row = {"estimate GB": estimate / 1e9}
     if result.peak:
         row["peak / estimate"] = result.peak / estimate
@@ -224,10 +231,8 @@ def refused(data: RandomTokens) -> Row:
 
 
 def on_text(folder: Path, data: RandomTokens) -> Row:
-    """Trainings on the stream in `folder` without changes and with all of them.
-
-    UserError: a loss of theirs differs by more than TOLERANCE.
-    """
+    """Trainings on the stream in `folder` without changes and with all of them; an error if a loss
+    differs by more than TOLERANCE."""
     lengths = Lengths(seconds=0, updates=TEXT_UPDATES)
     interval = INTERVAL
     if data.tiny:
@@ -241,12 +246,14 @@ def on_text(folder: Path, data: RandomTokens) -> Row:
         laps[training.name] = run(training, words, lengths)
         row[f"{training.name}: loss"] = laps[training.name].losses[-1]
         row[f"{training.name}: peak GB"] = laps[training.name].peak / 1e9
-    row |= memory(words, laps[ALL.name], data)
+    tokens = len((on_stream.folder / "dict.txt").read_text("utf-8").splitlines())
+    row |= memory(words, laps[ALL.name], tokens)
     pairs = zip(laps["off"].losses, laps["all"].losses, strict=False)
     worst = max(abs(on / off - 1) for off, on in pairs)
+    row |= {"updates": lengths.updates, "worst loss": f"{worst:.1e}"}
     if worst > TOLERANCE:
-        raise UserError(f"a loss with all changes differs by {worst:.1%}: {row}")
-    return row | {"updates": lengths.updates, "worst loss": f"{worst:.1e}"}
+        row["error"] = f"a loss with all changes differs by {worst:.1%} from that without"
+    return row
 
 
 def layers(tokens: int, tiny: bool) -> Row:

@@ -141,6 +141,12 @@ def test_fairseq_train_accepts_all_flags_of_full_size(benchmark, tmp_path):
     assert flops == pytest.approx(45.7e9 * 3 / 512, rel=0.01)  # the paper's base model
     words = [str(tmp_path), "--task", "alma_lm", *benchmark("gpu.stream").BASE.split()]
     assert resolve(words)["arch"] == "switch_gmoe_base"
+    ladder = benchmark("gpu.ladder")
+    trainings = [*ladder.rungs(), *ladder.chunks(tiny=False), *ladder.others(tiny=False)]
+    for training in trainings:
+        words = data.words(training.size, training.experts, training.flags, 45)
+        assert training.flags == "--no-tf32" or 2e9 < estimated(words, data.vocabulary - 4) < 78e9
+        assert ladder.tokens_of_update(words) == (12_288 if training.name == "V100" else 32_768)
 
 
 @pytest.mark.thorough
@@ -228,6 +234,54 @@ def test_the_rehearsal_of_the_ladder(benchmark, forked, tmp_path, capsys):
     step = json.loads((tmp_path / "gpu.json").read_text())["steps"]["ladder"]
     assert len(step["rows"]) > 20
     assert "+foreach  --bf16" in re.sub(" {2,}", "  ", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("loss", "is_error"), [(5.04, False), (5.06, True)])
+def test_a_loss_that_changes_alter_is_an_error(benchmark, tmp_path, monkeypatch, loss, is_error):
+    """By more than 1%; the figures are kept."""
+    ladder = benchmark("gpu.ladder")
+    laps = benchmark("gpu.laps")
+
+    def run(training, *_):
+        losses = [6.0, loss if training.changes else 5.0]
+        return laps.Lap([0.1], {}, losses, 10**9, False)
+
+    (tmp_path / "stream").mkdir()
+    (tmp_path / "stream/dict.txt").write_text("a 1\nb 1\n")
+    monkeypatch.setattr(ladder, "run", run)
+    monkeypatch.setattr(ladder, "estimated", lambda words, tokens: tokens * 10**9)
+    data = ladder.RandomTokens(tmp_path, True, 104, 32)
+    row = ladder.on_text(tmp_path, data)
+    assert ("error" in row) == is_error
+    assert (row["off: loss"], row["all: loss"], row["peak / estimate"]) == (5.0, loss, 0.5)
+
+
+def test_a_training_is_measured_until_its_time_is_over(benchmark, monkeypatch):
+    """Intervals after the warm-up, then profiled updates; memory that runs out is an error."""
+    laps = benchmark("gpu.laps")
+    clock = iter(range(1000))
+    monkeypatch.setattr(laps.time, "perf_counter", lambda: float(next(clock)))
+    asked = []
+
+    class Trainer:
+        cfg = SimpleNamespace(optimization=SimpleNamespace(max_update=laps.ENDLESS))
+
+        def get_num_updates(self):
+            return len(asked)
+
+    def update(trainer, samples, raise_oom):
+        asked.append(raise_oom)
+
+    trainer = Trainer()
+    lengths = laps.Lengths(seconds=20, warm_up=3, interval=2, profiled=2)
+    stopwatch = laps.Stopwatch(lengths)
+    while len(asked) < trainer.cfg.optimization.max_update:
+        stopwatch.train_step(update, trainer, [])
+    # an interval: the clock is read at its start and end, and twice in each update
+    assert stopwatch.intervals == [2.5] * 4
+    assert len(asked) == 3 + 2 * 4 + 2
+    assert all(asked)
+    assert stopwatch.profile["update, ms"] == 2500
 
 
 def test_the_table_of_gains(benchmark):
