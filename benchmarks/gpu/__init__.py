@@ -24,7 +24,7 @@ from alma.errors import Parser, UserError
 from alma.files import make_directory, write_json_atomic
 from alma.provenance import commit, machine, versions
 from alma.tables import as_text
-from benchmarks.gpu.gains import gains
+from benchmarks.gpu.gains import by_kind, gains
 from benchmarks.gpu.packages import carry
 from benchmarks.gpu.process import NO_RESULT, Row, follow, shown, work_on
 
@@ -246,6 +246,7 @@ def print_step(name: str, step: dict[str, Any]) -> None:
         print(as_text(table))
     if name == "ladder":
         print("\n" + as_text(gains(step["rows"])))
+        print("\n" + as_text(by_kind(step["rows"])))
 
 
 def command(name: str, cases: list[Row], args: Any) -> list[str]:

@@ -10,6 +10,8 @@ FIGURES = (
 )
 """Columns of a row as they are."""
 FIRST = "off"
+COMPARED = (FIRST, "all")
+"""Trainings whose kernels are shown by kind."""
 
 
 def gains(rows: list[Row]) -> list[list[str]]:
@@ -30,4 +32,18 @@ def gains(rows: list[Row]) -> list[list[str]]:
             line.append(f"{speed / peer:.2f}" if peer else "")
         lines.append(line + [shown(row.get(figure, "")) for figure in FIGURES])
         earlier = speed
+    return lines
+
+
+def by_kind(rows: list[Row]) -> list[list[str]]:
+    """Milliseconds of an update by kind of kernel, without changes and with all."""
+    columns = {}
+    for row in rows:
+        name = row["case"].get("case")
+        if name in COMPARED and "ms by kind" in row:
+            columns[name] = row["ms by kind"]
+    kinds = list(dict.fromkeys(kind for column in columns.values() for kind in column))
+    lines = [["ms of an update", *columns]]
+    for kind in kinds:
+        lines.append([kind, *(shown(column.get(kind, 0.0)) for column in columns.values())])
     return lines

@@ -286,19 +286,27 @@ def test_a_training_is_measured_until_its_time_is_over(benchmark, monkeypatch):
 
 def test_the_table_of_gains(benchmark):
     """Speeds are compared with those of `off`, and of the case before."""
-    gains = benchmark("gpu.gains").gains
+    module = benchmark("gpu.gains")
     rows = []
     for case, speed in (("off", 100.0), ("+gelu", 110.0), ("+foreach", 121.0)):
         row = {"case": {"case": case, "flags": "--bf16"}, "tokens/s": [speed, speed]}
         rows.append(row | {"GPU idle": 0.25})
     rows.insert(1, {"case": {"case": "text"}, "worst loss": "1e-3"})
-    header, *lines = gains(rows)
+    header, *lines = module.gains(rows)
     assert [line[:5] for line in lines] == [
         ["off", "--bf16", "100 [100-100]", "1.00", ""],
         ["+gelu", "--bf16", "110 [110-110]", "1.10", "1.10"],
         ["+foreach", "--bf16", "121 [121-121]", "1.21", "1.10"],
     ]
     assert lines[0][header.index("GPU idle")] == "0.25"
+    rows[0]["ms by kind"] = {"loss": 20.0, "copies": 10.0}
+    rows.append({"case": {"case": "all"}, "ms by kind": {"loss": 5.0, "matmul": 30.0}})
+    assert module.by_kind(rows) == [
+        ["ms of an update", "off", "all"],
+        ["loss", "20", "5"],
+        ["copies", "10", "0"],
+        ["matmul", "0", "30"],
+    ]
 
 
 @pytest.mark.thorough
