@@ -81,6 +81,8 @@ def install() -> None:
     replace(Trainer, "clip_grad_norm", late.clip_grad_norm)
     replace(Trainer, "_check_grad_norms", late.check_grad_norms)
     replace(Trainer, "_reduce_and_log_stats", late.reduce_and_log_stats)
+    replace(Trainer, "_aggregate_logging_outputs", late.aggregate_logging_outputs)
+    replace(distributed_utils, "all_reduce_dict", late.all_reduce_dict)
     replace(Trainer, "begin_valid_epoch", late.begin_valid_epoch)
     replace(Trainer, "consolidate_optimizer", late.consolidate_optimizer)
     Trainer.always_call_state_dict_during_save_checkpoint = property(_saving_is_collective)

@@ -29,6 +29,7 @@ SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 logger = logging.getLogger(__name__)
 
+_answers: list[late.HostCopy] = []  # of `_any_process_received`, not read yet
 _received: list[ctypes.c_bool] = []  # the `flag` of this process, if it has one
 os.register_at_fork(
     after_in_child=_received.clear
@@ -109,13 +110,21 @@ def watch(main) -> None:
 
 
 def _any_process_received(device: torch.device) -> bool:
-    """Whether a signal has reached any process: all must stop after the same update. Collective."""
+    """Whether a signal has reached any process: all must stop after the same update. Collective.
+
+    Several GPUs read the answer of the call before, for which they need not wait; so they stop an
+    update later.
+    """
     received = flag().value
     if not torch.distributed.is_initialized():
         return received
-    largest = torch.tensor([received], dtype=torch.int32, device=device)
+    largest = torch.tensor([received], dtype=torch.int32).to(device, non_blocking=True)
     distributed_utils.all_reduce(largest, distributed_utils.get_global_group(), op="max")
-    return bool(largest.item())
+    _answers.append(late.HostCopy([largest]))
+    if device.type != "cpu" and len(_answers) == 1:
+        return False
+    (answer,) = _answers.pop(0).read()
+    return bool(answer)
 
 
 def _save_if_unsaved(cfg, trainer, epoch_itr, end_of_epoch: bool) -> None:

@@ -11,7 +11,8 @@ norm an update later, and the statistics when they are logged, validated or save
   training with fairseq's message. The seed is that of the update, so dropout repeats too. No
   checkpoint is written before the flag of its last update has been read.
 
-All numbers stay equal to the bit. Other optimizers, and --fp16, whose loss scale depends on the
+With several processes, neither the sums over them nor the gradients' factor wait. All numbers stay
+equal to the bit. Other optimizers, and --fp16, whose loss scale depends on the
 norm, wait once in each update. Unnecessary once fairseq tests the norm on the device.
 
 `hooks` replaces methods of fairseq's Trainer by functions of this module. Their first argument is
@@ -279,6 +280,39 @@ def reduce_and_log_stats(original, trainer, outputs, sample_size, norm=None) -> 
         late.check()
         late.log()
     return {}
+
+
+class _SampleSize(Tensor):
+    """The sample size of all processes, on the device. fairseq's `sample_size or 1.0` reads it."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __bool__(self) -> bool:
+        """True, without reading: it is not 0, see `aggregate_logging_outputs`."""
+        return True
+
+
+def aggregate_logging_outputs(original, trainer, outputs, sample_size, *others, **kwargs):
+    """Put 1 for a sample size of 0, as fairseq's `sample_size or 1.0` does, but on the device."""
+    outputs, (total, *others) = original(trainer, outputs, sample_size, *others, **kwargs)
+    if of(trainer) is not None and isinstance(total, Tensor):
+        total = torch.where(total == 0, 1.0, total).as_subclass(_SampleSize)
+    return outputs, (total, *others)
+
+
+def all_reduce_dict(original, data, device: torch.device, group) -> dict[str, Any]:
+    """Copy the numbers on the host to the device without a wait; fairseq's own copy waits."""
+    names = []
+    numbers = []
+    for name, value in data.items():
+        if not isinstance(value, Tensor):
+            names.append(name)
+            numbers.append(value)
+    if not names:
+        return original(data, device, group)
+    on_host = torch.tensor(numbers, dtype=torch.double)
+    on_device = on_host.to(device, non_blocking=True).unbind()
+    return original({**data, **dict(zip(names, on_device, strict=True))}, device, group)
 
 
 def begin_valid_epoch(original, trainer, epoch: int) -> None:

@@ -13,7 +13,9 @@ from fairseq import tasks
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
 from fairseq.trainer import Trainer
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairseq_alma import interrupt
 from fairseq_alma.training import late, weight_average
 from tests.fairseq_alma.shared import config_of, load
 
@@ -130,13 +132,13 @@ def test_nan_leaves_all_as_it_was_and_ends_the_training(
     before = state_of(trainer)
     poison(trainer, 2, times=9)
     assert step(trainer, batches[2]) is not None  # nobody has looked yet
+    readers = {
+        "the next update": lambda: step(trainer, batches[3]),
+        "a validation": lambda: trainer.begin_valid_epoch(1),
+        "a checkpoint": trainer.consolidate_optimizer,
+    }
     with pytest.raises(FloatingPointError, match="gradients are Nan/Inf"):
-        if reader == "the next update":
-            step(trainer, batches[3])
-        elif reader == "a validation":
-            trainer.begin_valid_epoch(1)
-        else:
-            trainer.consolidate_optimizer()
+        readers[reader]()
     assert_equal(state_of(trainer), before)
     assert trainer.get_num_updates() == 2
     crash = load(tmp_path / "crash.pt")  # as fairseq's, from before the update
@@ -188,6 +190,16 @@ def test_norms_that_differ_between_processes_set_the_flag(norms, flag, make_trai
     assert trainer.late.optimizer.found_inf == flag
 
 
+class BlockingCopies(TorchDispatchMode):
+    """Raises if the host waits for a copy to the device."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        output = operation(*args, **(kwargs or {}))
+        if operation is torch.ops.aten._to_copy.default and args[0].is_cpu and output.is_meta:
+            assert kwargs.get("non_blocking"), "the host waits for a copy to the device"
+        return output
+
+
 class OnHost(late.HostCopy):
     """Copies from the meta device, which has no values, as zeros."""
 
@@ -221,7 +233,10 @@ def on_meta(make_trainer, benchmark, monkeypatch):
         batch["net_input"] = {key: value.to("meta") for key, value in batch["net_input"].items()}
         with metrics.aggregate("train"), metrics.aggregate("train_inner"):
             metrics.log_speed("ups", 0.0)  # the first update of a process logs at once
-        with memory.like_a_gpu():
+        width = trainer.cfg.model.decoder_embed_dim
+        longest = torch.zeros(64, 1, width, device="meta")
+        trainer.get_model().decoder.buffered_future_mask(longest)  # copied once
+        with memory.like_a_gpu(), BlockingCopies():
             yield functools.partial(step, trainer, batch), trainer
 
     return run
@@ -236,6 +251,32 @@ def test_an_update_never_waits_for_the_gpu(dtype, average, on_meta):
             assert OnHost.reads == reads
         update()  # --log-interval
         assert OnHost.reads == 3 + 1 + 4
+
+
+def test_an_update_of_several_processes_never_waits_for_the_gpu(on_meta, monkeypatch):
+    """For the tokens of all, their norms and their signals neither."""
+    with on_meta() as (update, trainer):
+        monkeypatch.setattr(Trainer, "data_parallel_world_size", 2)
+        monkeypatch.setattr(Trainer, "use_distributed_wrapper", False)
+        monkeypatch.setattr(distributed_utils, "all_reduce", lambda *args, **kwargs: None)
+        monkeypatch.setattr(distributed_utils, "get_global_group", lambda: None)
+        monkeypatch.setattr(distributed_utils, "get_data_parallel_group", lambda: None)
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(interrupt, "_answers", [])
+        trainer._grad_norm_buf = torch.zeros(2, dtype=torch.double, device="meta")
+        for reads in (0, 2, 4):
+            update()
+            assert not interrupt._any_process_received(trainer.device)
+            assert OnHost.reads == reads
+
+
+def test_a_sample_size_of_no_tokens_is_1():
+    size = torch.tensor(0.0, dtype=torch.double)
+    _, (total,) = late.aggregate_logging_outputs(
+        lambda trainer, outputs, size: (outputs, (size,)), SimpleNamespace(late=1), [], size
+    )
+    assert (3 / (total or 7.0)).tolist() == 3
+    assert type(3 / total) is torch.Tensor
 
 
 def test_a_wait_for_the_norm_is_seen(on_meta, monkeypatch):
