@@ -248,7 +248,9 @@ class Cost:
             weights = shape.members * shape.dim * logit.weight
             return shape.vocabulary * (min(batch, chunk) * logit.chunked + weights)
         whole = logit.whole
-        if shape.members > 1:  # UMix also holds the sum of the members' logits, in fp32
+        if shape.members > 1 and self.on_gpu:  # a member's logits, and sums in fp32
+            whole = max(whole, _UMIX[self._width])
+        elif shape.members > 1:  # and the sum of the members' logits, in fp32
             whole += 4
         return shape.vocabulary * (batch * whole + of_weights)
 
@@ -276,6 +278,11 @@ _LOGIT = {
     2: _LogitBytes(whole=12, chunked=10, weight=6),
 }
 """By the bytes of an activation; of PyTorch's operators."""
+
+
+_UMIX = {4: 12, 2: 14}
+"""Bytes a token and dictionary entry where UMix adds up its members' logits on a GPU, by the bytes
+of an activation: the logits of a member, their copy in fp32, the sum before and after."""
 
 
 @dataclass(frozen=True)
