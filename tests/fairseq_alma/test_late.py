@@ -5,7 +5,7 @@ test_interrupt tests resuming, test_expert_parallel several processes.
 
 import contextlib
 import functools
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from fairseq.trainer import Trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_alma import interrupt
+from fairseq_alma.task import AlmaLMTask
 from fairseq_alma.training import late, weight_average
 from tests.fairseq_alma.shared import config_of, load
 
@@ -155,6 +156,24 @@ def test_nan_at_the_log_interval_ends_the_training_there(make_trainer, poison):
         step(trainer, batch)
     with pytest.raises(FloatingPointError, match="gradients are Nan/Inf"):
         step(trainer, batches[2])
+
+
+def test_the_last_update_is_read_before_the_epoch_is_logged(make_trainer, monkeypatch):
+    """Also with --no-save."""
+    trainer, batches = make_trainer()
+    for batch in batches[:2]:
+        step(trainer, batch)
+    functions = {
+        "validate_and_save": lambda *args: ([None], True),
+        "should_stop_early": lambda: None,
+    }
+    main = FunctionType((lambda: None).__code__, functions)
+    monkeypatch.setattr(AlmaLMTask, "early_stop", {})
+    interrupt.watch(main)
+    epoch = SimpleNamespace(epoch=1)
+    functions["validate_and_save"](trainer.cfg, trainer, trainer.task, epoch, [], False)
+    assert trainer.late.unread is None
+    assert metrics.get_meters("train")["gnorm"].count == 2
 
 
 @pytest.mark.parametrize("update", [2, 4])  # in the middle, and at the log interval
