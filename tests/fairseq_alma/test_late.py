@@ -6,6 +6,7 @@ test_interrupt tests resuming, test_expert_parallel several processes.
 import contextlib
 import functools
 from types import FunctionType, SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -35,8 +36,8 @@ def fresh_metrics():
 def make_trainer(stream, tiny, tmp_path):
     """`make_trainer(*flags)`: fairseq's trainer, and the batches of the stream."""
 
-    def run(*flags) -> tuple[Trainer, list]:
-        cfg = config_of(stream, *tiny, "--cpu", "--save-dir", tmp_path, *flags)
+    def run(*flags, device=("--cpu",)) -> tuple[Trainer, list]:
+        cfg = config_of(stream, *tiny, *device, "--save-dir", tmp_path, *flags)
         torch.manual_seed(1)
         task = tasks.setup_task(cfg.task)
         model = task.build_model(cfg.model)
@@ -209,6 +210,28 @@ def test_norms_that_differ_between_processes_set_the_flag(norms, flag, make_trai
     assert trainer.late.optimizer.found_inf == flag
 
 
+def test_a_copy_has_the_shapes_types_and_values(monkeypatch):
+    """Its tensors are joined by type on the way; here without a GPU."""
+    empty = torch.empty
+    event = mock.Mock()
+    monkeypatch.setattr(late, "_is_on_device", lambda tensor: True)
+    monkeypatch.setattr(torch, "empty", lambda *args, pin_memory, **kw: empty(*args, **kw))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    tensors = [
+        torch.tensor(0.1),
+        torch.tensor(2**53 + 1),
+        torch.arange(6.0).view(2, 3),
+        torch.arange(3),
+        torch.zeros(0),
+        torch.tensor(0.1, dtype=torch.double, requires_grad=True),
+    ]
+    copy = late.HostCopy(tensors)
+    event.record.assert_called_once_with()
+    event.synchronize.assert_not_called()
+    torch.testing.assert_close(copy.read(), [t.detach() for t in tensors], rtol=0, atol=0)
+    event.synchronize.assert_called_once_with()
+
+
 class BlockingCopies(TorchDispatchMode):
     """Raises if the host waits for a copy to the device."""
 
@@ -316,3 +339,19 @@ def test_a_loss_scale_takes_one_wait(on_meta, monkeypatch):
     with on_meta("--fp16") as (update, _):
         update()
         assert [tensor.is_meta for tensor in waits] == [True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_update_on_a_gpu_never_waits(dtype, make_trainer):
+    trainer, batches = make_trainer("--store-ema", *DTYPES[dtype], device=())
+    for batch in batches[:5]:  # --log-interval
+        step(trainer, batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches[5:9]:
+            step(trainer, batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    late.settle(trainer)
+    assert metrics.get_meters("train")["gnorm"].count == 9
