@@ -36,16 +36,17 @@ class HostCopy:
     """Values of tensors on the host. The copy is queued after the work of the tensors' device."""
 
     def __init__(self, tensors: list[Tensor]):
-        self._shapes = [tensor.shape for tensor in tensors]
-        self._dtypes = [tensor.dtype for tensor in tensors]
-        self._tensors = tensors
+        self._tensors: list[Tensor] = []  # those on the host; of the others shape and dtype
         self._event: torch.cuda.Event | None = None
-        if all(tensor.device.type == "cpu" for tensor in tensors):
-            return
         numbers = defaultdict(list)
         for tensor in tensors:
-            numbers[tensor.dtype].append(tensor.detach().reshape(-1))
-        self._tensors = []
+            if _is_on_device(tensor):
+                numbers[tensor.dtype].append(tensor.detach().reshape(-1))
+                self._tensors.append(torch.empty_like(tensor, device="meta"))
+            else:
+                self._tensors.append(tensor)
+        if not numbers:
+            return
         self._joined: dict[torch.dtype, Tensor] = {}
         for dtype, parts in numbers.items():
             joined = torch.cat(parts)
@@ -60,23 +61,32 @@ class HostCopy:
             return self._tensors
         self._event.synchronize()
         starts: defaultdict[torch.dtype, int] = defaultdict(int)
-        tensors = []
-        for shape, dtype in zip(self._shapes, self._dtypes, strict=True):
-            start = starts[dtype]
-            end = start + shape.numel()
-            tensors.append(self._joined[dtype][start:end].view(shape))
-            starts[dtype] = end
-        return tensors
+        on_host = []
+        for tensor in self._tensors:
+            if not _is_on_device(tensor):
+                on_host.append(tensor)
+                continue
+            start = starts[tensor.dtype]
+            end = start + tensor.numel()
+            on_host.append(self._joined[tensor.dtype][start:end].view(tensor.shape))
+            starts[tensor.dtype] = end
+        return on_host
+
+
+def _is_on_device(tensor: Tensor) -> bool:
+    return tensor.device.type != "cpu"
 
 
 class Statistics:
     """The norm and fairseq's logging outputs of an update, on their way to the host."""
 
     def __init__(self, norm: Tensor, outputs: list[dict[str, Any]]):
-        self._outputs = outputs
+        self._outputs = []
         tensors = [norm]
         for output in outputs:
             tensors += [value for value in output.values() if isinstance(value, Tensor)]
+            numbers = {key: value for key, value in output.items() if not isinstance(value, Tensor)}
+            self._outputs.append(dict.fromkeys(output) | numbers)  # frees the device's tensors
         self._copy = HostCopy(tensors)
 
     def read(self) -> tuple[Tensor, list[dict[str, Any]]]:
@@ -87,7 +97,7 @@ class Statistics:
         for output in self._outputs:
             on_host = {}
             for key, value in output.items():
-                on_host[key] = next(values) if isinstance(value, Tensor) else value
+                on_host[key] = next(values) if value is None else value
             outputs.append(on_host)
         return norm, outputs
 
@@ -109,7 +119,7 @@ class NotFinite(Exception):
 class LateUpdates:
     """What the host has not read yet of a trainer's updates."""
 
-    def __init__(self, trainer, optimizer: torch.optim.Optimizer):
+    def __init__(self, trainer, optimizer: Any):
         """`optimizer` is the one that updates the parameters of this process."""
         config = trainer.cfg
         self.trainer = trainer
@@ -285,19 +295,19 @@ def reduce_and_log_stats(original, trainer, outputs, sample_size, norm=None) -> 
 class _SampleSize(Tensor):
     """The sample size of all processes, on the device. fairseq's `sample_size or 1.0` reads it."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __bool__(self) -> bool:
         """True, without reading: it is not 0, see `aggregate_logging_outputs`."""
         return True
 
 
-def aggregate_logging_outputs(original, trainer, outputs, sample_size, *others, **kwargs):
+def aggregate_logging_outputs(original, trainer, outputs, sample_size, *counts, **kwargs):
     """Put 1 for a sample size of 0, as fairseq's `sample_size or 1.0` does, but on the device."""
-    outputs, (total, *others) = original(trainer, outputs, sample_size, *others, **kwargs)
+    outputs, (total, *counts) = original(trainer, outputs, sample_size, *counts, **kwargs)
     if of(trainer) is not None and isinstance(total, Tensor):
         total = torch.where(total == 0, 1.0, total).as_subclass(_SampleSize)
-    return outputs, (total, *others)
+    return outputs, (total, *counts)
 
 
 def all_reduce_dict(original, data, device: torch.device, group) -> dict[str, Any]:
