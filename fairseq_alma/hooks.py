@@ -29,7 +29,15 @@ from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe.layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
-from fairseq_alma.training import epochs, precision, schedule, sharding, tensorboard, weight_average
+from fairseq_alma.training import (
+    epochs,
+    precision,
+    schedule,
+    sharding,
+    tensorboard,
+    tf32,
+    weight_average,
+)
 from fairseq_alma.training.adam import FusedAdam
 
 logger = logging.getLogger(__name__)
@@ -238,6 +246,7 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
         expert_parallel.check(trainer.cfg)
     cfg = copy.deepcopy(cfg)  # changed below; checkpoints store the user's settings
     _drop_applied_resets(cfg)
+    tf32.prepare(cfg, trainer)  # before `growth` names a checkpoint without records
     growth.prepare(cfg, trainer)
     is_new_stage = schedule.prepare(cfg, trainer)
     ends_by_epochs = epochs.begin(trainer)
