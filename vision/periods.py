@@ -187,6 +187,8 @@ def _split(
 
     UserError: a split has no image, a group has two, or an image no group.
     """
+    named = {str(image.get(source.group_by or "sha256")) for image in images}
+    new_groups = len(named - split_of.keys())
     groups = _grouped(period, images, source, split_of)
     splits: dict[str, list[dict[str, Any]]] = {name: [] for name in SPLITS.values()}
     share = max(1, round(HELD_OUT * len(images)))
@@ -205,12 +207,27 @@ def _split(
         splits[split] += groups[group]
     empty = [name for name, members in splits.items() if not members]
     if empty:
-        fault = f"no image for {', '.join(empty)}, of {len(images)} in {len(groups)} groups"
-        remedy = "a period needs 3 groups; add images, or choose longer periods"
-        raise UserError(f"{period}: {fault}: {remedy}")
+        raise _too_few(period, source, empty, len(images), len(groups), new_groups)
     for members in splits.values():
         members.sort(key=lambda image: image["sha256"])
     return splits
+
+
+def _too_few(
+    period: str, source: ImageSource, empty: Sequence[str], images: int, groups: int, new: int
+) -> UserError:
+    """The error of a period that lacks images for the splits `empty`; `new` of its groups are in no
+    earlier period."""
+    fault = f"{period}: no image for {', '.join(empty)}, of {images:,} in {groups:,} groups"
+    if new == groups:
+        remedy = "a period needs 3 groups; add images, or choose longer periods"
+        return UserError(f"{fault}: {remedy}")
+    fault += f", of which {groups - new:,} keep the split of an earlier period"
+    missing = len(empty)
+    plural = "group" if missing == 1 else "groups"
+    needed = f"add images of {missing} {plural} that {source.group_by} has not had before"
+    wait = "or date its images into a later period that has some"
+    return UserError(f"{fault}: {needed}, {wait}")
 
 
 def _grouped(

@@ -176,7 +176,7 @@ BAD = [
     (
         lambda shop: (shop / "m.csv").write_text("path,date\na.png,2026\n"),
         {"manifest": "m.csv"},
-        "image 1 has no path",
+        "image 1 has no label",
     ),
     (
         lambda shop: (shop / "m.jsonl").write_text("[]\n"),
