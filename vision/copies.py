@@ -11,8 +11,14 @@ from alma.errors import UserError
 from alma.files import sha256_file
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vision.data import MegaBatchStream
+    from vision.examples import Pixels
     from vision.folder import Listing
 
+_CHUNK = 64
+"""Images that are compared at a time."""
 _SHOWN = 5
 """Folders that an error names, at most."""
 
@@ -108,6 +114,29 @@ def _equal_files(images: Sequence[_Image]) -> list[list[_Image]]:
         reason = f"cannot read the image {error.filename} ({error.strerror})"
         raise UserError(f"{reason}: restore it") from None
     return [group for group in by_hash.values() if len(group) > 1]
+
+
+def check_stream(stream: "MegaBatchStream") -> None:
+    """UserError: a stream has a single class, or equal images for training: errors tell nothing."""
+    dataset = stream.dataset
+    if dataset.classes < 2:
+        raise UserError(f"{dataset.name}: one class, no learner can be wrong: give two or more")
+    count = len(dataset.train.labels)
+    if _all_equal(dataset.train.images, count):
+        fault = f"all {count:,} images for training are equal"
+        raise UserError(f"{dataset.name}: {fault}: give images that differ")
+
+
+def _all_equal(images: "Tensor | Pixels", count: int) -> bool:
+    """Whether `count` images (n, channels, height, width) are equal, and several."""
+    import torch
+
+    first = images.index_select(0, torch.tensor([0]))
+    for start in range(0, count, _CHUNK):
+        indices = torch.arange(start, min(count, start + _CHUNK))
+        if not torch.equal(images.index_select(0, indices), first.expand(len(indices), -1, -1, -1)):
+            return False
+    return count > 1
 
 
 class ClassConflicts:
