@@ -131,7 +131,8 @@ def _commands_of_images(
         else:
             drawn_runs += runs
     shown = [*dict.fromkeys(drawn_runs), "--figures", "vision"]
-    yield tool("alma.report", *shown, "--out", place / name)
+    drawn = [figure for figure in record["drawn"] if figure != "tsne"]
+    yield tool("alma.report", *shown, "--draw", ",".join(drawn), "--out", place / name)
 
 
 _RECORDED_SMALL = "ALMA's own runs of this size, not those just made, showed"

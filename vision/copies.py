@@ -150,10 +150,10 @@ class ClassConflicts:
         """Add the images of the next period, in the order in which their classes count."""
         for image in images:
             sha256 = image["sha256"]
-            here = _Image("", image["label"], image["path"])
-            first = self._first.setdefault(sha256, here)
-            if first.label != here.label:
-                self._conflicts.setdefault(sha256, (first, here))
+            labelled = _Image("", image["label"], image["path"])
+            first = self._first.setdefault(sha256, labelled)
+            if first.label != labelled.label:
+                self._conflicts.setdefault(sha256, (first, labelled))
 
     def line(self) -> str:
         """A line about them; empty without any."""
