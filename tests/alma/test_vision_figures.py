@@ -336,6 +336,6 @@ def test_draw_names_the_figures_and_keeps_silent_about_others(tmp_path):
         path.unlink()
     done = report(*words, "--draw", "over_time")
     assert " replay: " not in done.stdout
-    assert {path.stem.partition("_over")[0] for path in out.glob("*.png")} == {"B4"}
+    assert {path.stem.partition("_over")[0] for path in out.glob("*.png")} == {"digits_B4"}
     wrong = report(tmp_path / "runs", "--draw", "over_time")
     assert "--draw needs --figures vision" in wrong.stderr
