@@ -319,4 +319,5 @@ def read_image(
             converted = composed(image, background).convert(mode)
             return np.asarray(size.fit(converted) if size else converted)
     except (*NO_IMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise UnreadableImage(path, str(error)) from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UnreadableImage(path, reason) from None
