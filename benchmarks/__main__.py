@@ -28,7 +28,15 @@ BENCHMARKS = {
     "data_prep": "Text to mega-batches",
 }
 ALONE = (
-    *("advice", "advice_calibration", "backtest", "cadence_calibration", "decisions", "gpu"),
+    *(
+        "advice",
+        "advice_calibration",
+        "backtest",
+        "cadence_calibration",
+        "decisions",
+        "gpu",
+        "ledger",
+    ),
     *("near_duplicates", "waiting_rule"),
 )
 """Run only by name, with flags of their own."""

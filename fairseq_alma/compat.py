@@ -1,9 +1,9 @@
 """Work-arounds for fairseq 0.12, each with its upstream issue and with what would make it
 unnecessary.
 
-`install` lists the functions of fairseq that it replaces. Two more work-arounds are classes, used
-by `hooks`: the optimizers of `training.precision` and the weight average of
-`training.weight_average`.
+`install` lists the functions of fairseq that it replaces; the norm of the gradients is in
+`training.gradients`. Two more work-arounds are classes, used by `hooks`: the optimizers of
+`training.precision` and the weight average of `training.weight_average`.
 """
 
 import functools
@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from fairseq import checkpoint_utils, options, utils
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
@@ -29,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from alma.errors import UserError
 from alma.files import checkpoint_file
 from fairseq_alma import rendezvous
+from fairseq_alma.training import gradients
 
 
 @functools.cache
@@ -43,7 +45,8 @@ def install() -> None:
     replace(PathManager, "copy", _copy_atomically)
     replace(Trainer, "train_step", _empty_batches_first)
     replace(Trainer, "_set_seed", _seed_without_traces)
-    replace(utils, "clip_grad_norm_", _clipped_on_a_cpu)
+    replace(utils, "clip_grad_norm_", gradients.clip_grad_norm_)
+    replace(utils, "get_activation_fn", _activation)
     replace(EpochBatchIterator, "state_dict", _with_processes)
     replace(EpochBatchIterator, "load_state_dict", _at_the_same_batch)
 
@@ -236,17 +239,15 @@ def _seed_without_traces(original, trainer) -> None:
         torch.cuda.manual_seed(seed)
 
 
-def _clipped_on_a_cpu(original, params, *args, **kwargs) -> torch.Tensor:
-    """Clip gradients on a CPU (--cpu) where the machine has a GPU: fairseq would move their norm to
-    the GPU.
+def _activation(original, activation: str) -> Callable:
+    """torch's own gelu for --activation-fn gelu, in every model.
 
-    No upstream issue known; unnecessary once the norm stays where the gradients are.
+    fairseq's goes to fp32 and back: two more passes over the widest activations in half precision,
+    and autograd keeps the fp32 copy (4 bytes per hidden unit and token; torch's gelu keeps the 2
+    bytes that fc1 returned). torch's kernels compute in fp32 too and return the same bits, except
+    oneDNN's in fp16 on a CPU. No upstream issue known; unnecessary once fairseq calls F.gelu.
     """
-    params = [params] if torch.is_tensor(params) else list(params)
-    if params and params[0].device.type == "cpu":
-        with mock.patch.object(torch.cuda, "is_available", return_value=False):
-            return original(params, *args, **kwargs)
-    return original(params, *args, **kwargs)
+    return F.gelu if activation == "gelu" else original(activation)
 
 
 def _with_processes(original, iterator) -> dict[str, Any]:

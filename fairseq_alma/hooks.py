@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from fairseq import checkpoint_utils, options, tasks, utils
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.distributed import utils as distributed_utils
 from fairseq.optim.adam import Adam
 from fairseq.trainer import Trainer
@@ -29,7 +30,17 @@ from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe.layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
-from fairseq_alma.training import epochs, precision, schedule, sharding, tensorboard, weight_average
+from fairseq_alma.training import (
+    epochs,
+    late,
+    loss,
+    precision,
+    schedule,
+    sharding,
+    tensorboard,
+    tf32,
+    weight_average,
+)
 from fairseq_alma.training.adam import FusedAdam
 
 logger = logging.getLogger(__name__)
@@ -63,11 +74,19 @@ def install() -> None:
     replace(checkpoint_utils, "load_checkpoint", _grow_and_load)
     replace(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint.loaded)
     replace(checkpoint_utils, "load_model_ensemble_and_task", _check_members)
+    replace(CrossEntropyCriterion, "compute_loss", _loss_by_a_kernel)
     replace(Trainer, "load_checkpoint", _load_into)
     replace(Trainer, "_build_optimizer", _build_optimizer)
     replace(Trainer, "state_dict", _state_of_plain_data)
+    replace(Trainer, "train_step", late.train_step)
+    replace(Trainer, "clip_grad_norm", late.clip_grad_norm)
+    replace(Trainer, "_check_grad_norms", late.check_grad_norms)
+    replace(Trainer, "_reduce_and_log_stats", late.reduce_and_log_stats)
+    replace(Trainer, "_aggregate_logging_outputs", late.aggregate_logging_outputs)
+    replace(distributed_utils, "all_reduce_dict", late.all_reduce_dict)
+    replace(Trainer, "begin_valid_epoch", late.begin_valid_epoch)
+    replace(Trainer, "consolidate_optimizer", late.consolidate_optimizer)
     Trainer.always_call_state_dict_during_save_checkpoint = property(_saving_is_collective)
-    replace(utils, "clip_grad_norm_", expert_parallel.clip_grad_norm_)
 
 
 def _parse_with_our_defaults(
@@ -238,6 +257,7 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
         expert_parallel.check(trainer.cfg)
     cfg = copy.deepcopy(cfg)  # changed below; checkpoints store the user's settings
     _drop_applied_resets(cfg)
+    tf32.prepare(cfg, trainer)  # before `growth` names a checkpoint without records
     growth.prepare(cfg, trainer)
     is_new_stage = schedule.prepare(cfg, trainer)
     ends_by_epochs = epochs.begin(trainer)
@@ -329,6 +349,17 @@ def _check_members(original, filenames, *args, **kwargs):
         fail(str(error))
 
 
+def _loss_by_a_kernel(original, criterion, *args, **kwargs):
+    """Compute cross_entropy without a copy of the logits in fp32, on a GPU with Triton.
+
+    No upstream issue known in fairseq; unnecessary once torch fuses log_softmax with its cast for
+    bf16 (https://github.com/pytorch/pytorch/issues/102723).
+    """
+    if not isinstance(criterion.task, AlmaLMTask):
+        return original(criterion, *args, **kwargs)
+    return loss.whole_loss(original, criterion, *args, **kwargs)
+
+
 def _build_optimizer(original, trainer) -> None:
     """Build fairseq's optimizer, then give it our classes.
 
@@ -345,8 +376,9 @@ def _build_optimizer(original, trainer) -> None:
         optimizer = sharding.optimizer_of_share(optimizer)
     precision.replace_optimizer(trainer, optimizer)
     if type(optimizer) is Adam and not trainer.cfg.optimizer.use_old_adam:
-        # fairseq has no option for the class of its Adam. FusedAdam adds no attributes.
+        # fairseq has no option for the class of its Adam. FusedAdam needs no __init__.
         optimizer.__class__ = FusedAdam
+    trainer.late = late.LateUpdates(trainer, optimizer)
     group = _ep_group(trainer)
     if group:
         expert_parallel.whole_states(optimizer, group)

@@ -22,12 +22,14 @@ from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
 
 from fairseq_alma.task import AlmaLMTask
+from fairseq_alma.training import late
 
 EXIT_CODE = os.EX_TEMPFAIL  # training stopped for a signal; run the same command again
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 logger = logging.getLogger(__name__)
 
+_answers: list[late.HostCopy] = []  # of `_any_process_received`, not read yet
 _received: list[ctypes.c_bool] = []  # the `flag` of this process, if it has one
 os.register_at_fork(
     after_in_child=_received.clear
@@ -85,6 +87,8 @@ def watch(main) -> None:
     @functools.wraps(original)
     def validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
         losses, finished = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        if end_of_epoch or finished:
+            late.settle(trainer)  # fairseq logs the epoch next
         last_epoch = epoch_itr.epoch >= (cfg.optimization.max_epoch or math.inf)
         if not isinstance(task, AlmaLMTask) or finished or (end_of_epoch and last_epoch):
             return losses, finished
@@ -106,13 +110,21 @@ def watch(main) -> None:
 
 
 def _any_process_received(device: torch.device) -> bool:
-    """Whether a signal has reached any process: all must stop after the same update. Collective."""
+    """Whether a signal has reached any process: all must stop after the same update. Collective.
+
+    Several GPUs read the answer of the call before, for which they need not wait; so they stop an
+    update later.
+    """
     received = flag().value
     if not torch.distributed.is_initialized():
         return received
-    largest = torch.tensor([received], dtype=torch.int32, device=device)
+    largest = torch.tensor([received], dtype=torch.int32).to(device, non_blocking=True)
     distributed_utils.all_reduce(largest, distributed_utils.get_global_group(), op="max")
-    return bool(largest.item())
+    _answers.append(late.HostCopy([largest]))
+    if device.type != "cpu" and len(_answers) == 1:
+        return False
+    (answer,) = _answers.pop(0).read()
+    return bool(answer)
 
 
 def _save_if_unsaved(cfg, trainer, epoch_itr, end_of_epoch: bool) -> None:

@@ -1,10 +1,10 @@
-"""A GPU in ten minutes: what has to be seen on one, in the order of its worth.
+"""A GPU in commands of ten minutes: what has to be seen on one, in the order of its worth.
 
     python -m benchmarks gpu wheels --wheels .wheels              # here: packages for a machine \
 off line
-    python -m benchmarks gpu all --wheels .wheels --out FOLDER    # there: every step within its \
-limit
-    python -m benchmarks gpu again --wheels .wheels --out FOLDER  # there: cases that failed, alone
+    python -m benchmarks gpu ladder --wheels .wheels --out FOLDER # there: what each change gains
+    python -m benchmarks gpu all --wheels .wheels --out FOLDER    # there: the ladder, then the rest
+    python -m benchmarks gpu again --wheels .wheels --out FOLDER  # there: what is left or failed
 
 FOLDER/gpu.json has all rows and FOLDER/gpu.log what processes print, both written after each case.
 Without a GPU, or with --dry-run, all sizes are tiny. docs/install.md has the steps and their
@@ -24,8 +24,9 @@ from alma.errors import Parser, UserError
 from alma.files import make_directory, write_json_atomic
 from alma.provenance import commit, machine, versions
 from alma.tables import as_text
+from benchmarks.gpu.gains import by_kind, gains
 from benchmarks.gpu.packages import carry
-from benchmarks.gpu.process import Row, follow, shown, work_on
+from benchmarks.gpu.process import NO_RESULT, Row, follow, shown, work_on
 
 
 class Limit(NamedTuple):
@@ -35,11 +36,20 @@ class Limit(NamedTuple):
     cases: str
     """Module of benchmarks, and its function that gives the cases."""
     title: str
+    case_seconds: int = 0
+    """Of a case; the process of one that takes longer, or crashes, is started again for those
+    after it. 0: a process that crashes ends the step."""
 
 
 STEPS = {
     "setup": Limit(
         30, "gpu.packages.setup", "installation from carried wheels, beside the machine's torch"
+    ),
+    "ladder": Limit(
+        720,
+        "gpu.ladder.ladder",
+        "an update of the base model, one change after another",
+        case_seconds=100,
     ),
     "tests": Limit(100, "gpu.tests.tests", "pytest -m gpu"),
     "switch": Limit(
@@ -48,22 +58,21 @@ STEPS = {
         "Switch layer by dispatcher against fairseq's dense layer, forward and backward",
     ),
     "train": Limit(
-        180,
+        220,
         "gpu.language.train",
         "the paper's models by fairseq-train beside transformer_lm of equal active size",
     ),
-    "profile": Limit(50, "gpu.language.profile", "where the time of ten updates goes"),
+    "profile": Limit(60, "gpu.language.profile", "where the time of ten updates goes"),
     "images": Limit(30, "vision_stage.cases", "a stage of image learners against plain PyTorch"),
     "resume": Limit(
         90, "gpu.language.resume", "training after a signal against training without one"
     ),
     "stream": Limit(
-        30,
+        180,
         "gpu.stream.stream",
         "stages of a stream by alma train; has what the others leave of their time",
     ),
 }
-WHOLE = sum(limit.seconds for limit in STEPS.values())
 REMARKS: list[tuple[str, Callable[[Any], bool], str]] = [
     ("padded / dense", lambda times: median(times) > 2, "padded dispatch is slow"),
     ("speed / transformer_lm", lambda ratio: ratio < 0.7, "slower than a dense model"),
@@ -82,7 +91,7 @@ def parser() -> Parser:
     add = command_line.add_argument
     add(
         "command",
-        choices=("wheels", "all", "again", "step"),
+        choices=("wheels", "ladder", "all", "again", "step"),
         help="see above; step: one, in this process",
     )
     add(
@@ -147,27 +156,14 @@ def drive(args: Any) -> bool:
         "versions": versions(),
         "steps": steps,
     }
-    left = [name for name in args.steps or STEPS if not steps or open_cases(steps.get(name))]
-    chosen = list(left)
-    if args.wheels and "setup" not in left:  # a new machine has no environment
-        chosen.insert(0, "setup")
+    chosen = steps_of(args, steps)
     for place, name in enumerate(chosen):
         remaining = args.seconds - (time.monotonic() - began)
-        share = STEPS[name].seconds * args.seconds / WHOLE
         is_last = place == len(chosen) - 1
-        limit = remaining if again or is_last else min(share, remaining)
+        limit = remaining if again or is_last else min(STEPS[name].seconds, remaining)
         step = steps.setdefault(name, {"rows": []}) | {"title": STEPS[name].title, "limit": limit}
-        cases = []
-        if name in left:
-            cases = [row["case"] for row in step["rows"] if "error" in row]
-        earlier = [row for row in step["rows"] if "error" not in row]
         steps[name] = step
-        started = time.monotonic()
-        print(f"\n{name}: {step['title']}; at most {limit:.0f} s", flush=True)
-        for rows, ended in follow(command(name, cases, args), limit, args.out / "gpu.log"):
-            step["rows"] = without_cases(earlier, rows) + rows
-            step |= {"ended": ended, "seconds": time.monotonic() - started}
-            write_json_atomic(path, record)
+        run_step(name, step, args, lambda: write_json_atomic(path, record))
     first = look_first(steps, args.tiny)
     record |= {"seconds": time.monotonic() - began, "look first": first}
     write_json_atomic(path, record)
@@ -175,6 +171,50 @@ def drive(args: Any) -> bool:
         print_step(name, step)
     print("\nLook first at:\n" + ("\n".join(first) or "nothing: every case has a result"))
     return not any(open_cases(step) for step in steps.values())
+
+
+def steps_of(args: Any, earlier: dict[str, Any]) -> list[str]:
+    """The steps of a command, with those that `earlier` ones of a gpu.json leave open."""
+    names = args.steps or list(STEPS)
+    if args.command == "ladder":
+        names = ["ladder"]
+    chosen = [name for name in names if not earlier or open_cases(earlier.get(name))]
+    if args.wheels and "setup" not in chosen:  # a new machine has no environment
+        chosen.insert(0, "setup")
+    return chosen
+
+
+def run_step(name: str, step: dict[str, Any], args: Any, save: Callable[[], None]) -> None:
+    """Run the cases of `step` that have no result, all if none has; `save` is called after each.
+
+    With a limit of a case, a process that ends early is followed by one for the cases that it had
+    not begun.
+    """
+    started = time.monotonic()
+    if step["limit"] <= 0:
+        step |= {"ended": "not begun: no time was left", "seconds": 0.0}
+        return
+    print(f"\n{name}: {step['title']}; at most {step['limit']:.0f} s", flush=True)
+    cases = [row["case"] for row in step["rows"] if "error" in row]
+    if name == "setup":
+        cases = []
+    case_limit = STEPS[name].case_seconds or float("inf")
+    while True:
+        earlier = [row for row in step["rows"] if "error" not in row or row["case"] not in cases]
+        limit = step["limit"] - (time.monotonic() - started)
+        rows: list[Row] = []
+        ended = ""
+        words = command(name, cases, args)
+        for rows, ended in follow(words, limit, args.out / "gpu.log", case_limit):
+            step["rows"] = without_cases(earlier, rows) + rows
+            step |= {"ended": ended, "seconds": time.monotonic() - started}
+            save()
+        unbegun = [row["case"] for row in rows if row.get("error") == NO_RESULT]
+        is_over = time.monotonic() - started > step["limit"]
+        none_begun = len(unbegun) == len(rows)
+        if ended == "complete" or not STEPS[name].case_seconds or is_over or none_begun:
+            return
+        cases = unbegun
 
 
 def without_cases(rows: list[Row], replaced: list[Row]) -> list[Row]:
@@ -185,19 +225,28 @@ def without_cases(rows: list[Row], replaced: list[Row]) -> list[Row]:
 
 def print_step(name: str, step: dict[str, Any]) -> None:
     """Print a table of the step's rows: the labels of the case, then its figures."""
+    print(
+        f"\n{name}: {step['title']}; {step['ended']}, "
+        f"{step['seconds']:.0f} of {step['limit']:.0f} s"
+    )
+    if not step["rows"]:
+        print("no case")
+        return
     rows = []
     for row in step["rows"]:
+        if name == "ladder" and "tokens/s" in row:
+            continue
         figures = {column: value for column, value in row.items() if column != "case"}
         rows.append(row["case"] | figures)
     header = list(dict.fromkeys(column for row in rows for column in row))
     table = [header]
     for row in rows:
         table.append([shown(row.get(column, "")) for column in header])
-    print(
-        f"\n{name}: {step['title']}; {step['ended']}, "
-        f"{step['seconds']:.0f} of {step['limit']:.0f} s"
-    )
-    print(as_text(table) if rows else "no case")
+    if rows:
+        print(as_text(table))
+    if name == "ladder":
+        print("\n" + as_text(gains(step["rows"])))
+        print("\n" + as_text(by_kind(step["rows"])))
 
 
 def command(name: str, cases: list[Row], args: Any) -> list[str]:

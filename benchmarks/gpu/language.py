@@ -6,9 +6,7 @@ the same dtype. Peak memory is torch's, in an update; the estimate is that of `a
 --dry-run`, without CUDA's context.
 
 profile: shares of the wall-clock time of PROFILED updates. `outside updates` is data loading,
-logging and the rest of fairseq's loop; `host waits` are calls that wait for the GPU; `GPU idle` is
-the time without a kernel or copy. The profiler itself takes time on the host, so idle and waits are
-upper bounds.
+logging and the rest of fairseq's loop; the others are those of `benchmarks.gpu.kernels`.
 
 resume: SIGTERM ends fairseq-train at once: it resumes from the last checkpoint and repeats the
 updates since then. After SIGUSR1 it saves first (exit code 75) and repeats none. On a GPU sums have
@@ -20,13 +18,11 @@ processes.
 """
 
 import json
-import re
 import shutil
 import signal
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -37,7 +33,7 @@ from unittest import mock
 from alma.errors import UserError
 from alma.files import write_json_atomic
 from alma.flops import ARCHS, Arch, Shape
-from benchmarks.gpu import process
+from benchmarks.gpu import kernels, process
 from benchmarks.gpu.process import Cases, Row
 from benchmarks.timing import device, finished, seconds
 
@@ -186,10 +182,6 @@ def product(dtype: Any, size: int) -> float:
 
 SKIPPED = 10  # updates
 PROFILED = 10
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
-"""CUDA's calls that return when the GPU is done; cudaMemcpyAsync, which may not wait, is not
-one."""
-KERNELS = 4
 
 
 def profile(args: Any) -> Cases:
@@ -210,38 +202,6 @@ def profiled(words: list[str], out: Path) -> Row:
     if code or not out.exists():
         raise UserError(f"exit code {code}: {text[-200:]}")
     return json.loads(out.read_text())
-
-
-def shares(events: Iterable[Any], wall: float, inside: float) -> Row:
-    """The row of `wall` seconds, of which `inside` were in updates, from torch.profiler's
-    events."""
-    events = list(events)
-    gpu = [event for event in events if str(event.device_type).endswith("CUDA")]
-    # annotations are names of blocks of kernels
-    on_gpu = [event for event in gpu if not event.is_user_annotation]
-    waits = [event for event in events if event.name in WAITS]
-    kernels: Counter[str] = Counter()
-    for event in on_gpu:
-        short = re.sub(r"void |at::native::|\(anonymous namespace\)::|<.*", "", event.name)[:40]
-        kernels[short] += event.time_range.elapsed_us()
-    busy = 0.0  # microseconds with at least one kernel; they overlap
-    until = float("-inf")
-    for start, end in sorted((event.time_range.start, event.time_range.end) for event in on_gpu):
-        busy += max(0.0, end - max(start, until))
-        until = max(until, end)
-    top = [
-        f"{name} {microseconds / 1e6 / wall:.0%}"
-        for name, microseconds in kernels.most_common(KERNELS)
-    ]
-    return {
-        "update, ms": 1000 * wall / PROFILED,
-        "outside updates": 1 - inside / wall,
-        "host waits": sum(event.time_range.elapsed_us() for event in waits) / 1e6 / wall,
-        "waits / update": len(waits) / PROFILED,
-        "GPU idle": 1 - busy / 1e6 / wall,
-        "kernels / update": len(on_gpu) / PROFILED,
-        "longest kernels": "; ".join(top),
-    }
 
 
 def profile_training() -> None:
@@ -268,7 +228,8 @@ def profile_training() -> None:
             finished(dict, 0)
             wall = time.perf_counter() - started
             profiler.stop()
-            write_json_atomic(Path(out), shares(profiler.events(), wall, inside))
+            row = kernels.shares(profiler.events(), wall, inside, PROFILED)
+            write_json_atomic(Path(out), row)
         called += 1
         before = time.perf_counter()
         result = original(self, samples, *arguments)

@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.process import ROOT, Cases, announce, tell
+from alma.errors import UserError
+from benchmarks.gpu import process
+from benchmarks.gpu.process import ROOT, Cases, Row, announce, tell
 
 PROCESSES = 12
 FILES = ("fairseq_alma/test_gpu.py", "vision/test_gpu.py", "vision/test_data.py")
+OF_AN_UPDATE = (f"tests/{FILES[0]}", "-k", "not resumes and not two_gpus and not fully_sharded")
+"""Tests of what the step `ladder` measures, for pytest."""
 
 
 class Outcomes:
@@ -53,3 +57,15 @@ def tests(args: Any) -> Cases:
             {"test": "all"},
             lambda: figures if outcomes.collected else {"error": "no test was collected"},
         )
+
+
+def tests_of_an_update(tiny: bool) -> Row:
+    """A process of pytest. UserError: a test failed."""
+    chosen = ["--collect-only"] if tiny else [f"-n{PROCESSES}"]
+    common = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+    code, text = process.child(["pytest", *OF_AN_UPDATE, *common, *chosen], folder=ROOT)
+    lines = text.strip().splitlines() or ["nothing was printed"]
+    if code:
+        failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        raise UserError(f"exit code {code}: {'; '.join([*failed, lines[-1]])}")
+    return {"tests": lines[-1]}

@@ -84,28 +84,6 @@ class ExpertParallelDispatcher(PaddedDispatcher):
         return super().to_tokens(_AllToAll.apply(self.group.process_group, y_RD), gate_S)
 
 
-def clip_grad_norm_(original, params, max_norm: float, aggregate_norm_fn=None) -> Tensor:
-    """Clip gradients by a norm that includes the experts of all processes.
-
-    `original` is fairseq's clip_grad_norm_, which leaves out of the norm every parameter with an
-    attribute `expert` (they differ between processes). Returns the norm, a scalar. Collective.
-    """
-    params = [params] if torch.is_tensor(params) else list(params)
-    experts = [param for param in params if hasattr(param, "expert")]
-    if not experts:
-        return original(params, max_norm, aggregate_norm_fn)
-    gradients = [param.grad for param in experts if param.grad is not None]
-    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
-    squares = torch.stack([*norms, torch.zeros((), device=params[0].device)]).square().sum()
-    dist.all_reduce(squares)
-    shared_norm = original([param for param in params if not hasattr(param, "expert")], 0.0)
-    norm = (shared_norm.square() + squares).sqrt()
-    if max_norm > 0:
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1)
-        torch._foreach_mul_([param.grad for param in params if param.grad is not None], factor)
-    return norm
-
-
 def check(cfg) -> None:
     """Raise a UserError for options in fairseq's `cfg` that expert parallelism does not support."""
     if cfg.checkpoint.no_last_checkpoints:

@@ -1,7 +1,7 @@
 """fairseq's Adam on torch's fused kernel."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,20 @@ class FusedAdam(Adam):
     The kernel passes over each parameter once; fairseq's step passes over it a dozen times.
     """
 
+    found_inf: Tensor | None = None
+    """Scalar, fp32, on the parameters' device. 1: the step leaves weights and moments as they are.
+
+    The host need not know it: if it was 1, call `undo_step` later. fairseq's step ignores it.
+    """
+    stepped: Sequence[Tensor] = ()
+    """The parameters of the last step."""
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether steps take torch's kernel: not with --memory-efficient-fp16 and -bf16."""
+        all_fp32 = all(_all_fp32(group["params"]) for group in self.param_groups)
+        return _kernel is not None and all_fp32
+
     @torch.no_grad()
     def step(self, closure=None):
         """Update the parameters; half precision (--memory-efficient-fp16) takes fairseq's step."""
@@ -29,8 +43,15 @@ class FusedAdam(Adam):
         in_half = any(not _all_fp32(params) for _, params in trained)
         if closure or _kernel is None or in_half:
             return super().step(closure)
+        self.stepped = [param for _, params in trained for param in params]
         for group, params in trained:
             self._step_group(group, params)
+
+    def undo_step(self) -> None:
+        """Take back the step counts of the last step, which `found_inf` made do nothing else."""
+        for param in self.stepped:
+            self.state[param]["step"] -= 1
+        self.stepped = ()
 
     def _step_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
         """Update the `params` of one group."""
@@ -61,6 +82,7 @@ class FusedAdam(Adam):
                 eps=group["eps"] / (1 - beta2**step) ** 0.5,
                 amsgrad=False,
                 maximize=False,
+                found_inf=self.found_inf,
             )
 
 

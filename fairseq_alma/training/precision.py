@@ -59,7 +59,71 @@ class MemoryEfficientFP16Optimizer(_SavesScaler, optim.MemoryEfficientFP16Optimi
 
 
 class FP16Optimizer(_SavesScaler, optim.FP16Optimizer):
-    """--fp16 and --bf16, with fp32 weights, which fairseq restores from the half-precision ones."""
+    """--fp16 and --bf16, with fp32 weights, which fairseq restores from the half-precision ones.
+
+    Gradients and weights are copied by one kernel for many tensors; fairseq launches one for each.
+    The fp32 gradients are not zeroed, because each update overwrites all of them.
+    """
+
+    def zero_grad(self) -> None:
+        """Drop the gradients; without a backward pass the next fp32 ones are 0."""
+        for param in self.fp16_params:
+            param.grad = None
+        self._needs_sync = True
+        if self.scaler is not None:
+            self._multiply_factor = 1.0 / float(self.scaler.loss_scale)
+
+    def clip_grad_norm(self, max_norm: float, aggregate_norm_fn=None) -> torch.Tensor:
+        """Clip the gradients and update the loss scale; returns the norm.
+
+        With a loss scale it is on the host, after one wait for the GPU; fairseq waits four times.
+        Raises OverflowError and FloatingPointError as fairseq does.
+        """
+        if self.scaler is None:
+            return super().clip_grad_norm(max_norm, aggregate_norm_fn)
+        self._sync_fp16_grads_to_fp32()
+        scaled_norm = self.fp32_optimizer.clip_grad_norm(0, aggregate_norm_fn)
+        norm = self._multiply_factor * scaled_norm
+        if isinstance(self._multiply_factor, torch.Tensor):
+            self._multiply_factor = self._multiply_factor.to(norm.device)
+        norm_on_host = norm.cpu()
+        if norm_on_host > max_norm > 0.0:
+            self._multiply_factor *= max_norm / norm
+        self.scaler.check_overflow(norm_on_host)
+        return norm_on_host
+
+    def _sync_fp16_grads_to_fp32(self) -> None:
+        """Copy the gradients to fp32, once after each `zero_grad`; missing ones are 0."""
+        if not self._needs_sync:
+            return
+        self._needs_sync = False
+        gradients = []
+        in_fp32 = []
+        missing = []
+        for param, fp32_param in self._trained():
+            if fp32_param.grad is None:
+                fp32_param.grad = torch.empty_like(fp32_param)
+            if param.grad is None:
+                missing.append(fp32_param.grad)
+            else:
+                gradients.append(param.grad)
+                in_fp32.append(fp32_param.grad)
+        if gradients:
+            torch._foreach_copy_(in_fp32, gradients)
+        if missing:
+            torch._foreach_zero_(missing)
+
+    @torch.no_grad()
+    def _sync_fp32_params_to_fp16(self) -> None:
+        """Copy the fp32 weights to the half-precision ones."""
+        pairs = self._trained()
+        if pairs:
+            torch._foreach_copy_([param for param, _ in pairs], [weight for _, weight in pairs])
+
+    def _trained(self) -> list[tuple[torch.nn.Parameter, torch.nn.Parameter]]:
+        """The half-precision and fp32 copies of each parameter that is not frozen."""
+        pairs = zip(self.fp16_params, self.fp32_params, strict=True)
+        return [(param, fp32_param) for param, fp32_param in pairs if param.requires_grad]
 
 
 def _add_weights(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:

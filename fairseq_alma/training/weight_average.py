@@ -7,15 +7,19 @@ unnecessary once fairseq averages each parameter once, in fp32.
 """
 
 import logging
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from fairseq.models.ema import EMA
+from torch import Tensor
 
 from alma import averages
 from alma.errors import UserError
 
 logger = logging.getLogger(__name__)
+
+_COPIED = 2**26
 
 
 class WeightAverage(EMA):
@@ -27,19 +31,57 @@ class WeightAverage(EMA):
         self.model.float()
         self.updates = updates
         self.eta = eta
+        self.is_late = False  # whether `step` waits for `catch_up`, see `training.late`
+        self.due: tuple[torch.nn.Module, int] | None = None  # the arguments of that step
 
     def build_fp32_params(self, state_dict=None) -> None:
         """No second copy: the average itself is in fp32."""
+
+    def step(self, new_model: torch.nn.Module, updates: int) -> None:
+        """Average the weights after an update; if `is_late`, in `catch_up`."""
+        if not self.is_late:
+            super().step(new_model, updates)
+            return
+        starts = updates >= self.config.ema_start_update
+        self._set_decay(self.config.ema_decay if starts else 0)  # fairseq logs it now
+        self.due = (new_model, updates)
+
+    def catch_up(self) -> None:
+        """Average the weights after the last update, which have not changed since."""
+        if self.due is not None:
+            super().step(*self.due)
+            self.due = None
 
     @torch.no_grad()
     def _step_internal(self, new_model: torch.nn.Module, updates=None) -> None:
         if self.decay:  # 0 before --ema-start-update: then the average copies the weights
             self.updates += 1
         share = averages.share(max(1, self.updates), self.decay, self.eta)
-        for average, weight in zip(self.model.parameters(), new_model.parameters(), strict=True):
-            average.lerp_(weight.to(average.dtype), share)
-        for copy, buffer in zip(self.model.buffers(), new_model.buffers(), strict=True):
-            copy.copy_(buffer)
+        pairs = zip(self.model.parameters(), new_model.parameters(), strict=True)
+        for group in _groups(pairs):
+            in_fp32 = [weight.float() for _, weight in group]
+            torch._foreach_lerp_([average for average, _ in group], in_fp32, share)
+        copies = list(self.model.buffers())
+        if copies:
+            torch._foreach_copy_(copies, list(new_model.buffers()))
+
+
+def _groups(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Pairs of an average and a weight, in groups for one kernel.
+
+    A group ends once it has _COPIED numbers, the size of the fp32 copy of half-precision weights.
+    """
+    group: list[tuple[Tensor, Tensor]] = []
+    numbers = 0
+    for average, weight in pairs:
+        group.append((average, weight))
+        numbers += weight.numel()
+        if numbers >= _COPIED:
+            yield group
+            group = []
+            numbers = 0
+    if group:
+        yield group
 
 
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:

@@ -7,9 +7,11 @@ import pytest
 import torch
 from fairseq.dataclass.configs import EMAConfig
 
+from alma import averages
 from alma.errors import UserError
 from fairseq_alma.checkpoint import with_weights
 from fairseq_alma.growth import GROWN
+from fairseq_alma.training import weight_average
 from fairseq_alma.training.weight_average import WeightAverage
 from tests.fairseq_alma.shared import changed, load
 
@@ -50,6 +52,33 @@ def test_each_weight_is_averaged_once_in_fp32_and_buffers_are_copied(build):
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-6, msg=name)
     for (name, copied), buffer in zip(averaged.named_buffers(), model.buffers(), strict=True):
         assert torch.equal(copied, buffer.to(copied.dtype)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_average_equals_a_lerp_of_each_tensor(dtype, build, monkeypatch):
+    """In groups of tensors, each with one kernel."""
+    monkeypatch.setattr(weight_average, "_COPIED", 2000)
+    _, model = build()
+    model.to(dtype)
+    average = WeightAverage(model, EMAConfig(store_ema=True, ema_decay=0.9))
+    expected = [weight.detach().float().clone() for weight in model.parameters()]
+    foreach = torch._foreach_lerp_
+    numbers = []
+
+    def lerp(averages, weights, share):
+        numbers.append(sum(weight.numel() for weight in weights[:-1]))
+        foreach(averages, weights, share)
+
+    monkeypatch.setattr(torch, "_foreach_lerp_", lerp)
+    for update in range(1, 4):
+        with torch.no_grad():
+            for weight, mean in zip(model.parameters(), expected, strict=True):
+                weight.add_(1 / 3)
+                mean.lerp_(weight.float(), averages.share(update, 0.9))
+        average.step(model, update)
+    assert all(map(torch.equal, average.get_model().parameters(), expected))
+    assert 0 < max(numbers) < 2000
+    assert 3 < len(numbers) < len(expected)
 
 
 def test_a_polynomial_average_of_numbers(build):
