@@ -40,6 +40,7 @@ DTYPES = {4: "int32", 8: "uint16", 9: "uint32"}  # of NumPy, by fairseq's codes
 SPECIALS = 4
 """Number of fairseq's special ids: <s> 0, <pad> 1, </s> 2, <unk> 3. They are not in dict.txt, so
 its first line has id 4."""
+EOS = 2
 _REMAKE = "rebuild the stream with `alma data`"
 _ABSENT_IF_EMPTY = ("period", "held_out", "held_out_valid")
 INSIDE = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|\Z))[^\x00-\x1f\x7f-\x9f]+\Z")]
@@ -108,6 +109,9 @@ class Stream:
     """For each --append: its settings, the number of its `first` mega-batch, and its `corpus`."""
     held_out: tuple[Part, ...] = ()  # if ordered: `test_00`, ..., the test set of each mega-batch
     held_out_valid: tuple[Part, ...] = ()  # if ordered: `valid_00`, ..., the validation set of each
+    end_token: NATURAL | None = None
+    """With the tokenizer of a Hugging Face folder: the tokenizer's id that ends a text. In .bin it
+    is fairseq's eos, 2, and the tokenizer's id i is i + SPECIALS."""
 
     @property
     def ordered(self) -> bool:
@@ -174,6 +178,8 @@ class Stream:
 
         record = dataclasses.asdict(self, dict_factory=fields)
         del record["directory"]
+        if self.end_token is None:
+            del record["end_token"]
         write_json_atomic(self.directory / FILE, record)
 
     def path(self, part: Part) -> str:

@@ -19,7 +19,7 @@ from alma.errors import UserError, fail
 from alma.evaluations import read_item_losses, write_item_losses
 from alma.files import write_json_atomic
 from alma.schema import AMOUNT, COUNT, LARGEST, NATURAL, TEXT, parse_json, require
-from alma.stream import DTYPES, INSIDE, document_losses, read_index
+from alma.stream import DTYPES, EOS, INSIDE, SPECIALS, document_losses, read_index
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +41,8 @@ class TextPart:
     tokens: NATURAL
     files: tuple[TEXT, ...]
     documents: NATURAL = 0  # or images; 0: in a task of an earlier version of ALMA
+    end_token: NATURAL | None = None
+    """The id that ends a document in the ids of the model whose tokenizer the stream has."""
 
     def file(self, suffix: str) -> Path:
         """The path of the part's only file with this suffix.
@@ -53,13 +55,21 @@ class TextPart:
         return Path(names[0])
 
     def read_tokens(self) -> "np.ndarray":
-        """The token ids in fairseq's .bin file, (tokens,), memory-mapped.
+        """The token ids, (tokens,).
 
-        Id 2 ends a line; an empty line (a lone 2) ends a document.
+        If the stream has the tokenizer of a model (`alma data --tokenizer FOLDER`), they are the
+        ids of that tokenizer, int64, and `end_token` ends a document. Else they are those of
+        fairseq's .bin file, memory-mapped: id 2 ends a line, and an empty line (a lone 2) ends a
+        document.
         """
         import numpy as np
 
-        return np.memmap(self.file(".bin"), DTYPES[read_index(self.file(".idx"))[1]], "r")
+        ids = np.memmap(self.file(".bin"), DTYPES[read_index(self.file(".idx"))[1]], "r")
+        if self.end_token is None:
+            return ids
+        of_model = ids.astype(np.int64) - SPECIALS
+        of_model[ids == EOS] = self.end_token
+        return of_model
 
     def document_losses(self, nll: "np.ndarray") -> "np.ndarray":
         """The rows that `StageTask.finish` takes as `documents`, float64 (documents, 2).
@@ -120,6 +130,12 @@ class StageTask:
     members: tuple[TEXT, ...] = ()
     seeds: tuple[NATURAL, ...]
     budget: dict[Literal["updates", "tokens", "seconds"], COUNT] = field(default_factory=dict)
+
+    @property
+    def end_token(self) -> int:
+        """The id that ends a line or a document in `TextPart.read_tokens`; texts start with it."""
+        end_token = self.valid[0].end_token
+        return EOS if end_token is None else end_token
 
     @classmethod
     def read(cls, path: str) -> "StageTask":

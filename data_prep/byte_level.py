@@ -2,14 +2,15 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import regex
 
 from alma.errors import UserError, require_package
+from alma.schema import parse_json, require
 from alma.stream import SPECIALS
 from data_prep.dictionary import EOS
 from data_prep.tokenizer import END, Encoder
@@ -103,6 +104,13 @@ class HuggingFace(Encoder):
     """
 
     files: ClassVar[tuple[str, ...]] = ("tokenizer.json",)
+    companions: ClassVar[tuple[str, ...]] = (
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    )
+    """Files beside them that the stream keeps, if they are there, for `alma export`."""
 
     def __init__(self, *paths: str | Path) -> None:
         """Load the files. UserError: damaged, no byte-level BPE, or tokenizers is not installed."""
@@ -133,6 +141,7 @@ class HuggingFace(Encoder):
         if not is_bpe or not has_bytes or engine.decode(self._tokenize(_TRIAL)) != _TRIAL:
             problem = "no byte-level BPE that keeps every byte, as those of GPT-2 and Llama 3"
             raise UserError(f"{name}: {problem}")
+        self.ids = ids
         size = max(ids.values()) + 1
         super().__init__([str(i) for i in range(size)], range(SPECIALS, size + SPECIALS))
 
@@ -155,3 +164,47 @@ class HuggingFacePair(HuggingFace):
     """The tokenizer in a vocab.json and a merges.txt, which splits words by GPT-2's pattern."""
 
     files = ("vocab.json", "merges.txt")
+
+
+def end_of_text(folder: Path, ids: Mapping[str, int]) -> int:
+    """The id that ends a text, of the tokenizer in the folder of a model, with these `ids`.
+
+    It is that of `eos_token` in tokenizer_config.json or special_tokens_map.json, else
+    `eos_token_id` in config.json or generation_config.json, the first one of several. UserError:
+    none of them names it, or the tokenizer has no such token.
+    """
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = _json_of(folder / name).get("eos_token")
+        if isinstance(token, dict):
+            token = token.get("content")
+        if token is None:
+            continue
+        if token not in ids:
+            problem = f"eos_token {token!r} is no token of the tokenizer"
+            raise UserError(f"{folder / name}: {problem}; save both by its save_pretrained")
+        return ids[token]
+    for name in ("config.json", "generation_config.json"):
+        number = _json_of(folder / name).get("eos_token_id")
+        if isinstance(number, list) and number:
+            number = number[0]
+        if number is None:
+            continue
+        if number not in ids.values():
+            problem = f"eos_token_id {number} is no id of the tokenizer"
+            raise UserError(f"{folder / name}: {problem}; save both by its save_pretrained")
+        return number
+    problem = "no file names the token that ends a text"
+    remedy = 'write {"eos_token": "..."} into tokenizer_config.json'
+    raise UserError(f"--tokenizer {folder}: {problem}; {remedy}")
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    """The object in a file; empty if there is no file. UserError: damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        record = parse_json(path.read_bytes())
+        require(record, {})
+    except ValueError as error:
+        raise UserError(f"{path}: damaged ({error}); copy it again") from None
+    return record

@@ -101,11 +101,13 @@ def _write_entries(space: Workspace, path: Path, ranges: int, arrival: int) -> N
 def finalise_vocabulary(space: Workspace) -> dict[str, FileInfo]:
     """Write dict.txt, with the counts of the first mega-batch, and the tokenizer's files."""
     encoder = load_encoder(space.directory)
-    for name in encoder.files:
+    beside = [name for name in encoder.companions if (space.directory / name).is_file()]
+    names = (*encoder.files, *beside)
+    for name in names:
         join_files(space.finished / name, [space.directory / name])
     counts = np.zeros(encoder.dictionary_size, np.int64)
     for bucket in load_plan(space).buckets(0):
         counts += read_arrays(space.file("bucket", bucket, "npz"), "counts")["counts"]
     with atomic_write(space.finished / DICTIONARY) as file:
         file.write(dictionary_text(encoder.tokens, counts[SPECIALS:]))
-    return {name: FileInfo.of(space.finished / name) for name in (DICTIONARY, *encoder.files)}
+    return {name: FileInfo.of(space.finished / name) for name in (DICTIONARY, *names)}

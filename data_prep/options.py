@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from alma.dates import Dates, interval, number_of
 from alma.errors import UserError, hint, require_package
 from alma.stream import Stream
-from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair
+from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair, end_of_text
 from data_prep.cut import Splits
 from data_prep.dated import Dated
 from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
+from data_prep.encode import open_encoder
 from data_prep.formats import stem
 from data_prep.near_duplicates import library
 from data_prep.order import Ordered, from_corpus
@@ -115,6 +116,9 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
     if stream:
         names = [name for name in stream.files if name != DICTIONARY]
         tokenizer = {name: str(stream.directory / name) for name in names}
+        end_token = stream.end_token
+    else:
+        end_token = _end_token(arguments, tokenizer)
     if dates:
         splits: Splits = _dated_splits(arguments, stream)
     elif order:
@@ -128,6 +132,7 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
         reader=reader,
         vocab_size=arguments.vocab_size,
         tokenizer=tokenizer,
+        end_token=end_token,
         near_duplicates=arguments.near_duplicates == "drop",
         write=arguments.write or "fairseq",
         write_dropped=arguments.write_dropped,
@@ -385,12 +390,22 @@ def _tokenizer(arguments: argparse.Namespace) -> dict[str, str]:
     return dict(zip(names, paths.values(), strict=True))
 
 
+def _end_token(arguments: argparse.Namespace, tokenizer: dict[str, str]) -> int | None:
+    """The id that ends a text, of a tokenizer from the folder of a model; None: of another."""
+    if not arguments.tokenizer or not Path(arguments.tokenizer).is_dir():
+        return None
+    encoder = open_encoder(tokenizer)
+    assert isinstance(encoder, HuggingFace)
+    return end_of_text(Path(arguments.tokenizer), encoder.ids)
+
+
 def _hugging_face_files(arguments: argparse.Namespace, folder: Path) -> dict[str, str]:
     """The files of a tokenizer in a folder. UserError: missing, or other flags beside it."""
     if _given(arguments, *_GPT2_FILES):
         raise UserError(f"{', '.join(_GPT2_FILES)}: only with --bpe gpt2; leave them out")
     for kind in (HuggingFace, HuggingFacePair):
         if all((folder / name).is_file() for name in kind.files):
-            return {name: str(folder / name) for name in kind.files}
+            beside = [name for name in kind.companions if (folder / name).is_file()]
+            return {name: str(folder / name) for name in (*kind.files, *beside)}
     problem = "no tokenizer.json, nor vocab.json and merges.txt; save them"
     raise UserError(f"--tokenizer {folder}: {problem}")

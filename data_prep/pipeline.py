@@ -162,6 +162,7 @@ def _new_stream(build: Build, record: dict[str, Any]) -> Stream:
         valid=parts["valid"],
         test=parts["test"],
         settings=record,
+        end_token=build.settings.end_token,
         files=finalise_vocabulary(build.space),
         corpus=_corpus_record(build),
     )

@@ -23,6 +23,8 @@ class StreamSettings:
     vocab_size: int | None  # tokens to train; None with a given `tokenizer`
     tokenizer: dict[str, str]
     """Paths of the files of a given tokenizer, by their names in the stream; empty: train one."""
+    end_token: int | None = None
+    """The id of the tokenizer of a model that ends a text; None: another tokenizer."""
     near_duplicates: bool = False  # whether near duplicates are dropped
     write_dropped: bool = False  # whether dropped.jsonl lists the duplicates
     write: str = "fairseq"  # what is written beside fairseq's files, a key of `encode.WRITTEN`
@@ -48,6 +50,8 @@ class StreamSettings:
         if self.tokenizer:
             hashes = {name: sha256_file(path) for name, path in self.tokenizer.items()}
             record["tokenizer"] = hashes
+        if self.end_token is not None:
+            record["end_token"] = self.end_token
         # Left out if off, so that the records of older streams stay equal.
         if self.near_duplicates:
             record["near_duplicates"] = "drop"

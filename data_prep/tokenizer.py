@@ -105,6 +105,7 @@ class Encoder(ABC):
     """
 
     files: ClassVar[tuple[str, ...]]  # names of the tokenizer's files in a stream
+    companions: ClassVar[tuple[str, ...]] = ()  # those of files that may be beside them
 
     def __init__(self, tokens: list[str], ids: Sequence[int]) -> None:
         """`tokens`: those of dict.txt, in order; `ids`: the fairseq id of each tokenizer id."""

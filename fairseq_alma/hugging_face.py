@@ -14,9 +14,11 @@ from fairseq.modules import SinusoidalPositionalEmbedding
 from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
+    GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GPT2Tokenizer,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 from transformers.utils import logging as transformers_logging
@@ -207,15 +209,37 @@ def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
 
 
 def _tokenizer_of_model(stream: Stream, config: Any) -> PreTrainedTokenizerFast:
-    """The tokenizer of the model of --init, which the stream has. UserError: of another model."""
-    is_its_model = config.pad_token_id is None and stream.vocab_size == config.vocab_size
-    if not is_its_model or config.eos_token_id not in range(config.vocab_size):
+    """The tokenizer of the model of --init, which the stream has, with its settings.
+
+    Text starts with the end of another one if the settings name no first token. UserError: of
+    another model.
+    """
+    ends = config.eos_token_id
+    if not isinstance(ends, list):
+        ends = [ends]
+    of_fairseq = stream.vocab_size + SPECIALS  # a model that was trained from scratch
+    is_fairseqs = config.vocab_size == of_fairseq and config.pad_token_id == PAD
+    if is_fairseqs or config.vocab_size < stream.vocab_size or stream.end_token not in ends:
         problem = "its tokenizer is of a model, from which the checkpoint does not start"
         raise UserError(f"{stream.directory}: {problem}: leave out --tokenizer")
     kind = PreTrainedTokenizerFast if "tokenizer.json" in stream.files else GPT2Tokenizer
     tokenizer = kind.from_pretrained(stream.directory)
-    tokenizer.bos_token = tokenizer.eos_token = tokenizer.convert_ids_to_tokens(config.eos_token_id)
+    if tokenizer.eos_token is None:
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(stream.end_token)
+    if tokenizer.bos_token is None:
+        tokenizer.bos_token = tokenizer.eos_token
     return tokenizer
+
+
+def _with_settings(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stream: Path
+) -> None:
+    """Give a model the special tokens of its tokenizer, and the generation settings of a stream."""
+    if (stream / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(stream)
+    for settings in (model.config, model.generation_config):
+        settings.bos_token_id = tokenizer.bos_token_id
+        settings.pad_token_id = tokenizer.pad_token_id
 
 
 def _gpt2_merges(directory: Path) -> tuple[list[str], list[tuple[str, str]]]:
@@ -280,7 +304,10 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
     read = read_model(path, weights)
     is_dense = not read.config.num_experts
     model = as_gpt2(read) if is_dense else read
-    converted = tokenizer_of(tokenizer, model.config) if tokenizer else None
+    converted = None
+    if tokenizer:
+        converted = tokenizer_of(tokenizer, model.config)
+        _with_settings(model, converted, tokenizer)
     (out / _CODE.name).unlink(missing_ok=True)  # left by an earlier export
     with filled(out, "config.json", (OSError, SafetensorError)) as folder:
         model.save_pretrained(folder)

@@ -101,6 +101,7 @@ def read(model: str) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
         return _of_checkpoint(model)
     try:
         config = json.loads((folder / "config.json").read_bytes())
+        _check_supported(folder, config)
         names = ["model.safetensors"]
         # As in transformers: if the single file exists, an index beside it is stale.
         if not (folder / names[0]).is_file():
@@ -149,12 +150,19 @@ def _of_checkpoint(path: str) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
         return flags, weights, home
 
 
+def _check_supported(folder: Path, config: dict[str, Any]) -> None:
+    """Raise a UserError for a model that fairseq does not compute."""
+    for name, values in _TAKEN.items():
+        if config.get(name, next(iter(values))) in values:
+            continue
+        problem = f"{name} is {config[name]}, and fairseq computes {', '.join(map(str, values))}"
+        trainer = f"--trainer 'python examples/trainers/hugging_face.py {folder}'"
+        raise UserError(f"--init {folder}: {problem}: train it by {trainer} in place of --init")
+
+
 def _flags(config: dict[str, Any]) -> dict[str, Any]:
     """The flags for a config.json. ValueError: fairseq would compute something else."""
     require(config, _KINDS)
-    for name, values in _TAKEN.items():
-        if config.get(name, next(iter(values))) not in values:
-            raise ValueError(f"{name} {config[name]} is none of {', '.join(map(str, values))}")
     width = config["n_embd"]
     if width % config["n_head"]:
         raise ValueError(f"n_embd {width} is no multiple of n_head {config['n_head']}")

@@ -1,8 +1,9 @@
 """A trainer of Hugging Face: alma train STREAM --trainer 'python examples/trainers/hugging_face.py
 [MODEL]'.
 
-transformers.Trainer trains the causal language model in the folder MODEL, whose ids must be those
-of the stream, else a small Llama. It needs the packages transformers and accelerate.
+transformers.Trainer trains the causal language model in the folder MODEL, on a stream that is made
+with its tokenizer (alma data --tokenizer MODEL), else a small Llama. It needs the packages
+transformers and accelerate.
 """
 
 import sys
@@ -15,6 +16,7 @@ import torch
 import transformers
 from torch.nn import functional
 
+from alma.errors import fail
 from alma.trainer import StageTask, TextPart, stop_requests
 
 LENGTH = 64  # tokens of a block
@@ -26,23 +28,29 @@ def build(task: StageTask, seed: int, folder: str | None = None) -> transformers
     transformers.set_seed(seed)
     folder = folder or next(iter(sys.argv[1:-1]), None)
     if folder:
-        return transformers.AutoModelForCausalLM.from_pretrained(folder)
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        if model.config.vocab_size < task.dictionary:
+            problem = f"{model.config.vocab_size:,} ids, and the stream {task.dictionary:,}"
+            fail(f"{folder} has {problem}: make the stream by alma data --tokenizer {folder}")
+        return model
     small: Any = {"hidden_size": 32, "intermediate_size": 64}
     small |= {"num_hidden_layers": 2, "num_attention_heads": 2}
     config = transformers.LlamaConfig(
         vocab_size=task.dictionary,
         max_position_embeddings=LENGTH,
-        bos_token_id=2,  # blocks begin with eos
-        eos_token_id=2,
+        bos_token_id=task.end_token,  # blocks begin with the end of the text before
+        eos_token_id=task.end_token,
         **small,
     )
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def blocks(parts: tuple[TextPart, ...]) -> list[torch.Tensor]:
+def blocks(task: StageTask, parts: tuple[TextPart, ...]) -> list[torch.Tensor]:
     """Blocks of LENGTH tokens that begin with the last one of the block before; the first begins
-    with eos."""
-    ids = np.concatenate([[2], *(part.read_tokens() for part in parts)]).astype(np.int64)
+    with the end of a text."""
+    ids = np.concatenate([[task.end_token], *(part.read_tokens() for part in parts)]).astype(
+        np.int64
+    )
     return [torch.from_numpy(ids[at : at + LENGTH]) for at in range(0, len(ids) - 1, LENGTH - 1)]
 
 
@@ -72,8 +80,8 @@ def train(task: StageTask) -> None:
     end = task.budget.get("updates", 100)
     reports = Reports(task)
     rng = np.random.default_rng([*task.seeds, task.t])
-    new = [block for block in blocks(task.train) if len(block) == LENGTH]
-    old = [block for block in blocks(task.earlier) if len(block) == LENGTH]
+    new = [block for block in blocks(task, task.train) if len(block) == LENGTH]
+    old = [block for block in blocks(task, task.earlier) if len(block) == LENGTH]
     drawn = []  # the same at each start
     for _ in range(end * BATCH):
         source = old if rng.random() < task.replay_share else new
@@ -114,7 +122,7 @@ def evaluate(task: StageTask) -> None:
     documents = {}
     for part in task.evaluate:
         of_blocks = []
-        for block in blocks((part,)):
+        for block in blocks(task, (part,)):
             probabilities = [model(block[None, :-1]).logits.softmax(-1) for model in models]
             mean = torch.stack(probabilities).mean(0)
             of_blocks.append(functional.nll_loss(mean[0].log(), block[1:], reduction="none"))

@@ -41,10 +41,12 @@ class TinyLM(nn.Module):
         return outputs @ self.words.weight.T
 
 
-def blocks(parts: tuple[TextPart, ...]) -> list[torch.Tensor]:
-    """The parts as blocks of LENGTH tokens and the one before; the first token of all follows an
-    eos."""
-    ids = np.concatenate([[2], *(part.read_tokens() for part in parts)]).astype(np.int64)
+def blocks(task: StageTask, parts: tuple[TextPart, ...]) -> list[torch.Tensor]:
+    """The parts as blocks of LENGTH tokens and the one before; the first token of all follows the
+    end of a text."""
+    ids = np.concatenate([[task.end_token], *(part.read_tokens() for part in parts)]).astype(
+        np.int64
+    )
     return [torch.from_numpy(ids[at : at + LENGTH + 1]) for at in range(0, len(ids) - 1, LENGTH)]
 
 
@@ -59,8 +61,8 @@ def build(task: StageTask, seed: int, checkpoint: str | None = None) -> TinyLM:
 def train(task: StageTask) -> None:
     stopped = stop_requests()
     began = time.monotonic()
-    new = [block for block in blocks(task.train) if len(block) > LENGTH]
-    old = [block for block in blocks(task.earlier) if len(block) > LENGTH]
+    new = [block for block in blocks(task, task.train) if len(block) > LENGTH]
+    old = [block for block in blocks(task, task.earlier) if len(block) > LENGTH]
     model = build(task, task.seeds[0], task.checkpoint)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     path = Path(task.out, "model.pt")
@@ -114,7 +116,7 @@ def evaluate(task: StageTask) -> None:
     documents = {}
     for part in task.evaluate:
         of_blocks = []
-        for block in blocks((part,)):
+        for block in blocks(task, (part,)):
             probabilities = [model(block[None, :-1]).softmax(-1) for model in models]
             mean = torch.stack(probabilities).mean(0)
             of_blocks.append(nn.functional.nll_loss(mean[0].log(), block[1:], reduction="none"))

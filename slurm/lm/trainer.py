@@ -100,7 +100,7 @@ def _task(
     return StageTask(
         out=str(Path(command[-1]).parent),
         stream=str(stream.directory.resolve()),
-        dictionary=stream.vocab_size + SPECIALS,
+        dictionary=_dictionary(stream),
         learner=plan.request.learner,
         stage=spec.stage.index if spec else None,
         t=spec.stage.last if spec else 0,
@@ -109,6 +109,19 @@ def _task(
         valid=_text_parts(stream, _valid(stream, spec or plan.stages[0])),
         **fields,
     )
+
+
+def _dictionary(stream: Stream) -> int:
+    """The number of ids in what a trainer reads.
+
+    UserError: an earlier version made the stream by a model's tokenizer.
+    """
+    if stream.end_token is not None:
+        return stream.vocab_size
+    if {"tokenizer.json", "vocab.json"} & stream.files.keys():
+        problem = "an earlier version made it, without the model's end of text"
+        raise UserError(f"{stream.directory}: {problem}; make it again by `alma data`")
+    return stream.vocab_size + SPECIALS
 
 
 def _valid(stream: Stream, spec: StageSpec) -> Sequence[Part]:
@@ -132,6 +145,7 @@ def _text_part(stream: Stream, part: Part) -> TextPart:
         tokens=part.tokens,
         files=files,
         documents=part.documents,
+        end_token=stream.end_token,
     )
 
 

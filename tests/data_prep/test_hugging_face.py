@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alma.errors import UserError
 from alma.stream import DTYPES, Stream, read_index
 from data_prep import contamination
-from data_prep.byte_level import HuggingFace, HuggingFacePair
+from data_prep.byte_level import HuggingFace, HuggingFacePair, end_of_text
 from data_prep.documents import normalise
 from data_prep.similarity import open_part
 from data_prep.words import read_spelling
@@ -103,10 +103,13 @@ def test_the_stream_has_a_document_as_one_item(corpus, prepare, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     save(folder / "tokenizer.json", PATTERNS[1])
+    (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|end|>"}}')
     flags = {"vocab_size": None, "tokenizer": str(folder), "write": "megatron"}
     out = prepare(corpus, out=tmp_path / "out", **flags)
     stream = Stream.load(out)
     stream.check(stream.parts)
+    assert stream.end_token == 0  # an id as any other
+    assert "tokenizer_config.json" in stream.files
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     dictionary = (out / "dict.txt").read_text().split("\n")
     ids, ends = open_part(stream.path(stream.test))
@@ -170,3 +173,27 @@ def test_a_folder_without_a_tokenizer_is_refused(corpus, prepare, tmp_path, caps
     with pytest.raises(SystemExit, match="2"):
         prepare(corpus, out=tmp_path / "out", vocab_size=None, tokenizer=str(tmp_path))
     assert "no tokenizer.json, nor vocab.json and merges.txt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"tokenizer_config.json": '{"eos_token": "a"}', "config.json": '{"eos_token_id": 3}'}, 5),
+        ({"special_tokens_map.json": '{"eos_token": {"content": "a"}}'}, 5),
+        ({"tokenizer_config.json": '{"eos_token": null}', "config.json": '{"eos_token_id": 0}'}, 0),
+        ({"generation_config.json": '{"eos_token_id": [5, 0]}'}, 5),
+        ({"tokenizer_config.json": '{"eos_token": "b"}'}, "eos_token 'b' is no token"),
+        ({"config.json": '{"eos_token_id": 7}'}, "eos_token_id 7 is no id"),
+        ({"config.json": "[]"}, "damaged"),
+        ({}, "no file names the token that ends a text; write"),
+    ],
+)
+def test_the_end_of_text_is_the_tokenizers(tmp_path, files, expected):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    ids = {"<|end|>": 0, "a": 5}
+    if isinstance(expected, int):
+        assert end_of_text(tmp_path, ids) == expected
+    else:
+        with pytest.raises(UserError, match=expected):
+            end_of_text(tmp_path, ids)

@@ -284,7 +284,11 @@ REFUSED = {
         "make a stream by `alma data",
     ),
     "rows": (wider, [], "its 300 tokens are not the 301 of .* by its resize_token_embeddings"),
-    "llama": (edit("config.json", '"gpt2"', '"llama"'), [], "model_type llama is none of gpt2"),
+    "llama": (
+        edit("config.json", '"gpt2"', '"llama"'),
+        [],
+        "model_type is llama, and fairseq computes gpt2: train it by --trainer",
+    ),
     "layers": (
         edit("config.json", '"n_layer": 2', '"n_layer": 3'),
         [],
@@ -293,7 +297,7 @@ REFUSED = {
     "epsilon": (
         edit("config.json", "1e-05", "1e-06"),
         [],
-        "layer_norm_epsilon 1e-06 is none of 1e-05",
+        "layer_norm_epsilon is 1e-06, and fairseq computes 1e-05: train it by --trainer",
     ),
     "damaged": (truncate, [], r"no whole GPT-2 \(SafetensorError"),
     "no shard": (remove("*2-of*.safetensors"), [], r"no whole GPT-2 \(FileNotFoundError"),
