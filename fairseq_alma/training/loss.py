@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from fairseq.criterions import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
-from fairseq.models import FairseqDecoder
 from torch import Tensor, nn
 
 from alma.errors import UserError
@@ -23,6 +22,7 @@ from fairseq_alma.defaults import flag
 from fairseq_alma.ensemble import EnsembleDecoder
 from fairseq_alma.initial import unused
 from fairseq_alma.moe.dispatchers import as_autocast
+from fairseq_alma.switch_lm import SwitchDecoder
 from fairseq_alma.training import loss_kernel
 
 Ids = Sequence[int]
@@ -284,10 +284,11 @@ def whole_loss(
 ) -> tuple[Tensor, Tensor]:
     """CrossEntropyCriterion.compute_loss, `original`, by `loss_kernel` where that runs.
 
-    It needs a decoder whose output is plain logits. The backward pass overwrites them.
+    Only for Switch Transformers and UMix of them, whose output is plain logits. The backward pass
+    overwrites them.
     """
     logits = net_output[0]
-    uses_kernel = reduce and _is_plain(model) and loss_kernel.is_used(logits.device.type)
+    uses_kernel = reduce and _is_switch(model) and loss_kernel.is_used(logits.device.type)
     if not uses_kernel:
         return original(criterion, model, net_output, sample, reduce)
     target = model.get_targets(sample, net_output).reshape(-1)
@@ -296,10 +297,8 @@ def whole_loss(
     return loss, loss
 
 
-def _is_plain(model: nn.Module) -> bool:
-    """Whether a model's probabilities are the softmax of its decoder's output."""
+def _is_switch(model: nn.Module) -> bool:
+    """Whether the model is a Switch Transformer, or several of them."""
     while not hasattr(model, "decoder"):  # fairseq's distributed wrappers
         model = model.module
-    decoder = model.decoder
-    inherited = type(decoder).get_normalized_probs is FairseqDecoder.get_normalized_probs
-    return inherited and getattr(decoder, "adaptive_softmax", None) is None
+    return isinstance(model.decoder, SwitchDecoder | EnsembleDecoder)

@@ -5,6 +5,7 @@ size of an --arch other than the plug-in's and transformer_lm, or a training wit
 and --max-epoch, or with --max-epoch of a stream that does not exist yet.
 """
 
+import importlib.util
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -165,8 +166,8 @@ class Cost:
 
         Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022),
         section 4.1, count for a token of a layer 8 widths and 2 hidden widths, and dropout masks of
-        2 widths. fairseq adds a copy of the attention's output, and its GELU saves its input in
-        fp32. Their 5 a s^2 b bytes of attention scores are saved only with --attention-dropout on a
+        2 widths. fairseq adds a copy of the attention's output, and GELU saves its input; with
+        --compile only the input, from which the backward pass computes the output again. Their 5 a s^2 b bytes of attention scores are saved only with --attention-dropout on a
         CPU: else scaled_dot_product_attention recomputes them.
         """
         shape = self.shape
@@ -217,7 +218,8 @@ class Cost:
         width = self._width
         mask = 1 if self.on_gpu else 4  # bytes per value of a dropout mask, a float on a CPU
         heads = settings["--decoder-attention-heads"]
-        layer = (9 * shape.dim + shape.hidden) * width + 4 * shape.hidden
+        hidden_tensors = 1 if settings.get("--compile") and self.on_gpu else 2
+        layer = (9 * shape.dim + hidden_tensors * shape.hidden) * width
         layer += 2 * shape.dim * mask + 4 * heads
         if not self.on_gpu and settings["--attention-dropout"]:
             layer += heads * settings["--tokens-per-sample"] * (2 * width + mask)
@@ -241,12 +243,15 @@ class Cost:
         fused = self.settings.get("--fp16") or self.settings.get("--memory-efficient-fp16")
         logit = _LOGIT[self._width, bool(fused)]
         chunk = self.settings.get("--loss-chunk-tokens")
+        is_switch = self.settings["--arch"].startswith("switch_")
+        if self.on_gpu and has_triton() and (chunk or is_switch):
+            logit = _LOGIT_BY_KERNEL[self._width]
         if chunk:
             weights = shape.members * shape.dim * logit.weight
             return shape.vocabulary * (min(batch, chunk) * logit.chunked + weights)
         whole = logit.whole
-        if shape.members > 1:  # UMix also holds the sum of the members' logits
-            whole += 4
+        if shape.members > 1:  # UMix also holds sums of the members' logits in fp32
+            whole = logit.of_members
         return shape.vocabulary * batch * whole
 
 
@@ -264,16 +269,29 @@ class _LogitBytes:
     """Bytes of the loss per token and dictionary entry."""
 
     whole: int  # if the loss is computed for a whole batch
+    of_members: int  # as `whole`, for UMix
     chunked: int  # if it is computed in chunks
     weight: int  # per element of the output weights, with chunks: copy and gradient
 
 
 _LOGIT = {
-    (4, False): _LogitBytes(whole=12, chunked=4, weight=4),
-    (2, False): _LogitBytes(whole=12, chunked=10, weight=6),
-    (2, True): _LogitBytes(whole=10, chunked=8, weight=6),
+    (4, False): _LogitBytes(whole=12, of_members=16, chunked=4, weight=4),
+    (2, False): _LogitBytes(whole=12, of_members=16, chunked=10, weight=6),
+    (2, True): _LogitBytes(whole=10, of_members=14, chunked=8, weight=6),
 }
-"""Keys: bytes of an activation, and whether log_softmax returns fp32, as it does with fp16."""
+"""By PyTorch. Keys: bytes of an activation, and whether log_softmax returns fp32, as with fp16."""
+
+
+_LOGIT_BY_KERNEL = {
+    4: _LogitBytes(whole=4, of_members=12, chunked=4, weight=4),
+    2: _LogitBytes(whole=2, of_members=14, chunked=2, weight=6),
+}
+"""By the Triton kernel, which writes the gradient over the logits. Key: bytes of an activation."""
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed, so that the loss of a training on a GPU is one kernel."""
+    return importlib.util.find_spec("triton") is not None
 
 
 @dataclass(frozen=True)

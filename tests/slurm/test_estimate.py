@@ -210,15 +210,20 @@ def test_offloaded_activations_are_in_the_memory_of_the_host():
         ("--bf16 --distributed-world-size 2", 20),
     ],
 )
-def test_memory_per_parameter(flags, bytes_a_parameter):
+@pytest.mark.parametrize("triton", [False, True])
+def test_memory_per_parameter(flags, bytes_a_parameter, triton, monkeypatch):
     """At the loss, where no gradient exists: vocabularies of 10 and 11 tokens differ by 8
     parameters, and by the logits of a batch of 64 tokens."""
+    monkeypatch.setattr("slurm.lm.estimate.has_triton", lambda: triton)
     few, many = (memory(flags, gpus=2, vocabulary=size) for size in (10, 11))
     logits = 10 if "fp16" in flags else 12
+    if triton:
+        logits = 2 if "16" in flags else 4
     assert many - few == 8 * bytes_a_parameter + 64 * logits
 
 
-def test_expert_parallelism_and_chunked_logits_save_memory():
+def test_expert_parallelism_and_chunked_logits_save_memory(monkeypatch):
+    monkeypatch.setattr("slurm.lm.estimate.has_triton", lambda: False)
     all_experts, half = (memory(flags, gpus=2) for flags in ("", "--moe-expert-parallel"))
     # 2 of the 4 experts, each with its router row, and the copies of all gradients in buckets.
     assert all_experts - half == 560 * (2 * 12 + 4 * 4)
