@@ -11,6 +11,7 @@ members), V vocabulary.
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from fairseq.criterions import register_criterion
@@ -297,7 +298,7 @@ def whole_loss(
     return loss, loss
 
 
-def _is_switch(model: nn.Module) -> bool:
+def _is_switch(model: Any) -> bool:
     """Whether the model is a Switch Transformer, or several of them."""
     while not hasattr(model, "decoder"):  # fairseq's distributed wrappers
         model = model.module

@@ -1,8 +1,9 @@
 """The Triton kernels of `loss_kernel`, one program for each row of logits (K, V).
 
 All sums and exponentials are in fp32. A row is read in blocks; the largest logit and the sum of
-exponentials are kept up block by block, so that no exponential overflows. The size of the vocabulary is a constant
-of compilation: Triton then knows the alignment of each row, and reads several logits at a time.
+exponentials are kept up block by block, so that no exponential overflows. The size of the
+vocabulary is a constant of compilation: Triton then knows the alignment of each row, and reads
+several logits at a time.
 """
 
 import triton

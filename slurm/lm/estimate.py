@@ -167,8 +167,9 @@ class Cost:
         Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022),
         section 4.1, count for a token of a layer 8 widths and 2 hidden widths, and dropout masks of
         2 widths. fairseq adds a copy of the attention's output, and GELU saves its input; with
-        --compile only the input, from which the backward pass computes the output again. Their 5 a s^2 b bytes of attention scores are saved only with --attention-dropout on a
-        CPU: else scaled_dot_product_attention recomputes them.
+        --compile only the input, from which the backward pass computes the output again. Their 5 a
+        s^2 b bytes of attention scores are saved only with --attention-dropout on a CPU: else
+        scaled_dot_product_attention recomputes them.
         """
         shape = self.shape
         batch = tokens_of_batch(self.settings)
