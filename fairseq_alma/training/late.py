@@ -40,7 +40,7 @@ class HostCopy:
         self._dtypes = [tensor.dtype for tensor in tensors]
         self._tensors = tensors
         self._event: torch.cuda.Event | None = None
-        if all(tensor.device.type == "cpu" for tensor in tensors):
+        if not any(_is_on_device(tensor) for tensor in tensors):
             return
         numbers = defaultdict(list)
         for tensor in tensors:
@@ -67,6 +67,10 @@ class HostCopy:
             tensors.append(self._joined[dtype][start:end].view(shape))
             starts[dtype] = end
         return tensors
+
+
+def _is_on_device(tensor: Tensor) -> bool:
+    return tensor.device.type != "cpu"
 
 
 class Statistics:
@@ -109,7 +113,7 @@ class NotFinite(Exception):
 class LateUpdates:
     """What the host has not read yet of a trainer's updates."""
 
-    def __init__(self, trainer, optimizer: torch.optim.Optimizer):
+    def __init__(self, trainer, optimizer: Any):
         """`optimizer` is the one that updates the parameters of this process."""
         config = trainer.cfg
         self.trainer = trainer
@@ -285,19 +289,19 @@ def reduce_and_log_stats(original, trainer, outputs, sample_size, norm=None) -> 
 class _SampleSize(Tensor):
     """The sample size of all processes, on the device. fairseq's `sample_size or 1.0` reads it."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __bool__(self) -> bool:
         """True, without reading: it is not 0, see `aggregate_logging_outputs`."""
         return True
 
 
-def aggregate_logging_outputs(original, trainer, outputs, sample_size, *others, **kwargs):
+def aggregate_logging_outputs(original, trainer, outputs, sample_size, *counts, **kwargs):
     """Put 1 for a sample size of 0, as fairseq's `sample_size or 1.0` does, but on the device."""
-    outputs, (total, *others) = original(trainer, outputs, sample_size, *others, **kwargs)
+    outputs, (total, *counts) = original(trainer, outputs, sample_size, *counts, **kwargs)
     if of(trainer) is not None and isinstance(total, Tensor):
         total = torch.where(total == 0, 1.0, total).as_subclass(_SampleSize)
-    return outputs, (total, *others)
+    return outputs, (total, *counts)
 
 
 def all_reduce_dict(original, data, device: torch.device, group) -> dict[str, Any]:

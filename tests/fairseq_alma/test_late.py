@@ -5,7 +5,8 @@ test_interrupt tests resuming, test_expert_parallel several processes.
 
 import contextlib
 import functools
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fairseq.trainer import Trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_alma import interrupt
+from fairseq_alma.task import AlmaLMTask
 from fairseq_alma.training import late, weight_average
 from tests.fairseq_alma.shared import config_of, load
 
@@ -34,8 +36,8 @@ def fresh_metrics():
 def make_trainer(stream, tiny, tmp_path):
     """`make_trainer(*flags)`: fairseq's trainer, and the batches of the stream."""
 
-    def run(*flags) -> tuple[Trainer, list]:
-        cfg = config_of(stream, *tiny, "--cpu", "--save-dir", tmp_path, *flags)
+    def run(*flags, device=("--cpu",)) -> tuple[Trainer, list]:
+        cfg = config_of(stream, *tiny, *device, "--save-dir", tmp_path, *flags)
         torch.manual_seed(1)
         task = tasks.setup_task(cfg.task)
         model = task.build_model(cfg.model)
@@ -157,6 +159,24 @@ def test_nan_at_the_log_interval_ends_the_training_there(make_trainer, poison):
         step(trainer, batches[2])
 
 
+def test_the_last_update_is_read_before_the_epoch_is_logged(make_trainer, monkeypatch):
+    """Also with --no-save."""
+    trainer, batches = make_trainer()
+    for batch in batches[:2]:
+        step(trainer, batch)
+    functions = {
+        "validate_and_save": lambda *args: ([None], True),
+        "should_stop_early": lambda: None,
+    }
+    main = FunctionType((lambda: None).__code__, functions)
+    monkeypatch.setattr(AlmaLMTask, "early_stop", {})
+    interrupt.watch(main)
+    epoch = SimpleNamespace(epoch=1)
+    functions["validate_and_save"](trainer.cfg, trainer, trainer.task, epoch, [], False)
+    assert trainer.late.unread is None
+    assert metrics.get_meters("train")["gnorm"].count == 2
+
+
 @pytest.mark.parametrize("update", [2, 4])  # in the middle, and at the log interval
 def test_an_update_that_is_finite_when_repeated_changes_nothing(update, make_trainer, poison):
     """A GPU may add up in another order the second time."""
@@ -188,6 +208,28 @@ def test_norms_that_differ_between_processes_set_the_flag(norms, flag, make_trai
     trainer._grad_norm_buf = torch.zeros(2, dtype=torch.double)
     trainer.late.begin()
     assert trainer.late.optimizer.found_inf == flag
+
+
+def test_a_copy_has_the_shapes_types_and_values(monkeypatch):
+    """Its tensors are joined by type on the way; here without a GPU."""
+    empty = torch.empty
+    event = mock.Mock()
+    monkeypatch.setattr(late, "_is_on_device", lambda tensor: True)
+    monkeypatch.setattr(torch, "empty", lambda *args, pin_memory, **kw: empty(*args, **kw))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    tensors = [
+        torch.tensor(0.1),
+        torch.tensor(2**53 + 1),
+        torch.arange(6.0).view(2, 3),
+        torch.arange(3),
+        torch.zeros(0),
+        torch.tensor(0.1, dtype=torch.double, requires_grad=True),
+    ]
+    copy = late.HostCopy(tensors)
+    event.record.assert_called_once_with()
+    event.synchronize.assert_not_called()
+    torch.testing.assert_close(copy.read(), [t.detach() for t in tensors], rtol=0, atol=0)
+    event.synchronize.assert_called_once_with()
 
 
 class BlockingCopies(TorchDispatchMode):
@@ -297,3 +339,19 @@ def test_a_loss_scale_takes_one_wait(on_meta, monkeypatch):
     with on_meta("--fp16") as (update, _):
         update()
         assert [tensor.is_meta for tensor in waits] == [True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_update_on_a_gpu_never_waits(dtype, make_trainer):
+    trainer, batches = make_trainer("--store-ema", *DTYPES[dtype], device=())
+    for batch in batches[:5]:  # --log-interval
+        step(trainer, batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches[5:9]:
+            step(trainer, batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    late.settle(trainer)
+    assert metrics.get_meters("train")["gnorm"].count == 9
