@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from fairseq import checkpoint_utils, options, tasks, utils
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.distributed import utils as distributed_utils
 from fairseq.optim.adam import Adam
 from fairseq.trainer import Trainer
@@ -32,6 +33,7 @@ from fairseq_alma.task import AlmaLMTask
 from fairseq_alma.training import (
     epochs,
     late,
+    loss,
     precision,
     schedule,
     sharding,
@@ -71,6 +73,7 @@ def install() -> None:
     replace(checkpoint_utils, "load_checkpoint", _grow_and_load)
     replace(checkpoint_utils, "load_checkpoint_to_cpu", checkpoint.loaded)
     replace(checkpoint_utils, "load_model_ensemble_and_task", _check_members)
+    replace(CrossEntropyCriterion, "compute_loss", _loss_by_a_kernel)
     replace(Trainer, "load_checkpoint", _load_into)
     replace(Trainer, "_build_optimizer", _build_optimizer)
     replace(Trainer, "state_dict", _state_of_plain_data)
@@ -342,6 +345,17 @@ def _check_members(original, filenames, *args, **kwargs):
             return original(paths, *args, **kwargs)
     except UserError as error:  # fairseq-generate does not go through `_run`, which prints errors
         fail(str(error))
+
+
+def _loss_by_a_kernel(original, criterion, *args, **kwargs):
+    """Compute cross_entropy without a copy of the logits in fp32, on a GPU with Triton.
+
+    No upstream issue known in fairseq; unnecessary once torch fuses log_softmax with its cast for
+    bf16 (https://github.com/pytorch/pytorch/issues/102723).
+    """
+    if not isinstance(criterion.task, AlmaLMTask):
+        return original(criterion, *args, **kwargs)
+    return loss.whole_loss(original, criterion, *args, **kwargs)
 
 
 def _build_optimizer(original, trainer) -> None:

@@ -8,12 +8,14 @@ Shapes: B batch, T time, S = B * T tokens, K tokens of a chunk, D features (of U
 members), V vocabulary.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from fairseq.criterions import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
+from fairseq.models import FairseqDecoder
 from torch import Tensor, nn
 
 from alma.errors import UserError
@@ -21,6 +23,7 @@ from fairseq_alma.defaults import flag
 from fairseq_alma.ensemble import EnsembleDecoder
 from fairseq_alma.initial import unused
 from fairseq_alma.moe.dispatchers import as_autocast
+from fairseq_alma.training import loss_kernel
 
 Ids = Sequence[int]
 
@@ -181,30 +184,70 @@ def _run(
     chunks, may_be_padded = _chunks(target, pad, chunk)
     for rows in chunks:
         parts = features[rows].split(widths, dim=1)
-        ids = target[rows, None]
         logits = torch.mm(parts[0], weights[0].t(), out=logits_memory[: len(rows)])
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             logits.addmm_(part, weight.t())
         if unused:
             logits.index_fill_(1, target.new_tensor(unused), -torch.inf)
-        in_place = logits if logits.dtype == torch.float32 else None
-        log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32, out=in_place)
-        loss = -log_probs.gather(1, ids)
-        if may_be_padded:
-            loss.masked_fill_(ids == pad, 0.0)
-        nll[rows] = loss.squeeze(1)
-        if scale is not None:
-            factor = scale * (ids != pad) if may_be_padded else scale
-            by_logits = _logits_gradient(log_probs, ids, factor, features.dtype, may_be_padded)
+        loss, by_logits = loss_and_gradient(logits, target[rows], pad, may_be_padded, scale)
+        nll[rows] = loss
+        if by_logits is not None:
             by_features[rows] = torch.cat([by_logits @ weight for weight in weights], dim=1)
             for total, part in zip(by_weights, parts, strict=True):
-                if part.dtype == total.dtype:
-                    total.addmm_(by_logits.t(), part)
-                else:
-                    total += by_logits.t() @ part
-            del by_logits
-        del log_probs, logits  # in half precision: free them before the next chunk's
+                _add_product(total, by_logits.t(), part)
+        del by_logits, logits  # in half precision: free them before the next chunk's
     return nll, [by_features, *by_weights]
+
+
+def loss_and_gradient(
+    logits: Tensor, target: Tensor, pad: int, may_be_padded: bool, scale: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The loss of each token of a chunk, (K,) fp32; with a `scale`, the scaled gradient of the sum
+    by the logits (K, V), in their dtype.
+
+    Overwrites the logits. `may_be_padded`: whether targets (K,) may be `pad`. The scale is 1 in
+    fp32, because nothing underflows and backward scales the much smaller results instead.
+    """
+    if loss_kernel.is_used(logits.device.type):
+        if scale is None:
+            return loss_kernel.row_losses(logits, target, pad)[0], None
+        return loss_kernel.losses_and_gradient_(logits, target, scale, pad), logits
+    ids = target[:, None]
+    in_place = logits if logits.dtype == torch.float32 else None
+    log_probs = torch.log_softmax(logits, dim=-1, dtype=torch.float32, out=in_place)
+    loss = -log_probs.gather(1, ids)
+    if may_be_padded:
+        loss.masked_fill_(ids == pad, 0.0)
+    if scale is None:
+        return loss.squeeze(1), None
+    factor = scale * (ids != pad) if may_be_padded else scale
+    by_logits = _logits_gradient(log_probs, ids, factor, logits.dtype, may_be_padded)
+    return loss.squeeze(1), by_logits
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total (V, D) fp32 += left (V, K) times right (K, D), of any one dtype."""
+    if right.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif _adds_in_fp32(total.device.type, right.dtype):
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)  # type: ignore[call-overload]
+    else:
+        total += left @ right
+
+
+@functools.cache
+def _adds_in_fp32(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether torch adds a product of half-precision matrices to an fp32 sum without a copy: from
+    2.8 on, on GPUs that it was built for. Tried once with a small matrix."""
+    if device_type != "cuda":
+        return False
+    ones = torch.ones(16, 16, device=device_type, dtype=dtype)
+    total = torch.ones(16, 16, device=device_type)
+    try:
+        torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError):
+        return False
+    return bool(total.eq(17).all())
 
 
 def _logits_gradient(
@@ -212,7 +255,7 @@ def _logits_gradient(
 ) -> Tensor:
     """The gradient of a chunk's summed loss with respect to its logits, (K, V) in `dtype`.
 
-    `ids` (K,) are the targets. Overwrites `log_probs` (K, V) fp32. `factor` (K, 1) is the loss
+    `ids` (K, 1) are the targets. Overwrites `log_probs` (K, V) fp32. `factor` (K, 1) is the loss
     scale, and 0 for padding; in fp32 the scale is 1, because nothing underflows and backward scales
     the much smaller results instead. `may_be_padded`: whether `factor` may have zeros.
     """
@@ -234,3 +277,29 @@ def _chunks(target: Tensor, pad: int, chunk: int) -> tuple[Sequence[Tensor], boo
     if target.device.type == "cpu":
         return (target != pad).nonzero().squeeze(1).split(chunk), False
     return torch.arange(len(target), device=target.device).split(chunk), True
+
+
+def whole_loss(
+    original, criterion, model, net_output, sample, reduce: bool = True
+) -> tuple[Tensor, Tensor]:
+    """CrossEntropyCriterion.compute_loss, `original`, by `loss_kernel` where that runs.
+
+    It needs a decoder whose output is plain logits. The backward pass overwrites them.
+    """
+    logits = net_output[0]
+    uses_kernel = reduce and _is_plain(model) and loss_kernel.is_used(logits.device.type)
+    if not uses_kernel:
+        return original(criterion, model, net_output, sample, reduce)
+    target = model.get_targets(sample, net_output).reshape(-1)
+    rows = logits.reshape(-1, logits.size(-1))
+    loss, _ = loss_kernel.WholeLoss.apply(rows, target, criterion.padding_idx)
+    return loss, loss
+
+
+def _is_plain(model: nn.Module) -> bool:
+    """Whether a model's probabilities are the softmax of its decoder's output."""
+    while not hasattr(model, "decoder"):  # fairseq's distributed wrappers
+        model = model.module
+    decoder = model.decoder
+    inherited = type(decoder).get_normalized_probs is FairseqDecoder.get_normalized_probs
+    return inherited and getattr(decoder, "adaptive_softmax", None) is None
