@@ -78,8 +78,10 @@ class CausalSelfAttention(MultiheadAttention):
         projections = (self.q_proj, self.k_proj, self.v_proj)
         weight = torch.cat([projection.weight for projection in projections])
         bias = torch.cat([projection.bias for projection in projections])
-        qkv = F.linear(x_BTD, weight, bias).view(*x_BTD.shape[:2], 3, self.num_heads, self.head_dim)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        # Slices of the last dimension: their gradients are joined by one copy.
+        parts = F.linear(x_BTD, weight, bias).chunk(3, dim=-1)
+        heads = (*x_BTD.shape[:2], self.num_heads, self.head_dim)
+        q, k, v = (part.view(heads).transpose(1, 2) for part in parts)
         drops = self.training or self.dropout_module.apply_during_inference
         dropout = self.dropout_module.p if drops else 0.0
         attention = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)

@@ -51,9 +51,11 @@ class Router(nn.Module):
         self.splits: list[
             tuple[int, int]
         ] = []  # `parent` as pairs (j, i), kept on the host so that no pass syncs
-        self.register_load_state_dict_post_hook(Router._read_splits)
+        self.copied = False  # whether an expert has copies, kept on the host too
+        self.register_load_state_dict_post_hook(Router._read_buffers)
 
-    def _read_splits(self, _) -> None:
+    def _read_buffers(self, _) -> None:
+        self.copied = bool((self.copies != 1).any())
         self.splits = [(new, old) for new, old in enumerate(self.parent.tolist()) if old >= 0]
 
     def forward(
@@ -70,9 +72,14 @@ class Router(nn.Module):
             roots_SE = logits_SE
             if self.splits:
                 roots_SE = logits_SE.masked_fill(self.parent >= 0, -math.inf)
-            probs_SE = torch.softmax(roots_SE - self.copies.float().log(), dim=-1)
+            softmax_input_SE = roots_SE
+            if self.copied:
+                softmax_input_SE = roots_SE - self.copies.float().log()
+            probs_SE = torch.softmax(softmax_input_SE, dim=-1)
         expert_S = roots_SE.argmax(dim=-1)
-        gate_S = probs_SE.gather(1, expert_S[:, None]).squeeze(1) * self.copies[expert_S]
+        gate_S = probs_SE.gather(1, expert_S[:, None]).squeeze(1)
+        if self.copied:
+            gate_S = gate_S * self.copies[expert_S]
         if self.splits:
             expert_S, gate_S, probs_SE = self._descend(logits_SE, expert_S, gate_S, probs_SE)
         if padding_S is not None:
@@ -81,7 +88,10 @@ class Router(nn.Module):
         counts_E = expert_S.new_zeros(experts + 1)
         counts_E = counts_E.scatter_add_(0, expert_S, torch.ones_like(expert_S))[:-1]
         kept_E = counts_E.clamp(max=tokens if capacity is None else capacity)
-        loss = load_balancing_loss(expert_S, probs_SE, counts_E)
+        if padding_S is None:
+            loss = load_balancing_loss(probs_SE, counts_E)
+        else:
+            loss = load_balancing_loss(probs_SE, counts_E, expert_S)
         return Routing(expert_S, gate_S, probs_SE, counts_E, kept_E, loss)
 
     def _descend(
@@ -112,14 +122,20 @@ class Router(nn.Module):
         return expert_S, gate_S * (1 + (taken_S - taken_S.detach())), torch.stack(leaves, dim=1)
 
 
-def load_balancing_loss(expert_S: Tensor, probs_SE: Tensor, counts_E: Tensor) -> Tensor:
+def load_balancing_loss(
+    probs_SE: Tensor, counts_E: Tensor, expert_S: Tensor | None = None
+) -> Tensor:
     """E * sum_e f_e P_e, a scalar; 1 at perfect balance (Switch Transformer, eq. 4).
 
     f_e is the fraction of tokens that chose expert e before any are dropped, P_e the mean of its
-    probability.
+    probability. `expert_S` is needed only with padding, which it leaves out (expert E).
     """
     experts = probs_SE.size(1)
-    tokens = counts_E.sum().clamp(min=1)
-    real_S1 = (expert_S < experts).unsqueeze(1)
-    mean_probs_E = (probs_SE * real_S1).sum(0) / tokens
+    tokens: Tensor | int
+    if expert_S is None:
+        tokens = max(len(probs_SE), 1)
+    else:
+        tokens = counts_E.sum().clamp(min=1)
+        probs_SE = probs_SE * (expert_S < experts).unsqueeze(1)
+    mean_probs_E = probs_SE.sum(0) / tokens
     return experts * torch.dot(counts_E / tokens, mean_probs_E)

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe import layer as switch_layer
@@ -78,7 +79,8 @@ def test_equals_the_one_hot_reference_in_outputs_and_gradients(
     layer = make_layer(experts, factor)
     torch.manual_seed(seed)
     if split:
-        layer.router.copies.random_(1, 5)
+        copies = torch.randint(1, 5, (experts,))
+        layer.load_state_dict({**layer.state_dict(), "router.copies": copies})
     x = torch.randn(*shape, DIM, requires_grad=True)
     padding = torch.rand(shape) < 0.2
     weight = torch.randn(*shape, DIM)
@@ -151,6 +153,51 @@ def test_the_layout_of_a_gpu_never_syncs_with_the_host(monkeypatch):
         monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced("loop"))
         with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
             layer(x)
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations of torch, views and allocations among them."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("padded", "most_forward", "most_backward"), [(False, 59, 57), (True, 66, 58)]
+)
+def test_a_pass_in_the_layout_of_a_gpu_takes_few_operations(
+    monkeypatch, padded, most_forward, most_backward
+):
+    """On a GPU each costs a launch, which up to 16k tokens takes longer than the experts."""
+    monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced("padded"))
+    layer = make_layer(4).bfloat16()
+    x = torch.randn(2, 64, DIM, dtype=torch.bfloat16, requires_grad=True)
+    padding = torch.rand(2, 64) < 0.2 if padded else None
+    with Operations() as forward:
+        y, routing = layer(x, padding)
+    loss = y.float().sum() + routing.balance_loss
+    with Operations() as backward:
+        torch.autograd.grad(loss, [x, *layer.parameters()])
+    assert forward.count <= most_forward
+    assert backward.count <= most_backward
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_torch_compile_takes_the_layout_of_a_gpu_in_one_graph(monkeypatch, padded):
+    monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced("padded"))
+    layer = make_layer(4)
+    x = torch.randn(2, 64, DIM)
+    padding = torch.rand(2, 64) < 0.2 if padded else None
+    results = []
+    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        y, routing = function(x, padding)
+        loss = y.square().sum() + routing.balance_loss
+        results.append((y, *torch.autograd.grad(loss, list(layer.parameters()))))
+    for eager, compiled in zip(*results, strict=True):
+        assert torch.equal(eager, compiled)
 
 
 def test_drops_come_last_in_batch_major_order_and_only_in_training():
