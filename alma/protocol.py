@@ -131,6 +131,12 @@ class TextOptions(StreamOptions):
         read=partial(averages.read, last=True),
         metavar="AVERAGE",
     )
+    no_tf32: bool = _if_changed(
+        False,
+        "compute products of fp32 trainings in full; without it, in TF32 on GPUs that have it "
+        "(Ampere and later)",
+        passed=True,
+    )
     update_multiplier: int = _if_changed(
         1, "X times --max-update in each stage", at_least=1, metavar="X"
     )

@@ -38,6 +38,7 @@ from fairseq_alma.training import (
     schedule,
     sharding,
     tensorboard,
+    tf32,
     weight_average,
 )
 from fairseq_alma.training.adam import FusedAdam
@@ -256,6 +257,7 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
         expert_parallel.check(trainer.cfg)
     cfg = copy.deepcopy(cfg)  # changed below; checkpoints store the user's settings
     _drop_applied_resets(cfg)
+    tf32.prepare(cfg, trainer)  # before `growth` names a checkpoint without records
     growth.prepare(cfg, trainer)
     is_new_stage = schedule.prepare(cfg, trainer)
     ends_by_epochs = epochs.begin(trainer)

@@ -75,6 +75,7 @@ class AlmaLMTask(LanguageModelingTask):
         self.average_from = 0  # update count at the start of the weight average
         self.seconds = 0.0  # training time of the interrupted processes that this one resumes
         self.started = time.monotonic()
+        self.tf32 = False  # whether products of fp32 are TF32, see `training.tf32`
         self.note = ""  # a hint about how the fairseq-preprocess directory was cut
         check_share(args.replay_share, args.replay)
         if args.replay_share and not args.stage:
@@ -370,6 +371,7 @@ class AlmaLMTask(LanguageModelingTask):
             self.peak_memory = max(self.peak_memory, peak_memory())
         state = {name: getattr(self, name) for name in _KEPT} | {"stage": self.args.stage}
         state["early_stop"] = dict(self.early_stop)
+        state["tf32"] = self.tf32
         state["seconds"] += time.monotonic() - self.started
         return {type(self).__name__: state}
 

@@ -37,6 +37,7 @@ class AlmaLMConfig(LanguageModelingConfig):
     replay_from: _ReplayFrom = shared("replay_from")  # type: ignore[valid-type]
     grow_router: _GrowRouter = shared("grow_router")  # type: ignore[valid-type]
     grow_optimizer: _GrowOptimizer = shared("grow_optimizer")  # type: ignore[valid-type]
+    no_tf32: bool = shared("no_tf32")
     init: Optional[str] = shared("init")  # noqa: UP045
     schedule: _Schedule = shared("schedule")  # type: ignore[valid-type]
     # Options of fairseq-train alone:

@@ -318,7 +318,7 @@ def test_documented_keys_of_text_runs():
         f"S --learner ens --out R {ensemble} -- --max-update 2",
         "S --learner gmoe --out R",
         f"S --learner sm --out R {continuous}",
-        "S --learner sm --out R --init M --cutoff 2023",
+        "S --learner sm --out R --init M --cutoff 2023 --no-tf32",
     ]
     requests = [request for words in commands for request in read_with_stand_in(words.split())]
     requests = [place(request, Machine((10**10,) * 2, None)) for request in requests]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,31 +37,57 @@ class Classifier(nn.Module):
     members = voters = 1
 
     def __init__(
-        self, shape: Sequence[int], classes: int, settings: Settings, factory: Factory | None = None
+        self,
+        shape: Sequence[int],
+        classes: int,
+        settings: Settings,
+        factory: Factory | None = None,
+        generator: torch.Generator | None = None,
     ):
+        """`generator` draws the initial weights; a first `reset` with an equal one keeps them."""
         super().__init__()
         self.shape = tuple(shape)
         self.classes = classes
         self.settings = settings
         self.source = factory or settings.torchvision
         self.channels = shape[0] if factory else 3
-        self.network = _built(self.source, classes, shape=self.shape)
+        # The generator's state before it drew the weights; None: others have replaced them.
+        self._drawn_from = generator.get_state() if generator else None
+        self.network = self._new_network(generator)
         self.generator: torch.Generator | None = None  # samples dropout in training
 
     def reset(self, generator: torch.Generator, member: int = 0) -> None:
         """Initialise all parameters and statistics as the source does, then load the file of
         weights."""
-        new = _built(self.source, self.classes, generator, self.shape)
-        if self.settings.weights:
-            load_weights(new, self.settings, self.classes)
+        drawn_from = self._drawn_from
+        self._drawn_from = None
+        if drawn_from is not None and torch.equal(drawn_from, generator.get_state()):
+            return  # building a network takes as long as a short training
+        new = self._new_network(generator)
         for tensor, value in zip(_tensors(self.network), _tensors(new), strict=True):
             tensor.data.copy_(value)
+
+    def _new_network(self, generator: torch.Generator | None) -> nn.Module:
+        """A network with weights from the generator, and from the file of weights if given.
+
+        Without a generator the weights are arbitrary.
+        """
+        network = _built(self.source, self.classes, generator, self.shape)
+        if generator and self.settings.weights:
+            load_weights(network, self.settings, self.classes)
+        return network
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Load weights, as every module does."""
+        self._drawn_from = None
+        super()._load_from_state_dict(*args, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (n, channels, height, width) -> logits (1, C, n)."""
         x = x.expand(-1, self.channels, -1, -1)
         if not self.training:
             return self.network(x).t()[None]
+        self._drawn_from = None  # training changes the weights
         self.network.train(len(x) > 1)  # one example may have no variance for batch normalisation
         with _drawing_from(self.generator, x.device):
             return self.network(x).t()[None]

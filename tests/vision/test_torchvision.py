@@ -9,7 +9,7 @@ from torchvision import models
 
 from alma.errors import UserError
 from tests.vision.conftest import CPU, equal, error_of, jobs, numbers, seeded
-from vision import MegaBatchStream, deployed, run
+from vision import MegaBatchStream, classifiers, deployed, run
 from vision.classifiers import _built, check, costs
 from vision.data import Images, make_dataset
 from vision.learners import LEARNERS, resolve
@@ -318,3 +318,34 @@ def test_weights_go_with_the_statistics_of_imagenet(tmp_path, channels):
     assert (
         float((predicted != stream.dataset.test.labels).double().mean()) == record.rows[-1]["value"]
     )
+
+
+def test_a_learner_builds_each_network_once_and_a_later_reset_draws_again(monkeypatch):
+    """With the weights that two constructions gave: those of the generator of the first reset."""
+    built = []
+
+    def count(*args, **kwargs):
+        built.append(args)
+        return _built(*args, **kwargs)
+
+    monkeypatch.setattr(classifiers, "_built", count)
+    subject = learner("ens", members=2)
+    assert len(built) == 2
+    for member, network in enumerate(subject.model.networks):
+        expected = _built(SMALL, 4, subject.generator_for("init", member, 0))
+        assert all(map(torch.equal, tensors(network.network), tensors(expected)))
+    first = tensors(subject.model)
+    for parameter in subject.model.parameters():
+        parameter.data.zero_()
+    subject.reset(0)
+    assert all(map(torch.equal, tensors(subject.model), first))
+
+
+def test_loaded_weights_are_drawn_again_by_the_first_reset():
+    subject = learner("sm")
+    first = tensors(subject.model)
+    rebuilt = subject.build({})
+    zeros = {name: torch.zeros_like(value) for name, value in rebuilt.state_dict().items()}
+    rebuilt.load_state_dict(zeros)
+    rebuilt.reset(subject.generator_for("init", 0, 0))
+    assert all(map(torch.equal, tensors(rebuilt), first))

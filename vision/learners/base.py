@@ -285,9 +285,11 @@ class Learner:
             from vision.classifiers import Classifier
             from vision.mixture import Committee
 
-            networks = [
-                Classifier(self.shape, classes, settings, self.factory) for _ in range(members)
-            ]
+            networks = []
+            for member in range(members):
+                generator = self.generator_for("init", member, 0)  # of the first `reset`
+                network = Classifier(self.shape, classes, settings, self.factory, generator)
+                networks.append(network)
             return Committee(networks, joint)
         if settings.arch == "vgg":
             widths = widths or vgg_widths(settings.hidden)
