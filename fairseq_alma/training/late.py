@@ -36,16 +36,17 @@ class HostCopy:
     """Values of tensors on the host. The copy is queued after the work of the tensors' device."""
 
     def __init__(self, tensors: list[Tensor]):
-        self._shapes = [tensor.shape for tensor in tensors]
-        self._dtypes = [tensor.dtype for tensor in tensors]
-        self._tensors = tensors
+        self._tensors: list[Tensor] = []  # those on the host; of the others shape and dtype
         self._event: torch.cuda.Event | None = None
-        if not any(_is_on_device(tensor) for tensor in tensors):
-            return
         numbers = defaultdict(list)
         for tensor in tensors:
-            numbers[tensor.dtype].append(tensor.detach().reshape(-1))
-        self._tensors = []
+            if _is_on_device(tensor):
+                numbers[tensor.dtype].append(tensor.detach().reshape(-1))
+                self._tensors.append(torch.empty_like(tensor, device="meta"))
+            else:
+                self._tensors.append(tensor)
+        if not numbers:
+            return
         self._joined: dict[torch.dtype, Tensor] = {}
         for dtype, parts in numbers.items():
             joined = torch.cat(parts)
@@ -60,13 +61,16 @@ class HostCopy:
             return self._tensors
         self._event.synchronize()
         starts: defaultdict[torch.dtype, int] = defaultdict(int)
-        tensors = []
-        for shape, dtype in zip(self._shapes, self._dtypes, strict=True):
-            start = starts[dtype]
-            end = start + shape.numel()
-            tensors.append(self._joined[dtype][start:end].view(shape))
-            starts[dtype] = end
-        return tensors
+        on_host = []
+        for tensor in self._tensors:
+            if not _is_on_device(tensor):
+                on_host.append(tensor)
+                continue
+            start = starts[tensor.dtype]
+            end = start + tensor.numel()
+            on_host.append(self._joined[tensor.dtype][start:end].view(tensor.shape))
+            starts[tensor.dtype] = end
+        return on_host
 
 
 def _is_on_device(tensor: Tensor) -> bool:
@@ -77,10 +81,12 @@ class Statistics:
     """The norm and fairseq's logging outputs of an update, on their way to the host."""
 
     def __init__(self, norm: Tensor, outputs: list[dict[str, Any]]):
-        self._outputs = outputs
+        self._outputs = []
         tensors = [norm]
         for output in outputs:
             tensors += [value for value in output.values() if isinstance(value, Tensor)]
+            numbers = {key: value for key, value in output.items() if not isinstance(value, Tensor)}
+            self._outputs.append(dict.fromkeys(output) | numbers)  # frees the device's tensors
         self._copy = HostCopy(tensors)
 
     def read(self) -> tuple[Tensor, list[dict[str, Any]]]:
@@ -91,7 +97,7 @@ class Statistics:
         for output in self._outputs:
             on_host = {}
             for key, value in output.items():
-                on_host[key] = next(values) if isinstance(value, Tensor) else value
+                on_host[key] = next(values) if value is None else value
             outputs.append(on_host)
         return norm, outputs
 

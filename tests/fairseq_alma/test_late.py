@@ -214,11 +214,13 @@ def test_a_copy_has_the_shapes_types_and_values(monkeypatch):
     """Its tensors are joined by type on the way; here without a GPU."""
     empty = torch.empty
     event = mock.Mock()
-    monkeypatch.setattr(late, "_is_on_device", lambda tensor: True)
+    monkeypatch.setattr(late, "_is_on_device", lambda tensor: tensor is not on_host)
     monkeypatch.setattr(torch, "empty", lambda *args, pin_memory, **kw: empty(*args, **kw))
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    on_host = torch.tensor(0.3)
     tensors = [
         torch.tensor(0.1),
+        on_host,
         torch.tensor(2**53 + 1),
         torch.arange(6.0).view(2, 3),
         torch.arange(3),
@@ -226,6 +228,7 @@ def test_a_copy_has_the_shapes_types_and_values(monkeypatch):
         torch.tensor(0.1, dtype=torch.double, requires_grad=True),
     ]
     copy = late.HostCopy(tensors)
+    assert sum(joined.numel() for joined in copy._joined.values()) == 1 + 1 + 6 + 3 + 0 + 1
     event.record.assert_called_once_with()
     event.synchronize.assert_not_called()
     torch.testing.assert_close(copy.read(), [t.detach() for t in tensors], rtol=0, atol=0)
