@@ -11,6 +11,7 @@ members), V vocabulary.
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from fairseq.criterions import register_criterion
@@ -296,7 +297,7 @@ def whole_loss(
     return loss, loss
 
 
-def _is_plain(model: nn.Module) -> bool:
+def _is_plain(model: Any) -> bool:
     """Whether a model's probabilities are the softmax of its decoder's output."""
     while not hasattr(model, "decoder"):  # fairseq's distributed wrappers
         model = model.module

@@ -165,9 +165,9 @@ class Cost:
 
         Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022),
         section 4.1, count for a token of a layer 8 widths and 2 hidden widths, and dropout masks of
-        2 widths. fairseq adds a copy of the attention's output, and its GELU saves its input in
-        fp32. Their 5 a s^2 b bytes of attention scores are saved only with --attention-dropout on a
-        CPU: else scaled_dot_product_attention recomputes them.
+        2 widths. fairseq adds a copy of the attention's output. Their 5 a s^2 b bytes of attention
+        scores are saved only with --attention-dropout on a CPU: else scaled_dot_product_attention
+        recomputes them.
         """
         shape = self.shape
         batch = tokens_of_batch(self.settings)
@@ -217,7 +217,7 @@ class Cost:
         width = self._width
         mask = 1 if self.on_gpu else 4  # bytes per value of a dropout mask, a float on a CPU
         heads = settings["--decoder-attention-heads"]
-        layer = (9 * shape.dim + shape.hidden) * width + 4 * shape.hidden
+        layer = (9 * shape.dim + 2 * shape.hidden) * width
         layer += 2 * shape.dim * mask + 4 * heads
         if not self.on_gpu and settings["--attention-dropout"]:
             layer += heads * settings["--tokens-per-sample"] * (2 * width + mask)
@@ -233,21 +233,26 @@ class Cost:
         return _TokenBytes(layer, layers, ends)
 
     def _logit_bytes(self, shape: Shape, batch: int) -> int:
-        """Bytes at the loss: logits, log-probabilities and their gradients for `batch` tokens.
+        """Bytes at the loss for `batch` tokens: logits, log-probabilities and their gradients.
 
-        With --loss-chunk-tokens they are those of one chunk, plus the gradients of the output
-        weights.
+        On a GPU the gradient takes the place of the logits (`training.loss_kernel`). With
+        --loss-chunk-tokens they are those of one chunk, plus the gradients of the output weights.
         """
-        fused = self.settings.get("--fp16") or self.settings.get("--memory-efficient-fp16")
-        logit = _LOGIT[self._width, bool(fused)]
+        logit = _LOGIT[self._width]
+        of_weights = 0
+        if self.on_gpu:
+            logit = _LogitBytes(whole=self._width, chunked=self._width, weight=logit.weight)
+            of_weights = shape.dim * self._width  # their gradient, beside that of the logits
         chunk = self.settings.get("--loss-chunk-tokens")
         if chunk:
             weights = shape.members * shape.dim * logit.weight
             return shape.vocabulary * (min(batch, chunk) * logit.chunked + weights)
         whole = logit.whole
-        if shape.members > 1:  # UMix also holds the sum of the members' logits
+        if shape.members > 1 and self.on_gpu:  # a member's logits, and sums in fp32
+            whole = max(whole, _UMIX[self._width])
+        elif shape.members > 1:  # and the sum of the members' logits, in fp32
             whole += 4
-        return shape.vocabulary * batch * whole
+        return shape.vocabulary * (batch * whole + of_weights)
 
 
 @dataclass(frozen=True)
@@ -269,11 +274,15 @@ class _LogitBytes:
 
 
 _LOGIT = {
-    (4, False): _LogitBytes(whole=12, chunked=4, weight=4),
-    (2, False): _LogitBytes(whole=12, chunked=10, weight=6),
-    (2, True): _LogitBytes(whole=10, chunked=8, weight=6),
+    4: _LogitBytes(whole=12, chunked=4, weight=4),
+    2: _LogitBytes(whole=12, chunked=10, weight=6),
 }
-"""Keys: bytes of an activation, and whether log_softmax returns fp32, as it does with fp16."""
+"""By the bytes of an activation; of PyTorch's operators."""
+
+
+_UMIX = {4: 12, 2: 14}
+"""Bytes a token and dictionary entry where UMix adds up its members' logits on a GPU, by the bytes
+of an activation: the logits of a member, their copy in fp32, the sum before and after."""
 
 
 @dataclass(frozen=True)

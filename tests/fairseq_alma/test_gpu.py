@@ -12,6 +12,8 @@ from torch import nn
 
 from fairseq_alma.moe.dispatchers import LoopDispatcher, PaddedDispatcher
 from fairseq_alma.moe.layer import SwitchFFN
+from fairseq_alma.training import loss, loss_kernel
+from tests.fairseq_alma import kernel_on_a_cpu
 
 pytestmark = pytest.mark.gpu
 DIM = 64
@@ -203,3 +205,19 @@ def test_fully_sharded_is_still_refused_with_reason(stream, tiny, tmp_path, user
     sharded += ["--distributed-world-size", "2", "--save-dir", tmp_path / "sharded"]
     through = train([*sharded, "--max-update", "5"]) + train(sharded)
     assert through == pytest.approx(expected, rel=1e-2)
+
+
+@pytest.mark.parametrize("dtype", kernel_on_a_cpu.DTYPES.values())
+def test_the_loss_kernel_computes_what_the_operators_compute(dtype, monkeypatch):
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(500, 50_264, device="cuda")).to(dtype)
+    logits[:, [0, 1, 3]] = -torch.inf
+    target = torch.randint(4, 50_264, (500,), device="cuda")
+    target[::7] = 1
+    factor = torch.tensor(128.0, device="cuda")
+    monkeypatch.setattr(loss_kernel, "is_used", lambda device_type: False)
+    nll, by_logits = loss.loss_and_gradient(logits.clone(), target, 1, True, factor)
+    at_once = logits.clone()
+    assert (loss_kernel.losses_and_gradient_(at_once, target, factor, 1) - nll).abs().max() < 1e-5
+    scale = 128 * {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+    assert (at_once.float() - by_logits.float()).abs().max() <= scale
