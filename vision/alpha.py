@@ -19,12 +19,14 @@ def check_background(colour: str) -> tuple[int, int, int]:
     """Red, green and blue of a colour. UserError: Pillow does not know it, or it has an alpha."""
     from PIL import ImageColor
 
+    needed = f"--background {colour}: no colour: give a name such as black, or #rrggbb"
     try:
-        red, green, blue = ImageColor.getrgb(colour)
-    except ValueError:  # also of #rrggbbaa, which has four values
-        problem = f"--background {colour}: no colour"
-        raise UserError(f"{problem}: give a name such as black, or #rrggbb") from None
-    return red, green, blue
+        values = ImageColor.getrgb(colour)
+    except ValueError:
+        raise UserError(needed) from None
+    if len(values) > 3:  # of #rrggbbaa
+        raise UserError(needed)
+    return values
 
 
 def has_alpha(image: Any) -> bool:
