@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from alma.errors import UserError
+from vision.image_errors import NO_IMAGE
 
 BACKGROUND = "white"
 """The default of --background."""
@@ -67,8 +68,6 @@ def line(paths: Sequence[str], background: str) -> str:
 def _file_has_alpha(path: str) -> bool:
     """As `has_alpha`, of a file; False if it is unreadable."""
     from PIL import Image
-
-    from vision.folder import NO_IMAGE
 
     too_large = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     with contextlib.suppress(*NO_IMAGE, *too_large), Image.open(path) as image:

@@ -16,6 +16,7 @@ from alma.dates import Dates, LeftOut
 from alma.errors import UserError
 from alma.schema import parse_json
 from vision.alpha import BACKGROUND
+from vision.image_errors import NO_IMAGE
 
 SPLITS = {"megabatch": "train", "valid": "valid", "test": "test"}
 """Names of a period's splits, by the names of its parts in stream.json."""
@@ -138,8 +139,6 @@ def _taken(path: str) -> str:
     """When a picture was taken, by its EXIF data, as a date that `alma.dates` reads; empty:
     unknown."""
     from PIL import Image
-
-    from vision.folder import NO_IMAGE
 
     with contextlib.suppress(*NO_IMAGE), Image.open(path) as image:
         day, _, time = (
