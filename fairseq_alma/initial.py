@@ -101,6 +101,7 @@ def read(model: str) -> tuple[dict[str, Any], dict[str, Tensor], Path]:
         return _of_checkpoint(model)
     try:
         config = json.loads((folder / "config.json").read_bytes())
+        require(config, {})
         _check_supported(folder, config)
         names = ["model.safetensors"]
         # As in transformers: if the single file exists, an index beside it is stale.

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from alma.errors import UserError
+from vision.image_errors import NO_IMAGE
 
 BACKGROUND = "white"
 """The default of --background."""
@@ -19,12 +20,14 @@ def check_background(colour: str) -> tuple[int, int, int]:
     """Red, green and blue of a colour. UserError: Pillow does not know it, or it has an alpha."""
     from PIL import ImageColor
 
+    needed = f"--background {colour}: no colour: give a name such as black, or #rrggbb"
     try:
-        red, green, blue = ImageColor.getrgb(colour)
-    except ValueError:  # also of #rrggbbaa, which has four values
-        problem = f"--background {colour}: no colour"
-        raise UserError(f"{problem}: give a name such as black, or #rrggbb") from None
-    return red, green, blue
+        values = ImageColor.getrgb(colour)
+    except ValueError:
+        raise UserError(needed) from None
+    if len(values) > 3:  # of #rrggbbaa
+        raise UserError(needed)
+    return values
 
 
 def has_alpha(image: Any) -> bool:
@@ -65,8 +68,6 @@ def line(paths: Sequence[str], background: str) -> str:
 def _file_has_alpha(path: str) -> bool:
     """As `has_alpha`, of a file; False if it is unreadable."""
     from PIL import Image
-
-    from vision.folder import NO_IMAGE
 
     too_large = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     with contextlib.suppress(*NO_IMAGE, *too_large), Image.open(path) as image:

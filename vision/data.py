@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from alma.errors import UserError
-from vision import folder, presets
+from vision import decoding, folder, presets
 from vision.alpha import BACKGROUND
 from vision.examples import AnyExamples, Examples, StoredExamples
 from vision.image_files import ImagePeriod
@@ -163,7 +163,7 @@ def load(
     UserError: files are missing (without `download`) or unreadable, or images differ in size.
     """
     presets.check_dataset(name, image_size, resize_size, cache_images, background, skip_unreadable)
-    size = folder.size_of(image_size, resize_size)
+    size = decoding.size_of(image_size, resize_size)
     cache = Path(cache_images) if cache_images else None
     read_folder = partial(folder.read, Path(root), size, cache, background, skip_unreadable)
     raw = Path(root, name.upper(), "raw")
@@ -185,7 +185,7 @@ def _read(
     name: str,
     root: str,
     download: bool,
-    size: folder.Size | None,
+    size: decoding.Size | None,
     read_folder: Callable[[], list[tuple[np.ndarray, np.ndarray]]],
 ) -> Dataset:
     """As `load`; `read_folder` reads a folder's images."""
@@ -238,7 +238,7 @@ def _of_torchvision(name: str, root: str, download: bool) -> list[tuple[np.ndarr
     return parts
 
 
-def _scaled(images: Images, size: folder.Size) -> Images:
+def _scaled(images: Images, size: decoding.Size) -> Images:
     return Images(torch.from_numpy(folder.scaled(images.images.numpy(), size)), images.labels)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from alma.cost_table import GIGA, TERA, cost_table, scaled, with_commas
 from alma.stages import stages
-from vision import folder, presets, unreadable
+from vision import decoding, folder, presets, unreadable
 from vision.data import NORMALISED, VALIDATION
 from vision.examples import Examples
 from vision.experiment import device_of
@@ -180,7 +180,7 @@ def _data(job: SweepRun) -> _Data:
 def _height_and_width(paths: Sequence[str]) -> tuple[int, int]:
     """Those of the first readable image. UserError: none is readable; all are named."""
     for path in paths:
-        size = folder.upright_size(path)
+        size = decoding.upright_size(path)
         if size:
             width, height = size
             return height, width

@@ -16,6 +16,7 @@ from alma.dates import Dates, LeftOut
 from alma.errors import UserError
 from alma.schema import parse_json
 from vision.alpha import BACKGROUND
+from vision.image_errors import NO_IMAGE
 
 SPLITS = {"megabatch": "train", "valid": "valid", "test": "test"}
 """Names of a period's splits, by the names of its parts in stream.json."""
@@ -139,8 +140,6 @@ def _taken(path: str) -> str:
     unknown."""
     from PIL import Image
 
-    from vision.folder import NO_IMAGE
-
     with contextlib.suppress(*NO_IMAGE), Image.open(path) as image:
         day, _, time = (
             str(image.getexif().get_ifd(_EXIF).get(_TAKEN, "")).strip("\0 ").partition(" ")
@@ -155,19 +154,19 @@ def _of_manifest(source: ImageSource) -> Iterator[dict[str, Any]]:
     UserError: it is malformed, or files are missing, of which all are counted.
     """
     manifest = Path(source.manifest or "")
-    missing: list[str] = []
+    missing: Counter[str] = Counter()  # rows by path
     try:
         for number, row in enumerate(_rows(manifest), start=1):
             _check_row(number, row)
             path = os.path.join(manifest.parent, str(row["path"]))
             if not source.skip_unreadable and not os.path.isfile(path):
-                missing.append(path)
+                missing[path] += 1
             if not missing:  # no further rows are kept in memory
                 yield {"date": None, **row, "path": path, "label": str(row["label"])}
     except (OSError, ValueError, AttributeError, ImportError, csv.Error) as error:
         raise UserError(f"cannot read --manifest {manifest} ({error}): correct it") from None
     if missing:
-        raise _missing_files(missing)
+        raise _missing_files([*missing])
 
 
 def _missing_files(missing: Sequence[str]) -> UserError:

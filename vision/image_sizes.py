@@ -3,7 +3,7 @@
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-from vision import folder
+from vision import decoding
 from vision.image_files import ImagePeriod, ImageSource
 from vision.periods import listed
 
@@ -24,19 +24,19 @@ def sizes_of(period: ImagePeriod) -> Counter[Pixels]:
     if key not in _COUNTED:
         paths = [image["path"] for images in period.splits.values() for image in images]
         with ThreadPoolExecutor(4) as pool:
-            sizes = pool.map(folder.upright_size, paths)
+            sizes = pool.map(decoding.upright_size, paths)
             _COUNTED[key] = Counter(size for size in sizes if size)
     return _COUNTED[key]
 
 
-def resized_to(period: ImagePeriod, first: ImagePeriod) -> folder.Size | None:
+def resized_to(period: ImagePeriod, first: ImagePeriod) -> decoding.Size | None:
     """The size to which the images of a period are scaled; None: all have that of the `first`
     period, which may be this one."""
     fixed = _fixed(first)
     if period is first or not fixed or sizes_of(period).keys() <= {fixed}:
         return None
     width, height = fixed
-    return folder.Size(height, width)
+    return decoding.Size(height, width)
 
 
 def resized_lines(source: ImageSource) -> list[str]:

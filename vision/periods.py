@@ -250,7 +250,7 @@ def _grouped(
         split = image.get("split")
         if image_files.is_missing(split):
             continue
-        before = split_of.setdefault(group, split)
+        before = split_of.setdefault(group, str(split))
         if before != split:
             name = source.group_by or "a copy"
             fault = f"{image['path']} is in {split}, its group ({name} {group}) in {before}"

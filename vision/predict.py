@@ -62,24 +62,24 @@ def predictions(
     import numpy as np
     import torch
 
-    from vision import folder
+    from vision import decoding
     from vision.data import Images
 
     channels, height, width = data.shape
-    size = folder.Size(height, width, data.resize_size)
+    size = decoding.Size(height, width, data.resize_size)
     mode = "L" if channels == 1 else "RGB"
     blank = np.zeros((height, width, channels), np.uint8)
 
     def read(path: str) -> "np.ndarray | None":
         try:
-            return folder.read_image(path, size, mode, data.background).reshape(
+            return decoding.read_image(path, size, mode, data.background).reshape(
                 height, width, channels
             )
         except UserError as error:
             print(f"warning: {error}", file=sys.stderr)
             return None
 
-    folder.set_warnings()
+    decoding.set_warnings()
     with ThreadPoolExecutor(4) as pool:
         for start in range(0, len(paths), _BATCH):
             batch = paths[start : start + _BATCH]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vision import folder, image_sizes, presets, unreadable
+from vision import decoding, folder, image_sizes, presets, unreadable
 from vision.alpha import BACKGROUND, check_background
 from vision.data import Dataset, Images, MegaBatchStream, make_dataset
 from vision.examples import Pixels
@@ -110,7 +110,7 @@ def _changed_stream(
 
 @lru_cache(maxsize=2)
 def read_periods(
-    source: ImageSource, size: folder.Size | None, cache: str | None = None
+    source: ImageSource, size: decoding.Size | None, cache: str | None = None
 ) -> MegaBatchStream:
     """Images by date, see `vision.periods`, scaled to `size` if given, or else to that of the first
     period's images.
@@ -130,7 +130,7 @@ def read_periods(
         scaled_to = size or image_sizes.resized_to(period, periods[0])
         try:
             images = _period_images(source, period, numbers, scaled_to, cache)
-        except folder.UnreadableImage:
+        except decoding.UnreadableImage:
             raise unreadable.error_of(paths_of(periods)) from None
         cut = len(images.labels) - len(period.splits["test"])
         train.append(Images(images.images[:cut], images.labels[:cut]))
@@ -165,7 +165,7 @@ def _period_images(
     source: ImageSource,
     period: ImagePeriod,
     numbers: Mapping[str, int],
-    size: folder.Size | None,
+    size: decoding.Size | None,
     cache: str | None,
 ) -> Images:
     """All images of a period, split by split, with the `numbers` of their classes as labels."""

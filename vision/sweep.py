@@ -79,7 +79,7 @@ class SweepRun:
     def run(self) -> None:
         """Start the run or resume it; a complete one stays as it is."""
         from vision.data import load
-        from vision.folder import size_of
+        from vision.decoding import size_of
         from vision.scenarios import make_stream, read_periods
 
         if self.source:

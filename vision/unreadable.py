@@ -20,9 +20,9 @@ _SHOWN = 10
 @lru_cache(maxsize=4)
 def faults_of(paths: tuple[str, ...]) -> Mapping[str, str]:
     """Why images cannot be read, by path, in the order of `paths`. Decodes each of them."""
-    from vision import folder  # with NumPy
+    from vision import decoding  # with NumPy
 
-    folder.set_warnings()
+    decoding.set_warnings()
     with ThreadPoolExecutor(4) as pool:
         reasons = list(pool.map(_fault, paths))
     faults = {}
@@ -34,11 +34,11 @@ def faults_of(paths: tuple[str, ...]) -> Mapping[str, str]:
 
 def _fault(path: str) -> str:
     """Why an image cannot be read; empty if it can."""
-    from vision import folder
+    from vision import decoding
 
     try:
-        folder.read_image(path, None)
-    except folder.UnreadableImage as error:
+        decoding.read_image(path, None)
+    except decoding.UnreadableImage as error:
         return error.reason
     return ""
 

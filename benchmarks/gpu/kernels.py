@@ -21,16 +21,17 @@ LONGEST = 25
 NAME_LENGTH = 90
 """Of a kernel whose parameters say what it does."""
 KINDS = (
+    ("compiled", r"^triton_"),
+    ("dispatch", r"softmax_warp"),  # the router's, over few experts
     ("attention", r"flash|fmha|attention|sdpa"),
     ("matmul", r"gemm|gemv|cutlass|cublas|nvjet|xmma|splitK"),
-    ("loss", r"softmax|nll|cross_entropy|loss"),
+    ("loss", r"softmax|nll|cross_entropy|loss|^gradient"),
     ("gelu", r"gelu"),
     ("layer norm", r"layer_?norm|GammaBeta"),
     ("optimizer", r"multi_tensor|adam|lpnorm"),
     ("dispatch", r"index|gather|scatter|sort|radix|scan|cumsum"),
-    ("copies", r"copy|memcpy|memset|fill|cat"),
+    ("copies", r"copy|memcpy|memset|fill"),
     ("reductions", r"reduce"),
-    ("compiled", r"triton_"),
     ("elementwise", r"elementwise"),
 )
 """Kinds of kernels, and what is in their names; the first that fits."""

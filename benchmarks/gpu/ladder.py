@@ -31,7 +31,7 @@ from alma.errors import UserError
 from alma.flops import BACKWARD, Shape
 from benchmarks.gpu import before, kernels
 from benchmarks.gpu.language import CHUNKED, COMPILED, RandomTokens, product
-from benchmarks.gpu.laps import ENDLESS, INTERVAL, Lap, Lengths, lap, train
+from benchmarks.gpu.laps import ENDLESS, FULL, INTERVAL, Lap, Lengths, lap, train
 from benchmarks.gpu.process import Cases, Row
 from benchmarks.gpu.stream import make_stream
 from benchmarks.gpu.tests import tests_of_an_update
@@ -191,12 +191,12 @@ def figures(
 @cache
 def product_speed(dtype: torch.dtype, tf32: bool, tiny: bool) -> float:
     """FLOPs per second of a large product of two matrices."""
-    earlier = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else FULL)
     try:
         return product(dtype, 64 if tiny else 8192)
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = earlier
+        torch.set_float32_matmul_precision(precision)
 
 
 def tokens_of_update(words: Sequence[str]) -> int:

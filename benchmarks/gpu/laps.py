@@ -35,6 +35,8 @@ INTERVAL = 10
 PROFILED = 6
 ENDLESS = 1_000_000
 """Updates of a training that ends by the clock."""
+FULL = "highest"
+"""torch's precision of fp32 products without TF32."""
 LOGGER = "fairseq.logging.progress_bar"
 
 
@@ -178,7 +180,7 @@ def lap(words: Sequence[str], lengths: Lengths) -> Lap:
         stack.enter_context(mock.patch.object(torch.cuda, "reset_peak_memory_stats"))
         train(words)
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        tf32 = torch.backends.cuda.matmul.allow_tf32
+        tf32 = torch.get_float32_matmul_precision() != FULL
     if not stopwatch.profile:
         raise UserError(f"the training ended after {stopwatch.calls} updates, unmeasured")
     return Lap(stopwatch.intervals, stopwatch.profile, log.losses, peak, tf32)
@@ -213,12 +215,12 @@ def listening(log: Log) -> Iterator[None]:
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Undo what a training changes for its whole process, and free its memory."""
-    tf32 = torch.backends.cuda.matmul.allow_tf32
+    precision = torch.get_float32_matmul_precision()
     cudnn_tf32 = torch.backends.cudnn.allow_tf32
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
+        torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.allow_tf32 = cudnn_tf32
         metrics.reset()
         torch.compiler.reset()

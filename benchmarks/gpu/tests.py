@@ -11,9 +11,10 @@ from benchmarks.gpu import process
 from benchmarks.gpu.process import ROOT, Cases, Row, announce, tell
 
 PROCESSES = 12
-FILES = ("fairseq_alma/test_gpu.py", "vision/test_gpu.py", "vision/test_data.py")
-OF_AN_UPDATE = (f"tests/{FILES[0]}", "-k", "not resumes and not two_gpus and not fully_sharded")
-"""Tests of what the step `ladder` measures, for pytest."""
+OF_UPDATES = ("fairseq_alma/test_gpu.py", "fairseq_alma/test_late.py", "fairseq_alma/test_tf32.py")
+FILES = (*OF_UPDATES, "vision/test_gpu.py", "vision/test_data.py")
+SLOW = "resumes or two_gpus or fully_sharded"
+"""Tests that the step `ladder` leaves to this one."""
 
 
 class Outcomes:
@@ -60,10 +61,11 @@ def tests(args: Any) -> Cases:
 
 
 def tests_of_an_update(tiny: bool) -> Row:
-    """A process of pytest. UserError: a test failed."""
+    """The tests of what `ladder` measures, in a process of pytest. UserError: one failed."""
     chosen = ["--collect-only"] if tiny else [f"-n{PROCESSES}"]
-    common = ["-m", "gpu", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
-    code, text = process.child(["pytest", *OF_AN_UPDATE, *common, *chosen], folder=ROOT)
+    files = [f"tests/{name}" for name in OF_UPDATES]
+    common = ["-m", "gpu", "-k", f"not ({SLOW})", "-q", "-p", "no:cacheprovider"]
+    code, text = process.child(["pytest", *files, *common, *chosen], folder=ROOT)
     lines = text.strip().splitlines() or ["nothing was printed"]
     if code:
         failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]

@@ -30,28 +30,46 @@ def is_used(device_type: str) -> bool:
     """Whether the kernels run on this type of device; the log names the choice once."""
     is_gpu = device_type in ("cuda", "meta")  # meta: counts of what a GPU would do
     has_triton = importlib.util.find_spec("triton") is not None
-    if is_gpu and has_triton:
-        logger.info("loss: one Triton kernel for loss and gradient")
-        return True
-    reason = "Triton is not installed" if is_gpu else "no GPU"
-    logger.info(f"loss: PyTorch's operators ({reason})")
-    return False
+    reason = "no GPU"
+    if is_gpu:
+        reason = _failure(device_type) if has_triton else "Triton is not installed"
+    if reason:
+        logger.info(f"loss: PyTorch's operators ({reason})")
+        return False
+    logger.info("loss: one Triton kernel for loss and gradient")
+    return True
+
+
+def _failure(device_type: str) -> str:
+    """Why Triton cannot run a small kernel, or "": it needs a C compiler and a recent GPU."""
+    logits = torch.zeros(1, 2, device=device_type)
+    target = torch.zeros(1, dtype=torch.int64, device=device_type)
+    factor = torch.ones((), device=device_type)
+    try:
+        losses_and_gradient_(logits, target, factor, -1)
+    except Exception as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        return f"Triton fails: {lines[0]}"
+    return ""
 
 
 @torch.library.custom_op("alma::row_losses", mutates_args=())
 def row_losses(logits: Tensor, target: Tensor, pad: int) -> tuple[Tensor, Tensor]:
-    """The loss of each row in nats, and the log of its sum of exponentials, both (K,) fp32.
+    """The loss of each row in nats, (K,) fp32, and the log of its sum of exponentials, (K, 2) fp32.
+
+    The log is the sum of two numbers, the largest logit and a rest: one number would round it.
 
     logits: (K, V), contiguous; target: (K,). A target `pad` has loss 0. Reads the logits once.
     """
-    nll, log_sum = _per_row(logits), _per_row(logits)
+    nll = _per_row(logits)
+    log_sum = _per_row(logits, 2)
     _launch_losses(logits, target, nll, log_sum, None, pad)
     return nll, log_sum
 
 
 @row_losses.register_fake
 def _(logits: Tensor, target: Tensor, pad: int) -> tuple[Tensor, Tensor]:
-    return _per_row(logits), _per_row(logits)
+    return _per_row(logits), _per_row(logits, 2)
 
 
 @torch.library.custom_op("alma::losses_and_gradient_", mutates_args=("logits",))
@@ -77,7 +95,7 @@ def logits_to_gradient_(
 ) -> None:
     """The logits become the gradient of the sum of the losses times `factor`, a scalar in fp32.
 
-    log_sum: (K,), of `row_losses`. Reads and writes the logits once.
+    log_sum: (K, 2), of `row_losses`. Reads and writes the logits once.
     """
     kernels = _kernels()
     kernels.gradient[(len(logits),)](
@@ -85,7 +103,6 @@ def logits_to_gradient_(
         target,
         log_sum,
         factor,
-        logits.stride(0),
         logits.size(1),
         pad,
         BLOCK=_block(logits),
@@ -98,8 +115,8 @@ def _(logits: Tensor, target: Tensor, log_sum: Tensor, factor: Tensor, pad: int)
     return None
 
 
-def _per_row(logits: Tensor) -> Tensor:
-    return torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+def _per_row(logits: Tensor, *numbers: int) -> Tensor:
+    return torch.empty(len(logits), *numbers, dtype=torch.float32, device=logits.device)
 
 
 def _launch_losses(
@@ -117,7 +134,6 @@ def _launch_losses(
         nll,
         log_sum,
         factor,
-        logits.stride(0),
         logits.size(1),
         pad,
         HAS_LOG_SUM=log_sum is not None,

@@ -59,8 +59,8 @@ def test_models_before_the_cutoff_have_no_age(tmp_path, seen):
     (aged,) = age_table.aged([result])
     assert aged.columns["staleness"] == pytest.approx([0.1, 0.1])
     assert aged.losses.until == tuple(range(seen, 9))
-    for age, values in aged.curves["extra loss"].items():
-        assert values == pytest.approx([0.1 * max(age, 0)] * 2)
+    for distance, values in aged.curves["extra loss"].items():
+        assert values == pytest.approx([0.1 * max(distance, 0)] * 2)
     models = f"the {seen - 1} models until mega-batch {seen - 1}"
     if seen == 2:
         models = "the model of mega-batch 1"

@@ -94,3 +94,17 @@ def test_an_update_of_fairseqs_trainer(ledger, flags):
     text = ledger.table({"before": earlier, "now": now})
     assert len({len(line) for line in text}) == 1
     assert [line[0] for line in text] == ["kind", *ledger.KINDS, "sum", "waits"]
+
+
+@pytest.mark.thorough
+def test_the_base_model_stays_within_its_goal(ledger):
+    """Half the operations and bytes of the code before."""
+    args = ledger.parser().parse_args([])
+    now = ledger.count(args)
+    earlier = ledger.count(args, ledger.before.CHANGES)
+    assert now.total("operations") <= 700
+    assert now.total("bytes") <= 75e9
+    assert now.waits == 0
+    assert earlier.total("operations") > 1000
+    assert 115e9 < earlier.total("bytes") < 125e9
+    assert earlier.waits == 5

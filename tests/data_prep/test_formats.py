@@ -211,8 +211,9 @@ def test_parquet_that_is_bad(tmp_path, small):
         ["good", "\x00"],
         [(1, no_text.format("text")), (2, long), (3, "not UTF-8")],
     )
-    for key in ("n", "absent"):
-        skips = [(0, no_text.format(key))]
+    numbers = "the column `n` holds int64, not string (--text-key names another)"
+    for key, problem in (("n", numbers), ("absent", no_text.format("absent"))):
+        skips = [(0, problem)]
         assert read(path, Reader(text_key=key, on_bad_input="skip")) == ([], skips)
     columns = {"lists": [["a", "b"], ["c"]], "coded": pyarrow.array(["a", "b"]).dictionary_encode()}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "b.parquet")

@@ -50,20 +50,39 @@ def test_criteria_have_the_loss_and_gradients_that_they_had(results, dtype, limi
     assert results[f"whole {dtype}"] < limit
 
 
-def test_only_a_gpu_with_triton_has_the_kernel(caplog, monkeypatch):
+@pytest.fixture
+def choice(caplog, monkeypatch):
+    """`choice(device_type, failure)`: whether the kernel is used where a trial of it has that
+    `failure`, and what the log says."""
+
+    def choose(device_type: str, failure: str = "") -> tuple[bool, list[str]]:
+        loss_kernel.is_used.cache_clear()
+        caplog.clear()
+        with monkeypatch.context() as patch, caplog.at_level("INFO"):
+
+            def trial(*arguments):
+                if failure:
+                    raise RuntimeError(failure)
+
+            patch.setattr(loss_kernel, "losses_and_gradient_", trial)
+            patch.setattr(torch, "zeros", lambda *_, **__: None)
+            patch.setattr(torch, "ones", lambda *_, **__: None)
+            used = loss_kernel.is_used(device_type)
+            loss_kernel.is_used(device_type)  # the log names it once
+        return used, caplog.messages
+
+    yield choose
     loss_kernel.is_used.cache_clear()
-    with caplog.at_level("INFO"):
-        assert loss_kernel.is_used("cuda")
-        assert loss_kernel.is_used("cuda")
-        assert not loss_kernel.is_used("cpu")
-    assert caplog.messages == [
-        "loss: one Triton kernel for loss and gradient",
-        "loss: PyTorch's operators (no GPU)",
-    ]
-    loss_kernel.is_used.cache_clear()
+
+
+def test_only_a_gpu_on_which_triton_works_has_the_kernel(choice, monkeypatch):
+    assert choice("cuda") == (True, ["loss: one Triton kernel for loss and gradient"])
+    assert choice("cpu") == (False, ["loss: PyTorch's operators (no GPU)"])
+    failed = choice("cuda", "no C compiler
+look here")
+    assert failed == (False, ["loss: PyTorch's operators (Triton fails: no C compiler)"])
     monkeypatch.setattr(loss_kernel.importlib.util, "find_spec", lambda name: None)
-    assert not loss_kernel.is_used("cuda")
-    loss_kernel.is_used.cache_clear()
+    assert choice("cuda") == (False, ["loss: PyTorch's operators (Triton is not installed)"])
 
 
 def test_the_operations_have_shapes_without_values():

@@ -159,7 +159,7 @@ def test_the_table_has_totals():
     _, *rows = table([estimated("--learner", "gmoe"), ens]).splitlines()
     assert [row.split() for row in rows] == [
         ["R", "gmoe", "4->10", "7,064", "40", "5,120", "5.2e-05", "1.0"],
-        ["R", "ens", "4@2", "8,144", "40,000,000", "5,120M", "51.6", "1.0"],
+        ["R", "ens", "4@2", "7,408", "40,000,000", "5,120M", "51.6", "1.0"],
         ["total", "40,000,040", "5,120M", "51.6"],
     ]
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import vision
 from alma.errors import UserError
-from vision import alpha, folder, image_files, periods, run
+from vision import alpha, decoding, image_files, periods, run
 from vision.image_files import ImageSource
 from vision.own import OwnStream as Stream
 
@@ -69,9 +69,9 @@ def test_alpha_is_composed_on_the_background(tmp_path, kind, background, level):
     picture, options = with_alpha(kind)
     save(tmp_path / "icon.png", picture, **options)
     expected = np.where(ICON > 0, 0, level)[..., None].repeat(3, 2)
-    pixels = folder.read_image(str(tmp_path / "icon.png"), None, background=background)
+    pixels = decoding.read_image(str(tmp_path / "icon.png"), None, background=background)
     np.testing.assert_array_equal(pixels, expected)
-    gray = folder.read_image(str(tmp_path / "icon.png"), None, "L", background)
+    gray = decoding.read_image(str(tmp_path / "icon.png"), None, "L", background)
     np.testing.assert_array_equal(gray, expected[..., 0])
     assert alpha.count([str(tmp_path / "icon.png")]) == 1
 
@@ -102,9 +102,9 @@ def test_runs_count_alpha_and_deployed_models_compose_it(tree, tmp_path, monkeyp
     from vision import predict
 
     seen = []
-    original = folder.read_image
+    original = decoding.read_image
     monkeypatch.setattr(
-        folder, "read_image", lambda *words: seen.append(words[3]) or original(*words)
+        decoding, "read_image", lambda *words: seen.append(words[3]) or original(*words)
     )
     predict.main()
     assert set(seen) == {"black"}

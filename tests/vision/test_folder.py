@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tests.vision.conftest import command, equal, error_of, jobs, numbers, picture
-from vision import MegaBatchStream, data, folder, run
+from vision import MegaBatchStream, data, decoding, folder, run
 
 pytestmark = pytest.mark.usefixtures("no_cache")
 
@@ -358,5 +358,5 @@ def test_a_cut_is_that_of_torchvision(tmp_path, shape, shorter):
     picture(tmp_path / "one.png", pixels)
     expected = np.asarray(Compose([Resize(shorter), CenterCrop(9)])(Image.fromarray(pixels)))
     assert np.array_equal(
-        folder.read_image(str(tmp_path / "one.png"), folder.Size(9, 9, shorter)), expected
+        decoding.read_image(str(tmp_path / "one.png"), decoding.Size(9, 9, shorter)), expected
     )
