@@ -78,8 +78,7 @@ def choice(caplog, monkeypatch):
 def test_only_a_gpu_on_which_triton_works_has_the_kernel(choice, monkeypatch):
     assert choice("cuda") == (True, ["loss: one Triton kernel for loss and gradient"])
     assert choice("cpu") == (False, ["loss: PyTorch's operators (no GPU)"])
-    failed = choice("cuda", "no C compiler
-look here")
+    failed = choice("cuda", "no C compiler\nlook here")
     assert failed == (False, ["loss: PyTorch's operators (Triton fails: no C compiler)"])
     monkeypatch.setattr(loss_kernel.importlib.util, "find_spec", lambda name: None)
     assert choice("cuda") == (False, ["loss: PyTorch's operators (Triton is not installed)"])
