@@ -189,7 +189,7 @@ def end_of_text(folder: Path, ids: Mapping[str, int]) -> int:
             number = number[0]
         if number is None:
             continue
-        if number not in ids.values():
+        if not isinstance(number, int) or number not in ids.values():
             problem = f"eos_token_id {number} is no id of the tokenizer"
             raise UserError(f"{folder / name}: {problem}; save both by its save_pretrained")
         return number

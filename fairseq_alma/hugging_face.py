@@ -237,9 +237,12 @@ def _with_settings(
     """Give a model the special tokens of its tokenizer, and the generation settings of a stream."""
     if (stream / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(stream)
-    for settings in (model.config, model.generation_config):
-        settings.bos_token_id = tokenizer.bos_token_id
-        settings.pad_token_id = tokenizer.pad_token_id
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        number = getattr(tokenizer, name)
+        if name != "eos_token_id":  # a model may end its texts in several ways
+            setattr(model.config, name, number)
+        if getattr(model.generation_config, name) is None:
+            setattr(model.generation_config, name, number)
 
 
 def _gpt2_merges(directory: Path) -> tuple[list[str], list[tuple[str, str]]]:

@@ -275,3 +275,24 @@ def test_check_refuses_input_of_another_form(text):
     done = run("check", text=text)
     assert done.returncode == 2
     assert done.stderr.startswith("error: standard input")
+
+
+OWN_TASK = """
+from fairseq.tasks import LegacyFairseqTask, register_task
+
+@register_task("task_of_a_program")
+class OwnTask(LegacyFairseqTask):
+    @staticmethod
+    def add_args(parser):
+        parser.add_argument("data")
+"""
+
+
+def test_a_task_of_a_user_dir_that_a_program_names_is_not_ours(tmp_path):
+    """The program makes its parser before the words name the folder, as fairseq's own tests do."""
+    (tmp_path / "own_task").mkdir()
+    (tmp_path / "own_task" / "__init__.py").write_text(OWN_TASK)
+    parser = options.get_training_parser()
+    words = ["STREAM", "--task", "task_of_a_program", "--user-dir", str(tmp_path / "own_task")]
+    args = options.parse_args_and_arch(parser, [*words, "--arch", "transformer_lm"])
+    assert (args.task, args.max_update) == ("task_of_a_program", 0)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from alma.errors import UserError
 from alma.records import Run
+from alma.stream import Stream
 from fairseq_alma import check, initial
 from tests.conftest import ROOT
 
@@ -22,6 +23,11 @@ BLOCK = 48
 FLAGS = (
     f"--tokens-per-sample {BLOCK} --max-tokens 384 --max-update 3 --lr 1e-2 --num-workers 0 --cpu"
 ).split()
+
+
+TOKENIZER = {"bos_token": "<|0|>", "pad_token": "<|1|>", "eos_token": f"<|{END}|>"}
+TOKENIZER |= {"padding_side": "left", "model_max_length": 48}
+CHAT = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +66,9 @@ def make(transformers, text, tmp_path_factory):
                 parameter.add_(0.2 * torch.randn_like(parameter))
         model.save_pretrained(folder, max_shard_size="60KB")
         engine.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
+        (folder / "chat_template.jinja").write_text(CHAT)
+        (folder / "generation_config.json").write_text('{"temperature": 0.25, "do_sample": true}')
         return folder
 
     return run
@@ -82,6 +91,22 @@ def stream(folder, text, tmp_path_factory):
     command = [sys.executable, "-m", "data_prep", f"help={text}/help.txt", "--tokenizer", folder]
     subprocess.run([*command, *words.split(), "--out", out], check=True, cwd=ROOT)
     return out
+
+
+def test_a_trainer_reads_the_ids_of_the_model(folder, stream, transformers):
+    """Those of its tokenizer, and its end of text after each document."""
+    from slurm.lm import trainer
+
+    of_stream = Stream.load(stream)
+    (part,) = trainer._text_parts(of_stream, [of_stream.test])
+    ids = part.read_tokens()
+    assert part.end_token == END
+    assert trainer._dictionary(of_stream) == 300
+    ends = np.flatnonzero(ids == END)
+    assert (len(ends), ends[-1]) == (of_stream.test.documents, len(ids) - 1)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    first = ids[: ends[0]]
+    assert tokenizer(tokenizer.decode(first)).input_ids == first.tolist()
 
 
 @torch.no_grad()
@@ -139,6 +164,11 @@ def test_in_two_stages_and_out(folder, stream, transformers, forked, start, tmp_
     assert type(model) is transformers.GPT2LMHeadModel
     assert (len(tokenizer), model.config.vocab_size, model.config.n_positions) == (300, 300, 64)
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == END
+    settings = {name: getattr(tokenizer, name) for name in TOKENIZER}
+    assert (settings, tokenizer.chat_template) == (TOKENIZER, CHAT)
+    assert (model.config.bos_token_id, model.config.pad_token_id) == (0, 1)
+    generation = model.generation_config
+    assert (generation.bos_token_id, generation.temperature) == (0, 0.25)
     before = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     lines = "It's  one\n\n line\nand more"
     assert tokenizer(lines).input_ids == before(lines).input_ids
