@@ -84,7 +84,8 @@ def main() -> None:
     make_directory(args.out)
     hardware = machine()
     software = versions()
-    print(f"{hardware['cpu']}, {hardware['cores']} cores, 1 thread; torch {software['torch']}")
+    torch_version = software.get("torch", "not installed")
+    print(f"{hardware['cpu']}, {hardware['cores']} cores, 1 thread; torch {torch_version}")
     for name in args.names or BENCHMARKS:
         paired = "" if name == "training_memory" else "; medians and quartiles of paired runs"
         for table in tables(name, args.repeats, args.text, args.gigabytes):
