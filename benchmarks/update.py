@@ -10,6 +10,7 @@ Shapes: B batch, T time, S = B * T tokens, D width, E experts.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -128,6 +129,7 @@ def through_fairseq(dim: int, updates: int, folder: Path, flags: str) -> float:
     words += f" --disable-validation --save-dir {folder}/none {flags}"
     done = subprocess.run(
         [sys.executable, "-m", "fairseq_cli.train", *words.split()],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # one thread, as the loop
         capture_output=True,
         text=True,
         check=False,

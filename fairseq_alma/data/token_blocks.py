@@ -167,11 +167,35 @@ class LanguageModelDataset(MonolingualDataset):
         return self.sizes[indices]
 
     def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        """As fairseq's, plus `padded`; the batch is still on the host, so no GPU sync is needed."""
-        batch = super().collater(samples)
+        """As fairseq's, plus `padded`; the batch is still on the host, so no GPU sync is needed.
+
+        Blocks of one length are stacked: fairseq copies each row into a padded tensor.
+        """
+        lengths = {len(sample["source"]) for sample in samples}
+        pads = self.fixed_pad_length or self.pad_to_bsz
+        has_one_target = bool(samples) and isinstance(samples[0]["target"], torch.Tensor)
+        if len(lengths) == 1 and has_one_target and not pads:
+            batch = _stacked(samples, lengths.pop())
+        else:
+            batch = super().collater(samples)
         if batch:
             batch["padded"] = bool(batch["net_input"]["src_tokens"].eq(self.vocab.pad()).any())
         return batch
+
+
+def _stacked(samples: list[dict[str, Any]], length: int) -> dict[str, Any]:
+    """fairseq's batch (B, T) of samples of T tokens each."""
+    tokens = torch.stack([sample["source"] for sample in samples])
+    return {
+        "id": torch.tensor([sample["id"] for sample in samples], dtype=torch.int64),
+        "nsentences": len(samples),
+        "ntokens": tokens.numel(),
+        "net_input": {
+            "src_tokens": tokens,
+            "src_lengths": torch.full((len(samples),), length),
+        },
+        "target": torch.stack([sample["target"] for sample in samples]),
+    }
 
 
 def _memory_map(prefix: str) -> NDArray[np.integer]:
