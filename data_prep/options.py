@@ -13,28 +13,25 @@ from typing import Any, NamedTuple
 from alma.dates import Dates, interval, number_of
 from alma.errors import UserError, hint, require_package
 from alma.stream import Stream
-from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair, end_of_text
 from data_prep.cut import Splits
 from data_prep.dated import Dated
 from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
-from data_prep.encode import open_encoder
 from data_prep.formats import stem
+from data_prep.given import GPT2_FILES, end_token_of, given, refuse, tokenizer_files
 from data_prep.near_duplicates import library
 from data_prep.order import Ordered, from_corpus
 from data_prep.settings import StreamSettings
-from data_prep.tokenizer import SentencePiece
 
 _DATED = ("--date-key", "--date-format", "--from", "--until", "--undated", "--merge-small")
 _TOKENIZERS = ("--vocab-size", "--tokenizer", "--bpe")
-_GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
 _FIXED = (
     "--valid-words",
     "--eval-words",
     "--valid-source",
     "--seed",
     *_TOKENIZERS,
-    *_GPT2_FILES,
+    *GPT2_FILES,
 )
 """Flags that --append refuses, because the stream already determines their values."""
 
@@ -90,7 +87,7 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
     """
     problems = []
     for refusal in _refusals(arguments, stream):
-        flags = _given(arguments, *refusal.flags)
+        flags = given(arguments, *refusal.flags)
         if flags:
             problems.append(f"{', '.join(flags)}: {refusal.why}")
     if stream:
@@ -109,7 +106,7 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
         problems += _missing_flags(arguments)
     if arguments.write == "parquet":
         noted(problems, require_package, "pyarrow", "--write parquet")
-    tokenizer = noted(problems, _tokenizer, arguments)
+    tokenizer = noted(problems, tokenizer_files, arguments)
     if arguments.near_duplicates == "drop":
         noted(problems, library)
     refuse(problems)
@@ -118,7 +115,7 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
         tokenizer = {name: str(stream.directory / name) for name in names}
         end_token = stream.end_token
     else:
-        end_token = _end_token(arguments, tokenizer)
+        end_token = end_token_of(arguments, tokenizer)
     if dates:
         splits: Splits = _dated_splits(arguments, stream)
     elif order:
@@ -147,10 +144,10 @@ def _missing_flags(arguments: argparse.Namespace) -> list[str]:
         needed = ["--eval-words", "--valid-words"]
         if arguments.words:  # --words is also the default of --eval-words
             needed.remove("--eval-words")
-    missing = [flag for flag in needed if not _given(arguments, flag)]
+    missing = [flag for flag in needed if not given(arguments, flag)]
     if missing:
         problems.append(f"give {', '.join(missing)}")
-    if not _given(arguments, *_TOKENIZERS):
+    if not given(arguments, *_TOKENIZERS):
         problems.append(f"give one of {', '.join(_TOKENIZERS)}: the tokenizer")
     return problems
 
@@ -231,14 +228,6 @@ def _as_before(arguments: argparse.Namespace, stream: Stream) -> list[str]:
     return problems
 
 
-def _given(arguments: argparse.Namespace, *flags: str) -> dict[str, Any]:
-    """The flags among `flags` that were given, with their values."""
-    values = {flag: vars(arguments)[flag[2:].replace("-", "_")] for flag in flags}
-    return {
-        flag: value for flag, value in values.items() if value is not None and value is not False
-    }
-
-
 def named_path(argument: str) -> tuple[str, str]:
     """(source, path) of a CORPUS argument, which is NAME=PATH or PATH.
 
@@ -263,12 +252,6 @@ def noted(problems: list[str], function: Callable[..., Any], *arguments: Any) ->
         return function(*arguments)
     except UserError as error:
         problems.append(str(error))
-
-
-def refuse(problems: list[str]) -> None:
-    """If there are problems, raise one UserError that lists each of them once."""
-    if problems:
-        raise UserError("; ".join(dict.fromkeys(problems)))
 
 
 def named_files(corpus: list[str]) -> list[tuple[str, str]]:
@@ -342,7 +325,7 @@ def _dates(arguments: argparse.Namespace, stream: Stream | None) -> Dates | None
     until = arguments.until
     bounds: dict[str, Any] = {}
     problems = []
-    for flag, text in _given(arguments, "--from", "--until").items():
+    for flag, text in given(arguments, "--from", "--until").items():
         with contextlib.suppress(ValueError, OverflowError):
             bounds[flag] = interval(text)
         if not bounds.get(flag):
@@ -367,45 +350,3 @@ def _last_period(by: str, stream: Stream) -> int | None:
     last_name = stream.megabatches[-1].period.split("..")[-1]
     days = interval(last_name)
     return number_of(by, days[1]) if days else None
-
-
-def _tokenizer(arguments: argparse.Namespace) -> dict[str, str]:
-    """`StreamSettings.tokenizer`. UserError: a missing file, or an incomplete set of flags."""
-    if arguments.tokenizer:
-        folder = Path(arguments.tokenizer)
-        if folder.is_dir():
-            return _hugging_face_files(arguments, folder)
-    paths = _given(arguments, "--tokenizer", *_GPT2_FILES)
-    problems = [
-        f"{flag} {path}: no such file" for flag, path in paths.items() if not Path(path).is_file()
-    ]
-    needs_gpt2_files = bool(arguments.bpe)
-    if any((flag in paths) != needs_gpt2_files for flag in _GPT2_FILES):
-        flags = f"--bpe gpt2, {' FILE and '.join(_GPT2_FILES)} FILE"
-        problems.append(f"{flags} go together: all three or none")
-    refuse(problems)
-    if not paths:
-        return {}
-    names = GPT2.files if arguments.bpe else SentencePiece.files
-    return dict(zip(names, paths.values(), strict=True))
-
-
-def _end_token(arguments: argparse.Namespace, tokenizer: dict[str, str]) -> int | None:
-    """The id that ends a text, of a tokenizer from the folder of a model; None: of another."""
-    if not arguments.tokenizer or not Path(arguments.tokenizer).is_dir():
-        return None
-    encoder = open_encoder(tokenizer)
-    assert isinstance(encoder, HuggingFace)
-    return end_of_text(Path(arguments.tokenizer), encoder.ids)
-
-
-def _hugging_face_files(arguments: argparse.Namespace, folder: Path) -> dict[str, str]:
-    """The files of a tokenizer in a folder. UserError: missing, or other flags beside it."""
-    if _given(arguments, *_GPT2_FILES):
-        raise UserError(f"{', '.join(_GPT2_FILES)}: only with --bpe gpt2; leave them out")
-    for kind in (HuggingFace, HuggingFacePair):
-        if all((folder / name).is_file() for name in kind.files):
-            beside = [name for name in kind.companions if (folder / name).is_file()]
-            return {name: str(folder / name) for name in (*kind.files, *beside)}
-    problem = "no tokenizer.json, nor vocab.json and merges.txt; save them"
-    raise UserError(f"--tokenizer {folder}: {problem}")

@@ -58,7 +58,7 @@ REDUCED = "reduce-overhead"
 
 
 @dataclass(frozen=True)
-class Training:
+class LadderTraining:
     """Of a case: a model on random tokens, with some of before.CHANGES."""
 
     name: str
@@ -83,37 +83,37 @@ class Training:
         return torch.float16 if "--fp16" in self.flags else torch.float32
 
 
-ALL = Training("all", flags=f"{BF16} {COMPILED}")
+ALL = LadderTraining("all", flags=f"{BF16} {COMPILED}")
 
 
-def rungs() -> list[Training]:
+def rungs() -> list[LadderTraining]:
     """Trainings with one change after another."""
     trainings = []
     for count, change in enumerate(before.CHANGES, start=1):
-        trainings.append(Training(f"+{change}", before.CHANGES[:count]))
+        trainings.append(LadderTraining(f"+{change}", before.CHANGES[:count]))
     trainings.append(replace(ALL, name="+compile"))
     trainings.append(replace(ALL, name=REDUCED, mode=REDUCED))
-    return [*trainings, Training("off again", ())]
+    return [*trainings, LadderTraining("off again", ())]
 
 
-def chunks(tiny: bool) -> list[Training]:
+def chunks(tiny: bool) -> list[LadderTraining]:
     """The chunked loss by the tokens of a chunk."""
     trainings = []
     for chunk in (16, 32, 64) if tiny else CHUNKS:
         flags = f"{BF16} {CHUNKED} --loss-chunk-tokens {chunk}"
-        trainings.append(Training(f"chunks of {chunk}", flags=flags))
+        trainings.append(LadderTraining(f"chunks of {chunk}", flags=flags))
     return trainings
 
 
-def others(tiny: bool) -> list[Training]:
+def others(tiny: bool) -> list[LadderTraining]:
     """Peers and the path of a V100."""
     shorter = "--batch-size 2" if tiny else "--batch-size 8"
     return [
-        Training("large", size="large", experts=12, flags=f"{BF16} {COMPILED}"),
-        Training("transformer_lm", experts=0),
-        Training("V100", flags=f"--fp16 {shorter} --update-freq 3"),
-        Training("TF32", flags=""),
-        Training("no TF32", flags="--no-tf32"),
+        LadderTraining("large", size="large", experts=12, flags=f"{BF16} {COMPILED}"),
+        LadderTraining("transformer_lm", experts=0),
+        LadderTraining("V100", flags=f"--fp16 {shorter} --update-freq 3"),
+        LadderTraining("TF32", flags=""),
+        LadderTraining("no TF32", flags="--no-tf32"),
     ]
 
 
@@ -122,7 +122,7 @@ def ladder(args: Any) -> Cases:
     tiny = args.tiny
     yield {"case": "tests of an update"}, partial(tests_of_an_update, tiny)
     data = RandomTokens.of(args)
-    for training in (Training("off", ()), ALL, *rungs()):
+    for training in (LadderTraining("off", ()), ALL, *rungs()):
         yield training.labels, partial(measured, training, data)
     for training in chunks(tiny):
         yield training.labels, partial(measured, training, data)
@@ -143,7 +143,7 @@ def lengths_of(tiny: bool) -> Lengths:
     return Lengths(seconds=SECONDS)
 
 
-def measured(training: Training, data: RandomTokens) -> Row:
+def measured(training: LadderTraining, data: RandomTokens) -> Row:
     """Speed, time by kernel and memory of a training."""
     flags = f"{training.flags} --no-save"
     interval = 1 if data.tiny else INTERVAL
@@ -160,7 +160,7 @@ def measured(training: Training, data: RandomTokens) -> Row:
     return row
 
 
-def run(training: Training, words: Sequence[str], lengths: Lengths) -> Lap:
+def run(training: LadderTraining, words: Sequence[str], lengths: Lengths) -> Lap:
     """The training with its changes, and none of the others."""
     missing = [change for change in before.CHANGES if change not in training.changes]
     with ExitStack() as stack:
@@ -172,7 +172,7 @@ def run(training: Training, words: Sequence[str], lengths: Lengths) -> Lap:
 
 
 def figures(
-    training: Training, result: Lap, tokens: int, flops_of_token: int, data: RandomTokens
+    training: LadderTraining, result: Lap, tokens: int, flops_of_token: int, data: RandomTokens
 ) -> Row:
     """Speeds: `tokens` are those of an update."""
     speeds = [tokens / seconds for seconds in result.intervals]
@@ -241,7 +241,7 @@ def on_text(folder: Path, data: RandomTokens) -> Row:
     laps = {}
     row: Row = {}
     on_stream = data._replace(folder=folder / "stream")
-    for training in (Training("off", ()), ALL):
+    for training in (LadderTraining("off", ()), ALL):
         words = on_stream.words("base", EXPERTS, f"{training.flags} --no-save", ENDLESS, interval)
         laps[training.name] = run(training, words, lengths)
         row[f"{training.name}: loss"] = laps[training.name].losses[-1]

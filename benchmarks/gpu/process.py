@@ -90,7 +90,7 @@ def tell(labels: Row, figures: Row) -> None:
     print(f"\nROW {json.dumps({'case': labels} | figures)}", flush=True)
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """What a step has printed: `kind` is CASE, BEGIN or ROW."""
 
     kind: str
@@ -104,7 +104,7 @@ def follow(
     the end it yields all rows, those of cases without a result with an error, and how the step
     ended."""
     deadline = time.monotonic() + limit
-    progress = Progress(case_limit)
+    progress = CaseProgress(case_limit)
     text = b""
     yield progress.rows, "running"
     with open(log, "ab") as output, started(words, PIPE) as process:
@@ -139,7 +139,7 @@ def follow(
     yield progress.rows, ended
 
 
-class Progress:
+class CaseProgress:
     """The rows of a step so far, and the case that it works on."""
 
     def __init__(self, case_limit: float) -> None:
@@ -148,7 +148,7 @@ class Progress:
         self.case_limit = case_limit
         self.begun: Row | None = None
 
-    def note(self, line: Line) -> None:
+    def note(self, line: LogLine) -> None:
         """Take a line of the step; prints the figures of a case."""
         if line.kind == "BEGIN":
             self.begun = line.row
@@ -171,17 +171,17 @@ class Progress:
         self.rows = [earlier for earlier in self.rows if earlier["case"] != row["case"]] + [row]
 
 
-def parse(line: bytes) -> Line | None:
+def parse(line: bytes) -> LogLine | None:
     """A line that `announce`, `begin` or `tell` printed, None for others; a case without figures
     has the error NO_RESULT."""
     with contextlib.suppress(ValueError, TypeError):
         if line.startswith(b"CASE "):
-            return Line("CASE", {"case": dict(json.loads(line[5:])), "error": NO_RESULT})
+            return LogLine("CASE", {"case": dict(json.loads(line[5:])), "error": NO_RESULT})
         if line.startswith(b"BEGIN "):
-            return Line("BEGIN", dict(json.loads(line[6:])))
+            return LogLine("BEGIN", dict(json.loads(line[6:])))
         if line.startswith(b"ROW "):
             row = dict(json.loads(line[4:]))
-            return Line("ROW", row) if isinstance(row["case"], dict) else None
+            return LogLine("ROW", row) if isinstance(row["case"], dict) else None
     return None
 
 

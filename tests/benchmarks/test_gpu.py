@@ -1,70 +1,18 @@
 """The commands for a GPU, at tiny sizes on a CPU; where there is a GPU, they use it."""
 
-import contextlib
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 import time
-import zipfile
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from alma.errors import UserError
-from slurm.engine.forks import ForkServer
 
 ROOT = Path(__file__).parents[2]
-MACHINE = set(
-    "cloudpickle colorama contourpy cycler cython filelock fonttools fsspec hf-xet httpx "
-    "huggingface-hub jinja2 joblib kiwisolver lxml markupsafe matplotlib mpmath narwhals "
-    "networkx numpy packaging pillow portalocker protobuf pyarrow pyparsing python-dateutil "
-    "pyyaml regex sacrebleu safetensors scikit-learn scipy sentencepiece setuptools sympy "
-    "tabulate threadpoolctl tokenizers torch torchaudio torchvision tqdm transformers typer "
-    "typing-extensions".split()
-)
-"""What the GPU machine has of the packages that ALMA needs."""
-
-
-@pytest.fixture(scope="module")
-def server():
-    """Forks the processes of the steps: one import of fairseq for all."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))  # an installed package is called `benchmarks`, too
-        patch.setenv("OMP_NUM_THREADS", "1")
-        fork_server = ForkServer(
-            ["fairseq_cli.train", "fairseq_alma.preloaded", "benchmarks.gpu.ladder"]
-        )
-    yield fork_server
-    fork_server.stop()
-
-
-@pytest.fixture
-def forked(benchmark, server, monkeypatch):
-    """A block in which processes of steps are forks; gives their module."""
-    process = benchmark("gpu.process")
-
-    def start(words, **options):
-        reader, writer = os.pipe()
-        with open(os.devnull) as nothing:
-            files = [nothing.fileno(), writer, writer]
-            fork = server.start(words[2:], files, options["env"])
-        os.close(writer)
-        fork.send_signal = lambda number: os.kill(fork.pid, number)
-        fork.stdout = open(reader, "rb")  # noqa: SIM115 - closed with the test
-        return fork
-
-    @contextlib.contextmanager
-    def block():
-        with monkeypatch.context() as patch:
-            patch.setattr(process, "Popen", start)
-            yield process
-
-    return block
 
 
 @pytest.fixture
@@ -188,125 +136,6 @@ def test_shares_of_the_time(benchmark):
     assert row["ms by kernel"] == pytest.approx({"gemm": 50, "copy": 20})
     # 0.65 s of the host for one launch
     assert (row["launch, us"], row["host / launch, us"]) == pytest.approx((1e5, 6.5e5))
-
-
-CASES_OF_THE_LADDER = [
-    {"case": "off", "model": "base, 8 experts", "flags": "--bf16"},
-    {"case": "all", "model": "base, 8 experts", "flags": "--bf16 --compile"},
-    {"case": "Switch beside dense", "tokens": 64},
-    {"case": "one process has nothing to shard"},
-]
-
-
-def test_cases_of_the_ladder(forked, tmp_path):
-    """In one process: it trains without changes, then with all of them."""
-    words = "benchmarks gpu step ladder --dry-run".split()
-    words += [f"--environment={tmp_path}/environment", f"--out={tmp_path}"]
-    with forked() as process:
-        code, text = process.child([*words, f"--cases={json.dumps(CASES_OF_THE_LADDER)}"])
-    assert code == 0, text
-    lines = filter(None, map(process.parse, text.encode().splitlines()))
-    rows = [line.row for line in lines if line.kind == "ROW"]
-    assert [row["case"] for row in rows] == CASES_OF_THE_LADDER
-    off, on, layer, refused = rows
-    for row in (off, on):
-        assert "error" not in row
-        assert len(row["tokens/s"]) == 2
-        # 2 layers: attention, FFN; a router; the output layer; scores
-        weights = 2 * (4 * 32**2 + 8 * 32**2) + 8 * 32 + 104 * 32
-        assert row["MFLOP / token"] == pytest.approx((6 * weights + 12 * 2 * 32 * 32) / 1e6)
-        assert row["of the data sheet"] == pytest.approx(row["TFLOP/s"] / 989)
-        assert row["update, ms"] > 0
-    assert "estimate GB" in on
-    assert on["loss"] == pytest.approx(off["loss"], rel=1e-3)
-    assert layer["now / dense: host"] > 0
-    assert "--zero-sharding os divides" in refused["message"]
-
-
-@pytest.mark.thorough
-def test_the_rehearsal_of_the_ladder(benchmark, forked, tmp_path, capsys):
-    """Every case has a result, within three minutes of a quiet machine."""
-    began = time.monotonic()
-    words = ["ladder", "--dry-run", "--out", str(tmp_path), "--environment", f"{tmp_path}/e"]
-    with forked():
-        benchmark("gpu").main(words)
-    assert time.monotonic() - began < 180
-    step = json.loads((tmp_path / "gpu.json").read_text())["steps"]["ladder"]
-    assert len(step["rows"]) > 20
-    assert "+foreach  --bf16" in re.sub(" {2,}", "  ", capsys.readouterr().out)
-
-
-@pytest.mark.parametrize(("loss", "is_error"), [(5.04, False), (5.06, True)])
-def test_a_loss_that_changes_alter_is_an_error(benchmark, tmp_path, monkeypatch, loss, is_error):
-    """By more than 1%; the figures are kept."""
-    ladder = benchmark("gpu.ladder")
-    laps = benchmark("gpu.laps")
-
-    def run(training, *_):
-        losses = [6.0, loss if training.changes else 5.0]
-        return laps.Lap([0.1], {}, losses, 10**9, False)
-
-    (tmp_path / "stream").mkdir()
-    (tmp_path / "stream/dict.txt").write_text("a 1\nb 1\n")
-    monkeypatch.setattr(ladder, "run", run)
-    monkeypatch.setattr(ladder, "estimated", lambda words, tokens: tokens * 10**9)
-    data = ladder.RandomTokens(tmp_path, True, 104, 32)
-    row = ladder.on_text(tmp_path, data)
-    assert ("error" in row) == is_error
-    assert (row["off: loss"], row["all: loss"], row["peak / estimate"]) == (5.0, loss, 0.5)
-
-
-def test_a_training_is_measured_until_its_time_is_over(benchmark, monkeypatch):
-    """Intervals after the warm-up, then profiled updates; memory that runs out is an error."""
-    laps = benchmark("gpu.laps")
-    clock = iter(range(1000))
-    monkeypatch.setattr(laps.time, "perf_counter", lambda: float(next(clock)))
-    asked = []
-
-    class Trainer:
-        cfg = SimpleNamespace(optimization=SimpleNamespace(max_update=laps.ENDLESS))
-
-        def get_num_updates(self):
-            return len(asked)
-
-    def update(trainer, samples, raise_oom):
-        asked.append(raise_oom)
-
-    trainer = Trainer()
-    lengths = laps.Lengths(seconds=20, warm_up=3, interval=2, profiled=2)
-    stopwatch = laps.Stopwatch(lengths)
-    while len(asked) < trainer.cfg.optimization.max_update:
-        stopwatch.train_step(update, trainer, [])
-    # an interval: the clock is read at its start and end, and twice in each update
-    assert stopwatch.intervals == [2.5] * 4
-    assert len(asked) == 3 + 2 * 4 + 2
-    assert all(asked)
-    assert stopwatch.profile["update, ms"] == 2500
-
-
-def test_the_table_of_gains(benchmark):
-    """Speeds are compared with those of `off`, and of the case before."""
-    module = benchmark("gpu.gains")
-    rows = []
-    for case, speed in (("off", 100.0), ("+gelu", 110.0), ("+foreach", 121.0)):
-        row = {"case": {"case": case, "flags": "--bf16"}, "tokens/s": [speed, speed]}
-        rows.append(row | {"GPU idle": 0.25})
-    rows.insert(1, {"case": {"case": "text"}, "worst loss": "1e-3"})
-    header, *lines = module.gains(rows)
-    assert [line[:5] for line in lines] == [
-        ["off", "--bf16", "100 [100-100]", "1.00", ""],
-        ["+gelu", "--bf16", "110 [110-110]", "1.10", "1.10"],
-        ["+foreach", "--bf16", "121 [121-121]", "1.21", "1.10"],
-    ]
-    assert lines[0][header.index("GPU idle")] == "0.25"
-    rows[0]["ms by kind"] = {"loss": 20.0, "copies": 10.0}
-    rows.append({"case": {"case": "all"}, "ms by kind": {"loss": 5.0, "matmul": 30.0}})
-    assert module.by_kind(rows) == [
-        ["ms of an update", "off", "all"],
-        ["loss", "20", "5"],
-        ["copies", "10", "0"],
-        ["matmul", "0", "30"],
-    ]
 
 
 @pytest.mark.thorough
@@ -510,83 +339,6 @@ def test_a_process_that_lost_its_gpu_ends(benchmark, monkeypatch, capsys):
     with pytest.raises(SystemExit, match=str(process.LOST_GPU)):
         process.work_on("step.cases", SimpleNamespace(cases=None))
     assert '"ok": 1' not in capsys.readouterr().out
-
-
-@pytest.mark.thorough
-def test_a_damaged_wheel_costs_the_others_nothing(benchmark, tmp_path):
-    packages = benchmark("gpu.packages")
-    for name in ("alpha", "beta", "gamma"):
-        info = f"{name}-1.dist-info"
-        with zipfile.ZipFile(tmp_path / f"{name}-1-py3-none-any.whl", "w") as file:
-            file.writestr(f"{name}.py", "")
-            file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-            file.writestr(
-                f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-            )
-            file.writestr(f"{info}/RECORD", f"{name}.py,,\n")
-    (tmp_path / "beta-1-py3-none-any.whl").write_bytes(b"no wheel")
-    packages.make(tmp_path / "made")
-    wheels = sorted(tmp_path.glob("*.whl"))
-    with pytest.raises(UserError, match=r"^beta-1-py3-none-any.whl: "):
-        packages.install(tmp_path / "made", wheels)
-    code = "import sys, alpha, gamma, pytest, fairseq_alma_hook; print(sys.prefix, pytest.__file__)"
-    python = tmp_path / "made/bin/python"
-    done = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True)
-    # pytest is the machine's, of an environment
-    assert done.stdout.split() == [str(tmp_path / "made"), pytest.__file__]
-    assert not (tmp_path / "made/bin/pip").exists()
-
-
-def test_what_alma_requires_is_carried_or_on_the_machine(benchmark):
-    packages = benchmark("gpu.packages")
-    plain = {re.sub(r"[-_.]+", "-", name.lower()) for name in packages.MISSING}
-    needed = set()
-    names = ["alma-macroscale"]
-    while names:
-        name = names.pop()
-        for line in metadata.requires(name) or ():
-            marker = line.partition(";")[2]
-            if "extra" in marker and not re.search(r"extra == .(corpus|export).", marker):
-                continue
-            other = re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", line)[0].lower())
-            if "extra" in marker and name != "alma-macroscale":
-                continue
-            if other not in needed and other not in MACHINE and installed(other):
-                needed.add(other)
-                names.append(other)
-    assert needed == plain
-
-
-def installed(name):
-    """Not on Windows only, say."""
-    try:
-        return bool(metadata.version(name))
-    except metadata.PackageNotFoundError:
-        return False
-
-
-def test_the_folder_of_wheels(benchmark, tmp_path, monkeypatch, capsys):
-    packages = benchmark("gpu.packages")
-    pinned = packages.pins((ROOT / "requirements.txt").read_text())
-    assert [pin.split("==")[0] for pin in pinned] == list(packages.MISSING)
-    with pytest.raises(UserError, match="no antlr4-python3-runtime, fairseq-fixed, "):
-        packages.pins("fairscale==1 ; sys_platform == 'linux'\n")
-    original = subprocess.run
-
-    def run(words, **options):
-        if "pip" not in words:
-            return original(words, **options)
-        (tmp_path / f"{words[3]}.whl").write_bytes(bytes(1_000_000))
-        return SimpleNamespace(returncode=0)
-
-    monkeypatch.setattr(packages.subprocess, "run", run)
-    (tmp_path / "old.whl").touch()
-    packages.carry(tmp_path)
-    assert "2 MB of wheels" in capsys.readouterr().out
-    assert not (tmp_path / "old.whl").exists()
-    monkeypatch.setattr(packages, "CARRIED", 3_000_000)
-    with pytest.raises(UserError, match="2 MB of wheels and . MB of files, of 3 MB"):
-        packages.carry(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -215,13 +215,6 @@ def test_parquet_that_is_bad(tmp_path, small):
     for key, problem in (("n", numbers), ("absent", no_text.format("absent"))):
         skips = [(0, problem)]
         assert read(path, Reader(text_key=key, on_bad_input="skip")) == ([], skips)
-    columns = {"lists": [["a", "b"], ["c"]], "coded": pyarrow.array(["a", "b"]).dictionary_encode()}
-    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "b.parquet")
-    list_type = pyarrow.list_(pyarrow.string())
-    problem = f"the column `lists` holds {list_type}, not string (--text-key names another)"
-    lists = read(tmp_path / "b.parquet", Reader(text_key="lists", on_bad_input="skip"))
-    assert lists == ([], [(0, problem.replace("item:", "element:"))])
-    assert read(tmp_path / "b.parquet", Reader(text_key="coded")) == (["a", "b"], [])
     path.write_bytes(path.read_bytes()[:-9])
     documents, [(offset, reason)] = read(path)
     assert (documents, offset) == ([], 0)

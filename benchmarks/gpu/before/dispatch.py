@@ -23,7 +23,7 @@ def forward(
     capacity = self.capacity(len(x_SD))
     routing = route(self.router, x_SD, padding_S, capacity)
     x_SD, w1_EFD, b1_EF, w2_EDF, b2_ED = as_autocast(x_SD, self.w1, self.b1, self.w2, self.b2)
-    dispatcher: Dispatcher
+    dispatcher: EarlierDispatcher
     if capacity is None or x_SD.device.type == "cpu":
         dispatcher = Loop(routing)
     else:
@@ -66,7 +66,7 @@ def balance_loss(expert_S: Tensor, probs_SE: Tensor, counts_E: Tensor) -> Tensor
     return experts * torch.dot(counts_E / tokens, mean_probs_E)
 
 
-class Dispatcher:
+class EarlierDispatcher:
     """The dispatcher of that name."""
 
     def __init__(self, routing: Routing, first_E: Tensor, rows: int):
@@ -98,7 +98,7 @@ class Dispatcher:
         return ToTokens.apply(y_RD, gate_S, self.source_R, self.row_S, self.dropped_S)
 
 
-class Loop(Dispatcher):
+class Loop(EarlierDispatcher):
     """LoopDispatcher, whose matrix products have not changed."""
 
     def __init__(self, routing: Routing):
@@ -110,7 +110,7 @@ class Loop(Dispatcher):
         return of_today(self, x_RI, weight_EOI, bias_EO)
 
 
-class Padded(Dispatcher):
+class Padded(EarlierDispatcher):
     """PaddedDispatcher."""
 
     def __init__(self, routing: Routing, capacity: int):

@@ -1,0 +1,26 @@
+"""Columns of Parquet files whose type is no plain string."""
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from data_prep.documents import Reader
+from tests.data_prep.test_formats import read
+
+
+@pytest.fixture
+def table(tmp_path):
+    columns = {"lists": [["a", "b"], ["c"]], "coded": pyarrow.array(["a", "b"]).dictionary_encode()}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    return tmp_path / "a.parquet"
+
+
+def test_a_column_of_lists_is_named_with_its_type(table):
+    documents, [(offset, reason)] = read(table, Reader(text_key="lists", on_bad_input="skip"))
+    assert (documents, offset) == ([], 0)
+    assert reason.startswith("the column `lists` holds list<")
+    assert reason.endswith(", not string (--text-key names another)")
+
+
+def test_a_coded_column_is_text(table):
+    assert read(table, Reader(text_key="coded")) == (["a", "b"], [])
