@@ -12,6 +12,7 @@ from typing import Any
 
 from alma.errors import UserError
 from alma.options import add_options, check_ranges, flag_of, given, option, options_of
+from slurm.engine.jobs import shield_of_script
 from slurm.engine.machine import Machine
 
 _VOLTA = 7.0  # compute capability of a V100
@@ -95,6 +96,7 @@ class Resources:
             gres = f"{gres}:{gpus}"
             gpus = None
         cores = self.cpus_per_task or None
+        before, after = shield_of_script()
         srun_args = ["--kill-on-bad-exit=1"]
         if cores:
             srun_args.append(f"--cpus-per-task={cores}")
@@ -110,6 +112,8 @@ class Resources:
             "mem": f"{self.mem_gb}GB" if self.mem_gb else None,
             "time": self.timeout_min,
             "srun_args": srun_args,
+            "setup": before,
+            "teardown": after,
             "wckey": None,  # submitit would set its own, which a cluster may not accept
             "stderr_to_stdout": True,
             "additional_parameters": passed,

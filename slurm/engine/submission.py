@@ -18,13 +18,13 @@ from pathlib import Path
 from alma.errors import UserError
 from alma.files import write_json_atomic
 from slurm.engine import queue
-from slurm.engine.jobs import Job
+from slurm.engine.jobs import Job, shielded
 from slurm.engine.queue import LOGS, JobStatus, SubmittedJob
 from slurm.engine.resources import Resources
 from slurm.engine.squeue import call, clean_environment, largest_array, scancel
 from slurm.engine.terminal import say
 
-_PYTHON = f"{shlex.quote(sys.executable)} -P"
+_PYTHON = shielded(f"{shlex.quote(sys.executable)} -P")
 """Python command of a job; -P ignores modules in the current folder, such as a slurm.py."""
 _TRANSIENT = ("nodes are busy", "node not available", "node configuration is not available")
 Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
@@ -163,7 +163,7 @@ def to_slurm(folder: Path, remedy: str = "--dry-run shows its input") -> Submit:
         name: str, jobs: Sequence[Job], resources: Resources, dependency: str | None
     ) -> list[str]:
         try:
-            executor = SlurmExecutor(folder / "%j", max_num_timeout=10, python=_PYTHON)
+            executor = SlurmExecutor(folder, max_num_timeout=10, python=_PYTHON)
             executor.update_parameters(**resources.parameters(name, dependency))
             # A job inherits the environment of sbatch. On errors submitit also prints what it
             # raises, hence the redirection.
@@ -186,9 +186,9 @@ def dry_run(jobs: Sequence[Job], resources: Resources, folder: Path) -> tuple[li
     ) -> list[str]:
         number = f"<{len(texts) + 1}>"
         is_array = len(group) > 1
-        command = f"{_PYTHON} -u -m submitit.core._submit {shlex.quote(f'{folder}/%j')}"
+        command = f"{_PYTHON} -u -m submitit.core._submit {shlex.quote(str(folder))}"
         count = len(group) if is_array else None
-        text = job_resources.script(command, folder / "%j", name, dependency, count)
+        text = job_resources.script(command, folder, name, dependency, count)
         texts.append(f"# {number} {', '.join(map(str, group))}\n{text}")
         gpus = job_resources.nodes * job_resources.gpus_per_node
         for _ in group:
@@ -215,7 +215,7 @@ def record(
     """
     # submitit's name for the output of a job's first task.
     logs = {
-        marker: os.path.abspath(folder / job / f"{job}_0_log.out") for marker, job in ids.items()
+        marker: os.path.abspath(folder / f"{job}_0_log.out") for marker, job in ids.items()
     }
     logs |= {job.marker: str(job.log) for job in before}
     listed: dict[Path, Job | SubmittedJob] = {job.marker: job for job in jobs}
