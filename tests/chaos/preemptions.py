@@ -26,7 +26,7 @@ _RUN_SECONDS = 900
 
 
 class Preemptions:
-    """Runs on a cluster of one node, below `folder`; `count` is the number of preemptions so far."""
+    """Runs on a cluster of one node, below `folder`; `count` preemptions have come so far."""
 
     def __init__(self, cluster: Cluster, folder: Path, rng: Random) -> None:
         self.count = 0
