@@ -27,7 +27,6 @@ from slurm.engine.terminal import say
 _PYTHON = shielded(f"{shlex.quote(sys.executable)} -P")
 """Python command of a job; -P ignores modules in the current folder, such as a slurm.py."""
 _TRANSIENT = ("nodes are busy", "node not available")
-_LIMIT_OF_JOBS = "MaxSubmit"  # in the name of each limit of the jobs that a user may have queued
 Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
 """A function (name, jobs, resources, dependency) -> ids of the jobs, that submits a job, or several
 jobs as an array."""
