@@ -8,6 +8,7 @@ from alma.errors import UserError
 from slurm.engine.squeue import call
 
 _LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?$")
+_IN_SERVICE = {"idle", "mix", "alloc", "comp"}
 _GPUS = re.compile(r"\bgpu:(?:([^:(),]+):)?(\d+)")
 
 
@@ -50,6 +51,20 @@ def nodes_of(partition: str | None) -> list[Nodes]:
     if partition:
         return nodes
     return [entry for entry in nodes if entry.is_default]
+
+
+def all_in_service(partition: str | None) -> bool:
+    """Whether sinfo says that no node of a partition is down, drained or reserved.
+
+    None: of any partition. False too if sinfo does not answer.
+    """
+    chosen = ["--partition", partition] if partition else []
+    try:
+        answer = call("sinfo", "--noheader", "--format=state %t", *chosen)
+    except UserError:
+        return False
+    states = re.findall(r"^state (\S+)$", answer.stdout, re.MULTILINE)
+    return bool(states) and set(states) <= _IN_SERVICE
 
 
 def longest_limit(nodes: Sequence[Nodes]) -> int | None:

@@ -201,7 +201,7 @@ def _unrecorded(runs: Sequence[Path], recorded: Collection[str]) -> list[Submitt
     """
     if not runs:
         return []
-    found: list[SubmittedJob] = []
+    of_runs: list[SubmittedJob] = []
     for job_id, state in ask().items():
         if job_id in recorded or not state.live or not state.script.startswith("/"):
             continue
@@ -211,9 +211,9 @@ def _unrecorded(runs: Sequence[Path], recorded: Collection[str]) -> list[Submitt
                 marker = run / UNKNOWN_MARKER / job_id
                 job = SubmittedJob(name=state.name, kind="run", marker=marker, job_id=job_id)
                 job.run = run
-                found.append(job)
+                of_runs.append(job)
                 break
-    return found
+    return of_runs
 
 
 def _is_of_run(state: JobState, run: Path) -> bool:

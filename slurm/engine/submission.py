@@ -19,6 +19,7 @@ from alma.errors import UserError
 from alma.files import write_json_atomic
 from slurm.engine import queue
 from slurm.engine.jobs import Job, shielded
+from slurm.engine.partitions import all_in_service
 from slurm.engine.queue import LOGS, JobStatus, SubmittedJob
 from slurm.engine.resources import Resources
 from slurm.engine.squeue import call, clean_environment, largest_array, scancel
@@ -27,6 +28,7 @@ from slurm.engine.terminal import say
 _PYTHON = shielded(f"{shlex.quote(sys.executable)} -P")
 """Python command of a job; -P ignores modules in the current folder, such as a slurm.py."""
 _TRANSIENT = ("nodes are busy", "node not available")
+_NO_NODE = "node configuration is not available"
 Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
 """A function (name, jobs, resources, dependency) -> ids of the jobs, that submits a job, or several
 jobs as an array."""
@@ -270,6 +272,11 @@ def check_job(name: str, job_resources: Resources) -> None:
     """Raise UserError if sbatch would refuse a job with these resources; `name` is for people."""
     script = job_resources.script("true", Path(LOGS), name)
     answer = call("sbatch", "--test-only", text=script)
+    if not answer.returncode:
+        return
     # On a full, drained or reserved cluster the test fails, but sbatch accepts the job.
-    if answer.returncode and not any(reason in answer.stderr for reason in _TRANSIENT):
+    transient = any(reason in answer.stderr for reason in _TRANSIENT)
+    if _NO_NODE in answer.stderr:  # said of nodes that are drained, and of those that do not exist
+        transient = not all_in_service(job_resources.partition)
+    if not transient:
         raise UserError(f"sbatch would refuse the {name}: {' '.join(answer.stderr.split())}")

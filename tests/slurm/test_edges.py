@@ -117,6 +117,9 @@ def test_paths_that_slurm_reads_as_patterns_are_refused(tmp_path, name):
 def test_nodes_that_no_partition_has_are_refused(slurm):
     reason = "sbatch: error: Requested node configuration is not available"
     slurm.fails(sbatch=f"allocation failure: {reason}")
+    slurm.has(sinfo="state idle\nstate drain\n")
+    submission.check(Resources())
+    slurm.has(sinfo="state idle\nstate alloc\n")
     with pytest.raises(UserError, match="sbatch would refuse the training"):
         submission.check(Resources())
     slurm.fails(sbatch="allocation failure: Required node not available (down, drained)")
