@@ -217,9 +217,12 @@ def main() -> None:
     from data_prep.options import settings_of
     from data_prep.pipeline import append, make_stream
     from data_prep.work import Work
+    from slurm.engine import submission
 
     if arguments.cluster == "slurm":
         work: Work = ClusterWork(arguments.workers, job_resources)
+        submission.check_place(arguments.out)
+        submission.check_job("step", job_resources)
     else:
         work = Work(arguments.workers)
     with work:

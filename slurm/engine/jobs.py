@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +17,37 @@ from slurm.engine import children
 from slurm.engine.forks import PR_SET_PDEATHSIG
 
 SAVING_SECONDS = 90  # time for a training to finish its update and write its checkpoint
-_REQUEUE_SECONDS = 600
+REQUEUE_SECONDS = 600
+"""How long a job that was signalled waits for SLURM to requeue or to end it."""
+ENDING_SIGNALS = ("TERM", "USR1", "USR2")
+"""Signals of a preemption, of a time limit, and of the end of slurmstepd."""
+
+
+def shielded(python: str) -> str:
+    """The words of a shell that start `python` with the signals ignored.
+
+    `Job.__call__` sets its handlers only after all imports. Until then a signal would end the
+    process, and SLURM would call the job failed instead of preempted.
+    """
+    ignore = f'trap "" {" ".join(ENDING_SIGNALS)}; exec "$0" "$@"'
+    return f"sh -c {shlex.quote(ignore)} {python}"
+
+
+def shield_of_script() -> tuple[list[str], list[str]]:
+    """Lines of a batch script before and after `srun`.
+
+    The script ignores the signals too. A process can get one before its shell ignores it; then the
+    script waits for SLURM, because a job that ends by itself is not requeued.
+    """
+    numbers = [128 + signal.Signals[f"SIG{name}"] for name in ENDING_SIGNALS]
+    codes = "|".join(map(str, numbers))
+    before = [f"trap '' {' '.join(ENDING_SIGNALS)}"]
+    after = [
+        "code=$?",
+        f"case $code in {codes}) sleep {REQUEUE_SECONDS};; esac",
+        "exit $code",
+    ]
+    return before, after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +104,7 @@ class Job(ABC):
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 # Fails if another task has already requeued the job.
                 requeue = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]
-                subprocess.run(requeue, check=False, timeout=_REQUEUE_SECONDS)
+                subprocess.run(requeue, check=False, timeout=REQUEUE_SECONDS)
             sys.exit(1)
 
         for number in (signal.SIGTERM, signal.SIGUSR2):
@@ -89,9 +120,13 @@ class Job(ABC):
             # that, the job ends instead.
             if ending or isinstance(error, children.Saved):
                 print("waiting for SLURM to end or to requeue this job", flush=True)
-                time.sleep(_REQUEUE_SECONDS)
+                time.sleep(REQUEUE_SECONDS)
             print(f"error: {error}", flush=True)
             sys.exit(1)
+        finally:
+            # submitit still writes a file, and the interpreter takes a while to end.
+            for name in ENDING_SIGNALS:
+                signal.signal(signal.Signals[f"SIG{name}"], signal.SIG_IGN)
 
     def checkpoint(self):
         """Save before a requeue; submitit calls it on preemption by signal and when time runs

@@ -5,7 +5,7 @@ import pwd
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from slurm.engine.squeue import JobState, NoAnswer, ask
 from slurm.engine.terminal import say
 
 JOBS = "jobs.json"
+UNKNOWN_MARKER = ".unknown"
 LOGS = (
     "slurm_jobs"  # folder beside the runs: scripts and logs of each launch, in a folder of its own
 )
@@ -38,10 +39,15 @@ _BY_SLURM = re.compile(
 """Pattern of SLURM's errors about a task; used only if the task's own processes report none."""
 _CONSEQUENCE = re.compile(r"Exited with|Terminat|Killed|\*\*\*|Job step aborted")
 """Pattern of errors that are only consequences of a failure in another process."""
+_FIRST_PAUSE = 0.3  # seconds from the first look at the queue to the second
 _PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
 _Text = Annotated[str, msgspec.Meta(pattern=_PRINTABLE)]
 _JobId = Annotated[str, msgspec.Meta(pattern=r"\A\d+(_\d+)?\Z")]
 """Type of a job id. Any other text might be taken for an option of scancel."""
+
+
+class Damaged(UserError):
+    """jobs.json of a run cannot be read; a launch writes it anew."""
 
 
 class SubmittedJob(msgspec.Struct, kw_only=True, eq=False):
@@ -145,7 +151,7 @@ def read_jobs(run: Path) -> list[SubmittedJob]:
         raise UserError(f"{run} was not launched on a cluster: it has no jobs.json") from None
     except (msgspec.DecodeError, KeyError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise UserError(
+        raise Damaged(
             f"{file} is damaged ({problem}): rerun the launch command to rewrite it"
         ) from None
     for job in jobs:
@@ -167,9 +173,15 @@ def strangers(runs: Sequence[Path]) -> dict[str, JobState]:
 
 
 def _live(runs: Sequence[Path]) -> tuple[list[SubmittedJob], dict[str, JobState]]:
-    jobs = [job for run in runs for job in read_jobs(run) if job.job_id and not job.done]
+    jobs: list[SubmittedJob] = []
+    damaged: list[Path] = []
+    for run in runs:
+        try:
+            jobs += [job for job in read_jobs(run) if job.job_id and not job.done]
+        except Damaged:
+            damaged.append(run)
     states = ask([str(job.job_id) for job in jobs])
-    of_runs: list[SubmittedJob] = []
+    of_runs = _unrecorded(damaged, set(states))
     strange: dict[str, JobState] = {}
     for job in jobs:
         state = states.get(str(job.job_id))
@@ -180,6 +192,28 @@ def _live(runs: Sequence[Path]) -> tuple[list[SubmittedJob], dict[str, JobState]
         else:
             strange[str(job.job_id)] = state
     return of_runs, strange
+
+
+def _unrecorded(runs: Sequence[Path], recorded: Collection[str]) -> list[SubmittedJob]:
+    """Live jobs of runs whose jobs.json is damaged, by the folder of their scripts.
+
+    recorded: ids of jobs that other runs name.
+    """
+    if not runs:
+        return []
+    of_runs: list[SubmittedJob] = []
+    for job_id, state in ask().items():
+        if job_id in recorded or not state.live or not state.script.startswith("/"):
+            continue
+        for run in runs:
+            if _is_of_run(state, run):
+                # Its marker is not known; no job has this one.
+                marker = run / UNKNOWN_MARKER / job_id
+                job = SubmittedJob(name=state.name, kind="run", marker=marker, job_id=job_id)
+                job.run = run
+                of_runs.append(job)
+                break
+    return of_runs
 
 
 def _is_of_run(state: JobState, run: Path) -> bool:
@@ -206,12 +240,14 @@ def look(runs: Sequence[Path]) -> list[JobStatus]:
 
 
 def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterator[list[JobStatus]]:
-    """Yield `look(runs)` every `seconds` until all are done or none is moving.
+    """Yield `look(runs)` until all are done or none is moving: every `seconds`, first more often.
 
     Retries while SLURM does not answer. Unless `patient`, raises NoAnswer if it does not answer at
     the first time.
     """
-    still = silent = False
+    still = False
+    silent = False
+    pause = min(seconds, _FIRST_PAUSE)  # short jobs are seen to end at once
     while True:
         try:
             seen = look(runs)
@@ -231,14 +267,16 @@ def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterat
             still = not any(status.state in MOVING for status in seen)
             if all(status.state == "done" for status in seen) or (was_still and still):
                 return
-        time.sleep(seconds)
+        time.sleep(seconds if still or silent else pause)
+        pause = min(seconds, 1.5 * pause)
 
 
 def wait(runs: Sequence[Path], seconds: float = 5.0) -> list[JobStatus]:
     """Wait until all jobs are done or none is moving; print changes and return the BAD ones."""
     before: dict[Path, JobStatus] = {}
     seen: list[JobStatus] = []
-    for seen in watch(runs, seconds):
+    # Patient: the jobs are submitted, so a silent SLURM must not end the wait.
+    for seen in watch(runs, seconds, patient=True):
         if not before:
             say(f"jobs: {count(seen)}")
         for status in seen:

@@ -12,7 +12,10 @@ from typing import Any
 
 from alma.errors import UserError
 from alma.options import add_options, check_ranges, flag_of, given, option, options_of
+from slurm.engine.jobs import shield_of_script
 from slurm.engine.machine import Machine
+from slurm.engine.partitions import Nodes, longest_limit, most_gpus, nodes_of
+from slurm.engine.squeue import fits_constraint
 
 _VOLTA = 7.0  # compute capability of a V100
 _SET_HERE = re.compile(  # options of sbatch that --sbatch refuses: a flag or the launcher sets them
@@ -95,6 +98,7 @@ class Resources:
             gres = f"{gres}:{gpus}"
             gpus = None
         cores = self.cpus_per_task or None
+        before, after = shield_of_script()
         srun_args = ["--kill-on-bad-exit=1"]
         if cores:
             srun_args.append(f"--cpus-per-task={cores}")
@@ -110,6 +114,8 @@ class Resources:
             "mem": f"{self.mem_gb}GB" if self.mem_gb else None,
             "time": self.timeout_min,
             "srun_args": srun_args,
+            "setup": before,
+            "teardown": after,
             "wckey": None,  # submitit would set its own, which a cluster may not accept
             "stderr_to_stdout": True,
             "additional_parameters": passed,
@@ -214,5 +220,49 @@ def check_cluster(
 
 
 def read(options: argparse.Namespace, usual: Resources = _PAPER) -> Resources:
-    """The resources of parsed options; `usual` where an option is missing."""
-    return replace(usual, **given(Resources, options))
+    """The resources of parsed options; `usual` where an option is missing.
+
+    With --cluster slurm, defaults fit the partition where sinfo tells its time limit and the GPUs
+    of its nodes. UserError: --timeout-min is above that limit.
+    """
+    chosen = given(Resources, options)
+    job_resources = replace(usual, **chosen)
+    if options.cluster != "slurm":
+        return job_resources
+    nodes = _fitting_nodes(job_resources)
+    limit = longest_limit(nodes)
+    # A QOS may have a limit of its own, which replaces that of the partition.
+    if (
+        limit is not None
+        and job_resources.timeout_min > limit
+        and "qos" not in job_resources.passed
+    ):
+        place = f"partition {' or '.join(sorted({entry.partition for entry in nodes}))}"
+        if "timeout_min" in chosen:
+            minutes = job_resources.timeout_min
+            problem = f"--timeout-min {minutes}: the time limit of {place} is {limit} minutes"
+            raise UserError(f"{problem}: give at most {limit}, or another --partition")
+        job_resources = replace(job_resources, timeout_min=limit)
+        print(f"--timeout-min {limit}: the time limit of {place}", file=sys.stderr)
+    gpus = most_gpus(nodes, _kind_of_gpus(job_resources))
+    usual_gpus = job_resources.gpus_per_node
+    if gpus and usual_gpus and gpus != usual_gpus and "gpus_per_node" not in chosen:
+        tasks = job_resources.tasks_per_node
+        if tasks in (1, gpus):
+            job_resources = replace(job_resources, gpus_per_node=gpus)
+            print(f"--gpus-per-node {gpus}: the GPUs of a node there", file=sys.stderr)
+    return job_resources
+
+
+def _fitting_nodes(job_resources: Resources) -> list[Nodes]:
+    """The partition's nodes that have the features of --sbatch constraint, or all of them."""
+    nodes = nodes_of(job_resources.partition)
+    constraint = str(job_resources.passed.get("constraint", ""))
+    fitting = [entry for entry in nodes if fits_constraint(entry.features, constraint)]
+    return fitting or nodes
+
+
+def _kind_of_gpus(job_resources: Resources) -> str:
+    """The type of GPU that --sbatch gres asks for; empty: any."""
+    words = str(job_resources.passed.get("gres", "")).split(":")
+    return words[1] if words[0] == "gpu" and len(words) > 1 else ""

@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from alma.errors import UserError
@@ -121,17 +121,22 @@ def largest_node(partition: str | None, constraint: str = "") -> tuple[int, int]
     except UserError:
         return None
     nodes = re.findall(r"^(\d+) (\d+) (\S+)$", answer.stdout, re.MULTILINE)
-    alternatives = re.sub(r"[][()]|\*\d+", "", constraint).split("|")
-    features = [set(names.split("&")) for names in alternatives if names]
-
-    def fits(node: tuple[str, str, str]) -> bool:
-        node_features = set(node[2].split(","))
-        return any(names <= node_features for names in features)
-
-    candidates = list(filter(fits, nodes)) or nodes
+    fitting = [node for node in nodes if fits_constraint(node[2].split(","), constraint)]
+    candidates = fitting or nodes
     if not candidates:
         return None
     return max(int(node[0]) for node in candidates), max(int(node[1]) for node in candidates)
+
+
+def fits_constraint(features: Iterable[str], constraint: str) -> bool:
+    """Whether a node with these features has those of one alternative of a constraint.
+
+    The parentheses of the constraint are ignored; no node fits an empty one.
+    """
+    alternatives = re.sub(r"[][()]|\*\d+", "", constraint).split("|")
+    needs = [set(names.split("&")) for names in alternatives if names]
+    node_features = set(features)
+    return any(names <= node_features for names in needs)
 
 
 def largest_array() -> int:

@@ -18,15 +18,17 @@ from pathlib import Path
 from alma.errors import UserError
 from alma.files import write_json_atomic
 from slurm.engine import queue
-from slurm.engine.jobs import Job
+from slurm.engine.jobs import Job, shielded
+from slurm.engine.partitions import all_in_service
 from slurm.engine.queue import LOGS, JobStatus, SubmittedJob
 from slurm.engine.resources import Resources
 from slurm.engine.squeue import call, clean_environment, largest_array, scancel
 from slurm.engine.terminal import say
 
-_PYTHON = f"{shlex.quote(sys.executable)} -P"
+_PYTHON = shielded(f"{shlex.quote(sys.executable)} -P")
 """Python command of a job; -P ignores modules in the current folder, such as a slurm.py."""
-_TRANSIENT = ("nodes are busy", "node not available", "node configuration is not available")
+_TRANSIENT = ("nodes are busy", "node not available")
+_NO_NODE = "node configuration is not available"
 Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
 """A function (name, jobs, resources, dependency) -> ids of the jobs, that submits a job, or several
 jobs as an array."""
@@ -42,6 +44,13 @@ def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
     live = {job.marker.resolve(): job for job in queue.live_jobs(launched)}
     folders = [run.resolve() for run in runs]
     stuck: list[str] = []
+    unknown = [job for job in live.values() if job.marker.parent.name == queue.UNKNOWN_MARKER]
+    if unknown:
+        ids = ", ".join(str(job.job_id) for job in unknown)
+        run = unknown[0].run
+        problem = f"{run / queue.JOBS} is damaged, and jobs of this run are in the queue ({ids})"
+        cancel = shlex.join(["alma", "cancel", str(run)])
+        raise UserError(f"{problem}: wait for their end, or cancel them with: {cancel}")
 
     def is_stuck(job: SubmittedJob) -> bool:
         """Whether it needs a job of these runs that is neither complete nor live."""
@@ -163,7 +172,7 @@ def to_slurm(folder: Path, remedy: str = "--dry-run shows its input") -> Submit:
         name: str, jobs: Sequence[Job], resources: Resources, dependency: str | None
     ) -> list[str]:
         try:
-            executor = SlurmExecutor(folder / "%j", max_num_timeout=10, python=_PYTHON)
+            executor = SlurmExecutor(folder, max_num_timeout=10, python=_PYTHON)
             executor.update_parameters(**resources.parameters(name, dependency))
             # A job inherits the environment of sbatch. On errors submitit also prints what it
             # raises, hence the redirection.
@@ -186,9 +195,9 @@ def dry_run(jobs: Sequence[Job], resources: Resources, folder: Path) -> tuple[li
     ) -> list[str]:
         number = f"<{len(texts) + 1}>"
         is_array = len(group) > 1
-        command = f"{_PYTHON} -u -m submitit.core._submit {shlex.quote(f'{folder}/%j')}"
+        command = f"{_PYTHON} -u -m submitit.core._submit {shlex.quote(str(folder))}"
         count = len(group) if is_array else None
-        text = job_resources.script(command, folder / "%j", name, dependency, count)
+        text = job_resources.script(command, folder, name, dependency, count)
         texts.append(f"# {number} {', '.join(map(str, group))}\n{text}")
         gpus = job_resources.nodes * job_resources.gpus_per_node
         for _ in group:
@@ -214,9 +223,7 @@ def record(
     already queued; they keep their logs, and stay recorded even if they are not in `jobs`.
     """
     # submitit's name for the output of a job's first task.
-    logs = {
-        marker: os.path.abspath(folder / job / f"{job}_0_log.out") for marker, job in ids.items()
-    }
+    logs = {marker: os.path.abspath(folder / f"{job}_0_log.out") for marker, job in ids.items()}
     logs |= {job.marker: str(job.log) for job in before}
     listed: dict[Path, Job | SubmittedJob] = {job.marker: job for job in jobs}
     for queued in before:
@@ -238,15 +245,38 @@ def record(
 
 
 def log_folder(place: Path) -> Path:
-    """A new folder for each launch: SLURM reuses job ids, and submitit would find old results."""
+    """A new folder for each launch: SLURM reuses job ids, and submitit would find old results.
+
+    UserError: SLURM would read a character of its path as a pattern.
+    """
+    check_place(place)
     return place / LOGS / time.strftime("%Y%m%d-%H%M%S")
+
+
+def check_place(place: Path) -> None:
+    """Raise UserError for a path that SLURM cannot take for logs."""
+    path = os.path.abspath(place)
+    for character in "%\\\n":
+        if character in path:
+            problem = f"SLURM reads {character!r} in the path of a log as a pattern"
+            raise UserError(f"{path!r}: {problem}: give --out a path without it")
 
 
 def check(resources: Resources) -> None:
     """Raise UserError if sbatch would refuse a training with these resources, or its evaluation."""
-    for name, job_resources in (("training", resources), ("evaluation", resources.alone())):
-        script = job_resources.script("true", Path(LOGS), name)
-        answer = call("sbatch", "--test-only", text=script)
-        # On a full, drained or reserved cluster the test fails, but sbatch accepts the job.
-        if answer.returncode and not any(reason in answer.stderr for reason in _TRANSIENT):
-            raise UserError(f"sbatch would refuse the {name}: {' '.join(answer.stderr.split())}")
+    check_job("training", resources)
+    check_job("evaluation", resources.alone())
+
+
+def check_job(name: str, job_resources: Resources) -> None:
+    """Raise UserError if sbatch would refuse a job with these resources; `name` is for people."""
+    script = job_resources.script("true", Path(LOGS), name)
+    answer = call("sbatch", "--test-only", text=script)
+    if not answer.returncode:
+        return
+    # On a full, drained or reserved cluster the test fails, but sbatch accepts the job.
+    transient = any(reason in answer.stderr for reason in _TRANSIENT)
+    if _NO_NODE in answer.stderr:  # said of nodes that are drained, and of those that do not exist
+        transient = not all_in_service(job_resources.partition)
+    if not transient:
+        raise UserError(f"sbatch would refuse the {name}: {' '.join(answer.stderr.split())}")

@@ -248,7 +248,10 @@ class EvaluateJob(RunJob):
         trainer.remove_documents(task, answer)
 
     def work(self) -> None:
-        super().work()
+        make_directory(self.directory)
+        # A job that SLURM declared dead may still be running.
+        with patiently_locked(self.directory, f".{self.kind}.lock"):
+            super().work()
         if self.plan.request.test_past == 0 or not is_stream(self.plan.request.stream):
             return
         # A mega-batch that came during the evaluation: a launch for it saw no result yet.

@@ -64,6 +64,7 @@ def main() -> None:
         texts, totals = submission.dry_run(sweep, job_resources, folder)
         print(*texts, totals, sep="\n")
         return
+    submission.check_job("sweep", job_resources)
     make_directory(folder.parent)
     with patiently_locked(folder.parent):  # two launches could both find an empty queue
         busy = submission.in_queue([out])

@@ -46,6 +46,7 @@ def launch(runs: Sequence[Path], options: argparse.Namespace) -> None:
         print(*texts, totals, sep="\n")
         return
     places = [job.run for job in jobs]
+    submission.check_job("test", job_resources)
     make_directory(folder.parent)
     with patiently_locked(folder.parent):  # two launches could both find an empty queue
         busy = submission.in_queue(places)

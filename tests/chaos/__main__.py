@@ -19,6 +19,7 @@ from random import Random
 
 from tests.broken_input.sound import Sound
 from tests.chaos.faults import FAULTS, SIGNALS, EndOfCommand, RunningCommand, adopt
+from tests.chaos.preemptions import preempt
 from tests.chaos.workloads import WORKLOADS, Difference, Report, check_kept, compare, finished
 
 REPEATS = 3
@@ -147,7 +148,13 @@ def main() -> None:
     """Run until the time is over; print differences; exit with 1 if there is one."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     add = parser.add_argument
-    add("tool", choices=WORKLOADS, help="what runs")
+    add(
+        "tool",
+        choices=(*WORKLOADS, "slurm"),
+        help="what runs; slurm: jobs on a real SLURM, which are preempted",
+    )
+    count = "with slurm: preempt so many jobs (default: 100)"
+    add("--preemptions", type=int, default=100, metavar="N", help=count)
     add(
         "--minutes",
         type=float,
@@ -157,6 +164,8 @@ def main() -> None:
     )
     add("--seed", type=int, default=0, metavar="S", help="seed of the first run (default: 0)")
     options = parser.parse_args()
+    if options.tool == "slurm":
+        sys.exit(bool(preempt(options.preemptions, options.seed)))
     began = time.monotonic()
     reports = []
     with tempfile.TemporaryDirectory() as folder:

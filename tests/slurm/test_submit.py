@@ -235,4 +235,4 @@ def test_queued_jobs_stay_recorded_when_a_launch_requests_fewer_stages(tmp_path)
     assert now["stage 1"].needs == (now["stage 0"].marker,)
     assert now["evaluation of stage 1"].needs == (now["stage 1"].marker,)
     assert (now["stage 0"].job_id, now["stage 1"].job_id) == (None, "14")
-    assert now["stage 1"].log == tmp_path / "old/14/14_0_log.out"
+    assert now["stage 1"].log == tmp_path / "old/14_0_log.out"
