@@ -21,10 +21,15 @@ def with_commas(number: int | None) -> str:
 
 
 def scaled(number: float | None, unit: float, name: str = "") -> str:
-    """A number in a unit, with the name of that: "12.3M", from 1000 on "1,234M"; "?" if unknown."""
+    """A number in a unit, with the name of that: "12.3M", from 1000 on "1,234M"; "?" if unknown.
+
+    Below 0.1 with two digits or, of a unit with a name, as a whole number: "0.012", "12,345".
+    """
     if number is None:
         return "?"
     in_units = number / unit
+    if in_units < 0.1:
+        return f"{number:,.0f}" if name else f"{in_units:.2g}"
     return f"{in_units:,.1f}{name}" if in_units < 1000 else f"{in_units:,.0f}{name}"
 
 

@@ -131,7 +131,12 @@ def _commands_of_images(
         else:
             drawn_runs += runs
     shown = [*dict.fromkeys(drawn_runs), "--figures", "vision"]
-    yield tool("alma.report", *shown, "--out", place / name)
+    drawn = [figure for figure in record["drawn"] if figure != "tsne"]
+    yield tool("alma.report", *shown, "--draw", ",".join(drawn), "--out", place / name)
+
+
+_RECORDED_SMALL = "ALMA's own runs of this size, not those just made, showed"
+_RECORDED_REAL = "ALMA's own runs on real data showed"
 
 
 def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> str:
@@ -148,7 +153,7 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> s
         file for file in (*out.glob("*.png"), *out.glob("table*.md")) if shows.search(file.stem)
     ]
     finding = f"{name}: {record.get('beyond', 'paper')}: {record['finding']}"
-    for key, where in (("small", "at this size"), ("real", "on real data")):
+    for key, where in (("small", _RECORDED_SMALL), ("real", _RECORDED_REAL)):
         if key in record and (key == "real" or options.size == "small"):
             finding += f"; {where}: {record[key]}"
     seconds = f"{name}: {time.monotonic() - began:.0f} s"

@@ -3,6 +3,7 @@
 For example, `run(MegaBatchStream("digits"), "ens", "runs/ens")`.
 """
 
+import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,10 @@ __all__ = ["MegaBatchStream", "Stream", "run"]
 
 
 def __getattr__(name: str) -> Any:
-    """MegaBatchStream or Stream, imported at its first use: the command line starts without
-    torch."""
+    """MegaBatchStream, Stream or a module, imported at its first use: the command line starts
+    without torch."""
+    if name in ("data", "deployed"):
+        return importlib.import_module(f"vision.{name}")
     if name not in ("MegaBatchStream", "Stream"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vision import own

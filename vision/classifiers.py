@@ -85,6 +85,8 @@ class Classifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images (n, channels, height, width) -> logits (1, C, n)."""
         x = x.expand(-1, self.channels, -1, -1)
+        if not isinstance(self.source, str):
+            x = x.clone()  # a backbone may edit its images, which may be those of the test set
         if not self.training:
             return self.network(x).t()[None]
         self._drawn_from = None  # training changes the weights

@@ -6,7 +6,7 @@ import pickle
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from alma.errors import UserError
 from vision import folder, presets
+from vision.alpha import BACKGROUND
 from vision.examples import AnyExamples, Examples, StoredExamples
 from vision.image_files import ImagePeriod
-from vision.unpacking import unpack
+from vision.unpacking import unpack_missing
 
 VALIDATION = 0.1
 """Share of each mega-batch used for validation (appendix B.1)."""
@@ -60,6 +61,7 @@ class Dataset:
     std: tuple[float, ...]
     names: Sequence[str] = ()  # of the classes; (): their numbers
     resize_size: int | None = None  # see `load`
+    background: str = BACKGROUND  # on which images with alpha are composed
     source_fingerprint: str | None = None
     """The fingerprint, if a stream derived these images from other data; None: hash the images."""
 
@@ -74,6 +76,8 @@ class Dataset:
         }
         if self.resize_size:
             record["resize_size"] = self.resize_size
+        if self.background != BACKGROUND:
+            record["background"] = self.background
         return record
 
     @property
@@ -145,23 +149,28 @@ def load(
     image_size: int | None = None,
     cache_images: str | None = None,
     resize_size: int | None = None,
+    background: str = BACKGROUND,
+    skip_unreadable: bool = False,
 ) -> Dataset:
     """Read a data set of `presets.DATASETS` from `root`.
 
     With `image_size`, images are scaled to `image_size` x `image_size` pixels; with `resize_size`
     as well, the shorter side is scaled to that and the centre cut out. `folder` reads
-    root/train/CLASS/*.png and root/test/CLASS/*.png; with `cache_images`, its images are
-    memory-mapped from files in that folder. The other data sets read the files of
-    torchvision.datasets.
+    root/train/CLASS/*.png and root/test/CLASS/*.png, composes images with alpha on `background`
+    and may leave out unreadable ones; with `cache_images`, its images are memory-mapped from files
+    in that folder. The other data sets read the files of torchvision.datasets.
 
     UserError: files are missing (without `download`) or unreadable, or images differ in size.
     """
-    presets.check_dataset(name, image_size, resize_size, cache_images)
+    presets.check_dataset(name, image_size, resize_size, cache_images, background, skip_unreadable)
     size = folder.size_of(image_size, resize_size)
+    cache = Path(cache_images) if cache_images else None
+    read_folder = partial(folder.read, Path(root), size, cache, background, skip_unreadable)
     raw = Path(root, name.upper(), "raw")
     where = raw if raw.is_dir() else root  # raw: MNIST's and EMNIST's
     try:
-        return _read(name, root, download, size, Path(cache_images) if cache_images else None)
+        dataset = _read(name, root, download, size, read_folder)
+        return replace(dataset, background=background)
     except MemoryError:
         lower = ": give --cache-images DIR, or lower --image-size" if name == "folder" else ""
         raise UserError(f"{name} in {where} needs more memory than there is{lower}") from None
@@ -173,12 +182,16 @@ def load(
 
 
 def _read(
-    name: str, root: str, download: bool, size: folder.Size | None, cache: Path | None
+    name: str,
+    root: str,
+    download: bool,
+    size: folder.Size | None,
+    read_folder: Callable[[], list[tuple[np.ndarray, np.ndarray]]],
 ) -> Dataset:
-    """As `load`; a folder's images are mapped from files in `cache` if given."""
+    """As `load`; `read_folder` reads a folder's images."""
     names: list[str] = []
     if name == "folder":
-        train, test = folder.read(Path(root), size, cache)
+        train, test = read_folder()
         names = sorted(place.name for place in Path(root, "train").glob("[!.]*/"))
     elif name == "digits":
         train, test = _digits()
@@ -213,7 +226,7 @@ def _of_torchvision(name: str, root: str, download: bool) -> list[tuple[np.ndarr
     options: dict[str, Any] = {"split": "balanced"} if name == "emnist" else {}
     parts = []
     with tempfile.TemporaryDirectory() as place:
-        if _unpacked(Path(root, name.upper(), "raw"), Path(place, name.upper(), "raw")):
+        if unpack_missing(Path(root, name.upper(), "raw"), Path(place, name.upper(), "raw")):
             root = place
         for training in (True, False):
             dataset_class = getattr(datasets, name.upper())
@@ -223,22 +236,6 @@ def _of_torchvision(name: str, root: str, download: bool) -> list[tuple[np.ndarr
                 pixels = pixels.transpose(0, 3, 1, 2)
             parts.append((pixels, part.targets))
     return parts
-
-
-def _unpacked(raw: Path, target: Path) -> bool:
-    """Unpack the files of `raw` that exist only packed into `target`, with links to all others.
-
-    torchvision needs unpacked files, and the user's folder may be read-only. False: none is packed.
-    """
-    packed = [path for path in raw.glob("*-ubyte.gz") if not path.with_suffix("").exists()]
-    if not packed:
-        return False
-    target.mkdir(parents=True)
-    for path in raw.iterdir():
-        (target / path.name).symlink_to(path.resolve())
-    for path in packed:
-        unpack(path, target / path.stem)
-    return True
 
 
 def _scaled(images: Images, size: folder.Size) -> Images:
@@ -304,11 +301,13 @@ def prepared_like(record: Mapping[str, Any], name: str) -> Dataset:
         std=tuple(record["std"]),
         names=record["classes"],
         resize_size=record.get("resize_size"),
+        background=record.get("background", BACKGROUND),
     )
 
 
-def _array(values: Any) -> np.ndarray:
-    return np.asarray(values.cpu() if isinstance(values, Tensor) else values)
+def array_of(values: Any) -> np.ndarray:
+    """A tensor, wherever it is, or what NumPy takes, as an array."""
+    return np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
 
 
 def _images(title: str, images: Any, labels: Any) -> Images:
@@ -316,8 +315,8 @@ def _images(title: str, images: Any, labels: Any) -> Images:
 
     UserError: they have other types or shapes.
     """
-    x = _array(images)
-    y = _array(labels)
+    x = array_of(images)
+    y = array_of(labels)
     channels_last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[3]
     if x.dtype != np.uint8 or x.ndim not in (3, 4) or not x.size or channels_last:
         needed = "uint8 (n, height, width) or (n, channels, height, width)"

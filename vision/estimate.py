@@ -11,7 +11,7 @@ import torch
 
 from alma.cost_table import GIGA, TERA, cost_table, scaled, with_commas
 from alma.stages import stages
-from vision import folder, presets
+from vision import folder, presets, unreadable
 from vision.data import NORMALISED, VALIDATION
 from vision.examples import Examples
 from vision.experiment import device_of
@@ -163,18 +163,28 @@ def _data(job: SweepRun) -> _Data:
         return _Data(shape, _sizes(images, job.megabatches), tested, classes)
     if job.source:
         periods, _ = listed(job.source)
-        first = periods[0].splits["train"][0]["path"]
+        paths = [image["path"] for image in periods[0].splits["train"]]
         sizes = [len(period.splits["train"]) + len(period.splits["valid"]) for period in periods]
         tested = sum(len(period.splits["test"]) for period in periods)
         classes = sum(len(period.new_classes) for period in periods)
     else:
-        listing = folder.listed(Path(job.dataset["root"]))
-        first = listing.train[0][1]
+        listing = folder.listed(Path(job.dataset["root"]), job.dataset["skip_unreadable"])
+        paths = [path for _, path in listing.train]
         sizes = _sizes(len(listing.train), job.megabatches)
         tested = len(listing.test)
         classes = len(listing.classes)
-    height, width, channels = folder.read_image(first, None).shape
-    return _Data((channels, side or height, side or width), sizes, tested, classes)
+    height, width = _height_and_width(paths)
+    return _Data((3, side or height, side or width), sizes, tested, classes)
+
+
+def _height_and_width(paths: Sequence[str]) -> tuple[int, int]:
+    """Those of the first readable image. UserError: none is readable; all are named."""
+    for path in paths:
+        size = folder.upright_size(path)
+        if size:
+            width, height = size
+            return height, width
+    raise unreadable.error_of(paths)
 
 
 def _sizes(images: int, megabatches: int) -> list[int]:

@@ -17,7 +17,7 @@ from alma.errors import UserError
 from alma.files import locked, make_directory, temporary_of
 from alma.records import TRAINED_MEGABATCHES, Run
 from alma.stages import Stage, check_share, stages
-from vision import late, periods, presets
+from vision import copies, late, periods, presets
 from vision.learners import LEARNERS, Learner, resolve
 from vision.presets import Settings
 from vision.stage_trainer import CHECKPOINT, StageTrainer, name_of
@@ -83,7 +83,7 @@ def run(
     (n,) to a score in every row. `after_stage` is called with each trained stage and the learner,
     again if the stage trains again.
 
-    UserError: a bad setting, or `out` has another run.
+    UserError: a bad setting, `out` has another run, or the stream has one class or equal images.
     """
     request = ImageRequest(
         stream=stream,
@@ -170,6 +170,7 @@ def execute(request: ImageRequest) -> Run:
     from vision.held_out import HeldOut
     from vision.stage_data import StageData
 
+    copies.check_stream(request.stream)
     target = device_of(request.device)
     settings = request.learner_settings()
     network = _checked_network(request, settings)

@@ -20,6 +20,8 @@ from numpy.lib import format as npy
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory, walk
 from alma.schema import check_names
+from vision import unreadable
+from vision.alpha import BACKGROUND, check_background, composed
 
 KINDS = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 """Suffixes of images, in lower case."""
@@ -39,6 +41,14 @@ _ORIENTATION = 0x0112
 """EXIF tag."""
 _TURNED = (5, 6, 7, 8)
 """Orientations of images that lie on a side."""
+
+
+class UnreadableImage(UserError):
+    """An image file that cannot be read."""
+
+    def __init__(self, path: str, reason: str):
+        super().__init__(f"cannot read the image {path} ({reason}): replace or delete it")
+        self.reason = reason
 
 
 class Size(NamedTuple):
@@ -78,6 +88,12 @@ class Listing(NamedTuple):
     train: list[tuple[str, str]]
     test: list[tuple[str, str]]
     left_out: Counter[str]
+    unreadable: dict[str, str]
+    """Images that were left out, with reasons."""
+
+    def paths(self) -> list[str]:
+        """All images."""
+        return [path for _, path in (*self.train, *self.test)]
 
     def __str__(self) -> str:
         counts = f"{len(self.train):,} for training and {len(self.test):,} for tests"
@@ -89,20 +105,25 @@ class Listing(NamedTuple):
         )
 
 
-def listed(root: Path) -> Listing:
+def listed(root: Path, skip_unreadable: bool = False) -> Listing:
     """The images below root/train/CLASS and root/test/CLASS, by class and path.
 
-    Hidden folders and files, such as .ipynb_checkpoints and ._00.png, are left out.
+    Hidden folders and files, such as .ipynb_checkpoints and ._00.png, are left out; with
+    `skip_unreadable` also images that cannot be decoded.
 
     UserError: a folder is missing, unreadable or without images, or classes of train/ and test/
     differ.
     """
     classes: list[set[str]] = []
     needed = "--data-root needs train/CLASS/*.png and test/CLASS/*.png"
-    listing = Listing([], [], [], Counter())
+    listing = Listing([], [], [], Counter(), {})
     for part, images in ((root / "train", listing.train), (root / "test", listing.test)):
         images += [(inside[0], path) for inside, path in below(part, 1, listing.left_out, needed)]
         images.sort(key=lambda image: image[0])
+        if skip_unreadable:
+            faults = unreadable.faults_of(tuple(path for _, path in images))
+            listing.unreadable.update(faults)
+            images[:] = [image for image in images if image[1] not in faults]
         folders = [place for place in part.iterdir() if place.is_dir()]
         classes.append({place.name for place in folders if place.name[0] != "."})
         empty = sorted(classes[-1] - {name for name, _ in images})
@@ -140,29 +161,41 @@ def below(
 
 
 def read(
-    root: Path, size: Size | None, cache: Path | None = None
+    root: Path,
+    size: Size | None,
+    cache: Path | None = None,
+    background: str = BACKGROUND,
+    skip_unreadable: bool = False,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Images (n, 3, height, width) and labels (n,) of train/ and test/.
 
-    Images are scaled to `size` if given. They are in memory or, with `cache`, mapped from files
-    there.
+    Images are composed on `background` and scaled to `size` if given. They are in memory or, with
+    `cache`, mapped from files there. With `skip_unreadable`, those that cannot be decoded are left
+    out.
 
-    UserError: as of `listed`, an image is unreadable, images differ in size, or `cache` cannot be
-    written. MemoryError: they need more memory than there is.
+    UserError: as of `listed`, images are unreadable (all are named), images differ in size, or
+    `cache` cannot be written. MemoryError: they need more memory than there is.
     """
-    listing = listed(root)
+    listing = listed(root, skip_unreadable)
     parts = []
-    for part, images in ((root / "train", listing.train), (root / "test", listing.test)):
-        names, paths = zip(*images, strict=True)
-        _, labels = np.unique(names, return_inverse=True)
-        parts.append((pixels_of(part, paths, size, cache), labels))
+    try:
+        for part, images in ((root / "train", listing.train), (root / "test", listing.test)):
+            names, paths = zip(*images, strict=True)
+            _, labels = np.unique(names, return_inverse=True)
+            parts.append((pixels_of(part, paths, size, cache, background), labels))
+    except UnreadableImage:
+        raise unreadable.error_of(listing.paths()) from None
     if parts[0][0].shape[1:] != parts[1][0].shape[1:]:
         raise UserError(f"{root}: images of train/ and test/ differ in size: give --image-size")
     return parts
 
 
 def pixels_of(
-    part: Path, paths: Sequence[str], size: Size | None, cache: Path | None
+    part: Path,
+    paths: Sequence[str],
+    size: Size | None,
+    cache: Path | None,
+    background: str = BACKGROUND,
 ) -> np.ndarray:
     """The images of `_decoded`, in memory or mapped from a file in `cache`.
 
@@ -170,8 +203,8 @@ def pixels_of(
     `paths`.
     """
     if not cache:
-        return _decoded(paths, size)
-    digest = hashlib.sha256(f"upright {size}".encode())
+        return _decoded(paths, size, background)
+    digest = hashlib.sha256(f"upright {size} {check_background(background)}".encode())
     for path in paths:
         stat = os.stat(path)
         digest.update(repr((os.path.relpath(path, part), stat.st_size, stat.st_mtime_ns)).encode())
@@ -182,7 +215,7 @@ def pixels_of(
         with FileLock(cache / ".lock", mode=0o660):
             if not file.exists():
                 with atomic_write(file, "wb") as out:
-                    _decoded(paths, size, out)
+                    _decoded(paths, size, background, out)
     except OSError as error:
         reason = f"cannot be written ({error.strerror})"
         raise UserError(f"{file}: {reason}: choose another --cache-images") from None
@@ -192,10 +225,12 @@ def pixels_of(
         raise UserError(f"{file} is damaged ({error}): delete it") from None
 
 
-def _decoded(paths: Sequence[str], size: Size | None, out: IO[bytes] | None = None) -> np.ndarray:
+def _decoded(
+    paths: Sequence[str], size: Size | None, background: str, out: IO[bytes] | None = None
+) -> np.ndarray:
     """Images (n, 3, height, width) of files, in memory, or mapped from the new .npy file `out`."""
     set_warnings()
-    height, width = read_image(paths[0], size).shape[:2]
+    height, width = read_image(paths[0], size, background=background).shape[:2]
     shape = (len(paths), 3, height, width)
     if out:
         npy.write_array_header_2_0(out, {"descr": "|u1", "fortran_order": False, "shape": shape})
@@ -208,7 +243,7 @@ def _decoded(paths: Sequence[str], size: Size | None, out: IO[bytes] | None = No
 
     def decode(start: int) -> None:
         for i, path in enumerate(paths[start : start + _CHUNK], start):
-            image = read_image(path, size)
+            image = read_image(path, size, background=background)
             if image.shape[:2] != (height, width):
                 sizes = sorted([(height, width), image.shape[:2]])
                 fault = f"images of several sizes, such as {sizes[0]} and {sizes[1]}"
@@ -263,23 +298,26 @@ def upright_size(path: str) -> tuple[int, int] | None:
     return None
 
 
-def read_image(path: str, size: Size | None, mode: str = "RGB") -> np.ndarray:
+def read_image(
+    path: str, size: Size | None, mode: str = "RGB", background: str = BACKGROUND
+) -> np.ndarray:
     """An image as bytes (height, width, 3), or (height, width) in Pillow's `mode` "L".
 
-    It is upright, by its EXIF orientation; of several frames, the first. UserError: it is
-    unreadable.
+    It is upright, by its EXIF orientation; of several frames, the first; with alpha, composed on
+    `background`. UnreadableImage: it cannot be read, or has more than 8 bits per channel.
     """
     from PIL import Image, ImageOps
 
     try:
         with Image.open(path) as image:
             if image.mode[0] in "IF":  # Pillow would clip the values at 255
-                depth = f"more than 8 bits per channel (mode {image.mode})"
-                raise UserError(f"{path} has {depth}: convert it first")
+                depth = f"more than 8 bits per channel, mode {image.mode}: convert it"
+                raise UnreadableImage(path, depth)
             image.load()
             with contextlib.suppress(*NO_IMAGE):  # damaged EXIF data: keep the image as it is
                 ImageOps.exif_transpose(image, in_place=True)
-            converted = image.convert(mode)
+            converted = composed(image, background).convert(mode)
             return np.asarray(size.fit(converted) if size else converted)
     except (*NO_IMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise UserError(f"cannot read the image {path} ({error}): replace or delete it") from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UnreadableImage(path, reason) from None

@@ -4,21 +4,28 @@ dates."""
 import contextlib
 import csv
 import hashlib
+import math
 import os
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from alma.dates import Dates, LeftOut
 from alma.errors import UserError
 from alma.schema import parse_json
+from vision.alpha import BACKGROUND
 
 SPLITS = {"megabatch": "train", "valid": "valid", "test": "test"}
 """Names of a period's splits, by the names of its parts in stream.json."""
 NEEDED = (
     "give --data-root with PERIOD/CLASS/*.jpg, or CLASS/*.jpg with EXIF dates, or --manifest FILE"
 )
+_SHOWN = 10
+"""Missing files that an error names, at most."""
+_ONE_DIGIT = re.compile(r"(\d{4}-?W|\d{4}-)(\d)")
+"""Names of weeks and months that lack a zero."""
 _ROWS = 10_000  # rows of a Parquet file that are read at a time
 _EXIF = 0x8769  # tag of the EXIF directory
 _TAKEN = 0x9003  # tag of DateTimeOriginal in it
@@ -30,6 +37,8 @@ class ImageSource(NamedTuple):
     `root` is the folder, `by` the kind of periods (--by), `manifest` a file with a row for each
     image, and `group_by` the manifest's column of groups, such as patients; all images of a group
     are in the same split. `record` has the images that were there before, see `vision.arrived`.
+    Images with alpha are composed on `background`. With `skip_unreadable`, images that cannot be
+    decoded are left out.
     """
 
     root: str
@@ -37,6 +46,8 @@ class ImageSource(NamedTuple):
     manifest: str | None = None
     group_by: str | None = None
     record: str | None = None
+    background: str = BACKGROUND
+    skip_unreadable: bool = False
 
 
 class ImagePeriod(NamedTuple):
@@ -71,6 +82,15 @@ class ImagePeriod(NamedTuple):
         return f"{self.name}: {len(labels):,} images ({counts}); {classes}"
 
 
+def paths_of(periods: Sequence[ImagePeriod]) -> list[str]:
+    """The files of all images."""
+    paths = []
+    for period in periods:
+        for images in period.splits.values():
+            paths += [image["path"] for image in images]
+    return paths
+
+
 def listed(source: ImageSource, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
     """The images of a source, each with path, label, date and the other columns of the manifest.
 
@@ -91,6 +111,7 @@ def _of_folders(source: ImageSource, left_out: Counter[str]) -> Iterator[dict[st
     names = {folders[0] for folders, _ in files}
     has_periods = source.by == "folder"
     if not has_periods:
+        _check_spelling(source, names)
         has_periods = any(dates.period(name) is not LeftOut.UNREADABLE for name in names)
     for folders, path in files:
         if not has_periods:
@@ -99,6 +120,18 @@ def _of_folders(source: ImageSource, left_out: Counter[str]) -> Iterator[dict[st
             yield {"path": path, "label": folders[1], "date": folders[0]}
         else:
             left_out["in no class"] += 1
+
+
+def _check_spelling(source: ImageSource, names: Iterable[str]) -> None:
+    """UserError: a folder is named like a period, but with one digit for two, as in 2026-W3."""
+    dates = Dates(source.by)
+    for name in sorted(names):
+        match = _ONE_DIGIT.fullmatch(name)
+        if match and dates.period(name) is LeftOut.UNREADABLE:
+            right = f"{match[1]}0{match[2]}"
+            if dates.period(right) is not LeftOut.UNREADABLE:
+                folder = Path(source.root, name)
+                raise UserError(f"{folder} is no {source.by}: rename it to {right}")
 
 
 def _taken(path: str) -> str:
@@ -117,22 +150,57 @@ def _taken(path: str) -> str:
 
 
 def _of_manifest(source: ImageSource) -> Iterator[dict[str, Any]]:
-    """The images of a manifest, .csv, .jsonl or .parquet, whose paths are relative to its
-    folder."""
+    """The images of a manifest, .csv, .jsonl or .parquet, whose paths are relative to its folder.
+
+    UserError: it is malformed, or files are missing, of which all are counted.
+    """
     manifest = Path(source.manifest or "")
+    missing: Counter[str] = Counter()  # rows by path
     try:
         for number, row in enumerate(_rows(manifest), start=1):
-            filled = {name for name, value in row.items() if value not in (None, "")}
-            split = row.get("split") or "train"
-            if not {"path", "label"} <= filled or split not in SPLITS.values():
-                fault = "has no path or label, or a split but train, valid, test"
-                raise ValueError(f"image {number} {fault}")
+            _check_row(number, row)
             path = os.path.join(manifest.parent, str(row["path"]))
-            if not os.path.isfile(path):  # before the next rows are read
-                raise UserError(f"cannot read the image {path} (no such file): restore it")
-            yield {"date": None, **row, "path": path, "label": str(row["label"])}
+            if not source.skip_unreadable and not os.path.isfile(path):
+                missing[path] += 1
+            if not missing:  # no further rows are kept in memory
+                yield {"date": None, **row, "path": path, "label": str(row["label"])}
     except (OSError, ValueError, AttributeError, ImportError, csv.Error) as error:
         raise UserError(f"cannot read --manifest {manifest} ({error}): correct it") from None
+    if missing:
+        raise _missing_files([*missing])
+
+
+def _missing_files(missing: Sequence[str]) -> UserError:
+    """The error of files that are in a manifest only."""
+    if len(missing) == 1:
+        return UserError(
+            f"cannot read the image {missing[0]} (no such file): restore it, or give "
+            "--skip-unreadable"
+        )
+    named = ", ".join(missing[:_SHOWN])
+    if len(missing) > _SHOWN:
+        named += f", and {len(missing) - _SHOWN:,} more"
+    problem = f"cannot read {len(missing):,} images (no such file): {named}"
+    return UserError(f"{problem}: restore them, or give --skip-unreadable")
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a manifest's row lacks a value; 0 is one."""
+    if isinstance(value, float):
+        return math.isnan(value)
+    return value is None or value == ""
+
+
+def _check_row(number: int, row: dict[str, Any]) -> None:
+    """ValueError: a row of a manifest lacks path or label, or has an unknown split."""
+    for name in ("path", "label"):
+        if is_missing(row.get(name)):
+            spelt = [column for column in row if str(column).strip().lower() == name]
+            if name not in row and spelt:
+                raise ValueError(f"the column {spelt[0]!r} is not {name}: rename it")
+            raise ValueError(f"image {number} has no {name}")
+    if not is_missing(row.get("split")) and row["split"] not in SPLITS.values():
+        raise ValueError(f"image {number} has a split that is none of train, valid, test")
 
 
 def _rows(manifest: Path) -> Iterator[dict[str, Any]]:

@@ -9,10 +9,13 @@ import numpy as np
 
 from alma.dates import interval
 from alma.errors import UserError
-from vision.data import Dataset, MegaBatchStream, make_dataset
+from vision.alpha import has_alpha
+from vision.data import Dataset, MegaBatchStream, array_of, make_dataset
 
 TEST = 0.2
 """Fraction of the images (of each period, with dates) for testing, if no test set is given."""
+LEAST = 3
+"""Images of a period: for training, validation and testing."""
 
 
 class OwnStream(MegaBatchStream):
@@ -49,7 +52,8 @@ class OwnStream(MegaBatchStream):
         random = np.random.RandomState(0)
         groups = [np.arange(len(labels))]
         if dates is not None:
-            groups = _periods(dates, len(labels))
+            least = LEAST if test is None else LEAST - 1  # without one for testing
+            groups = _periods(dates, len(labels), least)
         tested = []
         trained = []
         for group in groups:
@@ -104,7 +108,7 @@ def _arrays(data: Any, title: str) -> tuple[np.ndarray, np.ndarray]:
     try:
         for image, label in _pairs(data):
             images.append(_bytes_of(image, title))
-            labels.append(np.asarray(label))
+            labels.append(array_of(label))
         if not images:
             raise ValueError("not enough values to unpack (expected 2, got 0)")
         y = np.array(labels)
@@ -119,9 +123,15 @@ def _arrays(data: Any, title: str) -> tuple[np.ndarray, np.ndarray]:
 
 def _bytes_of(image: Any, title: str) -> np.ndarray:
     """An image (channels, height, width) as bytes. UserError: it is no image."""
-    if getattr(image, "mode", "") == "P":  # a Pillow image with a colour palette
-        image = image.convert("RGB")
-    x = np.asarray(image)
+    from PIL.Image import Image
+
+    if isinstance(image, Image):
+        if has_alpha(image) and image.mode not in ("RGBA", "LA"):
+            problem = f"{title} has an image of mode {image.mode} with transparency"
+            raise UserError(f"{problem}: give image.convert('RGBA'), or paste it on a colour")
+        if image.mode == "P":  # with a colour palette
+            image = image.convert("RGB")
+    x = array_of(image)
     if x.dtype.kind == "f" and x.size and x.min() >= 0 and x.max() <= 1:
         x = (x * 255).round().astype(np.uint8)
     if x.dtype != np.uint8 or x.ndim not in (2, 3) or not x.size:
@@ -136,18 +146,23 @@ def _bytes_of(image: Any, title: str) -> np.ndarray:
     return x.transpose(2, 0, 1) if channels_last else x
 
 
-def _periods(dates: Any, count: int) -> list[np.ndarray]:
-    """Indices of the images of each period, in the order of the periods."""
+def _periods(dates: Any, count: int, least: int) -> list[np.ndarray]:
+    """Indices of the images of each period, `least` or more, in the order of the periods."""
     try:
-        when = np.asarray(dates)
+        when = array_of(dates)
     except ValueError:  # a ragged list
         when = np.empty(0)
-    if when.dtype.kind == "U":
+    if when.dtype.kind in "UO":
         # "Jan" or "2024-9" raises ValueError; "", whose interval is None, raises TypeError.
         with suppress(ValueError, TypeError):
-            when = np.array([interval(text)[0] for text in when], "M8[s]")  # type: ignore[index]
+            when = np.array([interval(value)[0] for value in when], "M8[s]")  # type: ignore[index]
     is_dated = when.shape == (count,) and when.dtype.kind in "iuM"
     if not is_dated or (when.dtype.kind == "M" and np.isnat(when).any()):
         needed = f"give the period of each of {count} images, such as 2024 or '2024-03'"
         raise UserError(f"dates are {when.dtype} {when.shape}: {needed}")
-    return [np.flatnonzero(when == period) for period in np.unique(when)]
+    periods, sizes = np.unique(when, return_counts=True)
+    if sizes.min() < least:
+        problem = f"dates give {len(periods)} periods, the smallest of {sizes.min()} images"
+        remedy = "such as its month, '2024-03', and not its own moment"
+        raise UserError(f"{problem}: give the period of each image, {remedy}, with {least} or more")
+    return [np.flatnonzero(when == period) for period in periods]

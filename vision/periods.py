@@ -21,12 +21,14 @@ from alma.files import sha256_file
 from alma.records import TRAINED_MEGABATCHES, Run
 from alma.schema import check_names
 from alma.stages import check_growth
-from vision import arrived, image_files
+from vision import arrived, copies, image_files, unreadable
+from vision.copies import ClassConflicts
 from vision.image_files import SPLITS, ImagePeriod, ImageSource
 from vision.presets import Settings
 
 GROWING = ("megabatches", "periods", "megabatch_sha256")
 """Settings in run.json that --append may change."""
+_CORRECT = "correct --manifest"
 HELD_OUT = 0.1
 """Fraction of a period's images in its test set; its validation set has the same fraction."""
 
@@ -43,6 +45,8 @@ def listed(source: ImageSource) -> tuple[tuple[ImagePeriod, ...], str]:
     """
     left_out: Counter[str] = Counter()
     images = list(image_files.listed(source, left_out))
+    faults = _faults(source, images)
+    images = [image for image in images if image["path"] not in faults]
     images_of = _dated(source, images)
     labels = {image["label"] for image in images}
     check_names(source.manifest or source.root, [*images_of, *labels])
@@ -55,14 +59,17 @@ def listed(source: ImageSource) -> tuple[tuple[ImagePeriod, ...], str]:
     seen: set[str] = set()  # sha256 of the images of earlier periods
     classes: set[str] = set()
     split_of: dict[str, str] = {}
+    conflicts = ClassConflicts()
     for name, images in images_of.items():
         recorded = record.get(name, {}) if name in past else None
         arrivals = arrived.without_late(images, recorded, seen)
         late += [(name, image) for image in arrivals.late]
         if recorded is not None and not recorded:
             continue
+        by_path = sorted(arrivals.images, key=lambda image: image["path"])
+        conflicts.add(by_path)
         by_hash: dict[str, dict[str, Any]] = {}
-        for image in sorted(arrivals.images, key=lambda image: image["path"], reverse=True):
+        for image in reversed(by_path):
             by_hash[image["sha256"]] = image  # paths descend, so the first path of copies stays
         kept = [by_hash[sha256] for sha256 in sorted(by_hash.keys() - seen)]
         if recorded is not None and {image["sha256"] for image in kept} != recorded.keys():
@@ -79,7 +86,20 @@ def listed(source: ImageSource) -> tuple[tuple[ImagePeriod, ...], str]:
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
     counts = f"images: {len(seen):,}; periods: {len(periods)}; classes: {len(classes)}"
     about = [f"{counts}; other files left out: {reasons or 'none'}", arrived.late_line(late)]
+    about += [unreadable.line(faults), conflicts.line()]
     return tuple(periods), "\n".join(filter(None, about))
+
+
+def unreadable_of(source: ImageSource) -> Mapping[str, str]:
+    """The images that are left out because they cannot be read, with reasons."""
+    return _faults(source, list(image_files.listed(source, Counter())))
+
+
+def _faults(source: ImageSource, images: Sequence[dict[str, Any]]) -> Mapping[str, str]:
+    """As `unreadable_of`, of the images of a source."""
+    if not source.skip_unreadable:
+        return {}
+    return unreadable.faults_of(tuple(image["path"] for image in images))
 
 
 def _check_all_there(record: arrived.Arrived, images_of: Mapping[str, Any]) -> None:
@@ -123,8 +143,9 @@ def _dated(
     of_folder = source.by == "folder"
     periods: dict[Any, list[dict[str, Any]]] = {}
     for image in images:
-        name = str(image["date"] or "")
-        if of_folder and name:
+        is_dated = not image_files.is_missing(image["date"])
+        name = str(image["date"])
+        if of_folder and is_dated:
             key: Any = (_natural(name), name)
         else:
             key = dates.period(image["date"])
@@ -166,6 +187,8 @@ def _split(
 
     UserError: a split has no image, a group has two, or an image no group.
     """
+    named = {str(image.get(source.group_by or "sha256")) for image in images}
+    new_groups = len(named - split_of.keys())
     groups = _grouped(period, images, source, split_of)
     splits: dict[str, list[dict[str, Any]]] = {name: [] for name in SPLITS.values()}
     share = max(1, round(HELD_OUT * len(images)))
@@ -184,12 +207,27 @@ def _split(
         splits[split] += groups[group]
     empty = [name for name, members in splits.items() if not members]
     if empty:
-        fault = f"no image for {', '.join(empty)}, of {len(images)} in {len(groups)} groups"
-        remedy = "a period needs 3 groups; add images, or choose longer periods"
-        raise UserError(f"{period}: {fault}: {remedy}")
+        raise _too_few(period, source, empty, len(images), len(groups), new_groups)
     for members in splits.values():
         members.sort(key=lambda image: image["sha256"])
     return splits
+
+
+def _too_few(
+    period: str, source: ImageSource, empty: Sequence[str], images: int, groups: int, new: int
+) -> UserError:
+    """The error of a period that lacks images for the splits `empty`; `new` of its groups are in no
+    earlier period."""
+    fault = f"{period}: no image for {', '.join(empty)}, of {images:,} in {groups:,} groups"
+    if new == groups:
+        remedy = "a period needs 3 groups; add images, or choose longer periods"
+        return UserError(f"{fault}: {remedy}")
+    fault += f", of which {groups - new:,} keep the split of an earlier period"
+    missing = len(empty)
+    plural = "group" if missing == 1 else "groups"
+    needed = f"add images of {missing} {plural} that {source.group_by} has not had before"
+    wait = "or date its images into a later period that has some"
+    return UserError(f"{fault}: {needed}, {wait}")
 
 
 def _grouped(
@@ -204,13 +242,30 @@ def _grouped(
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for image in images:
-        group = str(image.get(source.group_by or "sha256") or "")
-        split = image.get("split")
+        value = image.get(source.group_by or "sha256")
+        if image_files.is_missing(value):
+            raise UserError(f"{period}: {image['path']} has no {source.group_by}: {_CORRECT}")
+        group = str(value)
         groups.setdefault(group, []).append(image)
-        if not group or (split and split_of.setdefault(group, split) != split):
-            fault = f"has no {source.group_by}, or another split than its group {group}"
-            raise UserError(f"{period}: {image['path']} {fault}: correct --manifest")
+        split = image.get("split")
+        if image_files.is_missing(split):
+            continue
+        before = split_of.setdefault(group, str(split))
+        if before != split:
+            name = source.group_by or "a copy"
+            fault = f"{image['path']} is in {split}, its group ({name} {group}) in {before}"
+            raise UserError(f"{period}: {fault}: {_CORRECT}")
     return groups
+
+
+def check_some_classes(source: ImageSource, periods: Sequence[ImagePeriod]) -> None:
+    """UserError: all periods together have a single class."""
+    classes = [name for period in periods for name in period.new_classes]
+    images = []
+    for period in periods:
+        for members in period.splits.values():
+            images += [(image["label"], image["path"]) for image in members]
+    copies.check_classes(source.manifest or source.root, classes, images)
 
 
 def check_classes(periods: Sequence[ImagePeriod], waiting_time: int, settings: Settings) -> None:

@@ -72,7 +72,9 @@ def predictions(
 
     def read(path: str) -> "np.ndarray | None":
         try:
-            return folder.read_image(path, size, mode).reshape(height, width, channels)
+            return folder.read_image(path, size, mode, data.background).reshape(
+                height, width, channels
+            )
         except UserError as error:
             print(f"warning: {error}", file=sys.stderr)
             return None
@@ -101,7 +103,7 @@ def predictions(
 def main() -> None:
     """Entry point of `python -m vision.predict`."""
     options = parser().parse_args()
-    from vision import folder
+    from vision import alpha, folder
     from vision.deployed import load
 
     paths: dict[str, None] = {}  # each image once, in order
@@ -136,6 +138,9 @@ def main() -> None:
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
     counts = f"images: {len(paths):,}; unreadable: {unreadable:,}"
     print(f"{options.out}: {counts}; files left out: {reasons or 'none'}")
+    alpha_line = alpha.line([*paths], data.background)
+    if alpha_line:
+        print(f"{options.out}: {alpha_line}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from alma.errors import UserError, closest
 from alma.files import sha256_file
 from alma.options import CHANGED, NEVER, check_ranges, option, recorded
 from alma.presets import compatible, contradicts_replay
+from vision.alpha import BACKGROUND, check_background
 
 DATASETS = ("digits", "mnist", "emnist", "cifar10", "cifar100", "folder")
 PRESETS = ("paper", "draft", "authors", "anytime")
@@ -275,6 +276,8 @@ def check_dataset(
     image_size: int | None,
     resize_size: int | None,
     cache_images: str | None = None,
+    background: str = BACKGROUND,
+    skip_unreadable: bool = False,
     **_: Any,
 ) -> None:
     """Raise a UserError if these arguments of `data.load` contradict one another."""
@@ -284,6 +287,11 @@ def check_dataset(
         raise UserError(
             f"--cache-images needs --dataset folder: the images of {name} are read into memory"
         )
+    if skip_unreadable and name != "folder":
+        raise UserError("--skip-unreadable needs --dataset folder, or --by")
+    if background != BACKGROUND and name != "folder":
+        raise UserError(f"--background needs --dataset folder, or --by: {name} has no alpha")
+    check_background(background)
     if image_size is not None and image_size < 1:
         raise UserError(f"--image-size {image_size}: at least 1")
     if resize_size is not None and resize_size < (image_size or resize_size + 1):

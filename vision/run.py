@@ -22,13 +22,13 @@ from alma.help_texts import DATA_ROOT, JOBS, SEEDS, SIZE
 from alma.options import add_options, names_of, options_of
 from alma.protocol import StreamOptions
 from alma.tables import as_text
-from vision import arrived, presets
+from vision import arrived, presets, unreadable
 from vision.dated_stream import write_stream
 from vision.experiment import run  # noqa: F401  for the package
 from vision.image_files import ImageSource
 from vision.learners import LEARNERS, all_settings, owners
 from vision.local import run_all
-from vision.periods import listed
+from vision.periods import listed, unreadable_of
 from vision.sections import USUAL, read_sections
 from vision.sweep import SweepRun, check_data, jobs_of
 
@@ -107,6 +107,10 @@ def _add_data(command_line: Parser) -> None:
         "memory"
     )
     add("--cache-images", metavar="DIR", help=text)
+    text = "images with alpha are composed on this colour, a name or #rrggbb (default: white)"
+    add("--background", default=USUAL["background"], metavar="COLOUR", help=text)
+    text = "leave out images that cannot be decoded, and list them in unreadable.csv in --out"
+    add("--skip-unreadable", action="store_true", help=text)
     usual = "MNIST 500, CIFAR-10 and folder 100, digits 20; EMNIST, CIFAR-100 and --preset draft 50"
     text = f"mega-batches of the stream (default: {usual})"
     add("--megabatches", type=number_list, metavar="B", help=text)
@@ -274,6 +278,25 @@ def record_arrivals(jobs: Sequence[SweepRun]) -> None:
             arrived.write(source.record, periods)
 
 
+def _list_unreadable(jobs: Sequence[SweepRun], out: Path) -> None:
+    """Write the list of the images that --skip-unreadable leaves out, if there are any."""
+    from vision import folder
+
+    faults: dict[str, str] = {}
+    for source in sources_of(jobs):
+        if source.skip_unreadable:
+            faults |= unreadable_of(source)
+    roots = set()
+    for job in jobs:
+        is_folder = job.dataset["name"] == "folder" and not job.source
+        if is_folder and job.dataset["skip_unreadable"]:
+            roots.add(job.dataset["root"])
+    for root in sorted(roots):
+        faults |= folder.listed(Path(root), skip_unreadable=True).unreadable
+    if faults:
+        print(f"{unreadable.write(faults, out)} lists the unreadable images", flush=True)
+
+
 def _print_list(jobs: Sequence[SweepRun], of_periods: bool) -> None:
     """Print the run directories, or the periods of streams by date with their hashes."""
     if of_periods:
@@ -317,6 +340,7 @@ def main() -> None:
     for line in lines:
         print(line, flush=True)
     if options.write and jobs[0].source:
+        _list_unreadable(jobs, options.write)
         write_stream(jobs[0].source, options.write, options.append)
         return
     if options.dry_run:
@@ -326,6 +350,7 @@ def main() -> None:
         print(table(jobs), *late_cost.lines(jobs), sep="\n")
         return
     record_arrivals(jobs)
+    _list_unreadable(jobs, options.out)
     failed = run_all(jobs, options.jobs)
     if len(failed) < len(jobs) and not options.part:  # other parts may still run
         places = [options.out]

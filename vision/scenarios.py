@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vision import folder, image_sizes, presets
+from vision import folder, image_sizes, presets, unreadable
+from vision.alpha import BACKGROUND, check_background
 from vision.data import Dataset, Images, MegaBatchStream, make_dataset
 from vision.examples import Pixels
-from vision.image_files import ImagePeriod, ImageSource
+from vision.image_files import ImagePeriod, ImageSource, paths_of
 from vision.periods import listed
 
 
@@ -117,8 +118,8 @@ def read_periods(
     They are in memory or, with `cache`, mapped from a file of each period in that folder. Pixels
     are normalised by mean and deviation of the first period's training images.
 
-    UserError: as of `listed`, an image is unreadable, images of the first period differ in size, or
-    `cache` cannot be written.
+    UserError: as of `listed`, images are unreadable (all are named), images of the first period
+    differ in size, or `cache` cannot be written.
     """
     periods, _ = listed(source)
     new_classes = [name for period in periods for name in period.new_classes]
@@ -127,7 +128,10 @@ def read_periods(
     test: list[Images] = []
     for period in periods:
         scaled_to = size or image_sizes.resized_to(period, periods[0])
-        images = _period_images(source, period, numbers, scaled_to, cache)
+        try:
+            images = _period_images(source, period, numbers, scaled_to, cache)
+        except folder.UnreadableImage:
+            raise unreadable.error_of(paths_of(periods)) from None
         cut = len(images.labels) - len(period.splits["test"])
         train.append(Images(images.images[:cut], images.labels[:cut]))
         test.append(Images(images.images[cut:], images.labels[cut:]))
@@ -135,6 +139,8 @@ def read_periods(
     count = len(periods[0].splits["train"])
     first = Images(train[0].images[:count], train[0].labels[:count])
     digest = hashlib.sha256(f"{size} {periods[0].sha256}".encode())
+    if source.background != BACKGROUND:
+        digest.update(str(check_background(source.background)).encode())
     dataset = replace(
         make_dataset("folder", first, first),
         train=_joined(train),
@@ -142,6 +148,7 @@ def read_periods(
         classes=len(numbers),
         names=list(numbers),
         resize_size=size and size.shorter,
+        background=source.background,
         # A hash of the first period only, so that appends do not change it.
         source_fingerprint=digest.hexdigest()[:16],
     )
@@ -165,7 +172,7 @@ def _period_images(
     images = [image for split in period.splits.values() for image in split]
     paths = [image["path"] for image in images]
     place = Path(source.root, period.name)
-    pixels = folder.pixels_of(place, paths, size, Path(cache) if cache else None)
+    pixels = folder.pixels_of(place, paths, size, Path(cache) if cache else None, source.background)
     labels = torch.tensor([numbers[image["label"]] for image in images])
     return Images(torch.from_numpy(pixels), labels)
 

@@ -10,6 +10,7 @@ from alma.experiments import naming, sections_of, values_of
 from alma.options import flag_of
 from alma.sweeps import setting_text
 from vision import arrived
+from vision.alpha import BACKGROUND, check_background
 from vision.image_files import ImageSource
 from vision.periods import listed
 
@@ -27,7 +28,8 @@ _OF_THE_COMMAND = {
 
 PERIODS = {"by": None, "manifest": None, "group_by": None, "classes": "all"}
 """Flags of a stream by date, with their defaults."""
-USUAL = {"data_root": "data", "device": "auto", "cache_images": None} | PERIODS
+_FILES = {"data_root": "data", "cache_images": None, "background": BACKGROUND}
+USUAL = {"device": "auto"} | _FILES | PERIODS
 """Defaults of flags that a recorded command leaves out."""
 
 
@@ -123,7 +125,16 @@ def _source(section: argparse.Namespace) -> ImageSource:
         relative = "paths of --manifest are relative to its folder"
         raise UserError(f"--data-root: leave it out, {relative}")
     record = str(section.write) if section.write else arrived.record_of(section.out)
-    return ImageSource(section.data_root, section.by, section.manifest, section.group_by, record)
+    check_background(section.background)
+    return ImageSource(
+        section.data_root,
+        section.by,
+        section.manifest,
+        section.group_by,
+        record,
+        section.background,
+        section.skip_unreadable,
+    )
 
 
 def _check_without_by(section: argparse.Namespace) -> None:

@@ -199,7 +199,10 @@ class StageTrainer:
     def _score(self, metric: "Metric", predicted: "Tensor") -> float:
         """The metric of the predicted classes (n,). UserError: it is no finite number."""
         held_out = self._held_out
-        score = metric(held_out.tested(predicted.cpu()), held_out.tested(held_out.labels))
+        # Copies: a metric may edit its arguments, and on a CPU `.cpu()` is none.
+        classes = held_out.tested(predicted.cpu()).clone()
+        labels = held_out.tested(held_out.labels).clone()
+        score = metric(classes, labels)
         try:
             finite = math.isfinite(score)
         except TypeError:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alma.errors import UserError
 from alma.options import flag_of
@@ -19,14 +19,17 @@ from alma.sweeps import (
     setting_text,
     varying,
 )
-from vision import presets
+from vision import alpha, copies, presets, unreadable
 from vision.experiment import fitting, run
-from vision.image_files import ImageSource
+from vision.image_files import ImageSource, paths_of
 from vision.learners import all_settings, resolve
-from vision.periods import check_append, check_classes, listed
+from vision.periods import check_append, check_classes, check_some_classes, listed
 from vision.points import DATA, SweepPoint, points_of
 from vision.presets import Settings
 from vision.sections import USUAL
+
+if TYPE_CHECKING:
+    from vision.folder import Listing
 
 _OF_THE_STREAM = {*DATA} - {"preset", "replay_share", "replay_from"}
 
@@ -209,6 +212,8 @@ def _dataset(section: argparse.Namespace, point: SweepPoint) -> dict[str, Any]:
         "download": section.download,
         "image_size": point.data.get("image_size"),
         "resize_size": point.data.get("resize_size"),
+        "background": section.background,
+        "skip_unreadable": section.skip_unreadable,
     }
     if section.cache_images:
         if point.scenario in ("rotated", "permuted"):
@@ -234,7 +239,7 @@ def _command(section: argparse.Namespace, point: SweepPoint, out: Path) -> str:
     words = []
     for name, value in values.items():
         words += [flag_of(name), setting_text(value)]
-    for name in ("download", "save_stages"):
+    for name in ("download", "skip_unreadable", "save_stages"):
         if getattr(section, name):
             words.append(flag_of(name))
     if section.source and section.save_stages is False:
@@ -247,24 +252,19 @@ def _command(section: argparse.Namespace, point: SweepPoint, out: Path) -> str:
 def check_data(jobs: Sequence[SweepRun]) -> list[str]:
     """Lines about the files of each folder of images, and about each period.
 
-    UserError: images are missing, a stream does not fit them, or does not continue that of the run.
+    UserError: images are missing or tell nothing, a stream does not fit them, or does not continue
+    that of the run.
     """
     from vision import folder
-    from vision.image_sizes import resized_lines
 
-    lines = []
-    for source in dict.fromkeys(job.source for job in jobs if job.source):
-        periods, about_files = listed(source)
-        lines += [*map(str, periods), about_files]
-    keeping_size = [job.source for job in jobs if job.source and not job.dataset["image_size"]]
-    for source in dict.fromkeys(keeping_size):
-        lines += resized_lines(source)
-    listings: dict[str, folder.Listing] = {}
+    lines = _lines_of_sources(jobs)
+    listings: dict[tuple[str, bool], Listing] = {}
     for job in jobs:
         if job.dataset["name"] == "folder" and not job.source:
-            root = job.dataset["root"]
-            if root not in listings:
-                listings[root] = folder.listed(Path(root))
+            key = (job.dataset["root"], job.dataset["skip_unreadable"])
+            if key not in listings:
+                listings[key] = folder.listed(Path(key[0]), key[1])
+                lines += _lines_of_folder(listings[key], job)
     for job in jobs:
         presets.check_seed(job.options["seed"])
         if job.source:
@@ -273,7 +273,7 @@ def check_data(jobs: Sequence[SweepRun]) -> list[str]:
             check_append(job.out, periods, job.options["append"], only_test)
             continue
         if job.dataset["name"] == "folder":
-            listing = listings[job.dataset["root"]]
+            listing = listings[job.dataset["root"], job.dataset["skip_unreadable"]]
             images = len(listing.train)
             classes = len(listing.classes)
         else:
@@ -281,4 +281,36 @@ def check_data(jobs: Sequence[SweepRun]) -> list[str]:
         by_classes = job.scenario == "classes"
         presets.check_megabatches(job.megabatches, images, classes if by_classes else 0)
         presets.check_seed(job.stream_seed)
-    return [*lines, *map(str, listings.values())]
+    return lines
+
+
+def _lines_of_folder(listing: "Listing", job: SweepRun) -> list[str]:
+    """Lines about the files of a folder. UserError: its classes tell nothing."""
+    root = Path(job.dataset["root"])
+    copies.check_classes(str(root / "train"), listing.classes, listing.train)
+    lines = [
+        str(listing),
+        unreadable.line(listing.unreadable),
+        copies.deeper_line(listing.train, root / "train"),
+    ]
+    lines += copies.lines(listing)
+    lines.append(alpha.line(listing.paths(), job.dataset["background"]))
+    return [line for line in lines if line]
+
+
+def _lines_of_sources(jobs: Sequence[SweepRun]) -> list[str]:
+    """Lines about the images of streams by date. UserError: their classes tell nothing."""
+    from vision.image_sizes import resized_lines
+
+    lines = []
+    for source in dict.fromkeys(job.source for job in jobs if job.source):
+        periods, about_files = listed(source)
+        check_some_classes(source, periods)
+        lines += [*map(str, periods), about_files]
+        alpha_line = alpha.line(paths_of(periods), source.background)
+        if alpha_line:
+            lines.append(alpha_line)
+    keeping_size = [job.source for job in jobs if job.source and not job.dataset["image_size"]]
+    for source in dict.fromkeys(keeping_size):
+        lines += resized_lines(source)
+    return lines

@@ -46,3 +46,19 @@ def unpack(packed: Path, target: Path) -> None:
     except (gzip.BadGzipFile, EOFError, zlib.error, struct.error) as error:
         remedy = "delete it, then copy it again or use --download"
         raise UserError(f"{packed}: {error}: {remedy}") from None
+
+
+def unpack_missing(raw: Path, target: Path) -> bool:
+    """Unpack the files of `raw` that exist only packed into `target`, with links to all others.
+
+    torchvision needs unpacked files, and the user's folder may be read-only. False: none is packed.
+    """
+    packed = [path for path in raw.glob("*-ubyte.gz") if not path.with_suffix("").exists()]
+    if not packed:
+        return False
+    target.mkdir(parents=True)
+    for path in raw.iterdir():
+        (target / path.name).symlink_to(path.resolve())
+    for path in packed:
+        unpack(path, target / path.stem)
+    return True

@@ -11,7 +11,7 @@ from alma.errors import UserError
 from alma.files import walk
 from alma.records import Run
 from alma.report.advice.period import Period
-from alma.report.age import losses_of
+from alma.report.age import all_losses_of, losses_of
 from alma.report.age_table import unit
 from alma.report.losses import Losses
 from alma.report.results import Result
@@ -46,6 +46,8 @@ class Record:
     result: Result
     losses: Losses | None
     """Of the trained models, in `unit`; None: none is trained, or the run has no held-out parts."""
+    losses_by_age: Losses | None
+    """Those without models that trained before the cutoff of the model that began the run."""
 
     @classmethod
     def read(cls, place: Path) -> "Record":
@@ -60,7 +62,7 @@ class Record:
             remedy = f"`alma status {run.directory}` tells how far it is"
             raise UserError(f"{run.directory} has no rows yet, nothing was evaluated: {remedy}")
         result = Result(run.config, (rows,), runs=(run,))
-        record = cls(run, result, losses_of(result))
+        record = cls(run, result, all_losses_of(result), losses_of(result))
         if record.models:
             newest = record.models[-1].megabatch
             check_growth(run.directory, newest, record.arrived, result.waiting_time)

@@ -239,10 +239,12 @@ def _by_scatter(
     record: Record, old: TrainedModel, newest: TrainedModel, parts: Sequence[int]
 ) -> Gain | None:
     """The gain without losses of items; None: the law of staleness takes more models."""
-    assert record.losses
+    assert record.losses_by_age
     gains = [record.loss(old, t) - record.loss(newest, t) for t in parts]
     try:
-        gain = gain_by_scatter(record.losses, math.fsum(gains) / len(gains), record.period.year)
+        gain = gain_by_scatter(
+            record.losses_by_age, math.fsum(gains) / len(gains), record.period.year
+        )
     except UserError:
         return None
     return Gain(gain, "scatter", None, len(parts))

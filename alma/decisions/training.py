@@ -87,12 +87,12 @@ def is_due(record: Record, terms: Terms) -> DueAnswer:
     if terms.every:
         verdicts.append(_by_calendar(record, since, terms.every))
     is_reached = bool(verdicts) and verdicts[0].answer == "yes"
-    if is_reached or record.losses is None:
+    if is_reached or record.losses_by_age is None:
         return _answer(record, terms, verdicts)
     if not record.is_tested(newest, record.arrived):
         verdicts.append(_of_untested(record))
         return _answer(record, terms, verdicts)
-    return _by_losses(record, record.losses, terms, verdicts)
+    return _by_losses(record, record.losses_by_age, terms, verdicts)
 
 
 def _by_calendar(record: Record, since: int, every: int) -> Verdict:

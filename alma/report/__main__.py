@@ -3,12 +3,14 @@
 import argparse
 import itertools
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from alma.errors import Parser, UserError, command
 from alma.files import make_directory
 from alma.help_texts import RUNS
+from alma.options import names_of
 from alma.records import Run
 from alma.report import compare, differences
 from alma.report.files import write_report
@@ -99,6 +101,12 @@ def parser() -> Parser:
         help="draw the figures of the paper for image runs (vision) or language models (lm)",
     )
     add(
+        "--draw",
+        **names_of(vision_figures.FIGURES) | {"metavar": "FIGURE,..."},
+        default=[],
+        help="with --figures vision: draw these only (default: all that the runs support)",
+    )
+    add(
         "--table",
         choices=("lm",),
         help="print Tables 1 and 2 of the paper for language models; with --out write them as "
@@ -136,13 +144,14 @@ class Report:
         for remark in [*self.remarks, *self.paper_remarks]:
             print(remark)
 
-    def write(self, out: Path, figures: str | None) -> None:
-        """Write the files, with the paper's `figures` or the general ones; print their paths."""
+    def write(self, out: Path, figures: str | None, names: Sequence[str] = ()) -> None:
+        """Write the files, with the paper's `figures` (of image runs those of `names`) or the
+        general ones; print their paths."""
         make_directory(out)
         pictures: list[Picture] | None = None
         missing: list[str] = []
         if figures == "vision":
-            pictures, missing = vision_figures.write_paper_figures(self.runs, out)
+            pictures, missing = vision_figures.write_paper_figures(self.runs, out, names)
         elif figures == "lm":
             pictures, missing = lm_figures.write_figures(self.entries, out)
         written = write_report(
@@ -156,6 +165,8 @@ def read_report(options: argparse.Namespace, damaged: list[str]) -> Report:
 
     UserError: there are no runs to report on, or an option does not fit them.
     """
+    if options.draw and options.figures != "vision":
+        raise UserError("--draw needs --figures vision")
     runs = find_runs(options.runs, damaged)
     if options.metric:
         runs = scored(runs, options.metric)
@@ -202,9 +213,9 @@ def main() -> None:
         write_page(report.runs, options.html, report.remarks, options.baseline)
         print(options.html)
     if options.out:
-        report.write(options.out, options.figures)
+        report.write(options.out, options.figures, options.draw)
     elif options.figures:
-        report.write(Path("report"), options.figures)
+        report.write(Path("report"), options.figures, options.draw)
     if damaged:
         sys.exit(1)
 

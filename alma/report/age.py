@@ -14,6 +14,38 @@ from alma.stages import stages
 
 
 def losses_of(result: Result) -> Losses | None:
+    """The evaluation matrices from which ages are computed, in nats per token or error in percent.
+
+    As `all_losses_of`, without the models that `trained_before_cutoff`.
+    """
+    losses = all_losses_of(result)
+    if not losses:
+        return None
+    before = len(trained_before_cutoff(result))
+    seeds = tuple(lines[before:] for lines in losses.seeds)
+    return Losses(losses.label, losses.until[before:], losses.periods, seeds)
+
+
+def trained_before_cutoff(result: Result) -> list[int]:
+    """The mega-batches at which stages ended that trained before the --cutoff of the first model.
+
+    Such a model saw text until the cutoff, which is newer than its training data: its age is not
+    that of its stage.
+    """
+    seen = 0
+    for rows in result.repeats:
+        for row in rows.values():
+            seen = max(seen, row["extra"].get("matrix_seen", 0))
+    return [end for end in _ends(result) if end < seen]
+
+
+def _ends(result: Result) -> list[int]:
+    """The mega-batches at which the stages ended that are complete."""
+    plan = stages(result.megabatches, result.waiting_time)
+    return [stage.last for stage in plan if stage.last <= result.progress]
+
+
+def all_losses_of(result: Result) -> Losses | None:
     """The evaluation matrices of a configuration, in nats per token or error in percent.
 
     A row per trained model, at the mega-batch at which its stage ends; NaN on held-out parts that
@@ -22,8 +54,7 @@ def losses_of(result: Result) -> Losses | None:
     """
     if not all(matrix(rows) for rows in result.repeats):
         return None
-    plan = stages(result.megabatches, result.waiting_time)
-    until = tuple(stage.last for stage in plan if stage.last <= result.progress)
+    until = tuple(_ends(result))
 
     def loss(value: float) -> float:
         if result.metric == "perplexity":

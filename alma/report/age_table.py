@@ -99,6 +99,13 @@ def titled(rows: Sequence[Aged]) -> TitledTable:
     if any(len(row.result.repeats) > 1 for row in rows):
         note += " In brackets: 90% intervals over seeds."
     for row in rows:
+        before = age.trained_before_cutoff(row.result)
+        if before:
+            models = f"model of mega-batch {before[0]}"
+            if len(before) > 1:
+                models = f"{len(before)} models until mega-batch {before[-1]}"
+            note += f" {row.result.label}: without the {models}, trained before the cutoff of the "
+            note += "model that began the run."
         count = sum(len(cells) for at, cells in row.losses.by_age.items() if at > 0)
         if count < LEAST_CELLS:
             note += f" {row.result.label}: {count} of the {LEAST_CELLS} cells of age above 0 "

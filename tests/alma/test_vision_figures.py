@@ -324,3 +324,18 @@ def test_missing_figures_have_remarks_and_out_has_a_default(tmp_path):
     assert lines[-3:] == [
         f"report/{name}" for name in ("report.md", "report.csv", "digits_B2_over_time.png")
     ]
+
+
+def test_draw_names_the_figures_and_keeps_silent_about_others(tmp_path):
+    for wait in (1, 2):
+        image_run(tmp_path / f"runs/sm{wait}", [0.4, 0.3, 0.2, 0.2], w=wait)
+    out = tmp_path / "report"
+    words = (tmp_path / "runs", "--figures", "vision", "--out", out)
+    assert " replay: no run with --replay" in report(*words).stdout
+    for path in out.iterdir():
+        path.unlink()
+    done = report(*words, "--draw", "over_time")
+    assert " replay: " not in done.stdout
+    assert {path.stem.partition("_over")[0] for path in out.glob("*.png")} == {"digits_B4"}
+    wrong = report(tmp_path / "runs", "--draw", "over_time")
+    assert "--draw needs --figures vision" in wrong.stderr

@@ -304,11 +304,14 @@ def test_a_class_that_no_record_can_hold_is_refused_before_training(place):
     assert not (place.work / "run").exists()
 
 
-def test_a_manifest_is_read_until_its_first_missing_image(place):
+def test_of_a_manifest_with_missing_images_no_row_is_kept(place):
     rows = "path,label,date\n" + "absent.png,cat,2024-01-01\n" * 300_000
     (place.work / "images.csv").write_text(rows)
     words = "images --manifest images.csv --by month --out run".split()
     assert "absent.png (no such file)" in place.refused(*words)
+    numbered = "".join(f"absent{number}.png,cat,2024-01-01\n" for number in range(100_000))
+    (place.work / "images.csv").write_text("path,label,date\n" + numbered)
+    assert "cannot read 100,000 images (no such file): ./absent0.png" in place.refused(*words)
 
 
 def test_a_packed_file_has_the_bytes_that_its_header_tells(place):

@@ -119,7 +119,7 @@ def test_the_batch_matches_fairseq(flags, tokens):
 def test_unknown_costs_are_question_marks():
     unknown = Machine((), 1)
     lstm = estimated(flags="--arch lstm_lm", machine=unknown)
-    assert table([lstm]).splitlines()[1].split() == ["R", "sm", "-", "?", "40", "0.0M", "?", "?"]
+    assert table([lstm]).splitlines()[1].split() == ["R", "sm", "-", "?", "40", "5,120", "?", "?"]
     without_dictionary = vocabulary_size("missing")
     shapeless = estimated(vocabulary=without_dictionary, machine=unknown)
     endless = estimated(flags="--max-update 0")
@@ -158,8 +158,8 @@ def test_the_table_has_totals():
     ens = estimated("--learner", "ens", flags="--max-update 5000000")
     _, *rows = table([estimated("--learner", "gmoe"), ens]).splitlines()
     assert [row.split() for row in rows] == [
-        ["R", "gmoe", "4->10", "0.0M", "40", "0.0M", "0.0", "1.0"],
-        ["R", "ens", "4@2", "0.0M", "40,000,000", "5,120M", "51.6", "1.0"],
+        ["R", "gmoe", "4->10", "7,064", "40", "5,120", "5.2e-05", "1.0"],
+        ["R", "ens", "4@2", "8,144", "40,000,000", "5,120M", "51.6", "1.0"],
         ["total", "40,000,040", "5,120M", "51.6"],
     ]
 

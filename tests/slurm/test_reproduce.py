@@ -87,9 +87,12 @@ def test_each_figure_ends_with_the_finding_of_the_paper_of_the_small_size_and_of
             reproduce.make(name, record, options_of("--size", size)) for size in ("small", "paper")
         )
         lines = f"{name}: 0 s\n{name}: {record.get('beyond', 'paper')}: {record['finding']}"
-        real = f"; on real data: {record['real']}" if "real" in record else ""
+        real = ""
+        if "real" in record:
+            real = f"; ALMA's own runs on real data showed: {record['real']}"
         assert paper == lines + real
-        assert small == f"{lines}; at this size: {record['small']}{real}"
+        recorded = "ALMA's own runs of this size, not those just made, showed"
+        assert small == f"{lines}; {recorded}: {record['small']}{real}"
         assert small.count("\n") == 1
 
 
@@ -206,7 +209,8 @@ def test_the_real_tools_run_and_draw(small, monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     picture = Path("reproduced/small/first/digits_B2_learning_curves.png")
     assert lines[-2].endswith(f" s: {picture}")
-    assert lines[-1] == "first: paper: waiting helps; at this size: best w 2"
+    recorded = "ALMA's own runs of this size, not those just made, showed"
+    assert lines[-1] == f"first: paper: waiting helps; {recorded}: best w 2"
     assert picture.read_bytes().startswith(b"\x89PNG")
     names = sorted(path.name for path in Path("reproduced/small/runs/digits").iterdir())
     assert names == ["sm_w1_h2_s0", "sm_w2_h2_s0"]

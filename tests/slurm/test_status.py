@@ -128,6 +128,9 @@ def test_states_of_a_local_run(launcher, monkeypatch, capsys):
     backup.rename(trained)
     launcher.run()
     assert line(0).startswith("run mega-batch 4 of 4 done ")
+    with locked(launcher.out):  # by a launch whose other runs still train
+        assert " done " in line(0)
+        assert ": its launch still works: pid " in line(0)
     assert call(cancel.main, monkeypatch, "run") == 2
     assert "not launched on a cluster" in capsys.readouterr().err
 

@@ -313,8 +313,8 @@ def test_the_command_says_what_it_reads_of_a_folder_once(tree, tmp_path, monkeyp
             "5 mega-batches of 2 classes: choose 1",
         ),
         (
-            "--dataset folder --data-root one",
-            "of 1 training images: give more, so that each has an image",
+            "--dataset folder --data-root two",
+            "100 mega-batches of 2 training images: choose 1 to 1, so that each has",
         ),
         ("--megabatches 10,719", "719 mega-batches of 1437 training images: choose 1 to 718"),
         ("--scenario classes --megabatches 11", "11 mega-batches of 10 classes: choose 1 to 10"),
@@ -328,7 +328,9 @@ def test_a_sweep_is_refused_before_its_first_run_and_by_list(
 ):
     monkeypatch.chdir(tmp_path)
     for part in ("train", "test"):
-        picture(tmp_path / "one" / part / "a" / "0.png", np.zeros((4, 4, 3), np.uint8))
+        for grey, name in enumerate("ab"):
+            place = tmp_path / "two" / part / name / "0.png"
+            picture(place, np.full((4, 4, 3), grey, np.uint8))
     assert message in error_of(monkeypatch, capsys, *words.split(), *listing, "--out", "new")
     assert not Path("new").exists()
 

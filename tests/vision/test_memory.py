@@ -107,7 +107,8 @@ def test_results_are_the_same_with_batches_of_few_and_images_as_bytes(
 
 def test_out_of_memory_is_one_line_that_says_what_to_lower(tmp_path, child):
     labels = torch.arange(80) % 4
-    images = Images(torch.zeros(80, 3, 32, 32, dtype=torch.uint8), labels)
+    pixels = torch.arange(80, dtype=torch.uint8)[:, None, None, None].repeat(1, 3, 32, 32)
+    images = Images(pixels, labels)
     stream = MegaBatchStream(make_dataset("folder", images, images), 2)
 
     def limited():

@@ -96,7 +96,7 @@ def test_each_period_is_a_mega_batch_with_a_test_set_of_its_own():
         ((PIXELS, LABELS), {"dates": DATES[1:]}, "give the period of each of 40 images"),
         ((PIXELS, LABELS), {"dates": [None] * 40}, "give the period of each of 40 images"),
         ((PIXELS, LABELS), {"dates": ["2024-9"] * 20 + ["2024-10"] * 20}, "or '2024-03'"),
-        ((PIXELS, LABELS), {"dates": np.arange(40) // 39}, "a mega-batch needs at least 2 images"),
+        ((PIXELS, LABELS), {"dates": np.arange(40) // 39}, "2 periods, the smallest of 1 images"),
         ((PIXELS, LABELS), {"dates": DATES, "megabatches": 2}, "give megabatches, or dates"),
         ((PIXELS, LABELS), {"test": (PIXELS[..., 1:], LABELS)}, "give one size"),
     ],

@@ -176,7 +176,7 @@ BAD = [
     (
         lambda shop: (shop / "m.csv").write_text("path,date\na.png,2026\n"),
         {"manifest": "m.csv"},
-        "image 1 has no",
+        "image 1 has no label",
     ),
     (
         lambda shop: (shop / "m.jsonl").write_text("[]\n"),
@@ -186,14 +186,14 @@ BAD = [
     (
         lambda shop: manifest(shop, "csv", lambda p: {"split": "dev"}),
         {"manifest": "images.csv"},
-        "image 1 has no",
+        "image 1 has a split that is none of train",
     ),
     (
         lambda shop: manifest(
             shop, "csv", lambda p: {"o": 1, "split": ("test", "train")[p.stem > "5"]}
         ),
         {"manifest": "images.csv", "group_by": "o"},
-        "another split than its group 1",
+        "8.png is in train, its group (o 1) in test",
     ),
 ]
 

@@ -214,6 +214,13 @@ class Laws:
         UserError: fewer than three models share periods, or too few are tested after their
         training (`tells_age`).
         """
+        too_few = (
+            f"{losses.label}: fewer than 3 models share periods that are after their training, "
+            f"or fewer than {LEAST_CELLS} cells of age above 0 of several models and periods: "
+            "test each model on the periods after its training"
+        )
+        if len(losses.until) < 3:
+            raise UserError(too_few)
         self.losses = losses
         self.axes = Axes(np.array(losses.until), np.array(losses.periods))
         self.until = self.axes.until
@@ -222,11 +229,7 @@ class Laws:
         measured = np.isfinite(self.values)
         compared = measured & (measured.sum(0) > 1)
         if compared.any(1).sum() < 3 or not tells_age(self.axes, compared):
-            raise UserError(
-                f"{losses.label}: fewer than 3 models share periods that are after their training, "
-                f"or fewer than {LEAST_CELLS} cells of age above 0 of several models and periods: "
-                "test each model on the periods after its training"
-            )
+            raise UserError(too_few)
         plain = fit_laws(self.axes, self.values, measured)[0]
         self.event = find_event(self.axes, self.values, measured, plain, year)
         best, *alternatives = fit_laws(self.axes, self.values, measured, self.event)

@@ -15,8 +15,11 @@ from alma.report.vision import costs, over_time, select
 from alma.report.vision.select import Missing
 
 
-def write_paper_figures(runs: Sequence[Run], out: Path) -> tuple[list[Picture], list[str]]:
-    """Write every figure that the runs support to `out`, for each data set and B.
+def write_paper_figures(
+    runs: Sequence[Run], out: Path, names: Sequence[str] = ()
+) -> tuple[list[Picture], list[str]]:
+    """Write every figure that the runs support to `out`, or those of `names`, for each data set and
+    B.
 
     Returns the pictures, and a line for each run that is left out and each figure that cannot be
     drawn.
@@ -26,7 +29,8 @@ def write_paper_figures(runs: Sequence[Run], out: Path) -> tuple[list[Picture], 
     with style.drawing():
         for stem, results in select.data_sets(done).items():
             remarks += compare.lacking(results)
-            for name, (make, caption) in FIGURES.items():
+            for name in names or FIGURES:
+                make, caption = FIGURES[name]
                 if name == "front":
                     caption = front.caption(results)
                 try:
