@@ -24,6 +24,7 @@ from fairseq_alma.checkpoint import memory_map_last, memory_map_members
 from fairseq_alma.data.token_blocks import Tokens
 from fairseq_alma.ensemble import EnsembleDecoder, ensemble_of
 from fairseq_alma.moe.metrics import Evaluation, LossesInOrder, evaluate
+from fairseq_alma.training import tf32
 
 _COUNTS = ("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory")
 """Measurements of a training that the task saves in checkpoints (`get_checkpoint_dict`)."""
@@ -105,7 +106,8 @@ def training_record(checkpoint: str, shape: Shape | Weights) -> dict[str, Any]:
     """The cost of training a stage, from its last checkpoint (`checkpoint` may be the best).
 
     `flops` count the forward and backward passes of training, as in the paper; `validation_flops`
-    and `growth_flops` (choosing the experts to split) are not included.
+    and `growth_flops` (choosing the experts to split) are not included. `tf32`: only if products
+    of fp32 were TF32.
     """
     state = memory_map_last(checkpoint)
     counts = state["extra_state"].get("AlmaLMTask")
@@ -117,7 +119,7 @@ def training_record(checkpoint: str, shape: Shape | Weights) -> dict[str, Any]:
         raise UserError(
             f"{checkpoint}: its token counts are damaged ({error}): train again"
         ) from None
-    return {
+    record = {
         "updates": state["optimizer_history"][-1]["num_updates"] - counts.get("first_update", 0),
         "tokens": counts["train_tokens"],
         "flops": shape.training_flops(counts["train_tokens"]),
@@ -126,6 +128,9 @@ def training_record(checkpoint: str, shape: Shape | Weights) -> dict[str, Any]:
         "seconds": counts["seconds"],
         "peak_memory_bytes": counts["peak_memory"],
     }
+    if counts.get("tf32"):
+        record["tf32"] = True
+    return record
 
 
 def describe(split: str, loaded: Loaded, item_losses: Path | None = None) -> dict[str, Any]:
@@ -170,7 +175,7 @@ def describe(split: str, loaded: Loaded, item_losses: Path | None = None) -> dic
 
 
 def _evaluate(split: str, loaded: Loaded, in_order: LossesInOrder | None) -> Evaluation:
-    """Evaluate the model on a split, on a GPU if there is one.
+    """Evaluate the model on a split, on a GPU if there is one, without TF32.
 
     in_order: to which the loss of each token is added.
     """
@@ -179,6 +184,7 @@ def _evaluate(split: str, loaded: Loaded, in_order: LossesInOrder | None) -> Eva
     model = loaded.model
     if torch.cuda.is_available() and not cfg.common.cpu:
         model = model.cuda()
+        tf32.allow(False)  # torch's default allows it in convolutions
     task.load_dataset(split)
     batches = task.eval_lm_dataloader(
         dataset=task.dataset(split),

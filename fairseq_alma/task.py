@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from fairseq.data import MonolingualDataset, TokenBlockDataset
+from fairseq.data import MonolingualDataset
 from fairseq.data.encoders.gpt2_bpe import DEFAULT_ENCODER_JSON
 from fairseq.distributed import utils as distributed_utils
 from fairseq.tasks import register_task
@@ -23,7 +23,7 @@ from alma.processes import peak_memory
 from alma.stages import Stage, check_share, stages
 from alma.stream import Part, Stream, is_stream, read_index
 from fairseq_alma import initial
-from fairseq_alma.data import preprocessed, token_blocks
+from fairseq_alma.data import lm_dataset, preprocessed, token_blocks
 from fairseq_alma.moe.layer import divide_experts, routings_of
 from fairseq_alma.moe.metrics import layer_stats, log_layers, token_nll
 from fairseq_alma.switch_lm import expect_padding
@@ -75,7 +75,7 @@ class AlmaLMTask(LanguageModelingTask):
         self.average_from = 0  # update count at the start of the weight average
         self.seconds = 0.0  # training time of the interrupted processes that this one resumes
         self.started = time.monotonic()
-        self.tf32 = False  # whether products of fp32 are TF32, see `training.tf32`
+        self.tf32: bool | None = None  # whether products of fp32 are TF32, see `training.tf32`
         self.note = ""  # a hint about how the fairseq-preprocess directory was cut
         check_share(args.replay_share, args.replay)
         if args.replay_share and not args.stage:
@@ -233,38 +233,12 @@ class AlmaLMTask(LanguageModelingTask):
         """A split as blocks of `length` tokens, with those of --replay-share in `train`."""
         prefixes, items = self.sources[split]
         tokens = token_blocks.Tokens(prefixes, items)
-        eos = self.dictionary.eos()
         if not len(tokens):
             raise UserError(f"{self.args.data}: {split} is empty")
-        across_items = self.args.sample_break_mode in (None, "none")
-        blocks: token_blocks.TokenBlocks | TokenBlockDataset
-        if not across_items or self.targets != ["future"]:
-            indexed = preprocessed.indexed(prefixes)
-            blocks = TokenBlockDataset(
-                indexed,
-                indexed.sizes,
-                length,
-                pad=self.dictionary.pad(),
-                eos=eos,
-                break_mode=self.args.sample_break_mode,
-                include_targets=True,
-            )
-        else:
-            blocks = token_blocks.TokenBlocks(tokens, length, eos)
-            if split == "train" and self.args.replay_share:
-                blocks = self._with_replay(blocks)
-        return token_blocks.LanguageModelDataset(
-            blocks,
-            blocks.sizes,
-            self.dictionary,
-            self.output_dictionary,
-            add_eos_for_other_targets=not across_items,
-            shuffle=True,
-            targets=self.targets,
-            add_bos_token=self.args.add_bos_token,
-            fixed_pad_length=length if self.args.pad_to_fixed_length else None,
-            pad_to_bsz=self.args.batch_size if self.args.pad_to_fixed_bsz else None,
-        )
+        with_replay = None
+        if split == "train" and self.args.replay_share:
+            with_replay = self._with_replay
+        return lm_dataset.build(self, tokens, length, with_replay)
 
     def _with_replay(self, blocks: token_blocks.TokenBlocks) -> token_blocks.ReplayBlocks:
         """The stage's `blocks`, and those of earlier mega-batches for --replay-share."""

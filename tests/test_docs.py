@@ -282,7 +282,7 @@ def test_documented_keys_of_image_runs(tmp_path):
     infos = [run.info for run in runs]
     rows = [row for run in runs for row in run.rows]
     of_text = ["stages", "processes", "gpus", "tokens_per_update", "test_periods"]
-    assert_described(infos, "run.json", unseen=of_text)
+    assert_described(infos, "run.json", unseen=[*of_text, "tf32"])
     of_torchvision = ["weights"]
     configs = (info["config"] for info in infos)
     assert_described(configs, "config, all runs", "config, images", unseen=of_torchvision)

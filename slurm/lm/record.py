@@ -40,6 +40,7 @@ class _Costs(TypedDict):  # costs of a training
     seconds: AMOUNT
     peak_memory_bytes: AMOUNT
     validation_flops: AMOUNT
+    tf32: NotRequired[bool]
 
 
 class _Cell(TypedDict):  # of a late evaluation
@@ -151,12 +152,23 @@ def collect(plan: Plan, run: Run) -> None:
         return _measured(plan, specs.get(stage), lengths.get(index, megabatches))
 
     append_rows(run, [spec.stage for spec in specs.values()], measure, waiting_fields)
+    if _used_tf32(run):
+        run.note(tf32=True)
     evaluations = []
     for index in [None, *(spec.stage.index for spec in specs.values())]:
         for cell in measured_cells(plan, index):
             if cell["megabatch"] <= megabatches:
                 evaluations.append(cell)
     run.append_evaluations(evaluations)
+
+
+def _used_tf32(run: Run) -> bool:
+    """Whether a training of the run had TF32 products; records of earlier versions do not say."""
+    for row in run.rows_as_written:
+        for training in row["extra"].get("training", ()):
+            if training.get("tf32"):
+                return True
+    return False
 
 
 def _measured(plan: Plan, spec: StageSpec | None, cells: int) -> Measured:

@@ -1,7 +1,7 @@
 """Stand-in for fairseq_alma.evaluate: the perplexity is the mean of the first digits of the fake
 models.
 
-FAKE_UNTRAINED: the evaluation of the untrained model fails.
+FAKE_UNTRAINED: the evaluation of the untrained model fails. FAKE_TF32: trainings had TF32.
 """
 
 import argparse
@@ -38,6 +38,9 @@ training = [
     }
     for state in states
 ]
+if "FAKE_TF32" in os.environ:
+    for costs in training:
+        costs["tf32"] = True
 values = [int(state["model"][:6], 16) / 1000 for state in states] or [5000.0]
 result = {
     "nll": 6.2,
