@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alma import environment
+from alma import environment, tf32
 from alma.errors import UserError
 from alma.files import locked, make_directory, temporary_of
 from alma.records import TRAINED_MEGABATCHES, Run
@@ -193,6 +193,7 @@ def execute(request: ImageRequest) -> Run:
         stream = _normalised(request.stream, settings)
         record.note(images=stream.dataset.preparation)
         is_complete = _complete(record, len(schedule))
+        _choose_precision(record, target, settings)
         with fitting(directory):
             held_out = HeldOut(stream, target, config)
             data = StageData(stream, schedule, target, share)
@@ -222,6 +223,23 @@ def execute(request: ImageRequest) -> Run:
             )
             _play(record, trainer, schedule, settings.epochs)
     return record
+
+
+def _choose_precision(record: Run, device: "torch.device", settings: Settings) -> None:
+    """Compute products of fp32 in TF32 on a GPU that has it, unless --no-tf32 is given.
+
+    A run that began without it goes on without it. run.json says so if it is used.
+    """
+    if not tf32.is_supported(device):
+        return
+    began_in_full = (record.directory / CHECKPOINT).exists() and not record.info.get("tf32")
+    is_used = not settings.no_tf32 and not began_in_full
+    tf32.allow(is_used)
+    if is_used:
+        record.note(tf32=True)
+        print(f"{record.directory}: products of fp32 in TF32 (--no-tf32: in full)", flush=True)
+    elif began_in_full:
+        print(f"{record.directory}: products of fp32 in full, as the run began", flush=True)
 
 
 def test_arrivals(

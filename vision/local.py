@@ -1,14 +1,15 @@
 """Runs of images on this machine, in several processes."""
 
 import os
-import tempfile
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from alma.errors import UserError
+from vision import shared
 from vision.sweep import SweepRun
 
 
@@ -50,16 +51,10 @@ def _run_in_processes(jobs: Sequence[SweepRun], processes: int) -> list[Exceptio
     began = time.monotonic()
     setup = partial(_prepare, jobs[0].options["device"])
     with (
-        tempfile.TemporaryDirectory(
-            prefix="alma-images-"
-        ) as cache,  # decoded folders, for all jobs
+        shared.folder() as place,
         Workers(processes, setup, flag="--jobs") as workers,
     ):
-        tasks = []
-        for job in jobs:
-            if job.dataset["name"] == "folder":
-                job = replace(job, dataset={"cache_images": cache} | job.dataset)
-            tasks.append((job,))
+        tasks = [(_with_shared_data(job, place),) for job in jobs]
         results = workers.run(SweepRun.run, tasks)
         for done, (number, result) in enumerate(results, start=1):
             name = jobs[number].out.name
@@ -76,6 +71,18 @@ def _run_in_processes(jobs: Sequence[SweepRun], processes: int) -> list[Exceptio
                 flush=True,
             )
     return failed
+
+
+def _with_shared_data(job: SweepRun, place: Path) -> SweepRun:
+    """The job with its images mapped from files in `place`, which its processes share.
+
+    Images in folders have a cache of their own, unless --cache-images is given.
+    """
+    if job.dataset["name"] == "folder" or job.source:
+        if job.dataset.get("cache_images"):
+            return job
+        return replace(job, dataset=job.dataset | {"cache_images": str(place)})
+    return replace(job, shared=place)
 
 
 def _reported(error: Exception, name: str) -> Exception:

@@ -114,6 +114,11 @@ class Settings:
         choices=("off", "bf16"),
         record=CHANGED,
     )
+    no_tf32: bool = option(
+        False,
+        "compute products and convolutions of fp32 in full, also on GPUs that have TF32",
+        record=CHANGED,
+    )
     epochs: int = option(100, "epochs per stage", at_least=1)
     augment: bool = option(False, "random crops (padding 4) and flips")
     select: str = option(

@@ -75,9 +75,11 @@ class SweepRun:
     settings: Settings
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of experiment.run
     source: ImageSource | None = None  # of a stream by date
+    shared: Path | None = None  # folder of data that several processes map
 
     def run(self) -> None:
         """Start the run or resume it; a complete one stays as it is."""
+        from vision import shared
         from vision.data import load
         from vision.decoding import size_of
         from vision.scenarios import make_stream, read_periods
@@ -87,7 +89,10 @@ class SweepRun:
                 size = size_of(self.dataset["image_size"], self.dataset["resize_size"])
                 stream = read_periods(self.source, size, self.dataset.get("cache_images"))
         else:
-            dataset = load(**self.dataset)
+            if self.shared:
+                dataset = shared.load(self.shared, self.dataset)
+            else:
+                dataset = load(**self.dataset)
             stream = make_stream(dataset, self.megabatches, self.stream_seed, self.scenario)
         run(stream, out=self.out, command=self.command, **self.options)
 

@@ -1,34 +1,16 @@
-"""TF32 products of fp32 trainings, on GPUs that have them (Ampere and later).
+"""Which trainings compute products of fp32 in TF32 (`alma.tf32`).
 
-A matrix product then rounds its fp32 inputs to 10 bits of mantissa and adds in fp32. A training
-keeps the precision with which it began: its checkpoints say which.
+A training keeps the precision with which it began: its checkpoints say which.
 """
 
 import logging
 import os
 
-import torch
-
 from alma.errors import UserError
+from alma.tf32 import allow, is_supported
 from fairseq_alma.checkpoint import memory_map
 
 logger = logging.getLogger(__name__)
-
-AMPERE = 8  # major compute capability
-
-
-def is_supported(device: torch.device) -> bool:
-    """Whether the device computes TF32 products."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= AMPERE
-
-
-def allow(allowed: bool) -> None:
-    """Allow or forbid TF32 in products and convolutions of this process.
-
-    By torch's older interface: the newer one is missing in 2.7, and both must not be mixed.
-    """
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-    torch.backends.cudnn.allow_tf32 = allowed
 
 
 def prepare(cfg, trainer) -> None:
