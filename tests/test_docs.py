@@ -340,6 +340,7 @@ def test_documented_keys_of_text_runs():
     # if another run of the launch has the same training
     at_times = "raw matrix matrix_experts matrix_periods matrix_seen scores shared_with".split()
     assert row["extra"].keys() | set(at_times) == extra.keys()
+    training["tf32"] = True  # on a GPU
     assert training.keys() - MACHINE_FIELDS == extra["training"][1]
 
 

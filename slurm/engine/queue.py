@@ -46,7 +46,7 @@ _JobId = Annotated[str, msgspec.Meta(pattern=r"\A\d+(_\d+)?\Z")]
 """Type of a job id. Any other text might be taken for an option of scancel."""
 
 
-class Damaged(UserError):
+class DamagedJobs(UserError):
     """jobs.json of a run cannot be read; a launch writes it anew."""
 
 
@@ -151,7 +151,7 @@ def read_jobs(run: Path) -> list[SubmittedJob]:
         raise UserError(f"{run} was not launched on a cluster: it has no jobs.json") from None
     except (msgspec.DecodeError, KeyError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise Damaged(
+        raise DamagedJobs(
             f"{file} is damaged ({problem}): rerun the launch command to rewrite it"
         ) from None
     for job in jobs:
@@ -178,7 +178,7 @@ def _live(runs: Sequence[Path]) -> tuple[list[SubmittedJob], dict[str, JobState]
     for run in runs:
         try:
             jobs += [job for job in read_jobs(run) if job.job_id and not job.done]
-        except Damaged:
+        except DamagedJobs:
             damaged.append(run)
     states = ask([str(job.job_id) for job in jobs])
     of_runs = _unrecorded(damaged, set(states))
