@@ -17,7 +17,7 @@ from pathlib import Path
 
 from alma.errors import UserError
 from alma.files import write_json_atomic
-from slurm.engine import queue
+from slurm.engine import children, queue
 from slurm.engine.jobs import Job, shielded
 from slurm.engine.partitions import all_in_service
 from slurm.engine.queue import LOGS, JobStatus, SubmittedJob
@@ -27,6 +27,8 @@ from slurm.engine.terminal import say
 
 _PYTHON = shielded(f"{shlex.quote(sys.executable)} -P")
 """Python command of a job; -P ignores modules in the current folder, such as a slurm.py."""
+_SUBMIT_LIMIT = "MaxSubmitJob"
+"""In the names of SLURM's limits of the jobs that a user may have in the queue."""
 _TRANSIENT = ("nodes are busy", "node not available")
 _NO_NODE = "node configuration is not available"
 Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
@@ -70,12 +72,17 @@ def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
     return list(live.values())
 
 
+class QueueIsFull(UserError):
+    """SLURM takes no more jobs of this user until some of those in the queue have ended."""
+
+
 def launch(
     jobs: Sequence[Job], job_resources: Resources, folder: Path, busy: Sequence[SubmittedJob]
 ) -> None:
     """Submit the jobs that are neither complete nor `busy`; write the jobs.json of their runs.
 
-    folder: where to write scripts and logs. busy: jobs that are already in the queue.
+    folder: where to write scripts and logs. busy: jobs that are already in the queue. UserError:
+    SLURM refuses; QueueIsFull: only because of its limit of jobs.
     """
     if busy:
         say(f"{len(busy)} jobs are already in the queue, among them {busy[0].run} {busy[0].name}")
@@ -89,12 +96,34 @@ def launch(
         submit(jobs, job_resources, to_slurm(folder), ids, write)
     except UserError as error:
         done = f"{len(ids) - len(busy)} jobs are submitted"
-        raise UserError(f"{error}; {done}; rerun the command to submit the rest") from error
+        problem = f"{error}; {done}; rerun the command to submit the rest"
+        if ids and _SUBMIT_LIMIT in str(error):
+            raise QueueIsFull(f"{problem}, or give --wait") from error
+        raise UserError(problem) from error
     finally:
         write(jobs)
     new = len(ids) - len(busy)
     logs = f"; their logs: {folder}" if new else ""
     say(f"{new} jobs submitted{logs}")
+
+
+def submit_all(start: Callable[[], None], runs: Sequence[Path], wait: bool) -> None:
+    """Call `start`, which submits the jobs of `runs` that are missing.
+
+    With `wait`, a full queue is followed to its end, then the rest is submitted. StageFailed: a job
+    has failed meanwhile.
+    """
+    while True:
+        try:
+            start()
+            return
+        except QueueIsFull as error:
+            if not wait:
+                raise
+            say(f"{error.args[0].partition(';')[0]}; submits the rest when these jobs have ended")
+        problems = follow(runs, wait)
+        if problems:
+            raise children.StageFailed("; ".join(map(str, problems)))
 
 
 def follow(runs: Sequence[Path], wait: bool) -> list[JobStatus]:

@@ -23,6 +23,20 @@ def launch_on_slurm(plans: Sequence[Plan], job_resources: Resources, wait: bool)
 
     With `wait`, wait for their end; raise StageFailed if one fails.
     """
+    outs = [plan.out for plan in plans]
+    submission.submit_all(lambda: _submit(plans, job_resources), outs, wait)
+    problems = submission.follow(outs, wait)
+    if not wait:
+        return
+    for plan in plans:
+        with patiently_locked(plan.out):  # the last job may still be appending its rows
+            collect(plan, open_run(plan))
+    if problems:
+        raise children.StageFailed("; ".join(map(str, problems)))
+
+
+def _submit(plans: Sequence[Plan], job_resources: Resources) -> None:
+    """Submit all jobs that are neither complete nor queued."""
     folder = submission.log_folder(common_folder(plans))
     outs = [plan.out for plan in plans]
     with ExitStack() as stack:  # lock all runs: two launches could both find an empty queue
@@ -37,14 +51,6 @@ def launch_on_slurm(plans: Sequence[Plan], job_resources: Resources, wait: bool)
             collect(plan, open_run(plan))
         jobs = [job for plan in plans for job in jobs_of(plan)]
         submission.launch(in_submission_order(jobs), job_resources, folder, busy)
-    problems = submission.follow(outs, wait)
-    if not wait:
-        return
-    for plan in plans:
-        with patiently_locked(plan.out):  # the last job may still be appending its rows
-            collect(plan, open_run(plan))
-    if problems:
-        raise children.StageFailed("; ".join(map(str, problems)))
 
 
 def common_folder(plans: Sequence[Plan]) -> Path:

@@ -3,12 +3,14 @@ slurm`."""
 
 import shlex
 import signal
+from collections.abc import Sequence
+from pathlib import Path
 
 from alma.errors import Parser, UserError, command, count, interrupt
 from alma.files import make_directory, patiently_locked
 from slurm.engine import children, resources, submission
 from slurm.engine.resources import Resources
-from slurm.vision.part import parts
+from slurm.vision.part import PartJob, parts
 
 USUAL = Resources(gpus_per_node=0, cpus_per_task=1)
 _SET_HERE = ("--part", "--list", "--list-periods", "--jobs")
@@ -66,6 +68,18 @@ def main() -> None:
         return
     submission.check_job("sweep", job_resources)
     make_directory(folder.parent)
+    submission.submit_all(lambda: _submit(sweep, job_resources, out), [out], options.wait)
+    problems = submission.follow([out], options.wait)
+    if problems:
+        raise children.StageFailed("; ".join(map(str, problems)))
+    if options.wait:
+        print("compare runs with:", shlex.join(["alma", "report", str(out)]))
+
+
+def _submit(sweep: Sequence[PartJob], job_resources: Resources, out: Path) -> None:
+    """Submit the parts of a sweep that are neither complete nor queued. UserError: SLURM refuses,
+    or the queue has jobs of another launch."""
+    folder = submission.log_folder(out)
     with patiently_locked(folder.parent):  # two launches could both find an empty queue
         busy = submission.in_queue([out])
         markers = {part.marker for part in sweep}
@@ -79,11 +93,6 @@ def main() -> None:
             if part.marker not in queued:
                 part.remove_stale_marker()
         submission.launch(sweep, job_resources, folder, busy)
-    problems = submission.follow([out], options.wait)
-    if problems:
-        raise children.StageFailed("; ".join(map(str, problems)))
-    if options.wait:
-        print("compare runs with:", shlex.join(["alma", "report", str(out)]))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 from launcher import SMALL, read_requests
 
 from alma.errors import UserError
-from slurm.engine import queue, squeue, submission
+from slurm.engine import children, queue, squeue, submission
 from slurm.engine.resources import Resources
 from slurm.engine.submission import record, submit
 from slurm.lm.plan import make_plan
@@ -157,8 +157,9 @@ def test_a_refused_submission_says_how_many_are_queued(tmp_path, monkeypatch):
     monkeypatch.setattr(submission, "to_slurm", lambda folder: full)
     refused = (
         "QOSMaxSubmitJobPerUserLimit; 3 jobs are submitted; rerun the command to submit the rest"
+        ", or give --wait"
     )
-    with pytest.raises(UserError, match=refused):
+    with pytest.raises(submission.QueueIsFull, match=refused):
         submission.launch(all_jobs([run_plan]), Resources(), tmp_path / "logs", [])
     busy = [job for job in queue.read_jobs(run_plan.out) if job.job_id]
     assert [job.name for job in busy] == [
@@ -170,6 +171,30 @@ def test_a_refused_submission_says_how_many_are_queued(tmp_path, monkeypatch):
     monkeypatch.setattr(submission, "to_slurm", lambda folder: Sent())
     submission.launch(all_jobs([run_plan]), Resources(), tmp_path / "logs", busy)
     assert all(job.job_id for job in queue.read_jobs(run_plan.out))
+
+
+def test_wait_submits_the_rest_when_the_queue_has_ended(monkeypatch, tmp_path, capsys):
+    limit = "sbatch refused x: QOSMaxSubmitJobPerUserLimit; 2 jobs are submitted; rerun"
+    tries = []
+
+    def start():
+        tries.append(len(tries))
+        if len(tries) < 3:
+            raise submission.QueueIsFull(limit)
+
+    ended = []
+    monkeypatch.setattr(queue, "wait", lambda runs: ended.append(runs) or [])
+    submission.submit_all(start, [tmp_path], wait=True)
+    assert (len(tries), ended) == (3, [[tmp_path]] * 2)
+    assert "submits the rest when these jobs have ended" in capsys.readouterr().err
+    monkeypatch.setattr(queue, "wait", lambda runs: ["stage 0: FAILED"])
+    tries.clear()
+    with pytest.raises(children.StageFailed, match="stage 0: FAILED"):
+        submission.submit_all(start, [tmp_path], wait=True)
+    assert len(tries) == 1, "a job that has failed is not submitted again"
+    tries.clear()
+    with pytest.raises(submission.QueueIsFull):
+        submission.submit_all(start, [tmp_path], wait=False)
 
 
 def test_a_refusal_by_sbatch_is_one_line(slurm, tmp_path, capfd):
