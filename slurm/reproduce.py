@@ -23,6 +23,7 @@ from alma.files import make_directory
 from alma.help_texts import DATA_ROOT, JOBS
 from alma.tables import as_text
 from slurm.engine import children
+from slurm.engine.resources import check_cluster
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SIZES = ("small", "medium", "saturated", "paper")
@@ -47,6 +48,7 @@ examples:
   alma reproduce all --size small --jobs 2
   alma reproduce figure7 --size medium --download
   alma reproduce time --stream stream_git
+  alma reproduce all --size medium --cluster slurm --partition long
 """
 
 
@@ -102,7 +104,7 @@ def _commands_of_text(
         words += ["--stream", stream]
         if not is_table:
             words += ["--seeds", "0-2"]
-        yield tool("slurm.launch", *words, "--jobs", options.jobs, folder=place)
+        yield tool("slurm.launch", *words, *_where(options, "--jobs", options.jobs), folder=place)
     shown = [place / "runs" / TIME]
     if is_table:
         shown = [place / "runs" / TABLE2 / f"{row}_{model}" for model in models for row in rows]
@@ -125,7 +127,8 @@ def _commands_of_images(
         folder = _DATA_SET.sub(DATA.get(options.size, r"\g<0>"), key) + suffix
         words = [EXPERIMENTS / file, *size, *flags, "--out", place / "runs" / folder]
         runs = children.ask(tool("vision.run", *words, "--list").words, file).splitlines()
-        yield tool("vision.run", *words, *root, "--jobs", options.jobs, "--part", "1/1")
+        here = ("--jobs", options.jobs, "--part", "1/1")
+        yield tool("vision.run", *words, *root, *_where(options, *here))
         if key.endswith("-stages"):
             yield tool("vision.tsne", *runs, *root, "--out", place / name / "tsne.png")
         else:
@@ -133,6 +136,13 @@ def _commands_of_images(
     shown = [*dict.fromkeys(drawn_runs), "--figures", "vision"]
     drawn = [figure for figure in record["drawn"] if figure != "tsne"]
     yield tool("alma.report", *shown, "--draw", ",".join(drawn), "--out", place / name)
+
+
+def _where(options: argparse.Namespace, *here: object) -> tuple[object, ...]:
+    """Words that say where runs are trained: `here`, or as SLURM jobs with flags of their own."""
+    if options.cluster == "slurm":
+        return ("--cluster", "slurm", "--wait", *options.slurm_flags)
+    return here
 
 
 _RECORDED_SMALL = "ALMA's own runs of this size, not those just made, showed"
@@ -225,8 +235,25 @@ def parser() -> Parser:
     stream += "small makes one"
     add("--stream", type=Path, metavar="STREAM", help=stream)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)
+    cluster = (
+        "where to train; slurm: as jobs, with flags such as --partition (alma train --help)"
+    )
+    add("--cluster", choices=("local", "slurm"), default="local", help=cluster)
     add("--dry-run", action="store_true", help="print the commands, run nothing")
     return reproduce_parser
+
+
+def _read_words() -> argparse.Namespace:
+    """The command line; with --cluster slurm, flags that are not its own go to the jobs."""
+    command_line = parser()
+    options, options.slurm_flags = command_line.parse_known_args()
+    if options.cluster == "slurm":
+        if options.jobs != 1:
+            raise UserError("--jobs: on this machine only: leave it out, or --cluster slurm")
+        check_cluster(options)
+    elif options.slurm_flags:
+        command_line.error(f"unrecognized arguments: {' '.join(options.slurm_flags)}")
+    return options
 
 
 def data_sets(records: list[dict[str, Any]], size: str) -> set[str]:
@@ -239,7 +266,7 @@ def data_sets(records: list[dict[str, Any]], size: str) -> set[str]:
 @command
 @children.failures_in_one_line()
 def main() -> None:
-    options = parser().parse_args()
+    options = _read_words()
     records = index()
     if options.list:
         lines = [["name", "runs: small", "paper", "cost: small", "paper", "data, what it shows"]]

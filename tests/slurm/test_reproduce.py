@@ -247,3 +247,26 @@ def test_missing_images_end_everything_before_the_first_run(small, monkeypatch, 
     assert call(main, monkeypatch, "all", "--size", "medium", "--download") == 0
     assert started[0][-3:] == ["mnist", "data", "download"]
     assert [words[2] for words in started[1:]] == ["vision.run", "alma.report"] * 2
+
+
+def test_runs_may_be_jobs_of_slurm(monkeypatch, capsys, tmp_path):
+    """Flags that are not those of the command go to the jobs."""
+    monkeypatch.setattr(reproduce, "check_cluster", lambda options: None)
+    words = ["--cluster", "slurm", "--partition", "long", "--out", str(tmp_path), "--dry-run"]
+    for figure, tool, local in (
+        ("figure7", "vision.run", "--part 1"),
+        ("table2", "slurm.launch", ""),
+    ):
+        monkeypatch.setattr(sys, "argv", ["alma reproduce", figure, *words])
+        reproduce.main()
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if f"-m {tool} " in line]
+        assert line.endswith(" --cluster slurm --wait --partition long")
+        assert not local or local not in line
+    for words, problem in (
+        (["--partition", "long"], "unrecognized arguments: --partition long"),
+        (["--cluster", "slurm", "--jobs", "2"], "--jobs: on this machine only"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["alma reproduce", "figure7", *words])
+        with pytest.raises(SystemExit, match="2"):
+            reproduce.main()
+        assert problem in capsys.readouterr().err
