@@ -37,14 +37,20 @@ def shield_of_script() -> tuple[list[str], list[str]]:
     """Lines of a batch script before and after `srun`.
 
     The script ignores the signals too. A process can get one before its shell ignores it; then the
-    script waits for SLURM, because a job that ends by itself is not requeued.
+    script waits for SLURM, because a job that ends by itself is not requeued. If SLURM knows of no
+    preemption, srun has ended the process because another one failed.
     """
     numbers = [128 + signal.Signals[f"SIG{name}"] for name in ENDING_SIGNALS]
     codes = "|".join(map(str, numbers))
     before = [f"trap '' {' '.join(ENDING_SIGNALS)}"]
     after = [
         "code=$?",
-        f"case $code in {codes}) sleep {REQUEUE_SECONDS};; esac",
+        f"case $code in {codes})",
+        '  case $(scontrol show job "$SLURM_JOB_ID") in',
+        "    *JobState=RUNNING*PreemptTime=None*) ;;",
+        f"    *) sleep {REQUEUE_SECONDS};;",
+        "  esac;;",
+        "esac",
         "exit $code",
     ]
     return before, after
