@@ -235,9 +235,7 @@ def parser() -> Parser:
     stream += "small makes one"
     add("--stream", type=Path, metavar="STREAM", help=stream)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)
-    cluster = (
-        "where to train; slurm: as jobs, with flags such as --partition (alma train --help)"
-    )
+    cluster = "where to train; slurm: as jobs, with flags such as --partition (alma train --help)"
     add("--cluster", choices=("local", "slurm"), default="local", help=cluster)
     add("--dry-run", action="store_true", help="print the commands, run nothing")
     return reproduce_parser
