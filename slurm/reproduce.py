@@ -127,8 +127,8 @@ def _commands_of_images(
         folder = _DATA_SET.sub(DATA.get(options.size, r"\g<0>"), key) + suffix
         words = [EXPERIMENTS / file, *size, *flags, "--out", place / "runs" / folder]
         runs = children.ask(tool("vision.run", *words, "--list").words, file).splitlines()
-        here = ("--jobs", options.jobs, "--part", "1/1")
-        yield tool("vision.run", *words, *root, *_where(options, *here))
+        local_flags = ("--jobs", options.jobs, "--part", "1/1")
+        yield tool("vision.run", *words, *root, *_where(options, *local_flags))
         if key.endswith("-stages"):
             yield tool("vision.tsne", *runs, *root, "--out", place / name / "tsne.png")
         else:
@@ -138,11 +138,11 @@ def _commands_of_images(
     yield tool("alma.report", *shown, "--draw", ",".join(drawn), "--out", place / name)
 
 
-def _where(options: argparse.Namespace, *here: object) -> tuple[object, ...]:
-    """Words that say where runs are trained: `here`, or as SLURM jobs with flags of their own."""
+def _where(options: argparse.Namespace, *local_flags: object) -> tuple[object, ...]:
+    """Flags that say where runs are trained: `local_flags`, or SLURM jobs with flags of theirs."""
     if options.cluster == "slurm":
         return ("--cluster", "slurm", "--wait", *options.slurm_flags)
-    return here
+    return local_flags
 
 
 _RECORDED_SMALL = "ALMA's own runs of this size, not those just made, showed"

@@ -166,8 +166,8 @@ class Operations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("padded", "most_forward", "most_backward"), [(False, 59, 57), (True, 66, 58)]
-)
+    ("padded", "most_forward", "most_backward"), [(False, 63, 57), (True, 70, 58)]
+)  # torch 2.7 takes four more than later versions
 def test_a_pass_in_the_layout_of_a_gpu_takes_few_operations(
     monkeypatch, padded, most_forward, most_backward
 ):
