@@ -119,3 +119,36 @@ def test_a_criterion_on_a_gpu_keeps_no_copy_of_the_logits(monkeypatch):
         )
     assert wide
     assert set(wide) == {torch.bfloat16}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("capability", [70, 80, 90])  # V100, A100, H100
+def test_the_kernels_compile_for_a_gpu_and_read_several_logits_at_a_time(
+    capability, monkeypatch, tmp_path
+):
+    from triton import compile as compiled
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from fairseq_alma.training import loss_triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    target = GPUTarget("cuda", capability, 32)
+    block = loss_kernel._block(torch.empty(1, 50_264, device="meta"))
+    types = {"logits": "*fp16", "target": "*i64", "nll": "*fp32", "log_sums": "*fp32"}
+    types |= {"factors": "*fp32", "pad": "i32"}
+    of_both = {"vocabulary": 50_264, "BLOCK": block}
+    cases = [
+        (loss_triton.losses, {**of_both, "HAS_LOG_SUM": True, "HAS_GRADIENT": False}),
+        (loss_triton.losses, {**of_both, "HAS_LOG_SUM": False, "HAS_GRADIENT": True}),
+        (loss_triton.gradient, of_both),
+    ]
+    for function, constants in cases:
+        names = function.arg_names
+        signature = {name: types.get(name, "constexpr") for name in names}
+        values = {(names.index(name),): value for name, value in constants.items()}
+        aligned = {(0,): [["tt.divisibility", 16]]}
+        source = ASTSource(function, signature, values, aligned)
+        kernel = compiled(source, target=target, options={"num_warps": loss_kernel._WARPS})
+        assert ".v4." in kernel.asm["ptx"]
+        assert kernel.asm["cubin"]
