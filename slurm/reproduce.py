@@ -21,9 +21,10 @@ from alma.errors import Parser, UserError, command
 from alma.experiments import read_settings
 from alma.files import make_directory
 from alma.help_texts import DATA_ROOT, JOBS
+from alma.options import flag_of, given
 from alma.tables import as_text
 from slurm.engine import children
-from slurm.engine.resources import check_cluster
+from slurm.engine.resources import Resources, add_cluster, add_flags, check_cluster
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 SIZES = ("small", "medium", "saturated", "paper")
@@ -141,8 +142,15 @@ def _commands_of_images(
 def _where(options: argparse.Namespace, *local_flags: object) -> tuple[object, ...]:
     """Flags that say where runs are trained: `local_flags`, or SLURM jobs with flags of theirs."""
     if options.cluster == "slurm":
-        return ("--cluster", "slurm", "--wait", *options.slurm_flags)
+        return ("--cluster", "slurm", "--wait", *_resource_flags(options))
     return local_flags
+
+
+def _resource_flags(options: argparse.Namespace) -> Iterator[str]:
+    """The flags of jobs that were given, with their values."""
+    for name, value in given(Resources, options).items():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            yield from (flag_of(name), str(one))
 
 
 _RECORDED_SMALL = "ALMA's own runs of this size, not those just made, showed"
@@ -235,22 +243,18 @@ def parser() -> Parser:
     stream += "small makes one"
     add("--stream", type=Path, metavar="STREAM", help=stream)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)
-    cluster = "where to train; slurm: as jobs, with flags such as --partition (alma train --help)"
-    add("--cluster", choices=("local", "slurm"), default="local", help=cluster)
     add("--dry-run", action="store_true", help="print the commands, run nothing")
+    add_cluster(reproduce_parser.add_argument_group("where to run"), "local", "slurm")
+    add_flags(reproduce_parser, Resources(), "training, or array of image runs")
     return reproduce_parser
 
 
 def _read_words() -> argparse.Namespace:
-    """The command line; with --cluster slurm, flags that are not its own go to the jobs."""
-    command_line = parser()
-    options, options.slurm_flags = command_line.parse_known_args()
-    if options.cluster == "slurm":
-        if options.jobs != 1:
-            raise UserError("--jobs: on this machine only: leave it out, or --cluster slurm")
-        check_cluster(options)
-    elif options.slurm_flags:
-        command_line.error(f"unrecognized arguments: {' '.join(options.slurm_flags)}")
+    """The command line. UserError: its flags contradict --cluster, or there is no SLURM."""
+    options = parser().parse_args()
+    check_cluster(options, slurm=())
+    if options.cluster == "slurm" and options.jobs != 1:
+        raise UserError("--jobs: on this machine only: leave it out, or --cluster slurm")
     return options
 
 
