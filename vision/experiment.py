@@ -226,20 +226,20 @@ def execute(request: ImageRequest) -> Run:
 
 
 def _choose_precision(record: Run, device: "torch.device", settings: Settings) -> None:
-    """Compute products of fp32 in TF32 on a GPU that has it, unless --no-tf32 is given.
+    """Compute products of fp32 in TF32 on a GPU that has it, in training and tests.
 
-    A run that began without it goes on without it. run.json says so if it is used.
+    Not with --no-tf32, nor with --amp, whose training has no products of fp32. run.json says if
+    it is used.
     """
-    if not tf32.is_supported(device):
-        return
-    began_in_full = (record.directory / CHECKPOINT).exists() and not record.info.get("tf32")
-    is_used = not settings.no_tf32 and not began_in_full
-    tf32.allow(is_used)
+    is_supported = tf32.is_supported(device)
+    is_used = is_supported and not settings.no_tf32 and settings.amp == "off"
+    if is_supported:
+        tf32.allow(is_used)
     if is_used:
         record.note(tf32=True)
         print(f"{record.directory}: products of fp32 in TF32 (--no-tf32: in full)", flush=True)
-    elif began_in_full:
-        print(f"{record.directory}: products of fp32 in full, as the run began", flush=True)
+    elif record.info.get("tf32"):
+        print(f"{record.directory}: products in full: no TF32 here; the run had it", flush=True)
 
 
 def test_arrivals(

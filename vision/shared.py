@@ -9,17 +9,20 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alma.files import atomic_write, write_json_atomic
+from alma.errors import interrupt
+from alma.files import atomic_write, holder, locked, write_json_atomic
 
 if TYPE_CHECKING:
     from vision.data import Dataset
 
 PREFIX = "alma-images-"
+_LOCK = ".owner"
 _ARRAYS = ("train", "test")
 
 
@@ -27,11 +30,29 @@ _ARRAYS = ("train", "test")
 def folder() -> Iterator[Path]:
     """A temporary folder for the data of this process and its children.
 
-    Its name has the number of this process: a folder that a killed one left is removed by the next.
+    It is removed at the end, also after SIGTERM; one that a killed process left, by the next.
     """
     remove_left()
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as place:
+    with (
+        _ended_by_sigterm(),
+        tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as place,
+        locked(Path(place), _LOCK),
+    ):
         yield Path(place)
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does; where the process ignores it, it stays ignored."""
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def remove_left() -> None:
@@ -40,12 +61,18 @@ def remove_left() -> None:
         number = place.name.removeprefix(PREFIX).partition("-")[0]
         with contextlib.suppress(OSError):
             is_own = not place.is_symlink() and place.stat().st_uid == os.getuid()
-            if is_own and number.isdecimal() and not _is_alive(int(number)):
+            if is_own and number.isdecimal() and not _is_in_use(place, int(number)):
                 shutil.rmtree(place)
 
 
-def _is_alive(process: int) -> bool:
-    return Path("/proc", str(process)).exists()
+def _is_in_use(place: Path, process: int) -> bool:
+    """Whether `process` holds a folder. This process holds none yet: then the number is reused.
+
+    In another container the process may be alive though its number is unknown here; it has the lock
+    of its folder.
+    """
+    is_alive = process != os.getpid() and Path("/proc", str(process)).exists()
+    return is_alive or holder(place, _LOCK) is not None
 
 
 def load(place: Path, arguments: Mapping[str, Any]) -> "Dataset":

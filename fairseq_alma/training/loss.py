@@ -27,6 +27,7 @@ from fairseq_alma.moe.dispatchers import as_autocast
 from fairseq_alma.training import loss_kernel
 
 Ids = Sequence[int]
+_addmm: Any = torch.addmm  # torch's types lack `out_dtype`
 
 
 @dataclass
@@ -182,6 +183,7 @@ def _run(
     if scale is not None:
         by_weights = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
     widths = [weight.size(1) for weight in weights]
+    unused_ids = target.new_tensor(unused)  # a copy to the device, once
     chunks, may_be_padded = _chunks(target, pad, chunk)
     for rows in chunks:
         parts = features[rows].split(widths, dim=1)
@@ -189,7 +191,7 @@ def _run(
         for part, weight in zip(parts[1:], weights[1:], strict=True):
             logits.addmm_(part, weight.t())
         if unused:
-            logits.index_fill_(1, target.new_tensor(unused), -torch.inf)
+            logits.index_fill_(1, unused_ids, -torch.inf)
         loss, by_logits = loss_and_gradient(logits, target[rows], pad, may_be_padded, scale)
         nll[rows] = loss
         if by_logits is not None:
@@ -231,7 +233,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if right.dtype == total.dtype:
         total.addmm_(left, right)
     elif _adds_in_fp32(total.device.type, right.dtype):
-        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)  # type: ignore[call-overload]
+        _addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
         total += left @ right
 
@@ -245,7 +247,7 @@ def _adds_in_fp32(device_type: str, dtype: torch.dtype) -> bool:
     ones = torch.ones(16, 16, device=device_type, dtype=dtype)
     total = torch.ones(16, 16, device=device_type)
     try:
-        torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)  # type: ignore[call-overload]
+        _addmm(total, ones, ones, out_dtype=torch.float32, out=total)
     except (RuntimeError, TypeError):
         return False
     return bool(total.eq(17).all())
@@ -292,7 +294,7 @@ def whole_loss(
     if not uses_kernel:
         return original(criterion, model, net_output, sample, reduce)
     target = model.get_targets(sample, net_output).reshape(-1)
-    rows = logits.reshape(-1, logits.size(-1))
+    rows = logits.reshape(-1, logits.size(-1)).contiguous()
     loss, _ = loss_kernel.WholeLoss.apply(rows, target, criterion.padding_idx)
     return loss, loss
 

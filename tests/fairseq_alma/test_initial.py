@@ -1,6 +1,7 @@
 """--init: a run starts from the model itself,
 and a model that is exported is the one that was trained."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -100,8 +101,9 @@ def test_a_trainer_reads_the_ids_of_the_model(folder, stream, transformers):
     of_stream = Stream.load(stream)
     (part,) = trainer._text_parts(of_stream, [of_stream.test])
     ids = part.read_tokens()
-    assert part.end_token == END
-    assert trainer._dictionary(of_stream) == 300
+    assert (part.end_token, trainer._dictionary(of_stream)) == (END, 300)
+    with pytest.raises(UserError, match="without the model's end of text; make it again"):
+        trainer._dictionary(dataclasses.replace(of_stream, end_token=None))
     ends = np.flatnonzero(ids == END)
     assert (len(ends), ends[-1]) == (of_stream.test.documents, len(ids) - 1)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))

@@ -264,3 +264,48 @@ def test_a_batch_says_whether_it_has_padding(tmp_path):
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize("add_bos", [False, True])
+@pytest.mark.parametrize("options", [{}, {"fixed_pad_length": 20}, {"pad_to_bsz": 4}])
+@pytest.mark.parametrize("chosen", [(), (1,), (0, 2, 1), (2, 0, 3)])  # 3: the short block
+def test_a_batch_is_fairseqs(tmp_path, add_bos, options, chosen):
+    blocks = TokenBlocks(Tokens(write(tmp_path, [[7] * 8])), 16, EOS)
+    batches = []
+    for kind in (LanguageModelDataset, MonolingualDataset):
+        dataset = kind(
+            blocks,
+            blocks.sizes,
+            DICTIONARY,
+            shuffle=True,
+            targets=["future"],
+            add_bos_token=add_bos,
+            **options,
+        )
+        batch = dataset.collater([dataset[min(k, len(dataset) - 1)] for k in chosen])
+        batch.pop("padded", None)
+        batches.append(batch)
+    ours, fairseqs = batches
+    assert ours.keys() == fairseqs.keys()
+    if not chosen:
+        return
+    assert (ours["nsentences"], ours["ntokens"]) == (fairseqs["nsentences"], fairseqs["ntokens"])
+    for name in ("id", "target"):
+        assert torch.equal(ours[name], fairseqs[name])
+        assert ours[name].dtype == fairseqs[name].dtype
+    for name, tensor in fairseqs["net_input"].items():
+        assert torch.equal(ours["net_input"][name], tensor)
+        assert ours["net_input"][name].dtype == tensor.dtype
+
+
+def test_blocks_of_one_length_are_stacked(tmp_path, monkeypatch):
+    blocks = TokenBlocks(Tokens(write(tmp_path, [[7] * 8])), 16, EOS)
+    dataset = LanguageModelDataset(
+        blocks, blocks.sizes, DICTIONARY, shuffle=True, targets=["future"]
+    )
+
+    def row_by_row(self, samples):
+        raise AssertionError("fairseq copies each row")
+
+    monkeypatch.setattr(MonolingualDataset, "collater", row_by_row)
+    assert dataset.collater([dataset[0], dataset[1]])["target"].shape == (2, 16)

@@ -9,7 +9,7 @@ import pytest
 from launcher import FLAGS, ended, wait_for
 
 from alma.errors import UserError
-from alma.records import check_row
+from alma.records import Run, check_row
 from slurm.engine import children
 from slurm.lm.record import measured_fields, waiting_fields
 
@@ -186,3 +186,15 @@ def test_a_marker_names_the_checkpoint_of_its_schedule(launcher):
         for stage in (0, 1):
             marker = launcher.folder / name / f"stage_0{stage}/trained.json"
             assert json.loads(marker.read_text()) == {"checkpoint": f"checkpoint_{name}.pt"}
+
+
+def test_run_json_says_that_a_training_had_tf32(launcher):
+    """Also if the first stages had none."""
+    launcher.run("--stages", "1")
+    assert "tf32" not in Run.read(launcher.out).info
+    launcher.environment["FAKE_TF32"] = "1"
+    launcher.run("--stages", "2")
+    run = Run.read(launcher.out)
+    assert run.info["tf32"] is True
+    trainings = [row["extra"].get("training", [{}])[0] for row in run.rows]
+    assert [training.get("tf32") for training in trainings] == [None, None, True]

@@ -1,14 +1,18 @@
 """Processes of --jobs share their data, and compute what one process computes."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from alma.files import locked
+from tests.conftest import ROOT
 from vision import data, shared
 
 
@@ -46,16 +50,33 @@ def test_a_full_disk_leaves_each_process_its_own_copy(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_a_killed_process_left_is_removed(temporary):
+    """Also if this process has its number; but none that is alive, here or in another container."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    left = temporary / f"{shared.PREFIX}{ended.pid}-abc"
-    alive = temporary / f"{shared.PREFIX}{os.getpid()}-abc"
-    other = temporary / f"{shared.PREFIX}notes-abc"
+    names = [f"{ended.pid}-abc", f"{os.getpid()}-abc", "notes-abc", f"{os.getppid()}-abc"]
+    names.append(f"{ended.pid}-def")
+    left, reused, other, alive, elsewhere = (temporary / f"{shared.PREFIX}{n}" for n in names)
     link = temporary / f"{shared.PREFIX}{ended.pid}-link"
-    for folder in (left, alive, other):
+    for folder in (left, reused, other, alive, elsewhere):
         folder.mkdir()
     link.symlink_to(other)
-    with shared.folder() as place:
+    with locked(elsewhere, shared._LOCK), shared.folder() as place:
         assert place.is_dir()
-        assert sorted(temporary.iterdir()) == sorted([alive, other, link, place])
+        assert sorted(temporary.iterdir()) == sorted([other, alive, elsewhere, link, place])
     assert not place.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_removes_the_data(temporary, tmp_path, number):
+    words = ["--learner", "sm", "--seeds", "0-3", "--epochs", "500", "--jobs", "2"]
+    command = [sys.executable, "vision/run.py", *words, "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
+    while not list(temporary.glob(f"{shared.PREFIX}{process.pid}-*/*.json")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, error = process.communicate()
+    assert process.returncode == 128 + number
+    assert error.decode().splitlines()[-1] == "interrupted; rerun the same command to resume"
+    assert not list(temporary.glob(f"{shared.PREFIX}*"))

@@ -42,12 +42,21 @@ def test_a_cpu_claims_nothing(tmp_path, capsys):
     assert "TF32" not in capsys.readouterr().out
 
 
-def test_a_run_that_began_in_full_stays_so(monkeypatch, tmp_path, capsys, request):
+def test_mixed_precision_has_no_products_of_fp32_to_round(allowed, tmp_path):
+    assert "tf32" not in start(tmp_path, amp="bf16").info
+    assert allowed == [False]
+
+
+def test_a_run_may_change_its_machine(tmp_path, capsys, monkeypatch):
+    """It began on a CPU, which says nothing about a GPU; then it comes to one without TF32."""
     start(tmp_path)
-    asked = request.getfixturevalue("allowed")
-    assert "tf32" not in start(tmp_path).info
-    assert asked == [False]
-    assert "in full, as the run began" in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr(tf32, "is_supported", lambda device: True)
+        patch.setattr(tf32, "allow", lambda allowed: None)
+        assert start(tmp_path).info["tf32"] is True
+    capsys.readouterr()
+    assert start(tmp_path).info["tf32"] is True
+    assert "no TF32 here; the run had it" in capsys.readouterr().out
 
 
 def test_only_ampere_and_later_have_it(monkeypatch):
