@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
-PACKAGES = ("alma", "data_prep", "fairseq_alma", "slurm", "vision")
+PACKAGES = ("alma", "data_prep", "fairseq_alma", "slurm", "transformers_alma", "vision")
 PTH = "fairseq_alma.pth"
 HERE = Path(__file__).resolve().parent
 
@@ -51,6 +51,7 @@ if __name__ == "__main__":
             "alma.report.lm": ["*.csv"],
             "alma.report": ["*.html"],
             "fairseq_alma": ["*.yaml"],
+            "transformers_alma": ["*.yaml"],
         },
         install_requires=[
             "torch>=2.7",

@@ -146,7 +146,7 @@ def untested(
 
 def _has_losses(plan: Plan) -> bool:
     """Whether evaluations write losses by document; the user's own trainer may return none."""
-    return not plan.request.trainer or (plan.out / HELD_OUT).exists()
+    return plan.request.by_fairseq or (plan.out / HELD_OUT).exists()
 
 
 def on_held_out(command: Sequence[str], parts: Sequence[int], out: Path) -> list[str]:
@@ -210,7 +210,7 @@ def announcement(plan: Plan, vocabulary: int | None, machine: Machine) -> list[s
 
 def _flops(plan: Plan, test: LateTest, vocabulary: int | None, machine: Machine) -> int | None:
     """FLOPs of a late evaluation; None: unknown."""
-    if plan.request.trainer:  # whose evaluations are by token
+    if not plan.request.by_fairseq:  # evaluations of programs are by token
         measured = read_measured(result_of(plan, test.stage))
         return int(measured["eval_flops_per_example"] * test.tokens)
     spec = plan.stages[test.stage or 0]

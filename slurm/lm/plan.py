@@ -18,8 +18,9 @@ from alma.errors import UserError
 from alma.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
 from alma.options import changed, check_ranges, flag_of, flag_words, options_of, recorded
 from alma.stages import Stage, stage_folder, stages
-from slurm.lm.epochs import Length, length_of
-from slurm.lm.planned import StageSpec, Training, by_trainer
+from slurm.lm.engines import program_of
+from slurm.lm.epochs import Length, length_in_blocks, length_of
+from slurm.lm.planned import StageSpec, Training, by_program
 from slurm.lm.run_options import ENCODER, EVALUATION_FLAGS, Flags, FlagValues, Placement, RunOptions
 
 SEED_STEP = 1000  # difference of seeds between members of an ensemble; the first has sm's seed
@@ -57,11 +58,22 @@ class Request(RunOptions):
         """Lengths of the trainings of each stage."""
         if self.updates or not self.settings.get("--max-epoch"):
             return [Length(self.updates or None)] * len(schedule)
+        of_stage = length_in_blocks if self.engine else length_of
         lengths = []
         for stage in schedule:
-            length = length_of(self.settings, self.sizes, stage, self.replay, self.replay_share)
+            length = of_stage(self.settings, self.sizes, stage, self.replay, self.replay_share)
             lengths.append(length)
         return lengths
+
+    @property
+    def by_fairseq(self) -> bool:
+        """Whether fairseq trains and evaluates, not a program of `engines`."""
+        return not (self.engine or self.trainer)
+
+    @property
+    def program(self) -> tuple[str, ...] | None:
+        """What trains and evaluates in place of fairseq."""
+        return program_of(self, self.flags, self.settings)
 
     @property
     def one_schedule(self) -> bool:
@@ -177,7 +189,10 @@ def _growth_of_steps(request: Request, stage_count: int) -> list[int]:
 def _config(request: Request, megabatches: int, user_flags: Flags) -> dict[str, Any]:
     """The configuration that run.json records."""
     config = {"learner": request.learner, "megabatches": megabatches, **recorded(request)}
-    if not request.trainer:
+    if request.engine:
+        config["arch"] = request.settings["--arch"]
+        config["transformers_flags"] = list(chain(*user_flags.values()))
+    elif not request.trainer:
         config["arch"] = request.settings["--arch"]
         config["moe_expert_count"] = request.settings.get("--moe-expert-count")
         config["fairseq_flags"] = list(chain(*user_flags.values()))
@@ -203,8 +218,8 @@ def _placement_flags(request: Request) -> Flags:
 
 def _untrained(request: Request, seeds: Sequence[int], arguments: Sequence[str]) -> tuple[str, ...]:
     """Command line that evaluates the untrained model; `arguments`: of the first training."""
-    if request.trainer:
-        return by_trainer(request.trainer, request.out, "untrained")
+    if request.program:
+        return by_program(request.program, request.out, "untrained")
     words = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
     if request.context_window:
         words += ["--context-window", str(request.context_window)]
@@ -282,7 +297,7 @@ def _trainings(
             tokens=lengths[index].tokens,
             seed=seed,
             member=member,
-            trainer=request.trainer,
+            program=request.program,
         )
         trainings.append(training)
     return trainings
@@ -317,8 +332,8 @@ def _model_words(request: Request, index: int, experts: int | None) -> list[str]
         words += ["--moe-expert-count", str(experts)]
     if request.learner_spec.joint:  # one fairseq-train trains all members
         words += ["--members", str(request.members or 1)]
-    if request.trainer is not None:
-        words += ["--trainer", request.trainer]
+    if request.program:
+        words += request.program
     if request.budget is not None:
         words += ["--budget", request.budget]
     growth = _growth_before(request, index)
@@ -372,8 +387,8 @@ def _flags_of_stage(request: Request, index: int, flags: Flags, lengths: Sequenc
 
 def _evaluation(request: Request, index: int, result: Path) -> tuple[str, ...]:
     """The command line that evaluates a stage, without --path."""
-    if request.trainer:
-        return by_trainer(request.trainer, result.parent, "evaluate")
+    if request.program:
+        return by_program(request.program, result.parent, "evaluate")
     words = [*_EVALUATE, request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
     words += ["--stage", str(index), "--waiting-time", str(request.waiting_time)]
     words += ["--out", str(result), "--item-losses", str(request.out)]
