@@ -18,7 +18,7 @@ from alma.trainer import StageTask, TextPart, stop_requests
 from transformers_alma import models
 from transformers_alma.arguments import Arguments
 from transformers_alma.blocks import Layout, PartBlocks, StageBlocks
-from transformers_alma.weight_average import WeightAverage
+from transformers_alma.weight_average import MovingAverage
 
 MODEL = "model"  # folder of the trained model, the stage's checkpoint
 _WHOLE = "alma_seconds.json"
@@ -31,10 +31,10 @@ _LINES_OF_A_STAGE = 20
 STOPPED = 75  # exit code after a signal: run the same command again
 
 
-class Progress(TrainerCallback):
+class TrainingSteps(TrainerCallback):
     """The weight average, lines for `alma status`, whole checkpoints, and a stop at a signal."""
 
-    def __init__(self, task: StageTask, average: WeightAverage | None, seconds: float) -> None:
+    def __init__(self, task: StageTask, average: MovingAverage | None, seconds: float) -> None:
         self.task = task
         self.average = average
         self.is_stopping = stop_requests()
@@ -111,8 +111,8 @@ def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
     )
     average = None
     if averages.read(engine.average):
-        average = WeightAverage(model, engine.average, checkpoint)
-    progress = Progress(task, average, seconds)
+        average = MovingAverage(model, engine.average, checkpoint)
+    progress = TrainingSteps(task, average, seconds)
     trainer = Trainer(model, training, train_dataset=blocks, callbacks=[progress])
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.state.global_step < updates:
@@ -147,7 +147,7 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, float]:
 
 
 def _write_model(
-    trainer: Trainer, average: WeightAverage | None, folder: Path, costs: dict[str, Any]
+    trainer: Trainer, average: MovingAverage | None, folder: Path, costs: dict[str, Any]
 ) -> None:
     """Write the trained model, or its average, into MODEL in one step.
 

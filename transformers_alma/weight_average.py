@@ -11,7 +11,7 @@ from alma import averages
 FILE = "average.safetensors"
 
 
-class WeightAverage:
+class MovingAverage:
     """The average of a model's trained weights, in fp32."""
 
     def __init__(self, model: nn.Module, average: str, checkpoint: Path | None) -> None:
