@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from alma.errors import UserError, closest
+from alma.errors import UserError, closest, require_package
 from alma.experiments import naming
 from alma.options import flag_of, flag_words, given, options_of
 from alma.sweeps import check_nesting, seed_part
@@ -239,6 +239,8 @@ def _resolved_by_transformers(requests: Sequence[Request]) -> list[FlagValues]:
             questions.append(question)
     if not questions:
         return []
+    for package in ("transformers", "accelerate"):
+        require_package(package, "--engine transformers", "transformers")
     say("checking the flags of transformers' Trainer")
     command = [sys.executable, "-m", "transformers_alma.check"]
     name = "checking the flags of transformers' Trainer"
