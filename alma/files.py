@@ -165,15 +165,27 @@ def write_json_atomic(path: str | os.PathLike[str], obj: Any, private: bool = Fa
 
 
 @contextmanager
-def checkpoint_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """`atomic_write` of bytes, for `torch.save`. UserError: the file cannot be written."""
+def writing_checkpoint(
+    path: str | os.PathLike[str],
+    errors: tuple[type[Exception], ...] = (OSError, RuntimeError),
+) -> Iterator[None]:
+    """UserError: the block raised one of the `errors`, as the checkpoint `path` cannot be written.
+
+    torch reports a full disk as a RuntimeError.
+    """
     try:
-        with atomic_write(path, "wb") as file:
-            yield file
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        yield
+    except errors as error:
         remedy = "free some space and rerun the command, which resumes from the last checkpoint"
         problem = f"cannot be written ({type(error).__name__}: full disk, quota?)"
         raise UserError(f"{path}: {problem}; {remedy}") from error
+
+
+@contextmanager
+def checkpoint_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """`atomic_write` of bytes, for `torch.save`. UserError: the file cannot be written."""
+    with writing_checkpoint(path), atomic_write(path, "wb") as file:
+        yield file
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from alma.errors import UserError, closest
 FLAGS = Path(__file__).with_name("flags.yaml")
 DEFAULTS: dict[str, Any] = {
     "output_dir": ".",
-    "save_total_limit": 2,
+    "save_total_limit": 1,
     "train_sampling_strategy": "sequential",
     "report_to": "none",
     "disable_tqdm": True,
@@ -145,9 +145,9 @@ def _check(arguments: Arguments) -> None:
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if training[name] < 1:
             raise UserError(f"--{name} {training[name]}: at least 1")
-    if training["save_total_limit"] < DEFAULTS["save_total_limit"]:
-        reason = "a training that is killed while it writes one would have none"
-        raise UserError(f"--save_total_limit {training['save_total_limit']}: {reason}; give 2")
+    if training["save_total_limit"] < 1:
+        reason = "a restart needs the last checkpoint"
+        raise UserError(f"--save_total_limit {training['save_total_limit']}: {reason}; give 1")
     if training["save_strategy"] != "steps":
         raise UserError(f"--save_strategy {training['save_strategy']}: give --save_steps N")
     if training["save_steps"] < 1:

@@ -5,14 +5,19 @@ import os
 import shutil
 import sys
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from alma import averages
-from alma.files import fsync_directory, write_json_atomic
+from alma.errors import UserError
+from alma.files import fsync_directory, write_json_atomic, writing_checkpoint
 from alma.schema import AMOUNT, COUNT, parse_json, require
 from alma.trainer import StageTask, TextPart, stop_requests
 from transformers_alma import models
@@ -34,9 +39,13 @@ STOPPED = 75  # exit code after a signal: run the same command again
 class TrainingSteps(TrainerCallback):
     """The weight average, lines for `alma status`, whole checkpoints, and a stop at a signal."""
 
-    def __init__(self, task: StageTask, average: MovingAverage | None, seconds: float) -> None:
+    def __init__(
+        self, task: StageTask, average: MovingAverage | None, kept: int, seconds: float
+    ) -> None:
+        """kept: number of checkpoints (--save_total_limit). seconds: of earlier starts."""
         self.task = task
         self.average = average
+        self.kept = kept
         self.is_stopping = stop_requests()
         self.began = time.monotonic() - seconds
 
@@ -54,14 +63,21 @@ class TrainingSteps(TrainerCallback):
             control.should_training_stop = True
 
     def on_save(self, args, state, control, **kwargs):
-        """Complete a checkpoint: without its last file it would not be used."""
+        """Complete a checkpoint, without whose last file it would not be used; remove older ones.
+
+        The Trainer would remove them before the new one is complete, and orders them by their time.
+        """
         if not state.is_world_process_zero:
             return
-        folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
-        if self.average:
-            self.average.save(folder)
-        _sync(folder)
-        write_json_atomic(folder / _WHOLE, {"seconds": self.seconds})
+        folder = Path(args.output_dir)
+        checkpoint = folder / f"checkpoint-{state.global_step}"
+        with _writing(checkpoint):
+            if self.average:
+                self.average.save(checkpoint)
+            _sync(checkpoint)
+            write_json_atomic(checkpoint / _WHOLE, {"seconds": self.seconds})
+        for older in whole_checkpoints(folder)[: -self.kept]:
+            shutil.rmtree(older)
 
     def on_log(self, args, state, control, **kwargs):
         """Print the loss for `alma status`."""
@@ -69,10 +85,19 @@ class TrainingSteps(TrainerCallback):
             self.task.progress(state.global_step, kwargs["logs"]["loss"])
 
 
+class StageTrainer(Trainer):
+    """The Trainer, with one line for a full disk."""
+
+    def _save_checkpoint(self, model, trial):
+        with _writing(Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")):
+            super()._save_checkpoint(model, trial)
+
+
 def train(task: StageTask, arguments: Arguments) -> None:
     """Train the stage of a task, then write its answer.
 
-    Exits with code 75 after a signal. UserError: the model is damaged, or a mega-batch too short.
+    Exits with code 75 after a signal. UserError: the model is damaged, a mega-batch too short, or
+    the disk full.
     """
     folder = Path(task.out)
     if not (folder / MODEL / _ENDED).is_file():
@@ -98,6 +123,7 @@ def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
     )
     log_interval = min(_MOST_LOG_INTERVAL, max(1, updates // _LINES_OF_A_STAGE))
     settings: dict[str, Any] = {"output_dir": str(folder), "max_steps": updates}
+    settings["save_total_limit"] = None  # TrainingSteps removes older ones
     if arguments.training["logging_steps"] == _default_of("logging_steps"):
         settings["logging_steps"] = log_interval
     training = arguments.training_arguments(seed=task.seeds[0], **settings)
@@ -112,9 +138,15 @@ def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
     average = None
     if averages.read(engine.average):
         average = MovingAverage(model, engine.average, checkpoint)
-    progress = TrainingSteps(task, average, seconds)
-    trainer = Trainer(model, training, train_dataset=blocks, callbacks=[progress])
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    progress = TrainingSteps(task, average, arguments.training["save_total_limit"], seconds)
+    trainer = StageTrainer(model, training, train_dataset=blocks, callbacks=[progress])
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    except RuntimeError:
+        if not progress.is_stopping():
+            raise
+        traceback.print_exc()  # the signal ended a data worker, too
+        sys.exit(STOPPED)
     if trainer.state.global_step < updates:
         sys.exit(STOPPED)
     costs = {
@@ -130,20 +162,45 @@ def _blocks_of(parts: tuple[TextPart, ...], layout: Layout) -> list[PartBlocks]:
     return [PartBlocks(part.map_tokens(), layout) for part in parts]
 
 
-def newest_checkpoint(folder: Path) -> tuple[Path | None, float]:
-    """The newest whole checkpoint of a training, and its seconds; removes half-written ones."""
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints of a training, by their updates."""
     whole: dict[int, Path] = {}
     for checkpoint in folder.glob("checkpoint-*"):
         if (checkpoint / _WHOLE).is_file():
             whole[int(checkpoint.name.partition("-")[2])] = checkpoint
-        else:
-            shutil.rmtree(checkpoint)
-    if not whole:
+    return [whole[updates] for updates in sorted(whole)]
+
+
+def newest_checkpoint(folder: Path) -> tuple[Path | None, float]:
+    """The newest whole checkpoint of a training, and its seconds; removes all others.
+
+    A kill may have left some of these half-written, or half removed.
+    """
+    whole = whole_checkpoints(folder)
+    newest = whole[-1] if whole else None
+    if os.environ.get("RANK", "0") == "0":  # the others have not met yet
+        for checkpoint in folder.glob("checkpoint-*"):
+            if checkpoint != newest:
+                shutil.rmtree(checkpoint)
+    if newest is None:
         return None, 0.0
-    newest = whole[max(whole)]
     record = parse_json((newest / _WHOLE).read_bytes())
     require(record, {"seconds": AMOUNT}, ["seconds"])
     return newest, record["seconds"]
+
+
+@contextmanager
+def _writing(checkpoint: Path) -> Iterator[None]:
+    """UserError: the block cannot write a folder, of which nothing is left then.
+
+    A log on the same disk has space for the error again.
+    """
+    try:
+        with writing_checkpoint(checkpoint, (OSError, RuntimeError, SafetensorError)):
+            yield
+    except UserError:
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        raise
 
 
 def _write_model(
@@ -158,17 +215,18 @@ def _write_model(
         shutil.rmtree(part, ignore_errors=True)
         shutil.rmtree(folder / MODEL, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
-    if average:
-        trainer.save_model(str(part / models.RAW))
-        average.deploy()
-    trainer.save_model(str(part))
-    trainer.accelerator.wait_for_everyone()
-    if not _is_first_process():
-        return
-    for name in ("training_args.bin", f"{models.RAW}/training_args.bin"):  # a pickle of no use
-        (part / name).unlink(missing_ok=True)
-    (part / _ENDED).write_text(json.dumps(costs))
-    _sync(part)
+    with _writing(part):
+        if average:
+            trainer.save_model(str(part / models.RAW))
+            average.deploy()
+        trainer.save_model(str(part))
+        trainer.accelerator.wait_for_everyone()
+        if not _is_first_process():
+            return
+        for name in ("training_args.bin", f"{models.RAW}/training_args.bin"):  # a pickle of no use
+            (part / name).unlink(missing_ok=True)
+        (part / _ENDED).write_text(json.dumps(costs))
+        _sync(part)
     part.rename(folder / MODEL)
     fsync_directory(folder)
 
