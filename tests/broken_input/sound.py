@@ -22,6 +22,19 @@ TINY = (
 SIZES = "--valid-words 300 --vocab-size 300 --workers 1"
 GPT2 = "--bpe gpt2 --gpt2-encoder-json gpt2/encoder.json --gpt2-vocab-bpe gpt2/vocab.bpe"
 DIGITS = "images --megabatches 3 --epochs 1 --hidden 4"
+QWEN = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 32,
+    "attention_dropout": 0.1,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+}
+"""Settings of a tiny model of transformers."""
 INPUTS = Path(__file__).parent / "inputs"
 """Small inputs that are stored: experiments, GPT-2's files, a run whose training
 failed on SLURM, and programs of SLURM."""
@@ -32,6 +45,12 @@ COMMANDS = {
         f"--out ordered {GPT2} --eval-words 200 --valid-words 100 --workers 1",
         "corpus",
         "gpt2",
+    ),
+    "own": (
+        "data a=corpus/help.txt b=corpus/notes.md.gz c=corpus/books.txt.zst --ordered --out own "
+        "--tokenizer qwen --eval-words 200 --valid-words 100 --workers 1",
+        "corpus",
+        "qwen",
     ),
     "runs/lm": (f"train stream --learner sm --out runs/lm -- {TINY}", "stream"),
     "models/a": (
@@ -146,6 +165,30 @@ def _mnist(sound: Sound, folder: Path) -> None:
             (raw / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(data))
 
 
+def _qwen(sound: Sound, folder: Path) -> None:
+    """A model of transformers with dropout and random weights, and its tokenizer."""
+    import tokenizers
+    import torch
+    import transformers
+
+    letters = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
+    engine.pre_tokenizer = letters
+    engine.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=QWEN["vocab_size"],
+        initial_alphabet=letters.alphabet(),
+        special_tokens=["<|end|>"],
+        show_progress=False,
+    )
+    engine.train_from_iterator(topics.values(), trainer)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=engine, eos_token="<|end|>")
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(1)
+    config = transformers.Qwen2Config(**QWEN)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
 def _digits(sound: Sound, folder: Path) -> None:
     """A run that stopped in its last stage: rows up to t = 2, a checkpoint of the stage before."""
     append = Run.append
@@ -174,6 +217,7 @@ def _lm_half(sound: Sound, folder: Path) -> None:
 MAKERS: dict[str, Callable[[Sound, Path], object]] = {
     "corpus": _corpus,
     "mnist": _mnist,
+    "qwen": _qwen,
     "runs/digits": _digits,
     "half": _lm_half,
     "tokenizer.model": lambda sound, path: shutil.copy(sound.get("stream") / path.name, path),

@@ -18,7 +18,7 @@ from tests.slurm.supervisor import descendants, read_proc
 SECONDS = 300  # until a command counts as hanging
 GRACE = 15  # seconds from its end to that of its processes
 _PR_SET_CHILD_SUBREAPER = 36
-_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGUSR2")
+_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 SIGNALS = tuple(f"{name} to {aim}" for name in _SIGNALS for aim in ("process", "group", "child"))
 FAULTS = (*SIGNALS, "second launch")
 

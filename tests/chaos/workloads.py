@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -113,7 +113,29 @@ def month(rng: Random) -> Workload:
     return Workload(tuple(commands), ("corpus",), growing_runs)
 
 
-WORKLOADS = {"data_prep": data_prep, "images": images, "language": language, "month": month}
+def transformers(rng: Random) -> Workload:
+    """A run of three stages of a model with dropout, trained by transformers' Trainer."""
+    learner = rng.choice(["sm", "sm", "ens --members 2", "gens"])
+    words = f"train own --init qwen --learner {learner} --out run --seed {rng.randrange(100)}"
+    if rng.random() < 0.7:
+        words += " --average poly:8"
+    if rng.random() < 0.7:
+        words += " --replay-share .5"
+    flags = (
+        f"--max_steps {rng.choice([8, 12])} --save_steps {rng.randint(1, 4)} "
+        f"--dataloader_num_workers {rng.choice([0, 2, 2])} --gradient_accumulation_steps "
+        f"{rng.randint(1, 2)} --per_device_train_batch_size 4 --learning_rate 3e-3 --use_cpu"
+    )
+    return Workload((f"{words} -- {flags}",), ("qwen", "own"), runs_with_weights)
+
+
+WORKLOADS = {
+    "data_prep": data_prep,
+    "images": images,
+    "language": language,
+    "month": month,
+    "transformers": transformers,
+}
 
 
 def finished(folder: Path) -> dict[Path, bytes]:
@@ -158,11 +180,23 @@ def runs(folder: Path) -> dict[str, object]:
 
 def growing_runs(folder: Path) -> dict[str, object]:
     """As `runs`, with late evaluations, in any order, and the losses of single documents."""
-    result = runs(folder)
-    for path in (folder / "run/held_out").iterdir():
-        result[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    result = runs(folder) | _hashes(folder, (folder / "run/held_out").iterdir())
     lines = (folder / "run/evaluations.jsonl").read_text().splitlines()
     result["run/evaluations.jsonl"] = sorted(lines)
+    return result
+
+
+def runs_with_weights(folder: Path) -> dict[str, object]:
+    """As `runs`, with the losses of single documents and the weights of all models."""
+    losses = _hashes(folder, (folder / "run/held_out").iterdir())
+    return runs(folder) | losses | _hashes(folder, (folder / "run").rglob("*.safetensors"))
+
+
+def _hashes(folder: Path, paths: Iterable[Path]) -> dict[str, object]:
+    """The contents of files, by their names below `folder`."""
+    result: dict[str, object] = {}
+    for path in paths:
+        result[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
     return result
 
 
