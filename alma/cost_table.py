@@ -33,6 +33,13 @@ def scaled(number: float | None, unit: float, name: str = "") -> str:
     return f"{in_units:,.1f}{name}" if in_units < 1000 else f"{in_units:,.0f}{name}"
 
 
+def in_bytes(number: int) -> str:
+    """A number of bytes: "1.2 GB", below a tenth of one "34.5 MB"."""
+    if number < GIGA / 10:
+        return f"{number / MEGA:,.1f} MB"
+    return f"{number / GIGA:,.1f} GB"
+
+
 def cost_table(
     columns: Sequence[str],
     runs: Iterable[Mapping[str, str]],

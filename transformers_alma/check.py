@@ -22,6 +22,7 @@ from alma.options import flag_words
 from alma.stream import Stream, is_stream
 from transformers_alma import models
 from transformers_alma.arguments import Arguments, check_given, parse
+from transformers_alma.disk import disk_use
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt")
 
@@ -56,6 +57,7 @@ def resolve(requested: Requested) -> dict[str, Any]:
     settings = _settings(arguments, block_size)
     settings |= {"--init-sha256": checksum, "--arch": config.model_type}
     settings |= {"parameters": whole, "trained_parameters": trained}
+    settings |= disk_use(arguments, config, whole, trained)
     return {"settings": settings, "words": words}
 
 

@@ -2,12 +2,24 @@
 
 import argparse
 import shlex
+import shutil
 from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
 
-from alma.cost_table import GIGA, MEGA, TERA, cost_table, scaled, total, with_commas
+from alma.cost_table import (
+    GIGA,
+    MEGA,
+    TERA,
+    cost_table,
+    in_bytes,
+    scaled,
+    total,
+    with_commas,
+)
 from alma.errors import UserError
 from alma.records import Run
+from alma.trainer import TRAINED
 from slurm.engine.cards import misfit
 from slurm.engine.machine import Machine
 from slurm.engine.terminal import say
@@ -39,6 +51,8 @@ def announce(
     for plan in plans:
         for line in announcement(plan, sizes[plan.request.stream], machine):
             say(line)
+    for line in disk_lines(plans):
+        say(line)
     for program in dict.fromkeys(chain(*map(programs, plans))):
         say(program)
     if options.verbose:
@@ -63,6 +77,51 @@ def _say_commands(plans: Sequence[Plan]) -> None:
         for spec in plan.stages:
             commands = [*(training.command for training in spec.trainings), spec.evaluate]
             say("\n".join(map(shlex.join, commands)))
+
+
+def disk_lines(plans: Sequence[Plan]) -> list[str]:
+    """Lines about the disk that runs need, where the engine tells it; a warning if it is full."""
+    told = [plan for plan in plans if "model_bytes" in plan.request.settings]
+    lines = [_disk_line(plan) for plan in told]
+    missing = [
+        (plan, training)
+        for plan in told
+        for spec in plan.stages
+        for training in spec.trainings
+        if not (training.directory / TRAINED).exists()
+    ]
+    if not missing:
+        return lines
+    needed = max(_bytes_while_training(plan) for plan, _ in missing)
+    needed += sum(plan.request.settings["model_bytes"] for plan, _ in missing)
+    free = min(_free_bytes(plan.out) for plan in told)
+    if needed > free:
+        problem = f"the disk has {in_bytes(free)} free, and {in_bytes(needed)} are needed"
+        lines.append(f"warning: {problem}: free some space, or choose another --out")
+    return lines
+
+
+def _disk_line(plan: Plan) -> str:
+    """What the trainings of a run keep, and what one needs while it runs."""
+    settings = plan.request.settings
+    trainings = sum(len(spec.trainings) for spec in plan.stages)
+    whole = in_bytes(trainings * settings["model_bytes"])
+    line = f"{plan.out}: disk: {trainings} models, {whole}; {in_bytes(_bytes_while_training(plan))}"
+    checkpoint = in_bytes(settings["checkpoint_bytes"])
+    return f"{line} more during a training, {settings['checkpoints']} checkpoints of {checkpoint}"
+
+
+def _bytes_while_training(plan: Plan) -> int:
+    """Bytes of the checkpoints of a training, which go when its model is written."""
+    return plan.request.settings["checkpoints"] * plan.request.settings["checkpoint_bytes"]
+
+
+def _free_bytes(folder: Path) -> int:
+    """The free bytes of the disk on which a folder is, or will be."""
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
 
 
 def programs(plan: Plan) -> list[str]:

@@ -33,8 +33,8 @@ _TRACEBACK = re.compile(
 )
 _PYTHONS_OWN = re.compile(r'  File "(<|.*/(multiprocessing|concurrent/futures)/|.*/threading\.py)')
 """Frames of what Python prints when a worker, its parent or its resource tracker was killed."""
-_TORCHS_OWN = "torchinductor_"
-"""Its cache, which a kill leaves."""
+_LIBRARIES_OWN = ("torchinductor_", "pymp-")
+"""torch's cache and the folder of multiprocessing's sockets, which a kill leaves."""
 _NOT_STARTED = "Fatal Python error: init_import_site"
 """What Python prints if it is interrupted before it runs anything."""
 
@@ -65,7 +65,7 @@ class Runs:
                     self._disturb(words, before, rng, report)
                 compare(workload.result(self.work), expected)
                 names = sorted(path.name for path in self.temporary.iterdir())
-                if names := [name for name in names if not name.startswith(_TORCHS_OWN)]:
+                if names := [name for name in names if not name.startswith(_LIBRARIES_OWN)]:
                     raise Difference(f"temporary files left: {names}")
         except Difference as problem:
             report.problem = str(problem)
