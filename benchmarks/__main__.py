@@ -22,6 +22,7 @@ from benchmarks.timing import Table, show
 BENCHMARKS = {
     "switch_ffn": "Switch FFN, forward + backward, ratios",
     "update": "An update through fairseq-train beside a plain loop",
+    "transformers_engine": "Training by alma's engine beside transformers.Trainer run by hand",
     "loss": "Loss of the output layer, forward + backward, ratios of times",
     "vision_stage": "A stage of MNIST at B = 500",
     "training_memory": "Peak memory of a training step, counted on the meta device",

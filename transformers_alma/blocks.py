@@ -54,13 +54,13 @@ class PartBlocks:
 
     def _from(self, start: int) -> NDArray[np.int64]:
         """The block whose first target is at `start`."""
-        targets = self.ids.read(start, start + self.layout.targets)
-        context = self.layout.end_token
-        if self.layout.first_token is not None:
-            context = self.layout.first_token
-        elif start:
-            context = int(self.ids.read(start - 1, start)[0])
-        return np.concatenate([[context], targets]).astype(np.int64)
+        end = start + self.layout.targets
+        first = self.layout.first_token
+        if first is None and start:  # one slice of the memory map
+            return self.ids.read(start - 1, end).astype(np.int64, copy=False)
+        if first is None:
+            first = self.layout.end_token
+        return np.concatenate([[first], self.ids.read(start, end)]).astype(np.int64)
 
 
 class StageBlocks(Dataset[dict[str, Tensor]]):
