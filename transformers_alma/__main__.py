@@ -15,8 +15,11 @@ def main() -> None:
     """Do the task whose path is the last word; the words before it are flags."""
     task = StageTask.read(sys.argv[-1])
     words = sys.argv[1:-1]
+    from transformers.utils import logging
+
     from transformers_alma.arguments import parse  # imports torch and transformers
 
+    logging.disable_progress_bar()  # the output is a log
     arguments = parse(words)
     if task.action == "evaluate":
         from transformers_alma.evaluation import evaluate

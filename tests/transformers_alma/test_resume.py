@@ -1,6 +1,7 @@
 """A training that is killed again and again ends with the weights of one that is not."""
 
 import os
+import resource
 import shutil
 import signal
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from alma.errors import command
 from alma.files import sha256_file
 from alma.stream import dtype_code, write_index
 from alma.trainer import StageTask, TextPart
@@ -22,10 +24,13 @@ FLAGS = (
     "--block_size 16 --per_device_train_batch_size 4 --learning_rate 1e-2 --use_cpu "
     "--save_steps 3 --average poly:8 --dataloader_num_workers 2"
 ).split()
+LARGEST_FILE = 60_000  # below the state of the optimizer, above the other files
+OF_FILES = 40_000
+"""More than the bytes of a checkpoint that are no weight."""
 SETTINGS = {
     "vocab_size": 64,
-    "hidden_size": 16,
-    "intermediate_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 64,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
@@ -39,7 +44,11 @@ SETTINGS = {
 def transformers():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")
-        yield pytest.importorskip("transformers")
+        transformers = pytest.importorskip("transformers")
+        # Forks would share the lock of the bars, which a killed one may hold.
+        transformers.utils.logging.disable_progress_bar()
+        yield transformers
+        transformers.utils.logging.enable_progress_bar()
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +109,7 @@ def start(model, parts, tmp_path_factory):
             budget={"updates": UPDATES},
         )
 
+        @command
         def train() -> None:
             if hook:
                 hook()
@@ -182,6 +192,44 @@ def test_twelve_kills_change_no_weight(start, undisturbed, tmp_path):
     assert weights(folder) == undisturbed
     assert len(undisturbed) == 2
     assert sorted(path.name for path in folder.iterdir()) == ["model", "trained.json"]
+
+
+def no_large_files() -> None:
+    """As on a full disk, the state of the optimizer cannot be written."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing(start, undisturbed, model, tmp_path):
+    from transformers_alma import disk, models, training
+    from transformers_alma.arguments import parse
+
+    folder = tmp_path / "full"
+    code, output = start(folder, partial(kill_before, training.StageTrainer, "training_step", 5))
+    assert code == -signal.SIGKILL, output
+    code, output = start(folder, no_large_files)
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert code == 2
+    assert "Traceback" not in output
+    assert len(errors) == 1
+    assert f"{folder}/checkpoint-6: cannot be written" in errors[0]
+    assert [path.name for path in folder.iterdir()] == ["checkpoint-3"]
+
+    arguments = parse([*FLAGS, "--init", str(model)])
+    config = models.config_of(str(model))
+    counts = models.parameters_of(config, arguments.engine)
+    planned = disk.disk_use(arguments, config, *counts)
+    assert planned["checkpoints"] == 2
+    assert 0 < bytes_in(folder / "checkpoint-3") - planned["checkpoint_bytes"] < OF_FILES
+
+    code, output = start(folder)
+    assert code == 0, output
+    assert weights(folder) == undisturbed
+    assert 0 < bytes_in(folder / "model") - planned["model_bytes"] < OF_FILES
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def forget_average() -> None:
