@@ -33,6 +33,8 @@ _ENDED = "alma_training.json"
 _COSTS = {"updates": COUNT, "tokens": COUNT, "seconds": AMOUNT, "parameters": COUNT}
 _MOST_LOG_INTERVAL = 100
 _LINES_OF_A_STAGE = 20
+_SIGNAL_SECONDS = 1
+"""A signal to all processes may end a data worker, an error, before it reaches this process."""
 STOPPED = 75  # exit code after a signal: run the same command again
 
 
@@ -143,9 +145,10 @@ def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except RuntimeError:
+        time.sleep(_SIGNAL_SECONDS)
         if not progress.is_stopping():
             raise
-        traceback.print_exc()  # the signal ended a data worker, too
+        traceback.print_exc()
         sys.exit(STOPPED)
     if trainer.state.global_step < updates:
         sys.exit(STOPPED)

@@ -10,6 +10,7 @@ import pytest
 
 from alma.records import Run
 from slurm.engine import queue
+from tests.broken_input.sound import Sound
 from tests.machine_fields import without_machine_fields
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +92,36 @@ def test_two_nodes_and_a_requeue_give_the_rows_and_losses_of_one_machine(
     assert len(losses(cut)) == UPDATES
     assert "training on 2 devices" in log.read_text()
     assert log.read_text().count("\n$ ") == 2  # starts
+
+
+@pytest.mark.thorough
+def test_a_requeue_gives_the_rows_of_an_undisturbed_run_of_transformers(cluster, launch, tmp_path):
+    """Only the signal saves a checkpoint: the engine ends with code 75, then it resumes."""
+    pytest.importorskip("transformers")
+    sound = Sound(tmp_path / "sound")
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
+    options = [sound.get("own"), "--init", sound.get("qwen"), "--average", "poly:8", *SM]
+    flags = f"--max_steps {UPDATES} --per_device_train_batch_size 4 --use_cpu --logging_steps 1"
+    flags += " --save_steps 1000 --dataloader_num_workers 1"
+
+    def command(out: Path, *places: str) -> list[str]:
+        return [str(word) for word in (*options, "--out", out, *places, "--", *flags.split())]
+
+    on_cluster = (*ON_SLURM, "--gpus-per-node", "1")
+    started = [launch(command(cut, *on_cluster)), launch(command(whole))]
+    log = cut / "stage_00/train.log"
+    cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=300)
+    job_id = next(job.job_id for job in queue.read_jobs(cut) if job.kind == "train")
+    cluster.run("scancel", "--signal=USR2", job_id)
+    assert [process.wait(timeout=900) for process in started] == [0, 0]
+    assert [row["t"] for row in comparable(cut)] == [0, 1]
+    assert comparable(cut) == comparable(whole)
+    assert losses(cut) == losses(whole)
+    assert log.read_text().count("\n$ ") == 2  # starts
+    for name in ("model.safetensors", "raw/model.safetensors"):
+        weights = Path("stage_00/model/model", name)
+        assert (cut / weights).read_bytes() == (whole / weights).read_bytes()
 
 
 @pytest.mark.slow
