@@ -1,7 +1,5 @@
 """Bytes on the disk that a stage keeps, and that its training needs while it runs."""
 
-from typing import Any
-
 import torch
 from transformers import PreTrainedConfig
 
