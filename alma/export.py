@@ -69,7 +69,7 @@ def exporter_of(model: str) -> Exporter:
     config = Run.read(model).config
     if "dataset" in config:
         return IMAGES
-    return TRAINER if config.get("trainer") else FAIRSEQ
+    return TRAINER if config.get("trainer") or config.get("engine") else FAIRSEQ
 
 
 def _check(options: Namespace, exporter: Exporter) -> None:
