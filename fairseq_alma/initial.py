@@ -157,7 +157,7 @@ def _check_supported(folder: Path, config: dict[str, Any]) -> None:
         if config.get(name, next(iter(values))) in values:
             continue
         problem = f"{name} is {config[name]}, and fairseq computes {', '.join(map(str, values))}"
-        remedy = "`alma train` without --engine fairseq trains it by transformers"
+        remedy = "`alma train --engine transformers` trains it"
         raise UserError(f"--init {folder}: {problem}: {remedy}")
 
 

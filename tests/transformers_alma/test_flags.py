@@ -83,7 +83,7 @@ def test_what_cannot_be_is_one_line(words, error, train, llama, own_stream, tmp_
         ("--learner sm --average last:3", "give a decay such as .999, or poly:8"),
         ("--learner sm --budget updates=3", "give `-- --max_steps N`"),
         ("--learner sm --context-window 3", "leave it out"),
-        ("--learner sm --engine fairseq", "without --engine fairseq trains it by transformers"),
+        ("--learner sm --engine fairseq", "--engine transformers` trains it"),
         ("--learner sm --trainer true", "--init is for the training of fairseq"),
         ("--learner sm --update-multiplier 2", "give --max_steps after the `--`"),
     ],
