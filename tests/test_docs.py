@@ -5,6 +5,7 @@ run -->` are executed, those of a page one after the other in an empty directory
 """
 
 import ast
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -137,6 +138,16 @@ def test_steps_for_a_gpu_accept_their_commands():
         assert name != "gpu" or parser().parse_args(words)
 
 
+def make_qwen(folder: Path) -> None:
+    """The folder of a model as far as a launch without a stream reads it."""
+    from safetensors.torch import save_file
+    from transformers import Qwen2Config
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 20}
+    Qwen2Config(**sizes, num_attention_heads=1, num_key_value_heads=1).save_pretrained(folder)
+    save_file({}, folder / "model.safetensors")
+
+
 def test_launch_accepts_its_commands(monkeypatch, tmp_path):
     from slurm.lm.plan import make_plan
     from slurm.lm.request import read_requests, resolved
@@ -145,10 +156,13 @@ def test_launch_accepts_its_commands(monkeypatch, tmp_path):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "encoder.json").touch()  # the reader's own
     monkeypatch.chdir(tmp_path)
+    make_qwen(tmp_path / "models/qwen_tiny")
     model = ("--init", "models/gpt2")  # which is not here
     requests = []
     for words in arguments_of("slurm.launch"):
-        requests += read_requests([word for word in words if word not in model])
+        if model[1] in words:
+            words = [word for word in words if word not in model]
+        requests += read_requests(words)
     assert all(make_plan(request, 4).stages for request in resolved(requests))
 
 
@@ -323,6 +337,8 @@ def test_documented_keys_of_text_runs():
     requests = [request for words in commands for request in read_with_stand_in(words.split())]
     requests = [place(request, Machine((10**10,) * 2, None)) for request in requests]
     requests += read_with_stand_in("S --learner sm --out R --trainer T --budget updates=2".split())
+    of_engine = {"engine": "transformers", "settings": requests[0].settings | {"words": []}}
+    requests.append(dataclasses.replace(requests[0], **of_engine))
     configs = [make_plan(request, 3).config for request in requests]
     data = keys_in("slurm/lm/record.py", "identity")
     assert_described(configs, "config, all runs", "config, text", unseen=data)
