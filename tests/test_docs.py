@@ -25,6 +25,7 @@ from alma import __main__ as alma
 from alma.__main__ import TOOLS
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS
+from tests.small_folders import make_qwen
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -136,16 +137,6 @@ def test_steps_for_a_gpu_accept_their_commands():
 
     for name, *words in arguments_of("benchmarks.__main__"):
         assert name != "gpu" or parser().parse_args(words)
-
-
-def make_qwen(folder: Path) -> None:
-    """The folder of a model as far as a launch without a stream reads it."""
-    from safetensors.torch import save_file
-    from transformers import Qwen2Config
-
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 20}
-    Qwen2Config(**sizes, num_attention_heads=1, num_key_value_heads=1).save_pretrained(folder)
-    save_file({}, folder / "model.safetensors")
 
 
 def test_launch_accepts_its_commands(monkeypatch, tmp_path):

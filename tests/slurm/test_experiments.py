@@ -246,7 +246,7 @@ def test_which_commas_separate_values(folder):
         (
             "learner: sm",
             "stream --out R runs=a",
-            "runs=: of experiments (.yaml), and none is given",
+            "runs=: of experiments",
         ),
         ("", "in/tuned.yaml lr=[]", "key=value: lr: give a value, or a list of values"),
         (
