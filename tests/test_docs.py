@@ -1,7 +1,6 @@
-"""README.md, CONTRIBUTING.md and docs/: commands, links, paths, tables of keys and flags are true.
+"""README.md, CONTRIBUTING.md and docs/: links, paths, tables of keys and learners are true.
 
-Every line of a ```bash block is parsed by the program that it calls. Blocks after the line `<!--
-run -->` are executed, those of a page one after the other in an empty directory.
+tests/pages has the tests of the commands.
 """
 
 import ast

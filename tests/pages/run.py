@@ -5,15 +5,14 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tests.pages.blocks import ROOT, Block
+from tests.pages.blocks import BLOCKS, ROOT, Block
 from tests.pages.materials import Material
-from tests.pages.ways import SMALL, Run
+from tests.pages.ways import SMALL, WAYS, Run
 from tests.slurm.cluster import Cluster, missing
 
 FAKE = ROOT / "tests/slurm/fake"
@@ -93,7 +92,6 @@ class Reader:
         if block.kind == "python":
             shell = [sys.executable, "-c"]
         log = self.folder / ".log"
-        began = time.monotonic()
         with log.open("w") as output:
             code = subprocess.run(
                 [*shell, text],
@@ -105,7 +103,6 @@ class Reader:
                 timeout=SECONDS,
                 check=False,
             ).returncode
-        print(f"TIME {time.monotonic() - began:6.1f} {block} {text[:50]!r}", file=sys.stderr)
         said = log.read_text(errors="replace")
         assert code in way.codes, f"{block} ended with {code}:\n{text}\n{said[-4000:]}"
         for words in way.prints:
@@ -125,3 +122,29 @@ class Reader:
     def _cluster(self) -> Cluster:
         """The SLURM of the tests, with the partitions of the pages."""
         return self.request.getfixturevalue("cluster_of_pages")
+
+
+TEXT = [f"docs/{name}.md" for name in ("data", "fairseq", "language", "slurm", "time", "trainers")]
+IMAGES = [f"docs/{name}.md" for name in ("advice", "images", "month", "weekly-images")]
+"""Pages whose blocks take long; a file of tests is the share of one process."""
+OTHERS = []
+for name, ways in WAYS.items():
+    is_typed = any(isinstance(way, Run) for way in ways.values())
+    if is_typed and name not in (*TEXT, *IMAGES):
+        OTHERS.append(name)
+
+
+def type_page(page: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    """Type the blocks of a page; fails with all that failed."""
+    reader = Reader(folder, request)
+    blocks = [block for block in BLOCKS if block.page == page]
+    failures = []
+    for block, way in zip(blocks, WAYS[page].values(), strict=True):
+        if isinstance(way, Run):
+            try:
+                reader.type(block, way)
+            except AssertionError as error:
+                failures.append(str(error))
+    assert not failures, "\n\n".join(failures)
+    if reader.left_out:
+        pytest.skip(f"no SLURM is installed: {', '.join(map(str, reader.left_out))} did not run")

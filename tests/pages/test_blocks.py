@@ -1,7 +1,7 @@
 """The commands of the pages are known here, and their programs accept them.
 
 Each block is in the table of tests/pages/ways.py, and each command is parsed by the program that it
-calls. tests/pages/test_blocks_run.py types the blocks.
+calls. tests/pages/test_run_*.py type the blocks.
 """
 
 import importlib

@@ -66,7 +66,7 @@ class SameAs:
 Way = Run | Parse | RunBy | SameAs
 
 _TINY_PARTS = "--words 2k --eval-words 300 --valid-words 200"
-_MANY_IMAGES = "--megabatches 4 --waiting-time 1,4 --hidden 2 --epochs 1 --seeds 0-1"
+_MANY_IMAGES = "--megabatches 4 --waiting-time 1,4 --hidden 2 --epochs 1 --seeds 0"
 SMALL = {
     r"data (?!.*--append).*--(tokenizer|bpe) ": _TINY_PARTS,
     r"data (?!.*--append)": f"{_TINY_PARTS} --vocab-size 300",
@@ -90,8 +90,8 @@ GPU = Parse("ten minutes of a GPU; tests/benchmarks/test_gpu.py runs the steps a
 
 AS_IT_STANDS = {"": ""}
 _ON_SLURM = (
-    "alma train experiments/table2.yaml runs=gmoe_w1 --stream stream --seeds 0-2 --cluster slurm \\\n"
-    "    --partition learn --sbatch account=nlp"
+    "alma train experiments/table2.yaml runs=gmoe_w1 --stream stream --seeds 0-2 "
+    "--cluster slurm \\\n    --partition learn --sbatch account=nlp"
 )
 
 WAYS: dict[str, dict[str, Way]] = {
@@ -180,7 +180,9 @@ WAYS: dict[str, dict[str, Way]] = {
         "alma train stream --learner sm --out runs/replay": Run(),
         "alma export runs/gmoe": Run(),
         "alma train experiments/table2.yaml runs=gmoe_w1 --stream stream\n": Run(
-            adds={r"train .*": "fp16=false max-update=4 warmup-updates=1"}, stand_in=True
+            (materials.stream,),
+            {r"train ": "fp16=false max-update=4 warmup-updates=1"},
+            stand_in=True,
         ),
         "alma train experiments/table2.yaml runs=gmoe_w1 --stream stream --size": Run(),
         "alma train experiments/tune.yaml": Run(stand_in=True),
@@ -247,7 +249,11 @@ WAYS: dict[str, dict[str, Way]] = {
     "docs/slurm.md": {
         f"{_ON_SLURM} --dry-run": Run((materials.stream,), slurm=True, stand_in=True),
         f"{_ON_SLURM}\n": Run(slurm=True, stand_in=True),
-        "alma train experiments/table2.yaml runs=sm12_w1": Run(slurm=True, stand_in=True),
+        "alma train experiments/table2.yaml runs=sm12_w1": Run(
+            adds={r"train ": "max-update=4 warmup-updates=1 --mem-gb 100"},
+            slurm=True,
+            stand_in=True,
+        ),
         "alma images": Run((materials.mnist,), slurm=True),
     },
     "docs/time.md": {
