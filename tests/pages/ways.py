@@ -94,6 +94,15 @@ _ON_SLURM = (
     "--cluster slurm \\\n    --partition learn --sbatch account=nlp"
 )
 
+_REPRODUCE_TIME = "alma reproduce time --stream stream_git\n"
+_SOME_RUNS_OF_TIME = """\
+alma reproduce time --stream stream_git --dry-run
+mkdir -p reproduced/small
+cp -RL experiments stream_git reproduced/small
+(cd reproduced/small && alma train experiments/time.yaml runs=stage --stream stream_git)
+"""
+"""Four of its 42 runs."""
+
 WAYS: dict[str, dict[str, Way]] = {
     "README.md": {
         "sudo apt install": INSTALLS,
@@ -218,7 +227,11 @@ WAYS: dict[str, dict[str, Way]] = {
         ),
     },
     "docs/results/age.md": {
-        "git clone": Run((materials.history_of_git,), stand_in=True),
+        "git clone": Run(
+            (materials.history_of_git,),
+            instead={_REPRODUCE_TIME: _SOME_RUNS_OF_TIME},
+            stand_in=True,
+        ),
         "alma report runs/drifting": Run(
             instead={"runs/drifting": "reproduced/small/runs/time"}  # the reader's runs
         ),
