@@ -77,7 +77,7 @@ SMALL = {
     r"images ": "--epochs 1",
     r"train .*--trainer ": "--budget updates=2",
     r"train .* -- ": "--max-update 2",
-    r"train experiments/(averages|drift)/": "max-update=4 --seeds 0",
+    r"train experiments/(averages|drift)/": "max-update=8 save-interval-updates=1 --seeds 0",
     r"train experiments/": "max-update=4 warmup-updates=1 --seeds 0",
 }
 """Words that `alma` adds, by a pattern at which its words start; the first that fits."""
@@ -169,7 +169,9 @@ WAYS: dict[str, dict[str, Way]] = {
         "alma images --scenario rotated": Run(),
         "alma images --learner sm,ens --average": Run(),
         "alma images --preset anytime": Run(),
-        "alma images --dataset folder --data-root images --image-size 32": Run(),
+        "alma images --dataset folder --data-root images --image-size 32": Run(
+            (materials.image_folder,)
+        ),
         "alma export runs/mine": Run(),
         "from alma": Run(),
         "import numpy": Run(),
