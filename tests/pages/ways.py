@@ -192,7 +192,10 @@ WAYS: dict[str, dict[str, Way]] = {
         "alma export runs/gmoe": Run(),
         "alma train experiments/table2.yaml runs=gmoe_w1 --stream stream\n": Run(
             (materials.stream,),
-            {r"train ": "fp16=false max-update=4 warmup-updates=1"},
+            {
+                r"train (?!.*--size)": "arch=switch_gmoe_tiny fp16=false distributed-world-size=1 "
+                "max-update=4 warmup-updates=1"
+            },
             stand_in=True,
         ),
         "alma train experiments/table2.yaml runs=gmoe_w1 --stream stream --size": Run(),
