@@ -94,6 +94,20 @@ def crawl_of_month(place: Path, month: int) -> None:
     (place / f"crawl-2026-{month:02d}.jsonl.gz").write_bytes(gzip.compress(lines))
 
 
+def april(folder: Path, _: pytest.FixtureRequest) -> None:
+    """The crawl of the next month, for cron to add."""
+    crawl_of_month(folder / "service", 4)
+
+
+def may(folder: Path, _: pytest.FixtureRequest) -> None:
+    """The month after it, in the stream."""
+    place = folder / "service"
+    crawl_of_month(place, 5)
+    crawl = "crawl=crawl-*.jsonl.gz"
+    command = ["alma", "data", crawl, "--append", "--out", "stream"]
+    subprocess.run(command, cwd=place, check=True, capture_output=True)
+
+
 def history_of_git(folder: Path, _: pytest.FixtureRequest) -> None:
     """What `git clone https://github.com/git/git` gets: six years, 100 commits a year.
 
