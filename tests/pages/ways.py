@@ -79,6 +79,7 @@ SMALL = {
     r"train .* -- ": "--max-update 2",
     r"train text.yaml ": "max-update=4 warmup-updates=1",
     r"train experiments/(averages|drift)/": "max-update=8 save-interval-updates=1 --seeds 0",
+    r"train experiments/.*--seed ": "max-update=4 warmup-updates=1",
     r"train experiments/": "max-update=4 warmup-updates=1 --seeds 0",
 }
 """Words that `alma` adds, by a pattern at which its words start; the first that fits."""
