@@ -9,6 +9,7 @@ import pytest
 from launcher import call
 
 from alma.records import Run
+from slurm import arrivals
 from slurm.arrivals import main as alma_test
 from slurm.engine import children
 from slurm.vision import part
@@ -61,6 +62,17 @@ def test_a_run_that_is_missing_is_trained_again_and_a_stream_that_has_grown_is_n
     for name in ("sm_w1_h2_s0", "sm_w1_h2_s1"):
         grown = as_in_one_go(Run.read(f"runs/{name}"))
         assert grown == as_in_one_go(Run.read(f"whole/{name}"))
+
+
+def test_the_runs_of_a_sweep_on_a_cluster_are_found_for_their_tests(tmp_path):
+    """jobs.json is in the folder of the sweep, run.json in those of its runs."""
+    sweep_folder = tmp_path / "runs"
+    for seed in (1, 0):
+        config = {"learner": "sm", "waiting_time": 1, "replay": False, "seed": seed}
+        run = Run.open(sweep_folder / f"sm_s{seed}", config | {"megabatches": 1})
+    (sweep_folder / "jobs.json").write_text('{"jobs": []}')
+    recorded = arrivals._recorded([str(tmp_path), str(run.directory)])
+    assert [run.directory.name for run in recorded] == ["sm_s0", "sm_s1"]
 
 
 @pytest.mark.thorough
