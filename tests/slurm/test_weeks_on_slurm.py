@@ -126,6 +126,37 @@ def test_an_append_on_a_real_cluster(cluster, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.thorough
+def test_an_append_with_unreadable_images_that_is_requeued(cluster, tmp_path, monkeypatch):
+    """The rows and the list of images left out are those of one run here."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    slurm = "--cluster slurm --timeout-min 30 --runs-per-job 1".split()
+    words = [*FLAGS.replace("--epochs 1", "--epochs 100").split(), "--skip-unreadable"]
+    broken = [Path("shop/2026-W01/a/0.png"), Path("shop/2026-W03/c/0.png")]
+    arrive("shop", 1, 2)
+    broken[0].write_bytes(broken[0].read_bytes()[:60])
+    assert call(sweep, monkeypatch, *slurm, *words, "--wait") == 0
+    arrive("shop", 3)
+    for file in broken:
+        file.write_bytes(file.read_bytes()[:60])
+    assert call(sweep, monkeypatch, *slurm, *words, "--append") == 0
+    job = queue.read_jobs(Path("runs"))[1]
+    cluster.until(job.marker.with_suffix(".log").exists)
+    cluster.run("scontrol", "requeue", str(job.job_id))
+    assert call(sweep, monkeypatch, *slurm, *words, "--append", "--wait") == 0
+    assert cluster.jobs()[str(job.job_id)]["Restarts"] == "1"
+    forget()
+    assert call(vision, monkeypatch, *words, "--out", "whole") == 0
+    for name in ("sm_w1_h2_s0", "sm_w1_h2_s1"):
+        grown = as_in_one_go(Run.read(f"runs/{name}"))
+        assert grown == as_in_one_go(Run.read(f"whole/{name}"))
+    skipped = Path("runs/unreadable.csv").read_text()
+    assert skipped == Path("whole/unreadable.csv").read_text()
+    assert [line.partition(",")[0] for line in skipped.splitlines()] == ["path", *map(str, broken)]
+
+
+@pytest.mark.thorough
 def test_models_are_tested_on_a_real_cluster(cluster, tmp_path, monkeypatch, capsys):
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
