@@ -1,7 +1,7 @@
 """Make a small Qwen of random weights with its tokenizer, to try a stream of Hugging Face's tokens
 without a download: python examples/tiny_model.py CORPUS.jsonl FOLDER.
 
-The tokenizer is byte-level, as Qwen's, and trained on the texts of CORPUS. The model has 1.1 million
+The tokenizer is byte-level, as Qwen's, and trained on the texts of CORPUS. The model has 0.2 million
 parameters.
 """
 
@@ -46,9 +46,9 @@ def main(corpus: str, folder: str) -> None:
     transformers.set_seed(1)
     config = transformers.Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=4,
+        hidden_size=64,
+        intermediate_size=256,
+        num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=POSITIONS,
