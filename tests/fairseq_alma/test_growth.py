@@ -264,6 +264,18 @@ def test_an_error_in_process_0_is_raised_in_all(stage0, start_two, stream, tiny,
     assert not (tmp_path / "two" / GROWN).exists()
 
 
+def test_adafactors_columns_are_no_experts_though_there_are_as_many():
+    """A router of four experts for tokens of width four: its columns stay as they are."""
+    name = f"{PREFIX}.router.weight"
+    columns = torch.arange(4.0)
+    rows = 10 * torch.arange(4.0)
+    saved = {"state": {0: {"exp_avg_sq_col": columns, "exp_avg_sq_row": rows}}}
+    grown_state = grow_optimizer_state(saved, {name: torch.Size([4, 4])}, {PREFIX: [2, 0]})
+    state = grown_state["state"][0]
+    assert torch.equal(state["exp_avg_sq_col"], columns)
+    assert state["exp_avg_sq_row"].tolist() == [0, 10, 20, 30, 20, 0]
+
+
 def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build):
     """But for the fp32 weights of half precision."""
     _, model = build("--moe-expert-count", "3")
