@@ -23,7 +23,17 @@ from hypothesis import strategies as st
 
 from alma.files import LOCK
 from alma.stream import Stream
-from data_prep import documents, encode, near_duplicates, plan, ranges, scan, shuffle, stages
+from data_prep import (
+    documents,
+    encode,
+    near_duplicates,
+    plan,
+    ranges,
+    scan,
+    shuffle,
+    stages,
+    work,
+)
 
 from .conftest import FEW, make_documents
 
@@ -325,3 +335,14 @@ def test_any_seed(corpus, prepare, tmp_path, capsys, seed):
     captured = capsys.readouterr()
     assert "already finished" in captured.err
     assert "warning" not in captured.out, "words of about three tokens are usual"
+
+
+def test_each_seed_has_an_order_of_its_own(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\n".join(make_documents(1, 40)), "utf-8")
+    reader = documents.Reader()
+    shard, *_ = documents.make_shards([("a", str(tmp_path / "a.txt"))], reader)
+    orders = set()
+    for seed in range(-4, 4):
+        space = work.Workspace(tmp_path, seed, reader, ("a",))
+        orders.add(tuple(text for _, _, text, _ in sorted(scan.keyed_texts(space, shard))))
+    assert len(orders) == 8
