@@ -1,6 +1,8 @@
 """--near-duplicates drop: what it drops does not depend on files, workers, restarts or later
 data."""
 
+import pytest
+
 from alma.stream import Stream
 
 from .conftest import LETTERS, make_documents
@@ -70,13 +72,14 @@ def test_in_order_the_first_mega_batch_keeps_its_documents(near, prepare, tmp_pa
     assert set(held(alone)[0]) == set(first)
 
 
-def test_a_near_duplicate_of_surplus_is_kept(prepare, tmp_path):
-    """What the first mega-batch leaves out drops nothing in the second."""
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_a_near_duplicate_of_surplus_is_kept(prepare, tmp_path, limit):
+    """What the first mega-batch leaves out drops nothing in the second; all that it takes does."""
     old = [text.translate(LETTERS) for text in make_documents(1, 60, 30)]
     new = [f"{text} kept" for text in old]
     for name, documents in (("a", old), ("b", new)):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(documents), "utf-8")
-    flags = ORDERED | {"words": 1500}
+    flags = ORDERED | {"words": 1500, "max_document_words": limit}
     out = prepare(
         tmp_path / "a.txt", tmp_path / "b.txt", "--ordered", out=tmp_path / "out", **flags, **DROP
     )

@@ -267,12 +267,22 @@ def test_lost_documents_are_noticed(corpus, prepare, tmp_path, monkeypatch, caps
     assert "differs from the plan" in capsys.readouterr().err
 
 
-def test_a_file_that_changes_meanwhile_is_noticed(corpus, prepare, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("ba", "be", 1),
+        lambda text: text.rpartition("\n\n")[0],
+    ],
+    ids=["edited", "shorter"],
+)
+def test_a_file_that_changes_meanwhile_is_noticed(
+    corpus, prepare, tmp_path, monkeypatch, capsys, change
+):
     cut = stages.cut.cut_corpus
 
     def meddle(**arguments):
         path = corpus / "web.txt"
-        path.write_text(path.read_text("utf-8").replace("ba", "be", 1), "utf-8")
+        path.write_text(change(path.read_text("utf-8")), "utf-8")
         cut(**arguments)
 
     monkeypatch.setattr(stages.cut, "cut_corpus", meddle)
