@@ -104,6 +104,24 @@ def test_append_is_one_go(near, prepare, tmp_path):
     assert all(addition["near_duplicate_documents"] for addition in added)
 
 
+def test_an_addition_has_no_near_copy_of_what_models_are_tested_on(prepare, tmp_path):
+    """Nor of the validation set, which is taken in another order than the rest."""
+    old = [text.translate(LETTERS) for text in make_documents(1, 120, 30)]
+    (tmp_path / "a.txt").write_text("\n\n".join(old), "utf-8")
+    sizes = IID | {"mega_batches": 1, "words": 6000, "eval_words": 2000, "valid_words": 2000}
+    out = prepare(tmp_path / "a.txt", out=tmp_path / "out", **sizes, **DROP)
+    stream = Stream.load(out)
+    held_out = [text for part in (stream.test, stream.valid) for text in texts(out, part.prefix)]
+    assert len(texts(out, stream.valid.prefix)) > 3
+    new = [text.translate(LETTERS) for text in make_documents(2, 40, 30)]
+    (tmp_path / "b.txt").write_text("\n\n".join([*new, *(f"{t} more" for t in old)]), "utf-8")
+    prepare(tmp_path / "b.txt", "--append", out=out, **APPEND | {"mega_batches": 1, "words": 3000})
+    added = texts(out, Stream.load(out).megabatches[1].prefix)
+    long_copies = {f"{text} more" for text in held_out if len(text.split()) > 60}
+    assert len(added) > 20
+    assert not long_copies & set(added)
+
+
 def test_append_to_mega_batches_that_are_iid(near, prepare, tmp_path):
     out = prepare(*near[:2], out=tmp_path / "out", **IID | {"words": 1000}, **DROP)
     prepare(near[2], "--append", out=out, **APPEND | {"mega_batches": 1, "words": 1000})
