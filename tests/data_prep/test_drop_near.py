@@ -108,7 +108,7 @@ def test_an_addition_has_no_near_copy_of_what_models_are_tested_on(prepare, tmp_
     """Nor of the validation set, which is taken in another order than the rest."""
     old = [text.translate(LETTERS) for text in make_documents(1, 120, 30)]
     (tmp_path / "a.txt").write_text("\n\n".join(old), "utf-8")
-    sizes = IID | {"mega_batches": 1, "words": 6000, "eval_words": 2000, "valid_words": 2000}
+    sizes = IID | {"mega_batches": 1, "words": 2000, "eval_words": 1000, "valid_words": 2000}
     out = prepare(tmp_path / "a.txt", out=tmp_path / "out", **sizes, **DROP)
     stream = Stream.load(out)
     held_out = [text for part in (stream.test, stream.valid) for text in texts(out, part.prefix)]
