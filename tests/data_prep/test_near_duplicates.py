@@ -151,6 +151,17 @@ def test_hashes_depend_on_the_text_alone(texts):
                 assert (together[i] == together[j]).all()
 
 
+@pytest.mark.parametrize("count", range(1, nd.N + 1))
+def test_short_documents_that_differ_in_one_word_are_kept(tmp_path, count):
+    """A headline is no copy of another one, whichever of its words differs."""
+    words = ["shares", "fell", "again", "on", "Monday"][:count]
+    documents = [(" ".join(words), 0)]
+    for place in range(count):
+        other = [*words[:place], "unlike", *words[place + 1 :]]
+        documents.append((" ".join(other), 0))
+    assert not len(found_near(tmp_path, documents))
+
+
 def test_many_documents_in_one_band_are_compared_with_the_first_alone(tmp_path, monkeypatch):
     """A million pages from one template are not compared in pairs."""
     text = make_documents(8, 1, 60)[0]

@@ -146,6 +146,13 @@ def test_the_largest_array(slurm, config, size):
     assert squeue.largest_array() == size
 
 
+def test_a_dry_run_counts_the_gpus_of_all_nodes(tmp_path):
+    """Three trainings of 2 x 4 GPUs and four evaluations of one GPU, an hour each."""
+    request = Resources(nodes=2, gpus_per_node=4, timeout_min=60)
+    _, totals = submission.dry_run(all_jobs(plans(tmp_path, "sm")), request, tmp_path / "logs")
+    assert "with 7 jobs, 28 GPU-hours requested" in totals
+
+
 def test_a_refused_submission_says_how_many_are_queued(tmp_path, monkeypatch):
     (run_plan,) = plans(tmp_path, "ens --members 2")
     run_plan.out.mkdir()
