@@ -9,9 +9,10 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.files import atomic_write
-from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair
+from data_prep.byte_level import GPT2
 from data_prep.dictionary import EOS
 from data_prep.documents import count_words
+from data_prep.hugging_face import HuggingFace, HuggingFacePair
 from data_prep.plan import CorpusPlan
 from data_prep.shuffle import bucket_texts
 from data_prep.tokenizer import Encoder, SentencePiece

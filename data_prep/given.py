@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
-from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair, end_of_text
+from data_prep import hugging_face
+from data_prep.byte_level import GPT2
 from data_prep.encode import open_encoder
+from data_prep.hugging_face import HuggingFace, check_as_transformers, end_of_text
 from data_prep.tokenizer import SentencePiece
 
 GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
@@ -53,16 +55,14 @@ def end_token_of(arguments: argparse.Namespace, tokenizer: dict[str, str]) -> in
         return None
     encoder = open_encoder(tokenizer)
     assert isinstance(encoder, HuggingFace)
-    return end_of_text(Path(arguments.tokenizer), encoder.ids)
+    folder = Path(arguments.tokenizer)
+    end_token = end_of_text(folder, encoder.ids)
+    check_as_transformers(folder, encoder)
+    return end_token
 
 
 def _hugging_face_files(arguments: argparse.Namespace, folder: Path) -> dict[str, str]:
     """The files of a tokenizer in a folder. UserError: missing, or other flags beside it."""
     if given(arguments, *GPT2_FILES):
         raise UserError(f"{', '.join(GPT2_FILES)}: only with --bpe gpt2; leave them out")
-    for kind in (HuggingFace, HuggingFacePair):
-        if all((folder / name).is_file() for name in kind.files):
-            beside = [name for name in kind.companions if (folder / name).is_file()]
-            return {name: str(folder / name) for name in (*kind.files, *beside)}
-    problem = "no tokenizer.json, nor vocab.json and merges.txt; save them"
-    raise UserError(f"--tokenizer {folder}: {problem}")
+    return hugging_face.tokenizer_files(folder)

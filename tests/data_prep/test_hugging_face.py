@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alma.errors import UserError
 from alma.stream import DTYPES, Stream, read_index
 from data_prep import contamination
-from data_prep.byte_level import HuggingFace, HuggingFacePair, end_of_text
+from data_prep.hugging_face import HuggingFace, HuggingFacePair, end_of_text
 from data_prep.documents import normalise
 from data_prep.similarity import open_part
 from data_prep.words import read_spelling
