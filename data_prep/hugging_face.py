@@ -80,6 +80,10 @@ class HuggingFace(Encoder):
         """The tokenizer's own ids of a text, without its end."""
         return self._tokenize(text)
 
+    def decode(self, ids: list[int]) -> str:
+        """The text of the tokenizer's own ids."""
+        return self._engine.decode(ids, skip_special_tokens=False)
+
     def _cut(self, text: str) -> list[str]:
         return [text]
 

@@ -74,7 +74,8 @@ def sentencepiece_like(prefix: bool = True) -> str:
     trainer = trainers.BpeTrainer(
         vocab_size=600, special_tokens=[*special, *BYTES], show_progress=False
     )
-    engine.train_from_iterator(make_documents(5, 60), trainer)
+    lines = "\n".join(make_documents(5, 60)).split("\n")  # a line break is a byte
+    engine.train_from_iterator(lines, trainer)
     state = json.loads(engine.to_str())
     state["pre_tokenizer"] = None
     added = state["added_tokens"]
