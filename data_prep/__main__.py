@@ -97,10 +97,15 @@ def _add_text_flags(command_line: Parser) -> None:
         help=documents,
     )
     key = (
-        "field of the text in .jsonl, .json and .parquet; in JSON, data.text is within data "
-        "(default: text)"
+        "field or column of the text in .jsonl, .json, .parquet and .arrow; in JSON, data.text is "
+        "within data (default: text)"
     )
     add("--text-key", default="text", metavar="FIELD", help=key)
+    split = (
+        "split of a data set's folder, as the Hub of Hugging Face or datasets.save_to_disk has it "
+        "(default: train)"
+    )
+    add("--split", metavar="SPLIT", help=split)
     bad = (
         "exit at damaged or malformed input, or leave it out and count it in stream.json (default: "
         "error)"

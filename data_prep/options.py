@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from alma.dates import Dates, interval, number_of
 from alma.errors import UserError, hint, require_package
 from alma.stream import Stream
+from data_prep import columns
 from data_prep.cut import Splits
 from data_prep.dated import Dated
 from data_prep.dictionary import DICTIONARY
@@ -96,12 +97,14 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
     order = None
     if arguments.ordered and not arguments.by:
         order = noted(problems, _order, arguments)
-    files = noted(problems, named_files, arguments.corpus)
+    files = noted(problems, named_files, arguments.corpus, arguments.split)
     reader = noted(problems, _reader, arguments, dates)
     valid_source = arguments.valid_source
     if valid_source:
         flag = f"--valid-source {valid_source}"
         noted(problems, _require_source, arguments, flag, valid_source)
+    if files and reader:
+        noted(problems, _check_columns, files, reader)
     if not stream:
         problems += _missing_flags(arguments)
     if arguments.write == "parquet":
@@ -254,17 +257,17 @@ def noted(problems: list[str], function: Callable[..., Any], *arguments: Any) ->
         problems.append(str(error))
 
 
-def named_files(corpus: list[str]) -> list[tuple[str, str]]:
+def named_files(corpus: list[str], split: str | None = None) -> list[tuple[str, str]]:
     """(source, path) of the files of the CORPUS arguments, each file once.
 
-    UserError: all arguments without files, and all files of two sources.
+    `split`: that of --split. UserError: all arguments without files, and all files of two sources.
     """
     files: dict[str, tuple[str, str]] = {}
     problems: list[str] = []
 
     def add(argument: str) -> None:
         name, path = named_path(argument)
-        for file in find_files(path):
+        for file in find_files(path, split):
             source, _ = files.setdefault(os.path.realpath(file), (name, file))
             if source != name:
                 remedy = "name it in one CORPUS argument"
@@ -290,6 +293,19 @@ def _reader(arguments: argparse.Namespace, dates: Dates | None) -> Reader:
         on_bad_input=arguments.on_bad_input,
         dates=dates,
     )
+
+
+def _check_columns(files: list[tuple[str, str]], reader: Reader) -> None:
+    """Raise a UserError if the first file of a source lacks the columns of text and date."""
+    if reader.on_bad_input == "skip":
+        return
+    is_undated_an_error = bool(reader.dates) and reader.dates.undated == "error"
+    firsts: dict[str, str] = {}
+    for source, path in files:
+        if path.endswith(columns.SUFFIXES):
+            firsts.setdefault(source, path)
+    for path in firsts.values():
+        columns.check(path, reader.keys, is_undated_an_error)
 
 
 def _require_source(arguments: argparse.Namespace, flag: str, name: str) -> None:
