@@ -1,10 +1,15 @@
 """Documents with chat turns: their text by the chat template of a model's tokenizer."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from alma.errors import UserError, require_package
 
 _ROLES = {"human": "user", "gpt": "assistant"}
 """transformers' roles for those of ShareGPT that have other names."""
+_WITHOUT_DATE = "{% set strftime_now = date_of_today %}\n"
+"""Hides the function that gives the current date; trim_blocks removes the line break."""
 
 
 class BadChat(Exception):
@@ -26,17 +31,15 @@ class Chat:
         A template that asks for the date takes its own default, because a stream must not depend
         on the day. BadChat: no turns, or the template refuses them.
         """
-        import jinja2
         from transformers.utils.chat_template_utils import render_jinja_template
 
         turns = _turns(value)
-        without_date = jinja2.Undefined(name="strftime_now")
+        template = self.template
+        if "strftime_now" in template:
+            template = _WITHOUT_DATE + template
         try:
             rendered, _ = render_jinja_template(
-                conversations=[turns],
-                chat_template=self.template,
-                strftime_now=without_date,
-                **self.tokens,
+                conversations=[turns], chat_template=template, **self.tokens
             )
         except Exception as error:  # whatever the template raises
             raise BadChat(f"the chat template refuses the turns ({error})") from error
@@ -45,16 +48,43 @@ class Chat:
 
 def _turns(value: Any) -> list[dict[str, Any]]:
     """The turns with transformers' names. BadChat: others, or none."""
+    if not isinstance(value, list) or not value:
+        raise BadChat("no list of chat turns (--text-key names another field)")
     turns = []
-    for turn in value if isinstance(value, list) else []:
+    for turn in value:
         if not isinstance(turn, dict):
             raise BadChat("a turn that is no object with role and content, or from and value")
         if "role" not in turn and {"from", "value"} <= turn.keys():
-            rest = {key: turn[key] for key in turn if key not in ("from", "value")}
-            turn = {"role": _ROLES.get(turn["from"], turn["from"]), "content": turn["value"], **rest}
+            turn = dict(turn)
+            role = turn.pop("from")
+            turn["role"] = _ROLES.get(str(role), role)
+            turn["content"] = turn.pop("value")
         if not isinstance(turn.get("role"), str):
             raise BadChat("a turn without role and content, or from and value")
-        turns.append(turn)
-    if not turns:
-        raise BadChat("no list of chat turns (--text-key names another field)")
+        # As apply_chat_template does: Parquet and Arrow have a null for each absent key.
+        turns.append({key: part for key, part in turn.items() if part is not None})
     return turns
+
+
+def read_chat(folder: Path) -> Chat:
+    """The chat template of the tokenizer in a folder, as transformers loads it.
+
+    UserError: it has none, or one for each of several uses; transformers is not installed, or
+    cannot load the folder.
+    """
+    require_package("transformers", "--chat-template", "export")
+    from data_prep.as_transformers import load
+
+    tokenizer = load(folder)
+    if tokenizer is None:
+        problem = "transformers cannot load its tokenizer"
+        remedy = "copy the folder again, with its config.json"
+        raise UserError(f"--chat-template: {folder}: {problem}; {remedy}")
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if not template:
+        problem = "its tokenizer has no chat template"
+        remedy = "write one to chat_template.jinja there, or leave out --chat-template"
+        raise UserError(f"--chat-template: {folder}: {problem}; {remedy}")
+    return Chat(template, tokenizer.special_tokens_map)

@@ -58,11 +58,10 @@ class Reader:
         return Keys(self.text_key, self.dates.key if self.dates else "", self.chat)
 
     def record(self) -> dict[str, Any]:
-        """The fields as stream.json keeps them; those of the chat template are in its files."""
+        """The fields as stream.json keeps them."""
         record = asdict(self)
-        del record["chat"]
-        if self.chat:
-            record["chat_template"] = True
+        if not self.chat:
+            del record["chat"]
         if self.dates:
             del record["dates"]["after"]  # follows from the stream, so it is not recorded
         else:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
-from data_prep import hugging_face
+from data_prep import as_transformers, hugging_face
 from data_prep.byte_level import GPT2
 from data_prep.encode import open_encoder
-from data_prep.hugging_face import HuggingFace, check_as_transformers, end_of_text
+from data_prep.hugging_face import HuggingFace, end_of_text
 from data_prep.tokenizer import SentencePiece
 
 GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
@@ -57,7 +57,7 @@ def end_token_of(arguments: argparse.Namespace, tokenizer: dict[str, str]) -> in
     assert isinstance(encoder, HuggingFace)
     folder = Path(arguments.tokenizer)
     end_token = end_of_text(folder, encoder.ids)
-    check_as_transformers(folder, encoder)
+    as_transformers.check(folder, encoder, arguments.chat_template)
     return end_token
 
 

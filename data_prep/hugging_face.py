@@ -15,8 +15,6 @@ from data_prep.dictionary import EOS
 from data_prep.tokenizer import MODEL, Encoder
 
 _SAVE = "from transformers import AutoTokenizer as A; A.from_pretrained({0!r}).save_pretrained({1!r})"
-_LOADED_AS_IT_IS = ("", "PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes of transformers that take a tokenizer.json as it is; "": none is named."""
 
 
 class HuggingFace(Encoder):
@@ -76,9 +74,38 @@ class HuggingFace(Encoder):
             pieces.append(np.append(self._ids[encoding.ids], self.dtype.type(EOS)))
         return np.concatenate(pieces)
 
-    def token_ids(self, text: str) -> list[int]:
-        """The tokenizer's own ids of a text, without its end."""
-        return self._tokenize(text)
+    def chat_items(self, chats: Iterable[str], end_token: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `items`, for chats, whose special tokens are encoded as such.
+
+        The id `end_token` of the tokenizer, which ends a text, becomes eos within a chat, too. The
+        end of a text follows a chat that does not end with it.
+        """
+        self._engine.encode_special_tokens = False
+        try:
+            encodings = self._engine.encode_batch_fast(list(chats), add_special_tokens=False)
+        finally:
+            self._engine.encode_special_tokens = True
+        end = self.dtype.type(EOS)
+        pieces = [np.zeros(0, self.dtype)]
+        for encoding in encodings:
+            ids = self._ids[encoding.ids]
+            ids[ids == self._ids[end_token]] = end
+            if not len(ids) or ids[-1] != end:
+                ids = np.append(ids, end)
+            pieces.append(ids)
+        sizes = np.array([len(piece) for piece in pieces[1:]], np.int32)
+        return np.concatenate(pieces), sizes
+
+    def token_ids(self, text: str, special: bool = False) -> list[int]:
+        """The tokenizer's own ids of a text, without its end.
+
+        special: whether a text that spells a special token is encoded as that token.
+        """
+        self._engine.encode_special_tokens = not special
+        try:
+            return self._tokenize(text)
+        finally:
+            self._engine.encode_special_tokens = True
 
     def decode(self, ids: list[int]) -> str:
         """The text of the tokenizer's own ids."""
@@ -105,64 +132,14 @@ def tokenizer_files(folder: Path) -> dict[str, str]:
             return {name: str(folder / name) for name in (*kind.files, *beside)}
     problem = f"--tokenizer {folder}: no tokenizer.json, nor vocab.json and merges.txt"
     if (folder / MODEL).is_file():
-        raise UserError(f"{problem}, only {MODEL}; {_save(folder, folder)}")
+        raise UserError(f"{problem}, only {MODEL}; run {save_command(folder, folder)}")
     raise UserError(f"{problem}; save them there by its save_pretrained")
 
 
-def _save(folder: Path, out: Path) -> str:
-    """The remedy that writes the tokenizer.json of a folder as transformers loads it."""
+def save_command(folder: Path, out: Path) -> str:
+    """The command that writes the tokenizer.json of a folder as transformers loads it."""
     code = _SAVE.format(str(folder), str(out))
-    return f'run python -c "{code}"'
-
-
-def check_as_transformers(folder: Path, encoder: HuggingFace) -> None:
-    """Raise a UserError if transformers would give the tokenizer in `folder` other ids.
-
-    Some of its classes take the vocabulary of tokenizer.json alone and split words in their own
-    way. Checks nothing if the folder names no such class, or transformers is not installed or
-    cannot load the folder.
-    """
-    settings = [_json_of(folder / name) for name in ("tokenizer_config.json", "config.json")]
-    names = [str(record.get("tokenizer_class") or "") for record in settings]
-    names.append(str(settings[1].get("model_type") or ""))
-    if all(name in _LOADED_AS_IT_IS for name in names):
-        return
-    tokenizer = load_with_transformers(folder)
-    if tokenizer is None:
-        return
-    added = []
-    for token in tokenizer.added_tokens_decoder.values():
-        if not token.special:
-            added.append(f"a {token.content} b")
-    for text in (*lossless.TRIALS, *added):
-        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
-        if ids != encoder.token_ids(text):
-            files = " and ".join(encoder.files)
-            problem = f"{type(tokenizer).__name__} of transformers gives other ids than {files}"
-            remedy = f"{_save(folder, Path(f'{folder}_saved'))} and give --tokenizer {folder}_saved"
-            raise UserError(f"--tokenizer {folder}: {problem}, as for {text[:20]!r}; {remedy}")
-
-
-def load_with_transformers(folder: Path) -> Any:
-    """The tokenizer of `folder` as transformers loads it; None: it cannot, or is not installed.
-
-    No code of the folder runs.
-    """
-    try:
-        from transformers import AutoTokenizer
-        from transformers.utils import logging
-    except ImportError:
-        return None
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        return AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
-    except Exception:  # whatever the files in the folder lead to
-        return None
-    finally:
-        logging.set_verbosity(verbosity)
+    return f'python -c "{code}"'
 
 
 def end_of_text(folder: Path, ids: Mapping[str, int]) -> int:
@@ -173,7 +150,7 @@ def end_of_text(folder: Path, ids: Mapping[str, int]) -> int:
     none of them names it, or the tokenizer has no such token.
     """
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        token = _json_of(folder / name).get("eos_token")
+        token = json_of(folder / name).get("eos_token")
         if isinstance(token, dict):
             token = token.get("content")
         if token is None:
@@ -183,7 +160,7 @@ def end_of_text(folder: Path, ids: Mapping[str, int]) -> int:
             raise UserError(f"{folder / name}: {problem}; save both by its save_pretrained")
         return ids[token]
     for name in ("config.json", "generation_config.json"):
-        number = _json_of(folder / name).get("eos_token_id")
+        number = json_of(folder / name).get("eos_token_id")
         if isinstance(number, list) and number:
             number = number[0]
         if number is None:
@@ -197,7 +174,7 @@ def end_of_text(folder: Path, ids: Mapping[str, int]) -> int:
     raise UserError(f"--tokenizer {folder}: {problem}; {remedy}")
 
 
-def _json_of(path: Path) -> dict[str, Any]:
+def json_of(path: Path) -> dict[str, Any]:
     """The object in a file; empty if there is no file. UserError: damaged."""
     if not path.is_file():
         return {}

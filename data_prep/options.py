@@ -14,11 +14,12 @@ from alma.dates import Dates, interval, number_of
 from alma.errors import UserError, hint, require_package
 from alma.stream import Stream
 from data_prep import columns
+from data_prep.chat import Chat, read_chat
 from data_prep.cut import Splits
 from data_prep.dated import Dated
 from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
-from data_prep.formats import stem
+from data_prep.formats import kind, stem
 from data_prep.given import GPT2_FILES, end_token_of, given, refuse, tokenizer_files
 from data_prep.near_duplicates import library
 from data_prep.order import Ordered, from_corpus
@@ -98,7 +99,8 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
     if arguments.ordered and not arguments.by:
         order = noted(problems, _order, arguments)
     files = noted(problems, named_files, arguments.corpus, arguments.split)
-    reader = noted(problems, _reader, arguments, dates)
+    chat = noted(problems, _chat, arguments, stream, files)
+    reader = noted(problems, _reader, arguments, dates, chat)
     valid_source = arguments.valid_source
     if valid_source:
         flag = f"--valid-source {valid_source}"
@@ -210,6 +212,9 @@ def _as_before(arguments: argparse.Namespace, stream: Stream) -> list[str]:
     settings = stream.settings
     dates = settings.get("dates", {})
     problems = []
+    if arguments.chat_template and "chat" not in settings:
+        problems.append("--chat-template: the stream was made without it; leave it out")
+    arguments.chat_template = "chat" in settings
     defaults = {"near_duplicates": "keep", "max_document_words": 0, "write": "fairseq"}
     for name, default in defaults.items():
         before = settings.get(name, default)
@@ -279,7 +284,34 @@ def named_files(corpus: list[str], split: str | None = None) -> list[tuple[str, 
     return list(files.values())
 
 
-def _reader(arguments: argparse.Namespace, dates: Dates | None) -> Reader:
+def _chat(
+    arguments: argparse.Namespace, stream: Stream | None, files: list[tuple[str, str]]
+) -> Chat | None:
+    """The chat template of the tokenizer; None: documents are text.
+
+    That of an addition is that of the stream. UserError: no template, or other flags or files that
+    chats cannot have.
+    """
+    if not arguments.chat_template:
+        return None
+    if arguments.max_document_words:
+        remedy = "leave one out: a chat is not cut"
+        raise UserError(f"--chat-template, --max-document-words: {remedy}")
+    for _, path in files or ():
+        if kind(path) not in (".jsonl", ".json", *columns.SUFFIXES):
+            problem = "has no field with chat turns, as .jsonl, .parquet and .arrow have"
+            raise UserError(f"--chat-template: {path}: {problem}; leave it out")
+    if stream:
+        return Chat(**stream.settings["chat"])
+    if not arguments.tokenizer or not Path(arguments.tokenizer).is_dir():
+        remedy = "give --tokenizer FOLDER, that of the model whose template it is"
+        raise UserError(f"--chat-template: {remedy}")
+    return read_chat(Path(arguments.tokenizer))
+
+
+def _reader(
+    arguments: argparse.Namespace, dates: Dates | None, chat: Chat | None
+) -> Reader:
     """The reader for the flags. UserError: --documents for an unknown source."""
     modes = dict(sorted(arguments.documents))
     default = modes.pop("", Reader.documents)
@@ -289,9 +321,10 @@ def _reader(arguments: argparse.Namespace, dates: Dates | None) -> Reader:
         documents=default,
         max_document_words=arguments.max_document_words,
         documents_of=modes,
-        text_key=arguments.text_key,
+        text_key=arguments.text_key or ("messages" if chat else "text"),
         on_bad_input=arguments.on_bad_input,
         dates=dates,
+        chat=chat,
     )
 
 

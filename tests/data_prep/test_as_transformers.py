@@ -10,7 +10,8 @@ import sentencepiece
 
 from alma.errors import UserError
 from data_prep.documents import normalise
-from data_prep.hugging_face import HuggingFace, check_as_transformers, tokenizer_files
+from data_prep.as_transformers import check
+from data_prep.hugging_face import HuggingFace, tokenizer_files
 
 pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
@@ -47,7 +48,7 @@ def run_remedy(message):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_transformers(models, kind):
     encoder = open_tokenizer(models[kind])
-    check_as_transformers(models[kind], encoder)
+    check(models[kind], encoder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(models[kind])
     texts = random_texts(200)
     if kind == "llama2":  # its class adds no mark before a space, and no document begins with one
@@ -70,10 +71,10 @@ def test_ids_are_those_of_transformers(models, kind):
 def test_another_class_than_the_files_is_refused_and_its_remedy_works(tmp_path):
     folder = save(tmp_path / "qwen", byte_level(), "Qwen2Tokenizer", "qwen2")
     with pytest.raises(UserError, match="Qwen2Tokenizer of transformers gives other ids") as error:
-        check_as_transformers(folder, open_tokenizer(folder))
+        check(folder, open_tokenizer(folder))
     run_remedy(str(error.value))
     saved = tmp_path / "qwen_saved"
-    check_as_transformers(saved, open_tokenizer(saved))
+    check(saved, open_tokenizer(saved))
 
 
 def test_a_folder_with_a_sentencepiece_model_alone_names_a_remedy_that_works(tmp_path):
@@ -95,7 +96,7 @@ def test_a_folder_with_a_sentencepiece_model_alone_names_a_remedy_that_works(tmp
     run_remedy(str(error.value))
     files = tokenizer_files(tmp_path)
     encoder = HuggingFace(files["tokenizer.json"])
-    check_as_transformers(tmp_path, encoder)
+    check(tmp_path, encoder)
     model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
     for text in make_documents(6, 20):
         assert encoder.token_ids(text) == model.encode(text)
