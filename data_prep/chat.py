@@ -1,10 +1,7 @@
 """Documents with chat turns: their text by the chat template of a model's tokenizer."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from alma.errors import UserError, require_package
 
 _ROLES = {"human": "user", "gpt": "assistant"}
 """transformers' roles for those of ShareGPT that have other names."""
@@ -37,13 +34,12 @@ class Chat:
         template = self.template
         if "strftime_now" in template:
             template = _WITHOUT_DATE + template
+        settings: dict[str, Any] = {"chat_template": template, **self.tokens}
         try:
-            rendered, _ = render_jinja_template(
-                conversations=[turns], chat_template=template, **self.tokens
-            )
+            texts = render_jinja_template([turns], **settings)[0]
         except Exception as error:  # whatever the template raises
             raise BadChat(f"the chat template refuses the turns ({error})") from error
-        return rendered[0]
+        return texts[0]
 
 
 def _turns(value: Any) -> list[dict[str, Any]]:
@@ -64,27 +60,3 @@ def _turns(value: Any) -> list[dict[str, Any]]:
         # As apply_chat_template does: Parquet and Arrow have a null for each absent key.
         turns.append({key: part for key, part in turn.items() if part is not None})
     return turns
-
-
-def read_chat(folder: Path) -> Chat:
-    """The chat template of the tokenizer in a folder, as transformers loads it.
-
-    UserError: it has none, or one for each of several uses; transformers is not installed, or
-    cannot load the folder.
-    """
-    require_package("transformers", "--chat-template", "export")
-    from data_prep.as_transformers import load
-
-    tokenizer = load(folder)
-    if tokenizer is None:
-        problem = "transformers cannot load its tokenizer"
-        remedy = "copy the folder again, with its config.json"
-        raise UserError(f"--chat-template: {folder}: {problem}; {remedy}")
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    if not template:
-        problem = "its tokenizer has no chat template"
-        remedy = "write one to chat_template.jinja there, or leave out --chat-template"
-        raise UserError(f"--chat-template: {folder}: {problem}; {remedy}")
-    return Chat(template, tokenizer.special_tokens_map)

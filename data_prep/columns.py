@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from alma.errors import UserError
 from data_prep import compressed
 from data_prep.compressed import Document, Input, Skipped
 from data_prep.records import Keys, document_of
@@ -15,8 +14,8 @@ SUFFIXES = (".parquet", ".arrow")
 _SHOWN = 20  # most columns that a message lists
 
 
-def problem_of(schema: Any, keys: Keys) -> str:
-    """Why the text cannot be in a column of a `pyarrow.Schema`; "": it can."""
+def problem_of(schema: Any, keys: Keys, needs_date: bool = False) -> str:
+    """Why a `pyarrow.Schema` has no column with the text, or the date it needs; "": it has."""
     types = {column.name: column.type for column in schema}
     if keys.text not in types:
         return f"no column `{keys.text}`; {_choices(types)} (--text-key names another)"
@@ -24,45 +23,17 @@ def problem_of(schema: Any, keys: Keys) -> str:
     if keys.chat is None and not is_text(column_type):
         problem = f"the column `{keys.text}` holds {column_type}, not string"
         return f"{problem} (--text-key names another)"
+    if needs_date and keys.date not in types:
+        return f"no column `{keys.date}`; {_choices(types)} (--date-key names another)"
     return ""
-
-
-def check(path: str, keys: Keys, is_undated_an_error: bool) -> None:
-    """Raise a UserError if a file lacks the columns of text and date. Damage is reported later."""
-    schema = _schema_of(path)
-    if schema is None:
-        return
-    problem = problem_of(schema, keys)
-    if not problem and is_undated_an_error and keys.date and keys.date not in schema.names:
-        names = _choices(schema.names)
-        problem = f"no column `{keys.date}`; {names} (--date-key names another)"
-    if problem:
-        raise UserError(f"{path}: {problem}")
-
-
-def _schema_of(path: str) -> Any:
-    """The schema of a file; None: it cannot be read."""
-    import pyarrow
-    import pyarrow.parquet
-
-    from data_prep.arrow import open_arrow
-
-    try:
-        if path.endswith(".parquet"):
-            return pyarrow.parquet.read_schema(path)
-        with open_arrow(path) as file:
-            return file.schema
-    except (OSError, pyarrow.ArrowException):
-        return None
 
 
 def _choices(names: Iterable[str]) -> str:
     """The names of columns, for a message."""
     quoted = [f"`{name}`" for name in names]
-    more = ""
     if len(quoted) > _SHOWN:
-        more = f" and {len(quoted) - _SHOWN} more"
-    return f"the columns are {', '.join(quoted[:_SHOWN])}{more}"
+        quoted[_SHOWN:] = [f"and {len(quoted) - _SHOWN} more"]
+    return f"the columns are {', '.join(quoted)}"
 
 
 def is_text(column_type: Any) -> bool:
@@ -110,7 +81,8 @@ def _row(value: Any, date: Any, keys: Keys, data: Input) -> Document | Skipped:
     document = document_of(record, date, data.position, keys, data)
     # A character has at most 4 bytes in UTF-8, so only long strings must be encoded to be measured.
     longest = compressed.MAX_DOCUMENT_BYTES
-    if isinstance(document, Document) and 4 * len(document.text) > longest:
-        if len(document.text.encode()) > longest:
+    if isinstance(document, Document):
+        may_be_long = 4 * len(document.text) > longest
+        if may_be_long and len(document.text.encode()) > longest:
             return data.too_long(data.position)
     return document

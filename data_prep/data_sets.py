@@ -42,9 +42,9 @@ def files_of(root: str, split: str | None) -> list[Path] | None:
     Says on stderr which split is read, and what is left out. `split`: that of --split, by default
     train, or the only one. UserError: no such split, several configurations, or a missing shard.
     """
-    files, others = _scan(Path(root))
+    files, unread = _scan(Path(root))
     splits = sorted({file.split for file in files if file.split})
-    if not splits or any(_is_corpus_file(path) for path in others):
+    if not splits or any(_is_corpus_file(path) for path in unread):
         return None
     chosen = _choose(root, splits, split)
     of_split = [file for file in files if file.split == chosen]
@@ -54,9 +54,9 @@ def files_of(root: str, split: str | None) -> list[Path] | None:
     left_out = []
     for name, number in sorted(counts.items()):
         left_out.append(f"split {name} ({_files(number)})" if name else f"{_files(number)}")
-    left_out += sorted(str(path.relative_to(root)) for path in others)[:_LISTED]
-    if len(others) > _LISTED:
-        left_out.append(f"{len(others) - _LISTED:,} more")
+    left_out += sorted(str(path.relative_to(root)) for path in unread)[:_LISTED]
+    if len(unread) > _LISTED:
+        left_out.append(f"{len(unread) - _LISTED:,} more")
     message = f"{root}: split {chosen} ({_files(len(of_split))})"
     if left_out:
         message += f"; left out: {', '.join(left_out)}"
@@ -71,7 +71,7 @@ def _files(number: int) -> str:
 def _scan(root: Path) -> tuple[list[_DataFile], list[Path]]:
     """The files with documents below a folder, and the other ones."""
     files: list[_DataFile] = []
-    others: list[Path] = []
+    unread: list[Path] = []
     for name, subfolders, names in walk(str(root)):
         folder = Path(name)
         subfolders[:] = [name for name in subfolders if not name.startswith((".", "_"))]
@@ -80,27 +80,28 @@ def _scan(root: Path) -> tuple[list[_DataFile], list[Path]]:
             saved = _saved(root, folder)
             files += saved
             listed = {file.path for file in saved}
-            others += [path for path in visible if path.suffix in SUFFIXES and path not in listed]
+            unread += [path for path in visible if path.suffix in SUFFIXES and path not in listed]
             continue
         for path in visible:
             if path.suffix in SUFFIXES:
                 files.append(_data_file(root, path))
             elif path.name != _SPLITS:
-                others.append(path)
-    return sorted(files), others
+                unread.append(path)
+    return sorted(files), unread
 
 
 def _data_file(root: Path, path: Path) -> _DataFile:
     """A file whose split is in its name, or in that of a folder between it and `root`."""
     folders = list(path.relative_to(root).parts[:-1])
     match = _SHARD.fullmatch(path.stem)
+    keyword = _NAMED.fullmatch(path.stem)
     shard = None
     split = ""
     if match:
         split = match[1]
         shard = (int(match[2]), int(match[3]))
-    elif _NAMED.fullmatch(path.stem):
-        split = _NAMED.fullmatch(path.stem)[1]
+    elif keyword:
+        split = keyword[1]
     else:
         named = [name for name in folders if re.fullmatch(_NAMES, name)]
         if named:
@@ -111,7 +112,7 @@ def _data_file(root: Path, path: Path) -> _DataFile:
 
 
 def _saved(root: Path, folder: Path) -> list[_DataFile]:
-    """The files that datasets.save_to_disk wrote into a folder. UserError: damaged or incomplete."""
+    """The files that datasets.save_to_disk wrote into a folder. UserError: damaged."""
     state = _json_of(folder / _STATE)
     try:
         names = [record["filename"] for record in state["_data_files"]]

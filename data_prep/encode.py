@@ -53,6 +53,7 @@ def encode_bucket(
     encode = encoder.items
     if space.reader.chat:
         assert isinstance(encoder, HuggingFace)
+        assert end_token is not None
         encode = functools.partial(encoder.chat_items, end_token=end_token)
     sizes = [np.zeros(0, np.int32)]
     counts = np.zeros(encoder.dictionary_size, np.int64)

@@ -14,7 +14,9 @@ from data_prep import lossless
 from data_prep.dictionary import EOS
 from data_prep.tokenizer import MODEL, Encoder
 
-_SAVE = "from transformers import AutoTokenizer as A; A.from_pretrained({0!r}).save_pretrained({1!r})"
+_SAVE = (
+    "from transformers import AutoTokenizer as A; A.from_pretrained({0!r}).save_pretrained({1!r})"
+)
 
 
 class HuggingFace(Encoder):

@@ -2,25 +2,18 @@
 
 import argparse
 import contextlib
-import glob
-import itertools
-import os
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from alma.dates import Dates, interval, number_of
-from alma.errors import UserError, hint, require_package
+from alma.errors import UserError, require_package
 from alma.stream import Stream
-from data_prep import columns
-from data_prep.chat import Chat, read_chat
 from data_prep.cut import Splits
 from data_prep.dated import Dated
 from data_prep.dictionary import DICTIONARY
-from data_prep.documents import Reader, find_files
-from data_prep.formats import kind, stem
-from data_prep.given import GPT2_FILES, end_token_of, given, refuse, tokenizer_files
+from data_prep.given import GPT2_FILES, end_token_of, given, noted, refuse, tokenizer_files
+from data_prep.inputs import input_of, named_path, require_source
 from data_prep.near_duplicates import library
 from data_prep.order import Ordered, from_corpus
 from data_prep.settings import StreamSettings
@@ -98,15 +91,11 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
     order = None
     if arguments.ordered and not arguments.by:
         order = noted(problems, _order, arguments)
-    files = noted(problems, named_files, arguments.corpus, arguments.split)
-    chat = noted(problems, _chat, arguments, stream, files)
-    reader = noted(problems, _reader, arguments, dates, chat)
+    files, reader = input_of(problems, arguments, stream, dates)
     valid_source = arguments.valid_source
     if valid_source:
         flag = f"--valid-source {valid_source}"
-        noted(problems, _require_source, arguments, flag, valid_source)
-    if files and reader:
-        noted(problems, _check_columns, files, reader)
+        noted(problems, require_source, arguments, flag, valid_source)
     if not stream:
         problems += _missing_flags(arguments)
     if arguments.write == "parquet":
@@ -120,7 +109,7 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
         tokenizer = {name: str(stream.directory / name) for name in names}
         end_token = stream.end_token
     else:
-        end_token = end_token_of(arguments, tokenizer)
+        end_token = end_token_of(arguments, tokenizer, reader.chat)
     if dates:
         splits: Splits = _dated_splits(arguments, stream)
     elif order:
@@ -234,117 +223,6 @@ def _as_before(arguments: argparse.Namespace, stream: Stream) -> list[str]:
     arguments.eval_words = settings["eval_words"]
     arguments.valid_words = settings["valid_words"]
     return problems
-
-
-def named_path(argument: str) -> tuple[str, str]:
-    """(source, path) of a CORPUS argument, which is NAME=PATH or PATH.
-
-    It is a path if it exists, such as year=2021/part-0.parquet. UserError: it has no name or path.
-    """
-    name, equals, path = argument.partition("=")
-    if not equals or "/" in name or any(glob.iglob(argument)):
-        path = argument
-        fixed = Path(path)
-        if glob.has_magic(path) and not fixed.exists():
-            # The last directory before the pattern.
-            fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), fixed.parts))
-        name = stem(Path(os.path.abspath(fixed)).name)
-    if not name or not path:
-        raise UserError(f"{argument!r}: expected PATH or NAME=PATH")
-    return name, path
-
-
-def noted(problems: list[str], function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the function and return its result; a UserError is added to `problems` instead."""
-    try:
-        return function(*arguments)
-    except UserError as error:
-        problems.append(str(error))
-
-
-def named_files(corpus: list[str], split: str | None = None) -> list[tuple[str, str]]:
-    """(source, path) of the files of the CORPUS arguments, each file once.
-
-    `split`: that of --split. UserError: all arguments without files, and all files of two sources.
-    """
-    files: dict[str, tuple[str, str]] = {}
-    problems: list[str] = []
-
-    def add(argument: str) -> None:
-        name, path = named_path(argument)
-        for file in find_files(path, split):
-            source, _ = files.setdefault(os.path.realpath(file), (name, file))
-            if source != name:
-                remedy = "name it in one CORPUS argument"
-                raise UserError(f"{file}: is in both {source} and {name}; {remedy}")
-
-    for argument in corpus:
-        noted(problems, add, argument)
-    refuse(problems)
-    return list(files.values())
-
-
-def _chat(
-    arguments: argparse.Namespace, stream: Stream | None, files: list[tuple[str, str]]
-) -> Chat | None:
-    """The chat template of the tokenizer; None: documents are text.
-
-    That of an addition is that of the stream. UserError: no template, or other flags or files that
-    chats cannot have.
-    """
-    if not arguments.chat_template:
-        return None
-    if arguments.max_document_words:
-        remedy = "leave one out: a chat is not cut"
-        raise UserError(f"--chat-template, --max-document-words: {remedy}")
-    for _, path in files or ():
-        if kind(path) not in (".jsonl", ".json", *columns.SUFFIXES):
-            problem = "has no field with chat turns, as .jsonl, .parquet and .arrow have"
-            raise UserError(f"--chat-template: {path}: {problem}; leave it out")
-    if stream:
-        return Chat(**stream.settings["chat"])
-    if not arguments.tokenizer or not Path(arguments.tokenizer).is_dir():
-        remedy = "give --tokenizer FOLDER, that of the model whose template it is"
-        raise UserError(f"--chat-template: {remedy}")
-    return read_chat(Path(arguments.tokenizer))
-
-
-def _reader(
-    arguments: argparse.Namespace, dates: Dates | None, chat: Chat | None
-) -> Reader:
-    """The reader for the flags. UserError: --documents for an unknown source."""
-    modes = dict(sorted(arguments.documents))
-    default = modes.pop("", Reader.documents)
-    for name in modes:
-        _require_source(arguments, f"--documents {name}=", name)
-    return Reader(
-        documents=default,
-        max_document_words=arguments.max_document_words,
-        documents_of=modes,
-        text_key=arguments.text_key or ("messages" if chat else "text"),
-        on_bad_input=arguments.on_bad_input,
-        dates=dates,
-        chat=chat,
-    )
-
-
-def _check_columns(files: list[tuple[str, str]], reader: Reader) -> None:
-    """Raise a UserError if the first file of a source lacks the columns of text and date."""
-    if reader.on_bad_input == "skip":
-        return
-    is_undated_an_error = bool(reader.dates) and reader.dates.undated == "error"
-    firsts: dict[str, str] = {}
-    for source, path in files:
-        if path.endswith(columns.SUFFIXES):
-            firsts.setdefault(source, path)
-    for path in firsts.values():
-        columns.check(path, reader.keys, is_undated_an_error)
-
-
-def _require_source(arguments: argparse.Namespace, flag: str, name: str) -> None:
-    names = sorted({name for name, _ in map(named_path, arguments.corpus)})
-    if name not in names:
-        raise UserError(f"{flag}: no such source; {hint(name, names)}")
 
 
 def _order(arguments: argparse.Namespace) -> list[list[str]]:

@@ -9,8 +9,8 @@ import pytest
 import sentencepiece
 
 from alma.errors import UserError
-from data_prep.documents import normalise
 from data_prep.as_transformers import check
+from data_prep.documents import normalise
 from data_prep.hugging_face import HuggingFace, tokenizer_files
 
 pytest.importorskip("tokenizers")
@@ -91,7 +91,9 @@ def test_a_folder_with_a_sentencepiece_model_alone_names_a_remedy_that_works(tmp
     (tmp_path / "tokenizer.vocab").unlink()
     settings = {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(UserError, match="no tokenizer.json, .*, only tokenizer.model; run") as error:
+    with pytest.raises(
+        UserError, match="no tokenizer.json, .*, only tokenizer.model; run"
+    ) as error:
         tokenizer_files(tmp_path)
     run_remedy(str(error.value))
     files = tokenizer_files(tmp_path)
@@ -134,4 +136,3 @@ def test_settings_that_lose_text_are_named(tmp_path, name, change, message):
     path.write_text(changed(json.dumps(state), **{name: change}), "utf-8")
     with pytest.raises(UserError, match=f"loses text: .*{message}"):
         HuggingFace(path)
-

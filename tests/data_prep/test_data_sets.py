@@ -12,7 +12,7 @@ from alma.errors import UserError
 from data_prep.compressed import Skipped
 from data_prep.data_sets import files_of
 from data_prep.documents import Reader, find_files
-from data_prep.options import named_files
+from data_prep.inputs import named_files
 from tests.data_prep.test_formats import read
 
 from .conftest import make_documents
@@ -165,7 +165,10 @@ def test_arrow_that_is_bad(tmp_path, small):
     assert read(path) == (["good", "\x00"], skips)
     for key, problem in (
         ("id", "the column `id` holds int64, not string (--text-key names another)"),
-        ("body", "no column `body`; the columns are `id`, `text`, `date` (--text-key names another)"),
+        (
+            "body",
+            "no column `body`; the columns are `id`, `text`, `date` (--text-key names another)",
+        ),
     ):
         skips = [(0, problem)]
         assert read(path, Reader(text_key=key, on_bad_input="skip")) == ([], skips)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from alma.errors import UserError
 from alma.stream import DTYPES, Stream, read_index
 from data_prep import contamination
-from data_prep.hugging_face import HuggingFace, HuggingFacePair, end_of_text
 from data_prep.documents import normalise
+from data_prep.hugging_face import HuggingFace, HuggingFacePair, end_of_text
 from data_prep.similarity import open_part
 from data_prep.words import read_spelling
 
@@ -146,7 +146,7 @@ def test_a_pair_of_files_has_the_ids_of_gpt2(pairs, tmp_path):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("normalizer", lambda _: {"type": "Lowercase"}, "normalizer Lowercase turns \"It"),
+        ("normalizer", lambda _: {"type": "Lowercase"}, 'normalizer Lowercase turns "It'),
         ("normalizer", lambda _: {"type": "NFKC"}, "normalizer NFKC turns"),
         ("normalizer", lambda _: {"type": "StripAccents"}, "normalizer StripAccents turns"),
         ("pre_tokenizer", lambda _: {"type": "Whitespace"}, "byte_fallback false has no tokens"),

@@ -142,7 +142,7 @@ def folders(root: Path) -> dict[str, Path]:
         "unigram": (unigram(), "PreTrainedTokenizerFast"),
     }
     types = {"llama3": "llama", "llama2": "llama", "unigram": "xglm"}
-    made = {}
+    folder_of = {}
     for name, (state, kind) in kinds.items():
-        made[name] = save(root / name, state, kind, types.get(name, name))
-    return made
+        folder_of[name] = save(root / name, state, kind, types.get(name, name))
+    return folder_of
