@@ -107,6 +107,8 @@ def _chat_of(
             raise UserError(f"--chat-template: {path}: {problem}; leave it out")
     if stream:
         return Chat(**stream.settings["chat"])
+    if arguments.tokenizer and not Path(arguments.tokenizer).exists():
+        return None  # the flags of the tokenizer are refused for that
     if not arguments.tokenizer or not Path(arguments.tokenizer).is_dir():
         remedy = "give --tokenizer FOLDER, that of the model whose template it is"
         raise UserError(f"--chat-template: {remedy}")
