@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # threads of each program that a test starts: `make test OMP_NUM_THREADS=2`; `OMP_NUM_THREADS=` leaves it unset
 OMP_NUM_THREADS ?= 1
 # folders that have the house style
-READ_ONCE := alma benchmarks data_prep examples fairseq_alma slurm vision
+READ_ONCE := alma benchmarks data_prep examples fairseq_alma slurm transformers_alma vision
 UV = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 IDENTITY := import sys; print(sys.base_prefix, sys.version)
 # fairseq and fairscale come as sources and import torch while they are built

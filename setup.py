@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 from setuptools.command.editable_wheel import editable_wheel
 
-PACKAGES = ("alma", "data_prep", "fairseq_alma", "slurm", "vision")
+PACKAGES = ("alma", "data_prep", "fairseq_alma", "slurm", "transformers_alma", "vision")
 PTH = "fairseq_alma.pth"
 HERE = Path(__file__).resolve().parent
 
@@ -51,6 +51,7 @@ if __name__ == "__main__":
             "alma.report.lm": ["*.csv"],
             "alma.report": ["*.html"],
             "fairseq_alma": ["*.yaml"],
+            "transformers_alma": ["*.yaml"],
         },
         install_requires=[
             "torch>=2.7",
@@ -79,6 +80,9 @@ if __name__ == "__main__":
             "corpus": ["pyarrow>=17", "tokenizers>=0.20", "rensa>=0.5,<0.6"],
             # What loads the folders that `alma export` writes.
             "export": ["transformers>=5"],
+            # The engine transformers of `alma train`, and its adapters (--lora).
+            "transformers": ["transformers>=5", "accelerate>=1.1"],
+            "lora": ["peft>=0.17"],
             # What `alma export --onnx` writes and checks with.
             "onnx": ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20"],
             "dev": [
@@ -90,7 +94,6 @@ if __name__ == "__main__":
                     "mypy>=1.15",
                 ),
                 *("ipykernel>=6", "nbclient>=0.10", "nbformat>=5"),  # of the notebook's test
-                "accelerate>=1.1",  # of transformers.Trainer in examples/trainers
             ],
             "docs": ["mkdocs-material>=9.7"],
             # Needed before fairseq-fixed and fairscale are built without build isolation.

@@ -4,8 +4,12 @@ Used both to plan a training and within it, so that the two agree.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from alma.batches import tokens_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 WARMUP = 500
 """Updates of linear warm-up before the linear decay to 0; at most a tenth of all updates."""
@@ -22,6 +26,27 @@ def replayed_blocks(share: float, tokens: int, length: int) -> int:
     `alma.stages` describes replay.
     """
     return round(share / (1 - share) * tokens / length)
+
+
+def draw_replayed(
+    replayed: int, whole_blocks: Sequence[int], rng: "np.random.Generator"
+) -> list["np.ndarray"]:
+    """Numbers of the replayed blocks of each earlier mega-batch, which has so many whole blocks.
+
+    Each mega-batch gives equally many, up to one; one with too few repeats them.
+    """
+    import numpy as np
+
+    drawn = []
+    for position, available in enumerate(whole_blocks):
+        count = replayed // len(whole_blocks)
+        if position < replayed % len(whole_blocks):
+            count += 1
+        passes = -(-count // available)
+        blocks = [np.empty(0, np.int64)]
+        blocks += [rng.permutation(available) for _ in range(passes)]
+        drawn.append(np.concatenate(blocks)[:count])
+    return drawn
 
 
 def batches_of(

@@ -105,9 +105,16 @@ class TextOptions(StreamOptions):
     init: str | None = _if_changed(
         None,
         "start stage 0, with --from-scratch every stage, from this model, which t = 0 then is: a "
-        "checkpoint, or a folder of Hugging Face with a GPT-2 (docs/trainers.md)",
+        "folder of Hugging Face, or a checkpoint (docs/trainers.md)",
         metavar="MODEL",
         passed=True,
+    )
+    engine: str | None = _if_changed(
+        None,
+        "what trains: fairseq, or transformers' Trainer, whose flags then follow the -- (default: "
+        "fairseq; transformers if --init is a folder of Hugging Face with another model than "
+        "GPT-2)",
+        choices=("fairseq", "transformers"),
     )
     cutoff: str | None = _if_changed(
         None,

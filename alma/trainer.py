@@ -19,7 +19,8 @@ from alma.errors import UserError, fail
 from alma.evaluations import read_item_losses, write_item_losses
 from alma.files import write_json_atomic
 from alma.schema import AMOUNT, COUNT, LARGEST, NATURAL, TEXT, parse_json, require
-from alma.stream import DTYPES, EOS, INSIDE, SPECIALS, document_losses, read_index
+from alma.stream import EOS, INSIDE, document_losses
+from alma.token_ids import TokenIds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,14 +63,11 @@ class TextPart:
         fairseq's .bin file, memory-mapped: id 2 ends a line, and an empty line (a lone 2) ends a
         document.
         """
-        import numpy as np
+        return self.map_tokens().read()
 
-        ids = np.memmap(self.file(".bin"), DTYPES[read_index(self.file(".idx"))[1]], "r")
-        if self.end_token is None:
-            return ids
-        of_model = ids.astype(np.int64) - SPECIALS
-        of_model[ids == EOS] = self.end_token
-        return of_model
+    def map_tokens(self) -> TokenIds:
+        """The token ids of `read_tokens` in a memory map, to read a slice at a time."""
+        return TokenIds(self.file(".bin"), self.file(".idx"), self.end_token)
 
     def document_losses(self, nll: "np.ndarray") -> "np.ndarray":
         """The rows that `StageTask.finish` takes as `documents`, float64 (documents, 2).

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("alma", "benchmarks", "data_prep", "fairseq_alma", "slurm", "vision")
+PACKAGES = (
+    "alma",
+    "benchmarks",
+    "data_prep",
+    "fairseq_alma",
+    "slurm",
+    "transformers_alma",
+    "vision",
+)
 ARROWS = {
     "alma": ("alma",),
     "alma.decisions": ("alma", "alma.decisions", "alma.report"),
@@ -22,13 +30,15 @@ ARROWS = {
     "slurm.engine": ("alma.errors", "alma.escape", "alma.files", "alma.options", "slurm.engine"),
     "slurm.lm": ("alma", "slurm.engine", "slurm.lm"),
     "slurm.vision": ("alma", "slurm.engine", "slurm.vision"),
+    "transformers_alma": ("alma", "transformers_alma"),
     "vision": ("alma", "alma.report", "vision"),
 }
 """What each wing may import of this repository;
 the modules of the longest name that fits are a wing."""
 FORBIDDEN = {
     "alma": {"torch", "fairseq", "matplotlib"},
-    "slurm": {"torch", "fairseq"},
+    "slurm": {"torch", "fairseq", "transformers"},
+    "transformers_alma": {"fairseq"},
     "vision": {"fairseq"},
 }
 FILE_LINES = 400

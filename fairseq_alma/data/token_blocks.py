@@ -14,7 +14,7 @@ import torch
 from fairseq.data import FairseqDataset, MonolingualDataset
 from numpy.typing import NDArray
 
-from alma.epochs import replayed_blocks
+from alma.epochs import draw_replayed, replayed_blocks
 from alma.errors import UserError
 from alma.stream import DTYPES, read_index
 
@@ -126,21 +126,14 @@ class ReplayBlocks(TokenBlocks):
         self.new = new
         self.earlier = [TokenBlocks(tokens, new.length, new.eos) for tokens in earlier]
         replayed = replayed_blocks(share, len(new.tokens), new.length)
-        rng = np.random.default_rng(seed)
-        self.chosen = []  # numbers of the replayed blocks of each earlier mega-batch
-        for k, tokens in enumerate(earlier):
-            count = replayed // len(earlier)
-            if k < replayed % len(earlier):
-                count += 1
-            whole_blocks = len(tokens) // new.length
-            if not whole_blocks:
-                problem = f"an earlier mega-batch of {len(tokens)} tokens is shorter than"
-                remedy = f"--tokens-per-sample {new.length}: give shorter blocks"
-                raise UserError(f"--replay-share: {problem} {remedy}")
-            passes = -(-count // whole_blocks)
-            blocks = [np.empty(0, np.int64)]
-            blocks += [rng.permutation(whole_blocks) for _ in range(passes)]
-            self.chosen.append(np.concatenate(blocks)[:count])
+        whole_blocks = [len(tokens) // new.length for tokens in earlier]
+        if 0 in whole_blocks:
+            tokens = earlier[whole_blocks.index(0)]
+            problem = f"an earlier mega-batch of {len(tokens)} tokens is shorter than"
+            remedy = f"--tokens-per-sample {new.length}: give shorter blocks"
+            raise UserError(f"--replay-share: {problem} {remedy}")
+        # numbers of the replayed blocks of each earlier mega-batch
+        self.chosen = draw_replayed(replayed, whole_blocks, np.random.default_rng(seed))
         self.edges = np.cumsum([len(new), *map(len, self.chosen)])
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from alma.stages import check_share
 from alma.stream import Stream, is_stream
 from slurm.engine import children
 from slurm.engine.terminal import say
-from slurm.lm.plan import Request
+from slurm.lm.requested import Request
 from slurm.lm.run_options import CUT_FLAGS, ENCODER
 
 _POSITIVE = (
@@ -41,13 +41,16 @@ def check(request: Request) -> None:
 def _problems(request: Request) -> Iterator[str]:
     """All problems of a request, in the order in which they are reported."""
     yield from _of_trainer(request)
+    if request.engine:
+        yield from _of_engine(request)
     yield from _of_learner(request)
     yield from _of_numbers(request)
     if request.one_schedule:
         yield from _of_one_schedule(request)
     if request.update_multiplier > 1 and not request.updates:
-        yield "--update-multiplier multiplies --max-update: give --max-update after the `--`"
-    if request.average:
+        flag = "--max_steps" if request.engine else "--max-update"
+        yield f"--update-multiplier multiplies {flag}: give {flag} after the `--`"
+    if request.average and request.by_fairseq:
         yield from _of_average(request)
         yield from _of_kept(request, request.updates)
 
@@ -69,7 +72,7 @@ def _of_learner(request: Request) -> Iterator[str]:
         needed = "needs --init MODEL, and a stream with periods: `alma data --by`"
         yield f"--cutoff {request.cutoff} {needed}"
     if request.init == "":
-        yield "--init '': give the path of a checkpoint, or of a folder with a GPT-2"
+        yield "--init '': give the path of a folder of Hugging Face, or of a checkpoint"
     if request.init and learner.joint:
         one_model = "trains its models as one, which would stay equal"
         yield f"--init: {request.learner} {one_model}; give ens"
@@ -173,12 +176,34 @@ def _of_trainer(request: Request) -> Iterator[str]:
         yield f"--trainer {request.trainer}: no such program; {remedy}"
 
 
+def _of_engine(request: Request) -> Iterator[str]:
+    """Problems: what the engine transformers does not have."""
+    learner = request.learner_spec
+    if learner.joint or learner.switch or learner.growth:
+        remedy = "give sm, ens or gens"
+        engine = f"and transformers trains {request.init}"
+        yield f"--learner {request.learner} needs models of fairseq, {engine}: {remedy}"
+    remedies = {
+        "schedule": "give `-- --lr_scheduler_type constant_with_warmup`, of each stage",
+        "context_window": "leave it out",
+        "no_tf32": "leave it out: fp32 is computed in full without `-- --tf32 True`",
+        "budget": "give `-- --max_steps N`",
+    }
+    changed_options = changed(request)
+    for name, remedy in remedies.items():
+        if name in changed_options:
+            yield f"{flag_of(name)} is not for the engine transformers: {remedy}"
+    if averages.last_of(request.average):
+        remedy = "give a decay such as .999, or poly:8"
+        yield f"--average {request.average} is not for the engine transformers: {remedy}"
+
+
 def megabatch_sizes(request: Request) -> list[int]:
     """Tokens of each mega-batch, from stream.json or from cutting a fairseq-preprocess directory.
 
     UserError: the stream is damaged, of images, or no flag says how to cut the directory.
     """
-    if request.trainer or is_stream(request.stream):
+    if not request.by_fairseq or is_stream(request.stream):
         stream = Stream.load(request.stream)
         if not (request.trainer or stream.files):
             raise UserError(f"{request.stream}: a stream of images: give --trainer COMMAND")

@@ -1,5 +1,6 @@
 """Number of updates and tokens of a stage whose training ends by `--max-epoch`."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,3 +49,23 @@ def length_of(
         passes = passes_in(epoch, settings["--update-freq"])
         updates += updates_of_epoch(share_of_process, passes, skip)
     return Length(updates, None if skip else len(epochs) * (kept * length - padding))
+
+
+def length_in_blocks(
+    settings: Mapping[str, Any], sizes: Sequence[int], stage: Stage, replay: bool, share: float
+) -> Length:
+    """As `length_of`, for the engine transformers, whose updates all have full batches.
+
+    The last update may therefore go beyond the last epoch.
+    """
+    if not sizes:
+        return Length(None)
+    targets = settings["--tokens-per-sample"]
+    first = 1 if replay else stage.first
+    new = sizes[first - 1 : stage.last]
+    blocks = sum(-(-size // targets) for size in new)
+    if share and stage.index:
+        blocks += replayed_blocks(share, sum(new), targets)
+    processes = settings["--distributed-world-size"] or 1
+    batch = settings["--batch-size"] * settings["--update-freq"][0] * processes
+    return Length(math.ceil(settings["--max-epoch"] * blocks / batch))

@@ -73,6 +73,8 @@ class Cost:
 
     @property
     def parameters(self) -> int | None:
+        if "parameters" in self.settings:  # counted by the engine transformers
+            return self.settings["parameters"]
         return self.shape.parameters if self.shape else None
 
     @property
@@ -94,11 +96,11 @@ class Cost:
     @property
     def flops(self) -> int | None:
         """FLOPs of the forward and backward passes, without attention scores, as in records."""
-        return (
-            None
-            if self.shape is None or self.tokens is None
-            else self.shape.training_flops(self.tokens)
-        )
+        if self.tokens is None:
+            return None
+        if "parameters" in self.settings:
+            return 6 * self.settings["parameters"] * self.tokens
+        return self.shape.training_flops(self.tokens) if self.shape else None
 
     @property
     def _has_master(self) -> bool:

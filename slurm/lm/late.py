@@ -18,7 +18,7 @@ from alma.stream import Stream, is_stream
 from alma.tables import number
 from slurm.engine.machine import Machine
 from slurm.lm.estimate import Cost, total
-from slurm.lm.plan import Plan, Request, make_plan
+from slurm.lm.plan import Plan, make_plan
 from slurm.lm.planned import StageSpec
 from slurm.lm.record import (
     LATE,
@@ -29,6 +29,7 @@ from slurm.lm.record import (
     result_of,
     run_config,
 )
+from slurm.lm.requested import Request
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def untested(
 
 def _has_losses(plan: Plan) -> bool:
     """Whether evaluations write losses by document; the user's own trainer may return none."""
-    return not plan.request.trainer or (plan.out / HELD_OUT).exists()
+    return plan.request.by_fairseq or (plan.out / HELD_OUT).exists()
 
 
 def on_held_out(command: Sequence[str], parts: Sequence[int], out: Path) -> list[str]:
@@ -210,7 +211,7 @@ def announcement(plan: Plan, vocabulary: int | None, machine: Machine) -> list[s
 
 def _flops(plan: Plan, test: LateTest, vocabulary: int | None, machine: Machine) -> int | None:
     """FLOPs of a late evaluation; None: unknown."""
-    if plan.request.trainer:  # whose evaluations are by token
+    if not plan.request.by_fairseq:  # evaluations of programs are by token
         measured = read_measured(result_of(plan, test.stage))
         return int(measured["eval_flops_per_example"] * test.tokens)
     spec = plan.stages[test.stage or 0]

@@ -20,8 +20,9 @@ from slurm.lm.checks import check, check_kept, megabatch_sizes
 from slurm.lm.cluster import launch_on_slurm, show_jobs
 from slurm.lm.local import launch_here
 from slurm.lm.placement import place, with_hosts
-from slurm.lm.plan import Plan, Request, make_plan
+from slurm.lm.plan import Plan, make_plan
 from slurm.lm.request import read_requests, resolved
+from slurm.lm.requested import Request
 from slurm.lm.sharing import share
 
 
@@ -95,9 +96,13 @@ def limit_threads(jobs: int) -> None:
 def forks(requests: Sequence[Request], options: argparse.Namespace) -> AbstractContextManager[None]:
     """A context in which children are started as forks, if that is safe (no GPUs) and pays."""
     is_local_run = options.cluster == "local" and not options.dry_run
-    only_trainers = all(request.trainer for request in requests)
-    if is_local_run and not only_trainers and not Machine.here().gpus:
-        return children.preloaded(["fairseq_alma.preloaded"])
+    modules = []
+    if any(request.by_fairseq for request in requests):
+        modules.append("fairseq_alma.preloaded")
+    if any(request.engine for request in requests):
+        modules.append("transformers_alma.preloaded")
+    if is_local_run and modules and not Machine.here().gpus:
+        return children.preloaded(modules)
     return nullcontext()
 
 

@@ -4,10 +4,9 @@ Pure functions: nothing is run, read or written. The plan is plain data, the sam
 run it.
 """
 
-import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,13 @@ from typing import Any
 from alma import averages
 from alma.epochs import warmup_of
 from alma.errors import UserError
-from alma.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
-from alma.options import changed, check_ranges, flag_of, flag_words, options_of, recorded
+from alma.learners import DEFAULT_GROWTH
+from alma.options import changed, flag_of, flag_words, options_of, recorded
 from alma.stages import Stage, stage_folder, stages
-from slurm.lm.epochs import Length, length_of
-from slurm.lm.planned import StageSpec, Training, by_trainer
-from slurm.lm.run_options import ENCODER, EVALUATION_FLAGS, Flags, FlagValues, Placement, RunOptions
+from slurm.lm.epochs import Length
+from slurm.lm.planned import StageSpec, Training, by_program
+from slurm.lm.requested import Request
+from slurm.lm.run_options import ENCODER, EVALUATION_FLAGS, Flags
 
 SEED_STEP = 1000  # difference of seeds between members of an ensemble; the first has sm's seed
 _EVALUATE = (sys.executable, "-m", "fairseq_alma.evaluate")
@@ -30,74 +30,6 @@ _OF_REPLAY = ("replay_share", "replay_from")  # passed to all stages but the fir
 _LOG_EVERY = 100  # most updates between two lines of the log, from which progress is shown
 _LINES_OF_A_STAGE = 20
 _UNKNOWN_UPDATES = 2000  # assumed length of a stage without a limit, for its logging interval
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request(RunOptions):
-    """A run as requested: its options, and the flags of fairseq-train with their values."""
-
-    flags: Flags = field(default_factory=dict)  # of fairseq-train
-    settings: FlagValues = field(default_factory=dict)  # values of all flags, from `resolved`
-    placement: Placement | None = None  # from `place`; None: not placed yet
-    sizes: Sequence[int] = ()  # tokens of each mega-batch, for --max-epoch; (): unknown
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
-    @property
-    def learner_spec(self) -> LearnerSpec:
-        return LEARNERS[self.learner]
-
-    @property
-    def updates(self) -> int:
-        """Updates of a stage; 0: no limit, or that of --max-epoch (see `lengths`)."""
-        return self.settings["--max-update"] * self.update_multiplier
-
-    def lengths(self, schedule: Sequence[Stage]) -> list[Length]:
-        """Lengths of the trainings of each stage."""
-        if self.updates or not self.settings.get("--max-epoch"):
-            return [Length(self.updates or None)] * len(schedule)
-        lengths = []
-        for stage in schedule:
-            length = length_of(self.settings, self.sizes, stage, self.replay, self.replay_share)
-            lengths.append(length)
-        return lengths
-
-    @property
-    def one_schedule(self) -> bool:
-        """Whether one schedule spans all stages (--schedule continuous)."""
-        return self.schedule != "stage"
-
-    @property
-    def renews(self) -> bool:
-        """Whether each stage trains new models."""
-        return self.from_scratch or self.learner_spec.fresh
-
-    @property
-    def average_words(self) -> list[str]:
-        """Flags of fairseq-train that keep what --average needs."""
-        checkpoints = averages.last_of(self.average)
-        if checkpoints:
-            return ["--keep-interval-updates", str(checkpoints)]
-        if not self.average:
-            return []
-        kind = "--ema-decay" if averages.eta_of(self.average) is None else "--ema-poly"
-        return ["--store-ema", kind, str(self.average).removeprefix("poly:")]
-
-    @property
-    def command(self) -> str:
-        """The shell command that requests this single run: changed options and all flags."""
-        options = changed(self)
-        words = ["alma", "train", options.pop("stream")]
-        for name, value in options.items():
-            words += flag_words(flag_of(name), value)
-        if self.flags:
-            words += ["--", *chain(*self.flags.values())]
-        return shlex.join(words)
-
-    def chosen(self, names: Sequence[str]) -> list[str]:
-        """The words of flags of fairseq-train, by their values in `settings`."""
-        return [word for name in names for word in flag_words(name, self.settings.get(name))]
 
 
 @dataclass(frozen=True)
@@ -177,7 +109,10 @@ def _growth_of_steps(request: Request, stage_count: int) -> list[int]:
 def _config(request: Request, megabatches: int, user_flags: Flags) -> dict[str, Any]:
     """The configuration that run.json records."""
     config = {"learner": request.learner, "megabatches": megabatches, **recorded(request)}
-    if not request.trainer:
+    if request.engine:
+        config["arch"] = request.settings["--arch"]
+        config["transformers_flags"] = list(chain(*user_flags.values()))
+    elif not request.trainer:
         config["arch"] = request.settings["--arch"]
         config["moe_expert_count"] = request.settings.get("--moe-expert-count")
         config["fairseq_flags"] = list(chain(*user_flags.values()))
@@ -203,8 +138,8 @@ def _placement_flags(request: Request) -> Flags:
 
 def _untrained(request: Request, seeds: Sequence[int], arguments: Sequence[str]) -> tuple[str, ...]:
     """Command line that evaluates the untrained model; `arguments`: of the first training."""
-    if request.trainer:
-        return by_trainer(request.trainer, request.out, "untrained")
+    if request.program:
+        return by_program(request.program, request.out, "untrained")
     words = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
     if request.context_window:
         words += ["--context-window", str(request.context_window)]
@@ -282,7 +217,7 @@ def _trainings(
             tokens=lengths[index].tokens,
             seed=seed,
             member=member,
-            trainer=request.trainer,
+            program=request.program,
         )
         trainings.append(training)
     return trainings
@@ -317,8 +252,8 @@ def _model_words(request: Request, index: int, experts: int | None) -> list[str]
         words += ["--moe-expert-count", str(experts)]
     if request.learner_spec.joint:  # one fairseq-train trains all members
         words += ["--members", str(request.members or 1)]
-    if request.trainer is not None:
-        words += ["--trainer", request.trainer]
+    if request.program:
+        words += request.program
     if request.budget is not None:
         words += ["--budget", request.budget]
     growth = _growth_before(request, index)
@@ -372,8 +307,8 @@ def _flags_of_stage(request: Request, index: int, flags: Flags, lengths: Sequenc
 
 def _evaluation(request: Request, index: int, result: Path) -> tuple[str, ...]:
     """The command line that evaluates a stage, without --path."""
-    if request.trainer:
-        return by_trainer(request.trainer, result.parent, "evaluate")
+    if request.program:
+        return by_program(request.program, result.parent, "evaluate")
     words = [*_EVALUATE, request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
     words += ["--stage", str(index), "--waiting-time", str(request.waiting_time)]
     words += ["--out", str(result), "--item-losses", str(request.out)]

@@ -1,7 +1,7 @@
 """The elements of a plan: stages, their trainings, and the command lines of both."""
 
-import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from alma.trainer import STAGE
 from slurm.lm.run_options import FlagValues
 
 FOREIGN = {"train": "model", "evaluate": "evaluation", "untrained": "untrained"}
-"""Name of the folder in which the user's own trainer works, by the kind of job; it is inside the
+"""Name of the folder in which a program of `engines` works, by the kind of job; it is inside the
 folder of the job's marker."""
 
 
@@ -30,12 +30,13 @@ class Training:
     """Directory of an equal training in another run, whose checkpoints are linked."""
     seed: int = 0
     member: int = 0
-    trainer: str | None = None  # the user's own trainer; `arguments` then identify the training
+    program: tuple[str, ...] | None = None
+    """What trains in place of fairseq (`engines`); `arguments` then identify the training."""
 
     @property
     def command(self) -> tuple[str, ...]:
-        if self.trainer:
-            return by_trainer(self.trainer, self.directory, "train")
+        if self.program:
+            return by_program(self.program, self.directory, "train")
         return (sys.executable, "-m", "fairseq_cli.train", *self.arguments)
 
 
@@ -53,11 +54,11 @@ class StageSpec:
     """Values of all flags: those of the request, with the stage's experts, members and updates."""
 
 
-def by_trainer(trainer: str, directory: Path, kind: str) -> tuple[str, ...]:
-    """Command of a job for the user's own trainer; `kind`: a key of FOREIGN."""
-    return trainer_command(trainer, directory / FOREIGN[kind])
+def by_program(program: Sequence[str], directory: Path, kind: str) -> tuple[str, ...]:
+    """Command of a job for a program of `engines`; `kind`: a key of FOREIGN."""
+    return program_command(program, directory / FOREIGN[kind])
 
 
-def trainer_command(trainer: str, folder: Path) -> tuple[str, ...]:
-    """Command of the user's own trainer for the task in `folder`."""
-    return (*shlex.split(trainer), str(folder.resolve() / STAGE))
+def program_command(program: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """Command of a program of `engines` for the task in `folder`."""
+    return (*program, str(folder.resolve() / STAGE))

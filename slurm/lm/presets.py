@@ -26,6 +26,8 @@ def _contradicts(name: str, options: Mapping[str, Any]) -> bool:
 
     A learner that trains new models in every stage has no schedule and no average over the stages.
     """
+    if name == "schedule" and options.get("engine"):  # which has no schedule over all stages
+        return True
     if name == "schedule":
         is_new = options.get("from_scratch") or LEARNERS[options["learner"]].fresh
         return bool(is_new) or options.get("grow_optimizer") == "reset"

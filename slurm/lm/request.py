@@ -11,17 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from alma.errors import UserError, closest
+from alma.errors import UserError, closest, require_package
 from alma.experiments import naming
 from alma.options import flag_of, flag_words, given, options_of
 from alma.sweeps import check_nesting, seed_part
 from slurm.engine import children
 from slurm.engine.resources import Resources
 from slurm.engine.terminal import say
+from slurm.lm.engines import engine_of
 from slurm.lm.experiments import read_experiment, read_overrides
 from slurm.lm.options import parse, parser
-from slurm.lm.plan import Request
 from slurm.lm.presets import with_preset
+from slurm.lm.requested import Request
 from slurm.lm.run_options import Flags, FlagValues
 
 USER_DIR = "--user-dir"  # flag for a folder of Python code that fairseq imports
@@ -147,6 +148,7 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
         raise UserError(f"--out {out}: fairseq splits paths at colons; give another name")
     if options.out.name in ("", ".."):
         raise UserError(f"--out {options.out}: give the folder of a run, such as runs/sm")
+    options.engine = engine_of(options)
     chosen = with_preset(options.preset, given(Request, options))
     request = Request(**{**chosen, "stream": stream, "flags": flags, "out": out})
     requests = [request]
@@ -200,8 +202,9 @@ def resolved(requests: Sequence[Request], without_code: bool = False) -> list[Re
     `without_code`: do not import --user-dir, as in a dry run; names that only it registers are then
     refused. Raises UserError if fairseq-train would refuse the flags.
     """
-    by_fairseq = [request for request in requests if not request.trainer]
+    by_fairseq = [request for request in requests if request.by_fairseq]
     lines = [_line_of_fairseq(request, without_code) for request in by_fairseq]
+    by_transformers = iter(_resolved_by_transformers(requests))
     try:
         answers = iter(resolve(lines) if lines else [])
     except UserError as error:
@@ -211,12 +214,38 @@ def resolved(requests: Sequence[Request], without_code: bool = False) -> list[Re
         raise UserError(f"{error}; {reason}") from None
     requests_with_settings = []
     for request in requests:
-        settings = _without_flags(request) if request.trainer else next(answers)
-        # fairseq's default is the number of GPUs of this machine; `place` sets it instead.
-        if "--distributed-world-size" not in request.flags:
-            settings = {**settings, "--distributed-world-size": None}
+        if request.engine:
+            settings = next(by_transformers)
+        else:
+            settings = _without_flags(request) if request.trainer else next(answers)
+            # fairseq's default is the number of GPUs of this machine; `place` sets it instead.
+            if "--distributed-world-size" not in request.flags:
+                settings = {**settings, "--distributed-world-size": None}
         requests_with_settings.append(replace(request, settings=settings))
     return requests_with_settings
+
+
+def _resolved_by_transformers(requests: Sequence[Request]) -> list[FlagValues]:
+    """The settings of the requests that transformers trains. UserError: it would refuse them."""
+    questions = []
+    for request in requests:
+        if request.engine:
+            question = {
+                "words": list(itertools.chain(*request.flags.values())),
+                "init": request.init,
+                "average": str(request.average),
+                "stream": request.stream,
+            }
+            questions.append(question)
+    if not questions:
+        return []
+    for package in ("transformers", "accelerate"):
+        require_package(package, "--engine transformers", "transformers")
+    say("checking the flags of transformers' Trainer")
+    command = [sys.executable, "-m", "transformers_alma.check"]
+    name = "checking the flags of transformers' Trainer"
+    answers = json.loads(children.ask(command, name, json.dumps(questions)))
+    return [{**answer["settings"], "words": answer["words"]} for answer in answers]
 
 
 def _line_of_fairseq(request: Request, without_code: bool) -> list[str]:

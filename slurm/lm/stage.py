@@ -37,7 +37,7 @@ from slurm.lm.late import (
     untested,
 )
 from slurm.lm.plan import Plan
-from slurm.lm.planned import StageSpec, Training, trainer_command
+from slurm.lm.planned import StageSpec, Training, program_command
 from slurm.lm.record import (
     LATE_LOG,
     RESULT,
@@ -116,8 +116,8 @@ class TrainJob(RunJob):
             return
         check_length(self.plan, self.spec)
         make_directory(self.directory)
-        if self.training.trainer:
-            self._train_by_trainer(self.directory / log, environment, watch)
+        if self.training.program:
+            self._train_by_program(self.directory / log, environment, watch)
             return
         if arguments is None:
             arguments = self._joined(1, 0, secrets.token_hex(8), "localhost")
@@ -133,8 +133,8 @@ class TrainJob(RunJob):
                 )
             write_json_atomic(self.marker, marker)
 
-    def _train_by_trainer(self, log: Path, environment: Environment, watch: Watch) -> None:
-        """Train by the user's own program."""
+    def _train_by_program(self, log: Path, environment: Environment, watch: Watch) -> None:
+        """Train by a program of `engines`."""
         checkpoint = None
         if self.training.previous:
             checkpoint = self.model_of(self.training.previous)
@@ -233,8 +233,8 @@ class EvaluateJob(RunJob):
         environment: Environment,
         watch: Watch,
     ) -> None:
-        """Evaluate `models` (none: the untrained model) by fairseq, or by the user's trainer."""
-        if not self.plan.request.trainer:
+        """Evaluate `models` (none: the untrained model) by fairseq or a program of `engines`."""
+        if self.plan.request.by_fairseq:
             paths = ["--path", ":".join(map(str, models))] if models else []
             children.run([*command, *paths], log, name, watch, environment)
             return
@@ -290,11 +290,11 @@ class LateJob(RunJob):
         if stage is not None:
             models = [self.model_of(directory) for directory in self.spec.models]
         log = self.directory / LATE_LOG
-        if request.trainer:
+        if request.program:
             spec = None if stage is None else self.spec
             began = time.monotonic()
             folder = self.directory / self.marker.stem
-            command = trainer_command(request.trainer, folder)
+            command = program_command(request.program, folder)
             task = trainer.test_of(self.plan, spec, models, parts, command)
             answer = trainer.answer(task, command, log, self.name, watch, environment)
             cells = trainer.measured_parts(self.plan, task, answer, parts)

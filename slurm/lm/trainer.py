@@ -1,4 +1,4 @@
-"""Run the user's own trainer: write the task file, start the command, read its answer."""
+"""Run a program of `engines`: write the task file, start the command, read its answer."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,6 @@ def training_of(
     share = plan.request.replay_share
     earlier = spec.stage.earlier if share else ()
     new = [t for t in spec.stage.train_on if t not in earlier]
-    kind, _, amount = (plan.request.budget or "").partition("=")
     return _task(
         plan,
         stream,
@@ -43,8 +42,18 @@ def training_of(
         earlier=_text_parts(stream, [stream.megabatches[t - 1] for t in earlier]),
         replay_share=share if earlier else 0.0,
         checkpoint=str(checkpoint.resolve()) if checkpoint else None,
-        budget={kind: int(amount)} if amount else {},
+        budget=_budget_of(plan, training),
     )
+
+
+def _budget_of(plan: Plan, training: Training) -> dict[Any, int]:
+    """The amount of a training: that of --budget, or the updates that are planned."""
+    kind, _, amount = (plan.request.budget or "").partition("=")
+    if amount:
+        return {kind: int(amount)}
+    if plan.request.engine and training.updates:
+        return {"updates": training.updates}
+    return {}
 
 
 def evaluation_of(plan: Plan, spec: StageSpec | None, models: Sequence[Path]) -> StageTask:

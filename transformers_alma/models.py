@@ -1,0 +1,207 @@
+"""Models of the engine: from a folder of Hugging Face, with or without adapters (LoRA).
+
+Nothing in a folder is run: models whose code is in the folder are refused.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from alma.errors import UserError, require_package
+from alma.files import sha256_file
+from transformers_alma.arguments import EngineArguments
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+ADAPTER = "adapter_config.json"
+RAW = "raw"  # folder in a checkpoint with an average: the weights from which training goes on
+_MOST_POSITIONS = 1024  # of the default --block_size
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
+_FAULTS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, ImportError)
+
+
+@contextmanager
+def reading(folder: object) -> Iterator[None]:
+    """Raise a UserError for what transformers raises if a folder has no whole model."""
+    try:
+        yield
+    except UserError:
+        raise
+    except _FAULTS as error:
+        problem = " ".join(str(error).split())[:300]
+        text = f"transformers cannot load it ({problem}): save the model by its save_pretrained"
+        raise UserError(f"--init {folder}: {text}") from error
+
+
+def config_of(folder: str) -> PreTrainedConfig:
+    """The configuration in a folder. UserError: none, or not of a causal language model."""
+    if not Path(folder, "config.json").is_file():
+        raise UserError(f"--init {folder}: no config.json: give a folder of save_pretrained")
+    with reading(folder):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        problem = f"model_type {config.model_type} is no causal language model of transformers"
+        raise UserError(f"--init {folder}: {problem}: train it by --trainer COMMAND")
+    return config
+
+
+def positions_of(config: PreTrainedConfig) -> int | None:
+    """The most tokens of a block; None: the model sets no limit."""
+    text_config = config.get_text_config()
+    for name in _POSITIONS:
+        number = getattr(text_config, name, None)
+        if isinstance(number, int) and number > 0:
+            return number
+    return None
+
+
+def block_size_of(config: PreTrainedConfig, requested: int | None) -> int:
+    """The tokens of a block. UserError: more than the model has positions."""
+    positions = positions_of(config)
+    if requested is None:
+        return min(positions or _MOST_POSITIONS, _MOST_POSITIONS)
+    if positions is not None and requested > positions:
+        problem = f"the model has {positions:,} positions"
+        raise UserError(f"--block_size {requested:,}: {problem}: give {positions} or less")
+    return requested
+
+
+def parameters_of(config: PreTrainedConfig, engine: EngineArguments) -> tuple[int, int]:
+    """The parameters of the model, and those that are trained; no weight is made."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        whole = model.num_parameters()
+        if not engine.lora:
+            return whole, whole
+        adapted = _with_new_adapters(model, engine)
+    return whole, sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
+
+
+def weight_files(folder: str) -> list[Path]:
+    """The files of a folder with weights: safetensors if there are any."""
+    for pattern in WEIGHTS:
+        files = sorted(Path(folder).glob(pattern))
+        if files:
+            return files
+    return []
+
+
+def checksum_of(folder: str) -> str:
+    """The SHA-256 of the SHA-256 of the configuration and of each file with weights."""
+    files = [Path(folder, "config.json"), *weight_files(folder)]
+    return hashlib.sha256("".join(sha256_file(file) for file in files).encode()).hexdigest()
+
+
+def check_unchanged(engine: EngineArguments) -> None:
+    """UserError: the model of --init is not the one with which the run began."""
+    if engine.init_sha256 and checksum_of(engine.init) != engine.init_sha256:
+        problem = "its weights have changed since the launch"
+        raise UserError(f"--init {engine.init}: {problem}: restore them, or choose another --out")
+
+
+def load(checkpoint: str | None, engine: EngineArguments, seed: int, dtype: str) -> PreTrainedModel:
+    """The model of a checkpoint of this engine; None: that of --init, as it starts.
+
+    seed: of random weights. dtype: of the weights. UserError: damaged, or changed.
+    """
+    if checkpoint is None:
+        check_unchanged(engine)
+        if engine.random_weights:
+            torch.manual_seed(seed)
+            return AutoModelForCausalLM.from_config(config_of(engine.init), **_kinds(engine, dtype))
+        return _pretrained(engine.init, engine, dtype)
+    if not Path(checkpoint, ADAPTER).is_file():
+        return _pretrained(checkpoint, engine, dtype)
+    require_package("peft", "a checkpoint with adapters", "lora")
+    from peft import PeftModel
+
+    check_unchanged(engine)
+    base = _pretrained(engine.init, engine, dtype)
+    with reading(checkpoint):
+        return PeftModel.from_pretrained(base, checkpoint)
+
+
+def load_to_train(checkpoint: str | None, engine: EngineArguments, seed: int) -> Any:
+    """As `load`, of the weights from which training goes on, with trained adapters (--lora)."""
+    if checkpoint and Path(checkpoint, RAW).is_dir():
+        checkpoint = str(Path(checkpoint, RAW))
+    model: Any = load(checkpoint, engine, seed, engine.dtype)
+    if engine.lora and checkpoint is None:
+        torch.manual_seed(seed)
+        model = _with_new_adapters(model, engine)
+    elif engine.lora:
+        for name, weight in model.named_parameters():
+            weight.requires_grad_("lora_" in name)
+        if model.active_peft_config.inference_mode:
+            model.active_peft_config.inference_mode = False
+    return model
+
+
+def _kinds(engine: EngineArguments, dtype: str) -> dict[str, Any]:
+    """Arguments of from_pretrained and from_config."""
+    kinds: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
+    if dtype == "auto" and engine.random_weights:
+        kinds.pop("dtype")
+    if engine.attn_implementation:
+        kinds["attn_implementation"] = engine.attn_implementation
+    return kinds
+
+
+def _pretrained(folder: str, engine: EngineArguments, dtype: str) -> PreTrainedModel:
+    """The model of a folder. UserError: damaged, or without some of its weights."""
+    config_of(folder)
+    model: Any = None
+    report: Any = {}
+    auto_model: Any = AutoModelForCausalLM
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns of missing weights, which are an error below
+    try:
+        with reading(folder):
+            model, report = auto_model.from_pretrained(
+                folder,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                **_kinds(engine, dtype),
+            )
+    finally:
+        logger.setLevel(level)
+    missing = sorted(report["missing_keys"])
+    if missing:
+        problem = f"{len(missing)} of its weights are missing, such as {missing[0]}"
+        raise UserError(f"--init {folder}: {problem}: copy the folder again")
+    return model
+
+
+def _with_new_adapters(model: PreTrainedModel, engine: EngineArguments) -> Any:
+    """The model with adapters that compute nothing yet. UserError: no such layers."""
+    require_package("peft", "--lora", "lora")
+    from peft import LoraConfig, get_peft_model
+
+    layers: Any = "all-linear"
+    if engine.lora_target_modules:
+        layers = engine.lora_target_modules.split(",")
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=engine.lora,
+        lora_alpha=engine.lora_alpha or 2 * engine.lora,
+        lora_dropout=engine.lora_dropout,
+        target_modules=layers,
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        problem = " ".join(str(error).split())
+        raise UserError(f"--lora_target_modules {engine.lora_target_modules}: {problem}") from error
+
+
+def adapted(checkpoint: Path) -> bool:
+    """Whether a checkpoint has adapters, and not a whole model."""
+    return (checkpoint / ADAPTER).is_file()

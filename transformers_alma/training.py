@@ -1,0 +1,201 @@
+"""Train one stage by transformers.Trainer; a training that was killed resumes where it was."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from alma import averages
+from alma.files import fsync_directory, write_json_atomic
+from alma.schema import AMOUNT, COUNT, parse_json, require
+from alma.trainer import StageTask, TextPart, stop_requests
+from transformers_alma import models
+from transformers_alma.arguments import Arguments
+from transformers_alma.blocks import Layout, PartBlocks, StageBlocks
+from transformers_alma.weight_average import MovingAverage
+
+MODEL = "model"  # folder of the trained model, the stage's checkpoint
+_WHOLE = "alma_seconds.json"
+"""File that a checkpoint of the Trainer gets last: the seconds of the training so far."""
+_ENDED = "alma_training.json"
+"""File in MODEL with the costs of the training; it goes with the folder's rename."""
+_COSTS = {"updates": COUNT, "tokens": COUNT, "seconds": AMOUNT, "parameters": COUNT}
+_MOST_LOG_INTERVAL = 100
+_LINES_OF_A_STAGE = 20
+STOPPED = 75  # exit code after a signal: run the same command again
+
+
+class TrainingSteps(TrainerCallback):
+    """The weight average, lines for `alma status`, whole checkpoints, and a stop at a signal."""
+
+    def __init__(self, task: StageTask, average: MovingAverage | None, seconds: float) -> None:
+        self.task = task
+        self.average = average
+        self.is_stopping = stop_requests()
+        self.began = time.monotonic() - seconds
+
+    @property
+    def seconds(self) -> float:
+        """Of the training, restarts included, but for what a killed start did not save."""
+        return time.monotonic() - self.began
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Take the weights into the average; save and stop after a signal."""
+        if self.average:
+            self.average.step(state.global_step)
+        if self.is_stopping():
+            control.should_save = True
+            control.should_training_stop = True
+
+    def on_save(self, args, state, control, **kwargs):
+        """Complete a checkpoint: without its last file it would not be used."""
+        if not state.is_world_process_zero:
+            return
+        folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        if self.average:
+            self.average.save(folder)
+        _sync(folder)
+        write_json_atomic(folder / _WHOLE, {"seconds": self.seconds})
+
+    def on_log(self, args, state, control, **kwargs):
+        """Print the loss for `alma status`."""
+        if state.is_world_process_zero and "loss" in kwargs["logs"]:
+            self.task.progress(state.global_step, kwargs["logs"]["loss"])
+
+
+def train(task: StageTask, arguments: Arguments) -> None:
+    """Train the stage of a task, then write its answer.
+
+    Exits with code 75 after a signal. UserError: the model is damaged, or a mega-batch too short.
+    """
+    folder = Path(task.out)
+    if not (folder / MODEL / _ENDED).is_file():
+        _train(task, arguments, folder)
+    if not _is_first_process():
+        return
+    for checkpoint in folder.glob("checkpoint-*"):  # states of the optimizer, of no more use
+        shutil.rmtree(checkpoint)
+    costs = parse_json((folder / MODEL / _ENDED).read_bytes())
+    require(costs, _COSTS, _COSTS)
+    task.finish(checkpoint=MODEL, peak_memory_bytes=_peak_memory(), **costs)
+
+
+def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
+    """Train, and write the model into MODEL."""
+    engine = arguments.engine
+    updates = task.budget["updates"]
+    checkpoint, seconds = newest_checkpoint(folder)
+    model = models.load_to_train(task.checkpoint, engine, task.seeds[0])
+    model.config.use_cache = False
+    layout = Layout(
+        models.block_size_of(model.config, engine.block_size), task.end_token, engine.first_token
+    )
+    log_interval = min(_MOST_LOG_INTERVAL, max(1, updates // _LINES_OF_A_STAGE))
+    settings: dict[str, Any] = {"output_dir": str(folder), "max_steps": updates}
+    if arguments.training["logging_steps"] == _default_of("logging_steps"):
+        settings["logging_steps"] = log_interval
+    training = arguments.training_arguments(seed=task.seeds[0], **settings)
+    batch = training.train_batch_size * training.world_size * training.gradient_accumulation_steps
+    blocks = StageBlocks(
+        _blocks_of(task.train, layout),
+        _blocks_of(task.earlier, layout),
+        task.replay_share,
+        [*task.seeds, task.t],
+        updates * batch,
+    )
+    average = None
+    if averages.read(engine.average):
+        average = MovingAverage(model, engine.average, checkpoint)
+    progress = TrainingSteps(task, average, seconds)
+    trainer = Trainer(model, training, train_dataset=blocks, callbacks=[progress])
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if trainer.state.global_step < updates:
+        sys.exit(STOPPED)
+    costs = {
+        "updates": updates,
+        "tokens": updates * batch * layout.targets,
+        "seconds": progress.seconds,
+        "parameters": model.num_parameters(),
+    }
+    _write_model(trainer, average, folder, costs)
+
+
+def _blocks_of(parts: tuple[TextPart, ...], layout: Layout) -> list[PartBlocks]:
+    return [PartBlocks(part.map_tokens(), layout) for part in parts]
+
+
+def newest_checkpoint(folder: Path) -> tuple[Path | None, float]:
+    """The newest whole checkpoint of a training, and its seconds; removes half-written ones."""
+    whole: dict[int, Path] = {}
+    for checkpoint in folder.glob("checkpoint-*"):
+        if (checkpoint / _WHOLE).is_file():
+            whole[int(checkpoint.name.partition("-")[2])] = checkpoint
+        else:
+            shutil.rmtree(checkpoint)
+    if not whole:
+        return None, 0.0
+    newest = whole[max(whole)]
+    record = parse_json((newest / _WHOLE).read_bytes())
+    require(record, {"seconds": AMOUNT}, ["seconds"])
+    return newest, record["seconds"]
+
+
+def _write_model(
+    trainer: Trainer, average: MovingAverage | None, folder: Path, costs: dict[str, Any]
+) -> None:
+    """Write the trained model, or its average, into MODEL in one step.
+
+    With an average, MODEL/raw has the weights from which the next stage goes on.
+    """
+    part = folder / f"{MODEL}.part"
+    if _is_first_process():
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(folder / MODEL, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+    if average:
+        trainer.save_model(str(part / models.RAW))
+        average.deploy()
+    trainer.save_model(str(part))
+    trainer.accelerator.wait_for_everyone()
+    if not _is_first_process():
+        return
+    for name in ("training_args.bin", f"{models.RAW}/training_args.bin"):  # a pickle of no use
+        (part / name).unlink(missing_ok=True)
+    (part / _ENDED).write_text(json.dumps(costs))
+    _sync(part)
+    part.rename(folder / MODEL)
+    fsync_directory(folder)
+
+
+def _sync(folder: Path) -> None:
+    """Write the files of a folder to the disk."""
+    for path in folder.rglob("*"):
+        if path.is_dir():
+            fsync_directory(path)
+            continue
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    fsync_directory(folder)
+
+
+def _default_of(name: str) -> Any:
+    """The default of a flag of TrainingArguments."""
+    return TrainingArguments.__dataclass_fields__[name].default
+
+
+def _is_first_process() -> bool:
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return True
+    return distributed.get_rank() == 0
+
+
+def _peak_memory() -> int:
+    """Bytes that the training took on this process's GPU; 0 on a CPU."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
