@@ -183,6 +183,13 @@ def test_the_template_knows_no_day(models):
     assert read_chat(models["qwen2"]).tokens["bos_token"] == "<|end|>"
 
 
+def test_an_absent_key_of_a_column_is_no_key():
+    """Parquet and Arrow give null for it, which transformers leaves out."""
+    template = "{% for turn in messages %}{{ turn.role }}{{ turn.tools is defined }}{% endfor %}"
+    turns = [{"role": "user", "content": "", "tools": None}, {"role": "assistant", "tools": "x"}]
+    assert Chat(template, {}).text(turns) == "userFalseassistantTrue"
+
+
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
