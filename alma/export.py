@@ -69,11 +69,13 @@ def exporter_of(model: str) -> Exporter:
     config = Run.read(model).config
     if "dataset" in config:
         return IMAGES
-    return TRAINER if config.get("trainer") else FAIRSEQ
+    return TRAINER if config.get("trainer") or config.get("engine") else FAIRSEQ
 
 
 def _check(options: Namespace, exporter: Exporter) -> None:
-    """UserError: an option is of another kind of model."""
+    """UserError: an option is of another kind of model, or there is no model."""
+    if not Path(options.model).exists():
+        raise UserError(f"{options.model}: no such run or checkpoint; `alma status` lists runs")
     if options.onnx and exporter is not IMAGES:
         raise UserError(f"{options.model}: --onnx is for runs of `alma images`: leave it out")
     if options.t is not None and not Path(options.model, "run.json").is_file():

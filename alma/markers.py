@@ -41,6 +41,7 @@ class Deployed:
 
     checkpoints: list[Path]  # trained in that stage; at least one
     models: int  # evaluated together; some may be of earlier stages
+    stage: int  # number of that stage
 
 
 def deployed_by(run: Path, t: int | None = None) -> Deployed:
@@ -73,7 +74,7 @@ def deployed_by(run: Path, t: int | None = None) -> Deployed:
             f"{stage}: no training is complete there: rerun the command that trained it"
         )
     result = read_record(stage / "result.json", {"training": list}, ["training"])
-    return Deployed(checkpoints, len(result["training"]))
+    return Deployed(checkpoints, len(result["training"]), index)
 
 
 def _index_of(folder: Path) -> int:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "torchvision", "numpy", "fairseq", "fairseq-fixed")
+PACKAGES = ("torch", "torchvision", "numpy", "fairseq", "fairseq-fixed", "transformers", "peft")
 _OF_GIT = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY"}
 
 

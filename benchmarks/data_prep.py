@@ -35,7 +35,7 @@ from data_prep.corpus.__main__ import write
 from data_prep.cut import Splits
 from data_prep.dictionary import EOS, UNKNOWN
 from data_prep.documents import SHARD_BYTES, Reader, Shard, make_shards
-from data_prep.options import named_files
+from data_prep.inputs import named_files
 from data_prep.pipeline import make_stream
 from data_prep.scan import content_key
 from data_prep.settings import StreamSettings

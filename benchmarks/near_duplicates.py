@@ -25,8 +25,8 @@ from alma.files import make_directory
 from benchmarks.data_prep import dropped_keys, highest_similarities
 from benchmarks.timing import Rows, Table, show, spread
 from data_prep.documents import Reader, make_shards
+from data_prep.inputs import named_files
 from data_prep.near_duplicates import BANDS, KEY, ROWS, THRESHOLD, N
-from data_prep.options import named_files
 from data_prep.scan import content_key
 
 LEAST = 50  # words of a document

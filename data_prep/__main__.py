@@ -97,10 +97,15 @@ def _add_text_flags(command_line: Parser) -> None:
         help=documents,
     )
     key = (
-        "field of the text in .jsonl, .json and .parquet; in JSON, data.text is within data "
-        "(default: text)"
+        "field or column of the text in .jsonl, .json, .parquet and .arrow; in JSON, data.text is "
+        "within data (default: text, with --chat-template messages)"
     )
-    add("--text-key", default="text", metavar="FIELD", help=key)
+    add("--text-key", metavar="FIELD", help=key)
+    split = (
+        "split of a data set's folder, as the Hub of Hugging Face or datasets.save_to_disk has it "
+        "(default: train)"
+    )
+    add("--split", metavar="SPLIT", help=split)
     bad = (
         "exit at damaged or malformed input, or leave it out and count it in stream.json (default: "
         "error)"
@@ -193,10 +198,15 @@ def _add_tokenizer_flags(command_line: Parser) -> None:
     train = "train a BPE of V tokens, without the special tokens, on the first mega-batch"
     either("--vocab-size", type=count, metavar="V", help=train)
     existing = (
-        "use your own SentencePiece .model, or the byte-level BPE of a Hugging Face folder, with "
-        "its ids"
+        "use your own SentencePiece .model, or the tokenizer in the folder of a Hugging Face "
+        "model, with its ids"
     )
     either("--tokenizer", metavar="MODEL", help=existing)
+    chat = (
+        "the field of the text has chat turns, role and content or from and value: write them by "
+        "the chat template of --tokenizer FOLDER, with its special tokens"
+    )
+    group.add_argument("--chat-template", action="store_true", help=chat)
     bpe = "use the byte-level BPE of GPT-2, from the next two files"
     either("--bpe", choices=("gpt2",), help=bpe)
     ids = "encoder.json, the ids of the tokens"

@@ -50,19 +50,32 @@ class ClusterWork(Work):
         for share in shares:
             share.marker.unlink(missing_ok=True)
         folder = submission.log_folder(directory)
-        ids: dict[Path, str] = {}
+        weights = {task.done.name: task.weight for task in tasks}
+        waiting = shares
+        while waiting:
+            ids: dict[Path, str] = {}
+            try:
+                self._submit(waiting, folder, ids)
+                submitted = [share for share in waiting if share.marker in ids]
+                submission.record(directory, submitted, ids, folder)
+                yield from _watch(directory, weights)
+            except BaseException:
+                try:
+                    scancel(list(ids.values()))
+                except UserError as error:  # a failed cancel must not hide the error that led here
+                    jobs = " ".join(ids.values())
+                    say(f"warning: {error}; cancel these jobs yourself: scancel {jobs}")
+                raise
+            waiting = [share for share in waiting if share.marker not in ids]
+
+    def _submit(self, shares: list[ShareJob], folder: Path, ids: dict[Path, str]) -> None:
+        """Submit shares, or as many as the queue takes; add their `ids`. UserError: not one."""
         send = submission.to_slurm(folder, "fix this and rerun the command")
         try:
             submission.submit(shares, self._resources, send, ids)
-            submission.record(directory, shares, ids, folder)
-            yield from _watch(directory, tasks)
-        except BaseException:
-            try:
-                scancel(list(ids.values()))
-            except UserError as error:  # a failed cancel must not hide the error that led here
-                jobs = " ".join(ids.values())
-                say(f"warning: {error}; cancel these jobs yourself: scancel {jobs}")
-            raise
+        except submission.QueueIsFull:
+            if not ids:
+                raise
 
     def _shares(self, stage: str, tasks: list[Task], directory: Path) -> list[ShareJob]:
         """The tasks dealt to jobs in turn, the heaviest first."""
@@ -96,12 +109,12 @@ def _wait_for_earlier(directory: Path) -> None:
             waiting = True
 
 
-def _watch(directory: Path, tasks: list[Task]) -> Iterator[int]:
+def _watch(directory: Path, weights: dict[str, int]) -> Iterator[int]:
     """Yield the weight of each task when its file appears, until all jobs have ended.
 
+    weights: of the tasks, by the names of their files; those of finished tasks are removed.
     UserError: jobs have failed.
     """
-    weights = {task.done.name: task.weight for task in tasks}
     problems: list[queue.JobStatus] = []
     # Patient, because SLURM's controller may not answer for a while.
     for statuses in queue.watch([directory], POLL_SECONDS, patient=True):

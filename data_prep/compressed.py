@@ -53,7 +53,7 @@ BOM = b"\xef\xbb\xbf"
 class Skipped(NamedTuple):
     """Bad input of a file.
 
-    Offsets count uncompressed bytes, or the records of a .parquet file, from 0.
+    Offsets count uncompressed bytes, or the records of a .parquet or .arrow file, from 0.
     """
 
     path: str
@@ -62,7 +62,7 @@ class Skipped(NamedTuple):
     remedy: str = "fix or remove it, or leave it out with --on-bad-input skip"
 
     def __str__(self) -> str:
-        unit = "record" if self.path.endswith(".parquet") else "byte"
+        unit = "record" if self.path.endswith((".parquet", ".arrow")) else "byte"
         return f"{self.path}: {self.reason} at {unit} {self.offset}"
 
 

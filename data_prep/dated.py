@@ -14,7 +14,7 @@ from alma.dates import Dates, LeftOut, label
 from alma.errors import UserError
 from alma.files import write_json_atomic
 from data_prep.compressed import Document, Skipped
-from data_prep.documents import Shard, count_words, normalise
+from data_prep.documents import Shard
 from data_prep.order import Ordered
 from data_prep.work import Workspace, read_json
 
@@ -109,8 +109,8 @@ def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> Non
         left_out[why][0] += 1
 
     for source, raw in space.reader.raw(shard, None, leave):
-        text = normalise(raw) if words else ""
-        totals[source] += count_words(text) if text else 0
+        text = space.reader.normalised(raw) if words else ""
+        totals[source] += space.reader.count_words(text) if text else 0
     record = {"words": totals, "left_out": left_out}
     write_json_atomic(space.file("dates", number, "json"), record)
 

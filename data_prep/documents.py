@@ -18,6 +18,8 @@ from typing import Any
 from alma.dates import Dates, LeftOut
 from alma.errors import UserError, require_package
 from alma.files import walk
+from data_prep import columns, data_sets
+from data_prep.chat import Chat
 from data_prep.compressed import Document, Segment, Skipped
 from data_prep.formats import KNOWN, Keys, kind, raw_documents, segment_starts
 
@@ -43,14 +45,23 @@ class Reader:
     `wikiextractor`: the text between <doc id=...> and </doc>."""
     max_document_words: int = 0  # `split` cuts longer documents between lines; 0: never
     documents_of: dict[str, str] = field(default_factory=dict)  # overrides `documents`, by source
-    text_key: str = "text"  # the field of .jsonl and .parquet files that holds the text
+    text_key: str = "text"  # the field of records that holds the text
     on_bad_input: str = "error"  # `error`: raise a UserError; `skip`: report and continue
     dates: Dates | None = None
     """The periods of a dated stream, whose sources are PERIOD/SOURCE; None: dates are not read."""
+    chat: Chat | None = None
+    """Writes the text of documents with chat turns, which stays as it is; None: they are text."""
+
+    @property
+    def keys(self) -> Keys:
+        """The fields with text and date."""
+        return Keys(self.text_key, self.dates.key if self.dates else "", self.chat)
 
     def record(self) -> dict[str, Any]:
         """The fields as stream.json keeps them."""
         record = asdict(self)
+        if not self.chat:
+            del record["chat"]
         if self.dates:
             del record["dates"]["after"]  # follows from the stream, so it is not recorded
         else:
@@ -69,9 +80,21 @@ class Reader:
         With on_bad_input="skip" bad input is passed to `skipped`, otherwise it is a UserError.
         """
         for source, raw in self.raw(shard, skipped):
-            text = normalise(raw)
+            text = self.normalised(raw)
             if text:
-                yield source, text, count_words(text)
+                yield source, text, self.count_words(text)
+
+    def normalised(self, raw: str) -> str:
+        """The text of a document as the stream has it: that of a chat is exactly the template's."""
+        if self.chat:
+            return raw if raw.strip() else ""
+        return normalise(raw)
+
+    def count_words(self, text: str) -> int:
+        """Number of words of a text of `normalised`, which must not be empty."""
+        if self.chat:
+            return len(text.split())
+        return count_words(text)
 
     def raw(
         self,
@@ -84,9 +107,8 @@ class Reader:
         `skipped`: see `read`. `left_out` is called with (reason, file, document) for each document
         without a period.
         """
-        keys = Keys(self.text_key, self.dates.key if self.dates else "")
         for segment in shard:
-            for document in raw_documents(segment, self.mode(segment.source), keys):
+            for document in raw_documents(segment, self.mode(segment.source), self.keys):
                 if isinstance(document, Skipped):
                     if self.on_bad_input == "error":
                         raise UserError(f"{document}; {document.remedy}")
@@ -143,12 +165,13 @@ def normalise(text: str) -> str:
     return text.strip(" \n")
 
 
-def find_files(path: str) -> list[str]:
+def find_files(path: str, split: str | None = None) -> list[str]:
     """The corpus files of `path`: a file, a directory with all below it, or a glob pattern.
 
     Patterns may have **. Sorted; links are followed, and each file is listed once. Names that begin
-    with . or _ are ignored, except those in `path` itself. UserError: no files, a dangling link, or
-    a file of unknown format.
+    with . or _ are ignored, except those in `path` itself. Of a directory that is a data set with
+    splits, only the files of one, see `data_sets.files_of`. UserError: no files, a dangling link,
+    a file of unknown format, or `split` of what has no splits.
     """
     if os.path.exists(path):
         roots = [path]
@@ -159,7 +182,13 @@ def find_files(path: str) -> list[str]:
     by_real_path: dict[str, str] = {}
     hidden: list[str] = []
     for root in roots:
-        for file in _paths_below(root, hidden):
+        of_split = None
+        if os.path.isdir(root):
+            of_split = data_sets.files_of(root, split)
+        if split and of_split is None:
+            problem = "no folder of a data set with splits in the names of its files"
+            raise UserError(f"{root}: {problem}; leave out --split {split}")
+        for file in of_split or _paths_below(root, hidden):
             _require_file(file)
             by_real_path.setdefault(os.path.realpath(file), str(file.absolute()))
     files = sorted(by_real_path.values())
@@ -227,7 +256,7 @@ def _check_kinds(files: list[str]) -> None:
     for name in files:
         if not kind(name):
             raise UserError(f"{name}: unknown kind of file; known are {KNOWN}")
-        if kind(name) == ".parquet":
+        if kind(name) in columns.SUFFIXES:
             require_package("pyarrow", f"{name}:")
     cards = [name for name in files if Path(name).name.lower() == "readme.md"]
     records = [name for name in files if kind(name) not in ("text", "wiki")]

@@ -9,9 +9,8 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.files import atomic_write
-from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair
-from data_prep.dictionary import EOS
-from data_prep.documents import count_words
+from data_prep.byte_level import GPT2
+from data_prep.hugging_face import HuggingFace, HuggingFacePair
 from data_prep.plan import CorpusPlan
 from data_prep.shuffle import bucket_texts
 from data_prep.tokenizer import Encoder, SentencePiece
@@ -37,13 +36,25 @@ def load_encoder(directory: Path) -> Encoder:
     return open_encoder({path.name: path for path in directory.iterdir()})
 
 
-def encode_bucket(space: Workspace, number: int, period: str, shards: int, write: str) -> None:
+def encode_bucket(
+    space: Workspace,
+    number: int,
+    period: str,
+    shards: int,
+    write: str,
+    end_token: int | None = None,
+) -> None:
     """Write the files of bucket `number`: its token ids (see `Encoder.encode`), and its counts.
 
     `period` is that of its documents, "" if the stream is not dated; `write` is a key of
-    `written.WRITTEN`.
+    `written.WRITTEN`; `end_token`: see `HuggingFace.chat_items`, of a tokenizer of Hugging Face.
     """
     encoder = load_encoder(space.directory)
+    encode = encoder.items
+    if space.reader.chat:
+        assert isinstance(encoder, HuggingFace)
+        assert end_token is not None
+        encode = functools.partial(encoder.chat_items, end_token=end_token)
     sizes = [np.zeros(0, np.int32)]
     counts = np.zeros(encoder.dictionary_size, np.int64)
     block: list[str] = []
@@ -59,10 +70,10 @@ def encode_bucket(space: Workspace, number: int, period: str, shards: int, write
             lines = files.enter_context(atomic_write(path, "wb"))
 
         def flush() -> None:
-            ids = encoder.encode(block)
+            ids, item_sizes = encode(block)
             file.write(ids)
             counts[:] += np.bincount(ids, minlength=len(counts))
-            sizes.append(np.diff(np.flatnonzero(ids == EOS), prepend=-1).astype(np.int32))
+            sizes.append(item_sizes)
             block.clear()
 
         for key, data, source in bucket_texts(space, number, shards):
@@ -70,7 +81,7 @@ def encode_bucket(space: Workspace, number: int, period: str, shards: int, write
             if lines:
                 lines.write(json_line(key, name_of(space.sources[source]), period, text))
             block.append(text)
-            words += count_words(text)
+            words += space.reader.count_words(text)
             text_bytes += len(data) + 1
             keys.append(key)
             block_bytes += len(data)

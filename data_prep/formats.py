@@ -7,7 +7,8 @@ from pathlib import Path
 
 import orjson
 
-from data_prep import compressed
+from data_prep import columns, compressed
+from data_prep.arrow import Arrow
 from data_prep.compressed import (
     Damaged,
     Document,
@@ -19,7 +20,7 @@ from data_prep.compressed import (
     packing,
 )
 from data_prep.parquet import Parquet
-from data_prep.records import Format, Keys, field, no_text
+from data_prep.records import Format, Keys, document_of, field
 from data_prep.wet import Wet
 
 _LINE = re.compile(rb"\n")
@@ -91,7 +92,8 @@ class JsonLines(Format):
         self._text_key = text_key
 
     def documents(self, data: Input, keys: Keys) -> Iterator[Document | Skipped]:
-        key = self._text_key or keys.text
+        if self._text_key:
+            keys = keys._replace(text=self._text_key)
         for start, line, _ in data.spans(_LINE):
             if line is None:
                 yield data.too_long(start)
@@ -105,12 +107,8 @@ class JsonLines(Format):
             except orjson.JSONDecodeError as error:
                 yield data.bad(offset, f"malformed JSON ({error})")
                 continue
-            text = field(record, key)
-            if isinstance(text, str):
-                date = field(record, keys.date) if keys.date else None
-                yield Document(text, date, offset)
-            else:
-                yield data.bad(offset, no_text(key))
+            date = field(record, keys.date) if keys.date else None
+            yield document_of(field(record, keys.text), date, offset, keys, data)
 
 
 FORMATS = {
@@ -119,6 +117,7 @@ FORMATS = {
     ".warc.wet": Wet(),
     ".wet": Wet(),
     ".parquet": Parquet(),
+    ".arrow": Arrow(),
 }
 """Formats by suffix. The last suffix of a file decides its format; a longer suffix here, such as
 .warc.wet, is removed as a whole to get the name of its source."""
@@ -133,7 +132,7 @@ MODES = {
 
 _SUFFIXES = " ".join([*_TEXT, *FORMATS])
 _PACKED_SUFFIXES = " ".join(compressed.PACKED)
-KNOWN = f"{_SUFFIXES} and wiki_NN (all but .parquet also with {_PACKED_SUFFIXES})"
+KNOWN = f"{_SUFFIXES} and wiki_NN (all but .parquet and .arrow also with {_PACKED_SUFFIXES})"
 """The file names that can be read, for messages."""
 
 
@@ -147,7 +146,7 @@ def kind(path: str) -> str:
     suffix = Path(name).suffix
     if suffix in _TEXT:
         return "text"
-    if packed and suffix == ".parquet":
+    if packed and suffix in columns.SUFFIXES:
         return ""
     return suffix if suffix in FORMATS else ""
 
@@ -184,8 +183,8 @@ def stem(name: str) -> str:
 
 def segment_starts(path: str, mode: str, size: int, step: int) -> list[int]:
     """Where segments of about `step` bytes begin in a file of `size` bytes. OSError: unreadable."""
-    # A .parquet file may be cut anywhere: a segment has the row groups that begin in it.
-    if path.endswith(".parquet"):
+    # They may be cut anywhere: a segment has the row groups or record batches that begin in it.
+    if path.endswith(columns.SUFFIXES):
         return list(range(0, size, step)) or [0]
     starts = [0]
     if packing(path):

@@ -1,12 +1,16 @@
 """Flags that a command line of `alma data` gives, and the tokenizer among them."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
-from data_prep.byte_level import GPT2, HuggingFace, HuggingFacePair, end_of_text
+from data_prep import as_transformers, hugging_face
+from data_prep.byte_level import GPT2
+from data_prep.chat import Chat
 from data_prep.encode import open_encoder
+from data_prep.hugging_face import HuggingFace, end_of_text
 from data_prep.tokenizer import SentencePiece
 
 GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
@@ -24,6 +28,14 @@ def refuse(problems: list[str]) -> None:
     """If there are problems, raise one UserError that lists each of them once."""
     if problems:
         raise UserError("; ".join(dict.fromkeys(problems)))
+
+
+def noted(problems: list[str], function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call the function and return its result; a UserError is added to `problems` instead."""
+    try:
+        return function(*arguments)
+    except UserError as error:
+        problems.append(str(error))
 
 
 def tokenizer_files(arguments: argparse.Namespace) -> dict[str, str]:
@@ -47,22 +59,25 @@ def tokenizer_files(arguments: argparse.Namespace) -> dict[str, str]:
     return dict(zip(names, paths.values(), strict=True))
 
 
-def end_token_of(arguments: argparse.Namespace, tokenizer: dict[str, str]) -> int | None:
-    """The id that ends a text, of a tokenizer from the folder of a model; None: of another."""
+def end_token_of(
+    arguments: argparse.Namespace, tokenizer: dict[str, str], chat: Chat | None
+) -> int | None:
+    """The id that ends a text, of a tokenizer from the folder of a model; None: of another.
+
+    UserError: no file names it, the tokenizer loses text, or transformers gives other ids.
+    """
     if not arguments.tokenizer or not Path(arguments.tokenizer).is_dir():
         return None
     encoder = open_encoder(tokenizer)
     assert isinstance(encoder, HuggingFace)
-    return end_of_text(Path(arguments.tokenizer), encoder.ids)
+    folder = Path(arguments.tokenizer)
+    end_token = end_of_text(folder, encoder.ids)
+    as_transformers.check(folder, encoder, chat)
+    return end_token
 
 
 def _hugging_face_files(arguments: argparse.Namespace, folder: Path) -> dict[str, str]:
     """The files of a tokenizer in a folder. UserError: missing, or other flags beside it."""
     if given(arguments, *GPT2_FILES):
         raise UserError(f"{', '.join(GPT2_FILES)}: only with --bpe gpt2; leave them out")
-    for kind in (HuggingFace, HuggingFacePair):
-        if all((folder / name).is_file() for name in kind.files):
-            beside = [name for name in kind.companions if (folder / name).is_file()]
-            return {name: str(folder / name) for name in (*kind.files, *beside)}
-    problem = "no tokenizer.json, nor vocab.json and merges.txt; save them"
-    raise UserError(f"--tokenizer {folder}: {problem}")
+    return hugging_face.tokenizer_files(folder)

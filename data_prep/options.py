@@ -2,23 +2,18 @@
 
 import argparse
 import contextlib
-import glob
-import itertools
-import os
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from alma.dates import Dates, interval, number_of
-from alma.errors import UserError, hint, require_package
+from alma.errors import UserError, require_package
 from alma.stream import Stream
 from data_prep.cut import Splits
 from data_prep.dated import Dated
 from data_prep.dictionary import DICTIONARY
-from data_prep.documents import Reader, find_files
-from data_prep.formats import stem
-from data_prep.given import GPT2_FILES, end_token_of, given, refuse, tokenizer_files
+from data_prep.given import GPT2_FILES, end_token_of, given, noted, refuse, tokenizer_files
+from data_prep.inputs import input_of, named_path, require_source
 from data_prep.near_duplicates import library
 from data_prep.order import Ordered, from_corpus
 from data_prep.settings import StreamSettings
@@ -96,12 +91,11 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
     order = None
     if arguments.ordered and not arguments.by:
         order = noted(problems, _order, arguments)
-    files = noted(problems, named_files, arguments.corpus)
-    reader = noted(problems, _reader, arguments, dates)
+    files, reader = input_of(problems, arguments, stream, dates)
     valid_source = arguments.valid_source
     if valid_source:
         flag = f"--valid-source {valid_source}"
-        noted(problems, _require_source, arguments, flag, valid_source)
+        noted(problems, require_source, arguments, flag, valid_source)
     if not stream:
         problems += _missing_flags(arguments)
     if arguments.write == "parquet":
@@ -115,7 +109,7 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
         tokenizer = {name: str(stream.directory / name) for name in names}
         end_token = stream.end_token
     else:
-        end_token = end_token_of(arguments, tokenizer)
+        end_token = end_token_of(arguments, tokenizer, reader.chat)
     if dates:
         splits: Splits = _dated_splits(arguments, stream)
     elif order:
@@ -207,6 +201,9 @@ def _as_before(arguments: argparse.Namespace, stream: Stream) -> list[str]:
     settings = stream.settings
     dates = settings.get("dates", {})
     problems = []
+    if arguments.chat_template and "chat" not in settings:
+        problems.append("--chat-template: the stream was made without it; leave it out")
+    arguments.chat_template = "chat" in settings
     defaults = {"near_duplicates": "keep", "max_document_words": 0, "write": "fairseq"}
     for name, default in defaults.items():
         before = settings.get(name, default)
@@ -226,76 +223,6 @@ def _as_before(arguments: argparse.Namespace, stream: Stream) -> list[str]:
     arguments.eval_words = settings["eval_words"]
     arguments.valid_words = settings["valid_words"]
     return problems
-
-
-def named_path(argument: str) -> tuple[str, str]:
-    """(source, path) of a CORPUS argument, which is NAME=PATH or PATH.
-
-    It is a path if it exists, such as year=2021/part-0.parquet. UserError: it has no name or path.
-    """
-    name, equals, path = argument.partition("=")
-    if not equals or "/" in name or any(glob.iglob(argument)):
-        path = argument
-        fixed = Path(path)
-        if glob.has_magic(path) and not fixed.exists():
-            # The last directory before the pattern.
-            fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), fixed.parts))
-        name = stem(Path(os.path.abspath(fixed)).name)
-    if not name or not path:
-        raise UserError(f"{argument!r}: expected PATH or NAME=PATH")
-    return name, path
-
-
-def noted(problems: list[str], function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the function and return its result; a UserError is added to `problems` instead."""
-    try:
-        return function(*arguments)
-    except UserError as error:
-        problems.append(str(error))
-
-
-def named_files(corpus: list[str]) -> list[tuple[str, str]]:
-    """(source, path) of the files of the CORPUS arguments, each file once.
-
-    UserError: all arguments without files, and all files of two sources.
-    """
-    files: dict[str, tuple[str, str]] = {}
-    problems: list[str] = []
-
-    def add(argument: str) -> None:
-        name, path = named_path(argument)
-        for file in find_files(path):
-            source, _ = files.setdefault(os.path.realpath(file), (name, file))
-            if source != name:
-                remedy = "name it in one CORPUS argument"
-                raise UserError(f"{file}: is in both {source} and {name}; {remedy}")
-
-    for argument in corpus:
-        noted(problems, add, argument)
-    refuse(problems)
-    return list(files.values())
-
-
-def _reader(arguments: argparse.Namespace, dates: Dates | None) -> Reader:
-    """The reader for the flags. UserError: --documents for an unknown source."""
-    modes = dict(sorted(arguments.documents))
-    default = modes.pop("", Reader.documents)
-    for name in modes:
-        _require_source(arguments, f"--documents {name}=", name)
-    return Reader(
-        documents=default,
-        max_document_words=arguments.max_document_words,
-        documents_of=modes,
-        text_key=arguments.text_key,
-        on_bad_input=arguments.on_bad_input,
-        dates=dates,
-    )
-
-
-def _require_source(arguments: argparse.Namespace, flag: str, name: str) -> None:
-    names = sorted({name for name, _ in map(named_path, arguments.corpus)})
-    if name not in names:
-        raise UserError(f"{flag}: no such source; {hint(name, names)}")
 
 
 def _order(arguments: argparse.Namespace) -> list[list[str]]:

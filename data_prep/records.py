@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from data_prep.chat import BadChat, Chat
 from data_prep.compressed import Document, Input, Skipped
 
 
@@ -12,6 +13,7 @@ class Keys(NamedTuple):
 
     text: str
     date: str = ""  # empty: dates are not read
+    chat: Chat | None = None  # writes the text of a document with chat turns; None: it is text
 
 
 class Format:
@@ -33,6 +35,18 @@ def field(record: Any, key: str) -> Any:
         return record.get(key)
     name, _, inner_key = key.partition(".")
     return field(record.get(name), inner_key)
+
+
+def document_of(value: Any, date: Any, offset: int, keys: Keys, data: Input) -> Document | Skipped:
+    """The document whose text, or chat turns, are `value`."""
+    if keys.chat is None:
+        if isinstance(value, str):
+            return Document(value, date, offset)
+        return data.bad(offset, no_text(keys.text))
+    try:
+        return Document(keys.chat.text(value), date, offset)
+    except BadChat as error:
+        return data.bad(offset, str(error))
 
 
 def no_text(key: str) -> str:

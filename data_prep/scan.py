@@ -20,7 +20,7 @@ import numpy as np
 
 from alma.files import write_json_atomic
 from alma.stream import KEY_BYTES
-from data_prep.documents import Shard, Skipped, changed
+from data_prep.documents import Shard, Skipped, changed, normalise
 from data_prep.near_duplicates import EntryWriter
 from data_prep.work import DOCUMENT_BYTES, Workspace, changes, open_items
 
@@ -92,7 +92,8 @@ def keyed_texts(
         data = text.encode()
         hashes = content_key(data, space.seed)
         if on_document:
-            on_document(hashes, source, data)
+            compared = normalise(text).encode() if space.reader.chat else data
+            on_document(hashes, source, compared)
         if not space.reader.max_document_words:
             yield hashes, source, data, words
             continue

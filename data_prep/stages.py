@@ -289,6 +289,7 @@ class EncodeBuckets(PipelineStage):
                 period=build.splits.period(names[split]),
                 shards=len(build.shards),
                 write=build.settings.write,
+                end_token=build.settings.end_token,
             )
             tasks.append(task)
         return tasks

@@ -138,6 +138,11 @@ class Encoder(ABC):
         empty[document_ends] = False
         return np.insert(ids, ends[empty], UNKNOWN) if empty.any() else ids
 
+    def items(self, documents: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of all documents, (tokens,), and the sizes of the items that eos ends, int32."""
+        ids = self.encode(documents)
+        return ids, np.diff(np.flatnonzero(ids == EOS), prepend=-1).astype(np.int32)
+
     @abstractmethod
     def _cut(self, text: str) -> list[str]:
         """Cut a text into words or lines that can be encoded independently, with END between

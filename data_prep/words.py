@@ -16,10 +16,12 @@ from alma.errors import UserError
 from alma.stream import SPECIALS, Stream
 from alma.workers import Workers
 from data_prep.dictionary import EOS, UNKNOWN, read_tokens
+from data_prep.lossless import BYTES, flat_steps, has_bytes
 from data_prep.similarity import open_part, token_blocks
 from data_prep.work import run_all
 
 _IDS = ("encoder.json", "vocab.json", "tokenizer.json")  # files with the ids of byte-level tokens
+_BYTE = "surrogateescape"  # spells a byte that is no UTF-8 as one character
 _PLACE = np.uint64(0x9E3779B97F4A7C15)  # odd; its powers weight the bytes of a word
 NEXT = np.uint64(0xD6E8FEB86659FD93)  # odd; its powers weight the words of an n-gram
 _BYTES = np.random.default_rng(0).integers(0, 2**64, 256, np.uint64)
@@ -97,11 +99,16 @@ def read_spelling(stream: Stream) -> Spelling:
     line = "\n"
     ids_file = next((name for name in _IDS if name in stream.files), None)
     if ids_file:
-        space = "\u0120"  # as byte-level BPE spells a space, and a line break
-        line = "\u010a"
-        spelt = _spelt_tokens(stream.directory / ids_file)
+        spelt, is_byte_level = _spelt_tokens(stream.directory / ids_file)
         tokens = [spelt.get(token, "") for token in tokens]
-    bytes_of_tokens = [token.removeprefix(space).strip(line).encode() for token in tokens]
+        if is_byte_level:
+            space = "\u0120"  # as byte-level BPE spells a space, and a line break
+            line = "\u010a"
+    bytes_of_tokens = []
+    for token in tokens:
+        # A model of Hugging Face may have tokens of many spaces, which only chats have.
+        word = token.lstrip(space) if ids_file else token.removeprefix(space)
+        bytes_of_tokens.append(word.strip(line).encode("utf-8", _BYTE))
     pieces = [b""] * SPECIALS + bytes_of_tokens
     pieces[UNKNOWN] = b"\0"
     # eos counts as a word of its own, without bytes, so it separates words.
@@ -114,16 +121,30 @@ def read_spelling(stream: Stream) -> Spelling:
     )
 
 
-def _spelt_tokens(path: Path) -> dict[str, str]:
-    """The byte-level tokens in a file of _IDS, by their ids as text. UserError: it is damaged."""
+def _spelt_tokens(path: Path) -> tuple[dict[str, str], bool]:
+    """The tokens in a file of _IDS, by their ids as text, and whether they are byte-level.
+
+    The tokens of bytes, which SentencePiece spells as <0xE9>, are those bytes, see _BYTE.
+    UserError: the file is damaged.
+    """
     try:
         ids = json.loads(path.read_text("utf-8"))
+        is_byte_level = True
         if path.name == "tokenizer.json":
+            steps = [*flat_steps(ids["normalizer"]), *flat_steps(ids["pre_tokenizer"])]
+            is_byte_level = has_bytes(steps)
             added = {token["content"]: token["id"] for token in ids["added_tokens"]}
-            ids = ids["model"]["vocab"] | added
-        return {str(i): token for token, i in ids.items()}
-    except (OSError, ValueError) as error:
+            ids = ids["model"]["vocab"]
+            if isinstance(ids, list):  # of a Unigram model: pairs of token and score
+                ids = {token: number for number, (token, _) in enumerate(ids)}
+            ids |= added
+        tokens = {str(i): token for token, i in ids.items()}
+    except (OSError, LookupError, TypeError, ValueError) as error:
         raise UserError(f"{path}: damaged ({error}); `--verify` lists all damage") from error
+    if not is_byte_level:
+        spellings = {token: bytes([i]).decode("utf-8", _BYTE) for i, token in enumerate(BYTES)}
+        tokens = {i: spellings.get(token, token) for i, token in tokens.items()}
+    return tokens, is_byte_level
 
 
 def count_words(path: str, spelling: Spelling) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ loads that, too.
 
 from pathlib import Path
 
+from alma.card import card_of
 from alma.errors import UserError, require_package
 from alma.markers import deployed_by
 from alma.records import Run
@@ -81,7 +82,8 @@ def export(
 
     if is_run and tokenizer is None:
         tokenizer = _tokenizer_of(model, checkpoint)
-    hugging_face.export(checkpoint, out, tokenizer, weights or "trained")
+    card = card_of(Path(model), t) if is_run else None
+    hugging_face.export(checkpoint, out, tokenizer, weights or "trained", card)
     has_code = (out / "modeling_alma.py").is_file()
     remote = ", trust_remote_code=True" if has_code else ""
     print(f"{out}: load it with AutoModelForCausalLM.from_pretrained(…{remote})")

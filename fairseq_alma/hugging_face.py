@@ -23,6 +23,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from alma.card import CARD
 from alma.errors import UserError
 from alma.files import filled
 from alma.options import flag_of
@@ -297,9 +298,15 @@ def _bpe_tokenizer(
     return tokenizer
 
 
-def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "trained") -> None:
-    """Write the model of the checkpoint `path`, and a stream's `tokenizer`, into the directory
-    `out`.
+def export(
+    path: str,
+    out: Path,
+    tokenizer: Path | None = None,
+    weights: str = "trained",
+    card: str | None = None,
+) -> None:
+    """Write the model of the checkpoint `path`, a stream's `tokenizer`, and a model's `card` into
+    the directory `out`.
 
     UserError: as `read_model` and `tokenizer_of`; the disk is full.
     """
@@ -318,3 +325,5 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
             shutil.copyfile(_CODE, folder / _CODE.name)
         if converted:
             converted.save_pretrained(folder)
+        if card:
+            (folder / CARD).write_text(card)

@@ -157,8 +157,8 @@ def _check_supported(folder: Path, config: dict[str, Any]) -> None:
         if config.get(name, next(iter(values))) in values:
             continue
         problem = f"{name} is {config[name]}, and fairseq computes {', '.join(map(str, values))}"
-        trainer = f"--trainer 'python examples/trainers/hugging_face.py {folder}'"
-        raise UserError(f"--init {folder}: {problem}: train it by {trainer} in place of --init")
+        remedy = "`alma train --engine transformers` trains it"
+        raise UserError(f"--init {folder}: {problem}: {remedy}")
 
 
 def _flags(config: dict[str, Any]) -> dict[str, Any]:

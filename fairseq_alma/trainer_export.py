@@ -9,8 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from alma.card import CARD, card_of
 from alma.errors import UserError, require_package
 from alma.files import filled, read_file
+from alma.hub_files import INDEX, TOKENIZER, TRAINING_STATE, WEIGHTS, matching
 from alma.markers import deployed_by
 from alma.schema import COUNT, NATURAL, TEXT, parse_json, require
 from alma.stream import is_stream
@@ -19,27 +21,6 @@ from alma.trainer import STAGE
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_INDEX = ("*.index.json",)  # of weights in several files
-_TRAINING_STATE = (
-    "optimizer*",
-    "scheduler*",
-    "scaler*",
-    "rng_state*",
-    "trainer_state.json",
-    "training_args.bin",
-)
-_TOKENIZER = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-)
-"""Patterns of the names of files, as transformers writes them."""
 _CONFIG: dict[str, Any] = {
     "vocab_size": COUNT,
     "bos_token_id": NATURAL | None,
@@ -67,7 +48,7 @@ def checkpoint_of(run: Path, t: int | None = None) -> Path:
         raise UserError(
             f"{checkpoint}: missing: restore it, or delete {run / stage} and rerun the command"
         )
-    has_weights = any(_named(checkpoint, _WEIGHTS))
+    has_weights = any(matching(checkpoint, WEIGHTS))
     if not (has_weights and (checkpoint / "config.json").is_file()):
         raise UserError(
             f"{checkpoint}, the checkpoint of the run's own trainer, is no folder of Hugging Face "
@@ -75,11 +56,6 @@ def checkpoint_of(run: Path, t: int | None = None) -> Path:
             "code; one of fairseq: `alma export CHECKPOINT --out DIR --tokenizer STREAM`"
         )
     return checkpoint
-
-
-def _named(folder: Path, patterns: tuple[str, ...]) -> set[str]:
-    """Names of the files in `folder` that match one of the patterns."""
-    return {file.name for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
 
 
 def _stream_of(run: Path, checkpoint: Path) -> Path:
@@ -123,8 +99,8 @@ def export(model: str, out: Path, t: int | None = None, tokenizer: Path | None =
     """
     run = Path(model)
     checkpoint = checkpoint_of(run, t)
-    own_tokenizer = _named(checkpoint, _TOKENIZER)
-    names = _named(checkpoint, ("[!.]*",)) - _named(checkpoint, _TRAINING_STATE)
+    own_tokenizer = matching(checkpoint, TOKENIZER)
+    names = matching(checkpoint, ("[!.]*",)) - matching(checkpoint, TRAINING_STATE)
     converted = None
     if tokenizer:
         converted = _tokenizer_of(tokenizer, checkpoint)
@@ -144,8 +120,9 @@ def export(model: str, out: Path, t: int | None = None, tokenizer: Path | None =
             shutil.copyfile(checkpoint / name, place / name)
         if converted:
             converted.save_pretrained(place)
+        (place / CARD).write_text(card_of(run, t))
         written = {file.name for file in place.iterdir()}
-        of_another_model = _named(out, _WEIGHTS + _INDEX + _TOKENIZER) - written
+        of_another_model = matching(out, WEIGHTS + INDEX + TOKENIZER) - written
         for name in of_another_model:
             (out / name).unlink()
     print(f"{out}: a copy of {checkpoint}, {note}")

@@ -3,8 +3,10 @@
 import argparse
 import importlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from alma.errors import Parser, UserError, command, count
+from alma.files import walk
 from alma.help_texts import DATA_ROOT, RUNS
 from alma.options import add_options, options_of
 from alma.records import Run
@@ -56,9 +58,7 @@ def main() -> None:
     """Test what is there."""
     options = parser().parse_args()
     resources.check_cluster(options, slurm=("wait",), local=("jobs",))
-    from slurm.engine import queue  # imports much, so the options are checked first
-
-    runs = [Run.read(path) for path in queue.find(options.runs) if (path / "run.json").exists()]
+    runs = _recorded(options.runs)
     if not runs:
         raise UserError(f"{', '.join(options.runs)}: no run has begun: rerun its launch command")
     of_images = [run for run in runs if "dataset" in run.config]
@@ -68,6 +68,21 @@ def main() -> None:
     if of_images:
         options.jobs = options.jobs or 1
         _test_with("vision.arrivals", of_images, options)
+
+
+def _recorded(places: Sequence[str]) -> list[Run]:
+    """The runs at and below `places` that have begun. UserError: a place has no run."""
+    from slurm.engine import queue  # imports much, so the options are checked first
+
+    folders: dict[Path, Path] = {}
+    for place in queue.find(places):
+        # A sweep of images that was launched on a cluster has its runs below.
+        below = [place]
+        if not (place / "run.json").exists():
+            below = [Path(folder) for folder, _, files in walk(place) if "run.json" in files]
+        for folder in sorted(below):
+            folders.setdefault(folder.resolve(), folder)
+    return [Run.read(folder) for folder in folders.values()]
 
 
 def _test_with(module: str, runs: Sequence[Run], options: argparse.Namespace) -> None:

@@ -92,7 +92,7 @@ def _progress_of_training(job: SubmittedJob, text: str) -> tuple[str, str]:
 
 def _last_attempt(status: JobStatus, log: Path) -> str:
     """The part of a training's log that its last attempt has written; "" if nothing yet."""
-    early = status.root or status.state in ("waiting", "queued", "requeued", "never submitted")
+    early = status.root or status.state in ("waiting", "queued", "requeued", queue.NEVER)
     if status.state == "running" and status.job.log:
         with contextlib.suppress(OSError):  # a new attempt writes to its SLURM job's log first
             early = status.job.log.stat().st_mtime > log.stat().st_mtime

@@ -46,6 +46,9 @@ ROOT = Path(__file__).parent.parent
 # are idle.
 _LONGEST = [
     "slurm/test_slurm.py",  # waits more than it computes
+    "pages/test_run_text.py",
+    "pages/test_run_images.py",
+    "pages/test_run_others.py",
     "fairseq_alma/test_interrupt.py",
     "slurm/test_slurm_lm.py",
     "test_learners.py",

@@ -1,28 +1,21 @@
-"""README.md, CONTRIBUTING.md and docs/: commands, links, paths, tables of keys and flags are true.
+"""README.md, CONTRIBUTING.md and docs/: links, paths, tables of keys and learners are true.
 
-Every line of a ```bash block is parsed by the program that it calls. Blocks after the line `<!--
-run -->` are executed, those of a page one after the other in an empty directory.
+tests/pages has the tests of the commands.
 """
 
 import ast
-import importlib
-import importlib.util
-import os
+import dataclasses
 import re
-import runpy
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launcher import read_requests as read_with_stand_in
 
-from alma import __main__ as alma
 from alma.__main__ import TOOLS
-from alma.errors import UserError
 from alma.records import MACHINE_FIELDS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,16 +26,6 @@ PAGES |= {
     name: (ROOT / name).read_text("utf-8")
     for name in ("README.md", "CONTRIBUTING.md", "log/README.md")
 }
-BLOCK = re.compile(r"^(<!-- run -->\n)?```(bash|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-FAIRSEQ = {
-    "fairseq-train": "get_training_parser",
-    "fairseq-eval-lm": "get_eval_lm_parser",
-    "fairseq-interactive": "get_generation_parser",
-    "fairseq-generate": "get_generation_parser",
-}
-"""Commands of fairseq, and the functions of fairseq.options that make their parsers."""
-SHELL = {"cd", "eval", "git", "hf", "mkdir", "pip", "source", "sudo"}
-"""Commands that are not parsed."""
 TYPES = {
     "boolean": bool,
     "integer": int,
@@ -53,154 +36,6 @@ TYPES = {
     "number": (int, float),
 }
 """Types in the tables of docs/outputs.md."""
-
-Words = list[str]
-
-
-def lines_of(block: str) -> list[Words]:
-    """The commands of a ```bash block, without comments."""
-    lines = re.split(r"\n|&&", block.replace("\\\n", " "))
-    commands = [shlex.split(line, comments=True) for line in lines]
-    return [words for words in commands if words]
-
-
-COMMANDS = [
-    words
-    for name, text in PAGES.items()
-    if not name.startswith("docs/extend")  # tests/test_extend.py runs its commands
-    for _, kind, block in BLOCK.findall(text)
-    if kind == "bash"
-    for words in lines_of(block)
-]
-
-
-def module_of(words: Words) -> tuple[str | None, Words]:
-    """The module that a command starts, None if it starts none, and its arguments."""
-    if words[0] == "alma" and words[1] in TOOLS:
-        return TOOLS[words[1]].module, words[2:]
-    if words[:2] == ["python", "-m"]:
-        package = importlib.util.find_spec(words[2])
-        is_package = package is not None and package.submodule_search_locations is not None
-        return f"{words[2]}.__main__" if is_package else words[2], words[3:]
-    return ("vision.run", words[2:]) if words[:2] == ["python", "vision/run.py"] else (None, words)
-
-
-def arguments_of(*modules: str) -> Iterator[Words]:
-    """The arguments of every command that starts one of the modules."""
-    for words in COMMANDS:
-        module, arguments = module_of(words)
-        if module in modules:
-            yield arguments
-
-
-SPECIAL = {"slurm.launch", "slurm.sweep", "vision.run", "data_prep.__main__", "benchmarks.__main__"}
-"""Modules with a test of their own below."""
-
-
-def test_every_command_is_of_a_kind_that_is_tested_here():
-    tools = {tool.module for tool in TOOLS.values()} | SPECIAL
-    makefile = (ROOT / "Makefile").read_text()
-    for program, *words in COMMANDS:
-        options = program == "alma" and words[0] in ("--help", "--version")
-        is_known = program in SHELL | FAIRSEQ.keys() | {"make", "pytest"}
-        is_known = is_known or words[0].startswith("examples/")
-        assert is_known or options or module_of([program, *words])[0] in tools, (program, words)
-        assert all((ROOT / word).exists() for word in words if word.startswith("tests/"))
-        for target in words if program == "make" else []:
-            assert "=" in target or re.search(rf"^{target}:", makefile, re.MULTILINE), target
-
-
-@pytest.mark.parametrize("module", sorted({tool.module for tool in TOOLS.values()} - SPECIAL))
-def test_a_tool_accepts_its_commands(module):
-    for words in arguments_of(module):
-        assert importlib.import_module(module).parser().parse_args(words)
-
-
-def test_data_accepts_its_commands(tmp_path, monkeypatch):
-    from data_prep.__main__ import parser
-    from data_prep.options import settings_of
-
-    monkeypatch.chdir(tmp_path)  # without the files
-    for words in arguments_of("data_prep.__main__"):
-        options = parser().parse_args(words)
-        if not options.append:
-            with pytest.raises(UserError) as refused:
-                settings_of(options)
-            for problem in str(refused.value).split("; "):
-                assert re.search("no such file|no file|expected", problem), problem
-
-
-def test_steps_for_a_gpu_accept_their_commands():
-    from benchmarks.gpu import parser
-
-    for name, *words in arguments_of("benchmarks.__main__"):
-        assert name != "gpu" or parser().parse_args(words)
-
-
-def test_launch_accepts_its_commands(monkeypatch, tmp_path):
-    from slurm.lm.plan import make_plan
-    from slurm.lm.request import read_requests, resolved
-
-    for name in ("experiments", "examples"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / "encoder.json").touch()  # the reader's own
-    monkeypatch.chdir(tmp_path)
-    model = ("--init", "models/gpt2")  # which is not here
-    requests = []
-    for words in arguments_of("slurm.launch"):
-        requests += read_requests([word for word in words if word not in model])
-    assert all(make_plan(request, 4).stages for request in resolved(requests))
-
-
-def test_images_accept_their_commands(monkeypatch):
-    from vision.run import jobs_of, parser, read_sections
-
-    monkeypatch.chdir(ROOT)
-    for words in arguments_of("vision.run"):
-        if "slurm" in words:
-            from slurm.vision.__main__ import parser as on_slurm
-
-            words = on_slurm().parse_known_args(words)[1]
-        if "--by" in words:  # reads the images, in the marked blocks
-            assert parser().parse_args(words).by
-            continue
-        assert jobs_of(*read_sections(parser(), words)), words
-
-
-@pytest.mark.parametrize("program", FAIRSEQ)
-def test_fairseq_accepts_its_commands(program):
-    from fairseq import options
-
-    for words in (words[1:] for words in COMMANDS if words[0] == program):
-        parser = getattr(options, FAIRSEQ[program])(default_task="alma_lm")
-        assert options.parse_args_and_arch(parser, words).task == "alma_lm"
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", [name for name, text in PAGES.items() if "<!-- run -->" in text])
-def test_marked_blocks_run(name, tmp_path, child):
-    """In forked children, which have imported torch; a training takes one epoch, a sweep one
-    seed."""
-
-    def run(kind: str, words: Words, text: str) -> None:
-        os.chdir(tmp_path)
-        if kind == "python":
-            exec(text, {"__name__": "example"})
-        elif words[0] == "python":
-            sys.argv = words[1:]
-            runpy.run_path(str(ROOT / words[1]), run_name="__main__")
-        else:
-            sys.argv = words
-            alma.main()
-
-    environment = {"PYTHONPATH": str(ROOT)}
-    text_of_page = re.sub("--epochs [0-9]+", "--epochs 1", PAGES[name])
-    text_of_page = text_of_page.replace("--seeds 0-2 --jobs 2 ", "")
-    for marked, kind, text in BLOCK.findall(text_of_page):
-        commands = lines_of(text) if kind == "bash" else [[]]
-        for words in commands if marked else []:
-            done = child(tmp_path / "log", run, kind, words, text, environment=environment).wait()
-            assert done.code == 0, (words, done.output)
 
 
 def section(name: str, heading: str) -> str:
@@ -323,6 +158,8 @@ def test_documented_keys_of_text_runs():
     requests = [request for words in commands for request in read_with_stand_in(words.split())]
     requests = [place(request, Machine((10**10,) * 2, None)) for request in requests]
     requests += read_with_stand_in("S --learner sm --out R --trainer T --budget updates=2".split())
+    of_engine = {"engine": "transformers", "settings": requests[0].settings | {"words": []}}
+    requests.append(dataclasses.replace(requests[0], **of_engine))
     configs = [make_plan(request, 3).config for request in requests]
     data = keys_in("slurm/lm/record.py", "identity")
     assert_described(configs, "config, all runs", "config, text", unseen=data)

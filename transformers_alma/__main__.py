@@ -15,11 +15,11 @@ def main() -> None:
     """Do the task whose path is the last word; the words before it are flags."""
     task = StageTask.read(sys.argv[-1])
     words = sys.argv[1:-1]
-    from transformers.utils import logging
+    from transformers.utils import logging  # imports torch
 
-    from transformers_alma.arguments import parse  # imports torch and transformers
+    from transformers_alma.arguments import parse
 
-    logging.disable_progress_bar()  # the output is a log
+    logging.disable_progress_bar()  # of files: lines of a log, and no work is long there
     arguments = parse(words)
     if task.action == "evaluate":
         from transformers_alma.evaluation import evaluate

@@ -42,10 +42,8 @@ def resolve(requested: Requested) -> dict[str, Any]:
     words = ["--init", requested.init, *flag_words("--average", requested.average)]
     arguments = parse([*requested.words, *words])
     config = models.config_of(requested.init)
-    if not (arguments.engine.random_weights or models.weight_files(requested.init)):
-        problem = "no weights (*.safetensors or pytorch_model*.bin)"
-        remedy = "copy them there, or give `-- --random_weights` to start from random ones"
-        raise UserError(f"--init {requested.init}: {problem}: {remedy}")
+    if not arguments.engine.random_weights:
+        models.check_weights(requested.init)
     block_size = models.block_size_of(config, arguments.engine.block_size)
     whole, trained = models.parameters_of(config, arguments.engine)
     if is_stream(requested.stream):  # else --dry-run --megabatches

@@ -11,19 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from alma.errors import UserError, require_package
 from alma.files import sha256_file
+from alma.hub_files import WEIGHTS
 from transformers_alma.arguments import EngineArguments
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 ADAPTER = "adapter_config.json"
 RAW = "raw"  # folder in a checkpoint with an average: the weights from which training goes on
 _MOST_POSITIONS = 1024  # of the default --block_size
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
-_FAULTS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, ImportError)
+_FAULTS = (
+    *(OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, ImportError),
+    SafetensorError,
+)
 
 
 @contextmanager
@@ -92,6 +96,19 @@ def weight_files(folder: str) -> list[Path]:
     return []
 
 
+def check_weights(folder: str) -> None:
+    """UserError: a folder has no weights, or a file of them is cut."""
+    files = weight_files(folder)
+    if not files:
+        problem = "no weights (*.safetensors or pytorch_model*.bin)"
+        remedy = "copy them there, or give `-- --random_weights` to start from random ones"
+        raise UserError(f"--init {folder}: {problem}: {remedy}")
+    for file in files:
+        if file.suffix == ".safetensors":
+            with reading(file), safe_open(file, framework="pt"):
+                pass
+
+
 def checksum_of(folder: str) -> str:
     """The SHA-256 of the SHA-256 of the configuration and of each file with weights."""
     files = [Path(folder, "config.json"), *weight_files(folder)]
@@ -105,7 +122,7 @@ def check_unchanged(engine: EngineArguments) -> None:
         raise UserError(f"--init {engine.init}: {problem}: restore them, or choose another --out")
 
 
-def load(checkpoint: str | None, engine: EngineArguments, seed: int, dtype: str) -> PreTrainedModel:
+def load(checkpoint: str | None, engine: EngineArguments, seed: int, dtype: str) -> Any:
     """The model of a checkpoint of this engine; None: that of --init, as it starts.
 
     seed: of random weights. dtype: of the weights. UserError: damaged, or changed.

@@ -18,6 +18,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from alma import averages
 from alma.errors import UserError
 from alma.files import fsync_directory, write_json_atomic, writing_checkpoint
+from alma.hub_files import TOKENIZER, matching
 from alma.schema import AMOUNT, COUNT, parse_json, require
 from alma.trainer import StageTask, TextPart, stop_requests
 from transformers_alma import models
@@ -25,7 +26,7 @@ from transformers_alma.arguments import Arguments
 from transformers_alma.blocks import Layout, PartBlocks, StageBlocks
 from transformers_alma.weight_average import MovingAverage
 
-MODEL = "model"  # folder of the trained model, the stage's checkpoint
+MODEL = "weights"  # folder of the trained model, the stage's checkpoint
 _WHOLE = "alma_seconds.json"
 """File that a checkpoint of the Trainer gets last: the seconds of the training so far."""
 _ENDED = "alma_training.json"
@@ -158,7 +159,7 @@ def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
         "seconds": progress.seconds,
         "parameters": model.num_parameters(),
     }
-    _write_model(trainer, average, folder, costs)
+    _write_model(trainer, average, folder, Path(engine.init), costs)
 
 
 def _blocks_of(parts: tuple[TextPart, ...], layout: Layout) -> list[PartBlocks]:
@@ -207,9 +208,13 @@ def _writing(checkpoint: Path) -> Iterator[None]:
 
 
 def _write_model(
-    trainer: Trainer, average: MovingAverage | None, folder: Path, costs: dict[str, Any]
+    trainer: Trainer,
+    average: MovingAverage | None,
+    folder: Path,
+    init: Path,
+    costs: dict[str, Any],
 ) -> None:
-    """Write the trained model, or its average, into MODEL in one step.
+    """Write the trained model, or its average, and the tokenizer of `init` into MODEL in one step.
 
     With an average, MODEL/raw has the weights from which the next stage goes on.
     """
@@ -228,6 +233,8 @@ def _write_model(
             return
         for name in ("training_args.bin", f"{models.RAW}/training_args.bin"):  # a pickle of no use
             (part / name).unlink(missing_ok=True)
+        for name in matching(init, TOKENIZER):
+            shutil.copyfile(init / name, part / name)
         (part / _ENDED).write_text(json.dumps(costs))
         _sync(part)
     part.rename(folder / MODEL)

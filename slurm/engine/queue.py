@@ -25,7 +25,8 @@ LOGS = (
 )
 PREFIX = "alma-"  # prefix of the names of jobs in SLURM
 MOVING = ("waiting", "queued", "requeued", "running")
-BAD = ("failed", "cancelled", "lost", "never submitted", "stopped")
+NEVER = "never submitted"
+BAD = ("failed", "cancelled", "lost", NEVER, "stopped")
 """States from which a job does not recover by itself, the most informative first."""
 _CHILD_LOGS = {
     "untrained": "untrained.log",
@@ -321,7 +322,7 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
     if job.done:
         return JobStatus(job, "done", state.node if state else "")
     if job.job_id is None:
-        return JobStatus(job, "never submitted")
+        return JobStatus(job, NEVER)
     if state and state.running:
         return JobStatus(job, "running", state.node)
     if state and not state.live and state.word != "CANCELLED":

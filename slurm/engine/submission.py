@@ -22,18 +22,24 @@ from slurm.engine.jobs import Job, shielded
 from slurm.engine.partitions import all_in_service
 from slurm.engine.queue import LOGS, JobStatus, SubmittedJob
 from slurm.engine.resources import Resources
-from slurm.engine.squeue import call, clean_environment, largest_array, scancel
+from slurm.engine.squeue import ask, call, clean_environment, largest_array, scancel
 from slurm.engine.terminal import say
 
 _PYTHON = shielded(f"{shlex.quote(sys.executable)} -P")
 """Python command of a job; -P ignores modules in the current folder, such as a slurm.py."""
-_SUBMIT_LIMIT = "MaxSubmitJob"
-"""In the names of SLURM's limits of the jobs that a user may have in the queue."""
-_TRANSIENT = ("nodes are busy", "node not available")
+_FULL = ("SubmitJob", "Resource temporarily unavailable")
+"""In what sbatch says at a limit of jobs in the queue, such as AssocMaxSubmitJobLimit of a user,
+QOSGrpSubmitJobsLimit of a group, or MaxJobCount of the cluster."""
+_FULL_SECONDS = 30.0  # until the next try when other jobs of the user fill the queue
+_TRANSIENT = ("nodes are busy", "node not available", *_FULL)
 _NO_NODE = "node configuration is not available"
 Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
 """A function (name, jobs, resources, dependency) -> ids of the jobs, that submits a job, or several
 jobs as an array."""
+
+
+class QueueIsFull(UserError):
+    """SLURM takes no more jobs of this user until some of those in the queue have ended."""
 
 
 def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
@@ -72,10 +78,6 @@ def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
     return list(live.values())
 
 
-class QueueIsFull(UserError):
-    """SLURM takes no more jobs of this user until some of those in the queue have ended."""
-
-
 def launch(
     jobs: Sequence[Job], job_resources: Resources, folder: Path, busy: Sequence[SubmittedJob]
 ) -> None:
@@ -97,7 +99,7 @@ def launch(
     except UserError as error:
         done = f"{len(ids) - len(busy)} jobs are submitted"
         problem = f"{error}; {done}; rerun the command to submit the rest"
-        if ids and _SUBMIT_LIMIT in str(error):
+        if isinstance(error, QueueIsFull):
             raise QueueIsFull(f"{problem}, or give --wait") from error
         raise UserError(problem) from error
     finally:
@@ -110,9 +112,11 @@ def launch(
 def submit_all(start: Callable[[], None], runs: Sequence[Path], wait: bool) -> None:
     """Call `start`, which submits the jobs of `runs` that are missing.
 
-    With `wait`, a full queue is followed to its end, then the rest is submitted. StageFailed: a job
-    has failed meanwhile.
+    With `wait`, the jobs in a full queue are followed to their end, then the rest is submitted.
+    StageFailed: a job has failed meanwhile. QueueIsFull: the queue is full, without `wait`.
+    UserError: the limit allows no job.
     """
+    was_empty = False
     while True:
         try:
             start()
@@ -120,10 +124,19 @@ def submit_all(start: Callable[[], None], runs: Sequence[Path], wait: bool) -> N
         except QueueIsFull as error:
             if not wait:
                 raise
-            say(f"{error.args[0].partition(';')[0]}; submits the rest when these jobs have ended")
-        problems = follow(runs, wait)
-        if problems:
-            raise children.StageFailed("; ".join(map(str, problems)))
+            refusal = error.args[0].partition(";")[0]
+            is_empty = not any(state.live for state in ask().values())
+            if is_empty and was_empty:  # at the first time the last job may just have ended
+                problem = "no job of yours is in the queue, so waiting does not help"
+                raise UserError(f"{refusal}; {problem}: ask who set this limit") from error
+            was_empty = is_empty
+            say(f"{refusal}; submits the rest when jobs have ended")
+        if queue.live_jobs(runs):
+            problems = [job for job in queue.wait(runs) if job.state != queue.NEVER]
+            if problems:
+                raise children.StageFailed("; ".join(map(str, problems)))
+        elif not is_empty:
+            time.sleep(_FULL_SECONDS)
 
 
 def follow(runs: Sequence[Path], wait: bool) -> list[JobStatus]:
@@ -161,13 +174,24 @@ def submit(
     for job in sorted(missing, key=lambda job: -followers[job.marker]):
         groups[job.array].append(job)
     for name, group in groups.items():
+        job_resources = resources.alone() if group[0].alone else resources
+        arrays: list[tuple[list[Job], str | None]] = []
         for elements, dependency in _arrays(group, ids):
-            job_resources = resources.alone() if group[0].alone else resources
             for start in range(0, len(elements), largest):
-                part = elements[start : start + largest]
+                arrays.append((elements[start : start + largest], dependency))
+        while arrays:
+            part, dependency = arrays.pop(0)
+            try:
                 part_ids = send(name, part, job_resources, dependency)
-                ids.update(zip((job.marker for job in part), part_ids, strict=True))
-                sent(part)
+            except QueueIsFull:
+                if len(part) == 1:
+                    raise
+                # SLURM takes an array as a whole or not at all; a smaller one may still fit.
+                half = len(part) // 2
+                arrays = [*_arrays(part[:half], ids), *_arrays(part[half:], ids), *arrays]
+                continue
+            ids.update(zip((job.marker for job in part), part_ids, strict=True))
+            sent(part)
 
 
 def _arrays(
@@ -209,7 +233,10 @@ def to_slurm(folder: Path, remedy: str = "--dry-run shows its input") -> Submit:
                 return [str(sent.job_id) for sent in executor.submit_array(jobs)]
         except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
             reason = " ".join(str(error).split())
-            raise UserError(f"sbatch refused {name}: {reason}; {remedy}") from error
+            problem = f"sbatch refused {name}: {reason}; {remedy}"
+            if any(words in reason for words in _FULL):
+                raise QueueIsFull(problem) from error
+            raise UserError(problem) from error
 
     return send
 
@@ -303,7 +330,8 @@ def check_job(name: str, job_resources: Resources) -> None:
     answer = call("sbatch", "--test-only", text=script)
     if not answer.returncode:
         return
-    # On a full, drained or reserved cluster the test fails, but sbatch accepts the job.
+    # On a full, drained or reserved cluster the test fails, but sbatch accepts the job. At a limit
+    # of jobs in the queue, `submit_all` says what to do.
     transient = any(reason in answer.stderr for reason in _TRANSIENT)
     if _NO_NODE in answer.stderr:  # said of nodes that are drained, and of those that do not exist
         transient = not all_in_service(job_resources.partition)

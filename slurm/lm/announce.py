@@ -49,6 +49,8 @@ def announce(
     estimates = [estimate(plan, sizes[plan.request.stream], machine) for plan in plans]
     say(table(estimates))
     for plan in plans:
+        if plan.request.engine:
+            say(_by_transformers(plan))
         for line in announcement(plan, sizes[plan.request.stream], machine):
             say(line)
     for line in disk_lines(plans):
@@ -70,6 +72,19 @@ def announce(
         for plan in plans:
             Run.check(plan.out, *run_config(plan))
     return estimates
+
+
+def _by_transformers(plan: Plan) -> str:
+    """What the engine transformers trains: model, weights that change, batch of an update."""
+    settings = plan.stages[0].settings
+    parameters = f"{settings['parameters']:,} parameters"
+    if settings["trained_parameters"] < settings["parameters"]:
+        parameters += f", of which {settings['trained_parameters']:,} are trained"
+    cost = Cost(plan.out, settings, None, Machine((), None))
+    blocks = settings["--batch-size"] * settings["--update-freq"][0] * cost.processes
+    length = settings["--tokens-per-sample"] + 1
+    update = f"an update has {blocks:,} blocks of {length:,} tokens"
+    return f"{plan.out}: transformers trains {settings['--arch']}: {parameters}; {update}"
 
 
 def _say_commands(plans: Sequence[Plan]) -> None:

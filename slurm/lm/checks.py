@@ -153,7 +153,7 @@ def _of_kept(request: Request, updates: int) -> Iterator[str]:
 def _of_trainer(request: Request) -> Iterator[str]:
     """Problems of --trainer and --budget."""
     if not request.trainer:
-        if request.budget:
+        if request.budget and not request.engine:
             remedy = "fairseq's training has `-- --max-update N`"
             yield f"--budget {request.budget} needs --trainer; {remedy}"
         return

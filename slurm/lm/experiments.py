@@ -106,7 +106,7 @@ def read_experiment(
         _check_lists(path, options | flags)
         for key, value in changes.items():
             _change(flags if key in flags else options, key, value)
-        yield from _runs(options, flags)
+        yield from runs_of(options, flags)
 
 
 def _default_out(path: Path, section: ExperimentSection) -> Path:
@@ -134,7 +134,7 @@ def _change(settings: dict[str, Any], key: str, value: Any) -> None:
         settings[key] = value
 
 
-def _runs(options: Mapping[str, Any], flags: Mapping[str, Any]) -> Iterator[ExperimentRun]:
+def runs_of(options: Mapping[str, Any], flags: Mapping[str, Any]) -> Iterator[ExperimentRun]:
     """Each combination of the values of options and flags that are lists."""
     settings = {**options, **flags}
     lists = {name: value for name, value in settings.items() if isinstance(value, list)}

@@ -34,6 +34,9 @@ examples:
   alma train stream --learner gmoe --grow-experts 2,2,4 --out runs/gmoe
   # a small model for a CPU; the flags after -- are those of fairseq-train
   alma train stream --learner sm --out runs/tiny -- --arch switch_gmoe_tiny --max-update 400
+  # a model of Hugging Face; the flags after -- are those of transformers' Trainer
+  alma train stream --init models/qwen --learner sm --out runs/qwen replay-share=0,.5 -- \
+--max_steps 400
   # the settings that this project recommends: one schedule, averaged weights, old data in every \
 stage
   alma train stream --learner sm --preset anytime --out runs/anytime
@@ -49,7 +52,8 @@ stage
 def parser() -> Parser:
     launcher_parser = Parser(
         prog="python -m slurm.launch",
-        usage="%(prog)s STREAM --learner L --out RUN [options] [-- flags of fairseq-train]\n"
+        usage="%(prog)s STREAM [key=value...] --learner L --out RUN [options] [-- flags of "
+        "fairseq-train]\n"
         "       %(prog)s EXPERIMENT.yaml... [key=value...] [options] [-- flags of fairseq-train]",
         description="Train a language model on a stream of mega-batches and evaluate it after each "
         "stage. Rerun the command to resume after an interruption, or to train the new stages of a "
@@ -65,8 +69,8 @@ def parser() -> Parser:
         nargs="+",
         metavar="STREAM|EXPERIMENT",
         help="a stream made by `alma data`, or a directory of fairseq-preprocess; or experiments: "
-        "YAML files, runs=A,B for some of their runs, and key=value to change an option or flag "
-        "that they set; key=A,B or key=[A,B]: a run for each value. Without brackets, commas are "
+        "YAML files, runs=A,B for some of their runs. key=value sets an option or a flag, also of "
+        "an experiment; key=A,B or key=[A,B]: a run for each value. Without brackets, commas are "
         "part of the value in grow-experts, and after a quote or parenthesis. An experiment is "
         "code: trainer, evaluate and user-dir run programs. Read one from elsewhere first; "
         "--dry-run shows them and runs none",

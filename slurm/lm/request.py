@@ -19,7 +19,7 @@ from slurm.engine import children
 from slurm.engine.resources import Resources
 from slurm.engine.terminal import say
 from slurm.lm.engines import engine_of
-from slurm.lm.experiments import read_experiment, read_overrides
+from slurm.lm.experiments import read_experiment, read_overrides, runs_of
 from slurm.lm.options import parse, parser
 from slurm.lm.presets import with_preset
 from slurm.lm.requested import Request
@@ -52,10 +52,7 @@ def read_requests(words: Sequence[str], options: argparse.Namespace | None = Non
     experiments = [Path(word) for word in options.what if word.endswith(".yaml")]
     if not experiments:
         if overrides:
-            key = next(iter(overrides))
-            problem = "key=value overrides experiments (.yaml), and none is given"
-            remedy = f"use --{key}, or a flag of fairseq-train after `--`"
-            raise UserError(f"{key}=: {problem}: {remedy}")
+            return _of_stream(words, options, flags, overrides)
         return _requests(options, flags)
     if len(experiments) < len(options.what):
         remedy = "give a stream, or experiments (.yaml) with their stream as --stream, not both"
@@ -101,6 +98,31 @@ def _of_experiment(
             merged.what = [merged.stream]
             requests = _requests(merged, {**read_flags(run.flags), **flags}, run.folder)
         yield from requests
+
+
+def _of_stream(
+    words: Sequence[str], options: argparse.Namespace, flags: Flags, overrides: Mapping[str, Any]
+) -> list[Request]:
+    """A request for each combination of `overrides`, key=value, of one stream.
+
+    A key is an option of the launcher, else a flag after the `--`.
+    """
+    stream = options.what
+    option_names = [name.replace("_", "-") for name in options_of(Request)]
+    names_on_line = {*flags, *_flag_names(words)}
+    for key in overrides:
+        if key in ("runs", "size"):
+            raise UserError(f"{key}=: of experiments (.yaml), and none is given: leave it out")
+        if f"--{key}" in names_on_line:
+            raise UserError(f"{key}= beside --{key}: give one of them")
+    of_launcher = {key: value for key, value in overrides.items() if key in option_names}
+    of_engine = {key: value for key, value in overrides.items() if key not in option_names}
+    requests = []
+    for run in runs_of(of_launcher, of_engine):
+        merged = parse([*run.options, *words])
+        merged.what = stream
+        requests += _requests(merged, {**read_flags(run.flags), **flags}, run.folder)
+    return requests
 
 
 def _flag_names(words: Iterable[str]) -> set[str]:

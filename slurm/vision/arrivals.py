@@ -48,16 +48,27 @@ def launch(runs: Sequence[Path], options: argparse.Namespace) -> None:
     places = [job.run for job in jobs]
     submission.check_job("test", job_resources)
     make_directory(folder.parent)
-    with patiently_locked(folder.parent):  # two launches could both find an empty queue
-        busy = submission.in_queue(places)
-        queued = {job.marker for job in busy}
-        for job in jobs:
-            if job.marker not in queued:
-                job.marker.unlink(missing_ok=True)  # of an earlier test
-        submission.launch(jobs, job_resources, folder, busy)
+    cleared: set[Path] = set()  # markers of earlier tests that are removed
+    submission.submit_all(lambda: _submit(jobs, job_resources, cleared), places, options.wait)
     problems = submission.follow(places, options.wait)
     if problems:
         raise children.StageFailed("; ".join(map(str, problems)))
+
+
+def _submit(jobs: Sequence[TestJob], job_resources: Resources, cleared: set[Path]) -> None:
+    """Submit the jobs that are neither queued nor complete since `cleared` has their markers.
+
+    UserError: SLURM refuses.
+    """
+    folder = submission.log_folder(jobs[0].run)
+    with patiently_locked(folder.parent):  # two launches could both find an empty queue
+        busy = submission.in_queue([job.run for job in jobs])
+        queued = {job.marker for job in busy}
+        for job in jobs:
+            if job.marker not in queued and job.marker not in cleared:
+                job.marker.unlink(missing_ok=True)
+                cleared.add(job.marker)
+        submission.launch(jobs, job_resources, folder, busy)
 
 
 def _job(run: Path, options: argparse.Namespace, cpus: int) -> TestJob:

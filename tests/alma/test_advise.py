@@ -153,6 +153,15 @@ def test_a_large_difference_is_evidence_among_many():
         assert all(comparison.evidence for comparison in comparisons)
 
 
+def test_four_times_the_seeds_halve_an_interval():
+    """The error of a mean falls with the root of the number of its runs."""
+    random = np.random.default_rng(0)
+    field = Field(find_candidates(make_section([0.0, 0.0], [0.1, 0.1], 3, random), NOW))
+    ((question, _),) = field.partners[0].items()
+    few, many = (field.half_width(question, 0, 1, seeds) for seeds in (4, 16))
+    assert few / many == pytest.approx(2, rel=0.1)
+
+
 def test_one_seed_is_no_evidence_and_says_how_many_would_settle_it(tmp_path):
     two_learners(tmp_path, seeds=1)
     advice = advice_on(tmp_path, 20)

@@ -71,6 +71,16 @@ def test_one_run_of_each_is_not_too_close_to_call(tmp_path):
     assert "Too close to call" not in said
 
 
+def test_the_cheaper_side_of_an_open_question_has_its_share_of_the_compute(tmp_path):
+    """Four stages to come train on 5, 6, 7 and 8 mega-batches with replay, on one each without."""
+    errors = [0.5, 0.4, 0.3, 0.25, 0.22, 0.2, 0.18, 0.17]
+    image_run(tmp_path / "replay", [0.99 * error for error in errors], rows=5, replay=True)
+    image_run(tmp_path / "new", errors, rows=5)
+    said = brief(tmp_path)
+    assert "Replay? All data so far in each training against new data only: one run of each" in said
+    assert "; the latter takes 0.15 of the compute." in said
+
+
 def test_losses_from_elsewhere_say_what_would_change_the_answer(tmp_path):
     lines = ["model,trained_until,tested_on,loss"]
     for model in ("small", "large"):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from alma.errors import UserError
-from alma.files import atomic_write, holder, locked, write_json_atomic
+from alma.files import atomic_write, filled, holder, locked, write_json_atomic
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,45 @@ def test_a_file_changes_only_if_the_block_succeeds(tmp_path, mode, old, new):
         file.write(new)
     assert path.read_bytes() == (new if isinstance(new, bytes) else new.encode())
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    """After a power failure the path has the old bytes or the new ones, never an empty file."""
+    steps = []
+    fsync = os.fsync
+    replace = os.replace
+
+    def recorded_fsync(descriptor):
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        steps.append("fsync of the folder" if is_folder else "fsync of the file")
+        fsync(descriptor)
+
+    def recorded_replace(source, target):
+        steps.append(f"rename to {Path(target).name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    with atomic_write(tmp_path / "file") as file:
+        file.write("new")
+    assert steps == ["fsync of the file", "rename to file", "fsync of the folder"]
+
+
+def test_the_file_that_marks_a_whole_folder_comes_last(tmp_path, monkeypatch):
+    """Killed in between, the folder has no mark, so that nobody takes it for a whole one."""
+    arrived = []
+    replace = os.replace
+
+    def recorded(source, target):
+        arrived.append(Path(target).name)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", recorded)
+    with filled(tmp_path / "out", "config.json", (OSError,)) as folder:
+        for name in ("config.json", "weights.bin", "a.txt"):
+            (folder / name).write_text(name)
+    assert sorted(arrived) == ["a.txt", "config.json", "weights.bin"]
+    assert arrived[-1] == "config.json"
 
 
 def test_a_write_takes_over_what_a_killed_process_left(tmp_path):

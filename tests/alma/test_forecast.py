@@ -41,6 +41,17 @@ def test_noise_and_drift_come_from_residuals():
     assert estimate_scatter([LearningCurve(t, walk[None]) for walk in walks]).drift > 0
 
 
+def test_the_noise_of_a_run_shows_between_seeds_of_short_curves():
+    """Three stages tell no law; steps of nine seeds tell the noise of one stage, not of a step."""
+    t = np.array([1.0, 2.0, 4.0])
+    random = np.random.default_rng(0)
+    curves = []
+    for _ in range(10):
+        noise = random.normal(0, 0.05, (9, 3))
+        curves.append(LearningCurve(t, 0.5 * t**-0.4 * np.exp(noise)))
+    assert estimate_scatter(curves).noise == pytest.approx(0.05, rel=0.1)
+
+
 @pytest.mark.parametrize("change", [0.0, 0.1])
 def test_a_curve_that_stops_to_fall_soon_after_stays_in_its_interval(change):
     """No curve shows it before: half of the later stages and more must be in the interval."""

@@ -1,19 +1,23 @@
 """`alma gate`: the newest model against the deployed one, on the same documents or images."""
 
 import json
+import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from alma.decisions.gate import main
 from alma.decisions.pairs import Pair, document_gain, image_gain
+from alma.decisions.replacement import gain_by_scatter
 from alma.evaluations import item_losses_file, read_item_losses, write_item_losses
+from alma.report.advice.staleness import Laws
 from alma.report.losses import t_interval
 from benchmarks import decisions
 
 from .monthly import Monthly, drifting
-from .synthetic import error_of, image_run, run_here
+from .synthetic import error_of, image_run, losses, run_here
 
 RNG = np.random.default_rng
 
@@ -144,6 +148,17 @@ def test_without_losses_of_items_the_scatter_of_the_record_decides(tmp_path):
     assert {answer[name]["method"] for name in ("newest_part", "past")} == {"scatter"}
     assert answer["newest_part"]["items"] is None
     assert "(unpaired, by the scatter of the record)" in answer["reason"]
+
+
+def test_without_losses_of_items_both_models_may_be_off_as_far_as_those_before():
+    """Student's interval of the difference of two models. Two of seven are taken by the law."""
+    off = RNG(0).normal(0, 0.02, (9, 9))
+    run = losses(lambda u, p, _: drifting(u, p) + off[u, p], count=8)
+    interval = gain_by_scatter(run, 0.1, math.inf)
+    older = replace(run, until=run.until[:-1], seeds=(run.seeds[0][:-1],))
+    squares = 7 * Laws(older).scatter ** 2
+    expected = t_interval(0.1, math.sqrt(2 * squares / 5), 5)
+    assert interval == pytest.approx(expected)
 
 
 def test_few_models_without_losses_of_items_say_what_is_missing(tmp_path):

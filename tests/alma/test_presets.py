@@ -1,5 +1,8 @@
-"""What a preset does beside chosen options."""
+"""What a preset does beside chosen options, and the size of an experiment beside its settings."""
 
+import textwrap
+
+from alma.experiments import sections_of
 from alma.presets import compatible, contradicts_replay
 
 
@@ -23,3 +26,21 @@ def test_a_value_needs_the_values_before_it():
     assert compatible(values, {}, contradicts) == values
     assert compatible(values, {"from_scratch": True}, contradicts) == {}
     assert compatible(values, {"schedule": "stage"}, contradicts) == {}
+
+
+def test_a_size_is_overridden_by_the_experiment_and_that_by_its_run(tmp_path):
+    text = """\
+    size: small
+    sizes:
+      small: {epochs: 1, seed: 1, flags: {lr: 0.1}}
+    epochs: 5
+    seed: 2
+    runs:
+      plain: {}
+      other: {seed: 3}
+    """
+    (tmp_path / "experiment.yaml").write_text(textwrap.dedent(text))
+    plain, other = sections_of(tmp_path / "experiment.yaml")
+    assert plain.options == {"epochs": 5, "seed": 2}
+    assert other.options == {"epochs": 5, "seed": 3}
+    assert plain.flags == other.flags == {"lr": 0.1}

@@ -188,7 +188,11 @@ def test_killed_anywhere_and_run_again(news, dated, prepare, tmp_path, monkeypat
     assert digests(out) == digests(whole)
 
 
-def test_bounds_undated_text_and_nested_dates(news, dated, tmp_path, capsys):
+@pytest.mark.parametrize("shard_bytes", [2000, documents.SHARD_BYTES])
+def test_bounds_undated_text_and_nested_dates(
+    news, dated, tmp_path, capsys, monkeypatch, shard_bytes
+):
+    monkeypatch.setattr(documents, "SHARD_BYTES", shard_bytes)
     lines = [{"meta": {"day": day}, "text": text} for day, text in news]
     lines += [
         {"meta": {"day": "soon"}, "text": "a"},

@@ -1,6 +1,8 @@
 """--near-duplicates drop: what it drops does not depend on files, workers, restarts or later
 data."""
 
+import pytest
+
 from alma.stream import Stream
 
 from .conftest import LETTERS, make_documents
@@ -70,13 +72,14 @@ def test_in_order_the_first_mega_batch_keeps_its_documents(near, prepare, tmp_pa
     assert set(held(alone)[0]) == set(first)
 
 
-def test_a_near_duplicate_of_surplus_is_kept(prepare, tmp_path):
-    """What the first mega-batch leaves out drops nothing in the second."""
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_a_near_duplicate_of_surplus_is_kept(prepare, tmp_path, limit):
+    """What the first mega-batch leaves out drops nothing in the second; all that it takes does."""
     old = [text.translate(LETTERS) for text in make_documents(1, 60, 30)]
     new = [f"{text} kept" for text in old]
     for name, documents in (("a", old), ("b", new)):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(documents), "utf-8")
-    flags = ORDERED | {"words": 1500}
+    flags = ORDERED | {"words": 1500, "max_document_words": limit}
     out = prepare(
         tmp_path / "a.txt", tmp_path / "b.txt", "--ordered", out=tmp_path / "out", **flags, **DROP
     )
@@ -99,6 +102,24 @@ def test_append_is_one_go(near, prepare, tmp_path):
     dropped = sum(corpus["duplicate_documents"] for corpus in (stream.corpus, *added))
     assert dropped == Stream.load(whole).corpus["duplicate_documents"]
     assert all(addition["near_duplicate_documents"] for addition in added)
+
+
+def test_an_addition_has_no_near_copy_of_what_models_are_tested_on(prepare, tmp_path):
+    """Nor of the validation set, which is taken in another order than the rest."""
+    old = [text.translate(LETTERS) for text in make_documents(1, 120, 30)]
+    (tmp_path / "a.txt").write_text("\n\n".join(old), "utf-8")
+    sizes = IID | {"mega_batches": 1, "words": 2000, "eval_words": 1000, "valid_words": 2000}
+    out = prepare(tmp_path / "a.txt", out=tmp_path / "out", **sizes, **DROP)
+    stream = Stream.load(out)
+    held_out = [text for part in (stream.test, stream.valid) for text in texts(out, part.prefix)]
+    assert len(texts(out, stream.valid.prefix)) > 3
+    new = [text.translate(LETTERS) for text in make_documents(2, 40, 30)]
+    (tmp_path / "b.txt").write_text("\n\n".join([*new, *(f"{t} more" for t in old)]), "utf-8")
+    prepare(tmp_path / "b.txt", "--append", out=out, **APPEND | {"mega_batches": 1, "words": 3000})
+    added = texts(out, Stream.load(out).megabatches[1].prefix)
+    long_copies = {f"{text} more" for text in held_out if len(text.split()) > 60}
+    assert len(added) > 20
+    assert not long_copies & set(added)
 
 
 def test_append_to_mega_batches_that_are_iid(near, prepare, tmp_path):

@@ -212,7 +212,8 @@ def test_parquet_that_is_bad(tmp_path, small):
         [(1, no_text.format("text")), (2, long), (3, "not UTF-8")],
     )
     numbers = "the column `n` holds int64, not string (--text-key names another)"
-    for key, problem in (("n", numbers), ("absent", no_text.format("absent"))):
+    absent = "no column `absent`; the columns are `text`, `n` (--text-key names another)"
+    for key, problem in (("n", numbers), ("absent", absent)):
         skips = [(0, problem)]
         assert read(path, Reader(text_key=key, on_bad_input="skip")) == ([], skips)
     path.write_bytes(path.read_bytes()[:-9])

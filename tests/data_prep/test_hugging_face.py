@@ -12,41 +12,29 @@ from hypothesis import strategies as st
 from alma.errors import UserError
 from alma.stream import DTYPES, Stream, read_index
 from data_prep import contamination
-from data_prep.byte_level import HuggingFace, HuggingFacePair, end_of_text
 from data_prep.documents import normalise
+from data_prep.hugging_face import HuggingFace, HuggingFacePair, end_of_text
 from data_prep.similarity import open_part
 from data_prep.words import read_spelling
 
-from .conftest import make_documents
-
 tokenizers = pytest.importorskip("tokenizers")
-LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+from .tokenizer_folders import (  # noqa: E402
+    LINES,
+    LLAMA_3,
+    byte_level,
+    changed,
+    sentencepiece_like,
+    unigram,
 )
+
 PATTERNS = ["", LLAMA_3, LLAMA_3.replace("{1,3}", ""), LLAMA_3.replace(r"[\r\n]*", r"[\r\n/]*")]
 """Of GPT-2, Llama 3, Qwen 2, and as of o200k, where a line break ends no token."""
-LINES = (
-    "it's THEY'LL 12345\na\u00e9\u0301 \u6f22\u5b57 x\u00b2.\n/path\n\n'\U0001f600!!\n"
-    "<|end|> \u200b$5.0"
-)
 
 
 def save(path, pattern="", form=None, **changes):
     """A tokenizer.json of 400 tokens with a pattern; `changes`: of its JSON."""
-    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not pattern)
-    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
-    engine.pre_tokenizer = bytes_
-    if pattern:
-        split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
-        engine.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, bytes_])
-    engine.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = bytes_.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False
-    )
-    engine.train_from_iterator([*make_documents(5, 60), *5 * [LINES]], trainer)
-    state = json.loads(engine.to_str()) | {"normalizer": form}
+    state = json.loads(changed(byte_level(pattern), normalizer=form))
     for name, change in changes.items():
         state[name] = change(state[name])
     path.write_text(json.dumps(state), "utf-8")
@@ -99,16 +87,23 @@ def test_a_token_may_have_a_space(tmp_path):
     assert encoder.dictionary_size == 405
 
 
-def test_the_stream_has_a_document_as_one_item(corpus, prepare, tmp_path):
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece-like", "unigram"])
+def test_the_stream_has_a_document_as_one_item(corpus, prepare, tmp_path, kind):
     folder = tmp_path / "model"
     folder.mkdir()
-    save(folder / "tokenizer.json", PATTERNS[1])
-    (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|end|>"}}')
+    states = {
+        "byte-level": byte_level(LLAMA_3),
+        "sentencepiece-like": sentencepiece_like(),
+        "unigram": unigram(),
+    }
+    (folder / "tokenizer.json").write_text(states[kind], "utf-8")
+    end, end_token = ("<|end|>", 0) if kind == "byte-level" else ("</s>", 2)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": end}}))
     flags = {"vocab_size": None, "tokenizer": str(folder), "write": "megatron"}
     out = prepare(corpus, out=tmp_path / "out", **flags)
     stream = Stream.load(out)
     stream.check(stream.parts)
-    assert stream.end_token == 0  # an id as any other
+    assert stream.end_token == end_token  # an id as any other
     assert "tokenizer_config.json" in stream.files
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     dictionary = (out / "dict.txt").read_text().split("\n")
@@ -151,19 +146,36 @@ def test_a_pair_of_files_has_the_ids_of_gpt2(pairs, tmp_path):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("normalizer", lambda _: {"type": "Lowercase"}, "no byte-level BPE"),
-        ("pre_tokenizer", lambda _: {"type": "Whitespace"}, "no byte-level BPE"),
-        ("pre_tokenizer", lambda step: step | {"add_prefix_space": True}, "no byte-level BPE"),
-        ("pre_tokenizer", lambda _: None, "no byte-level BPE"),
+        ("normalizer", lambda _: {"type": "Lowercase"}, 'normalizer Lowercase turns "It'),
+        ("normalizer", lambda _: {"type": "NFKC"}, "normalizer NFKC turns"),
+        ("normalizer", lambda _: {"type": "StripAccents"}, "normalizer StripAccents turns"),
+        ("pre_tokenizer", lambda _: {"type": "Whitespace"}, "byte_fallback false has no tokens"),
+        (
+            "pre_tokenizer",
+            lambda step: {"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}, step]},
+            "pre_tokenizer Whitespace turns",
+        ),
+        (
+            "pre_tokenizer",
+            lambda step: step | {"add_prefix_space": True},
+            "pre_tokenizer ByteLevel with add_prefix_space true turns",
+        ),
+        ("pre_tokenizer", lambda _: None, "byte_fallback false has no tokens"),
         (
             "model",
             lambda model: {"type": "WordLevel", "vocab": model["vocab"], "unk_token": "a"},
-            "no byte-level BPE",
+            "model WordLevel has no tokens for unknown words",
+        ),
+        ("model", lambda model: model | {"dropout": 0.5}, "dropout 0.5 gives a text other ids"),
+        (
+            "model",
+            lambda model: model | {"vocab": {"a": 0, "<|end|>": 1}, "merges": []},
+            "vocab lacks 255 of the 256 bytes",
         ),
         ("model", lambda model: model | {"vocab": {}}, "cannot read it"),
     ],
 )
-def test_what_is_no_byte_level_bpe_is_refused(tmp_path, name, change, message):
+def test_what_loses_text_is_refused_by_its_setting(tmp_path, name, change, message):
     path = save(tmp_path / "tokenizer.json", **{name: change})
     with pytest.raises(UserError, match=message):
         HuggingFace(path)

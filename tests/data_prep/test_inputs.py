@@ -12,7 +12,7 @@ from alma.errors import UserError
 from alma.stream import Stream
 from data_prep import compressed
 from data_prep.documents import Reader, find_files, make_shards, normalise
-from data_prep.options import named_files, named_path
+from data_prep.inputs import named_files, named_path
 
 from .corpus_files import PACKERS, read, warc
 

@@ -32,6 +32,17 @@ def test_an_exported_number_of_threads_does_not_multiply_the_workers(monkeypatch
     assert os.environ["RAYON_NUM_THREADS"] == "1"
 
 
+@pytest.mark.parametrize("count", range(1, nd.N))
+def test_short_documents_that_differ_in_any_word_are_no_duplicates(count):
+    """A document of fewer than N words is one n-gram of all its words."""
+    words = [f"word{i}" for i in range(count)]
+    hashes = nd.n_grams_of([" ".join(words).encode()])[0].tolist()
+    for i in range(count):
+        other = [*words[:i], "another", *words[i + 1 :]]
+        hashes += nd.n_grams_of([" ".join(other).encode()])[0].tolist()
+    assert len(set(hashes)) == len(hashes) == 1 + count
+
+
 def found_near(
     folder, documents: list[tuple[str, int]], files: int = 1, first: int = 0
 ) -> np.ndarray:
@@ -138,6 +149,17 @@ def test_hashes_depend_on_the_text_alone(texts):
         for j, other in enumerate(texts[:i]):
             if grams(one) == grams(other):
                 assert (together[i] == together[j]).all()
+
+
+@pytest.mark.parametrize("count", range(1, nd.N + 1))
+def test_short_documents_that_differ_in_one_word_are_kept(tmp_path, count):
+    """A headline is no copy of another one, whichever of its words differs."""
+    words = ["shares", "fell", "again", "on", "Monday"][:count]
+    documents = [(" ".join(words), 0)]
+    for place in range(count):
+        other = [*words[:place], "unlike", *words[place + 1 :]]
+        documents.append((" ".join(other), 0))
+    assert not len(found_near(tmp_path, documents))
 
 
 def test_many_documents_in_one_band_are_compared_with_the_first_alone(tmp_path, monkeypatch):

@@ -22,5 +22,16 @@ def test_a_column_of_lists_is_named_with_its_type(table):
     assert reason.endswith(", not string (--text-key names another)")
 
 
+@pytest.mark.parametrize("shard_bytes", [100, 1 << 30])
+def test_a_bad_row_is_named_by_its_number_in_the_file(tmp_path, shard_bytes):
+    texts = [f"document {number}" for number in range(90)]
+    texts[5] = texts[71] = None
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=10)
+    documents, skips = read(path, None, shard_bytes)
+    assert len(documents) == 88
+    assert [offset for offset, _ in skips] == [5, 71]
+
+
 def test_a_coded_column_is_text(table):
     assert read(table, Reader(text_key="coded")) == (["a", "b"], [])

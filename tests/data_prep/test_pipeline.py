@@ -23,7 +23,17 @@ from hypothesis import strategies as st
 
 from alma.files import LOCK
 from alma.stream import Stream
-from data_prep import documents, encode, near_duplicates, plan, ranges, scan, shuffle, stages
+from data_prep import (
+    documents,
+    encode,
+    near_duplicates,
+    plan,
+    ranges,
+    scan,
+    shuffle,
+    stages,
+    work,
+)
 
 from .conftest import FEW, make_documents
 
@@ -257,12 +267,22 @@ def test_lost_documents_are_noticed(corpus, prepare, tmp_path, monkeypatch, caps
     assert "differs from the plan" in capsys.readouterr().err
 
 
-def test_a_file_that_changes_meanwhile_is_noticed(corpus, prepare, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("ba", "be", 1),
+        lambda text: text.rpartition("\n\n")[0],
+    ],
+    ids=["edited", "shorter"],
+)
+def test_a_file_that_changes_meanwhile_is_noticed(
+    corpus, prepare, tmp_path, monkeypatch, capsys, change
+):
     cut = stages.cut.cut_corpus
 
     def meddle(**arguments):
         path = corpus / "web.txt"
-        path.write_text(path.read_text("utf-8").replace("ba", "be", 1), "utf-8")
+        path.write_text(change(path.read_text("utf-8")), "utf-8")
         cut(**arguments)
 
     monkeypatch.setattr(stages.cut, "cut_corpus", meddle)
@@ -325,3 +345,14 @@ def test_any_seed(corpus, prepare, tmp_path, capsys, seed):
     captured = capsys.readouterr()
     assert "already finished" in captured.err
     assert "warning" not in captured.out, "words of about three tokens are usual"
+
+
+def test_each_seed_has_an_order_of_its_own(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\n".join(make_documents(1, 40)), "utf-8")
+    reader = documents.Reader()
+    shard, *_ = documents.make_shards([("a", str(tmp_path / "a.txt"))], reader)
+    orders = set()
+    for seed in range(-4, 4):
+        space = work.Workspace(tmp_path, seed, reader, ("a",))
+        orders.add(tuple(text for _, _, text, _ in sorted(scan.keyed_texts(space, shard))))
+    assert len(orders) == 8

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from alma.stream import Stream, read_index
+from data_prep import plan
 
 from .conftest import make_documents
 from .test_pipeline import texts
@@ -92,6 +93,13 @@ def test_dropped_lists_what_stream_json_counts(ordered, near, prepare, tmp_path,
     assert all(0.75 < row["similarity"] <= 1 and row["repeats"] != row["id"] for row in similar)
     assert all(row["repeats"] == row["id"] for row in rows if row["kind"] == "exact")
     assert inspected(out, "--verify")[0] == 0
+
+
+def test_the_similarity_of_a_near_copy_is_that_of_its_words():
+    """Different hashes agree by chance in 1 of 256: that is no similarity."""
+    assert plan.Repeated(b"", plan.HASHES).similarity == 1
+    by_chance = plan.Repeated(b"", plan.HASHES / 256)
+    assert by_chance.similarity == pytest.approx(0)
 
 
 def test_megatron_reads_the_same_tokens(corpus, prepare, tmp_path, inspected):

@@ -164,6 +164,21 @@ def test_fairseq_continues_texts_by_an_ensemble(start, unlike, stream, tmp_path,
     assert least == 1 or texts[2] not in texts[:2]  # one short text may be the same
 
 
+class Context(torch.nn.Module):
+    """A decoder that reads so many tokens."""
+
+    dictionary = None
+
+    def __init__(self, tokens: int):
+        super().__init__()
+        self.max_positions = lambda: tokens
+
+
+def test_an_ensemble_reads_no_longer_text_than_each_member():
+    decoder = EnsembleDecoder([Context(64), Context(32), Context(128)], "probs")
+    assert decoder.max_positions() == 32
+
+
 def cut_dictionary(state):
     name = "decoder.embed_tokens.weight"
     state["model"][name] = state["model"][name][:-8]

@@ -9,6 +9,7 @@ from fairseq.distributed import utils as distributed_utils
 
 from alma.errors import UserError
 from fairseq_alma.moe.expert_parallel import check
+from fairseq_alma.training import gradients
 from tests.fairseq_alma.shared import load
 
 
@@ -22,6 +23,20 @@ def test_experts_have_to_be_a_multiple_of_the_processes(build, monkeypatch):
 def test_without_a_last_checkpoint_it_is_refused():
     with pytest.raises(UserError, match="--no-last-checkpoints"):
         check(SimpleNamespace(checkpoint=SimpleNamespace(no_last_checkpoints=True)))
+
+
+def test_the_norm_is_that_of_all_gradients_together(monkeypatch):
+    """Shared ones of norm 3 and experts' of norm 4 have norm 5, and are clipped alike to 1."""
+    monkeypatch.setattr(gradients.dist, "all_reduce", lambda squares: None)  # a single process
+    shared = torch.nn.Parameter(torch.zeros(2))
+    shared.grad = torch.tensor([3.0, 0.0])
+    expert = torch.nn.Parameter(torch.zeros(2))
+    expert.expert = True
+    expert.grad = torch.tensor([0.0, 4.0])
+    norm = gradients.clip_grad_norm_(None, [shared, expert], 1.0)
+    assert norm.item() == pytest.approx(5)
+    assert shared.grad.tolist() == pytest.approx([0.6, 0], rel=1e-5)
+    assert expert.grad.tolist() == pytest.approx([0, 0.8], rel=1e-5)
 
 
 # In update 2, once, process 1 gets an infinite gradient in a local expert.

@@ -1,12 +1,15 @@
 """Growth: `preserve` and `tree` are exact, `copy` changes gates as in the paper,
 every copy gets tokens."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from alma.errors import UserError
+from fairseq_alma import growth
 from fairseq_alma.growth import GROWN, grow_model_state, grow_optimizer_state, losing_experts
 from fairseq_alma.moe.layer import SwitchFFN, switch_layers
 from fairseq_alma.moe.router import Routing
@@ -65,6 +68,34 @@ def test_copies_are_plain_without_noise_and_evenly_set_apart_with_it(build, size
     assert torch.equal(new[4:], old[[2, 0]]) == torch.equal(new[[2, 0]], old[[2, 0]]) == (size == 0)
     torch.testing.assert_close(new[4:] - old[[2, 0]], old[[2, 0]] - new[[2, 0]], atol=1e-6, rtol=0)
     assert (new[4:] - new[[2, 0]]).std().item() == pytest.approx(size, rel=0.3)
+
+
+def test_each_growth_of_a_run_has_noise_of_its_own(build, monkeypatch):
+    """The same stage has the same noise again, so that a repeated training gives the same model."""
+    _, model = build("--moe-expert-count", "4")
+    losses = {PREFIX: torch.tensor([0.0, 1.0, 0.0, 0.0])}
+    mean_tokens = {PREFIX: torch.ones(4, 32)}
+
+    def new_row(stage):
+        """The router's row of the expert that stage `stage` adds."""
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        saved = {"model": state, "optimizer_history": [{}]}
+        monkeypatch.setattr(growth.checkpoint_utils, "load_checkpoint_to_cpu", lambda _: saved)
+        args = SimpleNamespace(
+            grow_experts=1,
+            grow_router="copy",
+            grow_noise=0.1,
+            grow_optimizer="reset",
+            schedule="stage",
+            stage=stage,
+        )
+        cfg = SimpleNamespace(common=SimpleNamespace(seed=1))
+        trainer = SimpleNamespace(task=SimpleNamespace(args=args), cfg=cfg)
+        grown_state = growth._grown_state("previous.pt", model, losses, mean_tokens, trainer)
+        return grown_state["model"][f"{PREFIX}.router.weight"][4]
+
+    assert torch.equal(new_row(1), new_row(1))
+    assert not torch.equal(new_row(1), new_row(2))
 
 
 def test_tree_growth_keeps_outputs_with_any_noise_even_twice():
@@ -231,6 +262,18 @@ def test_an_error_in_process_0_is_raised_in_all(stage0, start_two, stream, tiny,
     for process in start_two(stream, *tiny, "--save-dir", tmp_path / "two", *flags):
         assert "has no optimizer state" in process.wait().error
     assert not (tmp_path / "two" / GROWN).exists()
+
+
+def test_adafactors_columns_are_no_experts_though_there_are_as_many():
+    """A router of four experts for tokens of width four: its columns stay as they are."""
+    name = f"{PREFIX}.router.weight"
+    columns = torch.arange(4.0)
+    rows = 10 * torch.arange(4.0)
+    saved = {"state": {0: {"exp_avg_sq_col": columns, "exp_avg_sq_row": rows}}}
+    grown_state = grow_optimizer_state(saved, {name: torch.Size([4, 4])}, {PREFIX: [2, 0]})
+    state = grown_state["state"][0]
+    assert torch.equal(state["exp_avg_sq_col"], columns)
+    assert state["exp_avg_sq_row"].tolist() == [0, 10, 20, 30, 20, 0]
 
 
 def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build):

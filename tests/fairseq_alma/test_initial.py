@@ -319,7 +319,7 @@ REFUSED = {
     "llama": (
         edit("config.json", '"gpt2"', '"llama"'),
         [],
-        "model_type is llama, and fairseq computes gpt2: train it by --trainer",
+        "model_type is llama, and fairseq computes gpt2: `alma train --engine transformers`",
     ),
     "layers": (
         edit("config.json", '"n_layer": 2', '"n_layer": 3'),
@@ -329,7 +329,7 @@ REFUSED = {
     "epsilon": (
         edit("config.json", "1e-05", "1e-06"),
         [],
-        "layer_norm_epsilon is 1e-06, and fairseq computes 1e-05: train it by --trainer",
+        "layer_norm_epsilon is 1e-06, and fairseq computes 1e-05: `alma train --engine trans",
     ),
     "damaged": (truncate, [], r"no whole GPT-2 \(SafetensorError"),
     "no shard": (remove("*2-of*.safetensors"), [], r"no whole GPT-2 \(FileNotFoundError"),

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from tests.slurm import accounting
 from tests.slurm.supervisor import descendants, read_proc
 
 FINAL = {
@@ -36,10 +37,10 @@ _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"  # not on everybody's PATH
 _HERE = Path(__file__).parent
 
 
-def missing() -> str:
+def missing(daemons: Iterable[str] = DAEMONS) -> str:
     """Name of a daemon that is not installed; empty if there is none."""
     path = f"{os.environ.get('PATH', os.defpath)}:{_SBIN}"
-    return next((name for name in DAEMONS if not shutil.which(name, path=path)), "")
+    return next((name for name in daemons if not shutil.which(name, path=path)), "")
 
 
 class Cluster:
@@ -47,15 +48,17 @@ class Cluster:
     which preempts it.
 
     A preempted job gets SIGTERM to its steps or, with `preempt_signal`, its --signal,
-    and then GRACE seconds.
+    and then GRACE seconds. `most_jobs`: jobs that this user may have in the queue, by accounting.
     """
 
-    def __init__(self, nodes: int = 2, *, preempt_signal: bool = False):
+    def __init__(self, nodes: int = 2, *, preempt_signal: bool = False, most_jobs: int = 0):
         # Node names are MASTER_ADDR inside jobs: loopback addresses resolve without privileges.
         self.nodes = [f"127.0.0.{10 + index}" for index in range(nodes)]
         self.preempt_signal = preempt_signal
+        self.most_jobs = most_jobs
         self.root = Path()
         self._supervisor: subprocess.Popen[str] | None = None
+        self._ports: list[int] = []
 
     def __enter__(self) -> "Cluster":
         """Start all daemons and wait until every node is idle. Raises RuntimeError if that
@@ -108,6 +111,8 @@ class Cluster:
             (self.root / f"fake{index}").symlink_to("/dev/null")  # slurmd requires device files
         (self.root / "gres.conf").write_text(gpus)
         (self.root / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
+        # of slurmctld, of slurmdbd and its database, and of each node
+        self._ports = _free_ports(3 + len(self.nodes))
         (self.root / "slurm.conf").write_text("\n".join(self._configuration()) + "\n")
         munged = ["munged", "--foreground", f"--key-file={self.root}/munge.key"]
         munged += [
@@ -115,14 +120,18 @@ class Cluster:
             for name in ("socket", "pid-file", "log-file", "seed-file")
         ]
         munged += ["--force"] if os.geteuid() == 0 else []  # it refuses to run as root
-        self._spawn(munged, lambda: stat.S_ISSOCK((self.root / "munge.socket").stat().st_mode))
+        self.spawn(munged, lambda: stat.S_ISSOCK((self.root / "munge.socket").stat().st_mode))
+        if self.most_jobs:
+            accounting.start(self, *self._ports[1:3])
         # slurmd retries a missing slurmctld only after a second
-        self._spawn(["slurmctld", "-D"], lambda: " is UP" in self.run("scontrol", "ping"))
+        self.spawn(["slurmctld", "-D"], lambda: " is UP" in self.run("scontrol", "ping"))
         for node in self.nodes:
-            self._spawn(["slurmd", "-D", "-N", node])
+            self.spawn(["slurmd", "-D", "-N", node])
+        if self.most_jobs:
+            accounting.limit_jobs(self, self.most_jobs)
         self.until(lambda: self._node_states() == ["idle"] * len(self.nodes), timeout=6)
 
-    def _spawn(self, argv: list[str], ready: Callable[[], bool] = lambda: True) -> None:
+    def spawn(self, argv: list[str], ready: Callable[[], bool] = lambda: True) -> None:
         """Have the supervisor start a daemon that logs to NAME.out; wait until it is ready."""
         assert self._supervisor
         assert self._supervisor.stdin
@@ -148,7 +157,7 @@ class Cluster:
     def _configuration(self) -> Iterator[str]:
         host = socket.gethostname().split(".")[0]
         user = pwd.getpwuid(os.geteuid()).pw_name
-        controller, *ports = _free_ports(1 + len(self.nodes))
+        controller, accounting_port, _, *ports = self._ports
         yield from f"""
             ClusterName=test
             SlurmctldHost={host}(127.0.0.1)
@@ -165,6 +174,8 @@ class Cluster:
             CommunicationParameters=NoCtldInAddrAny
             """.split()
         yield (_HERE / "slurm.conf").read_text()
+        if self.most_jobs:
+            yield from accounting.settings(self.root, accounting_port)
         # without accounting, slurmctld must remember ended jobs
         yield "MinJobAge=86400"
         # ids that no other cluster has used: logs and ports depend on them

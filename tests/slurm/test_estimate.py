@@ -8,9 +8,11 @@ from launcher import ESTIMATE, read_requests
 from alma.cost_table import total
 from alma.errors import UserError
 from slurm.engine.machine import Machine
+from slurm.lm import late
 from slurm.lm.announce import check_fit as check
 from slurm.lm.announce import table
 from slurm.lm.estimate import Estimate, estimate, largest_share, vocabulary_size
+from slurm.lm.late import LateTest
 from slurm.lm.placement import place
 from slurm.lm.plan import make_plan
 from slurm.lm.run_options import tokens_of_batch
@@ -55,6 +57,26 @@ def of_words(
 ) -> Estimate:
     (request,) = read_requests(words)
     return estimate(make_plan(place(request, machine), megabatches), vocabulary, machine)
+
+
+def test_a_late_test_of_an_ensemble_costs_that_of_all_its_models(monkeypatch):
+    """Also of the window of stages that gens deploys."""
+
+    def announced(*words: str, stage: int | None) -> str:
+        (request,) = read_requests(["S", "--out", "R", *words, "--", *TINY])
+        plan = make_plan(place(request, CPU), 4)
+        test = LateTest(stage=stage, megabatches=(4,), periods="2024-04", tokens=10**12)
+        monkeypatch.setattr(late, "late_tests", lambda plan: [test])
+        return late.announcement(plan, 10, CPU)[0]
+
+    flops_of_token = 3296 + 16 * 4
+    for words, stage, models in (
+        (("--learner", "sm"), 2, 1),
+        (("--learner", "ens", "--members", "3"), None, 3),
+        (("--learner", "ens", "--members", "3"), 2, 3),
+        (("--learner", "gens"), 2, 3),
+    ):
+        assert f" {models * flops_of_token:,} TFLOPs" in announced(*words, stage=stage)
 
 
 def totals(estimate: Estimate) -> list[int | None]:

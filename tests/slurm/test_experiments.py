@@ -243,7 +243,11 @@ def test_which_commas_separate_values(folder):
         ("learner: sm", "set.yaml dropout=.1", "dropout=: neither .*; give other flags of "),
         ("learner: sm", "set.yaml partition=x", "give --partition on the command line"),
         ("learner: sm", "set.yaml lr=[1", r"lr=\[1: the value is not YAML"),
-        ("learner: sm", "stream --out R lr=1", "lr=: key=value overrides experiments"),
+        (
+            "learner: sm",
+            "stream --out R runs=a",
+            "runs=: of experiments",
+        ),
         ("", "in/tuned.yaml lr=[]", "key=value: lr: give a value, or a list of values"),
         (
             "",

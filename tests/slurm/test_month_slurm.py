@@ -9,9 +9,11 @@ from launcher import call
 from month import SEEDS, Queue, chosen, ends, matrix, run_here
 
 from alma.errors import UserError
+from alma.records import Run
 from slurm import arrivals, cancel, status
 from slurm.engine import children
 from tests.growing import assert_same
+from tests.machine_fields import without_machine_fields
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -94,3 +96,26 @@ def test_status_and_cancel_know_the_jobs(growing, launch, monkeypatch, capsys):
     slurm.run(3)
     assert call(status.main, monkeypatch, "run") == 0
     assert [len(values) for values in matrix("run").values()] == [3, 3, 3]
+
+
+def test_lost_rows_are_written_again_by_a_launch_that_does_not_wait(growing, launch, monkeypatch):
+    """From the measurements of each stage; one of those that is lost is measured again."""
+    slurm = Queue(monkeypatch, random.Random(0))
+    growing.has(3)
+    words = ("--learner", "sm", "--out", "run", "--cluster", "slurm")
+    launch(*words)
+    slurm.run(10)
+    results = Path("run/results.jsonl")
+    complete = results.read_bytes()
+    before = without_machine_fields(Run.read("run").rows)
+    for rest in (b"", complete[: len(complete) // 2]):  # in the middle of a row
+        results.write_bytes(rest)
+        launch(*words)
+        assert results.read_bytes() == complete
+        assert not slurm.jobs
+    results.unlink()
+    Path("run/stage_01/result.json").unlink()
+    launch(*words)
+    assert len(slurm.jobs) == 1
+    slurm.run(1)
+    assert without_machine_fields(Run.read("run").rows) == before

@@ -134,6 +134,14 @@ def test_no_more_than_a_node_has(slurm, node, constraint, cores, gb):
     assert with_hosts(request, estimates).mem_gb == 57
 
 
+@pytest.mark.parametrize(("nodes", "gb"), [(1, 8), (2, 4), (3, 3)])
+def test_a_node_gets_memory_for_its_own_processes(slurm, nodes, gb):
+    cost = Mock(settings={"--num-workers": 0}, processes=8)
+    cost.host_memory.side_effect = lambda processes: processes * 10**9
+    sized = with_hosts(Resources(nodes=nodes), [Mock(costs=[cost], parameters=1)])
+    assert sized.mem_gb == gb
+
+
 def test_slurm_gives_every_process_its_gpus_and_cores(cluster, tmp_path):
     """By --gres, with another option.
 

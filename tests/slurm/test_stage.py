@@ -4,14 +4,18 @@ import json
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from launcher import FLAGS, ended, wait_for
+from launcher import FLAGS, SMALL, ended, read_requests, wait_for
 
 from alma.errors import UserError
+from alma.files import LOCK, locked
 from alma.records import Run, check_row
 from slurm.engine import children
+from slurm.lm.plan import make_plan
 from slurm.lm.record import measured_fields, waiting_fields
+from slurm.lm.stage import jobs_of
 
 SPENT = {"updates": 9, "tokens": 90, "flops": 100.0, "growth_flops": 5.0, "validation_flops": 3.0}
 RESULT = {
@@ -90,6 +94,24 @@ def test_a_row_counts_the_trainings_of_its_stage_only():
     assert (row["train_flops"], row["seconds"], row["peak_memory_bytes"]) == (210.0, 8.0, 8)
     assert [training["flops"] for training in row["extra"]["training"]] == [100.0, 100.0]
     assert row["extra"]["validation"] == 6.0
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_job_waits_for_one_that_slurm_declared_dead_too_early(tmp_path, monkeypatch, kind):
+    """Two processes would write the same checkpoints."""
+    words = ["stream", "--learner", "sm", "--out", str(tmp_path / "run"), "--", *SMALL]
+    (request,) = read_requests([*words, "--max-update", "4"])
+    job = next(job for job in jobs_of(make_plan(request, 1)) if job.kind == kind)
+    job.directory.mkdir(parents=True)
+    environment = Mock(num_tasks=1, num_nodes=1, global_rank=0, raw_job_id="7")
+    monkeypatch.setattr("submitit.JobEnvironment", lambda: environment)
+    monkeypatch.setattr("alma.files._WAIT_SECONDS", 0)
+    started: list[str] = []
+    monkeypatch.setattr(children, "run", lambda *arguments: started.append(arguments[2]))
+    lock = LOCK if kind == "train" else f".{kind}.lock"
+    with locked(job.directory, lock), pytest.raises(UserError, match="another process is at work"):
+        job.work()
+    assert not started
 
 
 def test_all_output_is_logged_and_watched_and_logs_are_appended(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from launcher import call, make, refused, wait_for
-from stand_ins import entry, finish, states, write
+from stand_ins import entry, finish, finish_all, states, write
 
 from alma.files import locked
 from slurm import cancel, status
@@ -100,6 +100,20 @@ def test_jobs_that_were_complete_at_launch_have_no_job_id(slurm, run, monkeypatc
     assert call(cancel.main, monkeypatch, run) == 0
     assert capsys.readouterr().out == "nothing to cancel\n"
     assert slurm.calls("squeue") == slurm.calls("scancel") == []
+
+
+def test_a_damaged_run_is_named_beside_the_others_and_is_no_success(
+    slurm, run, monkeypatch, capsys
+):
+    finish_all(run)
+    assert call(status.main, monkeypatch, ".") == 0
+    write(Path("other"), entry("untrained", "untrained.json", None))
+    Path("other", queue.JOBS).write_text("{")
+    capsys.readouterr()
+    assert call(status.main, monkeypatch, ".") == 1
+    captured = capsys.readouterr()
+    assert captured.out.endswith("\n7 done\n")
+    assert captured.err.startswith("left out: other/jobs.json is damaged")
 
 
 def test_states_of_a_local_run(launcher, monkeypatch, capsys):

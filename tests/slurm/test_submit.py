@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from launcher import SMALL, read_requests
@@ -144,6 +146,13 @@ def test_the_largest_array(slurm, config, size):
     assert squeue.largest_array() == size
 
 
+def test_a_dry_run_counts_the_gpus_of_all_nodes(tmp_path):
+    """Three trainings of 2 x 4 GPUs and four evaluations of one GPU, an hour each."""
+    request = Resources(nodes=2, gpus_per_node=4, timeout_min=60)
+    _, totals = submission.dry_run(all_jobs(plans(tmp_path, "sm")), request, tmp_path / "logs")
+    assert "with 7 jobs, 28 GPU-hours requested" in totals
+
+
 def test_a_refused_submission_says_how_many_are_queued(tmp_path, monkeypatch):
     (run_plan,) = plans(tmp_path, "ens --members 2")
     run_plan.out.mkdir()
@@ -151,7 +160,7 @@ def test_a_refused_submission_says_how_many_are_queued(tmp_path, monkeypatch):
 
     def full(name, *arguments):
         if len(send.jobs) == 2:
-            raise UserError(f"sbatch refused {name}: QOSMaxSubmitJobPerUserLimit")
+            raise submission.QueueIsFull(f"sbatch refused {name}: QOSMaxSubmitJobPerUserLimit")
         return send(name, *arguments)
 
     monkeypatch.setattr(submission, "to_slurm", lambda folder: full)
@@ -173,28 +182,136 @@ def test_a_refused_submission_says_how_many_are_queued(tmp_path, monkeypatch):
     assert all(job.job_id for job in queue.read_jobs(run_plan.out))
 
 
-def test_wait_submits_the_rest_when_the_queue_has_ended(monkeypatch, tmp_path, capsys):
-    limit = "sbatch refused x: QOSMaxSubmitJobPerUserLimit; 2 jobs are submitted; rerun"
-    tries = []
+class Full(Sent):
+    """A queue with room for so many jobs, and for `later` more after the first refusal."""
 
-    def start():
-        tries.append(len(tries))
-        if len(tries) < 3:
-            raise submission.QueueIsFull(limit)
+    def __init__(self, room: int, later: int = 0):
+        super().__init__()
+        self.room = room
+        self.later = later
 
-    ended = []
-    monkeypatch.setattr(queue, "wait", lambda runs: ended.append(runs) or [])
-    submission.submit_all(start, [tmp_path], wait=True)
-    assert (len(tries), ended) == (3, [[tmp_path]] * 2)
-    assert "submits the rest when these jobs have ended" in capsys.readouterr().err
-    monkeypatch.setattr(queue, "wait", lambda runs: ["stage 0: FAILED"])
-    tries.clear()
-    with pytest.raises(children.StageFailed, match="stage 0: FAILED"):
-        submission.submit_all(start, [tmp_path], wait=True)
-    assert len(tries) == 1, "a job that has failed is not submitted again"
-    tries.clear()
+    def __call__(self, name, jobs, resources, dependency):
+        if len(jobs) > self.room:
+            self.room += self.later
+            self.later = 0
+            raise submission.QueueIsFull(f"sbatch refused {name}: AssocMaxSubmitJobLimit")
+        self.room -= len(jobs)
+        return super().__call__(name, jobs, resources, dependency)
+
+
+@pytest.mark.parametrize(
+    ("room", "later", "parts"),
+    [
+        (6, 0, [(slice(1), "afterok:1_0")]),
+        (8, 0, [(slice(2), "aftercorr:1"), (slice(2, 3), "afterok:1_2")]),
+        (
+            7,
+            3,
+            [
+                (slice(2), "aftercorr:1"),
+                *[(slice(index, index + 1), f"afterok:1_{index}") for index in (2, 3, 4)],
+            ],
+        ),
+    ],
+)
+def test_an_array_for_which_the_queue_has_no_room_is_parted(tmp_path, room, later, parts):
+    """As many elements as fit; those after the first of a part wait for their own models."""
+    run_plans = plans(tmp_path, *(f"sm --seed {seed}" for seed in range(5)), megabatches=2)
+    for plan in run_plans:
+        finish(plan, "untrained")
+    send = Full(room, later)
+    ids: dict[Path, str] = {}
     with pytest.raises(submission.QueueIsFull):
-        submission.submit_all(start, [tmp_path], wait=False)
+        submit(all_jobs(run_plans), Resources(), send, ids)
+    first, second = [[f"sm--seed{seed} stage {stage}" for seed in range(5)] for stage in range(2)]
+    parted = [(second[part], after) for part, after in parts]
+    assert [job[1:] for job in send.jobs] == [(first, None), *parted]
+    assert len(ids) == len(first) + sum(len(elements) for elements, _ in parted)
+    for plan in run_plans:
+        finish(plan, "stage 0")
+    for plan in run_plans[:3]:
+        finish(plan, "stage 1")
+    send.room = 100
+    del send.jobs[:]
+    submit(all_jobs(run_plans), Resources(), send, {})
+    trained = [job[1:] for job in send.jobs if job[0].startswith("alma-stage")]
+    assert trained == [(second[3:], None)]
+
+
+LIMIT = "sbatch refused x: QOSMaxSubmitJobPerUserLimit; 2 jobs are submitted; rerun"
+
+
+@pytest.fixture
+def tries(monkeypatch, tmp_path) -> SimpleNamespace:
+    """`start` of a launch that SLURM refuses `refusals` times; `live` jobs of the user."""
+    state = SimpleNamespace(count=0, refusals=2, live=1, waits=[], seen=[])
+
+    def start() -> None:
+        state.count += 1
+        if state.count <= state.refusals:
+            raise submission.QueueIsFull(LIMIT)
+
+    def wait(runs):
+        state.waits.append(runs)
+        return state.seen
+
+    jobs = {"1": squeue.JobState("RUNNING")}
+    monkeypatch.setattr(submission, "ask", lambda: jobs if state.live else {})
+    monkeypatch.setattr(queue, "live_jobs", lambda runs: ["job"] * state.live)
+    monkeypatch.setattr(queue, "wait", wait)
+    state.run = lambda wait=True: submission.submit_all(start, [tmp_path], wait)
+    return state
+
+
+def test_wait_submits_the_rest_when_the_queue_has_ended(tries, tmp_path, capsys):
+    job = queue.SubmittedJob(name="stage 1", kind="train", marker=tmp_path / "trained.json")
+    tries.seen = [queue.JobStatus(job, queue.NEVER)]  # what did not fit is no failure
+    tries.run()
+    assert (tries.count, tries.waits) == (3, [[tmp_path]] * 2)
+    assert "submits the rest when jobs have ended" in capsys.readouterr().err
+
+
+def test_a_job_that_fails_while_the_queue_is_full_is_not_submitted_again(tries, tmp_path):
+    job = queue.SubmittedJob(name="stage 0", kind="train", marker=tmp_path / "trained.json")
+    tries.seen = [queue.JobStatus(job, "failed")]
+    with pytest.raises(children.StageFailed, match="stage 0 .* failed"):
+        tries.run()
+    assert tries.count == 1
+
+
+def test_a_full_queue_without_wait_or_without_jobs_is_an_error(tries):
+    with pytest.raises(submission.QueueIsFull):
+        tries.run(wait=False)
+    assert tries.count == 1
+    tries.live = 0
+    tries.run()  # the last job had just ended
+    tries.count = 0
+    tries.refusals = 9
+    with pytest.raises(UserError, match="x: QOSMaxSubmitJobPerUserLimit; no job of yours is in"):
+        tries.run()
+    assert (tries.count, tries.waits) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "AssocMaxSubmitJobLimit",
+        "QOSGrpSubmitJobsLimit",
+        "allocation failure: Resource temporarily unavailable",
+    ],
+)
+def test_a_limit_of_jobs_is_known_by_its_name(slurm, tmp_path, reason):
+    """To the submission, and to the check before it, which leaves it to the submission."""
+    (run_plan,) = plans(tmp_path, "sm")
+    slurm.has(srun="", sinfo="state idle\n")
+    slurm.fails(sbatch=f"sbatch: error: {reason}")
+    send = submission.to_slurm(tmp_path / "logs")
+    with pytest.raises(submission.QueueIsFull, match=reason):
+        submit(all_jobs([run_plan]), Resources(), send, {})
+    submission.check(Resources())
+    slurm.fails(sbatch="sbatch: error: AssocMaxWallDurationPerJobLimit")
+    with pytest.raises(UserError, match="would refuse the training"):
+        submission.check(Resources())
 
 
 def test_a_refusal_by_sbatch_is_one_line(slurm, tmp_path, capfd):

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -107,6 +108,23 @@ def test_an_experiment_is_split_and_a_change_of_runs_flags_or_files_undoes_its_p
     assert not part.parts((*flags, "--epochs", "3"), 4, 1)[0].done
     Path("sizes.yaml").write_text("sizes: {small: {hidden: 2, epochs: 3}}")
     assert not part.parts(flags, 4, 1)[0].done
+
+
+def test_a_part_is_done_once_all_its_runs_are(tmp_path, monkeypatch):
+    """Also if the folder of one was removed; then the part is submitted again."""
+    monkeypatch.chdir(tmp_path)
+    words = (*TINY, "--seeds", "0-1", "--out", "x")
+    assert call(vision, monkeypatch, *words) == 0
+    (job,) = part.parts(words, 2, 1)
+    assert not job.done
+    job.marker.parent.mkdir(parents=True)
+    job.marker.touch()
+    job.remove_stale_marker()
+    assert job.done
+    shutil.rmtree(job.runs[1])
+    assert not job.done
+    job.remove_stale_marker()
+    assert not job.marker.exists()
 
 
 @pytest.mark.parametrize(

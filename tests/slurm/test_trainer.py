@@ -287,7 +287,7 @@ def test_on_slurm_its_jobs_are_arrays(train):
 
 
 EXAMPLES = ROOT / "examples/trainers"
-MODULES = ("fairseq_cli.train", "fairseq_alma.preloaded", "transformers.trainer", "accelerate")
+MODULES = ("fairseq_cli.train", "fairseq_alma.preloaded")
 FLAGS = (
     "--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2 "
     "--decoder-ffn-embed-dim 16 --tokens-per-sample 64 --batch-size 8 --optimizer adam --lr 5e-3 "
@@ -297,7 +297,7 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def server():
-    """It has imported what the examples need: seconds for each of their processes."""
+    """It has imported what the trainer needs: seconds for each of its processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("OMP_NUM_THREADS", "1")
@@ -308,12 +308,12 @@ def server():
 
 @pytest.fixture
 def example(train, server, monkeypatch) -> Callable:
-    """`example(name, *words)` is `train` with a module of EXAMPLES;
+    """`example(name, *words)` is `train` with a module of these tests;
     it and fairseq's commands are forks."""
     forks = SimpleNamespace(start=server.start, stop=lambda: None)
     monkeypatch.setattr(children, "ForkServer", lambda _: forks)
     monkeypatch.setattr(children, "_forks", forks)
-    return lambda name, *words: train(*words, trainer=f"-m examples.trainers.{name}")
+    return lambda name, *words: train(*words, trainer=f"-m tests.slurm.{name}")
 
 
 @pytest.mark.thorough
@@ -334,35 +334,8 @@ def test_plain_torch_learns(train):
 
 
 @pytest.mark.thorough
-def test_hugging_face_learns(example):
-    pytest.importorskip("accelerate")
-    words = ("--learner", "sm", "--waiting-time", "3", "--budget", "updates=20", "--out", "run")
-    example("hugging_face", *words)
-    assert rows()[-1]["value"] < 0.9 * rows()[0]["value"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_hugging_face_goes_on_from_a_checkpoint(train, stream, number):
-    pytest.importorskip("accelerate")
-    trainer = f"{EXAMPLES}/hugging_face.py"
-    words = ("--learner", "sm", "--waiting-time", "3", "--budget", "updates=60", "--out")
-    train(*words, "whole", trainer=trainer)
-    command = [sys.executable, "-m", "slurm.launch", str(stream), *words, "killed"]
-    command += ["--trainer", f"{sys.executable} {trainer}"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    while not Path("killed/stage_00/model/checkpoint-20/trainer_state.json").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(number)
-    process.communicate()
-    train(*words, "killed", trainer=trainer)
-    assert rows("killed") == rows("whole")
-
-
-@pytest.mark.thorough
 def test_fairseq_as_a_trainer_has_the_rows_of_sm(example, stream, monkeypatch):
-    example(f"fairseq_dummy {FLAGS}", "--learner", "sm", "--stages", "1", "--out", "own")
+    example(f"fairseq_trainer {FLAGS}", "--learner", "sm", "--stages", "1", "--out", "own")
     words = (stream, "--learner", "sm", "--stages", "1", "--out", "built-in", "--", *FLAGS.split())
     assert call(main, monkeypatch, *words) == 0
     for example_row, row in zip(rows("own"), rows("built-in"), strict=True):

@@ -83,6 +83,7 @@ def test_a_folder_of_hugging_face_is_copied_with_the_tokenizer_of_the_stream(
     said, names = export()
     assert said.endswith(f"/stage_00/model/model, with the tokenizer of {stream}\n")
     expected = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    expected.add("README.md")
     assert names == expected | {"notes.txt"}
     assert (tmp_path / "out/model.safetensors").read_text() == "weights"
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -96,7 +97,7 @@ def test_a_tokenizer_of_the_model_stays_unless_another_one_is_given(export, run,
     (run / "stage_00/model/model/tokenizer.model").write_text("its own")
     said, names = export()
     assert "with its own tokenizer" in said
-    assert names == {"config.json", "model.safetensors", "tokenizer.model"}
+    assert names == {"README.md", "config.json", "model.safetensors", "tokenizer.model"}
     said, names = export("--tokenizer", stream)
     assert f"with the tokenizer of {stream}" in said
     assert "tokenizer.model" not in names
@@ -111,7 +112,7 @@ def test_ids_that_are_not_the_streams_leave_the_tokenizer_out(
     said, names = export()
     assert "without a tokenizer" in said
     assert "the checkpoint of 32,000" in said
-    assert names == {"config.json", "model.safetensors"}
+    assert names == {"README.md", "config.json", "model.safetensors"}
     shutil.rmtree(tmp_path / "out")
     words = ("export", run, "--out", tmp_path / "out", "--tokenizer", stream)
     assert "the checkpoint of 32,000" in refused(alma, monkeypatch, capsys, *words)

@@ -83,6 +83,13 @@ def test_alpha_of_a_palette_and_opaque_images():
     assert alpha.composed(opaque) is opaque
 
 
+@pytest.mark.parametrize(("opacity", "level"), [(0, 255), (1, 254), (128, 127), (254, 1)])
+def test_a_veil_is_composed_however_thin(opacity, level):
+    """Black glass on white, without a pixel that is fully transparent."""
+    glass = Image.new("RGBA", (2, 2), (0, 0, 0, opacity))
+    assert np.unique(np.asarray(alpha.composed(glass))).tolist() == [level]
+
+
 def test_runs_count_alpha_and_deployed_models_compose_it(tree, tmp_path, monkeypatch, capsys):
     """Icons on the same background have the same fingerprint, however they are stored."""
     picture, _ = with_alpha("RGBA")

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tests.vision.conftest import command, equal, error_of, jobs, numbers, picture
-from vision import MegaBatchStream, data, decoding, folder, run
+from vision import MegaBatchStream, data, decoding, folder, run, unreadable
 
 pytestmark = pytest.mark.usefixtures("no_cache")
 
@@ -360,3 +360,13 @@ def test_a_cut_is_that_of_torchvision(tmp_path, shape, shorter):
     assert np.array_equal(
         decoding.read_image(str(tmp_path / "one.png"), decoding.Size(9, 9, shorter)), expected
     )
+
+
+def test_ten_unreadable_images_are_named_and_the_others_counted(tmp_path):
+    paths = [str(tmp_path / f"{number:02d}.png") for number in range(12)]
+    for path in paths:
+        Path(path).write_text("no image")
+    message = str(unreadable.error_of(paths))
+    assert message.startswith("cannot read 12 images: ")
+    assert sum(path in message for path in paths) == 10
+    assert ", and 2 more: replace or delete them" in message

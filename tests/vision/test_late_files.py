@@ -2,13 +2,17 @@
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
 from alma.records import Run
 from tests.vision.conftest import command, error_of, picture
 from tests.vision.test_weeks import arrive
+from vision import late, periods
+from vision.held_out import mean
 from vision.periods import listed
 from vision.scenarios import read_periods
 
@@ -133,3 +137,26 @@ def test_a_stream_for_a_trainer_leaves_late_files_out(shop, monkeypatch, capsys)
     command(monkeypatch, *words, "--append")
     assert "late, left out: 1 of 2026-W02" in capsys.readouterr().out
     assert "late.png" not in (shop.parent / "stream/megabatch_00.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("newest", "stages"), [(None, [None, 0, 1]), (0, []), (1, [1]), (9, [None, 0, 1])]
+)
+def test_the_newest_models_alone_are_tested_and_none_with_0(tmp_path, newest, stages):
+    rows = [{"stage": stage, "extra": {}} for stage in (None, 0, 1)]
+    trained = Mock(rows=rows, rows_as_written=rows, directory=tmp_path)
+    assert [untested.stage for untested in late.to_test(trained, 2, newest)] == stages
+
+
+def test_without_an_image_of_a_known_class_no_answer_is_right():
+    assert mean(torch.full((3,), torch.nan)) == 1
+    assert mean(torch.tensor([0.0, torch.nan, 1.0])) == 0.5
+
+
+def test_a_tenth_of_the_images_of_a_period_is_held_out_whole_groups_at_a_time():
+    images = []
+    for number in range(60):
+        images.append({"path": f"{number}", "sha256": f"{number:02d}", "item": number // 3})
+    splits = periods._split("2026-W03", images, Mock(group_by="item"), {})
+    counts = {name: len(members) for name, members in splits.items()}
+    assert counts == {"train": 48, "valid": 6, "test": 6}

@@ -8,7 +8,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.vision.conftest import equal, numbers
-from vision import Stream, deployed, run
+from vision import MegaBatchStream, Stream, deployed, run
+from vision.copies import check_stream
+from vision.data import make_dataset
 
 PIXELS = torch.randint(0, 256, (40, 3, 6, 5), generator=torch.Generator().manual_seed(0)).to(
     torch.uint8
@@ -233,3 +235,15 @@ def test_another_network_or_metric_is_another_run(tmp_path, refused):
         run, stream, "sm", tmp_path, backbone=tiny, metric=worst_class_error, **QUICK
     )
     assert "backbone of its own, own:tiny" in refused(deployed.load, tmp_path)
+
+
+def test_equal_images_are_refused_only_if_all_are(refused):
+    """Also if the one that differs is the last of many."""
+    images = np.zeros((65, 4, 4), np.uint8)
+    labels = np.arange(65) % 2
+    fault = "all 65 images for training are equal"
+    assert fault in refused(
+        check_stream, MegaBatchStream(make_dataset("x", (images, labels), (images, labels)), 2)
+    )
+    images[64] = 9
+    check_stream(MegaBatchStream(make_dataset("x", (images, labels), (images, labels)), 2))

@@ -49,6 +49,16 @@ def test_rotations_are_even_and_permutations_keep_pixels():
         assert torch.equal(scenario.dataset.test.labels[count:], DIGITS.test.labels)
 
 
+def test_each_seed_has_an_order_of_pixels_of_its_own():
+    """Otherwise the spread over seeds leaves out that of the orders."""
+    tests = []
+    for seed in (0, 1, 1):
+        stream = make_stream(DIGITS, 2, seed, "permuted")
+        tests.append(stream.dataset.test.images[stream.held_out[1]])
+    assert not torch.equal(tests[0], tests[1])
+    assert torch.equal(tests[1], tests[2])
+
+
 def test_rows_have_the_error_on_each_held_out_part(stream, tmp_path):
     played = run(stream, out=tmp_path / "run", waiting_time=2, **FAST)
     sizes = [len(part) for part in stream.held_out]

@@ -1,11 +1,13 @@
 """Processes of --jobs share their data, and compute what one process computes."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,22 @@ def test_mapped_data_are_the_data(tmp_path, options):
                 assert torch.equal(one, other)
     assert str(tmp_path) in Path("/proc/self/maps").read_text(), "the images are copies"
     assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+def test_the_process_that_reads_the_data_keeps_no_second_copy(tmp_path, monkeypatch):
+    written = []
+    write = shared._write
+
+    def remembered(place, key, dataset):
+        written.append(weakref.ref(dataset.train.images))
+        write(place, key, dataset)
+
+    monkeypatch.setattr(shared, "_write", remembered)
+    data.load.cache_clear()
+    mapped = shared.load(tmp_path, {"name": "digits"})
+    gc.collect()
+    assert [images() for images in written] == [None]
+    assert len(mapped.train.labels)
 
 
 def test_a_full_disk_leaves_each_process_its_own_copy(tmp_path, monkeypatch):

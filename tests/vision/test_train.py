@@ -230,3 +230,11 @@ def test_augmented_images_are_shifted_and_flipped():
     got = {tuple(image.flatten().tolist()) for image in augmented}
     assert got <= possible
     assert len(got) > 100  # of 162
+
+
+def test_crops_reach_all_edges_alike():
+    """By up to 4 pixels up and down."""
+    images = torch.zeros(2000, 9, 9, 1)
+    images[:, 4, 4] = 1
+    crops = augment(images, seeded(0), 0.0)
+    assert set(crops.nonzero()[:, 1].tolist()) == set(range(9))

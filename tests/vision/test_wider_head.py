@@ -15,8 +15,11 @@ def test_a_wider_head_keeps_what_the_model_answers(name, backbone):
     chosen = resolve("folder", name, chosen=settings)
     learner = KINDS[name]((3, 8, 8), 2, chosen, 0, torch.device("cpu"))
     images = torch.rand(5, 3, 8, 8)
+    for values in learner.model.parameters():  # as training does, which moves them apart
+        values.data.mul_(1.5)
     both = learner.model, learner.average.model
     before = [model.eval()(images) for model in both]
+    assert not torch.equal(*before)
     learner.widen(4, 1)
     assert learner.model is not both[0]
     for old, model in zip(before, (learner.model, learner.average.model), strict=True):

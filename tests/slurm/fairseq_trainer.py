@@ -1,6 +1,6 @@
 """fairseq-train as a trainer: its rows equal those of the built-in `sm` with the same flags.
 
-alma train STREAM --learner sm --trainer 'python examples/trainers/fairseq_dummy.py FLAGS...'
+alma train STREAM --learner sm --trainer 'python -m tests.slurm.fairseq_trainer FLAGS...'
 """
 
 import json
