@@ -171,6 +171,7 @@ def by_hand(task: StageTask, words: list[str]) -> None:
 
     from transformers_alma.arguments import parse
     from transformers_alma.blocks import Layout, PartBlocks, StageBlocks
+    from transformers_alma.training import MODEL
 
     arguments = parse(words)
     engine = arguments.engine
@@ -186,7 +187,7 @@ def by_hand(task: StageTask, words: list[str]) -> None:
     model = AutoModelForCausalLM.from_pretrained(engine.init)
     trainer = Trainer(model, training, train_dataset=in_memory)
     trainer.train()
-    trainer.save_model(str(Path(task.out, "model")))
+    trainer.save_model(str(Path(task.out, MODEL)))
 
 
 def timed(task: StageTask) -> None:

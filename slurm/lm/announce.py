@@ -3,7 +3,7 @@
 import argparse
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -48,13 +48,7 @@ def announce(
         sizes = {stream: size or _VOCABULARY for stream, size in sizes.items()}
     estimates = [estimate(plan, sizes[plan.request.stream], machine) for plan in plans]
     say(table(estimates))
-    for plan in plans:
-        if plan.request.engine:
-            say(_by_transformers(plan))
-        for line in announcement(plan, sizes[plan.request.stream], machine):
-            say(line)
-    for line in disk_lines(plans):
-        say(line)
+    _say_about_runs(plans, sizes, machine)
     for program in dict.fromkeys(chain(*map(programs, plans))):
         say(program)
     if options.verbose:
@@ -72,6 +66,19 @@ def announce(
         for plan in plans:
             Run.check(plan.out, *run_config(plan))
     return estimates
+
+
+def _say_about_runs(
+    plans: Sequence[Plan], sizes: Mapping[str, int | None], machine: Machine
+) -> None:
+    """Print the engine and late evaluations of each run, and the disk that they need."""
+    for plan in plans:
+        if plan.request.engine:
+            say(_by_transformers(plan))
+        for line in announcement(plan, sizes[plan.request.stream], machine):
+            say(line)
+    for line in disk_lines(plans):
+        say(line)
 
 
 def _by_transformers(plan: Plan) -> str:
@@ -96,11 +103,11 @@ def _say_commands(plans: Sequence[Plan]) -> None:
 
 def disk_lines(plans: Sequence[Plan]) -> list[str]:
     """Lines about the disk that runs need, where the engine tells it; a warning if it is full."""
-    told = [plan for plan in plans if "model_bytes" in plan.request.settings]
-    lines = [_disk_line(plan) for plan in told]
+    with_disk = [plan for plan in plans if "model_bytes" in plan.request.settings]
+    lines = [_disk_line(plan) for plan in with_disk]
     missing = [
         (plan, training)
-        for plan in told
+        for plan in with_disk
         for spec in plan.stages
         for training in spec.trainings
         if not (training.directory / TRAINED).exists()
@@ -109,7 +116,7 @@ def disk_lines(plans: Sequence[Plan]) -> list[str]:
         return lines
     needed = max(_bytes_while_training(plan) for plan, _ in missing)
     needed += sum(plan.request.settings["model_bytes"] for plan, _ in missing)
-    free = min(_free_bytes(plan.out) for plan in told)
+    free = min(_free_bytes(plan.out) for plan in with_disk)
     if needed > free:
         problem = f"the disk has {in_bytes(free)} free, and {in_bytes(needed)} are needed"
         lines.append(f"warning: {problem}: free some space, or choose another --out")

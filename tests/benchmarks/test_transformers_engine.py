@@ -15,7 +15,7 @@ SIZE = bench.Size({**bench.SIZES["tiny"].model, "hidden_size": 16}, block=32, ba
 def test_both_train_the_same_weights(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     from transformers_alma.arguments import parse
-    from transformers_alma.training import train
+    from transformers_alma.training import MODEL, train
 
     words = bench.make(tmp_path, SIZE)
     arguments = parse(words)
@@ -33,7 +33,7 @@ def test_both_train_the_same_weights(tmp_path, monkeypatch):
 
         done = Child(tmp_path / f"{kind}.log", timed).wait()
         assert done.code == 0, done.output
-        hashes.add(sha256_file(tmp_path / kind / "model/model.safetensors"))
+        hashes.add(sha256_file(tmp_path / kind / MODEL / "model.safetensors"))
         times = json.loads((tmp_path / kind / "times.json").read_text())
         assert times["seconds"] > 0
         assert times["cpu"] > 0

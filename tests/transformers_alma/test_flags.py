@@ -37,7 +37,7 @@ def test_flags_reach_training_arguments():
     )
     training = arguments.training_arguments(max_steps=7)
     assert (training.lr_scheduler_type, training.warmup_steps) == ("cosine", 3)
-    assert (training.max_steps, training.bf16, training.save_total_limit) == (7, True, 2)
+    assert (training.max_steps, training.bf16, training.save_total_limit) == (7, True, 1)
     assert training.train_sampling_strategy == "sequential"
     assert arguments.engine.lora == 4
 
@@ -50,7 +50,7 @@ def test_flags_reach_training_arguments():
         ("--output_dir x", "give --out RUN before the `--`"),
         ("--output-dir x", "give --out RUN before the `--`"),
         ("--first_token 3", "leave it out, `alma train` sets it"),
-        ("--save_total_limit 1", "killed while it writes one would have none; give 2"),
+        ("--save_total_limit 0", "a restart needs the last checkpoint; give 1"),
         ("--save_strategy epoch", "give --save_steps N"),
         ("--save_steps .5", "give a number of updates"),
         ("--block_size 1", "give 2 or more"),

@@ -191,7 +191,9 @@ def test_twelve_kills_change_no_weight(start, undisturbed, tmp_path):
     assert code == 0, output
     assert weights(folder) == undisturbed
     assert len(undisturbed) == 2
-    assert sorted(path.name for path in folder.iterdir()) == ["model", "trained.json"]
+    from transformers_alma.training import MODEL
+
+    assert {path.name for path in folder.iterdir()} == {MODEL, "trained.json"}
 
 
 def no_large_files() -> None:
@@ -225,7 +227,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(start, undisturbed, model, tm
     code, output = start(folder)
     assert code == 0, output
     assert weights(folder) == undisturbed
-    assert 0 < bytes_in(folder / "model") - planned["model_bytes"] < OF_FILES
+    assert 0 < bytes_in(folder / training.MODEL) - planned["model_bytes"] < OF_FILES
 
 
 def bytes_in(folder: Path) -> int:
