@@ -20,7 +20,8 @@ def disk_use(
     checkpoint, it has one more than it keeps.
     """
     engine = arguments.engine
-    has_average = bool(averages.read(engine.average))
+    is_of_checkpoints = averages.last_of(engine.average)  # refused later
+    has_average = bool(is_of_checkpoints or averages.read(engine.average))
     width = _FP32 if engine.lora else _width(engine.dtype, config)
     model = trained * width if engine.lora else whole * width
     checkpoint = model + _states(arguments.training["optim"]) * trained * width
