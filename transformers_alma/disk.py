@@ -1,5 +1,7 @@
 """Bytes on the disk that a stage keeps, and that its training needs while it runs."""
 
+from typing import Any
+
 import torch
 from transformers import PreTrainedConfig
 
@@ -37,7 +39,7 @@ def disk_use(
 
 def _width(dtype: str, config: PreTrainedConfig) -> int:
     """Bytes of a weight."""
-    kind = config.dtype if dtype == "auto" else getattr(torch, dtype)
+    kind: Any = config.dtype if dtype == "auto" else getattr(torch, dtype)
     return (kind or torch.float32).itemsize
 
 

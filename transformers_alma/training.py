@@ -72,7 +72,7 @@ class TrainingSteps(TrainerCallback):
         """
         if not state.is_world_process_zero:
             return
-        folder = Path(args.output_dir)
+        folder = Path(self.task.out)
         checkpoint = folder / f"checkpoint-{state.global_step}"
         with _writing(checkpoint):
             if self.average:
