@@ -92,7 +92,7 @@ class StageTrainer(Trainer):
     """The Trainer, with one line for a full disk."""
 
     def _save_checkpoint(self, model, trial):
-        with _writing(Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")):
+        with _writing(Path(self.args.output_dir or ".", f"checkpoint-{self.state.global_step}")):
             super()._save_checkpoint(model, trial)
 
 
