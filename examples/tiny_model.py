@@ -1,5 +1,6 @@
-"""Make a small Qwen of random weights with its tokenizer, to try a stream of Hugging Face's tokens
-without a download: python examples/tiny_model.py CORPUS.jsonl FOLDER.
+"""Make a small Qwen of random weights with its tokenizer, to try `alma train --init` at once:
+
+python examples/tiny_model.py CORPUS.jsonl FOLDER
 
 The tokenizer is byte-level, as Qwen's, and trained on the texts of CORPUS. The model has 0.2 million
 parameters.

@@ -120,7 +120,6 @@ def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
     updates = task.budget["updates"]
     checkpoint, seconds = newest_checkpoint(folder)
     model = models.load_to_train(task.checkpoint, engine, task.seeds[0])
-    model.config.use_cache = False
     layout = Layout(
         models.block_size_of(model.config, engine.block_size), task.end_token, engine.first_token
     )
@@ -142,6 +141,7 @@ def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
     if averages.read(engine.average):
         average = MovingAverage(model, engine.average, checkpoint)
     progress = TrainingSteps(task, average, arguments.training["save_total_limit"], seconds)
+    uses_cache = getattr(model.config, "use_cache", True)
     trainer = StageTrainer(model, training, train_dataset=blocks, callbacks=[progress])
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -153,6 +153,7 @@ def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
         sys.exit(STOPPED)
     if trainer.state.global_step < updates:
         sys.exit(STOPPED)
+    model.config.use_cache = uses_cache  # the Trainer turns it off, and exports have config.json
     costs = {
         "updates": updates,
         "tokens": updates * batch * layout.targets,

@@ -281,6 +281,9 @@ WAYS: dict[str, dict[str, Way]] = {
             (materials.history_of_git,),
             prints=("megabatch_02", "Loss against age", "How often to retrain?", "replay?"),
         ),
+        "python examples/tiny_model.py": Run(
+            adds={r"train ": "--max_steps 3"}, prints=("transformers trains qwen2", "replay?")
+        ),
         "alma data web": Run((materials.dated_files,)),
     },
     "docs/trainers.md": {

@@ -171,6 +171,7 @@ def test_a_run_by_the_main_command(train, llama, own_stream, transformers, tmp_p
     monkeypatch.setattr(sys, "argv", ["alma export", str(run), "--out", str(exported)])
     export()
     loaded = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
+    assert loaded.config.use_cache, "generation from the export would be slow"
     last = math.exp(loss_by_hand(loaded.eval(), ids))
     assert last == pytest.approx(rows[2]["value"], rel=1e-5)
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
