@@ -2,8 +2,8 @@
 
 python examples/tiny_model.py CORPUS.jsonl FOLDER
 
-The tokenizer is byte-level, as Qwen's, and trained on the texts of CORPUS. The model has 0.2 million
-parameters.
+The tokenizer is byte-level, as Qwen's, and trained on the texts of CORPUS. The model has
+0.2 million parameters.
 """
 
 import json
