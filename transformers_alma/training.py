@@ -14,8 +14,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from alma import averages
 from alma.files import fsync_directory, write_json_atomic
 from alma.schema import AMOUNT, COUNT, parse_json, require
-from alma.trainer import StageTask, TextPart, stop_requests
-from transformers_alma import models
+from alma.trainer import StageTask, TextPart
+from transformers_alma import models, processes
 from transformers_alma.arguments import Arguments
 from transformers_alma.blocks import Layout, PartBlocks, StageBlocks
 from transformers_alma.weight_average import MovingAverage
@@ -34,10 +34,11 @@ STOPPED = 75  # exit code after a signal: run the same command again
 class TrainingSteps(TrainerCallback):
     """The weight average, lines for `alma status`, whole checkpoints, and a stop at a signal."""
 
-    def __init__(self, task: StageTask, average: MovingAverage | None, seconds: float) -> None:
+    average: MovingAverage | None = None
+
+    def __init__(self, task: StageTask, seconds: float) -> None:
         self.task = task
-        self.average = average
-        self.is_stopping = stop_requests()
+        self.is_stopping = processes.StopVote()
         self.began = time.monotonic() - seconds
 
     @property
@@ -55,7 +56,8 @@ class TrainingSteps(TrainerCallback):
 
     def on_save(self, args, state, control, **kwargs):
         """Complete a checkpoint: without its last file it would not be used."""
-        if not state.is_world_process_zero:
+        processes.wait_for_all()  # until each has written its state of random numbers
+        if not processes.is_first():
             return
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
         if self.average:
@@ -75,9 +77,11 @@ def train(task: StageTask, arguments: Arguments) -> None:
     Exits with code 75 after a signal. UserError: the model is damaged, or a mega-batch too short.
     """
     folder = Path(task.out)
-    if not (folder / MODEL / _ENDED).is_file():
-        _train(task, arguments, folder)
-    if not _is_first_process():
+    training = _training_arguments(task, arguments)  # meets the other processes
+    if not processes.of_first((folder / MODEL / _ENDED).is_file):
+        _train(task, arguments, training, folder)
+    processes.leave()
+    if not processes.is_first():
         return
     for checkpoint in folder.glob("checkpoint-*"):  # states of the optimizer, of no more use
         shutil.rmtree(checkpoint)
@@ -86,21 +90,29 @@ def train(task: StageTask, arguments: Arguments) -> None:
     task.finish(checkpoint=MODEL, peak_memory_bytes=_peak_memory(), **costs)
 
 
-def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
+def _training_arguments(task: StageTask, arguments: Arguments) -> TrainingArguments:
+    """The arguments of the Trainer. UserError: flags that contradict each other or the machine."""
+    updates = task.budget["updates"]
+    settings: dict[str, Any] = {"output_dir": task.out, "max_steps": updates}
+    if arguments.training["logging_steps"] == _default_of("logging_steps"):
+        settings["logging_steps"] = min(_MOST_LOG_INTERVAL, max(1, updates // _LINES_OF_A_STAGE))
+    if not arguments.has_several_processes:
+        settings["fsdp"] = None  # nothing to share
+    return arguments.training_arguments(seed=task.seeds[0], **settings)
+
+
+def _train(
+    task: StageTask, arguments: Arguments, training: TrainingArguments, folder: Path
+) -> None:
     """Train, and write the model into MODEL."""
     engine = arguments.engine
-    updates = task.budget["updates"]
-    checkpoint, seconds = newest_checkpoint(folder)
+    updates = training.max_steps
+    checkpoint, seconds = processes.of_first(lambda: newest_checkpoint(folder))
     model = models.load_to_train(task.checkpoint, engine, task.seeds[0])
     model.config.use_cache = False
     layout = Layout(
         models.block_size_of(model.config, engine.block_size), task.end_token, engine.first_token
     )
-    log_interval = min(_MOST_LOG_INTERVAL, max(1, updates // _LINES_OF_A_STAGE))
-    settings: dict[str, Any] = {"output_dir": str(folder), "max_steps": updates}
-    if arguments.training["logging_steps"] == _default_of("logging_steps"):
-        settings["logging_steps"] = log_interval
-    training = arguments.training_arguments(seed=task.seeds[0], **settings)
     batch = training.train_batch_size * training.world_size * training.gradient_accumulation_steps
     blocks = StageBlocks(
         _blocks_of(task.train, layout),
@@ -109,13 +121,13 @@ def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
         [*task.seeds, task.t],
         updates * batch,
     )
-    average = None
-    if averages.read(engine.average):
-        average = MovingAverage(model, engine.average, checkpoint)
-    progress = TrainingSteps(task, average, seconds)
+    progress = TrainingSteps(task, seconds)
     trainer = Trainer(model, training, train_dataset=blocks, callbacks=[progress])
+    if averages.read(engine.average):  # after the Trainer has moved the weights to the device
+        progress.average = MovingAverage(model, engine.average, checkpoint)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if trainer.state.global_step < updates:
+        processes.leave()  # until the first process has written the checkpoint
         sys.exit(STOPPED)
     costs = {
         "updates": updates,
@@ -123,7 +135,7 @@ def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
         "seconds": progress.seconds,
         "parameters": model.num_parameters(),
     }
-    _write_model(trainer, average, folder, costs)
+    _write_model(trainer, progress.average, folder, costs)
 
 
 def _blocks_of(parts: tuple[TextPart, ...], layout: Layout) -> list[PartBlocks]:
@@ -154,16 +166,19 @@ def _write_model(
     With an average, MODEL/raw has the weights from which the next stage goes on.
     """
     part = folder / f"{MODEL}.part"
-    if _is_first_process():
+    if processes.is_first():
         shutil.rmtree(part, ignore_errors=True)
         shutil.rmtree(folder / MODEL, ignore_errors=True)
-    trainer.accelerator.wait_for_everyone()
+    processes.wait_for_all()
+    if trainer.is_fsdp_enabled:  # a checkpoint may have a share in each file, a model not
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     if average:
         trainer.save_model(str(part / models.RAW))
+        processes.wait_for_all()
         average.deploy()
     trainer.save_model(str(part))
-    trainer.accelerator.wait_for_everyone()
-    if not _is_first_process():
+    processes.wait_for_all()
+    if not processes.is_first():
         return
     for name in ("training_args.bin", f"{models.RAW}/training_args.bin"):  # a pickle of no use
         (part / name).unlink(missing_ok=True)
@@ -187,13 +202,6 @@ def _sync(folder: Path) -> None:
 def _default_of(name: str) -> Any:
     """The default of a flag of TrainingArguments."""
     return TrainingArguments.__dataclass_fields__[name].default
-
-
-def _is_first_process() -> bool:
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return True
-    return distributed.get_rank() == 0
 
 
 def _peak_memory() -> int:
