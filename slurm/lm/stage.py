@@ -50,6 +50,7 @@ from slurm.lm.record import (
 )
 from slurm.lm.sharing import take_over
 
+TRAIN_LOG = "train.log"  # of the process or node that writes the marker
 RENDEZVOUS = (
     ".rendezvous.json"  # file in a training's folder through which its processes find each other
 )
@@ -101,13 +102,14 @@ class TrainJob(RunJob):
         environment: Environment = None,
         watch: Watch = None,
         arguments: Sequence[str] | None = None,
-        log: str = "train.log",
+        log: str = TRAIN_LOG,
     ) -> None:
         """Train to the end, or link the checkpoints of an equal training of another run.
 
-        arguments: arguments of fairseq-train for this process of a distributed training; None: this
-        process trains alone, or starts the others. log: name of the log; each process of a
-        distributed training has its own, and the one with train.log writes the marker.
+        arguments: arguments of fairseq-train for this process of a distributed training, or of the
+        program of `engines` for this node; None: this process trains alone, or starts the others.
+        log: name of the log; each process of a distributed training has its own, and the one with
+        train.log writes the marker.
         """
         if self.done:
             return
@@ -117,7 +119,7 @@ class TrainJob(RunJob):
         check_length(self.plan, self.spec)
         make_directory(self.directory)
         if self.training.program:
-            self._train_by_program(self.directory / log, environment, watch)
+            self._train_by_program(self.directory / log, arguments or [], environment, watch)
             return
         if arguments is None:
             arguments = self._joined(1, 0, secrets.token_hex(8), "localhost")
@@ -125,7 +127,7 @@ class TrainJob(RunJob):
         if self.training.previous:
             command += ["--finetune-from-model", str(self.model_of(self.training.previous))]
         children.run(command, self.directory / log, f"training of {self.name}", watch, environment)
-        if log == "train.log":
+        if log == TRAIN_LOG:
             marker: dict[str, Any] = {"checkpoint": self._chosen_checkpoint()}
             if averages.last_of(self.plan.request.average):  # an average of fewer would be another
                 marker["averaged"] = sorted(
@@ -133,15 +135,21 @@ class TrainJob(RunJob):
                 )
             write_json_atomic(self.marker, marker)
 
-    def _train_by_program(self, log: Path, environment: Environment, watch: Watch) -> None:
-        """Train by a program of `engines`."""
+    def _train_by_program(
+        self, log: Path, arguments: Sequence[str], environment: Environment, watch: Watch
+    ) -> None:
+        """Train by a program of `engines`; the first node writes the marker."""
         checkpoint = None
         if self.training.previous:
             checkpoint = self.model_of(self.training.previous)
         task = trainer.training_of(self.plan, self.spec, self.training, checkpoint)
-        answer = trainer.answer(
-            task, self.training.command, log, f"training of {self.name}", watch, environment
-        )
+        *program, stage_file = self.training.command
+        command = [*program, *arguments, stage_file]
+        name = f"training of {self.name}"
+        if log.name != TRAIN_LOG:
+            trainer.take_part(task, command, log, name)
+            return
+        answer = trainer.answer(task, command, log, name, watch, environment)
         write_json_atomic(self.marker, trainer.marker(task, answer))
 
     def _chosen_checkpoint(self) -> str:
@@ -159,8 +167,11 @@ class TrainJob(RunJob):
 
         job = JobEnvironment()
         attempt = f"{job.raw_job_id}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
-        host = "localhost" if job.num_nodes == 1 else None
-        arguments = self._joined(job.num_tasks, job.global_rank, attempt, host)
+        if self.training.program:
+            arguments = self._of_node(job.num_tasks, job.global_rank, attempt)
+        else:
+            host = "localhost" if job.num_nodes == 1 else None
+            arguments = self._joined(job.num_tasks, job.global_rank, attempt, host)
         if job.global_rank:
             self.do(arguments=arguments, log=f"train.rank{job.global_rank}.log")
             return
@@ -170,6 +181,17 @@ class TrainJob(RunJob):
         # A job that SLURM declared dead may still be running.
         with patiently_locked(self.directory):
             self.do(arguments=arguments)
+
+    def _of_node(self, nodes: int, node: int, attempt: str) -> list[str]:
+        """Flags of transformers_alma by which the nodes of a job train together.
+
+        Each node has one task, which starts the processes there. attempt: as for `_joined`.
+        """
+        if nodes == 1:
+            return []
+        words = flag_words("--num_machines", nodes)
+        words += flag_words("--machine_rank", node)
+        return words + flag_words("--attempt", attempt)
 
     def _joined(self, tasks: int, task: int, attempt: str, host: str | None) -> list[str]:
         """Flags by which the processes of a training find each other (fairseq_alma.rendezvous).
