@@ -16,6 +16,7 @@ from tests.conftest import Child, Finished
 
 END = 0
 IDS = 64
+TOKENS = 300  # of a model with a tokenizer
 UPDATES = 6
 FLAGS = (
     "--block_size 16 --per_device_train_batch_size 2 --learning_rate 1e-2 --use_cpu --save_steps 2"
@@ -32,14 +33,34 @@ SETTINGS = {
 }
 
 
-def make_model(folder: Path) -> str:
+def make_model(folder: Path, **settings) -> str:
     """A folder with a tiny Qwen2 of random weights."""
     import transformers
 
     torch.manual_seed(1)
-    config = transformers.Qwen2Config(**SETTINGS)
+    config = transformers.Qwen2Config(**(SETTINGS | settings))
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return str(folder)
+
+
+def make_tokenizer(folder: Path, text: str) -> None:
+    """Give a folder a byte-level tokenizer of TOKENS ids, whose end of text is END."""
+    import tokenizers
+    import transformers
+
+    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
+    engine.pre_tokenizer = bytes_
+    engine.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=TOKENS,
+        initial_alphabet=bytes_.alphabet(),
+        special_tokens=["<|end|>"],
+        show_progress=False,
+    )
+    engine.train_from_iterator([text], trainer)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=engine, eos_token="<|end|>")
+    tokenizer.save_pretrained(folder)
 
 
 def make_parts(folder: Path) -> list[TextPart]:
