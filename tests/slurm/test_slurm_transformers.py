@@ -51,6 +51,7 @@ def model(text, tmp_path) -> Path:
 def own_stream(model, text, tmp_path) -> Path:
     out = tmp_path / "own"
     words = "--mega-batches 1 --words 3000 --eval-words 800 --valid-words 300 --workers 1"
+    words += " --max-document-words 100"
     command = [sys.executable, "-m", "data_prep", text / "help.txt", "--tokenizer", model]
     subprocess.run([*command, *words.split(), "--out", out], check=True, cwd=ROOT)
     return out
