@@ -88,6 +88,8 @@ def run_processes(task: StageTask, arguments: Arguments, words: Sequence[str]) -
     launched = _Launched([*flags, "--module", "transformers_alma", *words, stage_file])
     launched.start()
     launched.join()
+    for number in worker.STOP_SIGNALS:  # it is too late to save
+        signal.signal(number, signal.SIG_IGN)
     shutil.rmtree(place, ignore_errors=True)
     if launched.error:
         raise launched.error

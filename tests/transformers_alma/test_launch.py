@@ -175,9 +175,9 @@ def launched(tmp_path_factory) -> Launched:
     return Launched(tmp_path_factory.mktemp("launched"))
 
 
-def wait_for_update(process: subprocess.Popen, log: Path, update: int) -> None:
+def wait_for_updates(process: subprocess.Popen, log: Path, count: int) -> None:
     deadline = time.monotonic() + 300
-    while f'"num_updates": {update},' not in log.read_text():
+    while len(tiny.losses(log.read_text())) < count:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -203,10 +203,10 @@ def test_signals_and_kills_of_the_launcher(launched, tmp_path):
     whole = launched.start(tmp_path / "whole")
     assert whole.wait(600) == 0, (tmp_path / "whole/log").read_text()
     log = tmp_path / "cut/log"
-    seen = 0
     for number, code in ((signal.SIGUSR1, 75), (signal.SIGKILL, -9), (signal.SIGTERM, 75)):
+        seen = len(tiny.losses(log.read_text())) if log.exists() else 0
         process = launched.start(tmp_path / "cut")
-        wait_for_update(process, log, seen + 20)
+        wait_for_updates(process, log, seen + 20)
         workers = workers_of(process.pid)
         assert len(workers) == 2
         process.send_signal(number)
@@ -215,10 +215,8 @@ def test_signals_and_kills_of_the_launcher(launched, tmp_path):
         while any(map(is_running, workers)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        if code == 75:
-            saved = max((tmp_path / "cut").glob("checkpoint-*"), key=lambda path: path.stat().st_mtime)
-            seen = int(saved.name.partition("-")[2])
-            assert (saved / "alma_seconds.json").exists()
+        saved = list((tmp_path / "cut").glob("checkpoint-*/alma_seconds.json"))
+        assert bool(saved)
     process = launched.start(tmp_path / "cut")
     assert process.wait(600) == 0, log.read_text()
     assert tiny.checksums(tmp_path / "cut") == tiny.checksums(tmp_path / "whole")
