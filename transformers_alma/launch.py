@@ -125,6 +125,7 @@ def _flags(arguments: Arguments, count: int, meeting: Meeting, place: Path) -> l
         "--gpu_ids": "all",
         "--rdzv_backend": "static",
         "--max_restarts": 0,
+        "--log_dir": place,  # else a folder would stay in /tmp
         "--num_cpu_threads_per_process": threads,
     }
     flags = [kind, "--same_network"]
