@@ -18,5 +18,7 @@ def merged(checkpoint: Path, base: str, out: Path) -> None:
 
     kind: Any = PeftModel
     with models.reading(checkpoint):
-        adapted = kind.from_pretrained(models.pretrained(base, EngineArguments(), "auto"), checkpoint)
+        adapted = kind.from_pretrained(
+            models.pretrained(base, EngineArguments(), "auto"), checkpoint
+        )
         adapted.merge_and_unload().save_pretrained(out)

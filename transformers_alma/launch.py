@@ -66,7 +66,7 @@ class _Launched(Thread):
 
 
 def run_processes(task: StageTask, arguments: Arguments, words: Sequence[str]) -> int:
-    """Train a task by several processes; the exit code: 0, 2 after an error line, 75 after a signal.
+    """Train a task by several processes; 0, 2 after an error line, or 75 after a signal.
 
     words: the flags of each process. UserError: this node has too few GPUs, or no first node.
     """
@@ -112,7 +112,9 @@ def _flags(arguments: Arguments, count: int, meeting: Meeting, place: Path) -> l
     cores = len(os.sched_getaffinity(0))
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // count))
     kind = "--multi_gpu"  # also of CPUs: accelerate starts processes on them by MPI alone
-    if engine.accelerate_config and accelerate_config.is_sharded(engine.accelerate_config, training):
+    if engine.accelerate_config and accelerate_config.is_sharded(
+        engine.accelerate_config, training
+    ):
         kind = "--use_fsdp"
     values = {
         "--config_file": config,

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer import OPTIMIZER_NAME
 
 from alma import averages
+from alma.errors import UserError
 from alma.files import fsync_directory, write_json_atomic
 from alma.schema import AMOUNT, COUNT, parse_json, require
 from alma.trainer import StageTask, TextPart
@@ -108,6 +110,8 @@ def _train(
     engine = arguments.engine
     updates = training.max_steps
     checkpoint, seconds = processes.of_first(lambda: newest_checkpoint(folder))
+    if checkpoint:
+        _check_sharding(checkpoint, arguments.is_sharded)
     model = models.load_to_train(task.checkpoint, engine, task.seeds[0])
     model.config.use_cache = False
     layout = Layout(
@@ -136,6 +140,15 @@ def _train(
         "parameters": model.num_parameters(),
     }
     _write_model(trainer, progress.average, folder, costs)
+
+
+def _check_sharding(checkpoint: Path, is_sharded: bool) -> None:
+    """UserError: FSDP was turned on or off; the Trainer would begin with an empty optimizer."""
+    of_whole_model = checkpoint / OPTIMIZER_NAME  # FSDP's has another name
+    if of_whole_model.is_file() == is_sharded:
+        how = "without" if is_sharded else "by"
+        problem = f"saved {how} FSDP and several processes"
+        raise UserError(f"{checkpoint}: {problem}: start as before, or delete it to train anew")
 
 
 def _blocks_of(parts: tuple[TextPart, ...], layout: Layout) -> list[PartBlocks]:

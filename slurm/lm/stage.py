@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from alma import averages
 from alma.errors import UserError
 from alma.files import make_directory, patiently_locked, write_json_atomic
 from alma.markers import read_marker
-from alma.options import flag_words
 from alma.records import Run
 from alma.stream import Stream, is_stream
 from slurm.engine import children
@@ -36,6 +34,7 @@ from slurm.lm.late import (
     plan_as_recorded,
     untested,
 )
+from slurm.lm.meeting import words_of_node, words_of_task
 from slurm.lm.plan import Plan
 from slurm.lm.planned import StageSpec, Training, program_command
 from slurm.lm.record import (
@@ -51,9 +50,6 @@ from slurm.lm.record import (
 from slurm.lm.sharing import take_over
 
 TRAIN_LOG = "train.log"  # of the process or node that writes the marker
-RENDEZVOUS = (
-    ".rendezvous.json"  # file in a training's folder through which its processes find each other
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +164,7 @@ class TrainJob(RunJob):
         job = JobEnvironment()
         attempt = f"{job.raw_job_id}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
         if self.training.program:
-            arguments = self._of_node(job.num_tasks, job.global_rank, attempt)
+            arguments = words_of_node(job.num_tasks, job.global_rank, attempt)
         else:
             host = "localhost" if job.num_nodes == 1 else None
             arguments = self._joined(job.num_tasks, job.global_rank, attempt, host)
@@ -182,39 +178,12 @@ class TrainJob(RunJob):
         with patiently_locked(self.directory):
             self.do(arguments=arguments)
 
-    def _of_node(self, nodes: int, node: int, attempt: str) -> list[str]:
-        """Flags of transformers_alma by which the nodes of a job train together.
-
-        Each node has one task, which starts the processes there. attempt: as for `_joined`.
-        """
-        if nodes == 1:
-            return []
-        words = flag_words("--num_machines", nodes)
-        words += flag_words("--machine_rank", node)
-        return words + flag_words("--attempt", attempt)
-
     def _joined(self, tasks: int, task: int, attempt: str, host: str | None) -> list[str]:
-        """Flags by which the processes of a training find each other (fairseq_alma.rendezvous).
-
-        tasks: number of tasks of the SLURM job; this is number `task`. attempt: an ID of this
-        start, different from those of earlier starts. host: where the first process is; None: its
-        node.
-        """
+        """Flags of fairseq-train by which its processes meet (`meeting.words_of_task`)."""
         placement = self.plan.request.placement
         if not placement:
             return []
-        processes = placement.processes // tasks  # number of processes of this task
-        arguments = flag_words("--expect-gpus", processes if placement.gpus else None)
-        if placement.processes > 1:
-            file = quote(str((self.directory / RENDEZVOUS).resolve()))
-            meeting = f"alma://{file}?attempt={attempt}"
-            if host:
-                meeting += f"&host={host}"
-            arguments += ["--distributed-init-method", meeting]
-            arguments += ["--distributed-rank", str(task * processes)]
-            if processes == 1:  # this process trains; otherwise fairseq starts others
-                arguments.append("--distributed-no-spawn")
-        return arguments
+        return words_of_task(self.directory, placement, tasks, task, attempt, host)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,11 +68,11 @@ def test_two_nodes_and_a_requeue_give_the_weights_of_one_machine(
     """Two gloo processes, on two nodes or both on this machine; only the signal saves."""
     whole = tmp_path / "whole"
     cut = tmp_path / "cut"
-    asked = [own_stream, "--init", model, "--learner", "sm", "--out"]
-    here = launch(*asked, whole, "--", *FLAGS, "--num_processes", 2)
-    output, _ = here.communicate(timeout=900)
-    assert here.returncode == 0, output
-    on_nodes = launch(*asked, cut, *ON_NODES, "--", *FLAGS)
+    words = [own_stream, "--init", model, "--learner", "sm", "--out"]
+    local = launch(*words, whole, "--", *FLAGS, "--num_processes", 2)
+    output, _ = local.communicate(timeout=900)
+    assert local.returncode == 0, output
+    on_nodes = launch(*words, cut, *ON_NODES, "--", *FLAGS)
     log = cut / "stage_00/train.log"
     cluster.until(lambda: log.exists() and len(tiny.losses(log.read_text())) > 3, timeout=120)
     job_id = next(job.job_id for job in queue.read_jobs(cut) if job.kind == "train")
@@ -92,7 +92,8 @@ def test_two_nodes_and_a_requeue_give_the_weights_of_one_machine(
 
 def test_several_tasks_on_a_node_are_refused(cluster, launch, model, own_stream, tmp_path):
     words = [own_stream, "--init", model, "--learner", "sm", "--out", tmp_path / "run"]
-    process = launch(*words, *ON_NODES, "--tasks-per-node", 2, "--", *FLAGS)
+    tasks = ("--gpus-per-node", 0, "--tasks-per-node", 2)
+    process = launch(*words, *ON_NODES, *tasks, "--", *FLAGS)
     output, _ = process.communicate()
     assert process.returncode == 2, output
     remedy = "leave it out, or give `-- --num_processes N`"

@@ -102,6 +102,8 @@ def test_a_sharded_training_resumes_and_ends_with_a_whole_model(train, tmp_path)
     assert [child.code for child in whole] == [0, 0], whole
     killed = train(tmp_path / "killed", partial(kill_before, 4))
     assert killed[1].code == -signal.SIGKILL, killed
+    refused = train(tmp_path / "killed", is_sharded=False)
+    assert "checkpoint-2: saved by FSDP and several processes: start as before" in refused[0].output
     done = train(tmp_path / "killed")
     assert [child.code for child in done] == [0, 0], done
     assert [update for update, _ in tiny.losses(done[0].output)] == [3, 4, 5, 6]

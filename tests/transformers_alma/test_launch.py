@@ -68,7 +68,8 @@ def test_one_process_sees_one_gpu():
 def test_exit_codes(launch, codes, expected, capsys):
     assert launch._exit_code(codes) == expected
     killed = "error: process 1 of the training was killed by signal 9 (Killed)\n"
-    assert capsys.readouterr().err == (killed if -9 in codes.values() else "")
+    expected_lines = [killed] if -9 in codes.values() else []
+    assert capsys.readouterr().err.splitlines(keepends=True) == expected_lines
 
 
 def test_too_few_gpus_end_in_one_line(launch, monkeypatch):
