@@ -48,7 +48,7 @@ class EngineArguments:
         False, "start from random weights of the seed, not from those in the folder"
     )
     lora: int = _argument(0, "train adapters of this rank (LoRA) instead of all weights")
-    lora_alpha: float | None = _argument(None, "scale of the adapters (default: 2 x --lora)")
+    lora_alpha: int | None = _argument(None, "scale of the adapters (default: 2 x --lora)")
     lora_dropout: float = _argument(0.0, "dropout before the adapters")
     lora_target_modules: str | None = _argument(
         None, "layers that get adapters, such as q_proj,v_proj (default: all linear layers)"

@@ -105,7 +105,7 @@ def check_unchanged(engine: EngineArguments) -> None:
         raise UserError(f"--init {engine.init}: {problem}: restore them, or choose another --out")
 
 
-def load(checkpoint: str | None, engine: EngineArguments, seed: int, dtype: str) -> PreTrainedModel:
+def load(checkpoint: str | None, engine: EngineArguments, seed: int, dtype: str) -> Any:
     """The model of a checkpoint of this engine; None: that of --init, as it starts.
 
     seed: of random weights. dtype: of the weights. UserError: damaged, or changed.

@@ -141,7 +141,8 @@ def together(functions: Sequence[Callable[[], object]], folder: Path) -> list[Fi
 
 def losses(output: str) -> list[tuple[int, float]]:
     """Updates and losses that a training has printed."""
-    lines = [line for line in output.splitlines() if line.startswith("alma | train_inner | ")]
+    whole_lines = output.rpartition("\n")[0].splitlines()
+    lines = [line for line in whole_lines if line.startswith("alma | train_inner | ")]
     records = [json.loads(line.rpartition(" | ")[2]) for line in lines]
     return [(record["num_updates"], record["loss"]) for record in records]
 
