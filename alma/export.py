@@ -32,6 +32,7 @@ class Exporter(NamedTuple):
 
 IMAGES = Exporter("vision.export", ("t", "onnx"))
 TRAINER = Exporter("fairseq_alma.trainer_export", ("t", "tokenizer"))
+TRANSFORMERS = Exporter("transformers_alma.export", ("t",))
 FAIRSEQ = Exporter("fairseq_alma.export", ("t", "tokenizer", "weights"))
 
 
@@ -69,7 +70,9 @@ def exporter_of(model: str) -> Exporter:
     config = Run.read(model).config
     if "dataset" in config:
         return IMAGES
-    return TRAINER if config.get("trainer") or config.get("engine") else FAIRSEQ
+    if config.get("engine"):
+        return TRANSFORMERS
+    return TRAINER if config.get("trainer") else FAIRSEQ
 
 
 def _check(options: Namespace, exporter: Exporter) -> None:
@@ -82,6 +85,8 @@ def _check(options: Namespace, exporter: Exporter) -> None:
         raise UserError(f"{options.model}: --t is for runs: give the checkpoint of that stage")
     if options.tokenizer and exporter is IMAGES:
         raise UserError(f"{options.model}: --tokenizer is for language models: leave it out")
+    if options.tokenizer and exporter is TRANSFORMERS:
+        raise UserError(f"{options.model}: its model has a tokenizer: leave out --tokenizer")
     if options.weights and exporter is not FAIRSEQ:
         raise UserError(f"{options.model}: --weights is for models of fairseq: leave it out")
 

@@ -30,3 +30,10 @@ TOKENIZER = (
 def matching(folder: Path, patterns: Collection[str]) -> set[str]:
     """Names of the files in `folder` that match one of the patterns."""
     return {file.name for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
+
+
+def remove_others(out: Path, place: Path) -> None:
+    """Remove what another model left in `out`, which gets the files of `place`."""
+    written = {file.name for file in place.iterdir()}
+    for name in matching(out, WEIGHTS + INDEX + TOKENIZER) - written:
+        (out / name).unlink()

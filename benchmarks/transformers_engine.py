@@ -113,7 +113,8 @@ def make(folder: Path, size: Size) -> list[str]:
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     torch.manual_seed(1)
-    config = Qwen2Config(**size.model, bos_token_id=None, eos_token_id=END)
+    sizes: dict[str, Any] = dict(size.model)
+    config = Qwen2Config(**sizes, bos_token_id=None, eos_token_id=END)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
     vocabulary = size.model["vocab_size"]
     ids = np.random.default_rng(1).integers(4, vocabulary, TOKENS).astype(np.uint16)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from alma.card import CARD, card_of
 from alma.errors import UserError, require_package
 from alma.files import filled, read_file
-from alma.hub_files import INDEX, TOKENIZER, TRAINING_STATE, WEIGHTS, matching
+from alma.hub_files import TOKENIZER, TRAINING_STATE, WEIGHTS, matching, remove_others
 from alma.markers import deployed_by
 from alma.schema import COUNT, NATURAL, TEXT, parse_json, require
 from alma.stream import is_stream
@@ -121,8 +121,5 @@ def export(model: str, out: Path, t: int | None = None, tokenizer: Path | None =
         if converted:
             converted.save_pretrained(place)
         (place / CARD).write_text(card_of(run, t))
-        written = {file.name for file in place.iterdir()}
-        of_another_model = matching(out, WEIGHTS + INDEX + TOKENIZER) - written
-        for name in of_another_model:
-            (out / name).unlink()
+        remove_others(out, place)
     print(f"{out}: a copy of {checkpoint}, {note}")

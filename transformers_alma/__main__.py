@@ -8,11 +8,16 @@ import sys
 
 from alma.errors import command
 from alma.trainer import StageTask
+from transformers_alma import worker
 
 
 @command
 def main() -> None:
     """Do the task whose path is the last word; the words before it are flags."""
+    if worker.is_worker():
+        worker.begin()
+    else:
+        worker.clean(os.environ)
     task = StageTask.read(sys.argv[-1])
     words = sys.argv[1:-1]
     from transformers.utils import logging  # imports torch
@@ -26,11 +31,12 @@ def main() -> None:
 
         evaluate(task, arguments)
         return
-    processes = arguments.engine.num_processes or 1
-    if processes > 1 and "RANK" not in os.environ:
+    if arguments.has_several_processes and not worker.is_worker():
         from transformers_alma.launch import run_processes
 
-        sys.exit(run_processes(task, arguments.engine, words))
+        sys.exit(run_processes(task, arguments, words))
+    if not worker.is_worker():
+        worker.use_one_gpu(os.environ)
     from transformers_alma.training import train
 
     train(task, arguments)

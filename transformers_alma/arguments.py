@@ -15,6 +15,7 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from alma import averages
 from alma.errors import UserError, closest
+from transformers_alma import accelerate_config
 
 FLAGS = Path(__file__).with_name("flags.yaml")
 DEFAULTS: dict[str, Any] = {
@@ -64,9 +65,20 @@ class EngineArguments:
     first_token: int | None = _argument(
         None, "set by `alma train`: id that begins each block (default: the token before it)"
     )
+    num_machines: int = _argument(1, "set by `alma train`: nodes that share the processes")
+    machine_rank: int = _argument(0, "set by `alma train`: number of this node, from 0")
+    attempt: str = _argument("", "set by `alma train`: id of this start on several nodes")
 
 
-_SET_BY_THE_LAUNCHER = ("init", "init_sha256", "average", "first_token")
+_SET_BY_THE_LAUNCHER = (
+    "init",
+    "init_sha256",
+    "average",
+    "first_token",
+    "num_machines",
+    "machine_rank",
+    "attempt",
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,17 @@ class Arguments:
 
     engine: EngineArguments
     training: dict[str, Any]
+
+    @property
+    def has_several_processes(self) -> bool:
+        """Whether several processes do a training."""
+        return (self.engine.num_processes or 1) > 1
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process has a share of the weights (FSDP)."""
+        config = self.engine.accelerate_config
+        return self.has_several_processes and accelerate_config.is_sharded(config, self.training)
 
     def training_arguments(self, **values: Any) -> TrainingArguments:
         """TrainingArguments with `values` in place of some of the flags.
@@ -160,11 +183,23 @@ def _check(arguments: Arguments) -> None:
         raise UserError(f"--dtype {engine.dtype}: choose from {', '.join(dtypes)}")
     if engine.num_processes is not None and engine.num_processes < 1:
         raise UserError(f"--num_processes {engine.num_processes}: at least 1")
-    is_sharded = bool(training["fsdp"] or engine.accelerate_config)
-    if is_sharded and averages.read(engine.average):
+    if engine.accelerate_config:
+        accelerate_config.check(engine.accelerate_config, training)
+    _check_sharding(arguments)
+    _check_adapters(engine)
+
+
+def _check_sharding(arguments: Arguments) -> None:
+    """UserError: flags that FSDP does not go with."""
+    training = arguments.training
+    engine = arguments.engine
+    if not accelerate_config.is_sharded(engine.accelerate_config, training):
+        return
+    if training["use_cpu"]:
+        raise UserError("--use_cpu: accelerate shards models (FSDP) on GPUs alone: leave FSDP out")
+    if averages.read(engine.average):
         problem = "each process has a share of the weights"
         raise UserError(f"--average {engine.average}: {problem} with FSDP: leave out --average")
-    _check_adapters(engine)
 
 
 def _check_adapters(engine: EngineArguments) -> None:

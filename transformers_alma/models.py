@@ -132,14 +132,14 @@ def load(checkpoint: str | None, engine: EngineArguments, seed: int, dtype: str)
         if engine.random_weights:
             torch.manual_seed(seed)
             return AutoModelForCausalLM.from_config(config_of(engine.init), **_kinds(engine, dtype))
-        return _pretrained(engine.init, engine, dtype)
+        return pretrained(engine.init, engine, dtype)
     if not Path(checkpoint, ADAPTER).is_file():
-        return _pretrained(checkpoint, engine, dtype)
+        return pretrained(checkpoint, engine, dtype)
     require_package("peft", "a checkpoint with adapters", "lora")
     from peft import PeftModel
 
     check_unchanged(engine)
-    base = _pretrained(engine.init, engine, dtype)
+    base = pretrained(engine.init, engine, dtype)
     with reading(checkpoint):
         return PeftModel.from_pretrained(base, checkpoint)
 
@@ -170,7 +170,7 @@ def _kinds(engine: EngineArguments, dtype: str) -> dict[str, Any]:
     return kinds
 
 
-def _pretrained(folder: str, engine: EngineArguments, dtype: str) -> PreTrainedModel:
+def pretrained(folder: str, engine: EngineArguments, dtype: str) -> PreTrainedModel:
     """The model of a folder. UserError: damaged, or without some of its weights."""
     config_of(folder)
     model: Any = None

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer import OPTIMIZER_NAME
 
 from alma import averages
 from alma.errors import UserError
 from alma.files import fsync_directory, write_json_atomic, writing_checkpoint
 from alma.hub_files import TOKENIZER, matching
 from alma.schema import AMOUNT, COUNT, parse_json, require
-from alma.trainer import StageTask, TextPart, stop_requests
-from transformers_alma import models
+from alma.trainer import StageTask, TextPart
+from transformers_alma import models, processes
 from transformers_alma.arguments import Arguments
 from transformers_alma.blocks import Layout, PartBlocks, StageBlocks
 from transformers_alma.weight_average import MovingAverage
@@ -42,14 +43,13 @@ STOPPED = 75  # exit code after a signal: run the same command again
 class TrainingSteps(TrainerCallback):
     """The weight average, lines for `alma status`, whole checkpoints, and a stop at a signal."""
 
-    def __init__(
-        self, task: StageTask, average: MovingAverage | None, kept: int, seconds: float
-    ) -> None:
+    average: MovingAverage | None = None
+
+    def __init__(self, task: StageTask, kept: int, seconds: float) -> None:
         """kept: number of checkpoints (--save_total_limit). seconds: of earlier starts."""
         self.task = task
-        self.average = average
         self.kept = kept
-        self.is_stopping = stop_requests()
+        self.is_stopping = processes.StopVote()
         self.began = time.monotonic() - seconds
 
     @property
@@ -70,7 +70,8 @@ class TrainingSteps(TrainerCallback):
 
         The Trainer would remove them before the new one is complete, and orders them by their time.
         """
-        if not state.is_world_process_zero:
+        processes.wait_for_all()  # until each has written its state of random numbers
+        if not processes.is_first():
             return
         folder = Path(self.task.out)
         checkpoint = folder / f"checkpoint-{state.global_step}"
@@ -103,9 +104,11 @@ def train(task: StageTask, arguments: Arguments) -> None:
     the disk full.
     """
     folder = Path(task.out)
-    if not (folder / MODEL / _ENDED).is_file():
-        _train(task, arguments, folder)
-    if not _is_first_process():
+    training = _training_arguments(task, arguments)  # meets the other processes
+    if not processes.of_first((folder / MODEL / _ENDED).is_file):
+        _train(task, arguments, training, folder)
+    processes.leave()
+    if not processes.is_first():
         return
     for checkpoint in folder.glob("checkpoint-*"):  # states of the optimizer, of no more use
         shutil.rmtree(checkpoint)
@@ -114,21 +117,31 @@ def train(task: StageTask, arguments: Arguments) -> None:
     task.finish(checkpoint=MODEL, peak_memory_bytes=_peak_memory(), **costs)
 
 
-def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
+def _training_arguments(task: StageTask, arguments: Arguments) -> TrainingArguments:
+    """The arguments of the Trainer. UserError: flags that contradict each other or the machine."""
+    updates = task.budget["updates"]
+    settings: dict[str, Any] = {"output_dir": task.out, "max_steps": updates}
+    settings["save_total_limit"] = None  # TrainingSteps removes older ones
+    if arguments.training["logging_steps"] == _default_of("logging_steps"):
+        settings["logging_steps"] = min(_MOST_LOG_INTERVAL, max(1, updates // _LINES_OF_A_STAGE))
+    if not arguments.has_several_processes:
+        settings["fsdp"] = None  # nothing to share
+    return arguments.training_arguments(seed=task.seeds[0], **settings)
+
+
+def _train(
+    task: StageTask, arguments: Arguments, training: TrainingArguments, folder: Path
+) -> None:
     """Train, and write the model into MODEL."""
     engine = arguments.engine
-    updates = task.budget["updates"]
-    checkpoint, seconds = newest_checkpoint(folder)
+    updates = training.max_steps
+    checkpoint, seconds = processes.of_first(lambda: newest_checkpoint(folder))
+    if checkpoint:
+        _check_sharding(checkpoint, arguments.is_sharded)
     model = models.load_to_train(task.checkpoint, engine, task.seeds[0])
     layout = Layout(
         models.block_size_of(model.config, engine.block_size), task.end_token, engine.first_token
     )
-    log_interval = min(_MOST_LOG_INTERVAL, max(1, updates // _LINES_OF_A_STAGE))
-    settings: dict[str, Any] = {"output_dir": str(folder), "max_steps": updates}
-    settings["save_total_limit"] = None  # TrainingSteps removes older ones
-    if arguments.training["logging_steps"] == _default_of("logging_steps"):
-        settings["logging_steps"] = log_interval
-    training = arguments.training_arguments(seed=task.seeds[0], **settings)
     batch = training.train_batch_size * training.world_size * training.gradient_accumulation_steps
     blocks = StageBlocks(
         _blocks_of(task.train, layout),
@@ -137,21 +150,21 @@ def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
         [*task.seeds, task.t],
         updates * batch,
     )
-    average = None
-    if averages.read(engine.average):
-        average = MovingAverage(model, engine.average, checkpoint)
-    progress = TrainingSteps(task, average, arguments.training["save_total_limit"], seconds)
+    progress = TrainingSteps(task, arguments.training["save_total_limit"], seconds)
     uses_cache = getattr(model.config, "use_cache", True)
     trainer = StageTrainer(model, training, train_dataset=blocks, callbacks=[progress])
+    if averages.read(engine.average):  # after the Trainer has moved the weights to the device
+        progress.average = MovingAverage(model, engine.average, checkpoint)
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     except RuntimeError:
         time.sleep(_SIGNAL_SECONDS)
-        if not progress.is_stopping():
+        if not progress.is_stopping.is_signalled():
             raise
         traceback.print_exc()
         sys.exit(STOPPED)
     if trainer.state.global_step < updates:
+        processes.leave()  # until the first process has written the checkpoint
         sys.exit(STOPPED)
     model.config.use_cache = uses_cache  # the Trainer turns it off, and exports have config.json
     costs = {
@@ -160,7 +173,16 @@ def _train(task: StageTask, arguments: Arguments, folder: Path) -> None:
         "seconds": progress.seconds,
         "parameters": model.num_parameters(),
     }
-    _write_model(trainer, average, folder, Path(engine.init), costs)
+    _write_model(trainer, progress.average, folder, Path(engine.init), costs)
+
+
+def _check_sharding(checkpoint: Path, is_sharded: bool) -> None:
+    """UserError: FSDP was turned on or off; the Trainer would begin with an empty optimizer."""
+    of_whole_model = checkpoint / OPTIMIZER_NAME  # FSDP's has another name
+    if of_whole_model.is_file() == is_sharded:
+        how = "without" if is_sharded else "by"
+        problem = f"saved {how} FSDP and several processes"
+        raise UserError(f"{checkpoint}: {problem}: start as before, or delete it to train anew")
 
 
 def _blocks_of(parts: tuple[TextPart, ...], layout: Layout) -> list[PartBlocks]:
@@ -183,10 +205,9 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, float]:
     """
     whole = whole_checkpoints(folder)
     newest = whole[-1] if whole else None
-    if os.environ.get("RANK", "0") == "0":  # the others have not met yet
-        for checkpoint in folder.glob("checkpoint-*"):
-            if checkpoint != newest:
-                shutil.rmtree(checkpoint)
+    for checkpoint in folder.glob("checkpoint-*"):
+        if checkpoint != newest:
+            shutil.rmtree(checkpoint)
     if newest is None:
         return None, 0.0
     record = parse_json((newest / _WHOLE).read_bytes())
@@ -220,17 +241,20 @@ def _write_model(
     With an average, MODEL/raw has the weights from which the next stage goes on.
     """
     part = folder / f"{MODEL}.part"
-    if _is_first_process():
+    if processes.is_first():
         shutil.rmtree(part, ignore_errors=True)
         shutil.rmtree(folder / MODEL, ignore_errors=True)
-    trainer.accelerator.wait_for_everyone()
+    processes.wait_for_all()
+    if trainer.is_fsdp_enabled:  # a checkpoint may have a share in each file, a model not
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     with _writing(part):
         if average:
             trainer.save_model(str(part / models.RAW))
+            processes.wait_for_all()
             average.deploy()
         trainer.save_model(str(part))
-        trainer.accelerator.wait_for_everyone()
-        if not _is_first_process():
+        processes.wait_for_all()
+        if not processes.is_first():
             return
         for name in ("training_args.bin", f"{models.RAW}/training_args.bin"):  # a pickle of no use
             (part / name).unlink(missing_ok=True)
@@ -256,13 +280,6 @@ def _sync(folder: Path) -> None:
 def _default_of(name: str) -> Any:
     """The default of a flag of TrainingArguments."""
     return TrainingArguments.__dataclass_fields__[name].default
-
-
-def _is_first_process() -> bool:
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return True
-    return distributed.get_rank() == 0
 
 
 def _peak_memory() -> int:

@@ -64,6 +64,11 @@ def _requests(
     if options.cluster == "slurm" and tasks > 1 and has_trainer:
         remedy = "start your processes in COMMAND"
         raise UserError(f"--trainer: a job is one task of one node; {remedy}")
+    has_engine = any(request.engine for request in requests)
+    if job_resources.tasks_per_node > 1 and has_engine:
+        flag = f"--tasks-per-node {job_resources.tasks_per_node}"
+        problem = "the task of a node starts a process for each GPU"
+        raise UserError(f"{flag}: {problem}: leave it out, or give `-- --num_processes N`")
     return requests
 
 

@@ -29,6 +29,7 @@ def place(request: Request, machine: Machine) -> Request:
     Raises UserError if the processes cannot share the batch of an update evenly.
     """
     settings = request.settings
+    _check_gpus(request, machine)
     freq = settings["--update-freq"]
     batch = tokens_of_batch(settings)
     requested = settings["--distributed-world-size"]
@@ -60,6 +61,14 @@ def place(request: Request, machine: Machine) -> Request:
         "--update-freq": [passes * planned // processes for passes in freq],
     }
     return replace(request, settings={**settings, **values}, placement=placement)
+
+
+def _check_gpus(request: Request, machine: Machine) -> None:
+    """UserError: several processes of transformers' Trainer on a machine without GPUs."""
+    processes = request.settings["--distributed-world-size"] or 1
+    if request.engine and processes > 1 and not (machine.gpus or request.settings["--cpu"]):
+        problem = "each process needs a GPU, and none is here"
+        raise UserError(f"--num_processes {processes}: {problem}: give --use_cpu too")
 
 
 def _kept_processes(request: Request, batch: int | None, passes: int) -> int | None:
@@ -95,11 +104,16 @@ def _uneven(request: Request, processes: int, planned: int, sharing: int) -> Use
     """
     passes = request.settings["--update-freq"][0]
     batches = passes * planned
-    flags = f"--distributed-world-size {sharing} --update-freq {batches // sharing}"
+    world = "--distributed-world-size"
+    accumulation = "--update-freq"
+    if request.engine:
+        world = "--num_processes"
+        accumulation = "--gradient_accumulation_steps"
+    flags = f"{world} {sharing} {accumulation} {batches // sharing}"
     remedy = f"`-- {flags}` on {sharing} of them"
     if _is_begun(request):
         remedy = f"GPUs for {sharing} processes, or, for a new run, {remedy}"
-    product = f"--update-freq {passes} x --distributed-world-size {planned}"
+    product = f"{accumulation} {passes} x {world} {planned}"
     problem = f"cannot share the {batches} batches of an update ({product}) evenly"
     return UserError(f"{processes} processes {problem}; for the same update give {remedy}")
 

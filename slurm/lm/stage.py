@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from alma import averages
 from alma.errors import UserError
 from alma.files import make_directory, patiently_locked, write_json_atomic
 from alma.markers import read_marker
-from alma.options import flag_words
 from alma.records import Run
 from alma.stream import Stream, is_stream
 from slurm.engine import children
@@ -36,6 +34,7 @@ from slurm.lm.late import (
     plan_as_recorded,
     untested,
 )
+from slurm.lm.meeting import words_of_node, words_of_task
 from slurm.lm.plan import Plan
 from slurm.lm.planned import StageSpec, Training, program_command
 from slurm.lm.record import (
@@ -50,9 +49,7 @@ from slurm.lm.record import (
 )
 from slurm.lm.sharing import take_over
 
-RENDEZVOUS = (
-    ".rendezvous.json"  # file in a training's folder through which its processes find each other
-)
+TRAIN_LOG = "train.log"  # of the process or node that writes the marker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +98,14 @@ class TrainJob(RunJob):
         environment: Environment = None,
         watch: Watch = None,
         arguments: Sequence[str] | None = None,
-        log: str = "train.log",
+        log: str = TRAIN_LOG,
     ) -> None:
         """Train to the end, or link the checkpoints of an equal training of another run.
 
-        arguments: arguments of fairseq-train for this process of a distributed training; None: this
-        process trains alone, or starts the others. log: name of the log; each process of a
-        distributed training has its own, and the one with train.log writes the marker.
+        arguments: arguments of fairseq-train for this process of a distributed training, or of the
+        program of `engines` for this node; None: this process trains alone, or starts the others.
+        log: name of the log; each process of a distributed training has its own, and the one with
+        train.log writes the marker.
         """
         if self.done:
             return
@@ -117,7 +115,7 @@ class TrainJob(RunJob):
         check_length(self.plan, self.spec)
         make_directory(self.directory)
         if self.training.program:
-            self._train_by_program(self.directory / log, environment, watch)
+            self._train_by_program(self.directory / log, arguments or [], environment, watch)
             return
         if arguments is None:
             arguments = self._joined(1, 0, secrets.token_hex(8), "localhost")
@@ -125,7 +123,7 @@ class TrainJob(RunJob):
         if self.training.previous:
             command += ["--finetune-from-model", str(self.model_of(self.training.previous))]
         children.run(command, self.directory / log, f"training of {self.name}", watch, environment)
-        if log == "train.log":
+        if log == TRAIN_LOG:
             marker: dict[str, Any] = {"checkpoint": self._chosen_checkpoint()}
             if averages.last_of(self.plan.request.average):  # an average of fewer would be another
                 marker["averaged"] = sorted(
@@ -133,15 +131,21 @@ class TrainJob(RunJob):
                 )
             write_json_atomic(self.marker, marker)
 
-    def _train_by_program(self, log: Path, environment: Environment, watch: Watch) -> None:
-        """Train by a program of `engines`."""
+    def _train_by_program(
+        self, log: Path, arguments: Sequence[str], environment: Environment, watch: Watch
+    ) -> None:
+        """Train by a program of `engines`; the first node writes the marker."""
         checkpoint = None
         if self.training.previous:
             checkpoint = self.model_of(self.training.previous)
         task = trainer.training_of(self.plan, self.spec, self.training, checkpoint)
-        answer = trainer.answer(
-            task, self.training.command, log, f"training of {self.name}", watch, environment
-        )
+        *program, stage_file = self.training.command
+        command = [*program, *arguments, stage_file]
+        name = f"training of {self.name}"
+        if log.name != TRAIN_LOG:
+            trainer.take_part(task, command, log, name)
+            return
+        answer = trainer.answer(task, command, log, name, watch, environment)
         write_json_atomic(self.marker, trainer.marker(task, answer))
 
     def _chosen_checkpoint(self) -> str:
@@ -159,8 +163,11 @@ class TrainJob(RunJob):
 
         job = JobEnvironment()
         attempt = f"{job.raw_job_id}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
-        host = "localhost" if job.num_nodes == 1 else None
-        arguments = self._joined(job.num_tasks, job.global_rank, attempt, host)
+        if self.training.program:
+            arguments = words_of_node(job.num_tasks, job.global_rank, attempt)
+        else:
+            host = "localhost" if job.num_nodes == 1 else None
+            arguments = self._joined(job.num_tasks, job.global_rank, attempt, host)
         if job.global_rank:
             self.do(arguments=arguments, log=f"train.rank{job.global_rank}.log")
             return
@@ -172,27 +179,11 @@ class TrainJob(RunJob):
             self.do(arguments=arguments)
 
     def _joined(self, tasks: int, task: int, attempt: str, host: str | None) -> list[str]:
-        """Flags by which the processes of a training find each other (fairseq_alma.rendezvous).
-
-        tasks: number of tasks of the SLURM job; this is number `task`. attempt: an ID of this
-        start, different from those of earlier starts. host: where the first process is; None: its
-        node.
-        """
+        """Flags of fairseq-train by which its processes meet (`meeting.words_of_task`)."""
         placement = self.plan.request.placement
         if not placement:
             return []
-        processes = placement.processes // tasks  # number of processes of this task
-        arguments = flag_words("--expect-gpus", processes if placement.gpus else None)
-        if placement.processes > 1:
-            file = quote(str((self.directory / RENDEZVOUS).resolve()))
-            meeting = f"alma://{file}?attempt={attempt}"
-            if host:
-                meeting += f"&host={host}"
-            arguments += ["--distributed-init-method", meeting]
-            arguments += ["--distributed-rank", str(task * processes)]
-            if processes == 1:  # this process trains; otherwise fairseq starts others
-                arguments.append("--distributed-no-spawn")
-        return arguments
+        return words_of_task(self.directory, placement, tasks, task, attempt, host)
 
 
 @dataclass(frozen=True, kw_only=True)

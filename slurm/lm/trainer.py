@@ -171,15 +171,8 @@ def answer(
     name, log, watch, environment: as for `children.run`, which raises if the command fails. Raises
     UserError if trained.json is missing or does not answer the task.
     """
-    text = msgspec.json.format(msgspec.json.encode(task), indent=2)
-    folder = Path(task.out)
-    task_file = folder / STAGE
-    answer_file = folder / TRAINED
-    make_directory(folder)
-    if not task_file.exists() or task_file.read_bytes() != text:
-        answer_file.unlink(missing_ok=True)
-        with atomic_write(task_file, "wb") as file:
-            file.write(text)
+    answer_file = Path(task.out, TRAINED)
+    _write(task)
     with contextlib.suppress(UserError):
         return _read(task, answer_file)
     answer_file.unlink(missing_ok=True)
@@ -190,6 +183,30 @@ def answer(
         with children.appending(log) as output:  # for `alma status`
             output.write(f"error: {error}\n".encode())
         raise
+
+
+def take_part(task: StageTask, command: Sequence[str], log: Path, name: str) -> None:
+    """Run `command` on a node that is not the first: it trains along, and another one answers.
+
+    Raises as `children.run`.
+    """
+    _write(task)
+    with contextlib.suppress(UserError):
+        _read(task, Path(task.out, TRAINED))
+        return  # as on the first node
+    children.run(command, log, name, None, _OF_PATH)
+
+
+def _write(task: StageTask) -> None:
+    """Write the task file, unless it is there; remove the answer to another task."""
+    text = msgspec.json.format(msgspec.json.encode(task), indent=2)
+    folder = Path(task.out)
+    task_file = folder / STAGE
+    make_directory(folder)
+    if not task_file.exists() or task_file.read_bytes() != text:
+        (folder / TRAINED).unlink(missing_ok=True)
+        with atomic_write(task_file, "wb") as file:
+            file.write(text)
 
 
 def _read(task: StageTask, path: Path) -> Answer:

@@ -1,5 +1,6 @@
 """The batch of an update stays the user's, whatever the number of GPUs."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -128,3 +129,35 @@ def test_processes_find_each_other(tmp_path, monkeypatch, resources, tasks, rank
     meeting = [START, f"alma://{file}?attempt=7.3{host}", "--distributed-rank", rank]
     alone = ["--distributed-no-spawn"] if gpus == 1 else []
     assert calls[0][2:] == ([*meeting, *alone] if rank else [])
+
+
+def by_transformers(machine: Machine, processes: int | None, passes: int, cpu: bool = False):
+    """The settings on a machine of a run by transformers' Trainer with batches of 4 blocks."""
+    (request,) = read_requests(["S", "--learner", "sm", "--out", "R", "--", "--cpu"])
+    settings = {
+        "--cpu": cpu,
+        "--batch-size": 4,
+        "--update-freq": [passes],
+        "--distributed-world-size": processes,
+    }
+    settings = request.settings | settings
+    return place(replace(request, engine="transformers", settings=settings), machine).settings
+
+
+def test_transformers_keeps_the_batch_by_its_accumulation():
+    settings = by_transformers(here(2), 8, 1)
+    assert settings["--distributed-world-size"] == 2
+    assert settings["--update-freq"] == [4]
+    assert by_transformers(SIXTEEN, None, 3)["--distributed-world-size"] == 16
+    on_cpu = Resources(nodes=2, gpus_per_node=0).machine()
+    assert by_transformers(on_cpu, None, 1, cpu=True)["--distributed-world-size"] == 2
+
+
+def test_errors_name_the_flags_of_transformers():
+    remedy = "`-- --num_processes 2 --gradient_accumulation_steps 2` on 2 of them"
+    with pytest.raises(UserError, match=remedy):
+        by_transformers(Resources(gpus_per_node=3).machine(), 4, 1)
+    with pytest.raises(
+        UserError, match="--num_processes 2: each process needs a GPU, .* --use_cpu"
+    ):
+        by_transformers(here(0), 2, 1)

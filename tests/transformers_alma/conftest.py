@@ -132,7 +132,7 @@ def train(transformers, child, monkeypatch, tmp_path, capsys) -> Callable[..., s
         return json.dumps([check.resolve(check.Requested(**question)) for question in questions])
 
     def run(command, log, name, watch=None, environment=None):
-        assert command[1:3] == ("-m", "transformers_alma")
+        assert tuple(command[1:3]) == ("-m", "transformers_alma")
         make_directory(log.parent)
         done: Finished = child(log, partial(_engine, list(command[3:]))).wait()
         if done.code == 2:
