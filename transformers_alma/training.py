@@ -92,6 +92,15 @@ class TrainingSteps(TrainerCallback):
 class StageTrainer(Trainer):
     """The Trainer, with one line for a full disk."""
 
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        """Nothing but shares of FSDP: the model has been read from the checkpoint.
+
+        The Trainer would leave out, without a word, weights that have other names in files than in
+        memory, such as the last layer of GPT-NeoX.
+        """
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
     def _save_checkpoint(self, model, trial):
         with _writing(Path(self.args.output_dir or ".", f"checkpoint-{self.state.global_step}")):
             super()._save_checkpoint(model, trial)
@@ -138,7 +147,10 @@ def _train(
     checkpoint, seconds = processes.of_first(lambda: newest_checkpoint(folder))
     if checkpoint:
         _check_sharding(checkpoint, arguments.is_sharded)
-    model = models.load_to_train(task.checkpoint, engine, task.seeds[0])
+    start = task.checkpoint
+    if checkpoint and not arguments.is_sharded:
+        start = str(checkpoint)
+    model = models.load_to_train(start, engine, task.seeds[0])
     layout = Layout(
         models.block_size_of(model.config, engine.block_size), task.end_token, engine.first_token
     )

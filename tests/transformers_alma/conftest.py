@@ -1,6 +1,7 @@
 """Tiny folders of Hugging Face, a stream in their tokens, and the engine in forked children."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "dropout": 0.0,
     },
     "Gemma": SIZES | {"num_key_value_heads": 1, "head_dim": 8},
+    "Mixtral": SIZES | {"num_key_value_heads": 1, "num_local_experts": 4},
     "Mamba": {"hidden_size": 16, "num_hidden_layers": 2, "state_size": 4},
 }
 """Settings of the architectures, by the name of transformers' class of configurations."""
@@ -109,6 +111,10 @@ def own_stream(llama, text, tmp_path_factory) -> Path:
     return out
 
 
+class Killed(BaseException):
+    """In place of the launcher's own death."""
+
+
 def _engine(words: list[str]) -> None:
     """The engine in a forked child."""
     from transformers_alma.__main__ import main
@@ -134,7 +140,12 @@ def train(transformers, child, monkeypatch, tmp_path, capsys) -> Callable[..., s
     def run(command, log, name, watch=None, environment=None):
         assert tuple(command[1:3]) == ("-m", "transformers_alma")
         make_directory(log.parent)
-        done: Finished = child(log, partial(_engine, list(command[3:]))).wait()
+        started = child(log, partial(_engine, list(command[3:])))
+        folder = Path(command[-1]).parent
+        if launch.kill_at and log.name == "train.log":
+            started.kill_when(folder.joinpath(launch.kill_at).exists)
+            raise Killed
+        done: Finished = started.wait()
         if done.code == 2:
             raise children.UserError(done.error)
         if done.code == 75:
@@ -155,8 +166,11 @@ def train(transformers, child, monkeypatch, tmp_path, capsys) -> Callable[..., s
             main()
         except SystemExit as end:
             ended = end.code
+        except Killed:
+            ended = -signal.SIGKILL
         printed = capsys.readouterr()
         assert ended == code, printed.err
         return printed.out + printed.err
 
+    launch.kill_at = ""  # a file of a training that ends it, and the launcher, when it is there
     return launch

@@ -111,7 +111,7 @@ def test_a_sharded_training_resumes_and_ends_with_a_whole_model(train, tmp_path)
     unsharded = train(tmp_path / "unsharded", is_sharded=False)
     assert [child.code for child in unsharded] == [0, 0], unsharded
     of_all = load_file(tmp_path / "unsharded/weights/model.safetensors")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole/model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole/weights")
     for name, weight in model.state_dict().items():
         if name in of_all:
             torch.testing.assert_close(weight, of_all[name], rtol=1e-4, atol=1e-5)
