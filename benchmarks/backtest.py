@@ -236,7 +236,7 @@ def main(arguments: Sequence[str]) -> None:
 def backtest_matrix(paths: Sequence[Path], patterns: Sequence[str]) -> list[TitledTable]:
     """The backtest of staleness of each group of losses from elsewhere."""
     parts = []
-    for losses, period, _ in read_groups(paths, patterns):
+    for losses, period, *_ in read_groups(paths, patterns):
         scores = look_back_on([losses], partial(label_of, period=period), period.year)
         parts.append(staleness_table(losses.label, "nats", scores))
     return parts
