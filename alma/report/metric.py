@@ -39,6 +39,8 @@ class Metric:
     """Whether sentences state an extra loss as percent of perplexity."""
     in_points: bool = False
     """Whether losses are percentage points, which is what percent in --worth then means."""
+    remark: str = ""
+    """A sentence about what was assumed of the values."""
 
     def loss(self, value: float) -> float:
         """The loss of a value."""
@@ -105,11 +107,12 @@ class Metric:
             return f"{value:.2g}%"
         return f"over {value:,.0f}%" if nats > _LARGEST_SHOWN else f"{value:,.0f}%"
 
-    @property
-    def rises(self) -> str:
-        """Begins a sentence about what age adds, such as "Accuracy falls"."""
+    def change(self, losses: str) -> str:
+        """Begins a sentence about extra `losses`, such as "Accuracy falls by 0.8 points"."""
         verb = "falls" if self.higher_is_better else "rises"
-        return f"{self.name[:1].upper()}{self.name[1:]} {verb}"
+        unit = self.unit.removesuffix(f" of {self.name}")
+        amount = losses if unit == self.name else f"{losses} {unit}"
+        return f"{self.name[:1].upper()}{self.name[1:]} {verb} by {amount}"
 
 
 def percent_of_perplexity(nats: float) -> float:

@@ -87,13 +87,20 @@ def test_sentences_speak_the_metric(answers):
     assert "Percent: of perplexity. Loss rises by 0.00" in sentences["nats"]
     assert "Percent: of perplexity. Perplexity rises by 0.00" in sentences["perplexity"]
     assert " points of accuracy [" in sentences["accuracy"]
-    assert "Accuracy falls by 0." in sentences["accuracy"]
+    assert "Accuracy falls by 0.798 [0.796, 0.8] points a month" in sentences["accuracy"]
     assert sentences["accuracy"] == sentences["accuracy (%)"]
     assert "Error rises by 0." in sentences["error_share"]
     assert " bits a byte [" in sentences["bits_per_byte"]
     for column in ("accuracy", "error_share", "bits_per_byte"):
         assert "nats" not in sentences[column]
         assert "perplexity" not in sentences[column]
+
+
+def test_a_column_loss_says_in_which_unit_it_was_read(tmp_path):
+    table = written(tmp_path / "a.csv", "loss", OF_LOSS["nats"])
+    remark = "Loss was read as nats a token; --metric names another unit."
+    assert remark in call_advise("--matrix", table).stdout
+    assert remark not in call_advise("--matrix", table, "--metric", "bits").stdout
 
 
 def test_a_price_and_a_worth_are_in_the_metric(tmp_path):

@@ -51,6 +51,7 @@ _ALIASES = {
     "rocauc": "AUC",
     "auroc": "AUC",
 }
+_READ_AS_NATS = "Loss was read as nats a token; --metric names another unit."
 _KINDS = (*_LOG_LIKELIHOODS, *_HIGHER_IS_BETTER, *_ERRORS_OF_NUMBERS)
 _IGNORED = {"test", "val", "valid", "validation", "eval", "in"}
 _SCALES = {"percent": "percent", "pct": "percent", "share": "share", "fraction": "share"}
@@ -157,8 +158,9 @@ def metric_of(column: str, values: Sequence[Value], options: MetricOptions) -> M
         metric = Metric(name, name, higher_is_better=bool(options.higher_is_better))
     elif kind in _LOG_LIKELIHOODS:
         metric = _LOG_LIKELIHOODS[kind]
-        if kind == "nats" and not options.name:
+        if kind == "nats" and "nats" not in name.lower():
             _check_nats(column, values)
+            metric = replace(metric, remark=_READ_AS_NATS)
     elif kind in _HIGHER_IS_BETTER:
         metric = _in_points(name, kind, scale, values)
     else:

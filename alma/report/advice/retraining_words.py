@@ -154,6 +154,8 @@ def lines(retraining: Retraining) -> list[str]:
     sentences = [f"{answer(retraining)}.", *of_old_models(retraining)]
     if not retraining.unknown:
         sentences.append(_basis(retraining))
+    if retraining.metric.remark:
+        sentences.append(retraining.metric.remark)
     return sentences
 
 
@@ -230,8 +232,7 @@ def _basis(retraining: Retraining) -> str:
             drift += ", though not along this line"
     ages = [age / period.size for age in retraining.losses.by_age if age > 0]
     return (
-        f"{retraining.metric.rises} by {slope.text()} {retraining.unit} "
-        f"a {period.noun} of age on average, "
+        f"{retraining.metric.change(slope.text())} a {period.noun} of age on average, "
         f"amount of training taken out: {drift}. Ages from {period.span(min(ages))} to "
         f"{period.span(max(ages))} were measured; "
         f"others follow the law age^{retraining.laws.whole.c:g}."
