@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from alma.report.advice import retraining_words as words
+from alma.report.advice.direction import check_direction
 from alma.report.advice.matrix import read_groups
 from alma.report.advice.metric_of_column import MetricOptions, metric_of
+from alma.report.advice.period import Period
 from alma.report.advice.retraining import Retraining
+from alma.report.losses import Losses
+from alma.report.metric import PERCENT_ERROR as PERCENT
 
 from .synthetic import call_advise, error_of
 
@@ -86,6 +90,7 @@ def test_sentences_speak_the_metric(answers):
     sentences = {column: " ".join(words.lines(answer)) for column, answer in answers.items()}
     assert "Percent: of perplexity. Loss rises by 0.00" in sentences["nats"]
     assert "Percent: of perplexity. Perplexity rises by 0.00" in sentences["perplexity"]
+    assert words.answer(answers["bits"]) == words.answer(answers["nats"])
     assert " points of accuracy [" in sentences["accuracy"]
     assert "Accuracy falls by 0.798 [0.796, 0.8] points a month" in sentences["accuracy"]
     assert sentences["accuracy"] == sentences["accuracy (%)"]
@@ -252,3 +257,57 @@ def test_a_column_loss_is_nats_as_it_was():
     assert [metric.loss(value) for value in (0.1, 2.7, 13.3)] == [0.1, 2.7, 13.3]
     assert metric.least_gain((1.0, True)) == math.log1p(0.01)
     assert metric.limits == (-math.inf, math.inf)
+
+
+def errors(law, models=12):
+    """Errors in percent of models on all periods, by a function of both."""
+    at = tuple(map(float, range(1, models + 1)))
+    rows = []
+    for u in at:
+        rows.append(tuple(law(u, p) for p in at))
+    return Losses("made up", at, at, (tuple(rows),))
+
+
+def test_a_forecast_stops_at_the_worst_error():
+    """Errors rise by 8 points a period, from 2: nothing is worse than 98 points above a new one."""
+    retraining = Retraining(
+        errors(lambda u, p: 2 + 8 * max(0, p - u)), PERCENT, price=1.0, periods_to_come=40
+    )
+    by_age = np.minimum(8 * np.arange(1, 41), 98)
+    assert retraining.extra(40).mean == pytest.approx(by_age.mean())
+    never = retraining.plan.total + retraining.plan.savings["never"].mean
+    assert never == pytest.approx(by_age.sum())
+
+
+def test_no_interval_of_a_gain_or_a_saving_leaves_the_bounds():
+    """Three models whose errors are noise: without bounds the intervals reach beyond 100 points."""
+    random = np.random.default_rng(6)
+    noisy = errors(lambda u, p: random.uniform(0, 100), models=3)
+    retraining = Retraining(noisy, PERCENT, Period("month"), every=(1, 12), price=2.0)
+    assert retraining.gain(1, 12).low == -100
+    saving = retraining.plan.savings["never"]
+    of_trainings = 2.0 * retraining.plan.trainings
+    assert (saving.low, saving.high) == (-1200 - of_trainings, 1200 - of_trainings)
+
+
+def test_noise_and_learning_are_no_turned_direction():
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        noisy = errors(lambda u, p, random=random: 30 + random.normal(0, 3), models=6)
+        check_direction(Retraining(noisy, PERCENT))
+
+    def learning(u, p):
+        return 50 + (p - u if p > u else 3 * (p - u)) + (u * p) % 7 / 100
+
+    retraining = Retraining(errors(learning), PERCENT)
+    assert retraining.effect.high < 0
+    check_direction(retraining)
+
+
+def test_a_typo_in_an_accuracy_is_named(tmp_path):
+    slowly = matrix_of_losses(0.001)
+    table = written(tmp_path / "a.csv", "accuracy (%)", OF_LOSS["accuracy (%)"], slowly)
+    head, first, *rows = table.read_text().splitlines()
+    assert first.split(",")[2].startswith("89.")
+    table.write_text("\n".join([head, first.replace(",89.", ",8.9"), *rows]) + "\n")
+    assert "line 2, accuracy: 8.9" in error_of(call_advise("--matrix", table))

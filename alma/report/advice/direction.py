@@ -9,7 +9,7 @@ from alma.report.advice.retraining import Retraining
 from alma.report.losses import staleness_curve
 from alma.report.metric import Metric
 
-_CERTAIN = 3.0  # half-widths of the 90% interval; no drift has none such by chance
+_CERTAIN = 4.0  # half-widths of the 90% interval: hardly ever by chance
 _OPPOSITES = {"accuracy": "error", "error": "accuracy"}
 
 
