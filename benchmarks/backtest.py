@@ -236,7 +236,8 @@ def main(arguments: Sequence[str]) -> None:
 def backtest_matrix(paths: Sequence[Path], patterns: Sequence[str]) -> list[TitledTable]:
     """The backtest of staleness of each group of losses from elsewhere."""
     parts = []
-    for losses, period, _ in read_groups(paths, patterns):
-        scores = look_back_on([losses], partial(label_of, period=period), period.year)
-        parts.append(staleness_table(losses.label, "nats", scores))
+    for group in read_groups(paths, patterns):
+        label = partial(label_of, period=group.period)
+        scores = look_back_on([group.losses], label, group.period.year)
+        parts.append(staleness_table(group.losses.label, group.metric.unit, scores))
     return parts

@@ -22,6 +22,7 @@ from alma.report.advice.law import Array
 from alma.report.advice.period import Period
 from alma.report.advice.retraining import Retraining
 from alma.report.losses import Losses
+from alma.report.metric import NATS_A_TOKEN
 from alma.tables import as_text
 
 SIZES = [(6, 1), (6, 3), (12, 1), (12, 3), (24, 1), (24, 3)]  # periods, seeds
@@ -120,7 +121,7 @@ def outcome(kind: Drift, periods: int, seeds: int, count: int, seed: int = 0) ->
     held = 0
     for _ in range(count):
         losses = make_losses(kind, periods, seeds, random)
-        retraining = Retraining(losses, "nats a token", MONTH, every=cadences)
+        retraining = Retraining(losses, NATS_A_TOKEN, MONTH, every=cadences)
         every, is_open = retraining.choice
         gain = retraining.gain(1, 4)
         if every != retraining.cadences[-1]:
@@ -160,7 +161,7 @@ class World(NamedTuple):
         periods = tuple(np.arange(1.0, now + 1))
         return Retraining(
             Losses("", models, periods, _as_tuples(losses[None])),
-            "nats a token",
+            NATS_A_TOKEN,
             MONTH,
             price=self.price,
             periods_to_come=PERIODS - now,

@@ -25,6 +25,7 @@ from alma.errors import Parser, UserError
 from alma.report.advice.law import Array
 from alma.report.advice.retraining import Retraining
 from alma.report.losses import Losses, MeanOverSeeds, t_interval
+from alma.report.metric import NATS_A_TOKEN
 from alma.tables import as_text
 from benchmarks.cadence_calibration import MONTH, Drift, make_losses
 
@@ -209,7 +210,7 @@ def _first_alarm(values: Array, price: float) -> float:
     for month in range(1, values.shape[1] - _WARM + 1):
         losses = _losses(values[:, : _WARM + month])
         try:
-            retraining = Retraining(losses, "nats a token", MONTH, price=price)
+            retraining = Retraining(losses, NATS_A_TOKEN, MONTH, price=price)
         except UserError:
             continue
         if retraining.outlook.excess > 0:

@@ -14,6 +14,7 @@ from alma.report.advice.period import Period
 from alma.report.age import all_losses_of, losses_of
 from alma.report.age_table import unit
 from alma.report.losses import Losses
+from alma.report.metric import BY_UNIT, Metric
 from alma.report.results import Result
 from alma.stages import check_growth
 
@@ -72,6 +73,11 @@ class Record:
     def arrived(self) -> int:
         """The number of mega-batches of the stream, as far as the record knows."""
         return self.result.megabatches
+
+    @property
+    def metric(self) -> Metric:
+        """Of the losses by age."""
+        return BY_UNIT[self.unit]
 
     @property
     def unit(self) -> str:

@@ -10,7 +10,8 @@ from alma.decisions.pairs import Pair, document_gain, image_gain
 from alma.decisions.record import Record
 from alma.errors import UserError
 from alma.evaluations import item_losses_file, read_item_losses
-from alma.report.losses import Losses, MeanOverSeeds, in_unit, percent, t_interval
+from alma.report.losses import Losses, MeanOverSeeds, t_interval
+from alma.report.metric import Metric
 
 Method = Literal["documents", "images", "scatter"]
 _LEAST_DOCUMENTS = 20  # of a part: the bootstrap of fewer is too narrow
@@ -101,7 +102,7 @@ def may_replace(record: Record, deployed: str | None, margins: Margins) -> GateA
         return _answer(record, margins, old, None, [_of_untested(record, old, newest)])
     verdicts = [_on_newest_part(record, old, part, margins)]
     if margins.forget is not None:
-        verdicts.append(_on_past(record, old, in_unit(margins.forget, record.unit)))
+        verdicts.append(_on_past(record, old, record.metric.least_gain(margins.forget)))
     return _answer(record, margins, old, part, verdicts)
 
 
@@ -151,11 +152,11 @@ def _on_newest_part(record: Record, old: TrainedModel, part: int, margins: Margi
     if gain is None:
         problem = f"the model of {record.name(newest.megabatch)} cannot be compared with {names}"
         return _Verdict("no evidence", f"{problem}: {_what_is_missing(record, part)}", None)
-    least = in_unit(margins.worth, record.unit)
+    least = record.metric.least_gain(margins.worth)
     reason = f"the model of {record.name(newest.megabatch)} is "
-    reason += f"{_better(gain.gain, record.unit)} than {names} ({_basis(gain)})"
+    reason += f"{_better(gain.gain, record.metric)} than {names} ({_basis(gain)})"
     if least:
-        reason += f", against --worth {percent(least, record.unit)}"
+        reason += f", against --worth {record.metric.text(least)}"
     return _Verdict(against(gain.gain, least), reason, gain)
 
 
@@ -170,8 +171,8 @@ def _on_past(record: Record, old: TrainedModel, most: float) -> _Verdict:
     span = f"on the past, until {record.name(old.megabatch)},"
     if gain is None:
         return _Verdict("no evidence", f"{span} the two cannot be compared", None)
-    reason = f"{span} it is {_better(gain.gain, record.unit)} ({_basis(gain)}), "
-    reason += f"against --forget {percent(most, record.unit)}"
+    reason = f"{span} it is {_better(gain.gain, record.metric)} ({_basis(gain)}), "
+    reason += f"against --forget {record.metric.text(most)}"
     return _Verdict(against(gain.gain, -most), reason, gain)
 
 
@@ -281,15 +282,13 @@ def _what_is_missing(record: Record, part: int) -> str:
     return f"{losses} ({tested}), or {LEAST_MODELS} models that share tests"
 
 
-def _better(gain: MeanOverSeeds, unit: str) -> str:
+def _better(gain: MeanOverSeeds, metric: Metric) -> str:
     """Such as "3.2% [2.1%, 4.3%] better"; of a loss, "1.5% [-0.2%, 3.2%] worse"."""
     word = "better"
     if gain.mean < 0:
         word = "worse"
         gain = MeanOverSeeds(-gain.mean, -gain.high, -gain.low)
-    mean, low, high = (percent(value, unit).removesuffix(" points") for value in gain)
-    points = "" if unit.startswith("nats") else " points"
-    return f"{mean}{points} [{low}, {high}] {word}"
+    return f"{metric.interval(*gain)} {word}"
 
 
 def _basis(gain: Gain) -> str:
@@ -315,7 +314,7 @@ def _answer(
         answer = "no evidence"
     forget = None
     if margins.forget is not None:
-        forget = in_unit(margins.forget, record.unit)
+        forget = record.metric.least_gain(margins.forget)
     return GateAnswer(
         question="gate",
         run=str(record.run.directory),
@@ -328,7 +327,7 @@ def _answer(
         newest=record.models[-1],
         deployed=old,
         held_out=TestedPart(part, record.period_of(part)) if part else None,
-        worth=in_unit(margins.worth, record.unit),
+        worth=record.metric.least_gain(margins.worth),
         forget=forget,
         newest_part=verdicts[0].gain,
         past=verdicts[1].gain if len(verdicts) > 1 else None,

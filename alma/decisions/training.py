@@ -117,7 +117,7 @@ def _by_losses(
     has_terms = bool(terms.every) or terms.by_price
     try:
         retraining = Retraining(
-            losses, record.unit, record.period, price=terms.price, money=terms.money
+            losses, record.metric, record.period, price=terms.price, money=terms.money
         )
     except UserError:
         tested = "three models that are tested on later mega-batches, too"

@@ -17,8 +17,6 @@ from alma.tables import number
 LEAST_CELLS = 3
 """Cells of age above 0 from which losses tell what age adds."""
 
-_LARGEST_SHOWN = 9.0  # nats; a larger extra loss would be above 800,000% of perplexity
-
 
 @dataclass(frozen=True)
 class Losses:
@@ -56,6 +54,13 @@ class MeanOverSeeds(NamedTuple):
         mean, low, high = (number(factor * value) for value in self)
         return f"{mean} [{low}, {high}]" if self.low <= self.high else f"{mean} [?]"
 
+    def within(self, lowest: float, highest: float) -> "MeanOverSeeds":
+        """With each number moved to the nearest one from `lowest` to `highest`; NaN stays."""
+        moved = []
+        for value in self:
+            moved.append(value if math.isnan(value) else min(max(value, lowest), highest))
+        return MeanOverSeeds(*moved)
+
 
 def t_interval(mean: float, error: float, freedom: float) -> MeanOverSeeds:
     """Student's 90% interval of a mean with its standard error and degrees of freedom."""
@@ -64,27 +69,6 @@ def t_interval(mean: float, error: float, freedom: float) -> MeanOverSeeds:
 
     half = float(stdtrit(freedom, 0.95)) * error
     return MeanOverSeeds(mean, mean - half, mean + half)
-
-
-def in_unit(worth: tuple[float, bool], unit: str) -> float:
-    """What a gain must be worth, as --worth states it, in the unit of the losses.
-
-    `worth`: a number, and whether it is percent, of perplexity or points of error.
-    """
-    value, is_percent = worth
-    if is_percent and unit.startswith("nats"):
-        return math.log1p(value / 100)
-    return value
-
-
-def percent(loss: float, unit: str) -> str:
-    """An extra loss in familiar units: percent of perplexity, or percentage points of error."""
-    if not unit.startswith("nats"):
-        return f"{number(loss)} points"
-    value = 100 * math.expm1(min(loss, _LARGEST_SHOWN))
-    if abs(value) < 99.5:
-        return f"{value:.2g}%"
-    return f"over {value:,.0f}%" if loss > _LARGEST_SHOWN else f"{value:,.0f}%"
 
 
 def staleness_curve(losses: Losses) -> dict[float, list[float]]:

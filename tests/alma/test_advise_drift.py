@@ -16,6 +16,7 @@ from alma.report.advice.retraining import Retraining, TrainingCost
 from alma.report.advice.retraining_table import record, titled
 from alma.report.advice.staleness import Laws, known_at
 from alma.report.losses import Losses
+from alma.report.metric import NATS_A_TOKEN
 from benchmarks import cadence_calibration as calibration
 
 from .synthetic import losses
@@ -51,7 +52,7 @@ def test_a_season_of_the_calendar_is_told_from_drift(drift):
         return 2 + drift * abs(p - u) + 0.2 * math.sin(math.pi * (p - u) / 12) ** 2
 
     retraining = Retraining(
-        noisy(loss, 0.005, count=14), "nats a token", Period("month"), every=(1, 6, 12)
+        noisy(loss, 0.005, count=14), NATS_A_TOKEN, Period("month"), every=(1, 6, 12)
     )
     assert "The stream has a season: a model half a year old is 22% [" in " ".join(
         words.lines(retraining)
@@ -63,12 +64,10 @@ def test_a_season_of_the_calendar_is_told_from_drift(drift):
         gain = retraining.gain(k, rarer)
         assert gain.low < extra[rarer] - extra[k] < gain.high
     unnamed = Retraining(
-        noisy(loss, 0.005, count=14), "nats a token"
+        noisy(loss, 0.005, count=14), NATS_A_TOKEN
     )  # mega-batches have no calendar
-    young = Retraining(noisy(loss, 0.005, count=9), "nats a token", Period("month"))
-    few = Retraining(
-        noisy(loss, 0.005, count=24, models=(1, 6, 13)), "nats a token", Period("month")
-    )
+    young = Retraining(noisy(loss, 0.005, count=9), NATS_A_TOKEN, Period("month"))
+    few = Retraining(noisy(loss, 0.005, count=24, models=(1, 6, 13)), NATS_A_TOKEN, Period("month"))
     assert [variant.laws.event for variant in (retraining, unnamed, young, few)] == [
         Season(12),
         None,
@@ -82,7 +81,7 @@ def test_a_break_is_told_whatever_the_number_of_its_period(start):
     """The first period after it is the sixth one: 6 or, of labels from -5 on, 0."""
     run_losses = noisy(lambda u, p, _: 2 + 0.3 * ((u < 6) != (p < 6)), 0.0005, count=10)
     axis = tuple(range(start, start + 10))
-    retraining = Retraining(replace(run_losses, until=axis, periods=axis), "nats a token")
+    retraining = Retraining(replace(run_losses, until=axis, periods=axis), NATS_A_TOKEN)
     assert retraining.laws.event == Break(start + 5)
     assert words.lines(retraining)[2].startswith(
         "The stream broke 4 periods before the last period;"
@@ -91,7 +90,7 @@ def test_a_break_is_told_whatever_the_number_of_its_period(start):
 
 def test_without_losses_on_the_past_there_is_no_answer():
     run_losses = noisy(lambda u, p, _: 3 - 0.1 * math.log(u) if p >= u else math.nan)
-    retraining = Retraining(run_losses, "nats a token", price=0.1)
+    retraining = Retraining(run_losses, NATS_A_TOKEN, price=0.1)
     assert words.answer(retraining).startswith("No answer: without losses on the periods before")
     assert (words.advice_of(retraining), words.lines(retraining)) == (
         NO_EVIDENCE,
@@ -108,20 +107,20 @@ def test_without_models_on_their_own_periods_there_is_no_answer():
         return 3 - 0.05 * u if p > u or u - p == past else math.nan
 
     two_later = noisy(lambda *cell: loss(*cell, 2), count=12)
-    assert "No answer" in words.answer(Retraining(two_later, "nats a token"))
+    assert "No answer" in words.answer(Retraining(two_later, NATS_A_TOKEN))
     run_losses = noisy(
         lambda u, p, _: 3 - 0.05 * u if p >= u or (u, p) == (3, 2) else math.nan, count=12
     )
-    assert words.advice_of(Retraining(run_losses, "nats a token")) == NO_EVIDENCE
+    assert words.advice_of(Retraining(run_losses, NATS_A_TOKEN)) == NO_EVIDENCE
 
 
 def test_what_training_gains_shrinks_and_is_not_drift():
-    retraining = Retraining(noisy(lambda u, p, _: 3 - 0.5 * math.log(u), seed=1), "nats a token")
+    retraining = Retraining(noisy(lambda u, p, _: 3 - 0.5 * math.log(u), seed=1), NATS_A_TOKEN)
     assert words.advice_of(retraining) == NO_EVIDENCE
     assert retraining.last_time(1) == pytest.approx(0.5 * math.log(8 / 7), abs=0.01)
     assert retraining.extra(1).mean < 0.7 * retraining.last_time(1)
     even = noisy(lambda u, p, _: 3 - 0.1 * u, count=24)  # no law of training: that of age takes it
-    assert words.advice_of(Retraining(even, "nats a token")) == NO_EVIDENCE
+    assert words.advice_of(Retraining(even, NATS_A_TOKEN)) == NO_EVIDENCE
 
 
 def test_without_drift_slopes_lie_on_both_sides_of_zero():
@@ -141,7 +140,7 @@ def test_without_drift_slopes_lie_on_both_sides_of_zero():
 )
 def test_intervals_hold_for_curves_outside_of_the_law(curve):
     run_losses = noisy(lambda u, p, _: 3 + (curve(p - u) if p > u else 0.02 * (u - p)), count=24)
-    extra = Retraining(run_losses, "nats a token").gain(1, 6)
+    extra = Retraining(run_losses, NATS_A_TOKEN).gain(1, 6)
     true = sum(map(curve, range(1, 7))) / 6 - curve(1)
     assert extra.low < true < extra.high < 3 * true
 
@@ -153,21 +152,21 @@ def test_a_model_that_is_newer_than_all_tests_has_no_age():
     for matrix in run_losses.seeds:
         seeds.append(tuple(row[:8] for row in matrix))
     early = Losses("", run_losses.until, run_losses.periods[:8], tuple(seeds))
-    assert Retraining(early, "nats a token", price=0.5).plan.first == 3
+    assert Retraining(early, NATS_A_TOKEN, price=0.5).plan.first == 3
 
 
 @pytest.mark.parametrize("every", [(1, 3), (1, 3, 12), (1, 2, 3, 6), (1, 3, 6, 12, 24)])
 def test_the_cadence_is_the_same_beside_any_others(every):
     """0.004 nats a month: 3 months lose 0.4% to 1 month, 6 months 1%."""
     run_losses = noisy(lambda u, p, _: 0.0045 * abs(p - u), 0.0005, count=14)
-    retraining = Retraining(run_losses, "nats a token", Period("month"), every=every)
+    retraining = Retraining(run_losses, NATS_A_TOKEN, Period("month"), every=every)
     assert words.advice_of(retraining) == "every quarter"
 
 
 def test_costs_are_of_trainings_to_come():
     run_losses = noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005)
     retraining = Retraining(
-        run_losses, "nats a token", Period("month"), TrainingCost(2.0, 3.0), (1, 3)
+        run_losses, NATS_A_TOKEN, Period("month"), TrainingCost(2.0, 3.0), (1, 3)
     )
     assert titled(retraining).cells[2][-1] == "4 trainings a year, 8 TFLOPs, 12 GPU-hours"
     assert words.answer(retraining).startswith(
@@ -209,7 +208,7 @@ def test_cadences_have_english_ordinals():
 def test_a_price_gives_the_cheapest_plan(price, first, every, trainings):
     """Loss 0.1 a period: k periods cost 0.05 k (k + 1); the present model is new."""
     retraining = Retraining(
-        noisy(lambda u, p, _: 2 + 0.1 * abs(p - u), 0.001), "nats a token", price=price
+        noisy(lambda u, p, _: 2 + 0.1 * abs(p - u), 0.001), NATS_A_TOKEN, price=price
     )
     assert (retraining.plan.trainings, retraining.plan.first) == (trainings, first)
     assert trainings < 2 or retraining.plan.every == every
@@ -225,7 +224,8 @@ def test_a_price_gives_the_cheapest_plan(price, first, every, trainings):
 def test_savings_are_told_by_the_law_that_chose_the_plan():
     """Where loss falls with age, a plan that trains does not say that it loses by it."""
     plans = [
-        Retraining(noisy(lambda u, p, _: 3.0, seed=i), "nats", price=0.0002).plan for i in range(10)
+        Retraining(noisy(lambda u, p, _: 3.0, seed=i), NATS_A_TOKEN, price=0.0002).plan
+        for i in range(10)
     ]
     assert any(plan.trainings for plan in plans)
     assert min(saving.mean for plan in plans for saving in plan.savings.values()) > -1e-9
@@ -238,7 +238,7 @@ def test_periods_are_named_and_counted_by_their_labels():
     uneven = (["2025-12", "2026-02"], ["2020..2021", "2022"], [])
     assert {Period.of(labels) for labels in uneven} == {Period("mega-batch")}
     retraining = Retraining(
-        noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005), "nats a token", week, every=(1, 4)
+        noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005), NATS_A_TOKEN, week, every=(1, 4)
     )
     assert [row[-1] for row in titled(retraining).cells[1:]] == [
         "52 trainings a year",
@@ -252,7 +252,7 @@ def test_a_jump_of_the_served_loss_is_a_reason_to_retrain():
         run_losses = losses(
             lambda u, p, _, j=jump: 2 + hard[p] + j * (p > 10), count=12, models=range(1, 9)
         )
-        assert Retraining(run_losses, "nats a token", price=0.3).plan.first == first
+        assert Retraining(run_losses, NATS_A_TOKEN, price=0.3).plan.first == first
 
 
 def test_streams_without_drift_are_no_evidence_and_drift_is_found():
@@ -268,7 +268,7 @@ def test_streams_without_drift_are_no_evidence_and_drift_is_found():
 def test_a_saving_that_may_be_zero_is_no_advice():
     """M2: a plan that saves 1.3M [-23M, 26M] said "Retrain in 1 week, then every week"."""
     hardly = noisy(lambda u, p, _: 2 + 0.004 * abs(p - u), 0.02, count=7)
-    found = Retraining(hardly, "nats a token", Period("week"), price=0.05, money=1000.0)
+    found = Retraining(hardly, NATS_A_TOKEN, Period("week"), price=0.05, money=1000.0)
     plan = found.plan
     assert plan.trainings
     assert plan.savings["never"].low < 0 < plan.savings["never"].high
@@ -284,11 +284,11 @@ def test_a_saving_that_may_be_zero_is_no_advice():
 
 def test_a_plan_without_trainings_needs_evidence_too():
     flat = noisy(lambda u, p, _: 2.0, 0.03, count=7)
-    found = Retraining(flat, "nats a token", Period("week"), price=1e-4)
+    found = Retraining(flat, NATS_A_TOKEN, Period("week"), price=1e-4)
     plan = found.plan
     if plan.first is None:
         assert plan.evident == (plan.savings["retraining every week"].low > 0)
-    dear = Retraining(flat, "nats a token", Period("week"), price=100.0)
+    dear = Retraining(flat, NATS_A_TOKEN, Period("week"), price=100.0)
     assert (dear.plan.first, dear.plan.evident) == (None, True)
     assert words.answer(dear).startswith("Do not retrain (0 in 52 weeks): it saves ")
 
@@ -296,7 +296,7 @@ def test_a_plan_without_trainings_needs_evidence_too():
 def test_a_rare_plan_says_that_a_frequent_one_may_cost_less():
     drifting = noisy(lambda u, p, _: 2 + 0.05 * abs(p - u), 0.02, count=7)
     prices = np.geomspace(0.005, 2, 12)
-    plans = [Retraining(drifting, "nats a token", Period("week"), price=p) for p in prices]
+    plans = [Retraining(drifting, NATS_A_TOKEN, Period("week"), price=p) for p in prices]
     undecided = [
         found
         for found in plans
@@ -309,7 +309,7 @@ def test_a_rare_plan_says_that_a_frequent_one_may_cost_less():
 
 def test_the_plan_in_json_has_the_unit_of_the_answer():
     made = noisy(lambda u, p, _: 2 + 0.05 * abs(p - u), 0.002, count=8)
-    found = Retraining(made, "nats a token", Period("month"), price=0.4, money=1000.0)
+    found = Retraining(made, NATS_A_TOKEN, Period("month"), price=0.4, money=1000.0)
     plan = record(found)["plan"]
     assert (plan["evidence"], plan["unit"], plan["price"]) == (True, "the money of --price", 400)
     for name, saving in plan["savings"].items():
@@ -317,7 +317,7 @@ def test_the_plan_in_json_has_the_unit_of_the_answer():
         assert saving["mean"] == pytest.approx(1000 * exact.mean, rel=1e-5)
         assert f"{exact.text(1000.0)} against {name}" in words.answer(found)
     assert plan["total"] == pytest.approx(1000 * found.plan.total, rel=1e-5)
-    plain = Retraining(made, "nats a token", Period("month"), price=0.4)
+    plain = Retraining(made, NATS_A_TOKEN, Period("month"), price=0.4)
     assert record(plain)["plan"]["unit"] == "nats a token summed over periods"
     assert record(plain)["plan"]["savings"]["never"]["mean"] == pytest.approx(
         plain.plan.savings["never"].mean, rel=1e-5

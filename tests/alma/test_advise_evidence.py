@@ -12,6 +12,7 @@ from alma.report.advice.retraining import Retraining
 from alma.report.advice.retraining_table import titled
 from alma.report.advice.staleness import Laws
 from alma.report.losses import age_effect
+from alma.report.metric import NATS_A_TOKEN
 
 from .synthetic import losses
 from .test_advise_drift import noisy
@@ -21,7 +22,7 @@ def test_a_gain_that_may_be_zero_is_no_reason_to_retrain_more_often():
     """Models get worse with their first month for certain, and hardly with the second."""
     stale_at_once = noisy(lambda u, p, _: 2 + 0.05 * (u != p), 0.015, seed=1, count=6)
     retraining = Retraining(
-        stale_at_once, "nats a token", Period("month"), every=(1, 2), worth=(0.0, True)
+        stale_at_once, NATS_A_TOKEN, Period("month"), every=(1, 2), worth=(0.0, True)
     )
     gain = retraining.gain(1, 2)
     assert retraining.drifts
@@ -38,7 +39,7 @@ def test_many_slightly_high_losses_are_a_surprise_and_one_is_not(months, is_surp
         return 2 + hard[p] + 0.05 * (p > 8)
 
     served = losses(loss, count=8 + months, models=range(1, 9))
-    outlook = Retraining(served, "nats a token", price=0.1).outlook
+    outlook = Retraining(served, NATS_A_TOKEN, price=0.1).outlook
     assert outlook.has_usual_losses
     assert (outlook.excess > 0) == is_surprise
 
@@ -62,9 +63,9 @@ def test_a_plan_holds_between_the_two_prices_that_it_names():
     matrix = noisy(lambda u, p, _: 2 + 0.1 * abs(p - u), 0.001)
 
     def trainings(price):
-        return Retraining(matrix, "nats a token", price=price).plan.trainings
+        return Retraining(matrix, NATS_A_TOKEN, price=price).plan.trainings
 
-    plan = Retraining(matrix, "nats a token", price=0.5).plan
+    plan = Retraining(matrix, NATS_A_TOKEN, price=0.5).plan
     lowest, highest = plan.flips
     assert trainings(1.01 * lowest) == trainings(0.99 * highest) == plan.trainings
     assert trainings(0.99 * lowest) > plan.trainings > trainings(1.01 * highest)
@@ -73,7 +74,7 @@ def test_a_plan_holds_between_the_two_prices_that_it_names():
 def test_at_the_price_below_which_a_cadence_pays_it_pays_against_every_rarer_one():
     """Losses that level off: the third month adds little, so a year without training is cheap."""
     matrix = noisy(lambda u, p, _: 2 + 0.1 * min(abs(p - u), 2), 0.001, count=14)
-    retraining = Retraining(matrix, "nats a token", Period("month"), every=(1, 3, 12))
+    retraining = Retraining(matrix, NATS_A_TOKEN, Period("month"), every=(1, 3, 12))
     price = float(titled(retraining).cells[1][4])
 
     def cost(every):

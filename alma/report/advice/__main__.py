@@ -10,7 +10,8 @@ from pathlib import Path
 from alma.errors import Parser, UserError, command, count, number_list
 from alma.files import atomic_write, make_directory, write_json_atomic
 from alma.help_texts import RUNS
-from alma.report.advice.terms import PRICE, price_of, worth_of
+from alma.report.advice.metric_of_column import NAMES, MetricOptions
+from alma.report.advice.terms import PRICE, bounds_of, price_of, worth_of
 from alma.report.results import find_runs
 
 _MOST_CADENCES = 20
@@ -23,6 +24,8 @@ examples:
   alma advise runs/mnist
   alma advise runs/mnist --from 100 --budget 2TFLOPs --out advice
   alma advise runs/mnist --brief advice.html
+  alma advise --matrix accuracy.csv --worth 0.5%
+  alma advise --matrix scores.csv --metric score --higher-is-better --bounds 0,1
   alma advise --matrix losses.csv --groups '1b/*' --every 1,3,12 --price 0.05
 """
 
@@ -39,9 +42,24 @@ def parser() -> Parser:
     )
     add = command_line.add_argument
     add("runs", nargs="*", metavar="RUN", help=RUNS)
-    matrix = "in place of runs, losses from elsewhere: a CSV file with the columns trained_until, "
-    matrix += "tested_on, loss and, if there are several, model, domain and seed; repeatable"
+    matrix = "in place of runs, values from elsewhere: a CSV file with the columns trained_until, "
+    matrix += "tested_on, a metric such as loss (nats a token) or accuracy and, if there are "
+    matrix += "several, model, domain and seed; repeatable"
     add("--matrix", type=Path, action="append", metavar="FILE", help=matrix)
+    metric = "with --matrix: the column with the values, or what the only such column has: "
+    metric += f"{NAMES} (default: by the name of the column)"
+    add("--metric", default="", metavar="NAME", help=metric)
+    direction = command_line.add_mutually_exclusive_group()
+    for better in ("higher", "lower"):
+        text = f"with --matrix: {better} values of the metric are better"
+        flag = f"--{better}-is-better"
+        is_higher = better == "higher"
+        direction.add_argument(
+            flag, dest="higher_is_better", action="store_const", const=is_higher, help=text
+        )
+    bounds = "with --matrix: lowest and highest value that the metric can have, such as 0,1 or "
+    bounds += "0,inf; no forecast leaves them (default: those of a known metric)"
+    add("--bounds", type=bounds_of, metavar="LOW,HIGH", help=bounds)
     groups = "with --matrix: MODEL/DOMAIN, or patterns, such as 1b/news,'3b/*' "
     groups += "(default: all, in turn)"
     add("--groups", type=lambda text: text.split(","), metavar="LIST", help=groups)
@@ -50,7 +68,8 @@ def parser() -> Parser:
     every = "how often to retrain: cadences in periods, such as 1,3,12 "
     every += "(default: as far as the data reach)"
     add("--every", type=_cadences, default=(), metavar="LIST", help=every)
-    worth = "a gain below this is a tie: a loss, or percent of perplexity or points of error "
+    worth = "a gain below this is a tie: a number in the unit of the answer, or percent: of "
+    worth += "perplexity, percentage points of accuracy or error, of the mean of other metrics "
     worth += "(default: 1%%)"
     add("--worth", type=worth_of, default="1%", metavar="LOSS|PERCENT", help=worth)
     price = f"{PRICE}. Gives one plan: when to retrain first, and how often then (default: no plan)"
@@ -93,6 +112,12 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError(f"{out} is not a folder and cannot become one: choose another --out")
     if options.groups and not options.matrix:
         raise UserError("--groups chooses among the losses of --matrix")
+    of_metric = options.metric or options.bounds or options.higher_is_better is not None
+    if of_metric and not options.matrix:
+        raise UserError(
+            "--metric, --bounds, --higher-is-better and --lower-is-better tell what the values of "
+            "--matrix are: leave them out with runs"
+        )
     if options.matrix and (options.now is not None or options.budget is not None):
         raise UserError("--from and --budget need runs: leave them out with --matrix")
 
@@ -116,7 +141,9 @@ def main() -> None:
     damaged: list[str] = []
     terms = {"every": options.every, "worth": options.worth, "price": price, "money": money}
     if options.matrix:
-        report = MatrixReport(read_groups(options.matrix, options.groups or ()), **terms)
+        of_metric = MetricOptions(options.metric, options.higher_is_better, options.bounds)
+        groups = read_groups(options.matrix, options.groups or (), of_metric)
+        report = MatrixReport(groups, **terms)
     else:
         section = one_section(find_runs(options.runs, damaged), options.now)
         report = advise(section, options.now, options.budget, **terms)

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,12 @@ from alma.report import style
 from alma.report.advice.advice import Advice
 from alma.report.advice.candidates import Candidate
 from alma.report.advice.forecast import interval
-from alma.report.advice.law import Law
 from alma.report.advice.period import Period
 from alma.report.advice.plain_words import side
 from alma.report.advice.retraining import Retraining
 from alma.report.advice.retraining_table import MatrixReport
+from alma.report.metric import percent_of_perplexity
 from alma.report.periods import dated_names
-
-_LARGEST_DRAWN = 9.0  # nats; larger losses are left out of the picture
 
 
 def _retrainings(report: Advice | MatrixReport) -> list[Retraining]:
@@ -51,28 +48,26 @@ def picture(report: Advice | MatrixReport) -> bytes:
 
 
 def _draw_ages(axes: Any, retrainings: Sequence[Retraining], named: bool) -> None:
-    """Extra loss by age with its interval: in percent of perplexity, or points of error.
+    """Extra loss by age with its interval, as sentences state it, such as in points of error.
 
     `named`: whether the labels of the losses are names for readers.
     """
     first = retrainings[0]
-    is_text = first.unit.startswith("nats")
+    metric = first.metric
     for retraining in retrainings:
-        size = retraining.period.size
         ages = np.linspace(0, retraining.cadences[-1], 25)
-        estimates = []
-        for age in ages:
-            extra = partial(Law.extra, ages=age * size, ahead=size)
-            estimates.append(retraining.laws.estimate(extra))
-        curves = np.transpose(estimates)
-        if is_text:
-            curves = 100 * np.expm1(np.minimum(curves, _LARGEST_DRAWN))
+        curves = np.transpose([retraining.extra_at(age) for age in ages])
+        if metric.in_percent:
+            curves = np.vectorize(percent_of_perplexity)(metric.nats * curves)
         mean, low, high = curves
         label = retraining.losses.label if named else "models of this kind"
         (line,) = axes.plot(ages, mean, label=label)
         axes.fill_between(ages, low, high, alpha=0.15, color=line.get_color())
     axes.set_xlabel(f"age of the model ({first.period.plural})")
-    axes.set_ylabel("worse than a new model (%), 90%" if is_text else "points of error worse, 90%")
+    label = f"{metric.unit} worse than a new model, 90%"
+    if metric.in_percent:
+        label = "worse than a new model (%), 90%"
+    axes.set_ylabel(label)
 
 
 def _draw_forecasts(axes: Any, report: Advice) -> None:

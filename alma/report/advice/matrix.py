@@ -1,6 +1,6 @@
-"""Read losses measured by other software from CSV files.
+"""Read values of a metric, measured by other software, from CSV files.
 
-A line has the loss of a model, the time until which it was trained, and the time of its test data.
+A line has the value of a model, the time until which it was trained, and the time of its test data.
 """
 
 import csv
@@ -15,14 +15,22 @@ from typing import NamedTuple
 
 from alma.dates import number_in
 from alma.errors import UserError, hint
+from alma.report.advice.metric_of_column import (
+    COLUMNS_OF_CELLS,
+    MetricOptions,
+    Value,
+    column_of,
+    metric_of,
+)
 from alma.report.advice.period import Period
 from alma.report.losses import Losses
+from alma.report.metric import Metric
 
 _TIMES = ("trained_until", "tested_on")
-_NEEDED = (*_TIMES, "loss")
 _LARGEST = 1e100  # as in alma/schema.py, which needs a further package
 _NUMBER_FORM = ": give a number up to 1e100"
 _TIME_FORM = ": a number, or a date such as 2013, 2013-Q2, 2013-05, 2013-W05, 2013-05-31"
+_FAR_POINTS = 50.0  # percentage points by which a typo is off, at least
 _DAYS = {"week": 7.0, "month": 365.25 / 12, "quarter": 365.25 / 4, "year": 365.25}
 
 
@@ -33,6 +41,8 @@ class LossGroup(NamedTuple):
     period: Period
     gpu_hours: float | None
     """Cost of the newest training that has one in the file; None: none has."""
+    metric: Metric
+    """Whose losses these are."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,7 @@ class _Line:
     seed: str
     until: float
     tested: float
-    loss: float
+    value: float
     gpu_hours: float | None
 
     @property
@@ -58,25 +68,38 @@ class _Line:
         return self.seed, self.until, self.tested
 
 
-def read_groups(paths: Sequence[Path], patterns: Sequence[str] = ()) -> list[LossGroup]:
+def read_groups(
+    paths: Sequence[Path], patterns: Sequence[str] = (), options: MetricOptions | None = None
+) -> list[LossGroup]:
     """The losses of each model and domain in the files, in the order of the files.
 
-    If there are `patterns`, only groups whose names match one of them are returned.
+    If there are `patterns`, only groups whose names match one of them are returned. `options` are
+    those about the metric.
 
-    UserError: a file cannot be read, lacks a column, or has a bad or repeated value; labels of time
-    are of several kinds; a pattern fits no name; a group has fewer than two models or periods.
+    UserError: a file cannot be read, lacks a column, or has a bad or repeated value; the metric is
+    open; labels of time are of several kinds; a pattern fits no name; a group has fewer than two
+    models or periods.
     """
+    options = options or MetricOptions()
     kinds: dict[str, str] = {}
     lines = []
+    columns = []
     for path in paths:
+        column = column_of(path, _columns(path), options)
+        columns.append(column)
         for place, row in _rows(path):
-            lines.append(_line(place, row, kinds))
+            lines.append(_line(place, row, column, kinds))
+    if len(set(columns)) > 1:
+        names = ", ".join(dict.fromkeys(columns))
+        raise UserError(f"files with several metrics, {names}: give --metric COLUMN that all have")
+    values = [Value(line.place, line.value) for line in lines]
+    metric = metric_of(columns[0], values, options)
     lines_by_group: dict[str, list[_Line]] = {}
     for line in lines:
         lines_by_group.setdefault(line.group, []).append(line)
     kind = next(iter(kinds))
     chosen = _matching(list(lines_by_group), patterns)
-    return [_group(lines_by_group[name], kind) for name in chosen]
+    return [_group(lines_by_group[name], kind, metric) for name in chosen]
 
 
 def _matching(groups: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -93,17 +116,30 @@ def _matching(groups: Sequence[str], patterns: Sequence[str]) -> list[str]:
     return [name for name in groups if name in matching]
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The lines of a file with their places."""
+def _table(path: Path) -> "csv.DictReader[str]":
+    """The table in a file. UserError: it cannot be read."""
     try:
-        table = csv.DictReader(path.read_text("utf-8-sig").splitlines())
+        return csv.DictReader(path.read_text("utf-8-sig").splitlines())
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise UserError(f"cannot read {path}: {reason}") from error
-    missing_columns = [name for name in _NEEDED if name not in (table.fieldnames or [])]
-    if missing_columns:
-        form = f"name the columns {', '.join(_NEEDED)} in line 1, with commas"
-        raise UserError(f"{path}: no column {', '.join(missing_columns)}: {form}")
+
+
+def _columns(path: Path) -> list[str]:
+    """The names in line 1 of a file. UserError: it cannot be read, or times are missing."""
+    columns = list(_table(path).fieldnames or [])
+    missing = [name for name in _TIMES if name not in columns]
+    if not set(columns) - set(COLUMNS_OF_CELLS):
+        missing.append("loss, accuracy or another metric")
+    if missing:
+        form = f"name the columns {', '.join(_TIMES)} and a metric in line 1, with commas"
+        raise UserError(f"{path}: no column {', '.join(missing)}: {form}")
+    return columns
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """The lines of a file with their places."""
+    table = _table(path)
     row = None
     try:
         for row in table:
@@ -118,8 +154,8 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
         raise UserError(f"{path}: no losses below the names of the columns")
 
 
-def _line(place: str, row: dict[str, str], kinds: dict[str, str]) -> _Line:
-    """Parse a line, and note the kind of its time labels in `kinds`.
+def _line(place: str, row: dict[str, str], column: str, kinds: dict[str, str]) -> _Line:
+    """Parse a line with a value in `column`, and note the kind of its time labels in `kinds`.
 
     `kinds` maps each kind, such as "month", to the place of its first label, for errors.
     """
@@ -130,14 +166,14 @@ def _line(place: str, row: dict[str, str], kinds: dict[str, str]) -> _Line:
         hours = _number(row["gpu_hours"], f"{place}, gpu_hours")
         if hours < 0:
             raise UserError(f"{place}, gpu_hours: {hours:g}: give a number from 0 on")
-    loss = _number(row["loss"], f"{place}, loss")
+    value = _number(row[column], f"{place}, {column}")
     return _Line(
         place=place,
         group="/".join(names) or Path(place.rpartition(", line ")[0]).stem,
         seed=row.get("seed", "").strip(),
         until=until,
         tested=tested,
-        loss=loss,
+        value=value,
         gpu_hours=hours,
     )
 
@@ -173,7 +209,7 @@ def _number(text: str, place: str, form: str = _NUMBER_FORM) -> float:
     return value
 
 
-def _group(lines: Sequence[_Line], kind: str) -> LossGroup:
+def _group(lines: Sequence[_Line], kind: str, metric: Metric) -> LossGroup:
     """Build the matrices of one group, one per seed.
 
     `kind` is the kind of its time labels, such as "month"; "" for numbers.
@@ -185,16 +221,16 @@ def _group(lines: Sequence[_Line], kind: str) -> LossGroup:
     for values, name in ((until, "trained_until"), (tested, "tested_on")):
         if len(values) < 2:
             raise UserError(f"{label}: a single value of {name}: staleness needs two or more")
-    _check_extremes(lines)
+    _check_extremes(lines, metric)
     seeds = []
     for seed in dict.fromkeys(line.seed for line in lines):
         rows = []
         for u in until:
             cells = [line_by_cell.get((seed, u, p)) for p in tested]
-            rows.append(tuple(line.loss if line else math.nan for line in cells))
+            rows.append(tuple(metric.loss(line.value) if line else math.nan for line in cells))
         seeds.append(tuple(rows))
     losses = Losses(label, tuple(until), tuple(tested), tuple(seeds))
-    return LossGroup(losses, _period(until, tested, kind), _newest_hours(lines))
+    return LossGroup(losses, _period(until, tested, kind), _newest_hours(lines), metric)
 
 
 def _lines_by_cell(lines: Sequence[_Line]) -> dict[tuple[str, float, float], _Line]:
@@ -210,29 +246,36 @@ def _lines_by_cell(lines: Sequence[_Line]) -> dict[tuple[str, float, float], _Li
     return line_by_cell
 
 
-def _check_extremes(lines: Sequence[_Line]) -> None:
-    """Raise a UserError if a loss, such as a typo, is far from all others of its period and model.
+def _check_extremes(lines: Sequence[_Line], metric: Metric) -> None:
+    """Raise a UserError if a value, such as a typo, is far from all others of its period and model.
 
     `lines` are those of one group.
     """
+    losses = [metric.loss(line.value) for line in lines]
     losses_of_period: dict[float, list[float]] = {}
     losses_of_model: dict[tuple[str, float], list[float]] = {}
-    for line in lines:
-        losses_of_period.setdefault(line.tested, []).append(line.loss)
-        losses_of_model.setdefault(line.model, []).append(line.loss)
+    for line, loss in zip(lines, losses, strict=True):
+        losses_of_period.setdefault(line.tested, []).append(loss)
+        losses_of_model.setdefault(line.model, []).append(loss)
     usual_of_period = {tested: median(losses) for tested, losses in losses_of_period.items()}
     usual_of_model = {model: median(losses) for model, losses in losses_of_model.items()}
     distances = []
-    for line in lines:
-        from_period = abs(line.loss - usual_of_period[line.tested])
-        from_model = abs(line.loss - usual_of_model[line.model])
+    for line, loss in zip(lines, losses, strict=True):
+        from_period = abs(loss - usual_of_period[line.tested])
+        from_model = abs(loss - usual_of_model[line.model])
         distances.append(min(from_period, from_model))
     largest = max(distances)
     usual = sorted(distances)[-len(distances) // 20 - 1]  # the 95th percentile
-    if largest > max(1.0, 10 * usual):
+    far_apart = _FAR_POINTS
+    if metric.nats:
+        far_apart = 1 / metric.nats
+    elif not metric.in_points:
+        far_apart = median(abs(loss) for loss in losses)
+    if largest > max(far_apart, 10 * usual):
         line = lines[distances.index(largest)]
         far = "is far from the others of its period and model"
-        raise UserError(f"{line.place}, loss: {line.loss:g} {far}: correct it, or leave it out")
+        place = f"{line.place}, {metric.name}"
+        raise UserError(f"{place}: {line.value:g} {far}: correct it, or leave it out")
 
 
 def _period(until: Sequence[float], tested: Sequence[float], kind: str) -> Period:

@@ -73,7 +73,8 @@ class Outlook:
         span = self.size * np.arange(1, self.horizon + 1)
         present_age = max(0.0, self.laws.losses.periods[-1] - self.laws.losses.until[-1])
         present = law.extra(span + present_age, span) + self.excess
-        retrained = law.extra(span[:, None], span)  # (age, period to come)
+        present = np.clip(present, *self.laws.limits)
+        retrained = self.laws.extra(law, span[:, None], span)  # (age, period to come)
         by_age = np.vstack([present, retrained])
         return np.asarray(by_age[ages, np.arange(self.horizon)].sum(1))
 
@@ -229,8 +230,20 @@ def savings_of(
         if index != best:
             estimate = outlook.laws.estimate(saving_by_law(outlook, priced, index, best))
             shift = float(priced.totals[index] - priced.totals[best]) - estimate.mean
-            savings[name] = MeanOverSeeds(*(end + shift for end in estimate))
+            saving = MeanOverSeeds(*(end + shift for end in estimate))
+            savings[name] = saving.within(*saving_limits(outlook, priced, index, best))
     return savings
+
+
+def saving_limits(
+    outlook: Outlook, priced: PricedPlans, index: int, best: int
+) -> tuple[float, float]:
+    """The least and the most that the plan `best` can save against the plan `index`."""
+    least, most = outlook.laws.limits
+    widest = (most - least) * outlook.horizon
+    trainings = priced.plans.trainings
+    further = priced.price * float(trainings[index] - trainings[best])
+    return further - widest, further + widest
 
 
 def saving_by_law(

@@ -12,7 +12,8 @@ from alma.report.advice.law import Law
 from alma.report.advice.period import Period
 from alma.report.advice.plan import Outlook, RetrainingPlan, best_plan
 from alma.report.advice.staleness import Laws
-from alma.report.losses import Losses, MeanOverSeeds, in_unit
+from alma.report.losses import Losses, MeanOverSeeds
+from alma.report.metric import Metric
 
 _LEAST_HORIZON = 12  # fewest periods to plan for, unless their number is given
 
@@ -44,15 +45,15 @@ class Retraining:
     """
 
     losses: Losses
-    unit: str
-    """Unit of the losses; it begins with "nats" for text."""
+    metric: Metric
+    """Of the losses."""
     period: Period = field(default_factory=Period)
     cost: TrainingCost = field(default_factory=TrainingCost)
     every: Sequence[int] = ()
     """Cadences to compare, in periods; empty: the calendar's, up to the oldest model's age."""
     worth: tuple[float, bool] = (1.0, True)
-    """Least gain that counts; smaller ones are ties. The flag says whether it is percent (of
-    perplexity, or points of error) instead of in the unit of the losses."""
+    """Least gain that counts; smaller ones are ties. The flag says whether it is percent (as in
+    `Metric.least_gain`) instead of in the unit of the losses."""
     price: float = math.nan
     """Price of a training, in the unit of the losses times periods; NaN: unknown, so no plan."""
     money: float = 0.0
@@ -69,7 +70,7 @@ class Retraining:
     @cached_property
     def laws(self) -> Laws:
         """The laws of staleness."""
-        return Laws(self.losses, self.period.year)
+        return Laws(self.losses, self.period.year, self.metric.limits)
 
     @cached_property
     def effect(self) -> MeanOverSeeds:
@@ -97,23 +98,37 @@ class Retraining:
         return self.periods_to_come or max(_LEAST_HORIZON, self.period.calendar.year)
 
     @property
+    def unit(self) -> str:
+        """Unit of the losses."""
+        return self.metric.unit
+
+    @property
     def least_gain(self) -> float:
         """`worth` in the unit of the losses: the least gain for which to retrain more often."""
-        return in_unit(self.worth, self.unit)
+        return self.metric.least_gain(self.worth, self.laws.level)
 
     def extra(self, every: int) -> MeanOverSeeds:
         """Mean extra loss at ages of 1 to `every` periods, on the periods to come."""
-        return self.laws.estimate(lambda law: self._extra(every, law))
+        estimated = self.laws.estimate(lambda law: self._extra(every, law))
+        return estimated.within(*self.laws.limits)
+
+    def extra_at(self, age: float) -> MeanOverSeeds:
+        """Extra loss of a model `age` periods old, on the next period."""
+        size = self.period.size
+        estimated = self.laws.estimate(lambda law: self.laws.extra(law, age * size, size))
+        return estimated.within(*self.laws.limits)
 
     def gain(self, every: int, rarer: int) -> MeanOverSeeds:
         """How much larger the mean extra loss is with the rarer cadence."""
-        return self.laws.estimate(lambda law: self._extra(rarer, law) - self._extra(every, law))
+        gain = self.laws.estimate(lambda law: self._extra(rarer, law) - self._extra(every, law))
+        least, most = self.laws.limits
+        return gain.within(least - most, most - least)
 
     def _extra(self, every: int, law: Law) -> float:
         size = self.period.size
         ages = size * np.arange(1, every + 1)
         ahead = size * np.arange(1, self.horizon + 1)
-        return float(np.mean(law.extra(ages[:, None], ahead)))
+        return float(np.mean(self.laws.extra(law, ages[:, None], ahead)))
 
     def last_time(self, every: int) -> float:
         """Mean extra loss at ages of 1 to `every` periods, as measured most recently.

@@ -14,6 +14,7 @@ from alma.report.advice.staleness import known_at
 from alma.report.age import losses_of
 from alma.report.age_table import unit
 from alma.report.losses import Losses
+from alma.report.metric import BY_UNIT
 from alma.report.periods import arrived, dated_names
 
 
@@ -74,7 +75,7 @@ def _retraining_of(
     try:
         return Retraining(
             losses=losses,
-            unit=unit(candidate.result),
+            metric=BY_UNIT[unit(candidate.result)],
             period=Period.of(dated_names(candidate.result)),
             cost=_cost_of(candidate),
             periods_to_come=candidate.result.megabatches - int(losses.periods[-1]),

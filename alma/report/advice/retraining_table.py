@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from alma.report.advice.direction import check_direction
 from alma.report.advice.matrix import LossGroup
 from alma.report.advice.retraining import Retraining, TrainingCost
 from alma.report.advice.retraining_words import (
@@ -35,7 +36,8 @@ class MatrixReport:
         self.groups: list[Retraining] = []
         for group in groups:
             cost = TrainingCost(hours=group.gpu_hours)
-            retraining = Retraining(group.losses, "nats", group.period, cost, **options)
+            retraining = Retraining(group.losses, group.metric, group.period, cost, **options)
+            check_direction(retraining)
             self.groups.append(retraining)
 
     @property

@@ -1,15 +1,12 @@
 """Sentences on how often to retrain: the answer, its gain and cost, and how sure it is."""
 
 import math
-from functools import partial
 
 import numpy as np
 
-from alma.report import losses
-from alma.report.advice.law import Law, Season
+from alma.report.advice.law import Season
 from alma.report.advice.questions import NO_EVIDENCE
 from alma.report.advice.retraining import Retraining
-from alma.report.losses import MeanOverSeeds
 from alma.tables import number
 
 _UNKNOWN = """\
@@ -42,7 +39,7 @@ def answer(retraining: Retraining, plain: bool = False) -> str:
     name = retraining.period.every(every)
     costs = costs_to_come(retraining, every, plain)
     if every != rarest:
-        gain = points(retraining, retraining.gain(every, rarest))
+        gain = retraining.metric.interval(*retraining.gain(every, rarest))
         text = f"{name.capitalize()}, {costs}: {gain} better than {retraining.period.every(rarest)}"
         return f"{text}; whether more often is worth it is open" if is_open else text
     gain_of_most = retraining.gain(most_frequent, rarest)
@@ -52,8 +49,8 @@ def answer(retraining: Retraining, plain: bool = False) -> str:
         if gain_of_most.low > 0 and not retraining.drifts:
             return f"{text}. More training gains, whether age matters or not"
         return text
-    most = percent(retraining, max(0.0, gain_of_most.high))
-    least = percent(retraining, retraining.least_gain)
+    most = retraining.metric.text(max(0.0, gain_of_most.high))
+    least = retraining.metric.text(retraining.least_gain)
     limit = f"more often gains {most} at most, and {least} would be worth it"
     return f"{name.capitalize()} is enough, {costs}: {limit}"
 
@@ -152,24 +149,13 @@ def costs_to_come(retraining: Retraining, every: int, plain: bool = False) -> st
     return ", ".join(parts)
 
 
-def percent(retraining: Retraining, loss: float) -> str:
-    """An extra loss in familiar units: percent of perplexity, or percentage points of error."""
-    return losses.percent(loss, retraining.unit)
-
-
-def points(retraining: Retraining, loss: MeanOverSeeds) -> str:
-    """As `percent`, with the interval, such as "4.1% [3%, 5.2%]"."""
-    mean, low, high = (percent(retraining, value) for value in loss)
-    if not loss.low <= loss.high:
-        return f"{mean} [?]"
-    return f"{mean} [{low.removesuffix(' points')}, {high.removesuffix(' points')}]"
-
-
 def lines(retraining: Retraining) -> list[str]:
     """The answer, the loss of old models, an event if there is one, and what this rests on."""
     sentences = [f"{answer(retraining)}.", *of_old_models(retraining)]
     if not retraining.unknown:
         sentences.append(_basis(retraining))
+    if retraining.metric.remark:
+        sentences.append(retraining.metric.remark)
     return sentences
 
 
@@ -199,7 +185,7 @@ def would_change(retraining: Retraining) -> str:
         return f"A price of a training {ends} changes how many pay." if ends else further
     if retraining.choice.open:
         return f"{further} A price of a training (--price) tells what pays."
-    least = percent(retraining, retraining.least_gain)
+    least = retraining.metric.text(retraining.least_gain)
     return f"Another least gain than {least} (--worth), or a price of a training (--price)."
 
 
@@ -210,22 +196,21 @@ def has_evidence(retraining: Retraining) -> bool:
 
 def _loss_of_old_models(retraining: Retraining) -> str:
     """How much worse models of some ages are than a new one."""
-    size = retraining.period.size
+    metric = retraining.metric
     shown = [k for k in retraining.cadences if k == 3]
     parts = []
     for age in dict.fromkeys([retraining.cadences[0], *shown, retraining.cadences[-1]]):
-        extra = retraining.laws.estimate(partial(Law.extra, ages=age * size, ahead=size))
-        old = f"{retraining.period.span(age)} old"
-        parts.append(f"{old} is {points(retraining, extra)} worse")
+        extra = metric.interval(*retraining.extra_at(age))
+        parts.append(f"{retraining.period.span(age)} old is {extra} worse")
     text = f"A model {', one '.join(parts)} than a new one."
-    return f"{text} Percent: of perplexity." if retraining.unit.startswith("nats") else text
+    return f"{text} Percent: of perplexity." if metric.in_percent else text
 
 
 def _event(retraining: Retraining) -> str:
     """The season or break of the stream."""
     laws = retraining.laws
     if isinstance(laws.event, Season):
-        wave = points(retraining, laws.estimate(lambda law: law.s))
+        wave = retraining.metric.interval(*laws.estimate(lambda law: law.s))
         return (
             f"The stream has a season: a model half a year old is {wave} worse for that alone, "
             "one a year old not at all."
@@ -247,7 +232,7 @@ def _basis(retraining: Retraining) -> str:
             drift += ", though not along this line"
     ages = [age / period.size for age in retraining.losses.by_age if age > 0]
     return (
-        f"Loss rises by {slope.text()} {retraining.unit} a {period.noun} of age on average, "
+        f"{retraining.metric.change(slope.text())} a {period.noun} of age on average, "
         f"amount of training taken out: {drift}. Ages from {period.span(min(ages))} to "
         f"{period.span(max(ages))} were measured; "
         f"others follow the law age^{retraining.laws.whole.c:g}."

@@ -208,8 +208,16 @@ class Laws:
     These are fits without each period (jackknife), to each seed, and with other exponents.
     """
 
-    def __init__(self, losses: Losses, year: float = math.inf):
-        """Fit the laws; `year` is the length of a year on the axis of the losses, inf: no seasons.
+    def __init__(
+        self,
+        losses: Losses,
+        year: float = math.inf,
+        limits: tuple[float, float] = (-math.inf, math.inf),
+    ):
+        """Fit the laws.
+
+        year    length of a year on the axis of the losses; inf: no seasons
+        limits  lowest and highest loss that a model can have
 
         UserError: fewer than three models share periods, or too few are tested after their
         training (`tells_age`).
@@ -240,6 +248,20 @@ class Laws:
         self._cells_without = cells_without(self.axes)
         self.without = [self._law(self.values, measured & cells) for cells in self._cells_without]
         self.of_seeds = [self._law(np.array(seed), measured) for seed in losses.seeds]
+        self.level = self._level(measured)  # mean loss of new models
+        lowest, highest = limits
+        self.limits = (min(0.0, lowest - self.level), max(0.0, highest - self.level))
+
+    def _level(self, measured: Any) -> float:
+        """The mean over periods of the loss of the model that is nearest to the period."""
+        distances = np.where(measured, np.abs(self.ages), np.inf)
+        nearest = distances.argmin(0)
+        values = self.values[nearest, np.arange(len(self.axes.periods))]
+        return float(values[measured.any(0)].mean())
+
+    def extra(self, law: Law, ages: Any, ahead: Any = 0.0) -> Array:
+        """`Law.extra` within the limits: a forecast leaves no model worse than the worst one."""
+        return np.clip(law.extra(ages, ahead), *self.limits)
 
     def _law(self, values: Array, used: Any) -> Law:
         return fit_laws(self.axes, values, used, self.event)[0].law

@@ -4,8 +4,9 @@ import argparse
 import math
 
 PRICE = (
-    "of a training, in units of loss summed over periods, or both in money: TRAINING/LOSS "
-    "such as 400/1000, LOSS for a unit in one period; 1%% of perplexity is 0.01 of the unit nats"
+    "of a training, in units of loss summed over periods (points of accuracy or error, nats), or "
+    "both in money: TRAINING/LOSS such as 400/1000, LOSS for a unit in one period; 1%% of "
+    "perplexity is 0.01 of the unit nats"
 )
 """Help of --price."""
 
@@ -22,6 +23,21 @@ def worth_of(text: str) -> tuple[float, bool]:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r}: a number from 0 on, such as 0.02 or 1%")
     return value, text.endswith("%")
+
+
+def bounds_of(text: str) -> tuple[float, float]:
+    """Two numbers, the first below the second; inf and -inf: no bound.
+
+    Raises ArgumentTypeError if they are not.
+    """
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low = high = math.nan
+    if not low < high:
+        form = "two numbers, the first below the second, such as 0,1 or 0,inf"
+        raise argparse.ArgumentTypeError(f"{text!r}: {form}")
+    return low, high
 
 
 def price_of(text: str) -> tuple[float, float]:
