@@ -226,7 +226,7 @@ def resolved(requests: Sequence[Request], without_code: bool = False) -> list[Re
     """
     by_fairseq = [request for request in requests if request.by_fairseq]
     if by_fairseq:
-        require_extra("text", "training by fairseq")
+        require_extra("text", "alma train (--engine fairseq)")
     lines = [_line_of_fairseq(request, without_code) for request in by_fairseq]
     by_transformers = iter(_resolved_by_transformers(requests))
     try:
