@@ -1,8 +1,10 @@
-"""Memory of a process, as Linux reports it."""
+"""Memory and parents of a process, as Linux has them."""
 
 import re
 import resource
 from pathlib import Path
+
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>: the signal that a process gets when its parent ends
 
 
 def reset_peak_memory() -> bool:

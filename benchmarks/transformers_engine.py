@@ -35,7 +35,7 @@ _TIMES = "times.json"
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """A model and the length of a measurement."""
 
     model: dict[str, int]
@@ -45,7 +45,7 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(
+    "tiny": ModelSize(
         {
             "vocab_size": 640,
             "hidden_size": 32,
@@ -59,7 +59,7 @@ SIZES = {
         batch=8,
         updates=150,
     ),
-    "10M": Size(
+    "10M": ModelSize(
         {
             "vocab_size": 8000,
             "hidden_size": 256,
@@ -92,7 +92,7 @@ def measure(repeats: int) -> Rows:
     return rows
 
 
-def _row(name: str, size: Size, measured: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+def _row(name: str, size: ModelSize, measured: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Speeds and their ratios, above 1 if the engine is faster."""
     pairs = list(zip(measured["engine"], measured["hand"], strict=True))
     tokens = size.updates * size.batch * (size.block - 1)
@@ -107,7 +107,7 @@ def _row(name: str, size: Size, measured: dict[str, list[dict[str, float]]]) -> 
     return row
 
 
-def make(folder: Path, size: Size) -> list[str]:
+def make(folder: Path, size: ModelSize) -> list[str]:
     """Write a model and a mega-batch of random tokens; returns the flags of the engine."""
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config

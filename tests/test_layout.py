@@ -27,7 +27,10 @@ ARROWS = {
     "data_prep": ("alma", "slurm.engine", "data_prep"),
     "fairseq_alma": ("alma", "fairseq_alma"),
     "slurm": ("alma", "slurm", "slurm.engine", "slurm.lm", "slurm.vision"),
-    "slurm.engine": ("alma.errors", "alma.escape", "alma.files", "alma.options", "slurm.engine"),
+    "slurm.engine": (
+        *("alma.errors", "alma.escape", "alma.files", "alma.options", "alma.processes"),
+        "slurm.engine",
+    ),
     "slurm.lm": ("alma", "slurm.engine", "slurm.lm"),
     "slurm.vision": ("alma", "slurm.engine", "slurm.vision"),
     "transformers_alma": ("alma", "transformers_alma"),

@@ -89,7 +89,7 @@ class TrainingSteps(TrainerCallback):
             self.task.progress(state.global_step, kwargs["logs"]["loss"])
 
 
-class StageTrainer(Trainer):
+class ResumedTrainer(Trainer):
     """The Trainer, with one line for a full disk."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
@@ -164,7 +164,7 @@ def _train(
     )
     progress = TrainingSteps(task, arguments.training["save_total_limit"], seconds)
     uses_cache = getattr(model.config, "use_cache", True)
-    trainer = StageTrainer(model, training, train_dataset=blocks, callbacks=[progress])
+    trainer = ResumedTrainer(model, training, train_dataset=blocks, callbacks=[progress])
     if averages.read(engine.average):  # after the Trainer has moved the weights to the device
         progress.average = MovingAverage(model, engine.average, checkpoint)
     try:

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import MutableMapping
 
-from slurm.engine.forks import PR_SET_PDEATHSIG
+from alma.processes import PR_SET_PDEATHSIG
 
 LAUNCHER = "ALMA_LAUNCHER"
 """Environment variable of a worker: the process id of the launcher that started it."""

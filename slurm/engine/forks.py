@@ -28,7 +28,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
-PR_SET_PDEATHSIG = 1  # <sys/prctl.h>: the signal that a process gets when its parent ends
+from alma.processes import PR_SET_PDEATHSIG
 
 
 def dies_with_parent() -> Callable[[], None]:

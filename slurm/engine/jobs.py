@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alma.errors import UserError
+from alma.processes import PR_SET_PDEATHSIG
 from slurm.engine import children
-from slurm.engine.forks import PR_SET_PDEATHSIG
 
 SAVING_SECONDS = 90  # time for a training to finish its update and write its checkpoint
 REQUEUE_SECONDS = 600

@@ -50,15 +50,13 @@ def _model_type(folder: Path) -> str | None:
     return model_type if isinstance(model_type, str) else None
 
 
-def program_of(options: RunOptions, flags: Flags, settings: FlagValues) -> tuple[str, ...] | None:
-    """The program that does the jobs of a run; None: fairseq does them.
+def program_of(options: RunOptions, flags: Flags, settings: FlagValues) -> tuple[str, ...]:
+    """The program that does the jobs of a run, in place of fairseq.
 
     flags: of the user; settings: values of all flags, from `slurm.lm.request.resolved`.
     """
     if options.trainer:
         return tuple(shlex.split(options.trainer))
-    if options.engine != TRANSFORMERS:
-        return None
     words = [sys.executable, "-m", "transformers_alma"]
     for words_of_flag in flags.values():
         words += words_of_flag

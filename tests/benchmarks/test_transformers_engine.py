@@ -9,7 +9,9 @@ from alma.files import sha256_file
 from benchmarks import transformers_engine as bench
 from tests.conftest import Child
 
-SIZE = bench.Size({**bench.SIZES["tiny"].model, "hidden_size": 16}, block=32, batch=2, updates=3)
+SIZE = bench.ModelSize(
+    {**bench.SIZES["tiny"].model, "hidden_size": 16}, block=32, batch=2, updates=3
+)
 
 
 def test_both_train_the_same_weights(tmp_path, monkeypatch):

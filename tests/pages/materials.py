@@ -204,6 +204,48 @@ def gpt2_model(folder: Path, _: pytest.FixtureRequest) -> None:
     engine.save(str(folder / "hub/tokenizer.json"))
 
 
+def hub_folder(folder: Path, _: pytest.FixtureRequest) -> None:
+    """`news_hub/`, a data set as on the Hub: two splits in Parquet."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    (folder / "news_hub/data").mkdir(parents=True)
+    for split, count in (("train", 400), ("test", 20)):
+        table = pyarrow.table({"content": _texts(f"news {split}", count)})
+        parquet.write_table(table, folder / f"news_hub/data/{split}-00000-of-00001.parquet")
+
+
+def chats(folder: Path, request: pytest.FixtureRequest) -> None:
+    """Chats in two forms, and a tokenizer with a chat template."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    gpt2_model(folder, request)
+    template = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}"
+    settings = {"eos_token": "<|endoftext|>", "chat_template": template}
+    (folder / "hub/tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "models").mkdir(exist_ok=True)
+    (folder / "hub").rename(folder / "models/qwen")
+    turns = []
+    lines = []
+    for question, answer in zip(_texts("question", 300), _texts("answer", 300), strict=True):
+        turns.append(
+            [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        )
+        lines.append(
+            json.dumps(
+                {
+                    "conversations": [
+                        {"from": "human", "value": f"{question}?"},
+                        {"from": "gpt", "value": answer},
+                    ]
+                }
+            )
+        )
+    parquet.write_table(pyarrow.table({"messages": turns}), folder / "chats.parquet")
+    (folder / "sharegpt.jsonl").write_text("\n".join(lines) + "\n")
+
+
 def mnist(folder: Path, _: pytest.FixtureRequest) -> None:
     """The files of MNIST: 1,200 and 300 of scikit-learn's digits, 28 x 28 pixels."""
     from sklearn.datasets import load_digits

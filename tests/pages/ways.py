@@ -133,7 +133,9 @@ WAYS: dict[str, dict[str, Way]] = {
     "docs/data.md": {
         "alma corpus pydoc topics": Run(adds=AS_IT_STANDS, prints=("megabatch_03",)),
         "alma data wiki=wiki.txt.zst": Run((materials.text_files,)),
+        "alma data news=news_hub/": Run((materials.hub_folder,), prints=("left out: split test",)),
         "alma data wiki=wiki.txt.zst books=books/ --out stream_gpt2": Run((materials.gpt2_units,)),
+        "alma data chats.parquet": Run((materials.chats,)),
         "alma data web=crawl2.jsonl.gz": Run(),
         "alma data corpus/topics.jsonl stdlib+": Run(adds=AS_IT_STANDS),
         "alma data 2023=": Run(),

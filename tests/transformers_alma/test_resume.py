@@ -164,7 +164,7 @@ def kills() -> Sequence[tuple[Callable[[], None], int]]:
     """What happens to one start after another, and its exit code."""
     from transformers_alma import training
 
-    trainer = training.StageTrainer
+    trainer = training.ResumedTrainer
     killed = -signal.SIGKILL
     return [
         (partial(kill_before, trainer, "training_step", 3), killed),
@@ -207,7 +207,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(start, undisturbed, model, tm
     from transformers_alma.arguments import parse
 
     folder = tmp_path / "full"
-    code, output = start(folder, partial(kill_before, training.StageTrainer, "training_step", 5))
+    code, output = start(folder, partial(kill_before, training.ResumedTrainer, "training_step", 5))
     assert code == -signal.SIGKILL, output
     code, output = start(folder, no_large_files)
     errors = [line for line in output.splitlines() if line.startswith("error: ")]
@@ -242,9 +242,9 @@ def forget_average() -> None:
 
 
 def forget_rng() -> None:
-    from transformers_alma.training import StageTrainer
+    from transformers_alma.training import ResumedTrainer
 
-    StageTrainer._load_rng_state = lambda *_: None
+    ResumedTrainer._load_rng_state = lambda *_: None
 
 
 def repeat_blocks() -> None:
@@ -265,14 +265,14 @@ def use_any_checkpoint() -> None:
 @pytest.mark.parametrize("bug", [forget_average, forget_rng, repeat_blocks, use_any_checkpoint])
 def test_bugs_would_change_weights(bug, start, undisturbed, tmp_path):
     """What the test above is worth."""
-    from transformers_alma.training import StageTrainer
+    from transformers_alma.training import ResumedTrainer
 
     moment = "training_step"
     call = 5
     if bug is use_any_checkpoint:
         moment = "_save_optimizer_and_scheduler"
         call = 2
-    code, output = start(tmp_path / "killed", partial(kill_before, StageTrainer, moment, call))
+    code, output = start(tmp_path / "killed", partial(kill_before, ResumedTrainer, moment, call))
     assert code == -signal.SIGKILL, output
     code, output = start(tmp_path / "killed", bug)
     assert code or weights(tmp_path / "killed") != undisturbed, output
