@@ -1,5 +1,6 @@
 """Packaging of ALMA: metadata, and the `.pth` file that makes fairseq find the plug-in."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,34 @@ from setuptools.command.editable_wheel import editable_wheel
 PACKAGES = ("alma", "data_prep", "fairseq_alma", "slurm", "transformers_alma", "vision")
 PTH = "fairseq_alma.pth"
 HERE = Path(__file__).resolve().parent
+INIT = (HERE / "alma/__init__.py").read_text("utf-8")
+VERSION = re.findall(r'^__version__ = "(.+)"$', INIT, re.MULTILINE)[0]
+
+CORE = (
+    *("numpy>=2", "scipy>=1.13", "matplotlib>=3.8"),
+    *("msgspec>=0.20", "orjson>=3.10", "pyyaml>=6", "filelock>=3.15", "tqdm>=4.66"),
+)
+"""What `alma advise`, `report`, `due`, `gate` and the commands that only read need."""
+CORPUS = ("sentencepiece>=0.2.2", "regex", "zstandard>=0.22")
+TENSORS = ("torch>=2.7", "safetensors>=0.4.5")
+FAIRSEQ = ("fairseq-fixed>=0.12.3.1,<0.13", "fairscale>=0.4.13,<0.5", "tensorboardX>=2.6")
+EXTRAS = {
+    # `alma data`; what reads .parquet, speaks GPT-2's BPE, and finds near duplicates.
+    "corpus": [*CORPUS, "pyarrow>=17", "tokenizers>=0.20", "rensa>=0.5,<0.6"],
+    # `alma train` by fairseq, and the streams that it reads.
+    "text": [*TENSORS, *FAIRSEQ, *CORPUS],
+    # `alma images`, `predict` and `tsne`.
+    "images": [*TENSORS, "torchvision>=0.22", "scikit-learn>=1.4", "pillow>=10"],
+    "cluster": ["submitit>=1.5"],
+    # What loads the folders that `alma export` writes.
+    "export": ["transformers>=5"],
+    # The engine transformers of `alma train`, and its adapters (--lora).
+    "transformers": [*TENSORS, "transformers>=5", "accelerate>=1.1"],
+    "lora": ["peft>=0.17"],
+    # What `alma export --onnx` writes and checks with.
+    "onnx": ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20"],
+}
+"""What commands need beyond the core. `alma.errors.EXTRAS` names some of them to the user."""
 
 
 class BuildWithPth(build_py):
@@ -38,7 +67,7 @@ class EditableWithPth(editable_wheel):
 if __name__ == "__main__":
     setup(
         name="alma-macroscale",
-        version="0.1.0",
+        version=VERSION,
         description=(
             "Anytime learning at macroscale: learners on streams of mega-batches of text or images"
         ),
@@ -48,43 +77,16 @@ if __name__ == "__main__":
         py_modules=["fairseq_alma_hook"],
         entry_points={"console_scripts": ["alma = alma.__main__:main"]},
         package_data={
+            "alma": ["py.typed"],
             "alma.report.lm": ["*.csv"],
             "alma.report": ["*.html"],
             "fairseq_alma": ["*.yaml"],
             "transformers_alma": ["*.yaml"],
         },
-        install_requires=[
-            "torch>=2.7",
-            "torchvision>=0.22",
-            "numpy>=2",
-            "fairseq-fixed>=0.12.3.1,<0.13",
-            "fairscale>=0.4.13,<0.5",
-            "sentencepiece>=0.2.2",
-            "safetensors>=0.4.5",
-            "scipy>=1.13",
-            "submitit>=1.5",
-            "scikit-learn>=1.4",
-            "pillow>=10",
-            "matplotlib>=3.8",
-            "orjson>=3.10",
-            "msgspec>=0.20",
-            "filelock>=3.15",
-            "regex",
-            "zstandard>=0.22",
-            "tensorboardX>=2.6",
-            "pyyaml>=6",
-            "tqdm>=4.66",
-        ],
+        install_requires=CORE,
         extras_require={
-            # What reads .parquet, speaks GPT-2's BPE, and finds near duplicates.
-            "corpus": ["pyarrow>=17", "tokenizers>=0.20", "rensa>=0.5,<0.6"],
-            # What loads the folders that `alma export` writes.
-            "export": ["transformers>=5"],
-            # The engine transformers of `alma train`, and its adapters (--lora).
-            "transformers": ["transformers>=5", "accelerate>=1.1"],
-            "lora": ["peft>=0.17"],
-            # What `alma export --onnx` writes and checks with.
-            "onnx": ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20"],
+            **EXTRAS,
+            "all": sorted(set().union(*EXTRAS.values())),
             "dev": [
                 *(
                     "pytest>=8",

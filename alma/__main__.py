@@ -9,6 +9,7 @@ try:
     from types import ModuleType
     from typing import NamedTuple
 
+    from alma import __version__
     from alma.errors import Parser, command
 except KeyboardInterrupt:  # Ctrl-C during these imports: `command` cannot handle it yet
     sys.exit(130)
@@ -101,9 +102,7 @@ def main() -> None:
         load(first).main()
         return
     parser().parse_args([first])
-    from importlib import metadata
-
-    print(f"alma {metadata.version('alma-macroscale')}")
+    print(f"alma {__version__}")
 
 
 if __name__ == "__main__":

@@ -25,17 +25,14 @@ _SCALE = {"": 1} | {suffix: 10 ** (3 * k) for k, suffix in enumerate("kMGTPE", s
 _COLUMNS = 100  # width of help texts; longer lines are hard to read
 _SHOWN = 12  # most choices that an error lists
 _MOST_NUMBERS = 100_000  # most numbers in a range such as 0-9
-_TRAIN = (
-    "torch",
-    "torchvision",
-    "fairseq",
-    "fairscale",
-    "safetensors",
-    "submitit",
-    "sklearn",
-    "PIL",
-)
-"""Packages that the light installation lacks."""
+EXTRAS = {
+    "corpus": ("sentencepiece", "regex", "zstandard"),
+    "text": ("fairseq", "fairscale", "torch", "omegaconf", "safetensors", "tensorboardX"),
+    "images": ("torch", "torchvision", "PIL", "sklearn", "safetensors"),
+    "cluster": ("submitit",),
+    "transformers": ("transformers", "accelerate", "torch", "safetensors"),
+}
+"""Optional dependencies of ALMA, and what its modules import of them without asking first."""
 
 
 class UserError(Exception):
@@ -182,12 +179,11 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             if isinstance(error.__cause__, KeyboardInterrupt):
                 _interrupted()
             package = (error.name or "").partition(".")[0]
-            if not isinstance(error, ModuleNotFoundError) or package not in _TRAIN:
+            extras = [extra for extra, names in EXTRAS.items() if package in names]
+            if not isinstance(error, ModuleNotFoundError) or not extras:
                 raise
-            fail(
-                f"this needs {package}, which the light installation leaves out: "
-                "run `pip install .`"
-            )
+            extra = extras[0] if len(extras) == 1 else "all"
+            fail(_lacks(package, "this", extra))
         except OSError as error:
             # shutil.rmtree closes a descriptor twice
             if isinstance(error.__context__, KeyboardInterrupt):
@@ -214,7 +210,17 @@ def require_package(name: str, user: str, extra: str = "corpus") -> None:
     The message names `extra`, the optional dependencies of ALMA that include it.
     """
     if importlib.util.find_spec(name) is None:
-        raise UserError(f"{user} needs {name}; pip install 'alma-macroscale[{extra}]'")
+        raise UserError(_lacks(name, user, extra))
+
+
+def require_extra(extra: str, user: str) -> None:
+    """Raise a UserError if a package of EXTRAS[extra], all of which `user` needs, is missing."""
+    for name in EXTRAS[extra]:
+        require_package(name, user, extra)
+
+
+def _lacks(name: str, user: str, extra: str) -> str:
+    return f"{user} needs {name}; pip install 'alma-macroscale[{extra}]'"
 
 
 def _interrupted(number: int = signal.SIGINT) -> NoReturn:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from alma.averages import WEIGHTS_HELP, weights
-from alma.errors import Parser, UserError, command
+from alma.errors import Parser, UserError, command, require_extra
 from alma.records import Run
 
 _EXAMPLES = """\
@@ -28,12 +28,13 @@ class Exporter(NamedTuple):
 
     module: str  # has `export(model, out, **options)`, which prints what it wrote
     options: tuple[str, ...]  # of the command line, that it takes beside --out
+    extra: str | None = None  # the optional dependencies of ALMA without which it is not imported
 
 
-IMAGES = Exporter("vision.export", ("t", "onnx"))
+IMAGES = Exporter("vision.export", ("t", "onnx"), "images")
 TRAINER = Exporter("fairseq_alma.trainer_export", ("t", "tokenizer"))
-TRANSFORMERS = Exporter("transformers_alma.export", ("t",))
-FAIRSEQ = Exporter("fairseq_alma.export", ("t", "tokenizer", "weights"))
+TRANSFORMERS = Exporter("transformers_alma.export", ("t",), "transformers")
+FAIRSEQ = Exporter("fairseq_alma.export", ("t", "tokenizer", "weights"), "text")
 
 
 def parser() -> Parser:
@@ -97,6 +98,8 @@ def main() -> None:
     options = parser().parse_args()
     exporter = exporter_of(options.model)
     _check(options, exporter)
+    if exporter.extra:
+        require_extra(exporter.extra, "alma export")
     accepted = {name: getattr(options, name) for name in exporter.options}
     importlib.import_module(exporter.module).export(options.model, options.out, **accepted)
 

@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 from alma.dates import date_format, span
-from alma.errors import Parser, command, count, hint, interrupt
+from alma.errors import Parser, command, count, hint, interrupt, require_extra
 from alma.help_texts import WORKERS
 from data_prep.formats import KNOWN, MODES
 from slurm.engine import resources
@@ -221,6 +221,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, interrupt)  # stop workers or jobs, as on Ctrl-C
     resources.check_cluster(arguments)
     job_resources = resources.read(arguments, USUAL)
+    require_extra("corpus", "alma data")
     # Imported after parsing, because NumPy and SentencePiece take a while.
     from data_prep.cluster import ClusterWork
     from data_prep.describe import summary

@@ -5,6 +5,7 @@ without being kept.
 """
 
 import bz2
+import importlib.util
 import io
 import lzma
 import os
@@ -15,10 +16,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-import zstandard
+from alma.errors import require_package
 
 MAX_DOCUMENT_BYTES = 32 << 20
 """Most bytes of a document or line of JSON; longer ones are bad input. 500,000 words take 3 MB."""
+
+
+def _frame_of_zstd() -> Any:
+    """The decompressor of a frame. UserError: zstandard, which the core lacks, is missing."""
+    require_package("zstandard", "a .zst file")
+    import zstandard
+
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
 
 
 class Packing(NamedTuple):
@@ -32,22 +41,27 @@ class Packing(NamedTuple):
 
 PACKED = {
     ".gz": Packing(re.compile(rb"\x1f\x8b\x08"), lambda: zlib.decompressobj(31), padding=1),
-    ".zst": Packing(
-        re.compile(rb"\x28\xb5\x2f\xfd"),
-        lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),
-    ),
+    ".zst": Packing(re.compile(rb"\x28\xb5\x2f\xfd"), _frame_of_zstd),
     ".bz2": Packing(re.compile(rb"BZh[1-9]1AY&SY"), bz2.BZ2Decompressor),
     ".xz": Packing(
         re.compile(rb"\xfd7zXZ\0"), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=4
     ),
 }
 """Compressions by the suffix of the file."""
-ARCHIVE_ERRORS = (EOFError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
-"""Errors raised by reading a damaged archive, besides OSError."""
 BLOCK = 1 << 20
 _FRAME_INPUT = 2048  # compressed bytes per call; they decompress to at most 64 MiB
 _LINE_BYTES = 1 << 13
 BOM = b"\xef\xbb\xbf"
+
+
+def archive_errors(other_error: type[Exception]) -> tuple[type[Exception], ...]:
+    """Errors raised by reading a damaged archive, besides OSError, and `other_error`."""
+    errors: tuple[type[Exception], ...] = (other_error, EOFError, zlib.error, lzma.LZMAError)
+    if importlib.util.find_spec("zstandard") is None:
+        return errors
+    import zstandard
+
+    return (*errors, zstandard.ZstdError)
 
 
 class Skipped(NamedTuple):
@@ -143,7 +157,7 @@ class Input:
                     break
                 parts.append(part)
                 missing -= len(part)
-        except (OSError, *ARCHIVE_ERRORS) as error:
+        except archive_errors(OSError) as error:
             self._error = error
         data = b"".join(parts)
         if self._error and not data:

@@ -212,5 +212,5 @@ def raw_documents(segment: Segment, mode: str, keys: Keys) -> Iterator[Document 
             yield data.bad(data.position, reason)
         except WrongKind as error:
             yield data.bad(0, *error.args)
-        except (Damaged, *compressed.ARCHIVE_ERRORS) as error:
+        except compressed.archive_errors(Damaged) as error:
             yield data.bad(data.position, f"damaged or truncated ({error})")

@@ -60,6 +60,8 @@ def main(corpus: str, folder: str) -> None:
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    # as the class of Qwen's tokenizers reads it: with its own way to split words
+    transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     print(f"{folder}: {model.num_parameters():,} parameters, {len(tokenizer):,} tokens")
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from alma.card import CARD, card_of
-from alma.errors import UserError, require_package
+from alma.errors import UserError, require_extra, require_package
 from alma.files import filled, read_file
 from alma.hub_files import TOKENIZER, TRAINING_STATE, WEIGHTS, matching, remove_others
 from alma.markers import deployed_by
@@ -82,6 +82,7 @@ def _tokenizer_of(stream: Path, checkpoint: Path) -> "PreTrainedTokenizerFast":
     except ValueError as error:
         raise UserError(f"{checkpoint}/config.json: {error}") from None
     require_package("transformers", "a tokenizer", "export")
+    require_extra("text", "a tokenizer")
     from fairseq_alma.hugging_face import tokenizer_of
 
     settings = {name: config.get(name) for name in (*_CONFIG, "eos_token_id")}

@@ -13,11 +13,11 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from alma.errors import Parser, UserError, command
+from alma.errors import Parser, UserError, command, require_extra
 from alma.experiments import read_settings
 from alma.files import make_directory
 from alma.help_texts import DATA_ROOT, JOBS
@@ -265,6 +265,13 @@ def data_sets(records: list[dict[str, Any]], size: str) -> set[str]:
     return {DATA.get(size, match[0]) for match in matches if match}
 
 
+def _require_extras(records: Sequence[Mapping[str, Any]]) -> None:
+    """UserError: a package that an experiment needs is missing."""
+    for record in records:
+        is_text = any(name in TEXT for name in record["experiments"])
+        require_extra("text" if is_text else "images", "alma reproduce")
+
+
 @command
 @children.failures_in_one_line()
 def main() -> None:
@@ -284,6 +291,7 @@ def main() -> None:
         for name in names:
             print(f"\n{name}", *commands(name, records[name], options), sep="\n")
         return
+    _require_extras([records[name] for name in names])
     # Before any run, read each image data set that the figures need (with --download, fetch it).
     for data in sorted(data_sets([records[name] for name in names], options.size) - {"digits"}):
         words = [sys.executable, "-c", _LOAD, data, str(options.data_root or "data")]

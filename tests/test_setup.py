@@ -128,6 +128,20 @@ def test_pth_without_its_module_is_silent(site: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_hook_does_no_harm_without_fairseq(site: Path) -> None:
+    shutil.rmtree(site / "fairseq")
+    code = (
+        f"import site; site.addsitedir({str(site)!r})\n"
+        "import importlib.util, json\n"
+        "assert importlib.util.find_spec('fairseq') is None\n"
+        "try:\n import fairseq\n"
+        "except ModuleNotFoundError as error: assert error.name == 'fairseq'\n"
+        "else: raise SystemExit('fairseq is there')"
+    )
+    done = python(code, site, "-S", "-I")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_processes_without_fairseq_import_only_the_hook() -> None:
     before = python("import sys; print(*sorted(sys.modules))").stdout.split()
     assert "fairseq_alma_hook" in before, "not installed with its .pth; run `make`"

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
-from alma.errors import UserError
+from alma.errors import UserError, require_extra
 from alma.evaluations import LateEvaluation, table_of
 from alma.records import Run
 from vision.local import run_all
@@ -26,6 +26,7 @@ def test(runs: Sequence[Run], options: argparse.Namespace) -> None:
 
     UserError: a run is none by date, its command is not recorded, or past periods have changed.
     """
+    require_extra("images", "a test of images")
     jobs = [job_of(run, options) for run in runs]
     for line in check_data(jobs):
         print(line, flush=True)

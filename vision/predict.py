@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from alma.errors import Parser, UserError, command
+from alma.errors import Parser, UserError, command, require_extra
 from alma.escape import csv_cell
 from alma.files import atomic_write, make_directory
 from vision.experiment import device_of
@@ -103,6 +103,7 @@ def predictions(
 def main() -> None:
     """Entry point of `python -m vision.predict`."""
     options = parser().parse_args()
+    require_extra("images", "alma predict")
     from vision import alpha, folder
     from vision.deployed import load
 

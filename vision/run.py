@@ -17,7 +17,7 @@ if __name__ == "__main__":  # import from the checkout instead of the script's f
         sys.path[0] = checkout
 
 from alma.dates import UNITS
-from alma.errors import Parser, UserError, command, number_list
+from alma.errors import Parser, UserError, command, number_list, require_extra
 from alma.help_texts import DATA_ROOT, JOBS, SEEDS, SIZE
 from alma.options import add_options, names_of, options_of
 from alma.protocol import StreamOptions
@@ -326,6 +326,7 @@ def main() -> None:
         _start_on_cluster()
         return
     sections = read_sections(parser(), sys.argv[1:])
+    require_extra("images", "alma images")
     options = sections[0]
     if options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: at least 1")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from alma.errors import Parser, UserError, command
+from alma.errors import Parser, UserError, command, require_extra
 from alma.files import make_directory
 from alma.help_texts import DATA_ROOT
 from alma.records import Run
@@ -216,6 +216,7 @@ def parser() -> Parser:
 def main() -> None:
     """Entry point of `python -m vision.tsne`."""
     options = parser().parse_args()
+    require_extra("images", "alma tsne")
     if options.examples < 5:
         raise UserError(f"--examples {options.examples}: at least 5")
     out = options.out or options.run / "tsne.png"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from alma.errors import UserError
+from alma.errors import UserError, require_extra
 from alma.options import add_options, check_ranges, flag_of, given, option, options_of
 from slurm.engine.jobs import shield_of_script
 from slurm.engine.machine import Machine
@@ -192,7 +192,7 @@ def check_cluster(
     local: Sequence[str] = (),
 ) -> None:
     """Raise UserError for options that contradict --cluster, or if `--cluster slurm` finds no
-    SLURM.
+    SLURM or no submitit.
 
     slurm, local: further options for SLURM only and for this machine only; the fields of
     `Resources` are for SLURM only. An option that is None or False was not given.
@@ -210,6 +210,8 @@ def check_cluster(
             else "only with --cluster slurm"
         )
         raise UserError(f"{', '.join(wrong)}: {where}")
+    if on_slurm:
+        require_extra("cluster", "--cluster slurm")
     if on_slurm and not getattr(options, "dry_run", False) and not shutil.which("sbatch"):
         raise UserError("no SLURM here (no sbatch): run this on a machine of the cluster")
     if on_slurm and (ignored := sorted(name for name in os.environ if name.startswith("SBATCH_"))):

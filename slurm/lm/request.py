@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from alma.errors import UserError, closest, require_package
+from alma.errors import UserError, closest, require_extra
 from alma.experiments import naming
 from alma.options import flag_of, flag_words, given, options_of
 from alma.sweeps import check_nesting, seed_part
@@ -225,6 +225,8 @@ def resolved(requests: Sequence[Request], without_code: bool = False) -> list[Re
     refused. Raises UserError if fairseq-train would refuse the flags.
     """
     by_fairseq = [request for request in requests if request.by_fairseq]
+    if by_fairseq:
+        require_extra("text", "alma train (--engine fairseq)")
     lines = [_line_of_fairseq(request, without_code) for request in by_fairseq]
     by_transformers = iter(_resolved_by_transformers(requests))
     try:
@@ -261,8 +263,7 @@ def _resolved_by_transformers(requests: Sequence[Request]) -> list[FlagValues]:
             questions.append(question)
     if not questions:
         return []
-    for package in ("transformers", "accelerate"):
-        require_package(package, "--engine transformers", "transformers")
+    require_extra("transformers", "--engine transformers")
     say("checking the flags of transformers' Trainer")
     command = [sys.executable, "-m", "transformers_alma.check"]
     name = "checking the flags of transformers' Trainer"

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from alma.errors import Parser, UserError, command, count, interrupt
+from alma.errors import Parser, UserError, command, count, interrupt, require_extra
 from alma.files import make_directory, patiently_locked
 from slurm.engine import children, resources, submission
 from slurm.engine.resources import Resources
@@ -51,6 +51,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, interrupt)
     options, flags = parser().parse_known_args()
     resources.check_cluster(options)
+    require_extra("images", "alma images")
     for flag in flags:
         if flag.partition("=")[0] == "--write":
             raise UserError(f"{flag}: on this machine only: leave out --cluster slurm")

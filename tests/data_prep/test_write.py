@@ -150,4 +150,4 @@ def test_data_report_and_advise_run_without_what_the_light_installation_lacks(co
         assert done.returncode == 0, done.stderr
     done = subprocess.run([sys.executable, "-c", block, "images"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: this needs torch")
+    assert done.stderr.startswith("error: alma images needs torch; pip install")

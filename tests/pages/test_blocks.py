@@ -25,7 +25,8 @@ FAIRSEQ = {
     "fairseq-generate": "get_generation_parser",
 }
 """Commands of fairseq, and the functions of fairseq.options that make their parsers."""
-SHELL = set("cd date eval echo flock git hf ln mkdir pip set source sudo".split())
+SHELL = set("cd date eval echo flock git hf ln mkdir pip python3 set source sudo".split())
+SHELL |= {"light/bin/alma", "light/bin/pip"}
 """Commands that are not parsed."""
 SCRIPTS = re.compile(r"examples/|month\.sh$|/srv/service/")
 """Scripts, which have tests of their own."""

@@ -88,6 +88,7 @@ INSTALLS = Parse(
     "installs packages of the system, makes .venv and starts all tests; tests/slurm/test_demo.py "
     "has the commands of `make demo`"
 )
+LIGHT = RunBy("tests/test_install.py", "python3 -m venv light")
 GPU = Parse("ten minutes of a GPU; tests/benchmarks/test_gpu.py runs the steps at tiny sizes")
 
 AS_IT_STANDS = {"": ""}
@@ -107,6 +108,7 @@ cp -RL experiments stream_git reproduced/small
 
 WAYS: dict[str, dict[str, Way]] = {
     "README.md": {
+        "python3 -m venv light": LIGHT,
         "sudo apt install": INSTALLS,
         "git clone": Run((materials.history_of_git,), prints=("How often to retrain?",)),
         "sh examples/monthly/run.sh": SameAs("docs/month.md"),
@@ -183,6 +185,7 @@ WAYS: dict[str, dict[str, Way]] = {
     },
     "docs/index.md": {"alma images": Run()},
     "docs/install.md": {
+        "python3 -m venv light": LIGHT,
         "sudo apt install": INSTALLS,
         "python -m benchmarks gpu all": GPU,
         "python -m benchmarks gpu wheels": Parse("downloads wheels"),
@@ -290,10 +293,10 @@ WAYS: dict[str, dict[str, Way]] = {
     },
     "docs/trainers.md": {
         "alma corpus pydoc stdlib --max-words 150k --out corpus/stdlib.jsonl\npython": Run(
-            adds={r"train ": "--max_steps 4"},
+            adds={r"data ": "", r"train ": "--max_steps 4"},
             prints=("transformers trains qwen2", "replay 0.5", "own/qwen_now: a copy of"),
         ),
-        "hf download": Run((materials.gpt2_model,)),
+        "hf download": Run((materials.gpt2_model,), adds={r"data ": ""}),
         "alma corpus pydoc stdlib --max-words 150k --out corpus/stdlib.jsonl\nalma": Run(),
     },
     "docs/weekly-images.md": {
