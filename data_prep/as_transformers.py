@@ -58,7 +58,7 @@ def read_chat(folder: Path) -> Chat:
         problem = "its tokenizer has no chat template"
         remedy = "write one to chat_template.jinja there, or leave out --chat-template"
         raise UserError(f"--chat-template: {folder}: {problem}; {remedy}")
-    return Chat(template, tokenizer.special_tokens_map)
+    return Chat.of(template, tokenizer.special_tokens_map)
 
 
 def check(folder: Path, encoder: HuggingFace, chat: Chat | None = None) -> None:

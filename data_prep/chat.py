@@ -1,5 +1,6 @@
 """Documents with chat turns: their text by the chat template of a model's tokenizer."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,14 @@ class Chat:
     """How turns become text: as `apply_chat_template` of transformers writes them."""
 
     template: str
-    """Jinja, as in tokenizer_config.json or chat_template.jinja."""
+    """The JSON text of the template: settings of a stream hold no line breaks."""
     tokens: dict[str, str]
     """The special tokens that a template may name, such as bos_token."""
+
+    @classmethod
+    def of(cls, template: str, tokens: dict[str, str]) -> "Chat":
+        """A chat by a template in Jinja, as in tokenizer_config.json or chat_template.jinja."""
+        return cls(json.dumps(template), tokens)
 
     def text(self, value: Any) -> str:
         """The text of a field: a list of {role, content} or {from, value}.
@@ -31,7 +37,7 @@ class Chat:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         turns = _turns(value)
-        template = self.template
+        template = json.loads(self.template)
         if "strftime_now" in template:
             template = _WITHOUT_DATE + template
         settings: dict[str, Any] = {"chat_template": template, **self.tokens}

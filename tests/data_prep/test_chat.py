@@ -22,6 +22,7 @@ from .conftest import make_documents  # noqa: E402
 from .tokenizer_folders import folders  # noqa: E402
 
 CHATML = (
+    "{#- as most templates,\n\ton several lines -#}"
     "{% for message in messages %}{{ '<|end|>' + message['role'] + '\\n' + message['content']"
     " + '<|end|>' + '\\n' }}{% endfor %}"
 )
@@ -110,7 +111,7 @@ def test_ids_are_those_of_apply_chat_template(models, prepare, tmp_path, kind):
         assert {tuple(ids) for ids in documents} <= expected
         number += len(documents)
     assert number > 30
-    assert stream.settings["chat"]["template"] == TEMPLATES[kind]
+    assert json.loads(stream.settings["chat"]["template"]) == TEMPLATES[kind]
 
 
 def test_an_addition_keeps_the_template(models, prepare, tmp_path):
@@ -171,15 +172,15 @@ def test_chats_of_a_class_that_adds_marks_are_refused(models):
     encoder = HuggingFace(models["llama2"] / "tokenizer.json")
     check(models["llama2"], encoder)
     with pytest.raises(UserError, match="LlamaTokenizer of transformers gives other ids"):
-        check(models["llama2"], encoder, Chat(INST, {}))
+        check(models["llama2"], encoder, Chat.of(INST, {}))
 
 
 def test_the_template_knows_no_day(models):
     """A stream must not depend on the day on which it is folder_of."""
     dated = "{% if strftime_now is defined %}{{ strftime_now('%d') }}{% else %}never{% endif %}"
-    assert Chat(dated, {}).text([{"role": "user", "content": ""}]) == "never"
+    assert Chat.of(dated, {}).text([{"role": "user", "content": ""}]) == "never"
     with pytest.raises(BadChat, match="'date_of_today' is undefined"):
-        Chat("{{ strftime_now('%d') }}", {}).text([{"role": "user", "content": ""}])
+        Chat.of("{{ strftime_now('%d') }}", {}).text([{"role": "user", "content": ""}])
     assert read_chat(models["qwen2"]).tokens["bos_token"] == "<|end|>"
 
 
