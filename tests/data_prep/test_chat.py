@@ -188,7 +188,7 @@ def test_an_absent_key_of_a_column_is_no_key():
     """Parquet and Arrow give null for it, which transformers leaves out."""
     template = "{% for turn in messages %}{{ turn.role }}{{ turn.tools is defined }}{% endfor %}"
     turns = [{"role": "user", "content": "", "tools": None}, {"role": "assistant", "tools": "x"}]
-    assert Chat(template, {}).text(turns) == "userFalseassistantTrue"
+    assert Chat.of(template, {}).text(turns) == "userFalseassistantTrue"
 
 
 @pytest.mark.parametrize(
@@ -203,4 +203,4 @@ def test_an_absent_key_of_a_column_is_no_key():
 )
 def test_bad_turns_are_named(turns, message):
     with pytest.raises(BadChat, match=message):
-        Chat(INST, {"bos_token": "<s>", "eos_token": "</s>"}).text(turns)
+        Chat.of(INST, {"bos_token": "<s>", "eos_token": "</s>"}).text(turns)
