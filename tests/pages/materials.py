@@ -246,6 +246,17 @@ def chats(folder: Path, request: pytest.FixtureRequest) -> None:
     (folder / "sharegpt.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def matrices(folder: Path, _: pytest.FixtureRequest) -> None:
+    """`accuracy.csv` and `scores.csv`: six models, a month apart, on the same six months."""
+    for name, metric in (("accuracy", "accuracy"), ("scores", "score")):
+        lines = [f"trained_until,tested_on,{metric}"]
+        for model in range(1, 7):
+            for month in range(1, 7):
+                value = 0.8 + 0.005 * model - 0.02 * max(0, month - model)
+                lines.append(f"2024-{model:02d},2024-{month:02d},{value:.4f}")
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+
+
 def mnist(folder: Path, _: pytest.FixtureRequest) -> None:
     """The files of MNIST: 1,200 and 300 of scikit-learn's digits, 28 x 28 pixels."""
     from sklearn.datasets import load_digits

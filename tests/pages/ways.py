@@ -127,6 +127,9 @@ WAYS: dict[str, dict[str, Way]] = {
         "python -m benchmarks backtest": Run(),
         "with open": Run(),
         "alma advise --matrix": Run(prints=("How often to retrain?",)),
+        "alma advise --matrix accuracy.csv": Run(
+            (materials.matrices,), prints=("How often to retrain?",)
+        ),
     },
     "docs/anytime.md": {},
     "docs/concepts.md": {"alma images": Run()},
