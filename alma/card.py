@@ -44,7 +44,7 @@ def card_of(place: Path, t: int | None = None) -> str:
     by_period = _by_period(run, row)
     if by_period:
         lines += ["", "Perplexity on the held-out text of each period:", ""]
-        lines += ["| period | perplexity | the training |", "|---|---|---|", *by_period]
+        lines += ["| period | perplexity | for the model |", "|---|---|---|", *by_period]
     lines += ["", "Trained by:", "", "```bash", run.info.get("command", ""), "```", ""]
     return _FRONT + "\n".join(lines)
 
@@ -97,9 +97,9 @@ def _by_period(run: Run, row: Mapping[str, Any]) -> list[str]:
         name = f"mega-batch {megabatch}"
         if names:
             name = names[megabatch - 1]
-        when = "before its end"
+        when = "past"
         if megabatch > last:
-            when = "after its end"
+            when = "future"
         if not math.isnan(value):
             lines.append(f"| {name} | {number(value)} | {when} |")
     return lines

@@ -25,6 +25,8 @@ TOKENIZER = (
     "spiece.model",
 )
 """Patterns of the names of files, as transformers writes them."""
+VOCABULARY = ("tokenizer.json", "vocab.json", "merges.txt")
+"""Those that determine the ids of texts."""
 
 
 def matching(folder: Path, patterns: Collection[str]) -> set[str]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from alma.errors import UserError
 from alma.files import sha256_file
+from alma.hub_files import VOCABULARY
 from alma.options import flag_of
 from alma.schema import COUNT, NATURAL, require
 from alma.stream import INSIDE, Stream, is_stream
@@ -333,8 +334,7 @@ def _check_stream(
 
     The model has `rows` tokens, and its tokenizer or dict.txt is in the folder `home`.
     """
-    names = ("tokenizer.json", "vocab.json", "merges.txt")
-    of_stream = [name for name in names if name in stream.files]
+    of_stream = [name for name in VOCABULARY if name in stream.files]
     in_home = [name for name in of_stream if (home / name).exists()]
     differs = any(stream.files[name].problem(home / name) for name in in_home)
     has_other_size = stream.vocab_size != rows

@@ -19,6 +19,6 @@ def merged(checkpoint: Path, base: str, out: Path) -> None:
     kind: Any = PeftModel
     with models.reading(checkpoint):
         adapted = kind.from_pretrained(
-            models.pretrained(base, EngineArguments(), "auto"), checkpoint
+            models.pretrained(base, EngineArguments(dtype="auto")), checkpoint
         )
         adapted.merge_and_unload().save_pretrained(out)

@@ -5,7 +5,7 @@ started again, and refuses with a remedy those that a restart would not keep.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,10 +27,16 @@ DEFAULTS: dict[str, Any] = {
 }
 """Values of TrainingArguments where they are not those of transformers."""
 _OURS = "of this engine: "
+_BY_LAUNCHER = "set by `alma train`: "
 
 
 def _argument(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": _OURS + text})
+
+
+def _by_launcher(default: Any, text: str) -> Any:
+    """A flag that `alma train` sets, and no user."""
+    return field(default=default, metadata={"help": _BY_LAUNCHER + text})
 
 
 @dataclass
@@ -59,26 +65,22 @@ class EngineArguments:
     accelerate_config: str | None = _argument(
         None, "a file of `accelerate config`, such as one with FSDP"
     )
-    init: str = _argument("", "set by `alma train`: folder of the model")
-    init_sha256: str = _argument("", "set by `alma train`: checksum of its weights")
-    average: str = _argument("0", "set by `alma train`: average of the weights")
-    first_token: int | None = _argument(
-        None, "set by `alma train`: id that begins each block (default: the token before it)"
+    init: str = _by_launcher("", "folder of the model")
+    init_sha256: str = _by_launcher("", "checksum of its weights")
+    average: str = _by_launcher("0", "average of the weights")
+    first_token: int | None = _by_launcher(
+        None, "id that begins each block (default: the token before it)"
     )
-    num_machines: int = _argument(1, "set by `alma train`: nodes that share the processes")
-    machine_rank: int = _argument(0, "set by `alma train`: number of this node, from 0")
-    attempt: str = _argument("", "set by `alma train`: id of this start on several nodes")
+    num_machines: int = _by_launcher(1, "nodes that share the processes")
+    machine_rank: int = _by_launcher(0, "number of this node, from 0")
+    attempt: str = _by_launcher("", "id of this start on several nodes")
 
 
-_SET_BY_THE_LAUNCHER = (
-    "init",
-    "init_sha256",
-    "average",
-    "first_token",
-    "num_machines",
-    "machine_rank",
-    "attempt",
-)
+_SET_BY_THE_LAUNCHER = {
+    declared.name
+    for declared in fields(EngineArguments)
+    if declared.metadata["help"].startswith(_BY_LAUNCHER)
+}
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,9 @@ def _check(arguments: Arguments) -> None:
         raise UserError(f"--num_processes {engine.num_processes}: at least 1")
     if engine.accelerate_config:
         accelerate_config.check(engine.accelerate_config, training)
+    if averages.last_of(engine.average):
+        remedy = "give a decay such as .999, or poly:8"
+        raise UserError(f"--average {engine.average} is not for transformers' Trainer: {remedy}")
     _check_sharding(arguments)
     _check_adapters(engine)
 

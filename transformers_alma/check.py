@@ -18,13 +18,12 @@ import msgspec
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from alma.errors import Parser, UserError, command
+from alma.hub_files import VOCABULARY
 from alma.options import flag_words
 from alma.stream import Stream, is_stream
 from transformers_alma import models
 from transformers_alma.arguments import Arguments, check_given, parse
 from transformers_alma.disk import disk_use
-
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt")
 
 
 class Requested(msgspec.Struct):
@@ -92,7 +91,7 @@ def check_tokens(folder: str, rows: int, stream: Stream) -> None:
     if stream.end_token is None:
         problem = "its tokens are not those of a model of Hugging Face"
         raise UserError(f"{stream.directory}: {problem}: {remedy}")
-    for name in _TOKENIZER_FILES:
+    for name in VOCABULARY:
         of_stream = stream.files.get(name)
         of_model = Path(folder, name)
         if of_stream and of_model.exists() and of_stream.problem(of_model):
@@ -108,15 +107,14 @@ def first_token(folder: str, stream: Path) -> int | None:
     """The id with which the model's tokenizer begins every text, such as <bos>; None: none."""
     kind: Any = AutoTokenizer
     place: str | Path = folder
-    if not any(Path(folder, name).is_file() for name in _TOKENIZER_FILES):
+    if not any(Path(folder, name).is_file() for name in VOCABULARY):
         kind = PreTrainedTokenizerFast  # the stream has no config.json, which names the class
         place = stream
     with models.reading(place):
         tokenizer = kind.from_pretrained(place, trust_remote_code=False, local_files_only=True)
         ids = tokenizer("").input_ids
-    if ids and ids[0] == tokenizer.bos_token_id and ids[0] != tokenizer.eos_token_id:
-        return ids[0]
-    return None
+    begins = bool(ids) and ids[0] == tokenizer.bos_token_id
+    return ids[0] if begins else None
 
 
 @command

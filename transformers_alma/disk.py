@@ -22,12 +22,10 @@ def disk_use(
     checkpoint, it has one more than it keeps.
     """
     engine = arguments.engine
-    is_of_checkpoints = averages.last_of(engine.average)  # refused later
-    has_average = bool(is_of_checkpoints or averages.read(engine.average))
     width = _FP32 if engine.lora else _width(engine.dtype, config)
     model = trained * width if engine.lora else whole * width
     checkpoint = model + _states(arguments.training["optim"]) * trained * width
-    if has_average:
+    if averages.read(engine.average):
         checkpoint += trained * _FP32
         model *= 2  # and the weights from which the next stage goes on
     return {

@@ -1,6 +1,7 @@
 """Evaluate models on the parts of a task: the loss of each token, and of each document."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional
 
 from alma.trainer import StageTask
 from transformers_alma import models
-from transformers_alma.arguments import Arguments
+from transformers_alma.arguments import Arguments, EngineArguments
 from transformers_alma.blocks import Layout, PartBlocks
 
 
@@ -21,15 +22,7 @@ def evaluate(task: StageTask, arguments: Arguments) -> None:
     """
     engine = arguments.engine
     device = _device(arguments)
-    dtype = "float32"
-    if engine.dtype != "float32":
-        dtype = engine.dtype
-    members: list[str | None] = list(task.members) or [None] * len(task.seeds)
-    ensemble = []
-    for member, seed in zip(members, _seeds(task, len(members)), strict=True):
-        ensemble.append(models.load(member, engine, seed, dtype).eval().to(device))
-    if len(ensemble) > 1 and not task.members and not engine.random_weights:
-        ensemble = ensemble[:1]  # all members start from one model
+    ensemble = [model.eval().to(device) for model in _models(task, engine)]
     layout = Layout(
         models.block_size_of(ensemble[0].config, engine.block_size),
         task.end_token,
@@ -47,17 +40,16 @@ def evaluate(task: StageTask, arguments: Arguments) -> None:
         nll = np.concatenate(of_batches)
         losses[part.name] = (float(nll.mean()), len(nll))
         documents[part.name] = part.document_losses(nll)
-    parameters = sum(model.num_parameters() for model in ensemble)
-    if not task.members:
-        parameters = ensemble[0].num_parameters() * len(members)
-    task.finish(losses, documents, parameters=parameters)
+    members = len(task.members or task.seeds)
+    task.finish(losses, documents, parameters=members * ensemble[0].num_parameters())
 
 
-def _seeds(task: StageTask, count: int) -> Sequence[int]:
-    """A seed for each model, of its random weights."""
+def _models(task: StageTask, engine: EngineArguments) -> list[Any]:
+    """The models of an evaluation; one of several that are equal: the untrained ones of --init."""
     if task.members:
-        return [0] * count
-    return task.seeds
+        return [models.load(member, engine, seed=0) for member in task.members]
+    seeds = task.seeds if engine.random_weights else task.seeds[:1]
+    return [models.load(None, engine, seed) for seed in seeds]
 
 
 def _device(arguments: Arguments) -> torch.device:

@@ -4,6 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from alma.card import CARD, card_of
 from alma.errors import UserError
 from alma.files import filled
@@ -39,7 +41,7 @@ def export(model: str, out: Path, t: int | None = None) -> None:
     checkpoint = checkpoint_of(run, t)
     names = matching(checkpoint, ("[!.]*",)) - matching(checkpoint, TRAINING_STATE)
     note = "a copy of"
-    with filled(out, "config.json", (OSError,)) as place:
+    with filled(out, "config.json", (OSError, SafetensorError)) as place:
         if models.adapted(checkpoint):
             merged(checkpoint, _base_of(run, checkpoint), place)
             names &= matching(checkpoint, TOKENIZER)

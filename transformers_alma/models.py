@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,17 @@ def check_weights(folder: str) -> None:
 
 def checksum_of(folder: str) -> str:
     """The SHA-256 of the SHA-256 of the configuration and of each file with weights."""
-    files = [Path(folder, "config.json"), *weight_files(folder)]
-    return hashlib.sha256("".join(sha256_file(file) for file in files).encode()).hexdigest()
+    states = []
+    for file in (Path(folder, "config.json"), *weight_files(folder)):
+        state = file.stat()
+        states.append((file, state.st_size, state.st_mtime_ns))
+    return _checksum(tuple(states))
+
+
+@lru_cache(maxsize=8)  # the runs of a sweep start from one model
+def _checksum(states: tuple[tuple[Path, int, int], ...]) -> str:
+    """The checksum of files, of which size and time have not changed since it was computed."""
+    return hashlib.sha256("".join(sha256_file(file) for file, *_ in states).encode()).hexdigest()
 
 
 def check_unchanged(engine: EngineArguments) -> None:
@@ -122,55 +132,55 @@ def check_unchanged(engine: EngineArguments) -> None:
         raise UserError(f"--init {engine.init}: {problem}: restore them, or choose another --out")
 
 
-def load(checkpoint: str | None, engine: EngineArguments, seed: int, dtype: str) -> Any:
+def load(
+    checkpoint: str | None, engine: EngineArguments, seed: int, is_trainable: bool = False
+) -> Any:
     """The model of a checkpoint of this engine; None: that of --init, as it starts.
 
-    seed: of random weights. dtype: of the weights. UserError: damaged, or changed.
+    seed: of random weights. is_trainable: whether adapters are to be trained. UserError: damaged,
+    or changed.
     """
     if checkpoint is None:
         check_unchanged(engine)
         if engine.random_weights:
             torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(config_of(engine.init), **_kinds(engine, dtype))
-        return pretrained(engine.init, engine, dtype)
-    if not Path(checkpoint, ADAPTER).is_file():
-        return pretrained(checkpoint, engine, dtype)
+            return AutoModelForCausalLM.from_config(config_of(engine.init), **_kinds(engine))
+        return pretrained(engine.init, engine)
+    if not adapted(Path(checkpoint)):
+        return pretrained(checkpoint, engine)
     require_package("peft", "a checkpoint with adapters", "lora")
     from peft import PeftModel
 
     check_unchanged(engine)
-    base = pretrained(engine.init, engine, dtype)
+    base = pretrained(engine.init, engine)
     with reading(checkpoint):
-        return PeftModel.from_pretrained(base, checkpoint)
+        return PeftModel.from_pretrained(base, checkpoint, is_trainable=is_trainable)
 
 
 def load_to_train(checkpoint: str | None, engine: EngineArguments, seed: int) -> Any:
     """As `load`, of the weights from which training goes on, with trained adapters (--lora)."""
     if checkpoint and Path(checkpoint, RAW).is_dir():
         checkpoint = str(Path(checkpoint, RAW))
-    model: Any = load(checkpoint, engine, seed, engine.dtype)
+    model: Any = load(checkpoint, engine, seed, is_trainable=True)
     if engine.lora and checkpoint is None:
         torch.manual_seed(seed)
-        model = _with_new_adapters(model, engine)
-    elif engine.lora:
-        for name, weight in model.named_parameters():
-            weight.requires_grad_("lora_" in name)
-        if model.active_peft_config.inference_mode:
-            model.active_peft_config.inference_mode = False
+        return _with_new_adapters(model, engine)
     return model
 
 
-def _kinds(engine: EngineArguments, dtype: str) -> dict[str, Any]:
+def _kinds(engine: EngineArguments) -> dict[str, Any]:
     """Arguments of from_pretrained and from_config."""
-    kinds: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
-    if dtype == "auto" and engine.random_weights:
-        kinds.pop("dtype")
+    kinds: dict[str, Any] = {}
+    if engine.dtype != "auto":
+        kinds["dtype"] = getattr(torch, engine.dtype)
+    elif not engine.random_weights:  # from_config takes the type of the configuration itself
+        kinds["dtype"] = "auto"
     if engine.attn_implementation:
         kinds["attn_implementation"] = engine.attn_implementation
     return kinds
 
 
-def pretrained(folder: str, engine: EngineArguments, dtype: str) -> PreTrainedModel:
+def pretrained(folder: str, engine: EngineArguments) -> PreTrainedModel:
     """The model of a folder. UserError: damaged, or without some of its weights."""
     config_of(folder)
     model: Any = None
@@ -186,7 +196,7 @@ def pretrained(folder: str, engine: EngineArguments, dtype: str) -> PreTrainedMo
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
-                **_kinds(engine, dtype),
+                **_kinds(engine),
             )
     finally:
         logger.setLevel(level)

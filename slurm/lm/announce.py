@@ -26,6 +26,7 @@ from slurm.engine.terminal import say
 from slurm.lm.estimate import Cost, Estimate, estimate, vocabulary_size
 from slurm.lm.late import announcement
 from slurm.lm.plan import Plan
+from slurm.lm.planned import Training
 from slurm.lm.record import run_config
 
 _VOCABULARY = 50_260  # the paper's
@@ -105,17 +106,16 @@ def disk_lines(plans: Sequence[Plan]) -> list[str]:
     """Lines about the disk that runs need, where the engine tells it; a warning if it is full."""
     with_disk = [plan for plan in plans if "model_bytes" in plan.request.settings]
     lines = [_disk_line(plan) for plan in with_disk]
-    missing = [
-        (plan, training)
-        for plan in with_disk
-        for spec in plan.stages
-        for training in spec.trainings
-        if not (training.directory / TRAINED).exists()
-    ]
-    if not missing:
+    models = 0  # bytes of those that are to be trained
+    while_training = 0
+    for plan in with_disk:
+        missing = [training for training in _of_its_own(plan) if not _is_trained(training)]
+        models += len(missing) * plan.request.settings["model_bytes"]
+        if missing:
+            while_training = max(while_training, _bytes_while_training(plan))
+    if not models:
         return lines
-    needed = max(_bytes_while_training(plan) for plan, _ in missing)
-    needed += sum(plan.request.settings["model_bytes"] for plan, _ in missing)
+    needed = models + while_training
     free = min(_free_bytes(plan.out) for plan in with_disk)
     if needed > free:
         problem = f"the disk has {in_bytes(free)} free, and {in_bytes(needed)} are needed"
@@ -126,11 +126,21 @@ def disk_lines(plans: Sequence[Plan]) -> list[str]:
 def _disk_line(plan: Plan) -> str:
     """What the trainings of a run keep, and what one needs while it runs."""
     settings = plan.request.settings
-    trainings = sum(len(spec.trainings) for spec in plan.stages)
+    trainings = len(_of_its_own(plan))
     whole = in_bytes(trainings * settings["model_bytes"])
     line = f"{plan.out}: disk: {trainings} models, {whole}; {in_bytes(_bytes_while_training(plan))}"
     checkpoint = in_bytes(settings["checkpoint_bytes"])
     return f"{line} more during a training, {settings['checkpoints']} checkpoints of {checkpoint}"
+
+
+def _of_its_own(plan: Plan) -> list[Training]:
+    """The trainings of a run but for those whose files are links to another run's."""
+    trainings = chain(*(spec.trainings for spec in plan.stages))
+    return [training for training in trainings if training.source is None]
+
+
+def _is_trained(training: Training) -> bool:
+    return (training.directory / TRAINED).exists()
 
 
 def _bytes_while_training(plan: Plan) -> int:

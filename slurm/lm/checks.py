@@ -193,9 +193,6 @@ def _of_engine(request: Request) -> Iterator[str]:
     for name, remedy in remedies.items():
         if name in changed_options:
             yield f"{flag_of(name)} is not for the engine transformers: {remedy}"
-    if averages.last_of(request.average):
-        remedy = "give a decay such as .999, or poly:8"
-        yield f"--average {request.average} is not for the engine transformers: {remedy}"
 
 
 def megabatch_sizes(request: Request) -> list[int]:

@@ -17,6 +17,7 @@ from alma.errors import UserError
 from alma.records import Run
 from alma.stream import Stream
 from fairseq_alma import check, initial
+from tests.byte_level import byte_level
 from tests.conftest import ROOT
 
 END = 7  # not the first id, so that a row that is off by one shows
@@ -43,18 +44,8 @@ def transformers():
 def make(transformers, text, tmp_path_factory):
     """`make(**settings)` -> a folder with a GPT-2 of random weights, in several files,
     and its tokenizer."""
-    tokenizers = pytest.importorskip("tokenizers")
-    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
-    engine.pre_tokenizer = bytes_
-    engine.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300,
-        initial_alphabet=bytes_.alphabet(),
-        special_tokens=[f"<|{i}|>" for i in range(END + 1)],
-        show_progress=False,
-    )
-    engine.train_from_iterator([(text / "help.txt").read_text("utf-8")], trainer)
+    special = [f"<|{i}|>" for i in range(END + 1)]
+    engine = byte_level([(text / "help.txt").read_text("utf-8")], 300, special)
 
     def run(**settings):
         folder = tmp_path_factory.mktemp("gpt2")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.byte_level import byte_level
 from tests.vision.test_weeks import picture
 
 
@@ -184,19 +185,8 @@ def ids_of_gpt2(folder: Path, request: pytest.FixtureRequest) -> None:
 
 def gpt2_model(folder: Path, _: pytest.FixtureRequest) -> None:
     """`hub/`, from which the stand-in of `hf download` copies: a GPT-2 of width 16."""
-    tokenizers = pytest.importorskip("tokenizers")
     transformers = pytest.importorskip("transformers")
-    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
-    engine.pre_tokenizer = bytes_
-    engine.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300,
-        initial_alphabet=bytes_.alphabet(),
-        special_tokens=["<|endoftext|>"],
-        show_progress=False,
-    )
-    engine.train_from_iterator(_texts("gpt2", 50), trainer)
+    engine = byte_level(_texts("gpt2", 50), 300, ["<|endoftext|>"])
     config = transformers.GPT2Config(
         vocab_size=300, n_embd=16, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
     )

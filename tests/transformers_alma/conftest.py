@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from alma.files import make_directory
+from tests.byte_level import byte_level
 from tests.conftest import ROOT, Finished
+from tests.transformers_alma.tiny import TinyEngine
 
 TOKENS = 300
 ROWS = 320  # of the models: more than the tokenizer has tokens, as in Qwen
@@ -60,18 +62,8 @@ def transformers() -> Iterator[ModuleType]:
 @pytest.fixture(scope="session")
 def tokenizer(transformers, text):
     """A byte-level tokenizer, with special tokens before and after the end of a text."""
-    tokenizers = pytest.importorskip("tokenizers")
-    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
-    engine.pre_tokenizer = bytes_
-    engine.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=TOKENS,
-        initial_alphabet=bytes_.alphabet(),
-        special_tokens=[f"<|{i}|>" for i in range(END + 2)],
-        show_progress=False,
-    )
-    engine.train_from_iterator([(text / "help.txt").read_text("utf-8")], trainer)
+    special = [f"<|{i}|>" for i in range(END + 2)]
+    engine = byte_level([(text / "help.txt").read_text("utf-8")], TOKENS, special)
     return transformers.PreTrainedTokenizerFast(tokenizer_object=engine, eos_token=f"<|{END}|>")
 
 
@@ -113,6 +105,15 @@ def own_stream(llama, text, tmp_path_factory) -> Path:
 
 class Killed(BaseException):
     """In place of the launcher's own death."""
+
+
+@pytest.fixture(scope="module")
+def tiny_engine(transformers, tmp_path_factory) -> TinyEngine:
+    """A tiny model and stream; what trainings import is imported, for forks."""
+    pytest.importorskip("accelerate")
+    from transformers_alma import preloaded  # noqa: F401
+
+    return TinyEngine(tmp_path_factory.mktemp("tiny"))
 
 
 def _engine(words: list[str]) -> None:

@@ -77,7 +77,7 @@ def test_rows_kills_and_export(
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     encoded = tokenizer("").input_ids
-    first = encoded[0] if encoded and encoded[0] != tokenizer.eos_token_id else None
+    first = encoded[0] if encoded else None
     ids = np.fromfile(stream.directory / "test.bin", np.uint16).astype(np.int64)
     ids = np.where(ids == 2, stream.end_token, ids - 4)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

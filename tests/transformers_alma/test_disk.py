@@ -14,7 +14,7 @@ def plan(out: Path) -> SimpleNamespace:
     settings = {"model_bytes": 10**9, "checkpoint_bytes": 4 * 10**9, "checkpoints": 2}
     stages = []
     for number in range(2):
-        training = SimpleNamespace(directory=out / f"stage_0{number}")
+        training = SimpleNamespace(directory=out / f"stage_0{number}", source=None)
         stages.append(SimpleNamespace(trainings=[training]))
     return SimpleNamespace(out=out, request=SimpleNamespace(settings=settings), stages=stages)
 
@@ -35,6 +35,8 @@ def test_the_disk_is_told_and_a_small_one_warned_of(tmp_path, monkeypatch):
         folder.mkdir(parents=True)
         (folder / "trained.json").touch()
     assert announce.disk_lines(plans) == expected
+    plans[1].stages[0].trainings[0].source = tmp_path / "runs/a/stage_00"  # links need none
+    assert "disk: 1 models, 1.0 GB" in announce.disk_lines(plans)[1]
 
 
 def test_other_engines_tell_no_disk(tmp_path):

@@ -180,7 +180,7 @@ def test_a_run_by_the_main_command(train, llama, own_stream, transformers, tmp_p
     card = (exported / "README.md").read_text()
     assert f"| tokens of training | {2 * 4 * 4 * (BLOCK - 1):,} |" in card
     assert "mega-batches 1 to 2 of 2, of the stream `stream`" in card
-    assert f"| mega-batch 2 | {number(rows[2]['extra']['matrix'][1])} | before its end |" in card
+    assert f"| mega-batch 2 | {number(rows[2]['extra']['matrix'][1])} | past |" in card
 
 
 def test_training_is_that_of_transformers_own_loop(train, make, own_stream, transformers, tmp_path):

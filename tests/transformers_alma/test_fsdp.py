@@ -19,35 +19,26 @@ from tests.transformers_alma import tiny
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory):
+def train(tiny_engine):
     """`train(out, hook, is_sharded)`: train by two processes, in forks."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        pytest.importorskip("transformers")
-        pytest.importorskip("accelerate")
-        from transformers_alma import preloaded, training  # noqa: F401 - imported before the forks
-        from transformers_alma.arguments import parse
+    from transformers_alma import training
 
-        folder = tmp_path_factory.mktemp("tiny")
-        model = tiny.make_model(folder / "model")
-        parts = tiny.make_parts(folder)
+    def run(out: Path, hook: Callable[[], object] = bool, is_sharded: bool = True) -> list:
+        arguments = tiny_engine.arguments("--num_processes", "2")
+        task = tiny.task(out, tiny_engine.parts)
 
-        def run(out: Path, hook: Callable[[], object] = bool, is_sharded: bool = True) -> list:
-            arguments = parse([*tiny.FLAGS, "--init", model, "--num_processes", "2"])
-            task = tiny.task(out, parts)
+        def work() -> None:
+            torch.set_num_threads(1)
+            if is_sharded:
+                arguments.training["fsdp"] = True
+                shard_on_cpu()
+            hook()
+            training.train(task, arguments)
 
-            def work() -> None:
-                torch.set_num_threads(1)
-                if is_sharded:
-                    arguments.training["fsdp"] = True
-                    shard_on_cpu()
-                hook()
-                training.train(task, arguments)
+        logs = out.with_name(f"{out.name}_logs_{time.monotonic_ns()}")
+        return tiny.together([work, work], logs)
 
-            logs = out.with_name(f"{out.name}_logs_{time.monotonic_ns()}")
-            return tiny.together([work, work], logs)
-
-        yield run
+    return run
 
 
 def shard_on_cpu() -> None:

@@ -1,7 +1,6 @@
 """Adapters (LoRA): a stage's checkpoint, kills, evaluation, averages, and their merge."""
 
 import json
-import os
 import signal
 from functools import partial
 from pathlib import Path
@@ -15,17 +14,8 @@ from tests.transformers_alma import tiny
 LORA = ("--lora", "4")
 
 
-class Engine:
-    """A tiny model and stream, and the engine's tasks on them in forks."""
-
-    def __init__(self, folder: Path) -> None:
-        self.base = tiny.make_model(folder / "model")
-        self.parts = tiny.make_parts(folder)
-
-    def arguments(self, *flags: str):
-        from transformers_alma.arguments import parse
-
-        return parse([*tiny.FLAGS, "--init", self.base, *flags])
+class Engine(tiny.TinyEngine):
+    """The engine's tasks in forks."""
 
     def train(self, out: Path, flags=LORA, hook=lambda: None, **fields) -> int:
         from transformers_alma import training
@@ -50,14 +40,9 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        for package in ("transformers", "accelerate", "peft"):
-            pytest.importorskip(package)
-        from transformers_alma import preloaded  # noqa: F401 - imported before the forks
-
-        yield Engine(tmp_path_factory.mktemp("tiny"))
+def engine(tiny_engine, tmp_path_factory):
+    pytest.importorskip("peft")
+    return Engine(tmp_path_factory.mktemp("adapters"))
 
 
 @pytest.fixture(scope="module")
@@ -66,19 +51,6 @@ def trained(engine, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "whole"
     assert engine.train(out, (*LORA, "--average", "poly:8")) == 0
     return out / "weights"
-
-
-def kill_before_update(step: int) -> None:
-    from transformers import Trainer
-
-    compute = Trainer.training_step
-
-    def replaced(trainer: Trainer, *args: object, **kwargs: object):
-        if trainer.state.global_step == step - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return compute(trainer, *args, **kwargs)
-
-    Trainer.training_step = replaced
 
 
 def test_a_checkpoint_has_adapters_alone(engine, trained):
@@ -94,7 +66,7 @@ def test_a_checkpoint_has_adapters_alone(engine, trained):
 def test_a_killed_training_ends_with_the_same_adapters(engine, trained, tmp_path):
     out = tmp_path / "killed"
     flags = (*LORA, "--average", "poly:8")
-    assert engine.train(out, flags, partial(kill_before_update, 4)) == -signal.SIGKILL
+    assert engine.train(out, flags, partial(tiny.kill_before_update, 4)) == -signal.SIGKILL
     assert (out / "checkpoint-2/adapter_model.safetensors").exists()
     assert engine.train(out, flags) == 0
     assert tiny.checksums(out / "weights") == tiny.checksums(trained)

@@ -11,28 +11,19 @@ from tests.transformers_alma import tiny
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory) -> Callable[..., Path]:
+def train(tiny_engine) -> Callable[..., Path]:
     """`train(out, *flags)`: the folder of the model that a fork has trained."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        pytest.importorskip("transformers")
-        pytest.importorskip("accelerate")
-        from transformers_alma import preloaded, training  # noqa: F401 - imported before the forks
-        from transformers_alma.arguments import parse
+    from transformers_alma import training
 
-        folder = tmp_path_factory.mktemp("tiny")
-        model = tiny.make_model(folder / "model")
-        parts = tiny.make_parts(folder)
+    def run(out: Path, *flags: str) -> Path:
+        arguments = tiny_engine.arguments(*flags)
+        task = tiny.task(out, tiny_engine.parts)
+        done = tiny.start(lambda: training.train(task, arguments), out / "train.log").wait()
+        assert done.code == 0, done.output
+        assert len(tiny.losses(done.output)) == tiny.UPDATES
+        return out / "weights"
 
-        def run(out: Path, *flags: str) -> Path:
-            arguments = parse([*tiny.FLAGS, "--init", model, *flags])
-            task = tiny.task(out, parts)
-            done = tiny.start(lambda: training.train(task, arguments), out / "train.log").wait()
-            assert done.code == 0, done.output
-            assert len(tiny.losses(done.output)) == tiny.UPDATES
-            return out / "weights"
-
-        yield run
+    return run
 
 
 @pytest.fixture(scope="module")

@@ -17,42 +17,32 @@ AVERAGE = ("--average", "poly:8")
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory):
+def train(tiny_engine):
     """`train(out, processes, hooks, flags)`: train in forks; what has become of them.
 
     hooks: called first in the processes, by rank; they may replace functions.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        pytest.importorskip("transformers")
-        pytest.importorskip("accelerate")
-        from transformers_alma import preloaded, training  # noqa: F401 - imported before the forks
-        from transformers_alma.arguments import parse
+    from transformers_alma import training
 
-        folder = tmp_path_factory.mktemp("tiny")
-        model = tiny.make_model(folder / "model")
-        parts = tiny.make_parts(folder)
+    def run(
+        out: Path,
+        processes: int = 2,
+        hooks: dict[int, Callable[[], object]] | None = None,
+        flags: Sequence[str] = (),
+    ) -> list:
+        arguments = tiny_engine.arguments("--num_processes", str(processes), *flags)
+        task = tiny.task(out, tiny_engine.parts)
 
-        def run(
-            out: Path,
-            processes: int = 2,
-            hooks: dict[int, Callable[[], object]] | None = None,
-            flags: Sequence[str] = (),
-        ) -> list:
-            words = [*tiny.FLAGS, "--init", model, "--num_processes", str(processes), *flags]
-            arguments = parse(words)
-            task = tiny.task(out, parts)
+        def work(rank: int) -> None:
+            torch.set_num_threads(1)
+            if hooks and rank in hooks:
+                hooks[rank]()
+            training.train(task, arguments)
 
-            def work(rank: int) -> None:
-                torch.set_num_threads(1)
-                if hooks and rank in hooks:
-                    hooks[rank]()
-                training.train(task, arguments)
+        logs = out.with_name(f"{out.name}_logs_{time.monotonic_ns()}")
+        return tiny.together([partial(work, rank) for rank in range(processes)], logs)
 
-            logs = out.with_name(f"{out.name}_logs_{time.monotonic_ns()}")
-            return tiny.together([partial(work, rank) for rank in range(processes)], logs)
-
-        yield run
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -78,20 +68,6 @@ def test_two_processes_update_as_one_that_accumulates(train, whole, tmp_path):
         torch.testing.assert_close(weight, of_one[name], rtol=1e-5, atol=1e-6)
 
 
-def kill_before(step: int) -> None:
-    """Kill this process in an update."""
-    from transformers import Trainer
-
-    compute = Trainer.training_step
-
-    def replaced(trainer: Trainer, *args: object, **kwargs: object):
-        if trainer.state.global_step == step - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return compute(trainer, *args, **kwargs)
-
-    Trainer.training_step = replaced
-
-
 def ask_to_stop(step: int) -> None:
     """Ask only this process to stop, after an update, as if one node got the signal first."""
     from alma.trainer import StageTask
@@ -109,7 +85,7 @@ def ask_to_stop(step: int) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_process_ends_the_other_and_the_next_start_goes_on(train, whole, tmp_path, rank):
     out = tmp_path / "killed"
-    done = train(out, hooks={rank: partial(kill_before, 4)}, flags=AVERAGE)
+    done = train(out, hooks={rank: partial(tiny.kill_before_update, 4)}, flags=AVERAGE)
     assert done[rank].code == -signal.SIGKILL
     assert done[1 - rank].code == 1, done
     assert (out / "checkpoint-2/alma_seconds.json").exists()
@@ -174,7 +150,7 @@ def test_a_training_that_has_ended_is_answered_by_the_first_process(train, whole
 def test_the_batch_is_kept_on_another_number_of_processes(train, whole, tmp_path):
     """From two processes to one with twice the accumulation, in the middle of a stage."""
     out = tmp_path / "fewer"
-    train(out, hooks={1: partial(kill_before, 4)}, flags=AVERAGE)
+    train(out, hooks={1: partial(tiny.kill_before_update, 4)}, flags=AVERAGE)
     done = train(out, 1, flags=(*AVERAGE, "--gradient_accumulation_steps", "2"))
     assert done[0].code == 0, done
     from safetensors.torch import load_file

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from alma.files import sha256_file
 from alma.stream import dtype_code, write_index
 from alma.trainer import StageTask, TextPart
+from tests.byte_level import byte_level
 from tests.conftest import Child, Finished
 
 END = 0
@@ -45,20 +47,9 @@ def make_model(folder: Path, **settings) -> str:
 
 def make_tokenizer(folder: Path, text: str) -> None:
     """Give a folder a byte-level tokenizer of TOKENS ids, whose end of text is END."""
-    import tokenizers
     import transformers
 
-    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
-    engine.pre_tokenizer = bytes_
-    engine.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=TOKENS,
-        initial_alphabet=bytes_.alphabet(),
-        special_tokens=["<|end|>"],
-        show_progress=False,
-    )
-    engine.train_from_iterator([text], trainer)
+    engine = byte_level([text], TOKENS, ["<|end|>"])
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=engine, eos_token="<|end|>")
     tokenizer.save_pretrained(folder)
 
@@ -105,6 +96,34 @@ def task(out: Path, parts: Sequence[TextPart], **fields) -> StageTask:
     }
     out.mkdir(exist_ok=True)
     return StageTask(**(values | fields))
+
+
+class TinyEngine:
+    """A tiny model and stream, and the engine's arguments for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.base = make_model(folder / "model")
+        self.parts = make_parts(folder)
+
+    def arguments(self, *flags: str):
+        """FLAGS and others, parsed."""
+        from transformers_alma.arguments import parse
+
+        return parse([*FLAGS, "--init", self.base, *flags])
+
+
+def kill_before_update(step: int) -> None:
+    """Kill this process before an update 1, 2, ..."""
+    from transformers import Trainer
+
+    compute = Trainer.training_step
+
+    def replaced(trainer: Trainer, *args: object, **kwargs: object):
+        if trainer.state.global_step == step - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return compute(trainer, *args, **kwargs)
+
+    Trainer.training_step = replaced
 
 
 def start(function: Callable[[], object], log: Path, rank: int = 0, world: int = 1) -> Child:
