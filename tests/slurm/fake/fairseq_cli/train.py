@@ -22,7 +22,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("data")
 for name in ("--save-dir", "--finetune-from-model"):
     parser.add_argument(name, type=Path)
-for name in ("--stage", "--max-update", "--moe-expert-count", "--seed"):
+for name in ("--stage", "--max-update", "--moe-expert-count", "--seed", "--distributed-rank"):
     parser.add_argument(name, type=int, default=0)
 parser.add_argument("--schedule")
 args, _ = parser.parse_known_args()
@@ -43,7 +43,9 @@ def crash(how: str) -> None:
 
 
 def save(state: dict, name: str) -> None:
-    """Write a checkpoint atomically."""
+    """Write a checkpoint atomically; of several processes the first one writes, as in fairseq."""
+    if args.distributed_rank:
+        return
     temporary = args.save_dir / "temporary"
     temporary.write_text(json.dumps(state))
     temporary.replace(args.save_dir / name)
